@@ -108,8 +108,9 @@ scan: materials ## the locked packages against the known weaknesses (pip-audit; 
 pin-images: ## the digests of the base images, into docker-compose.yaml and docker/Dockerfile (wants Docker and the registry)
 	@python3 -I docker/pin_digests.py
 
-lint: setup ## ruff and the import rules
+lint: setup ## ruff (rules and format) and the import rules
 	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check -q .
 	@PYTHONPATH=$(CURDIR) .venv/bin/lint-imports
 
 types: setup ## mypy, strict on include/

@@ -45,16 +45,25 @@ from backstop.airflow.schedule import daily
     dagrun_timeout=timedelta(hours=6),
     task_timeout=timedelta(minutes=30),
     params={
-        "day": Param(None, type=["null", "string"], format="date", title="Day", description="Empty: yesterday (UTC)"),
+        "day": Param(
+            None,
+            type=["null", "string"],
+            format="date",
+            title="Day",
+            description="Empty: yesterday (UTC)",
+        ),
     },
 )
 def audit() -> None:
     opened = open_run()
     looked = with_links(look(opened=opened))
     audited = check(
-        "audit_invariants", "audit", HANDED, "Also when something was away: what was found is told all the same.",
+        "audit_invariants",
+        "audit",
+        HANDED,
+        "Also when something was away: what was found is told all the same.",
         trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
-    )  # fmt: skip
+    )
     published = publish_day(opened=HANDED, report=audited)
     closed = tear_down(close_run(opened=opened), opened)
 

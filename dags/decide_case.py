@@ -56,13 +56,24 @@ def decide_case(dag_id: str, role: str | None = None) -> DAG:
         schedule=None,
         max_active_runs=200,  # each waits for a person and holds no worker; people.questions bounds them
         default_args={"retry_delay": retry_delay()},
-        params={"case_id": Param(type="integer", minimum=1, title="Case", description="As `backstop cases list` shows it")},
+        params={
+            "case_id": Param(
+                type="integer",
+                minimum=1,
+                title="Case",
+                description="As `backstop cases list` shows it",
+            )
+        },
         access_control={role: {"DAGs": {"can_read", "can_edit"}}} if role else None,
     )
     def wiring() -> None:
         # No time limit: a person takes as long as it takes.
         asked = AskPersonOperator(
-            task_id="ask", form=people.ask_about_case, receive=people.receive_answer, retries=3, retry_delay=timedelta(seconds=1)
+            task_id="ask",
+            form=people.ask_about_case,
+            receive=people.receive_answer,
+            retries=3,
+            retry_delay=timedelta(seconds=1),
         )
         asked >> people.apply()
 

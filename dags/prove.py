@@ -42,14 +42,25 @@ from backstop.airflow.spark_operator import SparkDutyOperator
     dagrun_timeout=timedelta(hours=6),
     params={
         "topic": Param("", type="string", minLength=1, title="Topic"),
-        "from": Param("", type="string", format="date-time", title="From", description="Stubs created since"),
-        "to": Param("", type="string", format="date-time", title="To", description="... and before"),
+        "from": Param(
+            "", type="string", format="date-time", title="From", description="Stubs created since"
+        ),
+        "to": Param(
+            "", type="string", format="date-time", title="To", description="... and before"
+        ),
     },
 )
 def prove() -> None:
     opened = open_run()
-    proved = SparkDutyOperator(task_id="prove", duty="prove", opened=opened, execution_timeout=timedelta(hours=4))
-    audited = check("audit_proof", "proof", opened, "Stops the proof before its answer is published if a check fails.")
+    proved = SparkDutyOperator(
+        task_id="prove", duty="prove", opened=opened, execution_timeout=timedelta(hours=4)
+    )
+    audited = check(
+        "audit_proof",
+        "proof",
+        opened,
+        "Stops the proof before its answer is published if a check fails.",
+    )
     closed = tear_down(close_run(opened=opened), opened)
 
     opened >> proved >> audited >> closed

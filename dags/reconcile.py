@@ -44,7 +44,17 @@ from datetime import timedelta
 
 from airflow.sdk import TriggerRule
 
-from backstop.airflow.duty_dag import HANDED, check, close_run, duty_dag, instant, one_of_all, switch, tear_down, with_links
+from backstop.airflow.duty_dag import (
+    HANDED,
+    check,
+    close_run,
+    duty_dag,
+    instant,
+    one_of_all,
+    switch,
+    tear_down,
+    with_links,
+)
 from backstop.airflow.links import DataDocsLink
 from backstop.airflow.reconcile import JUDGED, audit_judged, open_run, promote, revisit
 from backstop.airflow.schedule import every
@@ -70,15 +80,28 @@ def reconcile() -> None:
     opened = open_run()
     judged = SparkDutyOperator(
         # Judging needs nothing of `revisit`. Without an opened run it is skipped or fails as that did: Airflow sees to it.
-        task_id="judge", duty="reconcile", opened=HANDED, trigger_rule=TriggerRule.ALL_DONE,
+        task_id="judge",
+        duty="reconcile",
+        opened=HANDED,
+        trigger_rule=TriggerRule.ALL_DONE,
         execution_timeout=timedelta(hours=1),
-    )  # fmt: skip
-    staged = with_links(audit_judged(suites=list(JUDGED), opened=opened), *map(DataDocsLink, JUDGED))
+    )
+    staged = with_links(
+        audit_judged(suites=list(JUDGED), opened=opened), *map(DataDocsLink, JUDGED)
+    )
     promoted = with_links(promote(opened=opened))
     requests = check("audit_requests", "requests", opened, "What the promotion wrote.")
     closed = tear_down(close_run(opened=opened), opened)
 
-    opened >> with_links(revisit(opened=opened)) >> judged >> staged >> promoted >> requests >> closed
+    (
+        opened
+        >> with_links(revisit(opened=opened))
+        >> judged
+        >> staged
+        >> promoted
+        >> requests
+        >> closed
+    )
     promoted >> wake_after_failure() >> closed
 
 

@@ -52,11 +52,31 @@ ONE_OF = ["LOST", "UNSENT", "STALLED", "DEAD_LETTERED"]
         "topic": Param(type="string", minLength=1, title="Topic"),
         "from": instant("From", "Created since; dead letters: died since"),
         "to": instant("To", "... and before"),
-        "verdicts": Param([], type="array", items={"type": "string", "enum": ONE_OF}, title="Verdicts"),
-        "causes": Param([], type="array", items={"type": "integer"}, title="Causes", description="Ids of causes of dead letters"),
+        "verdicts": Param(
+            [], type="array", items={"type": "string", "enum": ONE_OF}, title="Verdicts"
+        ),
+        "causes": Param(
+            [],
+            type="array",
+            items={"type": "integer"},
+            title="Causes",
+            description="Ids of causes of dead letters",
+        ),
         "group": one_of_all("Group", "Empty: every consumer group"),
-        "limit": Param(None, type=["null", "integer"], minimum=1, title="Limit", description="At most so many deliveries"),
-        "rate": Param(None, type=["null", "number"], exclusiveMinimum=0, title="Rate", description="Messages a second"),
+        "limit": Param(
+            None,
+            type=["null", "integer"],
+            minimum=1,
+            title="Limit",
+            description="At most so many deliveries",
+        ),
+        "rate": Param(
+            None,
+            type=["null", "number"],
+            exclusiveMinimum=0,
+            title="Rate",
+            description="Messages a second",
+        ),
         "mode": Param("dry_run", type="string", enum=["dry_run", "canary", "full"], title="Mode"),
         "why": Param(type="string", minLength=1, title="Why", description="Kept with the plan"),
     },
@@ -64,7 +84,11 @@ ONE_OF = ["LOST", "UNSENT", "STALLED", "DEAD_LETTERED"]
 def replay_incident() -> None:
     planned = plan()
     approved = AskPersonOperator(
-        task_id="approve", form=ask_for_approval, receive=receive_approval, retries=3, retry_delay=timedelta(seconds=1)
+        task_id="approve",
+        form=ask_for_approval,
+        receive=receive_approval,
+        retries=3,
+        retry_delay=timedelta(seconds=1),
     )
     replayed = replay()
 

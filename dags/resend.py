@@ -41,7 +41,15 @@ from datetime import timedelta
 
 from airflow.sdk import Param, TriggerRule
 
-from backstop.airflow.duty_dag import HANDED, check, close_run, duty_dag, one_of_all, switch, tear_down
+from backstop.airflow.duty_dag import (
+    HANDED,
+    check,
+    close_run,
+    duty_dag,
+    one_of_all,
+    switch,
+    tear_down,
+)
 from backstop.airflow.resend import open_run, resend_here
 from backstop.airflow.schedule import woken_by
 from backstop.airflow.spark_operator import SparkDutyOperator
@@ -57,20 +65,33 @@ from backstop.airflow.wake import SOMETHING_TO_SEND
         "topic": one_of_all("Topic", "Empty: every topic"),
         "dry_run": switch("Dry run", "List what would go, publish nothing"),
         "ids": Param(
-            None, type=["null", "string"], format="multiline", title="Ids", description="Only these of the topic, one a line"
+            None,
+            type=["null", "string"],
+            format="multiline",
+            title="Ids",
+            description="Only these of the topic, one a line",
         ),
-        "why": Param(None, type=["null", "string"], title="Why", description="With ids: the reason"),
+        "why": Param(
+            None, type=["null", "string"], title="Why", description="With ids: the reason"
+        ),
     },
 )
 def resend() -> None:
     opened = open_run()
     sent = SparkDutyOperator(
-        task_id="claim_publish_settle", duty="resend", opened=opened, here=resend_here, execution_timeout=timedelta(hours=1)
+        task_id="claim_publish_settle",
+        duty="resend",
+        opened=opened,
+        here=resend_here,
+        execution_timeout=timedelta(hours=1),
     )
     audited = check(
-        "audit_attempts", "attempts", HANDED, "Runs after a failed job as well: that is when it matters most.",
+        "audit_attempts",
+        "attempts",
+        HANDED,
+        "Runs after a failed job as well: that is when it matters most.",
         trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
-    )  # fmt: skip
+    )
     closed = tear_down(close_run(opened=opened), opened)
 
     opened >> sent >> audited >> closed

@@ -43,7 +43,16 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from backstop.airflow.duty_dag import HANDED, check, close_run, duty_dag, one_of_all, switch, tear_down, with_links
+from backstop.airflow.duty_dag import (
+    HANDED,
+    check,
+    close_run,
+    duty_dag,
+    one_of_all,
+    switch,
+    tear_down,
+    with_links,
+)
 from backstop.airflow.links import DataDocsLink
 from backstop.airflow.schedule import every
 from backstop.airflow.spark_operator import SparkDutyOperator
@@ -65,7 +74,11 @@ def sweep() -> None:
     before = check("audit_before", "leases_before", opened, "What the sweep meets.")
     # Beside the check, not after it: leases are taken back also when what was met is not as it should be.
     swept = SparkDutyOperator(
-        task_id="sweep", duty="sweep", opened=opened, here=sweep_here, execution_timeout=timedelta(hours=1)
+        task_id="sweep",
+        duty="sweep",
+        opened=opened,
+        here=sweep_here,
+        execution_timeout=timedelta(hours=1),
     )
     after = with_links(audit_after(suite="leases_after", opened=HANDED), DataDocsLink())
     closed = tear_down(close_run(opened=opened), opened)

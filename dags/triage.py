@@ -56,7 +56,16 @@ from __future__ import annotations
 from datetime import timedelta
 
 from backstop.airflow import triage as steps
-from backstop.airflow.duty_dag import HANDED, check, close_run, duty_dag, one_of_all, switch, tear_down, with_links
+from backstop.airflow.duty_dag import (
+    HANDED,
+    check,
+    close_run,
+    duty_dag,
+    one_of_all,
+    switch,
+    tear_down,
+    with_links,
+)
 from backstop.airflow.schedule import every
 from backstop.airflow.wake import wake_after_failure
 

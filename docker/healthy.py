@@ -1,9 +1,9 @@
 """Asks a page whether a service is healthy, for the health checks: ends with 0 when it is, with 1 and a reason otherwise.
 
-    healthy.py airflow COMPONENT URL   the api-server's own report on a component, which costs one request (`airflow jobs
-                                       check` costs the start of an Airflow, every time)
-    healthy.py spark-master URL        the master is the acting one
-    healthy.py spark-worker URL        the master counts at least one living worker
+healthy.py airflow COMPONENT URL   the api-server's own report on a component, which costs one request (`airflow jobs
+                                   check` costs the start of an Airflow, every time)
+healthy.py spark-master URL        the master is the acting one
+healthy.py spark-worker URL        the master counts at least one living worker
 """
 
 from __future__ import annotations

@@ -46,11 +46,31 @@ def make_admin(password_file: Path, environment: Mapping[str, str]) -> None:
     Airflow asks for the password twice. Without a terminal it reads standard input, so that no command line shows it.
     """
     password = read_password(password_file)
-    command = [sys.executable, "-m", "airflow", "users", "create", "--username", "admin", "--firstname", "First",
-               "--lastname", "Admin", "--email", "admin@localhost.localdomain", "--role", "Admin"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "airflow",
+        "users",
+        "create",
+        "--username",
+        "admin",
+        "--firstname",
+        "First",
+        "--lastname",
+        "Admin",
+        "--email",
+        "admin@localhost.localdomain",
+        "--role",
+        "Admin",
+    ]
     subprocess.run(
-        command, input=f"{password}\n" * 2, text=True, check=True, env=dict(environment), start_new_session=True
-    )  # fmt: skip
+        command,
+        input=f"{password}\n" * 2,
+        text=True,
+        check=True,
+        env=dict(environment),
+        start_new_session=True,
+    )
 
 
 def read_password(file: Path) -> str:

@@ -44,27 +44,40 @@ def packages(lock: str) -> Iterator[Package]:
     pins = list(_PIN.finditer(lock))
     for at, pin in enumerate(pins):
         end = pins[at + 1].start() if at + 1 < len(pins) else len(lock)
-        yield Package(pin[1].lower().replace("_", "-"), pin[2], tuple(_HASH.findall(lock[pin.start() : end])))
+        yield Package(
+            pin[1].lower().replace("_", "-"), pin[2], tuple(_HASH.findall(lock[pin.start() : end]))
+        )
 
 
 def bill(lock: str, version: str) -> str:
     """CycloneDX 1.5 as JSON."""
     serial = uuid.UUID(bytes=hashlib.sha256(f"{version}\n{lock}".encode()).digest()[:16], version=4)
     document = {
-        "bomFormat": "CycloneDX", "specVersion": "1.5", "serialNumber": f"urn:uuid:{serial}", "version": 1,
-        "metadata": {"component": {
-            "type": "application", "name": "backstop-mq", "version": version, "purl": f"pkg:pypi/backstop-mq@{version}",
-            "licenses": [{"license": {"id": "Apache-2.0"}}],
-        }},
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "serialNumber": f"urn:uuid:{serial}",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "application",
+                "name": "backstop-mq",
+                "version": version,
+                "purl": f"pkg:pypi/backstop-mq@{version}",
+                "licenses": [{"license": {"id": "Apache-2.0"}}],
+            }
+        },
         "components": [
             {
-                "type": "library", "name": one.name, "version": one.version, "purl": f"pkg:pypi/{one.name}@{one.version}",
+                "type": "library",
+                "name": one.name,
+                "version": one.version,
+                "purl": f"pkg:pypi/{one.name}@{one.version}",
                 "bom-ref": f"pkg:pypi/{one.name}@{one.version}",
                 "hashes": [{"alg": "SHA-256", "content": content} for content in one.hashes],
             }
             for one in packages(lock)
         ],
-    }  # fmt: skip
+    }
     return json.dumps(document, indent=2) + "\n"
 
 
@@ -74,7 +87,11 @@ def licence(name: str) -> str:
         said = metadata(name)
     except PackageNotFoundError:
         return "not installed here"
-    named = [text.rpartition(" :: ")[2] for text in said.get_all("Classifier") or () if text.startswith("License :: ")]
+    named = [
+        text.rpartition(" :: ")[2]
+        for text in said.get_all("Classifier") or ()
+        if text.startswith("License :: ")
+    ]
     text = said.get("License-Expression") or " ".join((said.get("License") or "").split())
     if text.lower() in _NO_LICENCE or len(text) > 60:  # some put the whole text there
         text = ", ".join(named)
@@ -89,10 +106,16 @@ def notice(lock: str) -> str:
 
 def main() -> None:
     """See above."""
-    what, lock, target = sys.argv[1], Path(sys.argv[2]).read_text(encoding="utf-8"), Path(sys.argv[3])
+    what, lock, target = (
+        sys.argv[1],
+        Path(sys.argv[2]).read_text(encoding="utf-8"),
+        Path(sys.argv[3]),
+    )
     if what == "bill":
         project = Path(__file__).resolve().parent.parent / "pyproject.toml"
-        found = re.search(r'^version = "([^"]+)"', project.read_text(encoding="utf-8"), re.MULTILINE)
+        found = re.search(
+            r'^version = "([^"]+)"', project.read_text(encoding="utf-8"), re.MULTILINE
+        )
         assert found is not None
         text = bill(lock, found[1])
     else:

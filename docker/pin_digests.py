@@ -19,8 +19,18 @@ IMAGE = re.compile(rf"(?m)^(\s*image: |FROM )(?!backstop:)([^\s@]+:[^\s@]+)(?:@{
 
 def digest(image: str) -> str:
     """Of the index of all platforms, so that the pin holds on each."""
-    command = ["docker", "buildx", "imagetools", "inspect", image, "--format", "{{.Manifest.Digest}}"]
-    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=120).stdout.strip()
+    command = [
+        "docker",
+        "buildx",
+        "imagetools",
+        "inspect",
+        image,
+        "--format",
+        "{{.Manifest.Digest}}",
+    ]
+    answer = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, timeout=120
+    ).stdout.strip()
     if not re.fullmatch(DIGEST, answer):
         raise ValueError(f"Docker named no digest for {image}: {answer!r}")
     return answer
@@ -29,12 +39,17 @@ def digest(image: str) -> str:
 def main(files: list[Path]) -> int:
     texts = {file: file.read_text(encoding="utf-8") for file in files}
     try:
-        found = {name: digest(name) for name in sorted({hit[2] for text in texts.values() for hit in IMAGE.finditer(text)})}
+        found = {
+            name: digest(name)
+            for name in sorted({hit[2] for text in texts.values() for hit in IMAGE.finditer(text)})
+        }
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         print(f"Nothing was written, because a digest could not be read: {error}", file=sys.stderr)
         return 1
     for file, text in texts.items():
-        file.write_text(IMAGE.sub(lambda hit: f"{hit[1]}{hit[2]}@{found[hit[2]]}", text), encoding="utf-8")
+        file.write_text(
+            IMAGE.sub(lambda hit: f"{hit[1]}{hit[2]}@{found[hit[2]]}", text), encoding="utf-8"
+        )
     print("\n".join(f"{name}@{one}" for name, one in found.items()))
     return 0
 

@@ -27,7 +27,14 @@ REPORT = "looked long, waits long, away string"
 Task = Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]
 
 
-def run(spark: SparkSession, settings: Settings, connections: Connections, run: Run, *, size: int = RANGE) -> Counts:
+def run(
+    spark: SparkSession,
+    settings: Settings,
+    connections: Connections,
+    run: Run,
+    *,
+    size: int = RANGE,
+) -> Counts:
     """Everything open in the run's scope; returns the counts, which it also adds to the run's.
 
     A task that Spark runs twice stages the same rows once. Errors: RunLost when the run is not ours any more.
@@ -41,14 +48,22 @@ def run(spark: SparkSession, settings: Settings, connections: Connections, run: 
             # The refs are resolved here, so that executors elsewhere need neither file nor environment.
             carried = connections.carrying(settings.connection_refs())
             numbers = spark.range(0, len(ranges), 1, len(ranges))
-            reports = numbers.mapInPandas(_as_task(settings, carried, run, stage, ranges), REPORT).collect()
-        away = {store: why for report in reports for store, why in json.loads(report["away"]).items()}
+            reports = numbers.mapInPandas(
+                _as_task(settings, carried, run, stage, ranges), REPORT
+            ).collect()
+        away = {
+            store: why for report in reports for store, why in json.loads(report["away"]).items()
+        }
         looked, waits = (sum(report[name] for report in reports) for name in ("looked", "waits"))
         return close_stage(control, run, stage, rules, looked, waits, away)
 
 
 def _as_task(
-    settings: Settings, connections: Connections, run: Run, stage: int, ranges: Sequence[tuple[int, int]]
+    settings: Settings,
+    connections: Connections,
+    run: Run,
+    stage: int,
+    ranges: Sequence[tuple[int, int]],
 ) -> Task:
     def task(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         rules, logs = rules_of(settings), Logs(settings, connections)
@@ -56,7 +71,9 @@ def _as_task(
             for frame in frames:
                 for number in frame["id"]:
                     looked, waits = stage_range(control, run, stage, rules, logs, *ranges[number])
-                    yield pd.DataFrame({"looked": [looked], "waits": [waits], "away": [json.dumps(logs.away)]})
+                    yield pd.DataFrame(
+                        {"looked": [looked], "waits": [waits], "away": [json.dumps(logs.away)]}
+                    )
 
     return task
 

@@ -24,7 +24,15 @@ def run(spark: SparkSession, settings: Settings, connections: Connections, run: 
     """Proves the run's window; returns the counts by standing."""
     folder = proof_folder(run.run_id)
     with closing(connect(settings, connections)) as control:
-        proof = prove(spark, settings, connections, control, run, folder=folder, say=lambda at: print(at, flush=True))
+        proof = prove(
+            spark,
+            settings,
+            connections,
+            control,
+            run,
+            folder=folder,
+            say=lambda at: print(at, flush=True),
+        )
     print(f"backstop: {proof.sentence} Exported to {folder}.", flush=True)
     return counts_of(proof)
 

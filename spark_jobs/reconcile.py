@@ -23,7 +23,15 @@ from backstop.spark.job import main_of
 def run(spark: SparkSession, settings: Settings, connections: Connections, run: Run) -> Counts:
     """Stages the answers for everything due in the run's scope; returns the counts by verdict."""
     with closing(connect(settings, connections)) as control:
-        return judge(spark, settings, connections, control, run, scope_of(run.scope), say=lambda at: print(at, flush=True))
+        return judge(
+            spark,
+            settings,
+            connections,
+            control,
+            run,
+            scope_of(run.scope),
+            say=lambda at: print(at, flush=True),
+        )
 
 
 if __name__ == "__main__":

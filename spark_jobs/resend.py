@@ -70,9 +70,15 @@ def _as_worker(
                         missed = worker.missed
                 except BackstopError as raised:
                     # As a value: Spark would run the task again, and hide the error's class from the driver.
-                    error = json.dumps([type(raised).__name__, raised.what, raised.kept, raised.next_step])
+                    error = json.dumps(
+                        [type(raised).__name__, raised.what, raised.kept, raised.next_step]
+                    )
                 yield pd.DataFrame(
-                    {"counts": [json.dumps(counts)], "missed": [json.dumps(missed)], "error": [error]}
+                    {
+                        "counts": [json.dumps(counts)],
+                        "missed": [json.dumps(missed)],
+                        "error": [error],
+                    }
                 )
 
     return partition

@@ -34,7 +34,9 @@ def run(spark: SparkSession, settings: Settings, connections: Connections, run: 
     was done when something did not answer, RunLost when the run is not ours any more.
     """
     with closing(connect(settings, connections)) as control:
-        return sweep_all(settings, connections, control, run, _spread(spark, settings, connections, run))
+        return sweep_all(
+            settings, connections, control, run, _spread(spark, settings, connections, run)
+        )
 
 
 def _spread(
@@ -66,9 +68,15 @@ def _as_task(
             for number in frame["id"]:
                 text, goes_on = rows[number]
                 tally = sweep_part(
-                    settings, connections, part_of(text), groups_of_scope(run.scope), goes_on, limit=LIMIT,
-                    dry_run=run.dry_run, tell=_show if run.dry_run else None,
-                )  # fmt: skip
+                    settings,
+                    connections,
+                    part_of(text),
+                    groups_of_scope(run.scope),
+                    goes_on,
+                    limit=LIMIT,
+                    dry_run=run.dry_run,
+                    tell=_show if run.dry_run else None,
+                )
                 yield pd.DataFrame({"tally": [write_tally(tally)]})
 
     return task
@@ -80,10 +88,17 @@ def _show(told: Told) -> None:
 
 def write_tally(tally: Tally) -> str:
     """As a task hands it to the driver."""
-    return json.dumps({
-        "lines": [[*line, number, tally.examples[line]] for line, number in tally.lines.items()],
-        "counts": tally.counts, "differs": tally.differs, "missed": tally.missed, "goes_on": tally.goes_on,
-    })  # fmt: skip
+    return json.dumps(
+        {
+            "lines": [
+                [*line, number, tally.examples[line]] for line, number in tally.lines.items()
+            ],
+            "counts": tally.counts,
+            "differs": tally.differs,
+            "missed": tally.missed,
+            "goes_on": tally.goes_on,
+        }
+    )
 
 
 def read_tally(text: str) -> Tally:

@@ -20,8 +20,7 @@ PASSWORD = "s3cret-of/Backstop@never:shown"
 READER_PASSWORD = "secret-of-limited"
 LONGEST = 3_000_000
 FURTHER = {
-    "<!-- further logins -->":
-        '<authenticationUser username="limited" password="${limited.password}" groups="all"/>',
+    "<!-- further logins -->": '<authenticationUser username="limited" password="${limited.password}" groups="all"/>',
     "<!-- further plugins -->": """
     <!-- Redelivery by the broker, for the queues under retried. alone; 1000 ms or less makes the broker refuse to start. -->
     <redeliveryPlugin fallbackToDeadLetter="true" sendToDlqIfMaxRetriesExceeded="true">
@@ -31,7 +30,7 @@ FURTHER = {
         </redeliveryPolicyEntries>
       </redeliveryPolicyMap></redeliveryPolicyMap>
     </redeliveryPlugin>""",
-}  # fmt: skip
+}
 
 
 def jars(*patterns: str) -> list[str]:
@@ -50,7 +49,10 @@ class ActiveMQ(ActiveMQServer):
     def __init__(self, directory: Path, *, without: str = "") -> None:
         """`without`: a text of the configuration that is left out."""
         if not installed():
-            pytest.fail(f"ActiveMQ Classic is not at {HOME}, and these tests need a real one: make activemq", pytrace=False)
+            pytest.fail(
+                f"ActiveMQ Classic is not at {HOME}, and these tests need a real one: make activemq",
+                pytrace=False,
+            )
         written = CONFIGURATION.read_text(encoding="utf-8")
         assert without in written
         for mark, text in FURTHER.items():
@@ -58,29 +60,57 @@ class ActiveMQ(ActiveMQServer):
             written = written.replace(mark, text)
         passwords = {"backstop": PASSWORD, "duty": READER_PASSWORD, "limited": READER_PASSWORD}
         super().__init__(
-            directory, passwords=passwords, longest=LONGEST, configuration=written.replace(without, "") if without else written
+            directory,
+            passwords=passwords,
+            longest=LONGEST,
+            configuration=written.replace(without, "") if without else written,
         )
 
     def url(  # type: ignore[override]
-        self, user: str = "backstop", password: str = PASSWORD, *, port: int | None = None, jolokia: bool = True
+        self,
+        user: str = "backstop",
+        password: str = PASSWORD,
+        *,
+        port: int | None = None,
+        jolokia: bool = True,
     ) -> str:
         """The connection as backstop.yaml's reference names it."""
         look = f"?jolokia={quote(self.jolokia_url, safe='')}" if jolokia else ""
-        return f"stomp://{user}:{quote(password, safe='')}@{LOOPBACK}:{port or self.stomp_port}{look}"
+        return (
+            f"stomp://{user}:{quote(password, safe='')}@{LOOPBACK}:{port or self.stomp_port}{look}"
+        )
 
 
 def compile_java(source: Path, into: Path) -> str:
     """Compiles a Java source with the compiler that the distribution brings, and returns the class path to run it."""
     libraries = [
-        *jars("activemq-all-*.jar", "lib/optional/log4j-slf4j2-impl-*.jar", "lib/optional/log4j-core-*.jar",
-              "lib/optional/log4j-api-*.jar"),
+        *jars(
+            "activemq-all-*.jar",
+            "lib/optional/log4j-slf4j2-impl-*.jar",
+            "lib/optional/log4j-core-*.jar",
+            "lib/optional/log4j-api-*.jar",
+        ),
         os.environ["BACKSTOP_JDBC_JAR"],
-    ]  # fmt: skip
+    ]
     path = os.pathsep.join([str(into), *libraries])
     made = subprocess.run(
-        [str(java()), "-cp", jars("lib/web/ecj-*.jar")[0], "org.eclipse.jdt.internal.compiler.batch.Main", "-11", "-nowarn",
-         "-cp", path, "-d", str(into), str(source)],
-        check=False, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        [
+            str(java()),
+            "-cp",
+            jars("lib/web/ecj-*.jar")[0],
+            "org.eclipse.jdt.internal.compiler.batch.Main",
+            "-11",
+            "-nowarn",
+            "-cp",
+            path,
+            "-d",
+            str(into),
+            str(source),
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert made.returncode == 0, made.stdout + made.stderr
     return path

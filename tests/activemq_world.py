@@ -72,8 +72,11 @@ class World:
             "shop_a",
             "INSERT INTO message_stub (topic, message_id, content, headers, send_count, created_at, first_seen_at, next_check_at)"
             " VALUES (%s, %s, %s, %s, 0, now() - interval '1 minute', now() - interval '30 seconds', now() - interval '1 s')",
-            TOPIC, message_id, b"{}", Json({}),
-        )  # fmt: skip
+            TOPIC,
+            message_id,
+            b"{}",
+            Json({}),
+        )
         return Key(TOPIC, message_id)
 
     def send(self, message_id: str, **headers: str) -> Key:
@@ -82,24 +85,37 @@ class World:
         self.rows(
             "shop_a",
             "UPDATE message_stub SET send_count = 1, attempted_at = clock_timestamp(), attempt_deadline = clock_timestamp()"
-            " WHERE message_id = %s", message_id,
-        )  # fmt: skip
+            " WHERE message_id = %s",
+            message_id,
+        )
         [receipt] = self.broker.publish([Message(TOPIC, message_id, b"{}", headers)])
         assert receipt.outcome is Outcome.SENT, receipt
-        self.rows("shop_a", "UPDATE message_stub SET sent_at = clock_timestamp() WHERE message_id = %s", message_id)
+        self.rows(
+            "shop_a",
+            "UPDATE message_stub SET sent_at = clock_timestamp() WHERE message_id = %s",
+            message_id,
+        )
         self.rows(
             "shop_a",
             "INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)"
-            " SELECT topic, message_id, 1, 'producer', attempted_at, 'sent' FROM message_stub WHERE message_id = %s", message_id,
-        )  # fmt: skip
+            " SELECT topic, message_id, 1, 'producer', attempted_at, 'sent' FROM message_stub WHERE message_id = %s",
+            message_id,
+        )
         return key
 
     def due(self) -> None:
         """Every pending stub is due, and its newest send is over: waited for, because both clocks are real."""
-        until("the end of max_send_duration", lambda: self.rows(
-            "shop_a", "SELECT coalesce(max(attempted_at) + interval '3.2 seconds' < clock_timestamp(), true) FROM message_stub"
-        )[0][0])  # fmt: skip
-        self.rows("shop_a", "UPDATE message_stub SET next_check_at = now() - interval '1 s' WHERE status = 'pending'")
+        until(
+            "the end of max_send_duration",
+            lambda: self.rows(
+                "shop_a",
+                "SELECT coalesce(max(attempted_at) + interval '3.2 seconds' < clock_timestamp(), true) FROM message_stub",
+            )[0][0],
+        )
+        self.rows(
+            "shop_a",
+            "UPDATE message_stub SET next_check_at = now() - interval '1 s' WHERE status = 'pending'",
+        )
 
     def verdicts(self) -> dict[str, str]:
         rows = self.rows("control", "SELECT message_id, verdict FROM verdict ORDER BY run_id")
@@ -107,7 +123,11 @@ class World:
 
     def log(self, message_id: str) -> tuple[str, int] | None:
         """(state, attempts) of the group's log row."""
-        found = self.rows("billing_db", "SELECT state, attempts FROM consumer_log WHERE message_id = %s", message_id)
+        found = self.rows(
+            "billing_db",
+            "SELECT state, attempts FROM consumer_log WHERE message_id = %s",
+            message_id,
+        )
         return found[0] if found else None
 
     def dead(self) -> list[str]:
@@ -130,8 +150,10 @@ class World:
                         " VALUES (%s, %s, %s, 'CONSUMED', now(), now())"
                         " ON CONFLICT (consumer_group, topic, message_id) DO UPDATE SET state = 'CONSUMED', consumed_at = now(),"
                         " lease_expires_at = now(), updated_at = now()",
-                        GROUP, one.message.topic, one.message.message_id,
-                    )  # fmt: skip
+                        GROUP,
+                        one.message.topic,
+                        one.message.message_id,
+                    )
                     ids.append(one.message.message_id)
                 subscription.acknowledge(received)
         return ids
@@ -148,13 +170,30 @@ def world_of(postgres: Postgres, server: Server) -> Iterator[World]:
         for role, template in TEMPLATES.items():
             cursor.execute(f"CREATE DATABASE {name}_{role} TEMPLATE template_{template}")
             urls[role] = postgres.admin_dsn(f"{name}_{role}")
-    settings = Settings.model_validate(settings_dict(
-        brokers={"amq": {"kind": "activemq", "connection": "broker", "retry_schedule": "10s", "options": {"delivery_limit": 5}}},
-        producers={"shop_a": {"connection": "shop_a"}}, consumers={"billing_db": {"connection": "billing_db"}},
-        groups={GROUP: {"store": "billing_db", "duplicates": "guard", "progress": "acknowledged"}},
-        topics={TOPIC: {"broker": "amq", "groups": [GROUP], "mode": "repair"}},
-        policy={"max_send_duration": "3s", "attempt_timeout": "4s", "first_check": "4s", "backoff_base": "5s"},
-    ))  # fmt: skip
+    settings = Settings.model_validate(
+        settings_dict(
+            brokers={
+                "amq": {
+                    "kind": "activemq",
+                    "connection": "broker",
+                    "retry_schedule": "10s",
+                    "options": {"delivery_limit": 5},
+                }
+            },
+            producers={"shop_a": {"connection": "shop_a"}},
+            consumers={"billing_db": {"connection": "billing_db"}},
+            groups={
+                GROUP: {"store": "billing_db", "duplicates": "guard", "progress": "acknowledged"}
+            },
+            topics={TOPIC: {"broker": "amq", "groups": [GROUP], "mode": "repair"}},
+            policy={
+                "max_send_duration": "3s",
+                "attempt_timeout": "4s",
+                "first_check": "4s",
+                "backoff_base": "5s",
+            },
+        )
+    )
     connections = Connections(resolver=urls.get)
     broker = open_broker(settings, connections, "amq")
     assert isinstance(broker, ActiveMQ)
@@ -183,15 +222,33 @@ class Listener:
         self.said: list[str] = []
         errors = os.open(classes / "stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._process = subprocess.Popen(
-            [str(java()), "-Xmx128M", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", f"-Dredeliveries={redeliveries}",
-             "-cp", path, "BusyListener", broker, world.queue, GROUP, TOPIC],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+            [
+                str(java()),
+                "-Xmx128M",
+                "-XX:TieredStopAtLevel=1",
+                "-XX:+UseSerialGC",
+                f"-Dredeliveries={redeliveries}",
+                "-cp",
+                path,
+                "BusyListener",
+                broker,
+                world.queue,
+                GROUP,
+                TOPIC,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
             env={
-                **os.environ, "BROKER_USER": "backstop", "BROKER_PASSWORD": PASSWORD,
-                "LOG_JDBC": f"jdbc:postgresql://{log.hostname}:{log.port}{log.path}", "LOG_USER": log.username or "",
+                **os.environ,
+                "BROKER_USER": "backstop",
+                "BROKER_PASSWORD": PASSWORD,
+                "LOG_JDBC": f"jdbc:postgresql://{log.hostname}:{log.port}{log.path}",
+                "LOG_USER": log.username or "",
                 "LOG_PASSWORD": log.password or "",
             },
-        )  # fmt: skip
+        )
         os.close(errors)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()

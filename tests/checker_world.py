@@ -21,7 +21,11 @@ from backstop_lab.shop.ledger import Ledger
 SCHEMA = Path(__file__).resolve().parents[1] / "include" / "backstop" / "schema"
 CHECKER = Path(__file__).resolve().parents[1] / "include" / "backstop_lab" / "checker"
 SHARDS, GROUPS = ("shop_a", "shop_b"), ("billing", "shipping")
-ROLES = {"control": "control", **dict.fromkeys(SHARDS, "producer"), **dict.fromkeys(GROUPS, "consumer")}
+ROLES = {
+    "control": "control",
+    **dict.fromkeys(SHARDS, "producer"),
+    **dict.fromkeys(GROUPS, "consumer"),
+}
 TABLES = {
     "control": "resend_request, case_member, alert, alert_message, case_file, verdict, verdict_count, quarantine, data_check,"
     " delivery_decision, message_version, dead_letter, drain_batch, run",
@@ -89,55 +93,88 @@ class World:
     def message(
         self, shard: str, number: int, topic: str, message_id: str, status: str = "confirmed"
     ) -> None:
-        self.sql(shard, "INSERT INTO business_order VALUES (%s, %s, %s, 1)", number, topic, message_id)
+        self.sql(
+            shard, "INSERT INTO business_order VALUES (%s, %s, %s, 1)", number, topic, message_id
+        )
         self.sql(
             shard,
             "INSERT INTO message_stub (topic, message_id, content, status, send_count, next_check_at)"
             " VALUES (%s, %s, '', %s, 3, now())",
-            topic, message_id, status,
-        )  # fmt: skip
+            topic,
+            message_id,
+            status,
+        )
 
     def effect(self, topic: str, message_id: str) -> None:
         for group in GROUPS:
-            self.sql(group, "INSERT INTO effect VALUES (%s, %s, %s, 1, 1, 'w')", group, topic, message_id)
+            self.sql(
+                group, "INSERT INTO effect VALUES (%s, %s, %s, 1, 1, 'w')", group, topic, message_id
+            )
 
     def log(self, message_id: str, fence: int, duplicates_stopped: int = 0) -> None:
         """Done by both groups under this fence, as the database logged it and as the effects say."""
         for group in GROUPS:
-            self.sql(group, "INSERT INTO effect VALUES (%s, 'orders', %s, 1, %s, 'w')", group, message_id, fence)
+            self.sql(
+                group,
+                "INSERT INTO effect VALUES (%s, 'orders', %s, 1, %s, 'w')",
+                group,
+                message_id,
+                fence,
+            )
             self.sql(
                 group,
                 "INSERT INTO consumer_log (consumer_group, topic, message_id, state, consumed_at, lease_expires_at, fence,"
                 " attempts, duplicates_stopped) VALUES (%s, 'orders', %s, 'CONSUMED', now(), now(), %s, %s, %s)",
-                group, message_id, fence, fence, duplicates_stopped,
-            )  # fmt: skip
+                group,
+                message_id,
+                fence,
+                fence,
+                duplicates_stopped,
+            )
 
     def attempt(
-        self, shard: str, topic: str, message_id: str, number: int, outcome: str, group: str | None = None
+        self,
+        shard: str,
+        topic: str,
+        message_id: str,
+        number: int,
+        outcome: str,
+        group: str | None = None,
     ) -> None:
         self.sql(
             shard,
             "INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome, groups)"
             " VALUES (%s, %s, %s, 'r', now(), %s, %s)",
-            topic, message_id, number, outcome, [group] if group else None,
-        )  # fmt: skip
+            topic,
+            message_id,
+            number,
+            outcome,
+            [group] if group else None,
+        )
 
     def verdict(self, topic: str, message_id: str, group: str, verdict: str) -> None:
         self.sql(
             "control",
             "INSERT INTO verdict (run_id, shard, topic, message_id, consumer_group, verdict, reason, eligible,"
             " send_count, evidence) SELECT max(run_id), 'shop_a', %s, %s, %s, %s, 'r', true, 1, '{}' FROM run",
-            topic, message_id, group, verdict,
-        )  # fmt: skip
+            topic,
+            message_id,
+            group,
+            verdict,
+        )
         self.sql(
             "control",
             "INSERT INTO verdict_count SELECT max(run_id), %s, %s, %s, 1, 1, 0 FROM run ON CONFLICT"
             " (run_id, topic, consumer_group, verdict)"
             " DO UPDATE SET deliveries = verdict_count.deliveries + 1",
-            topic, group, verdict,
-        )  # fmt: skip
+            topic,
+            group,
+            verdict,
+        )
 
-    def case(self, kind: str, topic: str, message_id: str, group: str = "*", answer: str | None = None) -> int:
+    def case(
+        self, kind: str, topic: str, message_id: str, group: str = "*", answer: str | None = None
+    ) -> int:
         """A case that people were told of; with an answer it is closed, and they were told that too."""
         decisions = [{"action": answer, "by": "ann", "why": "w"}] if answer else []
         case_id = self.value(
@@ -146,12 +183,22 @@ class World:
             " VALUES (%s, %s, %s, %s, 's', %s, %s, CASE WHEN %s THEN now() END) RETURNING case_id)"
             " INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)"
             " SELECT case_id, 'shop_a', %s, %s, %s FROM c RETURNING case_id",
-            kind, topic, group, message_id, json.dumps({"decisions": decisions}), "closed" if answer else "open", bool(answer),
-            topic, message_id, group,
-        )  # fmt: skip
+            kind,
+            topic,
+            group,
+            message_id,
+            json.dumps({"decisions": decisions}),
+            "closed" if answer else "open",
+            bool(answer),
+            topic,
+            message_id,
+            group,
+        )
         self.alert(case_id, f"case/{case_id}", f"Case {case_id}: {kind} in {topic}")
         if answer:
-            self.alert(case_id, f"case/{case_id}/closed", f"Case {case_id} closed: {kind} in {topic}")
+            self.alert(
+                case_id, f"case/{case_id}/closed", f"Case {case_id} closed: {kind} in {topic}"
+            )
         return case_id
 
     def alert(self, case_id: int, key: str, title: str) -> None:
@@ -159,13 +206,17 @@ class World:
         self.sql(
             "control",
             "INSERT INTO alert (case_id, dedup_key, severity, title, body, delivered_at) VALUES (%s, %s, 'info', %s, 'b', now())",
-            case_id, key, title,
-        )  # fmt: skip
+            case_id,
+            key,
+            title,
+        )
         for way in ("mail", "post"):
             self.sql("control", "INSERT INTO alert_message (channel, alerts) VALUES (%s, 1)", way)
             self.received.keep(way, f"[info] {title}", "b")
 
-    def dead(self, fault: str, message_id: str, group: str, state: str, send_number: int | None = None) -> None:
+    def dead(
+        self, fault: str, message_id: str, group: str, state: str, send_number: int | None = None
+    ) -> None:
         """A letter of orders, drained and ended, and the ledger's line about its death."""
         self.ledger.append(fault, [("orders", message_id)], consumer_group=group)
         self.sql(
@@ -175,33 +226,49 @@ class World:
             " INSERT INTO dead_letter (batch_id, broker, queue, broker_id, topic, message_id, consumer_group, headers,"
             " content_bytes, state, closed_at, proof, decided_by, shard, send_number)"
             " SELECT batch_id, 'embedded', 'q', %s, 'orders', %s, %s, '', 0, %s, now(), %s, 'triage', 'shop_a', %s FROM b",
-            f"{message_id}-{group}", message_id, group, state, "{}" if state == "discarded" else None, send_number,
-        )  # fmt: skip
+            f"{message_id}-{group}",
+            message_id,
+            group,
+            state,
+            "{}" if state == "discarded" else None,
+            send_number,
+        )
 
     def give_up(self, topic: str, message_id: str, group: str) -> None:
         self.sql(
             "control",
             "INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, decided_by, why)"
             " VALUES (%s, %s, %s, 'discard', 'ann', 'w')",
-            topic, message_id, group,
-        )  # fmt: skip
+            topic,
+            message_id,
+            group,
+        )
 
     def done(self, group: str, message_id: str, version: int = 1) -> None:
-        self.sql(group, "INSERT INTO effect VALUES (%s, 'orders', %s, 1, 1, 'w')", group, message_id)
+        self.sql(
+            group, "INSERT INTO effect VALUES (%s, 'orders', %s, 1, 1, 'w')", group, message_id
+        )
         self.sql(
             group,
             "INSERT INTO consumer_log (consumer_group, topic, message_id, state, consumed_at, content_version)"
             " VALUES (%s, 'orders', %s, 'CONSUMED', now(), %s)",
-            group, message_id, version,
-        )  # fmt: skip
+            group,
+            message_id,
+            version,
+        )
 
     def make_deaths(self) -> None:
         """One message for each way to die; what is no JSON kills both groups."""
-        for number, (fault, group, answer) in enumerate((
-            ("suppressed_done", "billing", None), ("suppressed_undone", "shipping", None),
-            ("dependency_down", "shipping", None), ("message_expired", "shipping", "replay"),
-            ("field_missing", "shipping", "edit"), ("rule_refused", "billing", "replay"),
-        )):  # fmt: skip
+        for number, (fault, group, answer) in enumerate(
+            (
+                ("suppressed_done", "billing", None),
+                ("suppressed_undone", "shipping", None),
+                ("dependency_down", "shipping", None),
+                ("message_expired", "shipping", "replay"),
+                ("field_missing", "shipping", "edit"),
+                ("rule_refused", "billing", "replay"),
+            )
+        ):
             self.message("shop_a", 30 + number, "orders", fault)
             for one in GROUPS:
                 self.done(one, fault, 2 if (fault, one) == ("field_missing", group) else 1)
@@ -214,16 +281,22 @@ class World:
                 self.case("dead_letters", "orders", fault, group, answer)
         for version in (1, 2):
             self.sql(
-                "control", "INSERT INTO message_version (shard, topic, message_id, content_version, content, written_by, why)"
-                " VALUES ('shop_a', 'orders', 'field_missing', %s, '', 'ann', 'w')", version,
-            )  # fmt: skip
+                "control",
+                "INSERT INTO message_version (shard, topic, message_id, content_version, content, written_by, why)"
+                " VALUES ('shop_a', 'orders', 'field_missing', %s, '', 'ann', 'w')",
+                version,
+            )
         self.message("shop_a", 40, "orders", "not_json")
         for group in GROUPS:
             self.dead("not_json", "not_json", group, "discarded")
             self.case("dead_letters", "orders", "not_json", group, "discard")
             self.give_up("orders", "not_json", group)
-            self.sql(group, "INSERT INTO consumer_log (consumer_group, topic, message_id, state)"
-                     " VALUES (%s, 'orders', 'not_json', 'FAILED')", group)  # fmt: skip
+            self.sql(
+                group,
+                "INSERT INTO consumer_log (consumer_group, topic, message_id, state)"
+                " VALUES (%s, 'orders', 'not_json', 'FAILED')",
+                group,
+            )
 
     def make(self) -> None:
         for database, role in ROLES.items():
@@ -258,9 +331,13 @@ class World:
         for number, (message_id, fence) in enumerate((("held", 2), ("late", 2), ("flushed", 1))):
             self.message("shop_b", 20 + number, "orders", message_id)
             self.log(message_id, fence, duplicates_stopped=1 if message_id == "flushed" else 0)
-        self.ledger.append("lease_killed", [("orders", "held")], consumer_group="billing", detail="fence 1")
+        self.ledger.append(
+            "lease_killed", [("orders", "held")], consumer_group="billing", detail="fence 1"
+        )
         for detail in ("shipping-1 stood still with fence 1", "shipping-1 woke up with fence 1"):
-            self.ledger.append("worker_woken_late", [("orders", "late")], consumer_group="shipping", detail=detail)
+            self.ledger.append(
+                "worker_woken_late", [("orders", "late")], consumer_group="shipping", detail=detail
+            )
         self.ledger.append("leases_flushed", [("orders", "flushed")])
         self.ledger.append("lost_in_broker", [("orders", "lost")])
         self.ledger.append("refused", [("refunds", "refused")])

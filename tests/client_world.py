@@ -20,9 +20,7 @@ TOPIC, GROUP = "orders", "billing"
 VISIBILITY = timedelta(seconds=1)
 DELIVERY_LIMIT = 3
 BUSINESS = "CREATE TABLE business_order (order_id text PRIMARY KEY)"
-EFFECT = (
-    "CREATE TABLE effect (topic text, message_id text, consumer_group text, fence bigint)"  # duplicates show
-)
+EFFECT = "CREATE TABLE effect (topic text, message_id text, consumer_group text, fence bigint)"  # duplicates show
 
 
 class Database:

@@ -23,7 +23,9 @@ for name, value in {
     "PYSPARK_DRIVER_PYTHON": sys.executable,
     "SPARK_LOCAL_IP": "127.0.0.1",
     "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "BACKSTOP_JDBC_JAR": next((str(jar) for jar in (ROOT / ".local" / "jars").glob("postgresql-*.jar")), ""),
+    "BACKSTOP_JDBC_JAR": next(
+        (str(jar) for jar in (ROOT / ".local" / "jars").glob("postgresql-*.jar")), ""
+    ),
 }.items():
     os.environ.setdefault(name, value)
 java_home = ROOT / ".local" / "java_home"
@@ -40,7 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_postgres(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def quick_postgres(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """Quick servers (quick_postgres.py), but for files that test how the server itself is made (`REAL_INITDB = True`)."""
     from backstop_lab.servers import postgres
 

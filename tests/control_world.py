@@ -25,9 +25,12 @@ from backstop_lab.servers.valkey import Valkey
 
 PROJECT = Path(__file__).resolve().parents[1]
 ROLES = {
-    "control": "control", "producer_a": "producer", "producer_b": "producer", "consumer_billing": "consumer",
+    "control": "control",
+    "producer_a": "producer",
+    "producer_b": "producer",
+    "consumer_billing": "consumer",
     "consumer_shipping": "consumer",
-}  # fmt: skip
+}
 SHARDS = {"shop_a": "producer_a", "shop_b": "producer_b"}
 GROUPS = {"billing": "consumer_billing", "shipping": "consumer_shipping"}
 
@@ -36,7 +39,11 @@ def written_settings() -> dict[str, Any]:
     """The embedded settings, with `refunds` only observed and `payments` taken by a group without duplicates."""
     content: dict[str, Any] = yaml.safe_load((PROJECT / "backstop.yaml").read_text())
     content["topics"]["refunds"]["mode"] = "observe"
-    content["groups"]["audit"] = {"store": "billing_db", "duplicates": "no", "progress": "acknowledged"}
+    content["groups"]["audit"] = {
+        "store": "billing_db",
+        "duplicates": "no",
+        "progress": "acknowledged",
+    }
     content["topics"]["payments"]["groups"] = ["audit"]
     return content
 
@@ -62,11 +69,21 @@ class World:
             connection.close()
 
     def stub(
-        self, message_id: str, *, topic: str = "orders", shard: str = "shop_a", sends: int = 0, refused: int = 0,
-        status: str = "pending", age: str = "5 minutes", under_way: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        message_id: str,
+        *,
+        topic: str = "orders",
+        shard: str = "shop_a",
+        sends: int = 0,
+        refused: int = 0,
+        status: str = "pending",
+        age: str = "5 minutes",
+        under_way: bool = False,
+    ) -> None:
         """A stub whose sends are long over: the first `refused` were refused, the others unknown."""
-        self.run(SHARDS[shard], """
+        self.run(
+            SHARDS[shard],
+            """
             INSERT INTO message_stub (topic, message_id, content, status, send_count, refusals, next_check_at, created_at,
                 first_seen_at, attempted_at, attempt_token, attempt_deadline)
             VALUES (%(topic)s, %(id)s, 'content', %(status)s, %(sends)s, %(refused)s, now() - interval '1 minute',
@@ -74,28 +91,57 @@ class World:
                 CASE WHEN %(sends)s > 0 THEN now() - interval '1 minute' END,
                 CASE WHEN %(under_way)s THEN gen_random_uuid() END,
                 CASE WHEN %(sends)s > 0 THEN now() + CASE WHEN %(under_way)s THEN interval '1 hour' ELSE interval '-50 s' END END)
-            """, {"topic": topic, "id": message_id, "status": status, "sends": sends, "refused": refused, "age": age,
-                  "under_way": under_way})  # fmt: skip
-        self.run(SHARDS[shard], """
+            """,
+            {
+                "topic": topic,
+                "id": message_id,
+                "status": status,
+                "sends": sends,
+                "refused": refused,
+                "age": age,
+                "under_way": under_way,
+            },
+        )
+        self.run(
+            SHARDS[shard],
+            """
             INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)
             SELECT %(topic)s, %(id)s, n, 'test', now() - interval '1 minute',
                 CASE WHEN n <= %(refused)s THEN 'refused' ELSE 'unknown' END
             FROM generate_series(1, %(ended)s) AS n
-            """, {"topic": topic, "id": message_id, "refused": refused, "ended": sends - int(under_way)})  # fmt: skip
+            """,
+            {"topic": topic, "id": message_id, "refused": refused, "ended": sends - int(under_way)},
+        )
 
-    def log(self, message_id: str, group: str, *, topic: str = "orders", state: str = "CONSUMED", moved: str = "0 s") -> None:
+    def log(
+        self,
+        message_id: str,
+        group: str,
+        *,
+        topic: str = "orders",
+        state: str = "CONSUMED",
+        moved: str = "0 s",
+    ) -> None:
         """A group's log row; CONSUMING holds a lease for an hour unless it moved long ago."""
         database = GROUPS.get(group, "consumer_billing")
-        self.run(database, """
+        self.run(
+            database,
+            """
             INSERT INTO consumer_log (consumer_group, topic, message_id, state, consumed_at, lease_expires_at, updated_at,
                 owner_token)
             VALUES (%(group)s, %(topic)s, %(id)s, %(state)s, CASE WHEN %(state)s = 'CONSUMED' THEN now() END,
                 now() - %(moved)s::interval + interval '10 s', now() - %(moved)s::interval, gen_random_uuid())
-            """, {"group": group, "topic": topic, "id": message_id, "state": state, "moved": moved})  # fmt: skip
+            """,
+            {"group": group, "topic": topic, "id": message_id, "state": state, "moved": moved},
+        )
 
     def stub_now(self, message_id: str, *, shard: str = "shop_a") -> dict[str, Any]:
         """What the producer's database says of a message now."""
-        rows = self.run(SHARDS[shard], "SELECT to_jsonb(s) - 'content' FROM message_stub s WHERE message_id = %s", (message_id,))
+        rows = self.run(
+            SHARDS[shard],
+            "SELECT to_jsonb(s) - 'content' FROM message_stub s WHERE message_id = %s",
+            (message_id,),
+        )
         return dict(rows[0][0])
 
     def judge(self, message_id: str, topic: str = "orders") -> dict[str, Judged]:
@@ -103,7 +149,9 @@ class World:
         from backstop.model.records import Key
 
         with Judge(self.settings, self.connections, self.conn) as judge:
-            return {judged.consumer_group: judged for judged in judge.judge([Key(topic, message_id)])}
+            return {
+                judged.consumer_group: judged for judged in judge.judge([Key(topic, message_id)])
+            }
 
     def control(self, query: str, values: Any = None) -> list[tuple[Any, ...]]:
         """Rows of the control database."""
@@ -112,7 +160,10 @@ class World:
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as postgres, Valkey(tmp_path_factory.mktemp("valkey")) as valkey:
+    with (
+        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
+        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+    ):
         for database, role in ROLES.items():
             postgres.create_database(database)
             migrate(postgres.admin_dsn(database), role)
@@ -120,11 +171,15 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres
 
 
 @pytest.fixture
-def world(servers: tuple[Postgres, Valkey], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
+def world(
+    servers: tuple[Postgres, Valkey], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[World]:
     """An empty system: every table and the broker are emptied before each test."""
     postgres, valkey = servers
     for database in ROLES:
-        monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", postgres.admin_dsn(database))
+        monkeypatch.setenv(
+            f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", postgres.admin_dsn(database)
+        )
     monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_BROKER", valkey.url())
     monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_LEASES", valkey.url(1))
     monkeypatch.delenv("BACKSTOP_SECRETS_FILE", raising=False)
@@ -143,10 +198,14 @@ def world(servers: tuple[Postgres, Valkey], monkeypatch: pytest.MonkeyPatch, tmp
     for database in ROLES:
         # Only what somebody wrote to: emptying is the dearer, the more tables there are.
         tables = made.run(
-            database, "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
-            " AND relname NOT LIKE 'backstop_%%_version' AND pg_relation_size(oid) > 0"
-        )  # fmt: skip
+            database,
+            "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
+            " AND relname NOT LIKE 'backstop_%%_version' AND pg_relation_size(oid) > 0",
+        )
         if tables:
-            made.run(database, f"TRUNCATE {', '.join(name for (name,) in tables)} RESTART IDENTITY CASCADE")
+            made.run(
+                database,
+                f"TRUNCATE {', '.join(name for (name,) in tables)} RESTART IDENTITY CASCADE",
+            )
     yield made
     conn.close()

@@ -56,14 +56,26 @@ class DutiesByHand:
     def wait_until_quiet(self, seconds: float) -> None:
         """Nothing is open that Backstop, or the person who answers here, has to do."""
         person: Any = self  # as the demo's: it may have broken
-        wait_for("Quiet", lambda: not still_open(self._stage, person), seconds, lambda: str(still_open(self._stage, person)))
+        wait_for(
+            "Quiet",
+            lambda: not still_open(self._stage, person),
+            seconds,
+            lambda: str(still_open(self._stage, person)),
+        )
 
     def _run(self) -> None:
         settings, connections = self._stage.settings, self._connections
         repair = [name for name, its in settings.topics.items() if its.mode == "repair"]
 
         def audit(run: Run, suite: str) -> None:
-            run_suite(suite, connections.url(settings.control), run.run_id, None, self._docs, repair_topics=repair)
+            run_suite(
+                suite,
+                connections.url(settings.control),
+                run.run_id,
+                None,
+                self._docs,
+                repair_topics=repair,
+            )
 
         spark = start_session("the demo by hand", "local[2]")
         duties = (
@@ -80,7 +92,9 @@ class DutiesByHand:
                     try:
                         duty()
                     except Unavailable as away:
-                        self.away.append(str(away))  # a fault takes a database or the broker away; the next run finds it back
+                        self.away.append(
+                            str(away)
+                        )  # a fault takes a database or the broker away; the next run finds it back
         except BaseException as error:  # noqa: BLE001 - told by whoever waits for quiet
             self.broken = error
         finally:
@@ -90,7 +104,11 @@ class DutiesByHand:
         """As a person would in Airflow."""
         control = connect(self._stage.settings, self._connections)
         try:
-            open_now = change(self._stage.control, "SELECT case_id FROM case_file WHERE state = 'open' ORDER BY 1", ())
+            open_now = change(
+                self._stage.control,
+                "SELECT case_id FROM case_file WHERE state = 'open' ORDER BY 1",
+                (),
+            )
             for (case_id,) in open_now:
                 if answer := choose_answer(self._stage, case_id):
                     options = dict(answer.inputs)
@@ -99,7 +117,14 @@ class DutiesByHand:
                     if "secret_content" in options:  # the form's name for it
                         options["content"] = options.pop("secret_content").encode()
                     decide(
-                        control, self._stage.settings, self._connections, case_id, answer.option, "ann", answer.why, options
+                        control,
+                        self._stage.settings,
+                        self._connections,
+                        case_id,
+                        answer.option,
+                        "ann",
+                        answer.why,
+                        options,
                     )
         finally:
             control.close()

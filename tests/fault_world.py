@@ -109,9 +109,13 @@ def until(what: str, holds: Callable[[], Any], seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def publish(broker: RedisStreams, first: int, last: int, copies: int = 1, headers: Any = None) -> None:
+def publish(
+    broker: RedisStreams, first: int, last: int, copies: int = 1, headers: Any = None
+) -> None:
     for _ in range(copies):
-        broker.publish([Message(TOPIC, f"m-{n}", b"{}", headers=headers or {}) for n in range(first, last)])
+        broker.publish(
+            [Message(TOPIC, f"m-{n}", b"{}", headers=headers or {}) for n in range(first, last)]
+        )
 
 
 def nothing_left(broker: RedisStreams) -> bool:
@@ -124,7 +128,10 @@ def effects(database: Database) -> int:
 
 def assert_once(database: Database, broker: RedisStreams, size: int) -> None:
     """Every message has one effect and a log that says so, whatever happened."""
-    times = {row["message_id"]: row["count"] for row in database.run("SELECT message_id, count(*) FROM effect GROUP BY 1")}
+    times = {
+        row["message_id"]: row["count"]
+        for row in database.run("SELECT message_id, count(*) FROM effect GROUP BY 1")
+    }
     assert times == {f"m-{n}": 1 for n in range(size)}
     states = database.run("SELECT DISTINCT state FROM consumer_log")
     assert [row["state"] for row in states] == ["CONSUMED"]
@@ -134,12 +141,19 @@ def assert_once(database: Database, broker: RedisStreams, size: int) -> None:
 class Fleet:
     """Workers of the group in threads, each with connections of its own."""
 
-    def __init__(self, servers: Servers, way: Any, store: Callable[[], Front | RedisGuard | None], workers: int = 3) -> None:
+    def __init__(
+        self,
+        servers: Servers,
+        way: Any,
+        store: Callable[[], Front | RedisGuard | None],
+        workers: int = 3,
+    ) -> None:
         self._stop = threading.Event()
         self._counts = [Counts() for _ in range(workers)]
         self._ended: list[int] = []
         self._threads = [
-            threading.Thread(target=self._work, args=(servers, way, store(), n, counts)) for n, counts in enumerate(self._counts)
+            threading.Thread(target=self._work, args=(servers, way, store(), n, counts))
+            for n, counts in enumerate(self._counts)
         ]
 
     @property
@@ -153,9 +167,16 @@ class Fleet:
         connect = None if isinstance(store, RedisGuard) else servers.database.connect
         with open_broker(servers.broker_server.url()) as broker:
             consumer = Consumer(
-                broker.subscribe(GROUP, [TOPIC], f"worker-{number}"), connect, GROUP, way,
-                redis=store, lease=timedelta(seconds=3), retry_after=SOON, batch=5, wait=SOON,
-            )  # fmt: skip
+                broker.subscribe(GROUP, [TOPIC], f"worker-{number}"),
+                connect,
+                GROUP,
+                way,
+                redis=store,
+                lease=timedelta(seconds=3),
+                retry_after=SOON,
+                batch=5,
+                wait=SOON,
+            )
             consumer.run(self._stop, counts=counts)
             consumer.close()
         self._ended.append(number)
@@ -174,22 +195,45 @@ class Fleet:
 
 
 def fronted(url: str) -> Callable[[], Front]:
-    return lambda: Front(RedisExchange(url, timeout=0.5), GROUP, lease=timedelta(seconds=3), retry_after=SOON)
+    return lambda: Front(
+        RedisExchange(url, timeout=0.5), GROUP, lease=timedelta(seconds=3), retry_after=SOON
+    )
 
 
 class Child:
     """A worker in a process of its own."""
 
-    def __init__(self, servers: Servers, waits: str | None, clock: float | None = None, **given: Any) -> None:
-        places = {"consumer": servers.database.dsn, "broker": servers.broker_server.url(), "lease": 1.0, "waits": waits}
+    def __init__(
+        self, servers: Servers, waits: str | None, clock: float | None = None, **given: Any
+    ) -> None:
+        places = {
+            "consumer": servers.database.dsn,
+            "broker": servers.broker_server.url(),
+            "lease": 1.0,
+            "waits": waits,
+        }
         path = os.pathsep.join(str(ROOT / part) for part in ("include", "tests"))
         environment = {"PYTHONPATH": path, "PATH": os.environ["PATH"]}
         if clock is not None:
-            environment |= {"LD_PRELOAD": str(servers.faketime), "FAKETIME": f"{clock:+.0f}", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+            environment |= {
+                "LD_PRELOAD": str(servers.faketime),
+                "FAKETIME": f"{clock:+.0f}",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            }
         self.process = subprocess.Popen(
-            [sys.executable, str(CHILD), json.dumps({**places, "way": "transactional", "name": f"child-{id(self)}", **given})],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                str(CHILD),
+                json.dumps(
+                    {**places, "way": "transactional", "name": f"child-{id(self)}", **given}
+                ),
+            ],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         self.clock: float | None = None
 
     def wait_until_started(self) -> None:

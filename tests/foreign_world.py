@@ -14,8 +14,17 @@ from backstop.sweep.foreign.protocol import ForeignLeases, LogStanding, Told
 HOUR = 3600
 KINDS: dict[str, dict[str, Any]] = {
     "table": {"kind": "dedup_listener_mysql", "application": "billing-app"},
-    "keys": {"kind": "dedup_listener_redis", "application": "billing-app", "tags": ["", "eu", "us"]},
-    "plain": {"kind": "plain_keys", "pattern": "dedup:{topic}:{id}", "untouched_for": "1h", "success_deletes": True},
+    "keys": {
+        "kind": "dedup_listener_redis",
+        "application": "billing-app",
+        "tags": ["", "eu", "us"],
+    },
+    "plain": {
+        "kind": "plain_keys",
+        "pattern": "dedup:{topic}:{id}",
+        "untouched_for": "1h",
+        "success_deletes": True,
+    },
 }
 
 
@@ -27,8 +36,12 @@ def content(name: str, **more: Any) -> dict[str, Any]:
         "producers": {"shop": {"connection": "producer"}},
         "consumers": {"billing_db": {"connection": "consumer"}},
         "groups": {"billing": {"store": "billing_db"}},
-        "topics": {topic: {"broker": "main", "groups": ["billing"]} for topic in ("orders", "refunds")},
-        "foreign_leases": {name: {"connection": "legacy", "group": "billing", **KINDS[name], **more}},
+        "topics": {
+            topic: {"broker": "main", "groups": ["billing"]} for topic in ("orders", "refunds")
+        },
+        "foreign_leases": {
+            name: {"connection": "legacy", "group": "billing", **KINDS[name], **more}
+        },
     }
 
 

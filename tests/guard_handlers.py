@@ -18,7 +18,10 @@ CREATE TABLE account (message_id text PRIMARY KEY, applied integer NOT NULL DEFA
 def insert_effect(connection: Any, message: Any, work: Any) -> None:
     """One more row each time: whatever is done twice shows."""
     with connection.cursor() as cursor:
-        cursor.execute("INSERT INTO effect VALUES (%s, %s, %s, %s)", (message.topic, message.message_id, GROUP, work.fence))
+        cursor.execute(
+            "INSERT INTO effect VALUES (%s, %s, %s, %s)",
+            (message.topic, message.message_id, GROUP, work.fence),
+        )
 
 
 def apply_under_fence(dsn: str, message: Any, work: Any) -> None:
@@ -38,10 +41,16 @@ def apply_under_fence(dsn: str, message: Any, work: Any) -> None:
 def apply_under_lock(connection: Any, message: Any) -> Row:
     """The business row is locked, looked at, and changed only when it was not."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT applied FROM account WHERE message_id = %s FOR UPDATE", (message.message_id,))
+        cursor.execute(
+            "SELECT applied FROM account WHERE message_id = %s FOR UPDATE", (message.message_id,)
+        )
         (applied,) = cursor.fetchone()
         if applied:
             return Row.ALREADY
-        cursor.execute("UPDATE account SET applied = applied + 1 WHERE message_id = %s", (message.message_id,))
-        cursor.execute("INSERT INTO effect VALUES (%s, %s, %s, 0)", (message.topic, message.message_id, GROUP))
+        cursor.execute(
+            "UPDATE account SET applied = applied + 1 WHERE message_id = %s", (message.message_id,)
+        )
+        cursor.execute(
+            "INSERT INTO effect VALUES (%s, %s, %s, 0)", (message.topic, message.message_id, GROUP)
+        )
     return Row.APPLIED

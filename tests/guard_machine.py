@@ -141,15 +141,21 @@ class GuardAndSweep(RuleBasedStateMachine):
 
     def _store(self, worker: int) -> LeaseStore:
         if self.kind == "redis":
-            return InRedis(RedisGuard(self.stage.exchange, self.world.group, lease=LEASE, retry_after=RETRY))
+            return InRedis(
+                RedisGuard(self.stage.exchange, self.world.group, lease=LEASE, retry_after=RETRY)
+            )
         front = None
         if self.kind == "front":
             front = LateFront(self.stage.exchange, self.world.group, lease=LEASE, retry_after=RETRY)
             front.notes = self.later
         return InDatabase(
-            lambda: self.stage.connect(worker), self.world.group, lease=LEASE, retry_after=RETRY, owner_host=f"host-{worker}",
+            lambda: self.stage.connect(worker),
+            self.world.group,
+            lease=LEASE,
+            retry_after=RETRY,
+            owner_host=f"host-{worker}",
             front=front,
-        )  # fmt: skip
+        )
 
     # What workers do
 
@@ -157,7 +163,12 @@ class GuardAndSweep(RuleBasedStateMachine):
     def start(self) -> None:
         self.world.redis.flushall()
 
-    @rule(worker=st.integers(0, WORKERS - 1), message=st.sampled_from(MESSAGES), resent=st.booleans(), late=st.booleans())
+    @rule(
+        worker=st.integers(0, WORKERS - 1),
+        message=st.sampled_from(MESSAGES),
+        resent=st.booleans(),
+        late=st.booleans(),
+    )
     def begin(self, worker: int, message: str, resent: bool, late: bool) -> None:
         """The broker delivers a copy; with `late` the worker stands still, or dies, before Redis is told."""
         truth, text = self.truth[message], self._in_redis(message)
@@ -178,14 +189,27 @@ class GuardAndSweep(RuleBasedStateMachine):
             assert truth.done, "called done, and it is not"
             return
         assert isinstance(begun, Busy), begun
-        stands_in_front = self.kind == "front" and text[:1] == b"C" and read_record(text).ends > self._redis_now()
+        stands_in_front = (
+            self.kind == "front" and text[:1] == b"C" and read_record(text).ends > self._redis_now()
+        )
         assert truth.alive or stands_in_front, "nobody is at work, and it is called busy"
 
     @precondition(lambda self: self.handles)
     @rule(
-        which=st.integers(0, 20), late=st.booleans(),
-        what=st.sampled_from(["complete", "complete", "complete", "die before the commit", "renew", "fail", "give back"]),
-    )  # fmt: skip
+        which=st.integers(0, 20),
+        late=st.booleans(),
+        what=st.sampled_from(
+            [
+                "complete",
+                "complete",
+                "complete",
+                "die before the commit",
+                "renew",
+                "fail",
+                "give back",
+            ]
+        ),
+    )
     def work(self, which: int, what: str, late: bool) -> None:
         """A worker that was once granted a lease goes on: in time, overtaken, or after its own end. Who never does is dead."""
         worker, lease = self.handles[which % len(self.handles)]
@@ -196,7 +220,9 @@ class GuardAndSweep(RuleBasedStateMachine):
             return
         with self._standing_still(worker, late):
             ended = self._act(self.stores[worker], lease, what)
-        assert ended in (is_owner, None), f"{what}: taken from one who was overtaken, or not from the owner"
+        assert ended in (is_owner, None), (
+            f"{what}: taken from one who was overtaken, or not from the owner"
+        )
         if is_owner:
             truth.alive = lease.token if what == "renew" else None
             truth.ended = what in ("complete", "fail")
@@ -257,7 +283,10 @@ class GuardAndSweep(RuleBasedStateMachine):
         self.later.pop(which % len(self.later))()
 
     @precondition(lambda self: self.kind != "database")
-    @rule(message=st.sampled_from(MESSAGES), what=st.sampled_from(["evicted", "flushed", "remembered", "put back"]))
+    @rule(
+        message=st.sampled_from(MESSAGES),
+        what=st.sampled_from(["evicted", "flushed", "remembered", "put back"]),
+    )
     def redis_forgets(self, message: str, what: str) -> None:
         """One record evicted; all, as by a flush or a failover to an empty replica; one as old as a replica that lagged."""
         if what in ("remembered", "put back"):
@@ -296,7 +325,9 @@ class GuardAndSweep(RuleBasedStateMachine):
         if self.kind != "database":
             log = GroupLog(group, leases) if self.kind == "front" else None
             for number in self.buckets:
-                bucket = LateBucket(self.stage.exchange, group, number, later=self.later if late else None)
+                bucket = LateBucket(
+                    self.stage.exchange, group, number, later=self.later if late else None
+                )
                 sweep_bucket(bucket, "redis", log, tally, limit=6, dry_run=False)
             if log:
                 sample_redis(self.stage.exchange, "redis", {group: log}, "", tally, dry_run=False)
@@ -311,17 +342,23 @@ class GuardAndSweep(RuleBasedStateMachine):
             for message, truth in self.truth.items():
                 text = self._in_redis(message)
                 record = read_record(text) if text else None
-                assert (record is not None and record.state == "D") == truth.done, "a record is not as its owner left it"
+                assert (record is not None and record.state == "D") == truth.done, (
+                    "a record is not as its owner left it"
+                )
                 if truth.alive:
                     held = record is not None and (record.state, record.token.replace("-", ""))
-                    assert held == ("C", truth.alive.replace("-", "")), "a record is not as its owner left it"
+                    assert held == ("C", truth.alive.replace("-", "")), (
+                        "a record is not as its owner left it"
+                    )
             return
         found = self._rows()
         for message, truth in self.truth.items():
             state, token, runs, effects = found.get(message, (None, None, False, 0))
             assert effects == truth.effects <= 1, "done twice in effect, or not at all"
             assert (state == "CONSUMED") == truth.done == (truth.effects == 1)
-            assert (token if runs else None) == truth.alive, "a lease that runs was taken back, or one that ended was not"
+            assert (token if runs else None) == truth.alive, (
+                "a lease that runs was taken back, or one that ended was not"
+            )
 
     def _rows(self) -> dict[str, tuple[str, str, bool, int]]:
         found = self.world.database.run(
@@ -351,7 +388,10 @@ class GuardAndSweep(RuleBasedStateMachine):
     # How
 
     def _effect(self, cursor: Any, lease: Acquired) -> None:
-        cursor.execute("INSERT INTO effect VALUES (%s, %s, %s, %s)", (TOPIC, lease.message_id, lease.group, lease.fence))
+        cursor.execute(
+            "INSERT INTO effect VALUES (%s, %s, %s, %s)",
+            (TOPIC, lease.message_id, lease.group, lease.fence),
+        )
 
     def _standing_still(self, worker: int, late: bool) -> StandingStill:
         store = self.stores[worker]

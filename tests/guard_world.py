@@ -25,9 +25,18 @@ ID = "order-1:paid"
 STATES = {"C": "CONSUMING", "D": "CONSUMED", "F": "FAILED", "E": "EXPIRED"}
 
 ODD = [
-    "a:b", "{a}", "}{", "a|b|C", "it's \"quoted\"", "100%s %(x)s \\n", "😀 鍵", " ", "*?[x]", "x" * 10_240,
+    "a:b",
+    "{a}",
+    "}{",
+    "a|b|C",
+    'it\'s "quoted"',
+    "100%s %(x)s \\n",
+    "😀 鍵",
+    " ",
+    "*?[x]",
+    "x" * 10_240,
     *(Random(seed).randbytes(500).hex() for seed in (5, 6)),
-]  # fmt: skip
+]
 """Names that a key, a pattern, a template or an index could trip over."""
 
 
@@ -57,19 +66,34 @@ class GuardWorld:
         self._open: list[LeaseStore] = []
 
     def worker(
-        self, lease: timedelta = LEASE, retry_after: timedelta = RETRY_AFTER, connect: Callable[[], Any] | None = None
+        self,
+        lease: timedelta = LEASE,
+        retry_after: timedelta = RETRY_AFTER,
+        connect: Callable[[], Any] | None = None,
     ) -> LeaseStore:
         """A worker of its own: no connection, nothing remembered is shared with another."""
         named: dict[str, Any] = {"lease": lease, "retry_after": retry_after, "owner_host": "host|1"}
         exchange = RedisExchange(self.url)
         if self.kind == "redis":
             store = lease_store(
-                None, self.group, leased(lambda m, w: None), RedisGuard(exchange, self.group, **named), lease, retry_after, None
+                None,
+                self.group,
+                leased(lambda m, w: None),
+                RedisGuard(exchange, self.group, **named),
+                lease,
+                retry_after,
+                None,
             )
         else:
             front = Front(exchange, self.group, **named) if self.kind == "front" else None
             store = lease_store(
-                connect or self.database.connect, self.group, leased(lambda m, w: None), front, lease, retry_after, "host|1"
+                connect or self.database.connect,
+                self.group,
+                leased(lambda m, w: None),
+                front,
+                lease,
+                retry_after,
+                "host|1",
             )
         self._open.append(store)
         return store
@@ -91,9 +115,15 @@ class GuardWorld:
             return None
         (row,) = found
         return Seen(
-            row["state"], row["owner_token"].replace("-", ""), row["fence"], row["attempts"], row["content_version"],
-            bytes(row["payload_hash"] or b"")[:8].hex(), row["last_error"] if row["conflicts"] else "", row["last_error"] or "",
-        )  # fmt: skip
+            row["state"],
+            row["owner_token"].replace("-", ""),
+            row["fence"],
+            row["attempts"],
+            row["content_version"],
+            bytes(row["payload_hash"] or b"")[:8].hex(),
+            row["last_error"] if row["conflicts"] else "",
+            row["last_error"] or "",
+        )
 
     def _see_redis(self, message_id: str, topic: str) -> Seen | None:
         bucket, key = self.keys.bucket_and_key(topic, message_id)
@@ -103,10 +133,15 @@ class GuardWorld:
         record = read_record(text)
         told = text.decode().split("|", 4)
         return Seen(
-            STATES[record.state], record.token, record.fence, record.attempts, record.content_version,
-            record.payload_hash or "", (self.redis.hget(self.keys.conflicts[bucket], key) or b"").decode(),
+            STATES[record.state],
+            record.token,
+            record.fence,
+            record.attempts,
+            record.content_version,
+            record.payload_hash or "",
+            (self.redis.hget(self.keys.conflicts[bucket], key) or b"").decode(),
             told[4] if len(told) > 4 else "",
-        )  # fmt: skip
+        )
 
     def expire(self, message_id: str, topic: str = TOPIC, ago: float = 1.0) -> None:
         """Its lease has ended; in every place where its end stands."""
@@ -145,7 +180,14 @@ class GuardWorld:
         return sorted(self.redis.scan_iter("*", count=1000))
 
 
-def arrival(message_id: str, topic: str = TOPIC, *, hash: bytes | None = A, version: int = 1, resent: bool = False) -> Arrival:
+def arrival(
+    message_id: str,
+    topic: str = TOPIC,
+    *,
+    hash: bytes | None = A,
+    version: int = 1,
+    resent: bool = False,
+) -> Arrival:
     return Arrival(topic, message_id, hash, version, None, resent)
 
 

@@ -24,34 +24,64 @@ KEY_ERROR = "KeyError: 'total'"
 
 @pytest.fixture(autouse=True)
 def clean(world: World) -> None:
-    world.sql("control", "TRUNCATE dead_letter, cause, drain_batch, staged_letter, staged_read, data_check CASCADE")
+    world.sql(
+        "control",
+        "TRUNCATE dead_letter, cause, drain_batch, staged_letter, staged_read, data_check CASCADE",
+    )
 
 
 def letter(
-    world: World, message_id: str | None, cause: str = FAILED, error: str = "", *, topic: str | None = TOPIC,
-    group: str | None = GROUP, invalid: str | None = None, died: str = "2026-11-21 10:00:00+00",
-) -> int:  # fmt: skip
-    ((run_id,),) = world.sql("control", """
+    world: World,
+    message_id: str | None,
+    cause: str = FAILED,
+    error: str = "",
+    *,
+    topic: str | None = TOPIC,
+    group: str | None = GROUP,
+    invalid: str | None = None,
+    died: str = "2026-11-21 10:00:00+00",
+) -> int:
+    ((run_id,),) = world.sql(
+        "control",
+        """
         INSERT INTO run (duty, scope, token, policy_version, code_version, state, finished_at)
-        VALUES ('triage', 'before', gen_random_uuid(), 'p', 'c', 'done', now()) RETURNING run_id""")  # fmt: skip
-    ((batch,),) = world.sql("control", """
+        VALUES ('triage', 'before', gen_random_uuid(), 'p', 'c', 'done', now()) RETURNING run_id""",
+    )
+    ((batch,),) = world.sql(
+        "control",
+        """
         INSERT INTO drain_batch (run_id, broker, queue, letters, acknowledged_at) VALUES (%s, 'embedded', 'q', 1, now())
-        RETURNING batch_id""", [run_id])  # fmt: skip
-    ((found,),) = world.sql("control", """
+        RETURNING batch_id""",
+        [run_id],
+    )
+    ((found,),) = world.sql(
+        "control",
+        """
         INSERT INTO dead_letter (batch_id, broker, queue, broker_id, consumer_group, topic, message_id, headers, content,
             content_bytes, cause_text, error, died_at, invalid)
         VALUES (%s, 'embedded', 'q', gen_random_uuid()::text, %s, %s, %s, '{}', '', 0, %s, %s, %s, %s)
-        RETURNING dead_letter_id""", [batch, group, topic, message_id, cause, error, died, invalid])  # fmt: skip
+        RETURNING dead_letter_id""",
+        [batch, group, topic, message_id, cause, error, died, invalid],
+    )
     return int(found)
 
 
 def log(
-    world: World, message_id: str, state: str, *, group: str = GROUP, error: str | None = None, conflicts: int = 0
+    world: World,
+    message_id: str,
+    state: str,
+    *,
+    group: str = GROUP,
+    error: str | None = None,
+    conflicts: int = 0,
 ) -> None:
-    world.sql(f"consumer_{group}", """
+    world.sql(
+        f"consumer_{group}",
+        """
         INSERT INTO consumer_log (consumer_group, topic, message_id, state, consumed_at, updated_at, last_error, conflicts)
         VALUES (%s, %s, %s, %s, CASE WHEN %s = 'CONSUMED' THEN now() END, now(), %s, %s)""",
-        [group, TOPIC, message_id, state, state, error, conflicts])  # fmt: skip
+        [group, TOPIC, message_id, state, state, error, conflicts],
+    )
 
 
 @contextmanager
@@ -78,14 +108,19 @@ def categories(world: World) -> dict[str, str]:
 
 def causes(world: World) -> dict[str, tuple[str, int]]:
     """Template -> category and count, of causes that have letters."""
-    rows = world.sql("control", "SELECT template, category, dead_letters FROM cause WHERE dead_letters > 0")
+    rows = world.sql(
+        "control", "SELECT template, category, dead_letters FROM cause WHERE dead_letters > 0"
+    )
     assert len({template for template, _, _ in rows}) == len(rows)
     return {template: (category, count) for template, category, count in rows}
 
 
 def counts_are_right(world: World) -> bool:
-    ((wrong,),) = world.sql("control", """SELECT count(*) FROM cause c WHERE c.dead_letters <>
-        (SELECT count(*) FROM dead_letter d WHERE d.cause_id = c.cause_id)""")  # fmt: skip
+    ((wrong,),) = world.sql(
+        "control",
+        """SELECT count(*) FROM cause c WHERE c.dead_letters <>
+        (SELECT count(*) FROM dead_letter d WHERE d.cause_id = c.cause_id)""",
+    )
     return bool(wrong == 0)
 
 

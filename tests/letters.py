@@ -27,11 +27,26 @@ INSERT = """
 
 
 def values(
-    message_id: str | None, group: str | None = "billing", topic: str | None = "orders", *, state: str = "open",
-    age: str = "1 minute", send_number: int = 2, cause: str = "delivery limit", error: str = "boom",
-) -> dict[str, Any]:  # fmt: skip
+    message_id: str | None,
+    group: str | None = "billing",
+    topic: str | None = "orders",
+    *,
+    state: str = "open",
+    age: str = "1 minute",
+    send_number: int = 2,
+    cause: str = "delivery limit",
+    error: str = "boom",
+) -> dict[str, Any]:
     """What INSERT takes; `age`: how long ago it died."""
     return {
-        "message_id": message_id, "group": group, "topic": topic, "state": state, "age": age, "send_number": send_number,
-        "cause": cause, "error": error, "queue": f"{topic}/{group}", "broker_id": uuid.uuid4().hex,
-    }  # fmt: skip
+        "message_id": message_id,
+        "group": group,
+        "topic": topic,
+        "state": state,
+        "age": age,
+        "send_number": send_number,
+        "cause": cause,
+        "error": error,
+        "queue": f"{topic}/{group}",
+        "broker_id": uuid.uuid4().hex,
+    }

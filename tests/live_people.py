@@ -75,10 +75,19 @@ class Live:
         return self.state(dag, run)
 
     def state(self, dag: str, run: str) -> str:
-        ((state,),) = self.airflow("SELECT state FROM dag_run WHERE dag_id = %s AND run_id = %s", dag, run)
+        ((state,),) = self.airflow(
+            "SELECT state FROM dag_run WHERE dag_id = %s AND run_id = %s", dag, run
+        )
         return str(state)
 
-    def case(self, severity: str, *ids: str, kind: str = "unknown", topic: str = "orders", subject: str = "") -> int:
+    def case(
+        self,
+        severity: str,
+        *ids: str,
+        kind: str = "unknown",
+        topic: str = "orders",
+        subject: str = "",
+    ) -> int:
         """An open case about messages that were promised and never sent."""
         producer = psycopg2.connect(self.platform.dsn("producer_a"))
         policy = SendPolicy(timedelta(seconds=2), timedelta(seconds=2), timedelta(seconds=1))
@@ -89,10 +98,17 @@ class Live:
         connection = self.control()
         with connection, connection.cursor() as cursor:
             case_id = open_case(
-                cursor, kind=kind, topic=topic, group="billing", subject=subject, severity=severity, run_id=None,
-                summary=f"nobody can say what became of {len(ids)} deliveries", evidence={"where": HOSTILE},
+                cursor,
+                kind=kind,
+                topic=topic,
+                group="billing",
+                subject=subject,
+                severity=severity,
+                run_id=None,
+                summary=f"nobody can say what became of {len(ids)} deliveries",
+                evidence={"where": HOSTILE},
                 members=[("shop_a", topic, message_id, "billing") for message_id in ids],
-            )  # fmt: skip
+            )
         connection.close()
         return case_id
 
@@ -103,7 +119,15 @@ class Live:
 
     def by_command_line(self, case_id: int, action: str) -> None:
         connection = self.control()
-        decide(connection, self.settings, self.connections, case_id, action, "carla", "seen by command line")
+        decide(
+            connection,
+            self.settings,
+            self.connections,
+            case_id,
+            action,
+            "carla",
+            "seen by command line",
+        )
         connection.close()
 
     def look(self) -> None:
@@ -112,9 +136,15 @@ class Live:
 
     def details(self, case_id: int) -> list[Detail]:
         """What Airflow shows of the case and nobody answered yet."""
-        found = self.api.request("GET", "/dags/~/dagRuns/~/hitlDetails?response_received=false&limit=100")
-        return [one for one in found["hitl_details"] if one["subject"].startswith(f"Case {case_id}:")
-                and one["task_instance"]["state"] == "awaiting_input"]  # fmt: skip
+        found = self.api.request(
+            "GET", "/dags/~/dagRuns/~/hitlDetails?response_received=false&limit=100"
+        )
+        return [
+            one
+            for one in found["hitl_details"]
+            if one["subject"].startswith(f"Case {case_id}:")
+            and one["task_instance"]["state"] == "awaiting_input"
+        ]
 
     def asks(self, case_id: int) -> int:
         """How many of its questions wait for an answer."""
@@ -123,7 +153,9 @@ class Live:
 
     def question(self, case_id: int, dag: str = "decide_case") -> Detail:
         def asked() -> bool:
-            ended = self.airflow("SELECT run_id FROM dag_run WHERE dag_id = %s AND state = 'failed'", dag)
+            ended = self.airflow(
+                "SELECT run_id FROM dag_run WHERE dag_id = %s AND state = 'failed'", dag
+            )
             assert not ended, f"failed: {ended}"
             return self.asks(case_id) == 1
 
@@ -139,28 +171,45 @@ class Live:
         def parked() -> bool:
             if self.tasks(run, dag).get(task) != "awaiting_input":
                 return False
-            return any(where in line and "state=awaiting_input" in line for line in log.read_text(errors="replace").splitlines())
+            return any(
+                where in line and "state=awaiting_input" in line
+                for line in log.read_text(errors="replace").splitlines()
+            )
 
         self.wait_for(parked, f"the form of {task} in {run} of {dag}")
 
     def run_of(self, case_id: int) -> str:
         """The run that asks about the case now."""
-        ((run,),) = self.rows("SELECT dag_run_id FROM case_question WHERE case_id = %s AND ended_at IS NULL", case_id)
+        ((run,),) = self.rows(
+            "SELECT dag_run_id FROM case_question WHERE case_id = %s AND ended_at IS NULL", case_id
+        )
         return str(run)
 
     def name(self, case_id: int, number: int) -> str:
         """The run of a question."""
-        ((run,),) = self.rows("SELECT dag_run_id FROM case_question WHERE case_id = %s AND number = %s", case_id, number)
+        ((run,),) = self.rows(
+            "SELECT dag_run_id FROM case_question WHERE case_id = %s AND number = %s",
+            case_id,
+            number,
+        )
         return str(run)
 
     def answer(
-        self, run: str, option: str, *, api: AirflowApi | None = None, dag: str = "decide_case", task: str = "ask",
+        self,
+        run: str,
+        option: str,
+        *,
+        api: AirflowApi | None = None,
+        dag: str = "decide_case",
+        task: str = "ask",
         **inputs: object,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """The status of the answer: 200 when Airflow took it."""
         path = form_of(dag, run, task)
         try:
-            (api or self.api).request("PATCH", path, {"chosen_options": [option], "params_input": inputs})
+            (api or self.api).request(
+                "PATCH", path, {"chosen_options": [option], "params_input": inputs}
+            )
         except AirflowUnavailable as refused:
             assert refused.status is not None, refused
             return refused.status
@@ -177,7 +226,12 @@ class Live:
 
         def over() -> bool:
             if path in self._taken:
-                form = self.airflow(f"{FORMS} WHERE t.dag_id = %s AND t.run_id = %s AND t.task_id = %s", dag, run, task)
+                form = self.airflow(
+                    f"{FORMS} WHERE t.dag_id = %s AND t.run_id = %s AND t.task_id = %s",
+                    dag,
+                    run,
+                    task,
+                )
                 if self.asks_again(path, [asks for _, asks in form] == [True]):
                     assert self._taken[path]() == 200
             return self.state(dag, run) in FINISHED
@@ -191,7 +245,9 @@ class Live:
         It loses one that comes before its scheduler knows that the task has left its worker, and each costs a try of the task:
         on a busy machine one who answers in the first instant each time uses them all up.
         """
-        since = self._asked.setdefault(what, time.monotonic()) if asks else self._asked.pop(what, None)
+        since = (
+            self._asked.setdefault(what, time.monotonic()) if asks else self._asked.pop(what, None)
+        )
         return asks and since is not None and time.monotonic() - since > A_MOMENT
 
     def tasks(self, run: str, dag: str = "decide_case") -> dict[str, str]:
@@ -199,7 +255,9 @@ class Live:
         return {name: str(state) for name, state in self.airflow(query, dag, run)}
 
     def ended(self, run: str) -> tuple[Any, ...]:
-        return self.rows("SELECT how, answered_by, answer, said FROM case_question WHERE dag_run_id = %s", run)[0]
+        return self.rows(
+            "SELECT how, answered_by, answer, said FROM case_question WHERE dag_run_id = %s", run
+        )[0]
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + SECONDS
@@ -240,7 +298,11 @@ def forge(api: AirflowApi, dag: str, run: str, name: str, value: Any) -> int:
     """Writes the task's result, whether it has one or not."""
     path, entry = f"{task(dag, run, name)}/xcomEntries", {"key": "return_value", "value": value}
     written = status(api, "POST", path, entry)
-    return written if written == 200 else status(api, "PATCH", f"{path}/return_value", {"value": value})
+    return (
+        written
+        if written == 200
+        else status(api, "PATCH", f"{path}/return_value", {"value": value})
+    )
 
 
 def long_ago(people: Live, message_id: str, topic: str = "orders") -> None:
@@ -251,19 +313,33 @@ def long_ago(people: Live, message_id: str, topic: str = "orders") -> None:
                next_check_at = created_at - interval '4 min', attempted_at = attempted_at - interval '5 min',
                attempt_deadline = attempt_deadline - interval '5 min'
            WHERE message_id = %s""",
-        message_id, database="producer_a",
-    )  # fmt: skip
+        message_id,
+        database="producer_a",
+    )
 
 
-DUTIES = ("decide_case", "ask_people", "triage", "resend", "replay_incident", "reconcile", "sweep", "watch")
+DUTIES = (
+    "decide_case",
+    "ask_people",
+    "triage",
+    "resend",
+    "replay_incident",
+    "reconcile",
+    "sweep",
+    "watch",
+)
 
 
 @contextmanager
 def live_people(
-    root: Path, settings: str = "  questions: 2\n", users: Mapping[str, str] = SIMPLE,
-    environment: Mapping[str, str] = {}, before: Callable[[Platform], None] = lambda _: None,
-    after: Callable[[Live], None] = lambda _: None, dags: tuple[str, ...] = DUTIES,
-) -> Iterator[Live]:  # fmt: skip
+    root: Path,
+    settings: str = "  questions: 2\n",
+    users: Mapping[str, str] = SIMPLE,
+    environment: Mapping[str, str] = {},
+    before: Callable[[Platform], None] = lambda _: None,
+    after: Callable[[Live], None] = lambda _: None,
+    dags: tuple[str, ...] = DUTIES,
+) -> Iterator[Live]:
     """Every duty is started by the tests alone. `settings`: what follows in backstop.yaml, at first within `people`; `before` and
     `after` Airflow starts."""
     config = root / "backstop.yaml"
@@ -271,12 +347,22 @@ def live_people(
     platform = Platform(root, config)
     try:
         platform.start(airflow=False)
-        platform.airflow.env.update(platform.environment() | {
-            "BACKSTOP_RETRY_SECONDS": "1", "BACKSTOP_LOOK_AGAIN_SECONDS": "15", "BACKSTOP_ASK_SCHEDULE": "none",
-            "BACKSTOP_TRIAGE_SCHEDULE": "none", "BACKSTOP_RESEND_SCHEDULE": "none", "BACKSTOP_RECONCILE_SCHEDULE": "none",
-            "BACKSTOP_SWEEP_SCHEDULE": "none", "BACKSTOP_WATCH_SCHEDULE": "none",
-            "BACKSTOP_DOCS_FOLDER": str(root / "docs"), "BACKSTOP_SPARK_FROM": "3",
-        } | environment)  # fmt: skip
+        platform.airflow.env.update(
+            platform.environment()
+            | {
+                "BACKSTOP_RETRY_SECONDS": "1",
+                "BACKSTOP_LOOK_AGAIN_SECONDS": "15",
+                "BACKSTOP_ASK_SCHEDULE": "none",
+                "BACKSTOP_TRIAGE_SCHEDULE": "none",
+                "BACKSTOP_RESEND_SCHEDULE": "none",
+                "BACKSTOP_RECONCILE_SCHEDULE": "none",
+                "BACKSTOP_SWEEP_SCHEDULE": "none",
+                "BACKSTOP_WATCH_SCHEDULE": "none",
+                "BACKSTOP_DOCS_FOLDER": str(root / "docs"),
+                "BACKSTOP_SPARK_FROM": "3",
+            }
+            | environment
+        )
         platform.airflow.users |= users
         before(platform)
         platform.airflow.start()

@@ -89,11 +89,11 @@ DEV: Mapping[str, Sequence[str]] = {
         "pydantic_core._pydantic_core.ValidationError: {int} validation errors for Order",
         "ValueError: invalid literal for int() with base 10: {qstr}",
         "ValueError: could not convert string to float: {qstr}",
-        "Traceback (most recent call last):\n  File \"{path}\", line {int}, in handle\n    charge(order)\n  File \"{path}\","
+        'Traceback (most recent call last):\n  File "{path}", line {int}, in handle\n    charge(order)\n  File "{path}",'
         " line {int}, in charge\n    raise Declined(order)\nbilling.Declined: card of {email} was declined for {float} EUR",
-        "Traceback (most recent call last):\n  File \"{path}\", line {int}, in handle\n    total = price * amount\n"
+        'Traceback (most recent call last):\n  File "{path}", line {int}, in handle\n    total = price * amount\n'
         "TypeError: can't multiply sequence by non-int of type {qstr}",
-        "Traceback (most recent call last):\n  File \"{path}\", line {int}, in reserve\n    stock[sku] -= 1\nKeyError: {qstr}",
+        'Traceback (most recent call last):\n  File "{path}", line {int}, in reserve\n    stock[sku] -= 1\nKeyError: {qstr}',
     ),
     "kafka": (
         "org.apache.kafka.common.errors.TimeoutException: Topic {topic} not present in metadata after {int} ms.",
@@ -140,7 +140,7 @@ DEV: Mapping[str, Sequence[str]] = {
         "[instance: {uuid}] Claim successful",
         "[instance: {uuid}] During sync_power_state the instance has a pending task (spawning). Skip.",
         "[instance: {uuid}] Instance destroyed successfully.",
-        "{ip},{ip} \"GET {path} HTTP/1.1\" status: {status} len: {int} time: {float}",
+        '{ip},{ip} "GET {path} HTTP/1.1" status: {status} len: {int} time: {float}',
         "While synchronizing instance power states, found {int} instances in the database and {int} instances on the hypervisor.",
         "Unknown base file: {path}",
         "Removable base files: {path} {path}",
@@ -205,8 +205,8 @@ DEV: Mapping[str, Sequence[str]] = {
         "{host}:{int} open directly",
     ),
     "android": (
-        "acquire lock={int}, flags={hex}, tag=\"{dotted}\", name={dotted}, ws=null, uid={int}, pid={int}",
-        "release:lock={int}, flg={hex}, tag=\"{dotted}\", name={dotted}\", ws=null, uid={int}, pid={int}",
+        'acquire lock={int}, flags={hex}, tag="{dotted}", name={dotted}, ws=null, uid={int}, pid={int}',
+        'release:lock={int}, flg={hex}, tag="{dotted}", name={dotted}", ws=null, uid={int}, pid={int}',
         "Skipping AppWindowToken{{hexid} token=Token{{hexid} ActivityRecord{{hexid} u0 {dotted}/.Main t{int}}}} -- going to hide",
         "setSystemUiVisibility vis={int} mask={int} oldVal={int} newVal={int} diff={int} fullscreenStackVis={int}",
         "Application token not found",
@@ -252,7 +252,7 @@ DEV: Mapping[str, Sequence[str]] = {
         "com.mysql.cj.jdbc.exceptions.MySQLTransactionRollbackException: Lock wait timeout exceeded; try restarting transaction",
     ),
     "java": (
-        "java.lang.NullPointerException: Cannot invoke \"{class}.getAmount()\" because \"order.line({int})\" is null\n"
+        'java.lang.NullPointerException: Cannot invoke "{class}.getAmount()" because "order.line({int})" is null\n'
         "\tat com.acme.billing.Invoice.total(Invoice.java:{int})\n\tat com.acme.billing.Handler.onMessage(Handler.java:{int})\n"
         "\tat jdk.internal.reflect.GeneratedMethodAccessor{int}.invoke(Unknown Source)\n\t... {int} more",
         "java.lang.NullPointerException\n\tat com.acme.shipping.Label.print(Label.java:{int})\n"
@@ -329,13 +329,13 @@ DEV: Mapping[str, Sequence[str]] = {
         '{"order":"{uuid}","errors":["no items","no address"]}',
         '{"order":"{uuid}","errors":["no currency"]}',
     ),
-}  # fmt: skip
+}
 
 HELD_OUT: Mapping[str, Sequence[str]] = {
     "nginx": (
         "{int}#{int}: *{int} upstream timed out (110: Connection timed out) while reading response header from upstream,"
         " client: {ip},"
-        " server: {host}, request: \"GET {path} HTTP/1.1\", upstream: \"{url}\", host: {dqstr}",
+        ' server: {host}, request: "GET {path} HTTP/1.1", upstream: "{url}", host: {dqstr}',
         "{int}#{int}: *{int} open() {dqstr} failed (2: No such file or directory), client: {ip}, server: {host}",
         "{int}#{int}: *{int} connect() failed (111: Connection refused) while connecting to upstream, client: {ip}",
         "{int}#{int}: *{int} client intended to send too large body: {int} bytes",
@@ -346,7 +346,7 @@ HELD_OUT: Mapping[str, Sequence[str]] = {
         " write={float} s,"
         " sync={float} s, total={float} s",
         "duration: {float} ms  statement: SELECT * FROM {word} WHERE id = {int}",
-        "automatic vacuum of table \"{word}.public.{word}\": index scans: {int}",
+        'automatic vacuum of table "{word}.public.{word}": index scans: {int}',
         "canceling statement due to lock timeout",
         "could not receive data from client: Connection reset by peer",
         "invalid input syntax for type uuid: {dqstr}",
@@ -374,9 +374,9 @@ HELD_OUT: Mapping[str, Sequence[str]] = {
     ),
     "kubernetes": (
         "Back-off restarting failed container {word} in pod {word}-{hexid}-{hex4}_{word}({uuid})",
-        "Failed to pull image \"{word}.example.com/{word}:{version}\": rpc error: code = NotFound desc = failed to pull and"
+        'Failed to pull image "{word}.example.com/{word}:{version}": rpc error: code = NotFound desc = failed to pull and'
         " unpack image",
-        "Readiness probe failed: Get \"http://{ipport}/healthz\": dial tcp {ipport}: connect: connection refused",
+        'Readiness probe failed: Get "http://{ipport}/healthz": dial tcp {ipport}: connect: connection refused',
         "0/{int} nodes are available: {int} Insufficient cpu, {int} node(s) had untolerated taint",
         "Container {word} exceeded its local ephemeral storage limit {dqstr}.",
         "MountVolume.SetUp failed for volume {dqstr} : secret {dqstr} not found",
@@ -460,7 +460,7 @@ HELD_OUT: Mapping[str, Sequence[str]] = {
         'at=error code=H10 desc="App crashed" method=GET path="{path}" host={host} request_id={uuid} fwd="{ip}"'
         " dyno= connect= service= status=503 bytes= protocol=https",
         'time="{time}" level=error msg="service \\"{word}\\" error: unable to find the IP address" providerName=docker'
-        ' container={word}-{hexid}',
+        " container={word}-{hexid}",
         'time="{time}" level=error msg="Unable to obtain ACME certificate for domains" error="acme: error: 429 :: rate limited"'
         ' domains="{host}"',
         'time="{time}" level=error msg="Unable to obtain ACME certificate for domains" error="acme: error: 403 :: unauthorized"'
@@ -495,7 +495,7 @@ HELD_OUT: Mapping[str, Sequence[str]] = {
         "stock of {word} in {word} went below {neg}",
         "exchange rate {word}/{word} is older than {dur}",
     ),
-}  # fmt: skip
+}
 
 USERS = (
     "alice",
@@ -513,7 +513,14 @@ USERS = (
 )
 WORDS = ("kestrel", "osprey", "falcon", "harrier", "merlin", "buzzard", "condor")
 _SEGMENTS = ("var", "log", "data", "orders", "tmp", "etc", "usr", "home", "a1", "p4biom", "stage-2")
-_CLASSES = ("Order", "InvoiceLine", "com.acme.Ledger", "org.acme.util.RateTable", "com.acme.stock.ItemView", "io.acme.Parcel")
+_CLASSES = (
+    "Order",
+    "InvoiceLine",
+    "com.acme.Ledger",
+    "org.acme.util.RateTable",
+    "com.acme.stock.ItemView",
+    "io.acme.Parcel",
+)
 _STATES = {
     "vmstate": ("Started", "Stopped", "Paused", "Resumed"),
     "astate": ("NEW", "UNASSIGNED", "ASSIGNED", "RUNNING", "COMMIT_PENDING"),
@@ -529,8 +536,10 @@ def texts(formats: Mapping[str, Sequence[str]], each: int, seed: int) -> list[tu
     dice = random.Random(seed)
     made = [
         (template, _SLOT.sub(lambda slot: _SLOTS[slot[1]](dice), template))
-        for templates in formats.values() for template in templates for _ in range(each)
-    ]  # fmt: skip
+        for templates in formats.values()
+        for template in templates
+        for _ in range(each)
+    ]
     dice.shuffle(made)
     return made
 
@@ -550,10 +559,16 @@ def quality(groups: Sequence[tuple[str, str]]) -> tuple[float, float]:
 
 
 def _host(dice: random.Random) -> str:
-    return dice.choice((
-        f"web{dice.randint(1, 99)}.example.com", f"mesos-slave-{dice.randint(10, 99)}", f"node-{dice.randint(1, 300)}",
-        f"ip-10-0-{dice.randint(0, 255)}-7.eu-west-1.compute.internal", f"db{dice.randint(1, 9)}", "cache.shop.internal",
-    ))  # fmt: skip
+    return dice.choice(
+        (
+            f"web{dice.randint(1, 99)}.example.com",
+            f"mesos-slave-{dice.randint(10, 99)}",
+            f"node-{dice.randint(1, 300)}",
+            f"ip-10-0-{dice.randint(0, 255)}-7.eu-west-1.compute.internal",
+            f"db{dice.randint(1, 9)}",
+            "cache.shop.internal",
+        )
+    )
 
 
 def _ip(dice: random.Random) -> str:
@@ -564,14 +579,18 @@ def _time(dice: random.Random) -> str:
     month, day, year = dice.randint(1, 12), dice.randint(1, 28), dice.randint(2005, 2027)
     clock = f"{dice.randint(0, 23):02}:{dice.randint(0, 59):02}:{dice.randint(0, 59):02}"
     name, weekday = _MONTHS[month - 1], dice.choice(_DAYS)
-    return dice.choice((
-        f"{year}-{month:02}-{day:02}T{clock}.{dice.randint(0, 999):03}Z",
-        f"{year}-{month:02}-{day:02} {clock},{dice.randint(0, 999):03}",
-        f"{weekday} {name} {day:2} {clock} UTC {year}",
-        f"{weekday}, {day:02} {name} {year} {clock} GMT",
-        f"{day:02}/{name}/{year}:{clock} +0000",
-        f"{name} {day:2} {clock}", f"{year}/{month:02}/{day:02} {clock}", f"{month:02}/{day:02}/{year} {clock}",
-    ))  # fmt: skip
+    return dice.choice(
+        (
+            f"{year}-{month:02}-{day:02}T{clock}.{dice.randint(0, 999):03}Z",
+            f"{year}-{month:02}-{day:02} {clock},{dice.randint(0, 999):03}",
+            f"{weekday} {name} {day:2} {clock} UTC {year}",
+            f"{weekday}, {day:02} {name} {year} {clock} GMT",
+            f"{day:02}/{name}/{year}:{clock} +0000",
+            f"{name} {day:2} {clock}",
+            f"{year}/{month:02}/{day:02} {clock}",
+            f"{month:02}/{day:02}/{year} {clock}",
+        )
+    )
 
 
 def _path(dice: random.Random) -> str:
@@ -583,10 +602,19 @@ def _path(dice: random.Random) -> str:
 
 
 def _quoted(dice: random.Random) -> str:
-    return dice.choice((
-        "order_id", "a b c", "12", dice.choice(USERS), f"SKU-{dice.randint(1, 999)}",
-        "", "it is; empty, = [x]", "Zürich", "NoneType",
-    ))  # fmt: skip
+    return dice.choice(
+        (
+            "order_id",
+            "a b c",
+            "12",
+            dice.choice(USERS),
+            f"SKU-{dice.randint(1, 999)}",
+            "",
+            "it is; empty, = [x]",
+            "Zürich",
+            "NoneType",
+        )
+    )
 
 
 def _hex(dice: random.Random, digits: int) -> str:
@@ -595,43 +623,73 @@ def _hex(dice: random.Random, digits: int) -> str:
 
 _SLOTS: Mapping[str, Callable[[random.Random], str]] = {
     **{name: (lambda dice, of=states: dice.choice(of)) for name, states in _STATES.items()},
-    "user": lambda dice: dice.choice(USERS), "word": lambda dice: dice.choice(WORDS),
-    "topic": lambda dice: f"{dice.choice(WORDS)}.{dice.choice(('orders', 'refunds', 'stock'))}", "host": _host, "ip": _ip,
+    "user": lambda dice: dice.choice(USERS),
+    "word": lambda dice: dice.choice(WORDS),
+    "topic": lambda dice: f"{dice.choice(WORDS)}.{dice.choice(('orders', 'refunds', 'stock'))}",
+    "host": _host,
+    "ip": _ip,
     "ipport": lambda dice: f"{_ip(dice)}:{dice.randint(1000, 65000)}",
     "mac": lambda dice: ":".join(_hex(dice, 4)[:2] for _ in range(6)),
-    "int": lambda dice: str(dice.choice((dice.randint(0, 9), dice.randint(10, 999), dice.randint(1000, 10**12)))),
+    "int": lambda dice: str(
+        dice.choice((dice.randint(0, 9), dice.randint(10, 999), dice.randint(1000, 10**12)))
+    ),
     "neg": lambda dice: str(dice.choice((-1, -dice.randint(2, 2_000_000), -0.5))),
     "float": lambda dice: f"{dice.uniform(0, 500):.{dice.randint(1, 5)}f}",
-    "hex": lambda dice: f"0x{_hex(dice, dice.choice((8, 16)))}", "hex4": lambda dice: f"{dice.randint(1000, 9999)}",
-    "hexid": lambda dice: _hex(dice, 8), "uuid": lambda dice: str(uuid.UUID(int=dice.getrandbits(128), version=4)),
-    "blk": lambda dice: f"blk_{dice.choice(('', '-'))}{dice.randint(10**17, 10**19)}", "path": _path,
-    "winpath": lambda dice: f"C:\\Windows\\{dice.choice(('WinSxS', 'Logs', 'Temp'))}\\x{dice.randint(1, 999)}.dll",
-    "size": lambda dice: f"{dice.uniform(0, 900):.1f} {dice.choice(('KB', 'MB', 'GB', 'B', 'MiB'))}",
-    "dur": lambda dice: dice.choice((
-        f"{dice.randint(1, 900)}ms", f"{dice.uniform(0, 90):.2f}s", f"{dice.randint(1, 90)} seconds",
-        f"{dice.randint(2, 59)} min",
-    )),
-    "clock": lambda dice: f"{dice.randint(0, 23):02}:{dice.randint(0, 59):02}:{dice.randint(0, 59):02}", "time": _time,
+    "hex": lambda dice: f"0x{_hex(dice, dice.choice((8, 16)))}",
+    "hex4": lambda dice: f"{dice.randint(1000, 9999)}",
+    "hexid": lambda dice: _hex(dice, 8),
+    "uuid": lambda dice: str(uuid.UUID(int=dice.getrandbits(128), version=4)),
+    "blk": lambda dice: f"blk_{dice.choice(('', '-'))}{dice.randint(10**17, 10**19)}",
+    "path": _path,
+    "winpath": lambda dice: (
+        f"C:\\Windows\\{dice.choice(('WinSxS', 'Logs', 'Temp'))}\\x{dice.randint(1, 999)}.dll"
+    ),
+    "size": lambda dice: (
+        f"{dice.uniform(0, 900):.1f} {dice.choice(('KB', 'MB', 'GB', 'B', 'MiB'))}"
+    ),
+    "dur": lambda dice: dice.choice(
+        (
+            f"{dice.randint(1, 900)}ms",
+            f"{dice.uniform(0, 90):.2f}s",
+            f"{dice.randint(1, 90)} seconds",
+            f"{dice.randint(2, 59)} min",
+        )
+    ),
+    "clock": lambda dice: (
+        f"{dice.randint(0, 23):02}:{dice.randint(0, 59):02}:{dice.randint(0, 59):02}"
+    ),
+    "time": _time,
     "version": lambda dice: (
         f"{dice.randint(0, 12)}.{dice.randint(0, 40)}.{dice.randint(0, 9000)}{dice.choice(('', '-rc1', '+b7'))}"
     ),
-    "url": lambda dice: f"https://{_host(dice)}/v1/{dice.choice(WORDS)}/{dice.randint(1, 9999)}?x={dice.randint(1, 9)}",
-    "email": lambda dice: f"{dice.choice(USERS)}@{dice.choice(WORDS)}.example.org", "qstr": lambda dice: f"'{_quoted(dice)}'",
-    "dqstr": lambda dice: f'"{_quoted(dice)}"', "class": lambda dice: dice.choice(_CLASSES),
+    "url": lambda dice: (
+        f"https://{_host(dice)}/v1/{dice.choice(WORDS)}/{dice.randint(1, 9999)}?x={dice.randint(1, 9)}"
+    ),
+    "email": lambda dice: f"{dice.choice(USERS)}@{dice.choice(WORDS)}.example.org",
+    "qstr": lambda dice: f"'{_quoted(dice)}'",
+    "dqstr": lambda dice: f'"{_quoted(dice)}"',
+    "class": lambda dice: dice.choice(_CLASSES),
     "dotted": lambda dice: f"com.{dice.choice(WORDS)}.{dice.choice(('ui', 'sync', 'music'))}",
     "status": lambda dice: dice.choice(("200", "202", "204", "300")),
-    "list": lambda dice: ", ".join(dice.choice(WORDS) + dice.choice(("", "#0", "-1")) for _ in range(dice.randint(1, 6))),
-    "thread": lambda dice: dice.choice((
-        f"pool-{dice.randint(1, 9)}-thread-{dice.randint(1, 99)}", f"http-nio-8080-exec-{dice.randint(1, 200)}",
-        f"Thread-{dice.randint(0, 99)}",
-    )),
+    "list": lambda dice: ", ".join(
+        dice.choice(WORDS) + dice.choice(("", "#0", "-1")) for _ in range(dice.randint(1, 6))
+    ),
+    "thread": lambda dice: dice.choice(
+        (
+            f"pool-{dice.randint(1, 9)}-thread-{dice.randint(1, 99)}",
+            f"http-nio-8080-exec-{dice.randint(1, 200)}",
+            f"Thread-{dice.randint(0, 99)}",
+        )
+    ),
     "amq": lambda dice: (
         f"{dice.choice(WORDS)}-{dice.randint(30000, 60000)}-{dice.randint(10**12, 2 * 10**12)}-{dice.randint(1, 9)}"
         f":{dice.randint(1, 9)}:1:{dice.randint(1, 99)}"
     ),
-    "bglnode": lambda dice: f"R{dice.randint(0, 63):02}-M{dice.randint(0, 1)}-L{dice.randint(0, 3)}-U{dice.randint(1, 20)}-A",
+    "bglnode": lambda dice: (
+        f"R{dice.randint(0, 63):02}-M{dice.randint(0, 1)}-L{dice.randint(0, 3)}-U{dice.randint(1, 20)}-A"
+    ),
     "file": lambda dice: f"{dice.choice(WORDS)}{dice.randint(0, 9)}.cc",
     "b64": lambda dice: "".join(dice.choice("abcdefXYZ0123456789+/") for _ in range(30)) + "==",
     "bglio": lambda dice: f"bglio{dice.randint(1, 999)}",
-}  # fmt: skip
+}
 _SLOT = re.compile(r"\{(" + "|".join(sorted(_SLOTS, key=len, reverse=True)) + r")\}")

@@ -38,7 +38,10 @@ character-set-server=utf8mb4
 
 def installed(name: str) -> Path:
     """The program, or a failed test: a missing server must not look like a passed test."""
-    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"]))
+    found = shutil.which(
+        name,
+        path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"]),
+    )
     if found is None:
         pytest.fail(
             f"{name} is not here, and these tests need a real MariaDB. "
@@ -63,24 +66,41 @@ class MariaDB:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def start(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         run_as = choose_run_as(self._program, self.directory)
         settings = self.directory / "my.cnf"
-        write_private(settings, SETTINGS.format(data=self.data, port=self.port, host=LOOPBACK), run_as.owner)
+        write_private(
+            settings, SETTINGS.format(data=self.data, port=self.port, host=LOOPBACK), run_as.owner
+        )
         first = not self.data.exists()
         if first:
             self.data.mkdir(mode=0o700)
             if run_as.owner is not None:
                 os.chown(self.data, *run_as.owner)
             made = subprocess.run(
-                [*run_as.prefix, str(self._install), f"--defaults-file={settings}", "--auth-root-authentication-method=normal",
-                 "--skip-test-db"],
-                cwd="/", env=server_environment(), check=False, capture_output=True, text=True, timeout=120,
-            )  # fmt: skip
+                [
+                    *run_as.prefix,
+                    str(self._install),
+                    f"--defaults-file={settings}",
+                    "--auth-root-authentication-method=normal",
+                    "--skip-test-db",
+                ],
+                cwd="/",
+                env=server_environment(),
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
             assert made.returncode == 0, made.stdout + made.stderr
             # The first thing it does as a server: nobody can log in without a password, not even for a moment.
             (self.data / "init.sql").write_text(
@@ -93,7 +113,8 @@ class MariaDB:
             os.chmod(self.data / "init.sql", 0o644)
         extra = [f"--init-file={self.data / 'init.sql'}"] if first else []
         self._child.start(
-            [*run_as.prefix, str(self._program), f"--defaults-file={settings}", *extra], env=server_environment()
+            [*run_as.prefix, str(self._program), f"--defaults-file={settings}", *extra],
+            env=server_environment(),
         )
         try:
             self._child.wait_until(self._answers, START_SECONDS)
@@ -106,9 +127,15 @@ class MariaDB:
 
     def connect(self, user: str = "admin") -> Any:
         return pymysql.connect(
-            host=LOOPBACK, port=self.port, user=user, password=PASSWORD, database="dedup", autocommit=True,
-            charset="utf8mb4", connect_timeout=5,
-        )  # fmt: skip
+            host=LOOPBACK,
+            port=self.port,
+            user=user,
+            password=PASSWORD,
+            database="dedup",
+            autocommit=True,
+            charset="utf8mb4",
+            connect_timeout=5,
+        )
 
     def url(self) -> str:
         return f"mysql://sweeper:{PASSWORD.replace('@', '%40').replace('/', '%2F')}@{LOOPBACK}:{self.port}/dedup"

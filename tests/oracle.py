@@ -99,7 +99,9 @@ def owed(tables: Tables) -> list[tuple[int, str]]:
 
 def _owes(stub: Row, policy: Row, tables: Tables) -> bool:
     where = (policy["topic"], policy["consumer_group"])
-    tags = {row["tag"] for row in tables["group_tag"] if (row["topic"], row["consumer_group"]) == where}
+    tags = {
+        row["tag"] for row in tables["group_tag"] if (row["topic"], row["consumer_group"]) == where
+    }
     if not policy["every_tag"] and (stub["tag"] is None or stub["tag"] not in tags):
         return False
     if policy["active_from"] is not None and stub["created_at"] < policy["active_from"]:
@@ -130,17 +132,28 @@ def copies(delivery: Row, attempts: Iterable[Row], policy: Row) -> list[Copy]:
     deadline = stub["attempt_deadline"]
     if deadline is None:
         deadline = plus(stub["attempted_at"], policy["attempt_timeout"])
-    under_way = Copy(False, stub["attempted_at"], None, deadline, settled=False, broker=stub["broker"])
+    under_way = Copy(
+        False, stub["attempted_at"], None, deadline, settled=False, broker=stub["broker"]
+    )
     if stub["send_count"] == 0:
         return []
     if stub["send_count"] == 1 and stub["first_to_all"] is True:
         if stub["sent_at"] is not None:
             # open: without attempted_at the acknowledgement bounds it, from above.
             started = stub["sent_at"] if stub["attempted_at"] is None else stub["attempted_at"]
-            return [Copy(
-                True, started, stub["sent_at"], deadline, True, stub["broker"],
-                stub["queue_id"], stub["queue_offset"], stub["queue_epoch"],
-            )]  # fmt: skip
+            return [
+                Copy(
+                    True,
+                    started,
+                    stub["sent_at"],
+                    deadline,
+                    True,
+                    stub["broker"],
+                    stub["queue_id"],
+                    stub["queue_offset"],
+                    stub["queue_epoch"],
+                )
+            ]
         if stub["refusals"] >= 1:
             return []
         # Not acknowledged, but whoever wrote it may have recorded where it went.
@@ -156,39 +169,61 @@ def copies(delivery: Row, attempts: Iterable[Row], policy: Row) -> list[Copy]:
         for row in rows:
             if row["consumer_group"] in (None, group) and row["outcome"] != "refused":
                 newest = number == stub["send_count"]
-                found.append(Copy(
-                    row["outcome"] == "sent", row["started_at"], row["finished_at"],
-                    deadline if newest else None, True, row["broker"], row["queue_id"], row["queue_offset"], row["queue_epoch"],
-                ))  # fmt: skip
+                found.append(
+                    Copy(
+                        row["outcome"] == "sent",
+                        row["started_at"],
+                        row["finished_at"],
+                        deadline if newest else None,
+                        True,
+                        row["broker"],
+                        row["queue_id"],
+                        row["queue_offset"],
+                        row["queue_epoch"],
+                    )
+                )
     return found
 
 
 def fate(
-    copy: Copy, delivery: Row, policy: Row, group: Row, queues: Mapping[tuple[str, int], Row], as_of: int
+    copy: Copy,
+    delivery: Row,
+    policy: Row,
+    group: Row,
+    queues: Mapping[tuple[str, int], Row],
+    as_of: int,
 ) -> Fate:
     """Past, ahead or not known; and whether the evidence about this copy is good. `group`: at the copy's broker."""
     broker = policy["broker"] if copy.broker is None else copy.broker
     queue = None if copy.queue_id is None else queues.get((broker, copy.queue_id))
     trusted = (
-        copy.acknowledged and queue is not None and copy.offset is not None and copy.epoch is not None
+        copy.acknowledged
+        and queue is not None
+        and copy.offset is not None
+        and copy.epoch is not None
         and copy.epoch == queue["epoch"]
-    )  # fmt: skip
+    )
     # Known to be of the present epoch, or of an older one that a person has accepted; open: a copy without one,
     # acknowledged or not, goes by time.
-    epoch_good = (
-        copy.epoch is None
-        or (queue is not None and (copy.epoch == queue["epoch"] or queue["epoch_accepted"] is True))
-    )  # fmt: skip
-    if group["removed"] is True:  # "of a broker that is configured no more, that no person has accepted"
+    epoch_good = copy.epoch is None or (
+        queue is not None and (copy.epoch == queue["epoch"] or queue["epoch_accepted"] is True)
+    )
+    if (
+        group["removed"] is True
+    ):  # "of a broker that is configured no more, that no person has accepted"
         epoch_good = group["lives_accepted"] is True
     if trusted:
         assert queue is not None
         passed = less(copy.offset, queue["settled_offset"])
         expired = less(copy.offset, queue["first_offset"]) is True
-        truncated = both(
-            at_least(copy.offset, queue["next_offset"]), at_least(copy.offset, queue["previous_next_offset"]),
-            less(copy.finished_at, queue["previous_read_at"]),
-        ) is True  # fmt: skip
+        truncated = (
+            both(
+                at_least(copy.offset, queue["next_offset"]),
+                at_least(copy.offset, queue["previous_next_offset"]),
+                less(copy.finished_at, queue["previous_read_at"]),
+            )
+            is True
+        )
         how = "passed_over" if passed else "expired_in_broker" if expired else "truncated"
         past = either(passed, expired, truncated)
         return Fate(True, past, queue["settled_offset"] is not None, epoch_good, how)
@@ -198,7 +233,9 @@ def fate(
     if copy.attempted_at is not None:
         # "A send begins at the latest at attempt_deadline - max_send_duration", which counts until it is settled.
         late = None if copy.settled else plus(copy.deadline, -policy["max_send_duration"])
-        stored_by = plus(latest(copy.attempted_at, late, delivery["deliver_at"]), policy["max_send_duration"])
+        stored_by = plus(
+            latest(copy.attempted_at, late, delivery["deliver_at"]), policy["max_send_duration"]
+        )
     over = copy.deadline is None or as_of >= copy.deadline
     # "Two servers are compared through the control database's clock."
     past = both(less(plus(stored_by, 2 * policy["max_clock_skew"]), group["passed_until"]), over)
@@ -213,8 +250,15 @@ def fate(
 
 _NOTHING: dict[str, Any] = dict.fromkeys(
     (
-        "passed_until", "log_floor", "clock_good", "offsets_read", "retry_read", "dead_letters_read",
-        "attempts_read", "removed", "lives_accepted",
+        "passed_until",
+        "log_floor",
+        "clock_good",
+        "offsets_read",
+        "retry_read",
+        "dead_letters_read",
+        "attempts_read",
+        "removed",
+        "lives_accepted",
     )
 )
 
@@ -224,12 +268,16 @@ def judge(tables: Tables) -> list[dict[str, Any]]:
     next_look_at, missing."""
     as_of = tables["instant"][0]["as_of"]
     index = {
-        name: _by(rows, "shard" if name == "shard_state" else "topic") for name, rows in tables.items()
-    }  # fmt: skip
+        name: _by(rows, "shard" if name == "shard_state" else "topic")
+        for name, rows in tables.items()
+    }
     return [
         _Judgement(
             delivery,
-            {name: index[name][delivery["shard" if name == "shard_state" else "topic"]] for name in index},
+            {
+                name: index[name][delivery["shard" if name == "shard_state" else "topic"]]
+                for name in index
+            },
             as_of,
         ).answer()
         for delivery in tables["delivery"]
@@ -299,7 +347,9 @@ class _Judgement:
         instants = []
         if not self.l:
             instants.append(self.s["next_check_at"])
-        if not self.acknowledged:  # also beside a log: the row's second half does not ask for "no log"
+        if (
+            not self.acknowledged
+        ):  # also beside a log: the row's second half does not ask for "no log"
             seen = self.as_of if self.s["first_seen_at"] is None else self.s["first_seen_at"]
             instants.append(seen + self.policy["first_check"])
         return latest(*(i for i in instants if self.as_of < i))
@@ -314,7 +364,9 @@ class _Judgement:
             "clock_skew": all(g["clock_good"] is True for g in at) and shard["clock_good"] is True,
             "log_purged": at_least(s["created_at"], group["log_floor"]) is True,
             "attempts_unread": shard["attempts_read"] is True,
-            "offsets_unread": all(g["offsets_read"] is True and g["retry_read"] is True for g in at),
+            "offsets_unread": all(
+                g["offsets_read"] is True and g["retry_read"] is True for g in at
+            ),
             "new_epoch": all(f.epoch_good for f in self.fates),
             "dlq_not_read": all(g["dead_letters_read"] is True for g in at),
             "progress_unknown": all(f.progress_known for f in self.fates),
@@ -328,7 +380,9 @@ class _Judgement:
         every_past = all(f.past is True for f in self.fates)
         if s["status"] == "voided" or self.discarded:
             return "VOIDED"
-        if (self.l and s["log_valid"] is True and s["log_state"] == "CONSUMED") or s["status"] == "confirmed":
+        if (self.l and s["log_valid"] is True and s["log_state"] == "CONSUMED") or s[
+            "status"
+        ] == "confirmed":
             return "CONFIRMED"
         if self.dead:
             return "DEAD_LETTERED"
@@ -358,7 +412,10 @@ class _Judgement:
             return "sends_used"
         if s["refusals"] >= policy["max_refusals"]:
             return "refused"
-        if self.as_of >= max(s["created_at"], s["deliver_at"] or s["created_at"]) + policy["replay_horizon"]:
+        if (
+            self.as_of
+            >= max(s["created_at"], s["deliver_at"] or s["created_at"]) + policy["replay_horizon"]
+        ):
             return "too_old"
         return None
 
@@ -375,11 +432,15 @@ class _Judgement:
         if eligible and (why := self.used_up()) is not None:
             verdict, reason, eligible = "EXHAUSTED", why, False
         return {
-            "stub_id": self.s["stub_id"], "consumer_group": self.s["consumer_group"], "verdict": verdict,
-            "reason": reason, "eligible": eligible, "case_kind": self.case_kind(verdict, reason),
+            "stub_id": self.s["stub_id"],
+            "consumer_group": self.s["consumer_group"],
+            "verdict": verdict,
+            "reason": reason,
+            "eligible": eligible,
+            "case_kind": self.case_kind(verdict, reason),
             "next_look_at": None if repairable else self.next_look_at(matched),
             "missing": next(iter(self.missing()), None),
-        }  # fmt: skip
+        }
 
     def reason(self, verdict: str, eligible: bool) -> str:
         """Why this verdict; the words are the SQL's, the distinctions the specification's."""
@@ -390,21 +451,35 @@ class _Judgement:
             return "leased" if self.lease_until() is not None else "lease_without_expiry"
         if verdict == "LOST":
             hows = {f.how for f in self.fates}
-            return next(how for how in ("expired_in_broker", "truncated", "passed_over") if how in hows)
+            return next(
+                how for how in ("expired_in_broker", "truncated", "passed_over") if how in hows
+            )
         if verdict == "UNSENT":
-            return "not_stored" if self.copies else "never_sent" if s["send_count"] == 0 else "refused"
+            return (
+                "not_stored" if self.copies else "never_sent" if s["send_count"] == 0 else "refused"
+            )
         if verdict == "STALLED":
             if eligible:
                 return "not_finished"
-            return "no_duplicates_allowed" if self.policy["duplicates"] == "no" else "redelivery_possible"
+            return (
+                "no_duplicates_allowed"
+                if self.policy["duplicates"] == "no"
+                else "redelivery_possible"
+            )
         return {
             "VOIDED": "stub_voided" if s["status"] == "voided" else "discarded",
             "CONFIRMED": "consumed" if self.l else "stub_confirmed",
             "DEAD_LETTERED": "dead_letter",
             "PARKED": "ordering_key",
             "IN_PROGRESS": "touched_lately",
-            "WAITING": "not_due" if not self.l and self.as_of < s["next_check_at"] else "first_check",
-            "BACKLOGGED": "unacknowledged" if self.waits else "to_be_redelivered" if self.l else "ahead_of_group",
+            "WAITING": "not_due"
+            if not self.l and self.as_of < s["next_check_at"]
+            else "first_check",
+            "BACKLOGGED": "unacknowledged"
+            if self.waits
+            else "to_be_redelivered"
+            if self.l
+            else "ahead_of_group",
         }[verdict]
 
     # -- nothing waits for ever
@@ -450,7 +525,9 @@ class _Judgement:
         soon: int = self.as_of + self.policy["recheck"]
         if verdict == "IN_PROGRESS":
             endless = self.may_have_lease() and self.lease_until() is None
-            return latest(soon if endless else None, self.lease_until(), self.touched_until()) or soon
+            return (
+                latest(soon if endless else None, self.lease_until(), self.touched_until()) or soon
+            )
         if verdict == "WAITING":
             return self.waits_until() or soon
         if verdict == "BACKLOGGED":
@@ -470,7 +547,9 @@ class _Judgement:
                 rate = queue["rate"]
                 if rate is not None and rate > 0:
                     # Whole microseconds, rounded down.
-                    estimates.append(math.floor((copy.offset - queue["settled_offset"]) / rate * 1_000_000))
+                    estimates.append(
+                        math.floor((copy.offset - queue["settled_offset"]) / rate * 1_000_000)
+                    )
         return max(estimates, default=self.policy["recheck"])
 
 
@@ -480,14 +559,19 @@ class _Judgement:
 def outcome(tables: Tables) -> list[dict[str, Any]]:
     """One answer for each stub: stub_id, old_status, new_status, deliveries, next_look_at."""
     as_of = tables["instant"][0]["as_of"]
-    horizons = {row["topic"]: (row["overdue_horizon"], row["replay_horizon"]) for row in tables["no_taker"]}
+    horizons = {
+        row["topic"]: (row["overdue_horizon"], row["replay_horizon"]) for row in tables["no_taker"]
+    }
     judged = _by(tables["judged"], "stub_id")
     return [
-        _outcome(stub, judged[stub["stub_id"]], horizons[stub["topic"]], as_of) for stub in tables["stub"]
+        _outcome(stub, judged[stub["stub_id"]], horizons[stub["topic"]], as_of)
+        for stub in tables["stub"]
     ]
 
 
-def _outcome(stub: Row, judged: Sequence[Row], horizons: tuple[int | None, int], as_of: int) -> dict[str, Any]:
+def _outcome(
+    stub: Row, judged: Sequence[Row], horizons: tuple[int | None, int], as_of: int
+) -> dict[str, Any]:
     horizon, replay_horizon = horizons
     old = stub["status"]
     verdicts = {j["verdict"] for j in judged}
@@ -508,8 +592,13 @@ def _outcome(stub: Row, judged: Sequence[Row], horizons: tuple[int | None, int],
         if not judged:
             look = None if overdue is None else min(overdue, as_of + replay_horizon)
         elif not any(j["eligible"] for j in judged):
-            look = min((j["next_look_at"] for j in judged if j["next_look_at"] is not None), default=None)
+            look = min(
+                (j["next_look_at"] for j in judged if j["next_look_at"] is not None), default=None
+            )
     return {
-        "stub_id": stub["stub_id"], "old_status": old, "new_status": new, "deliveries": len(judged),
+        "stub_id": stub["stub_id"],
+        "old_status": old,
+        "new_status": new,
+        "deliveries": len(judged),
         "next_look_at": look,
-    }  # fmt: skip
+    }

@@ -96,7 +96,9 @@ class Stage:
 
     def connect(self, name: str) -> Any:
         if name not in self.connections:
-            self.connections[name] = self.database.connect(connection_factory=Reused, cursor_factory=Watched)
+            self.connections[name] = self.database.connect(
+                connection_factory=Reused, cursor_factory=Watched
+            )
         return self.connections[name]
 
     def close(self) -> None:
@@ -112,10 +114,19 @@ class Worker:
         stage = machine.stage
         self.main = lambda: stage.connect(f"main-{slot}")
         self.consumer = OrderedConsumer(
-            stage.broker.subscribe_owned(machine.group, [machine.topic], member), self.main, machine.group, machine.handle,
-            member=member, workers=2, lease=HOURS, queue_lease=HOURS, beat=AT_ONCE, retry_after=AT_ONCE,
-            retries=Retries(2, AT_ONCE, AT_ONCE), blame=Blame(many=100),
-        )  # fmt: skip
+            stage.broker.subscribe_owned(machine.group, [machine.topic], member),
+            self.main,
+            machine.group,
+            machine.handle,
+            member=member,
+            workers=2,
+            lease=HOURS,
+            queue_lease=HOURS,
+            beat=AT_ONCE,
+            retry_after=AT_ONCE,
+            retries=Retries(2, AT_ONCE, AT_ONCE),
+            blame=Blame(many=100),
+        )
         self.pool = self.consumer._pool = ByHand(lambda: stage.connect(f"pool-{slot}"))  # type: ignore[assignment]
         self.consumer._keeper = NoKeeper()  # type: ignore[assignment]
 
@@ -128,7 +139,10 @@ class Worker:
     def heads(self) -> list[tuple[OwnedQueue, str, bool]]:
         """Of each task: the queue, the key, whether it releases."""
         lanes = [task.__closure__ for task in self.pool.tasks]
-        found = [next(c.cell_contents for c in cells if hasattr(c.cell_contents, "releases")) for cells in lanes]
+        found = [
+            next(c.cell_contents for c in cells if hasattr(c.cell_contents, "releases"))
+            for cells in lanes
+        ]
         return [(lane.queue, lane.key, lane.releases) for lane in found]
 
     def run(self, which: int) -> None:
@@ -159,7 +173,11 @@ class OrderMachine(RuleBasedStateMachine):
 
     # What producers and people do
 
-    @rule(key=st.sampled_from(KEYS), size=st.integers(1, 3), poison=st.sampled_from([None, None, 0, 1]))
+    @rule(
+        key=st.sampled_from(KEYS),
+        size=st.integers(1, 3),
+        poison=st.sampled_from([None, None, 0, 1]),
+    )
     def publish(self, key: str, size: int, poison: int | None) -> None:
         mine = self.published[key]
         new = [f"{key}-{len(mine) + n}" for n in range(size)]
@@ -167,7 +185,10 @@ class OrderMachine(RuleBasedStateMachine):
         mine += new
         self.stage.broker.publish([Message(self.topic, i, b"{}", partition_key=key) for i in new])
 
-    @rule(key=st.sampled_from(KEYS), what=st.sampled_from(["heal", "heal", "retry", "discard head", "discard key"]))
+    @rule(
+        key=st.sampled_from(KEYS),
+        what=st.sampled_from(["heal", "heal", "retry", "discard head", "discard key"]),
+    )
     def answer(self, key: str, what: str) -> None:
         """A person answers, if the key is parked; `heal`: after the cause was repaired."""
         if (self.group, self.topic, key) not in self._keys("PARKED"):
@@ -179,7 +200,11 @@ class OrderMachine(RuleBasedStateMachine):
             parking.answer_retry(connection, self.group, self.topic, key, "ann")
         else:
             whole = what == "discard key"
-            self.discarded |= set(parking.answer_discard(connection, self.group, self.topic, key, "ann", whole_key=whole))
+            self.discarded |= set(
+                parking.answer_discard(
+                    connection, self.group, self.topic, key, "ann", whole_key=whole
+                )
+            )
         connection.commit()
 
     # What workers do
@@ -194,7 +219,9 @@ class OrderMachine(RuleBasedStateMachine):
         worker.step(knows)
         fences = self._fences()
         for queue, _, _ in worker.heads()[before:]:
-            assert fences[queue.queue_id] == queue.fence, "a worker that lost its queue began a message"
+            assert fences[queue.queue_id] == queue.fence, (
+                "a worker that lost its queue began a message"
+            )
 
     @rule(slot=st.integers(0, WORKERS - 1), which=st.integers(0, 3))
     def work(self, slot: int, which: int) -> None:
@@ -206,7 +233,9 @@ class OrderMachine(RuleBasedStateMachine):
         queue, key, _ = worker.heads()[which]
         lost, before = self._fences()[queue.queue_id] != queue.fence, len(self._effects()[key])
         worker.run(which)
-        assert not lost or len(self._effects()[key]) == before, "a worker that lost its queue had an effect"
+        assert not lost or len(self._effects()[key]) == before, (
+            "a worker that lost its queue had an effect"
+        )
 
     @rule(slot=st.integers(0, WORKERS - 1), rounds=st.integers(1, 4))
     def go_on(self, slot: int, rounds: int) -> None:
@@ -220,7 +249,9 @@ class OrderMachine(RuleBasedStateMachine):
     @rule(other=st.integers(1, WORKERS - 1), leases_too=st.booleans(), begins=st.booleans())
     def stand_still(self, other: int, leases_too: bool, begins: bool) -> None:
         """A worker stands still in its handler for longer than its queues are its own, another takes them, and it wakes up."""
-        slot = next(slot for slot, worker in enumerate(self.workers) if worker and worker.pool.tasks)
+        slot = next(
+            slot for slot, worker in enumerate(self.workers) if worker and worker.pool.tasks
+        )
         self.expire(slot, leases_too)
         self.step((slot + other) % WORKERS, True)
         if begins:
@@ -315,7 +346,9 @@ class OrderMachine(RuleBasedStateMachine):
         effects = self._effects()
         for key, mine in self.published.items():
             expected = [i for i in mine if i not in self.discarded]
-            assert effects[key] == expected[: len(effects[key])], f"{key}: {effects[key]} of {expected}"
+            assert effects[key] == expected[: len(effects[key])], (
+                f"{key}: {effects[key]} of {expected}"
+            )
 
     def teardown(self) -> None:
         """All die, the causes are repaired, and people answer: a fresh worker does everything, in order."""
@@ -341,18 +374,25 @@ class OrderMachine(RuleBasedStateMachine):
             lag = sum(self.stage.broker.lag(self.topic, self.group).values())
             if not lag and not self._keys("PARKED") and not self._keys("RELEASING"):
                 break
-        expected = {key: [i for i in mine if i not in self.discarded] for key, mine in self.published.items()}
+        expected = {
+            key: [i for i in mine if i not in self.discarded]
+            for key, mine in self.published.items()
+        }
         assert self._effects() == expected, "something is lost"
         assert not lag, "something is stuck"
 
     # How
 
     def _effects(self) -> dict[str, list[str]]:
-        rows = self.stage.database.run("SELECT * FROM machine_effect WHERE topic = %s ORDER BY number", (self.topic,))
+        rows = self.stage.database.run(
+            "SELECT * FROM machine_effect WHERE topic = %s ORDER BY number", (self.topic,)
+        )
         return {key: [r["message_id"] for r in rows if r["ordering_key"] == key] for key in KEYS}
 
     def _fences(self) -> dict[int, int]:
-        rows = self.stage.database.run("SELECT queue_id, fence FROM queue_owner WHERE consumer_group = %s", (self.group,))
+        rows = self.stage.database.run(
+            "SELECT queue_id, fence FROM queue_owner WHERE consumer_group = %s", (self.group,)
+        )
         return {row["queue_id"]: row["fence"] for row in rows}
 
     def _keys(self, state: str) -> list[tuple[str, str, str]]:
@@ -364,14 +404,17 @@ class OrderMachine(RuleBasedStateMachine):
 
     def _kept(self, key: str) -> int:
         found = self.stage.database.run(
-            "SELECT messages FROM parked_key WHERE consumer_group = %s AND ordering_key = %s", (self.group, key)
+            "SELECT messages FROM parked_key WHERE consumer_group = %s AND ordering_key = %s",
+            (self.group, key),
         )
         return int(found[0]["messages"]) if found else 0
 
     def _waits(self, pid: int) -> bool:
         found = self.stage.connect("watch")
         with found.cursor() as cursor:
-            cursor.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'", (pid,))
+            cursor.execute(
+                "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'", (pid,)
+            )
             waits = bool(cursor.fetchall())
         found.rollback()
         return waits

@@ -64,14 +64,26 @@ class OrderedWorld:
             assert receipt.position is not None, receipt.error
 
     @contextmanager
-    def worker(self, member: str = "w1", handler: Any = None, **values: Any) -> Iterator[OrderedConsumer]:
+    def worker(
+        self, member: str = "w1", handler: Any = None, **values: Any
+    ) -> Iterator[OrderedConsumer]:
         subscription = self.broker.subscribe_owned(GROUP, [TOPIC], member)
         values = {
-            "retry_after": SOON, "beat": SOON, "retries": Retries(3, SOON, SOON), "workers": 4,
-            "lease": timedelta(seconds=30), "queue_lease": timedelta(seconds=30), **values,
-        }  # fmt: skip
+            "retry_after": SOON,
+            "beat": SOON,
+            "retries": Retries(3, SOON, SOON),
+            "workers": 4,
+            "lease": timedelta(seconds=30),
+            "queue_lease": timedelta(seconds=30),
+            **values,
+        }
         consumer = OrderedConsumer(
-            subscription, self.database.connect, GROUP, handler or self.handler.by(member), member=member, **values
+            subscription,
+            self.database.connect,
+            GROUP,
+            handler or self.handler.by(member),
+            member=member,
+            **values,
         )
         try:
             yield consumer
@@ -79,7 +91,9 @@ class OrderedWorld:
             consumer.close()
             subscription.close()
 
-    def step(self, *consumers: OrderedConsumer, until: Callable[[], Any], seconds: float = 15.0) -> Counts:
+    def step(
+        self, *consumers: OrderedConsumer, until: Callable[[], Any], seconds: float = 15.0
+    ) -> Counts:
         """Rounds of these consumers until the condition holds."""
         counts, deadline = Counts(), time.monotonic() + seconds
         while not until():
@@ -91,12 +105,16 @@ class OrderedWorld:
         return counts
 
     def effects(self, key: str | None = None) -> list[str]:
-        rows = self.database.run("SELECT ordering_key, message_id FROM ordered_effect ORDER BY number")
+        rows = self.database.run(
+            "SELECT ordering_key, message_id FROM ordered_effect ORDER BY number"
+        )
         return [row["message_id"] for row in rows if key is None or row["ordering_key"] == key]
 
     def states(self, key: str = "") -> dict[str, str]:
         rows = self.database.run("SELECT message_id, state FROM consumer_log ORDER BY 1")
-        return {row["message_id"]: row["state"] for row in rows if row["message_id"].startswith(key)}
+        return {
+            row["message_id"]: row["state"] for row in rows if row["message_id"].startswith(key)
+        }
 
     def parked(self) -> dict[str, tuple[str, list[str]]]:
         """The parked keys: state, and the ids kept, in order."""
@@ -107,21 +125,33 @@ class OrderedWorld:
             " WHERE (m.consumer_group, m.topic, m.ordering_key) = (k.consumer_group, k.topic, k.ordering_key)) m"
         )
         for row in rows:
-            assert (row["messages"], row["bytes"]) == (len(row["ids"]), row["size"]), "the key's counts are its list's"
+            assert (row["messages"], row["bytes"]) == (len(row["ids"]), row["size"]), (
+                "the key's counts are its list's"
+            )
         return {row["ordering_key"]: (row["state"], row["ids"]) for row in rows}
 
     def stopped(self) -> list[tuple[str, str]]:
-        return [(r["ordering_key"], r["reached"]) for r in self.database.run("SELECT * FROM parking_full")]
+        return [
+            (r["ordering_key"], r["reached"])
+            for r in self.database.run("SELECT * FROM parking_full")
+        ]
 
     def lag(self) -> int:
         return sum(self.broker.lag(TOPIC, GROUP).values())
 
     def owners(self) -> dict[int, str | None]:
-        return {r["queue_id"]: r["owner"] for r in self.database.run("SELECT * FROM queue_owner ORDER BY queue_id")}
+        return {
+            r["queue_id"]: r["owner"]
+            for r in self.database.run("SELECT * FROM queue_owner ORDER BY queue_id")
+        }
 
     def expire_queues(self) -> None:
-        self.database.run("UPDATE queue_owner SET expires_at = clock_timestamp() - interval '1 second'")
-        self.database.run("UPDATE group_member SET expires_at = clock_timestamp() - interval '1 second'")
+        self.database.run(
+            "UPDATE queue_owner SET expires_at = clock_timestamp() - interval '1 second'"
+        )
+        self.database.run(
+            "UPDATE group_member SET expires_at = clock_timestamp() - interval '1 second'"
+        )
 
     def expire_leases(self) -> None:
         self.database.run(
@@ -134,7 +164,9 @@ class OrderedWorld:
             if what in ("retry", "edit"):
                 parking.answer_retry(connection, GROUP, TOPIC, key, "ann", content)
             else:
-                parking.answer_discard(connection, GROUP, TOPIC, key, "ann", whole_key=what == "discard key")
+                parking.answer_discard(
+                    connection, GROUP, TOPIC, key, "ann", whole_key=what == "discard key"
+                )
             connection.commit()
         finally:
             connection.close()

@@ -33,7 +33,12 @@ class Pooler:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for line in self._lines:
             with suppress(OSError):
                 line.shutdown(socket.SHUT_RDWR)

@@ -24,7 +24,10 @@ class _QuickLogin(Postgres):
         salt = os.urandom(16)
         salted = pbkdf2_hmac("sha256", super()._password().encode(), salt, 1)
         stored = sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
-        keys = [b64encode(one).decode() for one in (salt, stored, hmac.digest(salted, b"Server Key", "sha256"))]
+        keys = [
+            b64encode(one).decode()
+            for one in (salt, stored, hmac.digest(salted, b"Server Key", "sha256"))
+        ]
         return "SCRAM-SHA-256$1:{}${}:{}".format(*keys)
 
 

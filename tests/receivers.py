@@ -38,7 +38,9 @@ class Endpoint:
 
             def do_POST(self) -> None:
                 endpoint.asked += 1
-                body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+                body = json.loads(
+                    self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}"
+                )
                 if endpoint.answers == "hang":
                     endpoint.let_go.wait(60)
                     return
@@ -110,7 +112,9 @@ class Mailbox:
             self.recipients.append(envelope.rcpt_tos)
         return self.answers
 
-    def authenticate(self, server: Any, session: Any, envelope: Any, mechanism: str, data: Any) -> AuthResult:
+    def authenticate(
+        self, server: Any, session: Any, envelope: Any, mechanism: str, data: Any
+    ) -> AuthResult:
         assert isinstance(data, LoginPassword)
         good = (data.login, data.password) == (b"backstop", b"pw-4f7a")
         self.logins.append(data.login.decode())
@@ -128,9 +132,16 @@ class Mailbox:
 @contextmanager
 def mailbox(tls: ssl.SSLContext | None = None) -> Iterator[Mailbox]:
     box = Mailbox()
-    secure: dict[str, Any] = {} if tls is None else {
-        "tls_context": tls, "require_starttls": True, "authenticator": box.authenticate, "auth_required": True,
-    }  # fmt: skip
+    secure: dict[str, Any] = (
+        {}
+        if tls is None
+        else {
+            "tls_context": tls,
+            "require_starttls": True,
+            "authenticator": box.authenticate,
+            "auth_required": True,
+        }
+    )
     box.port = free_port()
     controller = Controller(box, hostname="127.0.0.1", port=box.port, **secure)
     controller.start()

@@ -34,9 +34,12 @@ from backstop_lab.servers.valkey import Valkey
 
 ROOT = Path(__file__).parent.parent
 ROLES = {
-    "control": "control", "producer_a": "producer", "producer_b": "producer", "consumer_billing": "consumer",
+    "control": "control",
+    "producer_a": "producer",
+    "producer_b": "producer",
+    "consumer_billing": "consumer",
     "consumer_shipping": "consumer",
-}  # fmt: skip
+}
 TOPIC, OTHER = "orders", "payments"
 _ACCOUNTING = {
     "control": "resend_request, resend_batch, case_file, case_member, pause, watermark, duty_lease, run, verdict, progress,"
@@ -80,7 +83,9 @@ class World:
         finally:
             connection.close()
 
-    def stubs(self, ids: Sequence[str], shard: str = "a", topic: str = TOPIC, **columns: Any) -> None:
+    def stubs(
+        self, ids: Sequence[str], shard: str = "a", topic: str = TOPIC, **columns: Any
+    ) -> None:
         """Stubs of a minute ago that Backstop is to send: no copy, due, judged before."""
         row = {"send_count": 0, "refusals": 0, "status": "pending", "max_sends": None, **columns}
         self.sql(
@@ -95,9 +100,15 @@ class World:
         )
 
     def ask(
-        self, ids: Sequence[str], shard: str = "a", topic: str = TOPIC, number: int = 1,
-        groups: tuple[str, ...] | None = None, by: str = "reconcile", ramped: bool = False,
-    ) -> Counts:  # fmt: skip
+        self,
+        ids: Sequence[str],
+        shard: str = "a",
+        topic: str = TOPIC,
+        number: int = 1,
+        groups: tuple[str, ...] | None = None,
+        by: str = "reconcile",
+        ramped: bool = False,
+    ) -> Counts:
         asks = [Ask(f"shop_{shard}", topic, i, number, groups, "refused", by) for i in ids]
         connection = connect(self.settings, self.connections)
         try:
@@ -125,7 +136,9 @@ class World:
             return run_once(self.settings, self.connections, run, **options)
 
     @contextmanager
-    def worker(self, run: Run, hooks: Mapping[str, Callable[[], None]] | None = None) -> Iterator[Worker]:
+    def worker(
+        self, run: Run, hooks: Mapping[str, Callable[[], None]] | None = None
+    ) -> Iterator[Worker]:
         """A worker whose shards and brokers are hooked."""
         with a_worker(self.settings, self.connections, run) as worker:
             worker.judge.sources = HookedSources(self.settings, self.connections, hooks or {})
@@ -139,11 +152,15 @@ class World:
             return counts + work(worker, now(worker))
 
     def requests(self) -> dict[str, int]:
-        return dict(self.sql("control", "SELECT state, count(*)::int FROM resend_request GROUP BY state"))
+        return dict(
+            self.sql("control", "SELECT state, count(*)::int FROM resend_request GROUP BY state")
+        )
 
     def request(self, message_id: str) -> dict[str, Any]:
         ((row,),) = self.sql(
-            "control", "SELECT to_jsonb(r) FROM resend_request r WHERE message_id = %s", [message_id]
+            "control",
+            "SELECT to_jsonb(r) FROM resend_request r WHERE message_id = %s",
+            [message_id],
         )
         return dict(row)
 
@@ -156,16 +173,22 @@ class World:
         return dict(row)
 
     def attempts(self, shard: str = "a") -> Counter[str]:
-        return Counter(dict(self.sql(
-            f"producer_{shard}", "SELECT outcome, count(*)::int FROM send_attempt GROUP BY outcome"
-        )))  # fmt: skip
+        return Counter(
+            dict(
+                self.sql(
+                    f"producer_{shard}",
+                    "SELECT outcome, count(*)::int FROM send_attempt GROUP BY outcome",
+                )
+            )
+        )
 
     def published(self, topic: str = TOPIC) -> list[dict[str, str]]:
         """The headers of every entry in the broker, read past the adapter."""
         found = []
         for queue in range(int(self.raw.hget(self.keys.topic(topic), "queues") or 0)):
             found += [
-                json.loads(entry[b"headers"]) for _, entry in self.raw.xrange(self.keys.stream(topic, queue))
+                json.loads(entry[b"headers"])
+                for _, entry in self.raw.xrange(self.keys.stream(topic, queue))
             ]
         return found
 
@@ -188,11 +211,16 @@ class World:
                 attempted_at = now() - interval '10 seconds' WHERE attempt_token IS NOT NULL""",
             )
 
-    def consume(self, message_id: str, group: str, topic: str = TOPIC, state: str = "CONSUMED") -> None:
-        self.sql(f"consumer_{group}", """INSERT INTO consumer_log (consumer_group, topic, message_id, state,
+    def consume(
+        self, message_id: str, group: str, topic: str = TOPIC, state: str = "CONSUMED"
+    ) -> None:
+        self.sql(
+            f"consumer_{group}",
+            """INSERT INTO consumer_log (consumer_group, topic, message_id, state,
         consumed_at,
             updated_at) VALUES (%s, %s, %s, %s, now() - interval '1 hour', now() - interval '1 hour')""",
-            [group, topic, message_id, state])  # fmt: skip
+            [group, topic, message_id, state],
+        )
 
     def empty(self) -> None:
         for name, role in ROLES.items():
@@ -207,7 +235,9 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey, dict[str, str]]]:
+def servers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Postgres, Valkey, dict[str, str]]]:
     with (
         Postgres(tmp_path_factory.mktemp("postgres")) as server,
         Valkey(tmp_path_factory.mktemp("valkey")) as valkey,

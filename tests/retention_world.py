@@ -17,7 +17,10 @@ _TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND table
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as postgres, Valkey(tmp_path_factory.mktemp("valkey")) as valkey:
+    with (
+        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
+        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+    ):
         build_template(postgres)
         yield postgres, valkey
 
@@ -27,7 +30,9 @@ def emptied(made: System) -> System:
     for database in ROLES:
         connection = psycopg2.connect(made.urls[database])
         with connection, connection.cursor() as cursor:
-            cursor.execute("SET LOCAL session_replication_role = replica")  # no order of tables is needed then
+            cursor.execute(
+                "SET LOCAL session_replication_role = replica"
+            )  # no order of tables is needed then
             cursor.execute(_TABLES)
             cursor.execute("; ".join(f"DELETE FROM {table}" for (table,) in cursor.fetchall()))
         connection.close()

@@ -34,19 +34,38 @@ class Refused(AssertionError):
 
 
 def ask(
-    port: int, code: int, ext: dict[str, Any] | None = None, body: bytes = b"", *, ok: tuple[int, ...] = (0,),
-    login: tuple[str, str] | None = None, timeout: float = 5.0, tls: bool = False,
+    port: int,
+    code: int,
+    ext: dict[str, Any] | None = None,
+    body: bytes = b"",
+    *,
+    ok: tuple[int, ...] = (0,),
+    login: tuple[str, str] | None = None,
+    timeout: float = 5.0,
+    tls: bool = False,
 ) -> Answer:
     """Sends one request to a port of the loopback; raises OSError when nobody answers, Refused for a code not in `ok`."""
-    fields = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in (ext or {}).items()}
+    fields = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in (ext or {}).items()
+    }
     if login is not None:
         fields["AccessKey"] = login[0]
         signed = "".join(fields[name] for name in sorted(fields)).encode() + body
-        fields["Signature"] = base64.b64encode(hmac.new(login[1].encode(), signed, hashlib.sha1).digest()).decode()
-    header = json.dumps({
-        "code": code, "language": "OTHER", "version": 485, "opaque": next(_numbers), "flag": 0, "extFields": fields,
-        "serializeTypeCurrentRPC": "JSON",
-    }).encode()  # fmt: skip
+        fields["Signature"] = base64.b64encode(
+            hmac.new(login[1].encode(), signed, hashlib.sha1).digest()
+        ).decode()
+    header = json.dumps(
+        {
+            "code": code,
+            "language": "OTHER",
+            "version": 485,
+            "opaque": next(_numbers),
+            "flag": 0,
+            "extFields": fields,
+            "serializeTypeCurrentRPC": "JSON",
+        }
+    ).encode()
     with socket.create_connection((LOOPBACK, port), timeout) as plain:
         connection: socket.socket = plain
         if tls:
@@ -54,12 +73,16 @@ def ask(
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             connection = context.wrap_socket(plain)
         connection.settimeout(timeout)
-        connection.sendall((4 + len(header) + len(body)).to_bytes(4) + len(header).to_bytes(4) + header + body)
+        connection.sendall(
+            (4 + len(header) + len(body)).to_bytes(4) + len(header).to_bytes(4) + header + body
+        )
         frame = _read(connection, int.from_bytes(_read(connection, 4)))
     size = int.from_bytes(frame[1:4])
     assert frame[0] == 0, "the server answers JSON with JSON"
     said = json.loads(frame[4 : 4 + size])
-    answer = Answer(said["code"], said.get("remark"), said.get("extFields") or {}, frame[4 + size :])
+    answer = Answer(
+        said["code"], said.get("remark"), said.get("extFields") or {}, frame[4 + size :]
+    )
     if answer.code not in ok:
         raise Refused(code, answer)
     return answer

@@ -28,19 +28,29 @@ class PythonPeer:
         descriptor = os.open(self._errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._process = subprocess.Popen(
             [sys.executable, "-I", str(PEER), f"{LOOPBACK}:{server.grpc_port}"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=descriptor, text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=descriptor,
+            text=True,
             env={**os.environ, "HOME": str(folder)},  # it writes its log there
-        )  # fmt: skip
+        )
         os.close(descriptor)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._process.kill()
         self._process.communicate()
 
-    def send(self, topic: str, messages: Sequence[bytes | Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def send(
+        self, topic: str, messages: Sequence[bytes | Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
         """Bodies, or mappings with body and any of keys, tag, properties. Answers: message_id, offset."""
         wanted = [{"body": one} if isinstance(one, bytes) else dict(one) for one in messages]
         for one in wanted:
@@ -51,7 +61,9 @@ class PythonPeer:
 
     def receive(self, group: str, topic: str, *, invisible: int = 30) -> list[dict[str, Any]]:
         """Up to 32 messages, waited for 3 s, invisible to others for so many seconds: message_id, body, keys, attempt ..."""
-        found: list[dict[str, Any]] = self._ask("receive", group=group, topic=topic, invisible=invisible)
+        found: list[dict[str, Any]] = self._ask(
+            "receive", group=group, topic=topic, invisible=invisible
+        )
         return [{**one, "body": base64.b64decode(one["body"])} for one in found]
 
     def acknowledge(self, group: str, ids: Sequence[str]) -> None:

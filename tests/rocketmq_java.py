@@ -22,7 +22,9 @@ from backstop_lab.servers.share_classes import shared_classes
 from compile_java import class_path, compiled, java
 from rocketmq_server import OF_THE_SERVER, RocketMQ
 
-SOURCES = sorted(set((Path(__file__).parent / "java" / "rocketmq").glob("*.java")) - set(OF_THE_SERVER))
+SOURCES = sorted(
+    set((Path(__file__).parent / "java" / "rocketmq").glob("*.java")) - set(OF_THE_SERVER)
+)
 WAIT_SECONDS = 60.0
 
 
@@ -48,7 +50,12 @@ class Seen:
 
     @classmethod
     def of(cls, shown: dict[str, Any]) -> Self:
-        return cls(**{**{name: shown.get(name) for name in cls.__dataclass_fields__}, "body": base64.b64decode(shown["body"])})
+        return cls(
+            **{
+                **{name: shown.get(name) for name in cls.__dataclass_fields__},
+                "body": base64.b64decode(shown["body"]),
+            }
+        )
 
 
 @dataclass
@@ -66,9 +73,14 @@ class JavaConsumer:
         """What it consumed with success, in that order."""
         return [message for message, good in self.ended if good]
 
-    def wait_until(self, what: str, holds: Callable[[JavaConsumer], Any], seconds: float = WAIT_SECONDS) -> Any:
-        return self.peer.until(f"{what} at {self.name} (begun {len(self.begun)}, ended {len(self.ended)})",
-                               lambda: holds(self), seconds)  # fmt: skip
+    def wait_until(
+        self, what: str, holds: Callable[[JavaConsumer], Any], seconds: float = WAIT_SECONDS
+    ) -> Any:
+        return self.peer.until(
+            f"{what} at {self.name} (begun {len(self.begun)}, ended {len(self.ended)})",
+            lambda: holds(self),
+            seconds,
+        )
 
     def release(self, messages: int = 1) -> None:
         """Lets a consumer that was started with hold=True finish so many messages."""
@@ -86,25 +98,50 @@ class JavaConsumer:
 class JavaPeer:
     """One JVM with RocketMQ's own client."""
 
-    def __init__(self, server: RocketMQ, folder: Path, *, login: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self, server: RocketMQ, folder: Path, *, login: tuple[str, str] | None = None
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.server = server
         self._errors = folder / "stderr.log"
         login = login or server.login
         secret = {"ROCKETMQ_ACCESS": login[0], "ROCKETMQ_SECRET": login[1]} if login else {}
-        tls = [
-            "-Dtls.enable=true", "-Dtls.test.mode.enable=false", "-Dtls.client.authServer=true",
-            f"-Dtls.client.trustCertPath={server.ca}",
-        ] if server.tls else []  # fmt: skip
+        tls = (
+            [
+                "-Dtls.enable=true",
+                "-Dtls.test.mode.enable=false",
+                "-Dtls.client.authServer=true",
+                f"-Dtls.client.trustCertPath={server.ca}",
+            ]
+            if server.tls
+            else []
+        )
         descriptor = os.open(self._errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._process = subprocess.Popen(
-            [str(java()), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *shared_classes("rocketmq"), *tls,
-             f"-Duser.home={folder}",
-             f"-Drocketmq.client.logRoot={folder}", "-Drocketmq.client.rebalance.waitInterval=1000",
-             "-Drocketmq.client.rebalance.minInterval=200", "-cp", class_path(compiled(SOURCES)), "Peer", server.namesrv],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=descriptor, text=True, encoding="utf-8",
-            env={**os.environ, **secret}, start_new_session=True,
-        )  # fmt: skip
+            [
+                str(java()),
+                "-Xmx128m",
+                "-XX:TieredStopAtLevel=1",
+                "-XX:+UseSerialGC",
+                *shared_classes("rocketmq"),
+                *tls,
+                f"-Duser.home={folder}",
+                f"-Drocketmq.client.logRoot={folder}",
+                "-Drocketmq.client.rebalance.waitInterval=1000",
+                "-Drocketmq.client.rebalance.minInterval=200",
+                "-cp",
+                class_path(compiled(SOURCES)),
+                "Peer",
+                server.namesrv,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=descriptor,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, **secret},
+            start_new_session=True,
+        )
         os.close(descriptor)
         self._numbers, self._names = count(1), count(1)
         self._answers: dict[int, dict[str, Any]] = {}
@@ -117,7 +154,12 @@ class JavaPeer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.kill()
 
     @property
@@ -148,15 +190,25 @@ class JavaPeer:
     # -- clients -------------------------------------------------------------------------------------------
 
     def send(
-        self, topic: str, bodies: Sequence[bytes | Mapping[str, Any]], *, group: str = "java-producer", compress: int = 0,
-        batch: bool = False, **each: Any,
+        self,
+        topic: str,
+        bodies: Sequence[bytes | Mapping[str, Any]],
+        *,
+        group: str = "java-producer",
+        compress: int = 0,
+        batch: bool = False,
+        **each: Any,
     ) -> list[dict[str, Any]]:
         """Sends synchronously, one after the other (`batch`: as one batch). A body, or a mapping with `body` and any of keys,
         tags, sharding, queue, level, delay_ms, properties; `each` is for all of them. `compress`: from so many bytes
         on (0: never). Answers: status, broker, queue, offset, uniq_key, offset_id; or error."""
         messages = []
         for body in bodies:
-            wanted = {"topic": topic, **each, **({"body": body} if isinstance(body, bytes) else body)}
+            wanted = {
+                "topic": topic,
+                **each,
+                **({"body": body} if isinstance(body, bytes) else body),
+            }
             wanted["body"] = base64.b64encode(wanted["body"]).decode()
             messages.append(wanted)
         found = self.ask("send", group=group, compress=compress, batch=batch, messages=messages)
@@ -164,8 +216,18 @@ class JavaPeer:
         return found
 
     def consume(
-        self, group: str, topics: str | Mapping[str, str], *, mode: str = "concurrent", name: str | None = None, fail: int = 0,
-        fail_keys: Mapping[str, int] | None = None, hold: bool = False, limit: int = -1, batch: int = 1, level: int = 0,
+        self,
+        group: str,
+        topics: str | Mapping[str, str],
+        *,
+        mode: str = "concurrent",
+        name: str | None = None,
+        fail: int = 0,
+        fail_keys: Mapping[str, int] | None = None,
+        hold: bool = False,
+        limit: int = -1,
+        batch: int = 1,
+        level: int = 0,
         invisible_ms: int = 10_000,
     ) -> JavaConsumer:
         """Starts a push consumer: mode concurrent, ordered or pop; `topics`: one, or {topic: tag expression}. `fail`: how often
@@ -175,26 +237,50 @@ class JavaPeer:
         consumer = JavaConsumer(self, name)
         self._consumers[name] = consumer
         self.ask(
-            "consume", name=name, group=group, topics={topics: "*"} if isinstance(topics, str) else dict(topics), mode=mode,
-            fail=fail, fail_keys=dict(fail_keys or {}), hold=hold, limit=limit, batch=batch, level=level,
-            invisible_ms=invisible_ms, broker=self.server.address,
-        )  # fmt: skip
+            "consume",
+            name=name,
+            group=group,
+            topics={topics: "*"} if isinstance(topics, str) else dict(topics),
+            mode=mode,
+            fail=fail,
+            fail_keys=dict(fail_keys or {}),
+            hold=hold,
+            limit=limit,
+            batch=batch,
+            level=level,
+            invisible_ms=invisible_ms,
+            broker=self.server.address,
+        )
         return consumer
 
     # -- the oracle ----------------------------------------------------------------------------------------
 
     def offsets(self, topic: str) -> dict[tuple[str, int], tuple[int, int]]:
         """(broker name, queue) -> (first, next)."""
-        return {(one["broker"], one["queue"]): (one["first"], one["next"]) for one in self.ask("offsets", topic=topic)}
+        return {
+            (one["broker"], one["queue"]): (one["first"], one["next"])
+            for one in self.ask("offsets", topic=topic)
+        }
 
     def committed(self, group: str, topic: str) -> dict[tuple[str, int], int]:
         """(broker name, queue) -> next offset of the group, as the admin tool shows it (never committed: 0 or -1)."""
         found = self.ask("committed", group=group, topic=topic)
-        return {(one["broker"], one["queue"]): one["committed"] for one in found if one["topic"] == topic}
+        return {
+            (one["broker"], one["queue"]): one["committed"]
+            for one in found
+            if one["topic"] == topic
+        }
 
     def reset(self, group: str, topic: str, queue: int, offset: int) -> None:
         """Sets a group's offset by queue, as an operator does."""
-        self.ask("reset", broker=self.server.address, group=group, topic=topic, queue=queue, offset=offset)
+        self.ask(
+            "reset",
+            broker=self.server.address,
+            group=group,
+            topic=topic,
+            queue=queue,
+            offset=offset,
+        )
 
     def reset_to_time(self, group: str, topic: str, milliseconds: int) -> None:
         """Sets a group's offsets by time; its living clients are told."""
@@ -220,7 +306,10 @@ class JavaPeer:
     def locks(self, group: str, client: str) -> dict[tuple[str, str, int], tuple[bool, int]]:
         """(topic, broker name, queue) -> (locked, when last) as one consumer sees it."""
         found = self.ask("locks", group=group, client=client)
-        return {(one["topic"], one["broker"], one["queue"]): (one["locked"], one["last_lock"]) for one in found}
+        return {
+            (one["topic"], one["broker"], one["queue"]): (one["locked"], one["last_lock"])
+            for one in found
+        }
 
     # -- waiting -------------------------------------------------------------------------------------------
 
@@ -229,9 +318,13 @@ class JavaPeer:
         deadline = time.monotonic() + seconds
         with self._news:
             while not (found := holds()):
-                assert self._process.poll() is None, f"the Java client ended; see {self._errors}\n{self._last_errors()}"
+                assert self._process.poll() is None, (
+                    f"the Java client ended; see {self._errors}\n{self._last_errors()}"
+                )
                 left = deadline - time.monotonic()
-                assert left > 0, f"{what} did not come within {seconds:.0f} s; see {self._errors}\n{self._last_errors()}"
+                assert left > 0, (
+                    f"{what} did not come within {seconds:.0f} s; see {self._errors}\n{self._last_errors()}"
+                )
                 self._news.wait(min(left, 0.5))
         return found
 

@@ -35,9 +35,14 @@ from system import settings_dict
 WAIT_SECONDS = 120.0
 TEMPLATES = {"control": "control", "shop_a": "shop_a", "billing_db": "billing_db"}
 PULL = {
-    "consumerGroup": "TOOLS_CONSUMER", "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*",
-    "subVersion": 0, "expressionType": "TAG",
-}  # fmt: skip
+    "consumerGroup": "TOOLS_CONSUMER",
+    "sysFlag": 4,
+    "commitOffset": 0,
+    "suspendTimeoutMillis": 0,
+    "subscription": "*",
+    "subVersion": 0,
+    "expressionType": "TAG",
+}
 BROKER = "rmq"
 
 
@@ -97,7 +102,11 @@ class World:
             while left:
                 receipts = patient.publish(left)
                 assert all(receipt.outcome is not Outcome.UNKNOWN for receipt in receipts), receipts
-                left = [one for one, receipt in zip(left, receipts, strict=True) if receipt.outcome is Outcome.REFUSED]
+                left = [
+                    one
+                    for one, receipt in zip(left, receipts, strict=True)
+                    if receipt.outcome is Outcome.REFUSED
+                ]
 
     def message(self, message_id: str, content: bytes = b"{}", **headers: str) -> Message:
         return Message(self.topic, message_id, content, {ID_HEADER: message_id, **headers})
@@ -105,12 +114,26 @@ class World:
     def give_up(self, messages: Sequence[Stored], group: str | None = None) -> None:
         """What RocketMQ's consumers send when they give a message up at once: the broker writes the letter."""
         requests = [
-            Request(Ask.CONSUMER_SEND_MSG_BACK, {
-                "offset": one.physical_offset, "group": encode_group(group or self.group), "delayLevel": -1,
-                "originMsgId": one.store_id, "originTopic": one.topic, "unitMode": False, "maxReconsumeTimes": 16,
-            }, lane="in this order") for one in messages
-        ]  # fmt: skip
-        for answer in only_answers(self.broker._pool.ask_many(self.server.address, requests, time.monotonic() + WAIT_SECONDS)):
+            Request(
+                Ask.CONSUMER_SEND_MSG_BACK,
+                {
+                    "offset": one.physical_offset,
+                    "group": encode_group(group or self.group),
+                    "delayLevel": -1,
+                    "originMsgId": one.store_id,
+                    "originTopic": one.topic,
+                    "unitMode": False,
+                    "maxReconsumeTimes": 16,
+                },
+                lane="in this order",
+            )
+            for one in messages
+        ]
+        for answer in only_answers(
+            self.broker._pool.ask_many(
+                self.server.address, requests, time.monotonic() + WAIT_SECONDS
+            )
+        ):
             assert answer.code == Said.SUCCESS, answer.said()
 
     def die(self, *ids: str, content: bytes = b"{}", group: str | None = None) -> list[Stored]:
@@ -128,9 +151,24 @@ class World:
             assert time.monotonic() < deadline, f"{len(found)} of {count} messages were found"
             for queue in range(2):
                 at = self.offsets.setdefault(queue, 0)
-                [answer] = only_answers(self.broker._pool.ask_many(self.server.address, [Request(Ask.PULL_MESSAGE, {
-                    **PULL, "topic": encode_topic(self.topic), "queueId": queue, "queueOffset": at, "maxMsgNums": 32,
-                })], deadline))  # fmt: skip
+                [answer] = only_answers(
+                    self.broker._pool.ask_many(
+                        self.server.address,
+                        [
+                            Request(
+                                Ask.PULL_MESSAGE,
+                                {
+                                    **PULL,
+                                    "topic": encode_topic(self.topic),
+                                    "queueId": queue,
+                                    "queueOffset": at,
+                                    "maxMsgNums": 32,
+                                },
+                            )
+                        ],
+                        deadline,
+                    )
+                )
                 if answer.code == Said.SUCCESS:
                     found += read_stored(answer.body)
                     self.offsets[queue] = answer.number("nextBeginOffset")
@@ -140,7 +178,9 @@ class World:
         control = connect(self.settings, self.connections)
         try:
             run = open_run(control, "triage", scope, self.settings, dead_after=timedelta(0))
-            counts = drain_all(self.settings, self.connections, control, run, bounds=Bounds(page=page))
+            counts = drain_all(
+                self.settings, self.connections, control, run, bounds=Bounds(page=page)
+            )
             close_run(control, run, "done", {})
             return counts
         finally:
@@ -151,41 +191,83 @@ class World:
 
     def resend_now(self) -> int:
         """How many copies went out. A request that was postponed a moment ago is looked at again."""
-        self.control("UPDATE resend_request SET not_before = now() - interval '1 second' WHERE state = 'open'")
+        self.control(
+            "UPDATE resend_request SET not_before = now() - interval '1 second' WHERE state = 'open'"
+        )
         return int(resend_duty(self.settings, self.connections).get("published", 0))
 
     def sent_before(self, message_id: str, headers: Mapping[str, str] | None = None) -> None:
         """The stub of a message that its application sent a minute ago."""
-        self.rows("shop_a", """
+        self.rows(
+            "shop_a",
+            """
             INSERT INTO message_stub (topic, message_id, content, headers, send_count, created_at, first_seen_at, next_check_at,
                 attempted_at, sent_at, attempt_deadline)
             VALUES (%s, %s, %s, %s, 1, now() - interval '1 minute', now() - interval '1 minute', now() - interval '1 second',
                 now() - interval '1 minute', now() - interval '1 minute', now() - interval '30 seconds')""",
-            self.topic, message_id, b"{}", Json(dict(headers or {})))  # fmt: skip
-        self.rows("shop_a", """
+            self.topic,
+            message_id,
+            b"{}",
+            Json(dict(headers or {})),
+        )
+        self.rows(
+            "shop_a",
+            """
             INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)
-            VALUES (%s, %s, 1, 'producer', now() - interval '1 minute', 'sent')""", self.topic, message_id)  # fmt: skip
+            VALUES (%s, %s, 1, 'producer', now() - interval '1 minute', 'sent')""",
+            self.topic,
+            message_id,
+        )
 
-    def log(self, message_id: str, state: str, error: str | None = None, group: str | None = None) -> None:
-        self.rows("billing_db", """
+    def log(
+        self, message_id: str, state: str, error: str | None = None, group: str | None = None
+    ) -> None:
+        self.rows(
+            "billing_db",
+            """
             INSERT INTO consumer_log (consumer_group, topic, message_id, state, consumed_at, updated_at, lease_expires_at,
                 last_error)
             VALUES (%s, %s, %s, %s, CASE WHEN %s = 'CONSUMED' THEN now() END, now() - interval '1 minute', now(), %s)""",
-            group or self.group, self.topic, message_id, state, state, error)  # fmt: skip
+            group or self.group,
+            self.topic,
+            message_id,
+            state,
+            state,
+            error,
+        )
 
 
 def put(server: Server, topic: str, queue: int, properties: Mapping[str, str], body: bytes) -> str:
     """Stores a message past the adapter; returns the broker's own id of it."""
     written = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
-    return server.ask(310, {
-        "a": "producer", "b": topic, "c": "TBW102", "d": 4, "e": queue, "f": 0, "g": 0, "h": 0, "i": written, "j": 0, "k": False,
-        "m": False,
-    }, body).ext["msgId"]  # fmt: skip
+    return server.ask(
+        310,
+        {
+            "a": "producer",
+            "b": topic,
+            "c": "TBW102",
+            "d": 4,
+            "e": queue,
+            "f": 0,
+            "g": 0,
+            "h": 0,
+            "i": written,
+            "j": 0,
+            "k": False,
+            "m": False,
+        },
+        body,
+    ).ext["msgId"]
 
 
 @contextmanager
 def world_of(
-    postgres: Postgres, server: Server, *, names: str = "-", other_duplicates: str = "guard", **options: Any
+    postgres: Postgres,
+    server: Server,
+    *,
+    names: str = "-",
+    other_duplicates: str = "guard",
+    **options: Any,
 ) -> Iterator[World]:
     """A fresh system on a server that other tests use too: databases, topic and groups are new. `names`: is in the names."""
     name = f"r{uuid.uuid4().hex[:10]}"
@@ -197,18 +279,26 @@ def world_of(
         for role, template in TEMPLATES.items():
             cursor.execute(f"CREATE DATABASE {name}_{role} TEMPLATE template_{template}")
             urls[role] = postgres.admin_dsn(f"{name}_{role}")
-    settings = Settings.model_validate(settings_dict(
-        brokers={BROKER: {
-            "kind": "rocketmq", "connection": "broker", "retry_schedule": "10s", "options": {"delivery_limit": 3, **options},
-        }},
-        producers={"shop_a": {"connection": "shop_a"}}, consumers={"billing_db": {"connection": "billing_db"}},
-        groups={
-            one: {"store": "billing_db", "duplicates": duplicates, "progress": "acknowledged"}
-            for one, duplicates in ((group, "guard"), (other, other_duplicates))
-        },
-        topics={topic: {"broker": BROKER, "groups": [group, other], "mode": "repair"}},
-        policy={"claim_timeout": "3m"},
-    ))  # fmt: skip
+    settings = Settings.model_validate(
+        settings_dict(
+            brokers={
+                BROKER: {
+                    "kind": "rocketmq",
+                    "connection": "broker",
+                    "retry_schedule": "10s",
+                    "options": {"delivery_limit": 3, **options},
+                }
+            },
+            producers={"shop_a": {"connection": "shop_a"}},
+            consumers={"billing_db": {"connection": "billing_db"}},
+            groups={
+                one: {"store": "billing_db", "duplicates": duplicates, "progress": "acknowledged"}
+                for one, duplicates in ((group, "guard"), (other, other_duplicates))
+            },
+            topics={topic: {"broker": BROKER, "groups": [group, other], "mode": "repair"}},
+            policy={"claim_timeout": "3m"},
+        )
+    )
     connections = Connections(resolver=urls.get)
     broker = open_broker(settings, connections, BROKER)
     assert isinstance(broker, RocketMQ)

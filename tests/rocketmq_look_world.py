@@ -35,7 +35,11 @@ class World:
         self.retries = RetryReader(self.pool, self.look, schedule, seconds=10.0)
         # One for which everything that is scheduled is due at once, so that what is not delivered is late.
         self.hasty = Looker(
-            self.pool, routes, clock, Schedule(self.pool, clock, [timedelta(0)] * len(levels)), seconds=10.0
+            self.pool,
+            routes,
+            clock,
+            Schedule(self.pool, clock, [timedelta(0)] * len(levels)),
+            seconds=10.0,
         )
 
     def close(self) -> None:
@@ -50,11 +54,22 @@ class World:
         return topic
 
     def send(
-        self, topic: str, number: int = 1, *, queue: int = 0, tags: str = "", level: int = 0, size: int = 1,
+        self,
+        topic: str,
+        number: int = 1,
+        *,
+        queue: int = 0,
+        tags: str = "",
+        level: int = 0,
+        size: int = 1,
         server: RocketMQ | None = None,
-    ) -> list[tuple[str, int]]:  # fmt: skip
+    ) -> list[tuple[str, int]]:
         """(the broker's message id, offset) of each."""
-        properties = "".join(f"{name}\x01{value}\x02" for name, value in {"TAGS": tags, "DELAY": level or ""}.items() if value)
+        properties = "".join(
+            f"{name}\x01{value}\x02"
+            for name, value in {"TAGS": tags, "DELAY": level or ""}.items()
+            if value
+        )
         sent = []
         for _ in range(number):
             sent.append(self.store(topic, queue, properties, b"x" * size, server))
@@ -63,32 +78,65 @@ class World:
         return sent
 
     def store(
-        self, topic: str, queue: int, properties: str = "", body: bytes = b"x", server: RocketMQ | None = None
+        self,
+        topic: str,
+        queue: int,
+        properties: str = "",
+        body: bytes = b"x",
+        server: RocketMQ | None = None,
     ) -> tuple[str, int]:
-        answer = (server or self.server).ask(310, {
-            "a": "tests", "b": topic, "c": "TBW102", "d": 4, "e": queue, "f": 0, "g": round(time.time() * 1000), "h": 0,
-            "i": properties, "j": 0, "k": False, "m": False,
-        }, body)  # fmt: skip
+        answer = (server or self.server).ask(
+            310,
+            {
+                "a": "tests",
+                "b": topic,
+                "c": "TBW102",
+                "d": 4,
+                "e": queue,
+                "f": 0,
+                "g": round(time.time() * 1000),
+                "h": 0,
+                "i": properties,
+                "j": 0,
+                "k": False,
+                "m": False,
+            },
+            body,
+        )
         return answer.ext["msgId"], int(answer.ext["queueOffset"])
 
     def end(self, topic: str, queue: int = 0, server: RocketMQ | None = None) -> int:
-        return int((server or self.server).ask(30, {"topic": topic, "queueId": queue}).ext["offset"])
+        return int(
+            (server or self.server).ask(30, {"topic": topic, "queueId": queue}).ext["offset"]
+        )
 
-    def commit(self, group: str, topic: str, queue: int, offset: int, server: RocketMQ | None = None) -> None:
+    def commit(
+        self, group: str, topic: str, queue: int, offset: int, server: RocketMQ | None = None
+    ) -> None:
         where = {"consumerGroup": group, "topic": topic, "queueId": queue}
         (server or self.server).ask(15, {**where, "commitOffset": offset})
 
     def send_back(self, group: str, topic: str, message_id: str, level: int) -> None:
         """What a consumer does with a message that it could not process."""
         physical = int(message_id[-16:], 16)
-        self.server.ask(36, {
-            "offset": physical, "group": group, "delayLevel": level, "originMsgId": message_id, "originTopic": topic,
-            "unitMode": False, "maxReconsumeTimes": 16,
-        })  # fmt: skip
+        self.server.ask(
+            36,
+            {
+                "offset": physical,
+                "group": group,
+                "delayLevel": level,
+                "originMsgId": message_id,
+                "originTopic": topic,
+                "unitMode": False,
+                "maxReconsumeTimes": 16,
+            },
+        )
 
     def at(self, topic: str, group: str = "g") -> list[tuple[int, int]]:
         """(queue, next offset) as our look tells it."""
-        return [(one.queue_id, one.next_offset) for one in self.look.progress(topic, f"{group}-{topic}")]
+        return [
+            (one.queue_id, one.next_offset) for one in self.look.progress(topic, f"{group}-{topic}")
+        ]
 
     def until(self, holds: Callable[[], Any], seconds: float = WAIT) -> None:
         deadline = time.monotonic() + seconds

@@ -21,13 +21,25 @@ def write_certificates(folder: Path) -> tuple[Path, Path]:
         return certificate_path, key_path
     folder.mkdir(parents=True, exist_ok=True)
     authority_key, server_key = _new_key(), _new_key()
-    authority = _certificate("authority of the test", authority_key, "authority of the test", authority_key, authority=True)
-    certificate = _certificate("server of the test", server_key, "authority of the test", authority_key, authority=False)
+    authority = _certificate(
+        "authority of the test",
+        authority_key,
+        "authority of the test",
+        authority_key,
+        authority=True,
+    )
+    certificate = _certificate(
+        "server of the test", server_key, "authority of the test", authority_key, authority=False
+    )
     (folder / "ca.pem").write_bytes(authority.public_bytes(serialization.Encoding.PEM))
     key_path.touch(mode=0o600)
-    key_path.write_bytes(server_key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ))  # fmt: skip
+    key_path.write_bytes(
+        server_key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
     certificate_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     return certificate_path, key_path
 
@@ -37,7 +49,12 @@ def _new_key() -> rsa.RSAPrivateKey:
 
 
 def _certificate(
-    subject: str, key: rsa.RSAPrivateKey, issuer: str, issuer_key: rsa.RSAPrivateKey, *, authority: bool
+    subject: str,
+    key: rsa.RSAPrivateKey,
+    issuer: str,
+    issuer_key: rsa.RSAPrivateKey,
+    *,
+    authority: bool,
 ) -> x509.Certificate:
     now = datetime.now(UTC)
     return (
@@ -50,7 +67,10 @@ def _certificate(
         .not_valid_after(now + timedelta(days=30))
         .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
         .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ip_address(LOOPBACK)), x509.DNSName("localhost")]), critical=False
+            x509.SubjectAlternativeName(
+                [x509.IPAddress(ip_address(LOOPBACK)), x509.DNSName("localhost")]
+            ),
+            critical=False,
         )
         .sign(issuer_key, hashes.SHA256())
     )

@@ -17,40 +17,85 @@ Tables = dict[str, list[dict[str, Any]]]
 def no_rows() -> Tables:
     """The input of the rule, before any world; all worlds are judged at one instant."""
     return {
-        "instant": [{"as_of": LATE}], "delivery": [], "attempt": [], "policy": [], "group_state": [], "progress": [],
+        "instant": [{"as_of": LATE}],
+        "delivery": [],
+        "attempt": [],
+        "policy": [],
+        "group_state": [],
+        "progress": [],
         "shard_state": [{"shard": "s", "clock_good": True, "attempts_read": True}],
-        "waiting": [], "dead_letter": [], "decision": [],
-    }  # fmt: skip
+        "waiting": [],
+        "dead_letter": [],
+        "decision": [],
+    }
 
 
 def policy(topic: str, broker: str) -> dict[str, Any]:
     return {
-        "topic": topic, "consumer_group": "g", "broker": broker, "every_tag": True, "active_from": None, "active_until": None,
-        "duplicates": "guard", "max_sends": 5, "max_refusals": 20, **dict.fromkeys(frames.DURATIONS, 10**15),
-        "max_clock_skew": 0, "first_check": S, "max_send_duration": MAX_SEND, "consume_timeout": CONSUME_TIMEOUT, "recheck": S,
-    }  # fmt: skip
+        "topic": topic,
+        "consumer_group": "g",
+        "broker": broker,
+        "every_tag": True,
+        "active_from": None,
+        "active_until": None,
+        "duplicates": "guard",
+        "max_sends": 5,
+        "max_refusals": 20,
+        **dict.fromkeys(frames.DURATIONS, 10**15),
+        "max_clock_skew": 0,
+        "first_check": S,
+        "max_send_duration": MAX_SEND,
+        "consume_timeout": CONSUME_TIMEOUT,
+        "recheck": S,
+    }
 
 
 def group_state(topic: str, broker: str, passed_until: int) -> dict[str, Any]:
     return {
-        "topic": topic, "consumer_group": "g", "broker": broker, "removed": False, "lives_accepted": True,
-        "passed_until": passed_until, "log_floor": YEAR_1,
-        "clock_good": True, "offsets_read": True, "retry_read": True, "dead_letters_read": True,
-    }  # fmt: skip
+        "topic": topic,
+        "consumer_group": "g",
+        "broker": broker,
+        "removed": False,
+        "lives_accepted": True,
+        "passed_until": passed_until,
+        "log_floor": YEAR_1,
+        "clock_good": True,
+        "offsets_read": True,
+        "retry_read": True,
+        "dead_letters_read": True,
+    }
 
 
 def progress(topic: str, broker: str, settled: int, following: int) -> dict[str, Any]:
     """Queue 0, whose life is `e`."""
     return {
-        "topic": topic, "consumer_group": "g", "broker": broker, "queue_id": 0, "epoch": "e", "epoch_accepted": True,
-        "settled_offset": settled, "first_offset": 0, "next_offset": following, "previous_next_offset": None,
-        "previous_read_at": None, "rate": None,
-    }  # fmt: skip
+        "topic": topic,
+        "consumer_group": "g",
+        "broker": broker,
+        "queue_id": 0,
+        "epoch": "e",
+        "epoch_accepted": True,
+        "settled_offset": settled,
+        "first_offset": 0,
+        "next_offset": following,
+        "previous_next_offset": None,
+        "previous_read_at": None,
+        "rate": None,
+    }
 
 
 def log(found: bool) -> dict[str, Any]:
     """A log that says CONSUMED, or the proven absence of one."""
-    there = {"log_valid": True, "log_state": "CONSUMED", "log_updated_at": START, "log_consumed_at": START} if found else {}
+    there = (
+        {
+            "log_valid": True,
+            "log_state": "CONSUMED",
+            "log_updated_at": START,
+            "log_consumed_at": START,
+        }
+        if found
+        else {}
+    )
     return {**dict.fromkeys(frames.LOG), "log_answered": True, "log_found": found, **there}
 
 

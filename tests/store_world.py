@@ -96,14 +96,24 @@ class PostgresWorld:
         self._insert("consumer", "consumer_log", values)
 
     def put_floor(self, group: str, floor: datetime | None) -> None:
-        self._insert("consumer", "consumer_log_floor", {"consumer_group": group, "log_floor": floor or "-infinity"})
+        self._insert(
+            "consumer",
+            "consumer_log_floor",
+            {"consumer_group": group, "log_floor": floor or "-infinity"},
+        )
 
     def stub(self, message_id: str = "m-1", topic: str = "orders") -> Row:
-        (row,) = self.run("producer", "SELECT * FROM message_stub WHERE topic = %s AND message_id = %s", (topic, message_id))
+        (row,) = self.run(
+            "producer",
+            "SELECT * FROM message_stub WHERE topic = %s AND message_id = %s",
+            (topic, message_id),
+        )
         return row
 
     def attempts(self) -> list[Row]:
-        return self.run("producer", "SELECT * FROM send_attempt ORDER BY topic, message_id, send_number")
+        return self.run(
+            "producer", "SELECT * FROM send_attempt ORDER BY topic, message_id, send_number"
+        )
 
     @contextmanager
     def without_rules(self) -> Iterator[None]:
@@ -112,7 +122,13 @@ class PostgresWorld:
         self.run("consumer", "CREATE TABLE kept_aside (LIKE consumer_log INCLUDING DEFAULTS)")
         self.run("consumer", "ALTER TABLE consumer_log RENAME TO consumer_log_ruled")
         self.run("consumer", "ALTER TABLE kept_aside RENAME TO consumer_log")
-        for column in ("state", "updated_at", "first_received_at", "attempts", "duplicates_stopped"):
+        for column in (
+            "state",
+            "updated_at",
+            "first_received_at",
+            "attempts",
+            "duplicates_stopped",
+        ):
             self.run("consumer", f"ALTER TABLE consumer_log ALTER {column} DROP NOT NULL")
         try:
             yield
@@ -123,13 +139,18 @@ class PostgresWorld:
     def read(self, scan: AbstractContextManager[Scan], what: str = "stubs") -> list[list[Row]]:
         """The rows of each part, as executors read them: by stores of their own, while the scan is open."""
         with scan as opened, self.stubs() as another:
-            read = [another.read_part(part, lambda name, table: (name, table.to_pylist())) for part in opened.parts]
+            read = [
+                another.read_part(part, lambda name, table: (name, table.to_pylist()))
+                for part in opened.parts
+            ]
         return [[row for name, rows in part if name == what for row in rows] for part in read]
 
     def run(self, database: str, statement: Any, values: Any = None) -> list[Row]:
         """One committed statement, on a connection that is kept for the next one."""
         if database not in self._open:
-            self._open[database] = psycopg2.connect(self.server.admin_dsn(database), connect_timeout=10)
+            self._open[database] = psycopg2.connect(
+                self.server.admin_dsn(database), connect_timeout=10
+            )
             self._open[database].autocommit = True
         with self._open[database].cursor() as cursor:
             cursor.execute(statement, values)

@@ -31,7 +31,14 @@ class Scheduler(LoadScopeScheduling):
     A file that runs alone comes first; its fixtures do the work, so the other workers begin once its first test has ended.
     """
 
-    def __init__(self, config: pytest.Config, log: Any, together: dict[str, str], alone: set[str], apart: set[str]) -> None:
+    def __init__(
+        self,
+        config: pytest.Config,
+        log: Any,
+        together: dict[str, str],
+        alone: set[str],
+        apart: set[str],
+    ) -> None:
         super().__init__(config, log)
         self._together, self._alone, self._apart = together, alone, apart
         self._holder: Any = None
@@ -60,7 +67,10 @@ class Scheduler(LoadScopeScheduling):
 
     def _release(self) -> None:
         self._holder = None
-        for node in [*self.nodes, *self.nodes]:  # a worker with a single test waits for the one after it
+        for node in [
+            *self.nodes,
+            *self.nodes,
+        ]:  # a worker with a single test waits for the one after it
             self._reschedule(node)
 
 
@@ -71,14 +81,22 @@ class SuiteTime:
         self.config = config
         written = tomllib.loads(BUDGETS.read_text())
         self.budgets: dict[str, float] = written["seconds"]
-        self.together = {file: name for name, files in written["together"].items() for file in files}
-        self.place = {file: place for files in written["together"].values() for place, file in enumerate(files)}
+        self.together = {
+            file: name for name, files in written["together"].items() for file in files
+        }
+        self.place = {
+            file: place
+            for files in written["together"].values()
+            for place, file in enumerate(files)
+        }
         self.alone, self.apart = set(written["alone"]), set(written["apart"])
         self.spent: Counter[str] = Counter()
         self.over: list[str] = []
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Scheduler:
-        config.option.loadscopereorder = False  # ours is the order by time; xdist's is by the number of tests
+        config.option.loadscopereorder = (
+            False  # ours is the order by time; xdist's is by the number of tests
+        )
         return Scheduler(config, log, self.together, self.alone, self.apart)
 
     @pytest.hookimpl(tryfirst=True)
@@ -91,11 +109,14 @@ class SuiteTime:
             cost[self.together.get(file, file)] += self.budgets.get(file, DEFAULT)
         order = {
             file: (
-                file not in self.alone, -cost[self.together.get(file, file)], self.together.get(file, file),
-                self.place.get(file, 0), file,
+                file not in self.alone,
+                -cost[self.together.get(file, file)],
+                self.together.get(file, file),
+                self.place.get(file, 0),
+                file,
             )
             for file in files
-        }  # fmt: skip
+        }
         items.sort(key=lambda item: order[file_of(item.nodeid)])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -116,9 +137,13 @@ class SuiteTime:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"slowest {SLOWEST} files")
         for file, seconds in self.spent.most_common(SLOWEST):
-            terminalreporter.line(f"{seconds:8.1f} s of {self.budgets.get(file, DEFAULT):4.0f} s  {file}")
+            terminalreporter.line(
+                f"{seconds:8.1f} s of {self.budgets.get(file, DEFAULT):4.0f} s  {file}"
+            )
         if self.over:
             terminalreporter.section("over budget")
             for line in self.over:
                 terminalreporter.line(line)
-            terminalreporter.line("Make the file faster; raise its line in tests/budgets.toml only with the reason.")
+            terminalreporter.line(
+                "Make the file faster; raise its line in tests/budgets.toml only with the reason."
+            )

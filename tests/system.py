@@ -22,18 +22,47 @@ from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 
 ROLES = {
-    "control": "control", "shop_a": "producer", "shop_b": "producer", "billing_db": "consumer", "shipping_db": "consumer",
-}  # fmt: skip
+    "control": "control",
+    "shop_a": "producer",
+    "shop_b": "producer",
+    "billing_db": "consumer",
+    "shipping_db": "consumer",
+}
 POLICY: dict[str, Any] = {
-    "max_clock_skew": "0.5s", "max_send_duration": "1s", "longest_transaction": "1s", "attempt_timeout": "2s",
-    "claim_timeout": "10s", "first_check": "2s", "lease": "4s", "sweep_interval": "2s", "retry_after": "1s",
-    "consume_timeout": "4s", "redelivery_horizon": "15s", "reconcile_interval": "10s", "recheck": "1s",
-    "progress_history": "5m", "unknown_horizon": "2m", "backlog_horizon": "10m", "overdue_horizon": "20m",
-    "person_time": "10m", "max_sends": 4, "max_refusals": 3, "backoff_base": "3s", "backoff_factor": 1.5,
-    "backoff_cap": "6s", "queue_delay_cap": "10s", "rate_limit": 2000, "blast_share": 0.2, "blast_floor": 25,
-    "blast_window": "5m", "replay_horizon": "45m", "longest_delay": "0s", "broker_retention": "1h",
-    "log_retention": "1d", "stub_retention": "1d",
-}  # fmt: skip
+    "max_clock_skew": "0.5s",
+    "max_send_duration": "1s",
+    "longest_transaction": "1s",
+    "attempt_timeout": "2s",
+    "claim_timeout": "10s",
+    "first_check": "2s",
+    "lease": "4s",
+    "sweep_interval": "2s",
+    "retry_after": "1s",
+    "consume_timeout": "4s",
+    "redelivery_horizon": "15s",
+    "reconcile_interval": "10s",
+    "recheck": "1s",
+    "progress_history": "5m",
+    "unknown_horizon": "2m",
+    "backlog_horizon": "10m",
+    "overdue_horizon": "20m",
+    "person_time": "10m",
+    "max_sends": 4,
+    "max_refusals": 3,
+    "backoff_base": "3s",
+    "backoff_factor": 1.5,
+    "backoff_cap": "6s",
+    "queue_delay_cap": "10s",
+    "rate_limit": 2000,
+    "blast_share": 0.2,
+    "blast_floor": 25,
+    "blast_window": "5m",
+    "replay_horizon": "45m",
+    "longest_delay": "0s",
+    "broker_retention": "1h",
+    "log_retention": "1d",
+    "stub_retention": "1d",
+}
 
 
 def build_template(postgres: Postgres, more: Mapping[str, str] | None = None) -> None:
@@ -43,7 +72,10 @@ def build_template(postgres: Postgres, more: Mapping[str, str] | None = None) ->
     """
     for name in ("control", "shop_a", "billing_db"):
         postgres.create_database(f"template_{name}")
-        with closing(psycopg2.connect(postgres.admin_dsn(f"template_{name}"))) as connection, connection.cursor() as cursor:
+        with (
+            closing(psycopg2.connect(postgres.admin_dsn(f"template_{name}"))) as connection,
+            connection.cursor() as cursor,
+        ):
             cursor.execute(whole(ROLES[name]) + (more or {}).get(ROLES[name], ""))
             cursor.execute(SHAPE)
             SHAPES[ROLES[name]] = cursor.fetchone()
@@ -97,50 +129,87 @@ class System:
     def control(self) -> Any:
         return psycopg2.connect(self.urls["control"], options="-c timezone=UTC")
 
-    def stub(self, message_id: str, topic: str = "orders", shard: str = "shop_a", **columns: Any) -> Key:
+    def stub(
+        self, message_id: str, topic: str = "orders", shard: str = "shop_a", **columns: Any
+    ) -> Key:
         """A stub created long enough ago to be judged, sent once and acknowledged unless `columns` say otherwise."""
         age = columns.pop("age", timedelta(minutes=1))
         given: dict[str, Any] = {
-            "topic": topic, "message_id": message_id, "content": b"{}", "headers": Json({}), "send_count": 1,
+            "topic": topic,
+            "message_id": message_id,
+            "content": b"{}",
+            "headers": Json({}),
+            "send_count": 1,
             **columns,
-        }  # fmt: skip
+        }
         times = {
-            "created_at": "now() - %s", "next_check_at": "now() - %s / 2", "first_seen_at": "now() - %s / 2",
-            "attempted_at": "now() - %s", "attempt_deadline": "now() - %s / 2",
-        }  # fmt: skip
+            "created_at": "now() - %s",
+            "next_check_at": "now() - %s / 2",
+            "first_seen_at": "now() - %s / 2",
+            "attempted_at": "now() - %s",
+            "attempt_deadline": "now() - %s / 2",
+        }
         if given["send_count"] == 0:
             del times["attempted_at"], times["attempt_deadline"]
         times = {name: text for name, text in times.items() if name not in given}
         names = [*given, *times]
         marks = ["%s"] * len(given) + list(times.values())
         self.rows(
-            shard, f"INSERT INTO message_stub ({', '.join(names)}) VALUES ({', '.join(marks)})",
-            *given.values(), *[age] * len(times),
-        )  # fmt: skip
+            shard,
+            f"INSERT INTO message_stub ({', '.join(names)}) VALUES ({', '.join(marks)})",
+            *given.values(),
+            *[age] * len(times),
+        )
         return Key(topic, message_id)
 
-    def sent(self, message_id: str, topic: str = "orders", shard: str = "shop_a", **columns: Any) -> Key:
+    def sent(
+        self, message_id: str, topic: str = "orders", shard: str = "shop_a", **columns: Any
+    ) -> Key:
         """A stub whose message really is in the broker, its position recorded."""
         (receipt,) = self.broker.publish([Message(topic, message_id, b"{}")])
         assert receipt.outcome is Outcome.SENT and receipt.position is not None
         at = receipt.position
         key = self.stub(
-            message_id, topic, shard, broker="embedded", queue_id=at.queue_id, queue_offset=at.offset,
-            queue_epoch=at.epoch, **columns,
-        )  # fmt: skip
-        self.rows(shard, "UPDATE message_stub SET sent_at = attempted_at WHERE topic = %s AND message_id = %s", *key)
+            message_id,
+            topic,
+            shard,
+            broker="embedded",
+            queue_id=at.queue_id,
+            queue_offset=at.offset,
+            queue_epoch=at.epoch,
+            **columns,
+        )
+        self.rows(
+            shard,
+            "UPDATE message_stub SET sent_at = attempted_at WHERE topic = %s AND message_id = %s",
+            *key,
+        )
         self.rows(
             shard,
             "INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome, queue_id,"
             " queue_offset, queue_epoch) VALUES (%s, %s, 1, 'producer', now(), 'sent', %s, %s, %s)",
-            *key, at.queue_id, at.offset, at.epoch,
-        )  # fmt: skip
+            *key,
+            at.queue_id,
+            at.offset,
+            at.epoch,
+        )
         return key
 
-    def log(self, key: Key, group: str = "billing", state: str = "CONSUMED", **columns: Any) -> None:
+    def log(
+        self, key: Key, group: str = "billing", state: str = "CONSUMED", **columns: Any
+    ) -> None:
         """A log row, as a consumer of the group would have left it a minute ago."""
-        given = {"consumer_group": group, "topic": key.topic, "message_id": key.message_id, "state": state, **columns}
-        times = {"first_received_at": "now() - interval '1 minute'", "updated_at": "now() - interval '1 minute'"}
+        given = {
+            "consumer_group": group,
+            "topic": key.topic,
+            "message_id": key.message_id,
+            "state": state,
+            **columns,
+        }
+        times = {
+            "first_received_at": "now() - interval '1 minute'",
+            "updated_at": "now() - interval '1 minute'",
+        }
         if state == "CONSUMED":
             times["consumed_at"] = "now() - interval '1 minute'"
         times = {name: text for name, text in times.items() if name not in given}
@@ -174,8 +243,12 @@ class System:
 @contextmanager
 def system(postgres: Postgres, valkey: Valkey, **changes: Any) -> Iterator[System]:
     """A system without rows; `changes` replace or add top-level parts of its settings."""
-    databases = IDLE.setdefault(postgres, []).pop() if IDLE.get(postgres) else make_databases(postgres)
-    urls: dict[str, str] = {"broker": valkey.url()} | {role: postgres.admin_dsn(name) for role, name in databases.items()}
+    databases = (
+        IDLE.setdefault(postgres, []).pop() if IDLE.get(postgres) else make_databases(postgres)
+    )
+    urls: dict[str, str] = {"broker": valkey.url()} | {
+        role: postgres.admin_dsn(name) for role, name in databases.items()
+    }
     broker = RedisStreams(valkey.url())
     settings = Settings.model_validate(settings_dict(**changes))
     import redis
@@ -201,7 +274,10 @@ IDLE: WeakKeyDictionary[Postgres, list[dict[str, str]]] = WeakKeyDictionary()
 
 def make_databases(postgres: Postgres) -> dict[str, str]:
     """A new database for each role: role -> name."""
-    name, template = uuid.uuid4().hex[:10], {"control": "control", "producer": "shop_a", "consumer": "billing_db"}
+    name, template = (
+        uuid.uuid4().hex[:10],
+        {"control": "control", "producer": "shop_a", "consumer": "billing_db"},
+    )
     made = {role: f"t{name}_{role}" for role in ROLES}
     with closing(psycopg2.connect(postgres.admin_dsn())) as admin, admin.cursor() as cursor:
         admin.autocommit = True
@@ -228,15 +304,19 @@ def is_empty_again(postgres: Postgres, database: str, kind: str) -> bool:
         return False
     with closing(connection), connection.cursor() as cursor:
         connection.autocommit = True
-        cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                       " WHERE datname = current_database() AND pid <> pg_backend_pid()")  # fmt: skip
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
         cursor.execute(SHAPE)
         if cursor.fetchone() != SHAPES.get(kind):  # other templates than ours are not known
             return False
         cursor.execute(FILLED)
         if filled := [name for (name,) in cursor.fetchall()]:
             cursor.execute(f"TRUNCATE {', '.join(filled)} CASCADE")
-        cursor.execute("SELECT format('%I.%I', schemaname, sequencename) FROM pg_sequences WHERE last_value IS NOT NULL")
+        cursor.execute(
+            "SELECT format('%I.%I', schemaname, sequencename) FROM pg_sequences WHERE last_value IS NOT NULL"
+        )
         for (sequence,) in cursor.fetchall():
             cursor.execute(f"ALTER SEQUENCE {sequence} RESTART")
     return True
@@ -251,14 +331,24 @@ def settings_dict(**changes: Any) -> dict[str, Any]:
     policy = {**POLICY, **changes.pop("policy", {})}
     return {
         "control": "control",
-        "brokers": {"embedded": {"kind": "redis_streams", "connection": "broker",
-                                 "options": {"visibility": 2, "delivery_limit": 5}}},
+        "brokers": {
+            "embedded": {
+                "kind": "redis_streams",
+                "connection": "broker",
+                "options": {"visibility": 2, "delivery_limit": 5},
+            }
+        },
         "producers": {"shop_a": {"connection": "shop_a"}, "shop_b": {"connection": "shop_b"}},
         "people": {"second_person": []},
-        "consumers": {"billing_db": {"connection": "billing_db"}, "shipping_db": {"connection": "shipping_db"}},
+        "consumers": {
+            "billing_db": {"connection": "billing_db"},
+            "shipping_db": {"connection": "shipping_db"},
+        },
         "groups": {
             "billing": {"store": "billing_db", "duplicates": "guard", "progress": "acknowledged"},
             "shipping": {"store": "shipping_db", "duplicates": "guard", "progress": "acknowledged"},
         },
-        "topics": topics, "policy": policy, **changes,
-    }  # fmt: skip
+        "topics": topics,
+        "policy": policy,
+        **changes,
+    }

@@ -27,23 +27,41 @@ CLASSIFY = """
 
 
 def letter(
-    world: World, message_id: str | None, category: str | None = "transient", group: str | None = "billing",
-    topic: str | None = "orders", *, fingerprint: str | None = None, invalid: str | None = None, **columns: Any,
-) -> int:  # fmt: skip
+    world: World,
+    message_id: str | None,
+    category: str | None = "transient",
+    group: str | None = "billing",
+    topic: str | None = "orders",
+    *,
+    fingerprint: str | None = None,
+    invalid: str | None = None,
+    **columns: Any,
+) -> int:
     """One drained letter; without a category it is not classified."""
     ((number,),) = world.control(INSERT, values(message_id, group, topic, **columns))
     if invalid is not None:
-        world.control("UPDATE dead_letter SET invalid = %s WHERE dead_letter_id = %s", (invalid, number))
+        world.control(
+            "UPDATE dead_letter SET invalid = %s WHERE dead_letter_id = %s", (invalid, number)
+        )
     if category is not None:
         classify(world, number, category, fingerprint)
     return int(number)
 
 
 def classify(world: World, number: int, category: str, fingerprint: str | None = None) -> None:
-    world.control(CLASSIFY, {"letter": number, "category": category, "fingerprint": fingerprint or f"1:{category}"})
+    world.control(
+        CLASSIFY,
+        {"letter": number, "category": category, "fingerprint": fingerprint or f"1:{category}"},
+    )
 
 
-def dead(world: World, message_id: str, category: str | None = "transient", group: str = "billing", **columns: Any) -> int:
+def dead(
+    world: World,
+    message_id: str,
+    category: str | None = "transient",
+    group: str = "billing",
+    **columns: Any,
+) -> int:
     """A message that was sent once, failed in the group a minute ago, and is a letter now."""
     world.stub(message_id, sends=1)
     world.log(message_id, group, state="FAILED", moved="1 minute")
@@ -52,10 +70,14 @@ def dead(world: World, message_id: str, category: str | None = "transient", grou
 
 def triage(world: World, *, scope: str = "*", dry_run: bool = False, **options: Any) -> Counts:
     """Settles replays, decides and applies: a run without draining and classifying. One that was killed is taken over."""
-    run = open_run(world.conn, "triage", scope, world.settings, dry_run=dry_run, dead_after=timedelta(0))
+    run = open_run(
+        world.conn, "triage", scope, world.settings, dry_run=dry_run, dead_after=timedelta(0)
+    )
     try:
         settled = settle_replays(world.conn, run)
-        return settled + decide_and_apply(world.settings, world.connections, world.conn, run, **options)
+        return settled + decide_and_apply(
+            world.settings, world.connections, world.conn, run, **options
+        )
     finally:
         world.conn.rollback()
         close_run(world.conn, run, "done", Counts())
@@ -85,13 +107,17 @@ def requests(world: World) -> list[tuple[Any, ...]]:
 
 
 def cases(world: World) -> list[tuple[Any, ...]]:
-    return world.control("SELECT topic, consumer_group, subject, severity, state FROM case_file ORDER BY case_id")
+    return world.control(
+        "SELECT topic, consumer_group, subject, severity, state FROM case_file ORDER BY case_id"
+    )
 
 
 def look_now(world: World) -> None:
     """Time passes: whatever waits is looked at again, and requests that were postponed are due."""
     world.control("UPDATE dead_letter SET look_at = now() WHERE state = 'open'")
-    world.control("UPDATE resend_request SET not_before = now() - interval '1 second' WHERE state = 'open'")
+    world.control(
+        "UPDATE resend_request SET not_before = now() - interval '1 second' WHERE state = 'open'"
+    )
 
 
 def set_policy(world: World, **changes: Any) -> None:

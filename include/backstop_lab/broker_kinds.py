@@ -29,17 +29,24 @@ DEMO_LOG_FILE_BYTES = 2_097_152
 """A file of RocketMQ's log: small, because its retention removes whole files, and one is filled up for it."""
 DEMO_ROCKETMQ = {
     # Asynchronous flush by way of memory of its own: else what was acknowledged outlives the process in the machine's memory.
-    "transientStorePoolEnable": "true", "transientStorePoolSize": "5", "mappedFileSizeCommitLog": str(DEMO_LOG_FILE_BYTES),
+    "transientStorePoolEnable": "true",
+    "transientStorePoolSize": "5",
+    "mappedFileSizeCommitLog": str(DEMO_LOG_FILE_BYTES),
     # From there into the file: after so many pages (16 MiB: never before its time), or so many milliseconds.
-    "commitCommitLogLeastPages": "4096", "commitIntervalCommitLog": "50", "commitCommitLogThoroughInterval": "50",
-    "messageDelayLevel": DEMO_DELAY_LEVELS, "maxMessageSize": str(DEMO_MESSAGE_BYTES),
+    "commitCommitLogLeastPages": "4096",
+    "commitIntervalCommitLog": "50",
+    "commitCommitLogThoroughInterval": "50",
+    "messageDelayLevel": DEMO_DELAY_LEVELS,
+    "maxMessageSize": str(DEMO_MESSAGE_BYTES),
     # Bytes: a file holds 1000 places of a queue.
     "mappedFileSizeConsumeQueue": "20000",
     # Milliseconds: retention looks twice a second, and removes without a pause.
-    "cleanResourceInterval": "500", "deletePhysicFilesInterval": "1", "deleteConsumeQueueFilesInterval": "1",
+    "cleanResourceInterval": "500",
+    "deletePhysicFilesInterval": "1",
+    "deleteConsumeQueueFilesInterval": "1",
     # Milliseconds: a member that says nothing for so long, because it stands still, is none any more.
     "channelExpiredTimeout": "45000",
-}  # fmt: skip
+}
 """What its broker is told beside the settings of every server of ours."""
 
 
@@ -71,16 +78,24 @@ KINDS: dict[str, BrokerKind] = {
     "activemq": BrokerKind(
         lambda root, port: ActiveMQServer(root / "activemq", port),
         ActiveMQFaults,
-        {"kind": "activemq", "options": {"send_timeout": DEMO_SEND_SECONDS, "delivery_limit": DEMO_DELIVERIES}},
+        {
+            "kind": "activemq",
+            "options": {"send_timeout": DEMO_SEND_SECONDS, "delivery_limit": DEMO_DELIVERIES},
+        },
     ),
     "rocketmq": BrokerKind(
         lambda root, port: RocketMQServer(root / "rocketmq", port, settings=DEMO_ROCKETMQ),
         lambda server, tools: RocketMQFaults(server, tools, delivery_limit=DEMO_DELIVERIES),
-        {"kind": "rocketmq", "options": {
-            "send_timeout": DEMO_SEND_SECONDS, "delivery_limit": DEMO_DELIVERIES, "max_message_bytes": DEMO_MESSAGE_BYTES,
-            "delay_levels": DEMO_DELAY_LEVELS,
-        }},
+        {
+            "kind": "rocketmq",
+            "options": {
+                "send_timeout": DEMO_SEND_SECONDS,
+                "delivery_limit": DEMO_DELIVERIES,
+                "max_message_bytes": DEMO_MESSAGE_BYTES,
+                "delay_levels": DEMO_DELAY_LEVELS,
+            },
+        },
     ),
-}  # fmt: skip
+}
 BROKERS = {"embedded": EMBEDDED, **{kind: kind for kind in KINDS if kind != EMBEDDED}}
 """What `make demo BROKER=...` takes."""

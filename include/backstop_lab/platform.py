@@ -27,7 +27,13 @@ from backstop_lab.servers.valkey import Valkey
 PROJECT = Path(__file__).resolve().parents[2]
 DEFAULT_ROOT = PROJECT / "build" / "platform"
 AIRFLOW_DATABASE = "airflow"
-BACKSTOP_DATABASES = ("control", "producer_a", "producer_b", "consumer_billing", "consumer_shipping")
+BACKSTOP_DATABASES = (
+    "control",
+    "producer_a",
+    "producer_b",
+    "consumer_billing",
+    "consumer_shipping",
+)
 SERVERS = ("postgres", "valkey", "leases", "airflow")
 
 
@@ -76,9 +82,15 @@ class Platform:
     """
 
     def __init__(
-        self, root: Path, config: Path | None = None, broker: str | None = None, *,
-        airflow_settings: Mapping[str, str] | None = None, parallelism: int = 4, triggerer: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        root: Path,
+        config: Path | None = None,
+        broker: str | None = None,
+        *,
+        airflow_settings: Mapping[str, str] | None = None,
+        parallelism: int = 4,
+        triggerer: bool = False,
+    ) -> None:
         self.root = root.resolve()
         self.config = (config or PROJECT / "backstop.yaml").resolve()
         self.root.mkdir(parents=True, exist_ok=True)
@@ -112,7 +124,10 @@ class Platform:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -165,7 +180,11 @@ class Platform:
         """Connection id -> URI: postgresql:// for the databases, the broker's and the leases' own. They hold
         passwords."""
         databases = {f"backstop_{name}": self.dsn(name) for name in BACKSTOP_DATABASES}
-        return {**databases, "backstop_broker": self.broker.url(), "backstop_leases": self.leases.url()}
+        return {
+            **databases,
+            "backstop_broker": self.broker.url(),
+            "backstop_leases": self.leases.url(),
+        }
 
     def dsn(self, database: str) -> str:
         """The URI of one database as its owner."""
@@ -185,7 +204,9 @@ class Platform:
             "SPARK_LOCAL_IP": LOOPBACK,
             # Jobs of seconds on a small machine: the second compiler and a parallel collector cost more than they give
             # (measured on 2 cores: 14 instead of 29 CPU seconds for a first run over a few stubs).
-            "SPARK_SUBMIT_OPTS": " ".join(("-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", *shared_classes())),
+            "SPARK_SUBMIT_OPTS": " ".join(
+                ("-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", *shared_classes())
+            ),
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
                 {"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode": "client"}}
             ),
@@ -193,7 +214,9 @@ class Platform:
             "AIRFLOW_CONN_BACKSTOP_LEASES": self.leases.for_airflow(),
         }
         for name in BACKSTOP_DATABASES:
-            environment[f"AIRFLOW_CONN_BACKSTOP_{name.upper()}"] = json.dumps(self._database_connection(name))
+            environment[f"AIRFLOW_CONN_BACKSTOP_{name.upper()}"] = json.dumps(
+                self._database_connection(name)
+            )
         java_home = PROJECT / ".local" / "java_home"
         if java_home.exists():
             environment["JAVA_HOME"] = java_home.read_text().strip()

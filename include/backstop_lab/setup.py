@@ -78,7 +78,10 @@ def use_supported_python() -> None:
             found = shutil.which(name)
             if (
                 found
-                and subprocess.run([found, "-c", "pass"], check=False, capture_output=True).returncode == 0
+                and subprocess.run(
+                    [found, "-c", "pass"], check=False, capture_output=True
+                ).returncode
+                == 0
             ):
                 os.execv(found, [found, "-I", str(Path(__file__).resolve())])
         raise SetupError(
@@ -155,7 +158,9 @@ def uv_environment(pip_settings: dict[str, str]) -> dict[str, str]:
         if setting in pip_settings and not any(name in env for name in (variable, *instead)):
             env[variable] = " ".join(pip_settings[setting].split())
     links = [
-        link for link in pip_settings.get("find-links", "").split() if "://" in link or os.path.isdir(link)
+        link
+        for link in pip_settings.get("find-links", "").split()
+        if "://" in link or os.path.isdir(link)
     ]
     if links:
         env.setdefault("UV_FIND_LINKS", ",".join(links))
@@ -188,7 +193,10 @@ def maven_mirror() -> str | None:
         if mirror.tag.rpartition("}")[2] != "mirror":
             continue
         parts = {part.tag.rpartition("}")[2]: (part.text or "").strip() for part in mirror}
-        if set(parts.get("mirrorOf", "").split(",")) & {"*", "central", "external:*"} and "url" in parts:
+        if (
+            set(parts.get("mirrorOf", "").split(",")) & {"*", "central", "external:*"}
+            and "url" in parts
+        ):
             return parts["url"].rstrip("/") + "/"
     return None
 
@@ -230,7 +238,10 @@ def retried(what: str, attempt: Callable[[], None]) -> None:
                     f"{what} failed {number} times; nothing half-made is used, so run `make setup` again "
                     f"when the registry can be reached.\n{failed}"
                 ) from failed
-            print(f"  {what}: attempt {number} of {DOWNLOAD_ATTEMPTS} failed, trying again", flush=True)
+            print(
+                f"  {what}: attempt {number} of {DOWNLOAD_ATTEMPTS} failed, trying again",
+                flush=True,
+            )
             time.sleep(2.0 * number)
 
 
@@ -258,7 +269,9 @@ def sync_environment() -> None:
     python = VENV / "bin" / "python"
     MARKER.unlink(missing_ok=True)
     kept = False
-    if python.exists():  # at this very place, and of this Python? An environment that was moved is made anew
+    if (
+        python.exists()
+    ):  # at this very place, and of this Python? An environment that was moved is made anew
         asked = subprocess.run(
             [str(python), "-c", "import sys; print(sys.prefix, *sys.version_info[:2])"],
             check=False,
@@ -273,7 +286,9 @@ def sync_environment() -> None:
     (packages,) = VENV.glob("lib/python3*/site-packages")
     (packages / "backstop_source.pth").write_text(f"{ROOT / 'include'}\n")
     command = VENV / "bin" / "backstop"
-    command.write_text(f"#!{python}\nimport sys\n\nfrom backstop.cli import main\n\nsys.exit(main())\n")
+    command.write_text(
+        f"#!{python}\nimport sys\n\nfrom backstop.cli import main\n\nsys.exit(main())\n"
+    )
     command.chmod(0o755)
 
 
@@ -286,7 +301,9 @@ def fetch_driver(java_home: Path) -> None:
     if has_driver(JDBC_JAR):
         return
     JDBC_JAR.parent.mkdir(parents=True, exist_ok=True)
-    in_maven = Path.home() / ".m2/repository/org/postgresql/postgresql" / JDBC_VERSION / JDBC_JAR.name
+    in_maven = (
+        Path.home() / ".m2/repository/org/postgresql/postgresql" / JDBC_VERSION / JDBC_JAR.name
+    )
     if has_driver(in_maven):
         keep_driver(in_maven)
     else:
@@ -304,7 +321,9 @@ def download_driver(java_home: Path) -> None:
                 f"repository that this machine reaches, or put the file at {JDBC_JAR}"
             )
         if not has_driver(found):
-            raise SetupError(f"The JDBC driver that was fetched is not {JDBC_COORDINATE} (wrong SHA-256)")
+            raise SetupError(
+                f"The JDBC driver that was fetched is not {JDBC_COORDINATE} (wrong SHA-256)"
+            )
         keep_driver(found)
 
 
@@ -319,7 +338,9 @@ def resolve_by_spark(folder: Path, java_home: Path) -> Path | None:
     program = folder / "nothing.py"
     program.write_text("")
     python = str(VENV / "bin" / "python")
-    env = dict(os.environ, JAVA_HOME=str(java_home), PYSPARK_PYTHON=python, PYSPARK_DRIVER_PYTHON=python)
+    env = dict(
+        os.environ, JAVA_HOME=str(java_home), PYSPARK_PYTHON=python, PYSPARK_DRIVER_PYTHON=python
+    )
     env.pop("SPARK_HOME", None)
     mirror = maven_mirror()
     if mirror:
@@ -369,15 +390,28 @@ def share_spark_classes(java_home: Path) -> None:
         made, program = Path(folder) / SPARK_CLASSES.name, Path(folder) / "small_job.py"
         program.write_text(SMALL_JOB)
         options = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ArchiveClassesAtExit={made}"
-        env = dict(os.environ, JAVA_HOME=str(java_home), SPARK_LOCAL_IP="127.0.0.1", SPARK_SUBMIT_OPTS=options)
+        env = dict(
+            os.environ,
+            JAVA_HOME=str(java_home),
+            SPARK_LOCAL_IP="127.0.0.1",
+            SPARK_SUBMIT_OPTS=options,
+        )
         env.update(PYSPARK_PYTHON=python, PYSPARK_DRIVER_PYTHON=python)
         for name in ("SPARK_HOME", "JDK_JAVA_OPTIONS"):
             env.pop(name, None)
         with contextlib.suppress(SetupError):
             run(
-                [str(VENV / "bin" / "spark-submit"), "--master", "local[2]", "--jars", str(JDBC_JAR), str(program)],
-                env, Path(folder),
-            )  # fmt: skip
+                [
+                    str(VENV / "bin" / "spark-submit"),
+                    "--master",
+                    "local[2]",
+                    "--jars",
+                    str(JDBC_JAR),
+                    str(program),
+                ],
+                env,
+                Path(folder),
+            )
             if made.exists():
                 made.replace(SPARK_CLASSES)
 

@@ -75,11 +75,15 @@ def _start_supervisor(root: Path, config: Path | None) -> "subprocess.Popen[byte
         )
 
 
-def _wait_until_ready(root: Path, process: "subprocess.Popen[bytes] | None", started: float) -> None:
+def _wait_until_ready(
+    root: Path, process: "subprocess.Popen[bytes] | None", started: float
+) -> None:
     """`process`: the supervisor, where it is ours; prints what it starts. Raises LocalServerError."""
     printed = None
     while not (root / "ready.json").exists():
-        if (process is not None and process.poll() is not None) or (process is None and supervisor(root) is None):
+        if (process is not None and process.poll() is not None) or (
+            process is None and supervisor(root) is None
+        ):
             raise LocalServerError(
                 f"The platform did not start:\n{(root / 'supervisor.log').read_text().strip()}",
                 kept=f"Its data lies in {root} as it was.",
@@ -129,7 +133,9 @@ def status(root: Path, config: Path | None) -> int:
         print("The platform is not up; `make up` starts it.")
         return NOT_UP
     if not ready.exists():
-        print(f"The platform is starting: {_starting(root) or 'its supervisor'} (process {pid}). `make up` waits until it is up.")
+        print(
+            f"The platform is starting: {_starting(root) or 'its supervisor'} (process {pid}). `make up` waits until it is up."
+        )
         return NOT_UP
     facts = json.loads(ready.read_text())
     width = max(map(len, facts))
@@ -143,14 +149,21 @@ def shell(root: Path, config: Path | None) -> int:  # noqa: RET503 - it becomes 
     if supervisor(root) is None or not (root / "ready.json").exists():
         return status(root, config)
     program = os.environ.get("SHELL") or "/bin/sh"
-    print(f"`backstop` works on the platform here; `exit` leaves. Elsewhere: . {root / 'env.sh'}", flush=True)
+    print(
+        f"`backstop` works on the platform here; `exit` leaves. Elsewhere: . {root / 'env.sh'}",
+        flush=True,
+    )
     os.execvpe(program, [program], {**os.environ, **Platform(root, config).environment()})
 
 
 def write_environment(file: Path, environment: Mapping[str, str]) -> None:
     """What a shell reads (`. file`) for the command line to work on this platform; it holds passwords."""
     programs = str(Path(sys.executable).parent)
-    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(environment.items()) if name != "PATH"]
+    lines = [
+        f"export {name}={shlex.quote(value)}\n"
+        for name, value in sorted(environment.items())
+        if name != "PATH"
+    ]
     write_private(file, f'export PATH={shlex.quote(programs)}{os.pathsep}"$PATH"\n{"".join(lines)}')
 
 
@@ -181,7 +194,9 @@ def supervise(root: Path, config: Path | None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     settings = load(config or PROJECT / "backstop.yaml")
-    platform = Platform(root, config, airflow_settings={**CALM, **schedules(settings)}, triggerer=True)
+    platform = Platform(
+        root, config, airflow_settings={**CALM, **schedules(settings)}, triggerer=True
+    )
     try:
         platform.start(say=lambda what: write_private(root / "starting.txt", what))
         starting = False

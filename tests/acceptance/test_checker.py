@@ -19,12 +19,25 @@ def test_it_agrees_when_everything_came_out_right(world: World) -> None:
     assert (code, told["ok"]) == (0, True)
     assert world.check() == (code, told), "the program says what the other tests of it see"
     assert told["effects"]["billing"] == {
-        "owed": 18, "expected": 16, "exactly_once": 16, "missing": 0, "duplicated": 0, "unexpected": 0,
-    }  # fmt: skip
+        "owed": 18,
+        "expected": 16,
+        "exactly_once": 16,
+        "missing": 0,
+        "duplicated": 0,
+        "unexpected": 0,
+    }
     assert told["verdicts"]["adds_up"]
     assert sum(told["verdicts"]["final"].values()) == told["verdicts"]["deliveries"] == 36
     assert {fault: one["found"] for fault, one in told["faults"].items()} == dict.fromkeys(
-        ("lost_in_broker", "refused", "mass_loss", "lease_killed", "worker_woken_late", "leases_flushed"), 1
+        (
+            "lost_in_broker",
+            "refused",
+            "mass_loss",
+            "lease_killed",
+            "worker_woken_late",
+            "leases_flushed",
+        ),
+        1,
     )
 
 
@@ -43,13 +56,20 @@ BROKEN: dict[str, tuple[str, Break]] = {
     ),
     "one effect is doubled": (
         "effect duplicated",
-        lambda w: w.sql("shipping", "INSERT INTO effect SELECT * FROM effect WHERE message_id = 'lost'"),
+        lambda w: w.sql(
+            "shipping", "INSERT INTO effect SELECT * FROM effect WHERE message_id = 'lost'"
+        ),
     ),
     "one effect belongs to a message that nobody promised": (
         "effect unexpected",
-        lambda w: w.sql("shipping", "INSERT INTO effect VALUES ('shipping', 'orders', 'nobody', 1, 1, 'w')"),
+        lambda w: w.sql(
+            "shipping", "INSERT INTO effect VALUES ('shipping', 'orders', 'nobody', 1, 1, 'w')"
+        ),
     ),
-    "a refused message has an effect": ("effect unexpected", lambda w: w.effect("refunds", "refused")),
+    "a refused message has an effect": (
+        "effect unexpected",
+        lambda w: w.effect("refunds", "refused"),
+    ),
     "one resend is needless": (
         "resend needless",
         lambda w: w.attempt("shop_a", "orders", "plain:0%é'", 2, "sent"),
@@ -75,8 +95,12 @@ BROKEN: dict[str, tuple[str, Break]] = {
     "a stub is only in a case in which it has settled": (
         "stub unaccounted for",
         lambda w: (
-            w.sql("control", "UPDATE case_member SET settled_at = now() WHERE message_id = 'refused'"),
-            w.sql("shop_b", "UPDATE message_stub SET status = 'pending' WHERE message_id = 'refused'"),
+            w.sql(
+                "control", "UPDATE case_member SET settled_at = now() WHERE message_id = 'refused'"
+            ),
+            w.sql(
+                "shop_b", "UPDATE message_stub SET status = 'pending' WHERE message_id = 'refused'"
+            ),
         ),
     ),
     "one stub is gone": (
@@ -89,7 +113,9 @@ BROKEN: dict[str, tuple[str, Break]] = {
     ),
     "an injected loss was never found": (
         "fault not dealt with",
-        lambda w: w.sql("control", "UPDATE verdict SET verdict = 'BACKLOGGED' WHERE message_id = 'lost'"),
+        lambda w: w.sql(
+            "control", "UPDATE verdict SET verdict = 'BACKLOGGED' WHERE message_id = 'lost'"
+        ),
     ),
     "an injected loss was never repaired": (
         "fault not dealt with",
@@ -97,7 +123,9 @@ BROKEN: dict[str, tuple[str, Break]] = {
     ),
     "a run counted more verdicts than it kept": (
         "a run's counts differ from its verdicts",
-        lambda w: w.sql("control", "UPDATE verdict_count SET deliveries = 9 WHERE verdict = 'LOST'"),
+        lambda w: w.sql(
+            "control", "UPDATE verdict_count SET deliveries = 9 WHERE verdict = 'LOST'"
+        ),
     ),
     "a lease was left behind": (
         "work begun and never ended",
@@ -108,11 +136,15 @@ BROKEN: dict[str, tuple[str, Break]] = {
     ),
     "a lease was given back and nobody has taken it since": (
         "work begun and never ended",
-        lambda w: w.sql("billing", "UPDATE consumer_log SET state = 'EXPIRED' WHERE message_id = 'flushed'"),
+        lambda w: w.sql(
+            "billing", "UPDATE consumer_log SET state = 'EXPIRED' WHERE message_id = 'flushed'"
+        ),
     ),
     "the work of a killed holder was never begun again": (
         "fault not dealt with",
-        lambda w: w.sql("billing", "UPDATE consumer_log SET attempts = 1 WHERE message_id = 'held'"),
+        lambda w: w.sql(
+            "billing", "UPDATE consumer_log SET attempts = 1 WHERE message_id = 'held'"
+        ),
     ),
     "the work of a late worker stands": (
         "fault not dealt with",
@@ -120,17 +152,25 @@ BROKEN: dict[str, tuple[str, Break]] = {
     ),
     "the work of a late worker stands beside the other's": (
         "effect duplicated",
-        lambda w: w.sql("shipping", "INSERT INTO effect VALUES ('shipping', 'orders', 'late', 1, 1, 'w')"),
+        lambda w: w.sql(
+            "shipping", "INSERT INTO effect VALUES ('shipping', 'orders', 'late', 1, 1, 'w')"
+        ),
     ),
     "a worker stood still and never woke up": (
         "fault not dealt with",
         lambda w: w.ledger.append(
-            "worker_woken_late", [("orders", "late")], consumer_group="shipping", detail="shipping-2 stood still with fence 2"
+            "worker_woken_late",
+            [("orders", "late")],
+            consumer_group="shipping",
+            detail="shipping-2 stood still with fence 2",
         ),
     ),
     "after a flush a group's database was not asked": (
         "fault not dealt with",
-        lambda w: w.sql("shipping", "UPDATE consumer_log SET duplicates_stopped = 0 WHERE message_id = 'flushed'"),
+        lambda w: w.sql(
+            "shipping",
+            "UPDATE consumer_log SET duplicates_stopped = 0 WHERE message_id = 'flushed'",
+        ),
     ),
     "a check of the data failed": (
         "data check failed",
@@ -156,10 +196,15 @@ BROKEN: dict[str, tuple[str, Break]] = {
             " VALUES ('shop_a', 'orders', 'lost', 3, 'r', 'r')",
         ),
     ),
-    "a case has no alert": ("case without an alert", lambda w: w.sql("control", "DELETE FROM alert")),
+    "a case has no alert": (
+        "case without an alert",
+        lambda w: w.sql("control", "DELETE FROM alert"),
+    ),
     "an attempt is beyond the numbers handed out": (
         "attempt beyond the numbers handed out",
-        lambda w: w.sql("shop_a", "UPDATE message_stub SET send_count = 1 WHERE message_id = 'lost'"),
+        lambda w: w.sql(
+            "shop_a", "UPDATE message_stub SET send_count = 1 WHERE message_id = 'lost'"
+        ),
     ),
 }
 
@@ -179,10 +224,13 @@ def imported_by(file: Path) -> set[str]:
         name.partition(".")[0]
         for node in ast.walk(ast.parse(file.read_text()))
         for name in (
-            [alias.name for alias in node.names] if isinstance(node, ast.Import)
-            else [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom) and node.level == 0
+            else []
         )
-    }  # fmt: skip
+    }
 
 
 def test_it_imports_nothing_of_backstop() -> None:
@@ -191,6 +239,10 @@ def test_it_imports_nothing_of_backstop() -> None:
     assert set().union(*map(imported_by, files)) - set(sys.stdlib_module_names) == {"psycopg2"}
     # And nothing does so for it: isolated, with whatever it pulls in.
     ours = "[name for name in sys.modules if name.startswith('backstop')]"
-    code = f"import sys; sys.path.append({str(CHECKER.parent)!r}); import checker.check; print({ours})"
-    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    code = (
+        f"import sys; sys.path.append({str(CHECKER.parent)!r}); import checker.check; print({ours})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

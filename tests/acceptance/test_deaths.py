@@ -31,12 +31,14 @@ from backstop_lab.shop import demand
 
 pytestmark = pytest.mark.timeout(300)
 TEXTS = {
-    demand.NOT_JSON: "JSONDecodeError: ", demand.FIELD_MISSING: "MissingField: order ", demand.RULE_REFUSED: "OverLimit: order ",
+    demand.NOT_JSON: "JSONDecodeError: ",
+    demand.FIELD_MISSING: "MissingField: order ",
+    demand.RULE_REFUSED: "OverLimit: order ",
     demand.DEPENDENCY_DOWN: "ConnectionError: carrier-",
     SUPPRESSED_DONE: "java.lang.Throwable: Suppressing duplicate delivery on connection",
     SUPPRESSED_UNDONE: "java.lang.Throwable: Suppressing duplicate delivery on connection",
     EXPIRED: "java.lang.Throwable: Message Expired.",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -68,18 +70,26 @@ def letters(stage: Stage) -> list[DeadLetter]:
 
 def test_what_lies_in_the_dead_letter_queues_is_what_the_ledger_says(stage: Stage) -> None:
     told = Counter(
-        (fault, line["message_id"], line["consumer_group"]) for fault in TEXTS for line in stage.ledger.lines(fault)
+        (fault, line["message_id"], line["consumer_group"])
+        for fault in TEXTS
+        for line in stage.ledger.lines(fault)
     )
     assert len(told) == die.MESSAGES + die.NO_JSON  # what is no JSON dies in both groups
     assert set(told.values()) == {1}
     found = Counter(
         (fault, letter.message_id, letter.group)
-        for letter in letters(stage) for fault, text in TEXTS.items() if (letter.error or letter.cause).startswith(text)
-    )  # fmt: skip
+        for letter in letters(stage)
+        for fault, text in TEXTS.items()
+        if (letter.error or letter.cause).startswith(text)
+    )
     # The text of a suppression is the same whether the work was done or not: that is the point of it.
     both = {SUPPRESSED_DONE, SUPPRESSED_UNDONE}
-    assert {key for key in found if key[0] not in both} == {key for key in told if key[0] not in both}
-    assert {key[1:] for key in found if key[0] in both} == {key[1:] for key in told if key[0] in both}
+    assert {key for key in found if key[0] not in both} == {
+        key for key in told if key[0] not in both
+    }
+    assert {key[1:] for key in found if key[0] in both} == {
+        key[1:] for key in told if key[0] in both
+    }
     assert len(letters(stage)) == len(told)
 
 
@@ -101,23 +111,40 @@ def answer_all(stage: Stage, connections: Connections) -> None:
     """As a person would in Airflow."""
     control = connect(stage.settings, connections)
     try:
-        for (case_id,) in change(stage.control, "SELECT case_id FROM case_file WHERE state = 'open' ORDER BY 1", ()):
+        for (case_id,) in change(
+            stage.control, "SELECT case_id FROM case_file WHERE state = 'open' ORDER BY 1", ()
+        ):
             if answer := choose_answer(stage, case_id):
                 options = dict(answer.inputs)
                 if "ids" in options:
                     options["message_ids"] = [options.pop("ids")]
                 if "secret_content" in options:
                     options["content"] = options.pop("secret_content").encode()
-                decide(control, stage.settings, connections, case_id, answer.option, "ann", answer.why, options)
+                decide(
+                    control,
+                    stage.settings,
+                    connections,
+                    case_id,
+                    answer.option,
+                    "ann",
+                    answer.why,
+                    options,
+                )
     finally:
         control.close()
 
 
 def still_open(stage: Stage) -> dict[str, int]:
-    return {str(name): int(number) for name, number in change(stage.control, OPEN, {"answered": ["dead_letters"]}) if number}
+    return {
+        str(name): int(number)
+        for name, number in change(stage.control, OPEN, {"answered": ["dead_letters"]})
+        if number
+    }
 
 
-def test_triage_and_a_person_bring_each_death_to_its_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triage_and_a_person_bring_each_death_to_its_end(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     receivers = AlertReceivers(stage.received)
     receivers.start()
     connections = Connections(resolver=stage.urls.get)
@@ -143,5 +170,7 @@ def test_triage_and_a_person_bring_each_death_to_its_end(stage: Stage, monkeypat
     # Only reconcile closes what was replayed: it alone knows that the copies were consumed.
     assert (told["told"]["cases"], told["told"]["told"], told["told"]["over"]) == (5, 5, 2)
     # A case whose letters triage meets in two looks may be decided after the first: then it is told of as over, and come back.
-    [(came_back,)] = change(stage.control, "SELECT coalesce(sum(reopened), 0)::int FROM case_file", ())
+    [(came_back,)] = change(
+        stage.control, "SELECT coalesce(sum(reopened), 0)::int FROM case_file", ()
+    )
     assert told["told"]["messages"] == {"mail": 7 + 2 * came_back, "post": 7 + 2 * came_back}

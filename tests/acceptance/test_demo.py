@@ -22,9 +22,20 @@ MESSAGES = 400
 SECONDS = 1800
 PROJECT = Path(__file__).resolve().parents[2]
 FAULTS = {
-    "crash_before_send", "crash_in_send", "lost_in_broker", "offset_moved", "consumer_killed", "slow_group",
-    "refused", "broken_rows", "store_away", "mass_loss", "lease_killed", "worker_woken_late", "leases_flushed",
-}  # fmt: skip
+    "crash_before_send",
+    "crash_in_send",
+    "lost_in_broker",
+    "offset_moved",
+    "consumer_killed",
+    "slow_group",
+    "refused",
+    "broken_rows",
+    "store_away",
+    "mass_loss",
+    "lease_killed",
+    "worker_woken_late",
+    "leases_flushed",
+}
 SENT_AGAIN = {"crash_before_send", "lost_in_broker", "offset_moved", "refused", "not_sent_in_time"}
 
 pytestmark = pytest.mark.timeout(SECONDS + 60)
@@ -74,7 +85,11 @@ class Demo:
         found = set(json.loads((root / "state.json").read_text())["passwords"].values())
         found |= set(json.loads((root / "airflow" / "secrets.json").read_text()).values())
         found |= set(json.loads((root / "airflow" / "passwords.json").read_text()).values())
-        for file in ("valkey/valkey.password", "leases/valkey.password", "postgres/superuser.password"):
+        for file in (
+            "valkey/valkey.password",
+            "leases/valkey.password",
+            "postgres/superuser.password",
+        ):
             found.add((root / file).read_text())
         for places in (self.folder / "processes").glob("*.json"):
             found.add(json.loads(places.read_text())["broker"].split("@")[0].rpartition(":")[2])
@@ -84,13 +99,25 @@ class Demo:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     folder = tmp_path_factory.mktemp("acceptance") / "demo"
-    command = [sys.executable, "-m", "backstop_lab.demo", "--seed", "7", "--messages", str(MESSAGES)]
+    command = [
+        sys.executable,
+        "-m",
+        "backstop_lab.demo",
+        "--seed",
+        "7",
+        "--messages",
+        str(MESSAGES),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT / "include")}
     with CommandLines() as lines:
         process = subprocess.Popen(
-            [*command, "--folder", str(folder)], env=environment, cwd=PROJECT, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [*command, "--folder", str(folder)],
+            env=environment,
+            cwd=PROJECT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         try:
             output, errors = process.communicate(timeout=SECONDS)
         except BaseException:
@@ -135,19 +162,30 @@ def test_a_person_is_asked_about_what_a_machine_must_not_decide(demo: Demo) -> N
 
 def test_every_death_is_discarded_with_proof_replayed_or_answered(demo: Demo) -> None:
     told = demo.report["dead_letters"]
-    ends = {fault: (one["letters"], one["discarded"], one["replayed"], one["cases"]) for fault, one in told.items()}
+    ends = {
+        fault: (one["letters"], one["discarded"], one["replayed"], one["cases"])
+        for fault, one in told.items()
+    }
     assert ends == {
-        "suppressed_done": (3, 3, 0, 0), "suppressed_undone": (3, 0, 3, 0), "dependency_down": (4, 0, 4, 0),
-        "message_expired": (3, 0, 3, 1), "not_json": (6, 6, 0, 2), "field_missing": (2, 0, 2, 1), "rule_refused": (4, 0, 4, 1),
-    }  # fmt: skip
+        "suppressed_done": (3, 3, 0, 0),
+        "suppressed_undone": (3, 0, 3, 0),
+        "dependency_down": (4, 0, 4, 0),
+        "message_expired": (3, 0, 3, 1),
+        "not_json": (6, 6, 0, 2),
+        "field_missing": (2, 0, 2, 1),
+        "rule_refused": (4, 0, 4, 1),
+    }
     assert all(one["right"] == one["died"] == one["letters"] for one in told.values())
 
 
 def test_a_person_answered_in_airflow_and_everybody_was_told(demo: Demo) -> None:
     told = demo.report["told"]
     assert told["answers"] == {
-        "discard by ann": 3, "edit by ann": 2, "replay by ann": 2, "replay_sample by ann": 1,
-    }  # fmt: skip
+        "discard by ann": 3,
+        "edit by ann": 2,
+        "replay by ann": 2,
+        "replay_sample by ann": 1,
+    }
     assert told["told"] >= 6 and told["messages"].keys() == {"mail", "post"}
 
 
@@ -155,7 +193,14 @@ def test_the_checks_of_every_step_ran_and_passed(demo: Demo) -> None:
     checks = demo.report["data_checks"]
     leases = {"leases_before", "leases_after"}
     letters = {"letters_drained", "causes", "letters_decided"}
-    always = {"stubs_at_the_door", "logs_at_the_door", "verdicts", "requests", "attempts", "leases_before"}
+    always = {
+        "stubs_at_the_door",
+        "logs_at_the_door",
+        "verdicts",
+        "requests",
+        "attempts",
+        "leases_before",
+    }
     # A sweep that found the logs broken went no further.
     assert set(checks) - {"leases_after"} == always | letters
     assert all(its["passed"] + its["failed"] >= 1 for its in checks.values())
@@ -174,7 +219,12 @@ def test_no_secret_is_on_a_command_line_in_a_log_or_in_the_report(demo: Demo) ->
     everywhere = b"\n".join(demo.command_lines)
     for file in demo.folder.rglob("*"):
         parts = file.relative_to(demo.folder).parts
-        logged = file.suffix == ".log" or "logs" in parts or "ledger" in parts or file.name == "report.json"
+        logged = (
+            file.suffix == ".log"
+            or "logs" in parts
+            or "ledger" in parts
+            or file.name == "report.json"
+        )
         if logged and file.is_file():
             everywhere += b"\n" + file.read_bytes()
     assert b"reconcile.py" in everywhere, "the Spark job's own command line was not seen"
@@ -191,7 +241,10 @@ def databases(demo: Demo) -> Iterator[dict[str, Any]]:
         urls = platform.connections()
         places = json.loads((demo.folder / "places.json").read_text())
         places["control"] = urls["backstop_control"]
-        places["producers"] = {"shop_a": urls["backstop_producer_a"], "shop_b": urls["backstop_producer_b"]}
+        places["producers"] = {
+            "shop_a": urls["backstop_producer_a"],
+            "shop_b": urls["backstop_producer_b"],
+        }
         places["groups"] = {group: urls[f"backstop_consumer_{group}"] for group in places["groups"]}
         (demo.folder / "places.json").write_text(json.dumps(places))
         yield places
@@ -238,7 +291,11 @@ def test_the_checker_sees_one_wrong_row_in_the_real_end_state(
 ) -> None:
     database, statement = BREAKS[rule]
     dsn = {**databases["producers"], **databases["groups"]}[database]
-    tables = ("effect", "consumer_log") if database in databases["groups"] else ("message_stub", "send_attempt")
+    tables = (
+        ("effect", "consumer_log")
+        if database in databases["groups"]
+        else ("message_stub", "send_attempt")
+    )
     change(dsn, *(f"CREATE TABLE kept_{table} AS TABLE {table}" for table in tables), statement)
     try:
         told = run_checker(demo.folder / "places.json", demo.folder / "ledger")

@@ -23,13 +23,30 @@ MESSAGES = 320
 QUIET_SECONDS = 900.0
 SECONDS = 2400
 ALWAYS = {
-    "crash_before_send", "crash_in_send", "lost_in_broker", "consumer_killed", "slow_group", "refused", "broken_rows",
-    "store_away", "mass_loss", "lease_killed", "worker_woken_late", "leases_flushed",
-}  # fmt: skip
+    "crash_before_send",
+    "crash_in_send",
+    "lost_in_broker",
+    "consumer_killed",
+    "slow_group",
+    "refused",
+    "broken_rows",
+    "store_away",
+    "mass_loss",
+    "lease_killed",
+    "worker_woken_late",
+    "leases_flushed",
+}
 FAULTS = {"activemq": {"taken_out"}, "rocketmq": {"cut_off", "offset_moved", "files_removed"}}
 SENT_AGAIN = {
-    "crash_before_send", "lost_in_broker", "cut_off", "offset_moved", "taken_out", "files_removed", "refused", "not_sent_in_time",
-}  # fmt: skip
+    "crash_before_send",
+    "lost_in_broker",
+    "cut_off",
+    "offset_moved",
+    "taken_out",
+    "files_removed",
+    "refused",
+    "not_sent_in_time",
+}
 OF_THE_HANDLER = {"dependency_down": 4, "not_json": 6, "field_missing": 2, "rule_refused": 4}
 DEATHS = {
     "activemq": {"suppressed_done": 3, "suppressed_undone": 3, "message_expired": 3},
@@ -50,7 +67,9 @@ class Told:
 
 
 @pytest.fixture(scope="module", params=sorted(FAULTS))
-def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def told(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Told]:
     folder: Path = tmp_path_factory.mktemp(request.param)
     config = write_config(folder / "backstop.yaml", request.param)
     written = yaml.safe_load(config.read_text())
@@ -103,11 +122,16 @@ def test_each_group_did_each_work_exactly_once(told: Told) -> None:
 
 def test_every_death_came_to_its_end(told: Told) -> None:
     deaths = told.report["dead_letters"]
-    assert {fault: one["died"] for fault, one in deaths.items()} == {**OF_THE_HANDLER, **DEATHS[told.kind]}
+    assert {fault: one["died"] for fault, one in deaths.items()} == {
+        **OF_THE_HANDLER,
+        **DEATHS[told.kind],
+    }
     # A message that came to two workers while its queue changed hands may have died twice: each letter is dealt with.
     assert all(one["right"] == one["died"] <= one["letters"] for one in deaths.values())
 
 
 def test_what_the_broker_cannot_have_stands_on_the_page(told: Told) -> None:
-    page = differs({"name": told.stage.platform.broker.name, "differs": told.stage.broker_faults.page})
+    page = differs(
+        {"name": told.stage.platform.broker.name, "differs": told.stage.broker_faults.page}
+    )
     assert len(page) > 2 and max(map(len, page)) <= 80

@@ -22,14 +22,20 @@ Benchmark = Callable[[bool], list[Row]]
 def main() -> int:
     """0 when every target was met, 1 when one was missed."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--full", action="store_true", help="the large sizes too: tens of GB of disk, and hours")
+    parser.add_argument(
+        "--full", action="store_true", help="the large sizes too: tens of GB of disk, and hours"
+    )
     parser.add_argument("--only", default="", help="names that begin so")
     arguments = parser.parse_args()
     # For the peers: the obvious Spark job reads over JDBC.
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {os.environ['BACKSTOP_JDBC_JAR']} pyspark-shell"
     rows: list[Row] = []
-    for module in sorted(one.name for one in pkgutil.iter_modules(bench.__path__) if one.name.startswith("bench_")):
-        benchmarks: dict[tuple[str, ...], Benchmark] = importlib.import_module(f"bench.{module}").BENCHMARKS
+    for module in sorted(
+        one.name for one in pkgutil.iter_modules(bench.__path__) if one.name.startswith("bench_")
+    ):
+        benchmarks: dict[tuple[str, ...], Benchmark] = importlib.import_module(
+            f"bench.{module}"
+        ).BENCHMARKS
         for names, benchmark in benchmarks.items():
             if any(name.startswith(arguments.only) for name in names):
                 print(", ".join(names), flush=True)

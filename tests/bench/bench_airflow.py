@@ -45,10 +45,20 @@ def bench(_: bool) -> list[Row]:
                         runs.append(round(seconds, 1))
                         phases.append(tasks)
                 names = phases[0].keys()
-                found.append(Row(
-                    f"airflow.trigger_to_done.{name}", median(runs), "s", f"<= {target:.0f} s", median(runs) <= target,
-                    rows=due, runs=runs, phases={task: median([one.get(task, 0.0) for one in phases]) for task in names},
-                ))  # fmt: skip
+                found.append(
+                    Row(
+                        f"airflow.trigger_to_done.{name}",
+                        median(runs),
+                        "s",
+                        f"<= {target:.0f} s",
+                        median(runs) <= target,
+                        rows=due,
+                        runs=runs,
+                        phases={
+                            task: median([one.get(task, 0.0) for one in phases]) for task in names
+                        },
+                    )
+                )
             return found
         finally:
             platform.stop()
@@ -58,7 +68,8 @@ def _start(platform: Platform) -> None:
     platform.start(airflow=False)
     prepare(load(platform.config), platform.connections())
     platform.airflow.env.update(
-        platform.environment() | {"BACKSTOP_RECONCILE_SCHEDULE": "none", "BACKSTOP_RESEND_SCHEDULE": "none"}
+        platform.environment()
+        | {"BACKSTOP_RECONCILE_SCHEDULE": "none", "BACKSTOP_RESEND_SCHEDULE": "none"}
     )
     platform.airflow.start()
     platform.airflow.api.unpause("reconcile")
@@ -71,7 +82,10 @@ def _promise(platform: Platform, name: str, number: int) -> None:
     with producer, producer.cursor() as cursor:
         for message_id in ids:
             record(producer, "orders", b"{}", message_id=message_id, policy=AT_ONCE, send=False)
-        cursor.execute("UPDATE message_stub SET next_check_at = clock_timestamp() WHERE message_id = ANY (%s::text[])", (ids,))
+        cursor.execute(
+            "UPDATE message_stub SET next_check_at = clock_timestamp() WHERE message_id = ANY (%s::text[])",
+            (ids,),
+        )
     producer.close()
     for group in ("billing", "shipping"):
         consumer = psycopg2.connect(platform.dsn(f"consumer_{group}"))
@@ -94,7 +108,9 @@ def _run(platform: Platform) -> tuple[float, dict[str, float]]:
         raise AssertionError(f"the run ended {state}")
     ended = _instant(api.dag_run("reconcile", run_id)["end_date"])
     assert ended is not None
-    tasks: dict[str, Any] = {str(task["task_id"]): task for task in api.task_instances("reconcile", run_id)}
+    tasks: dict[str, Any] = {
+        str(task["task_id"]): task for task in api.task_instances("reconcile", run_id)
+    }
     spent = {name: round(task["duration"], 2) for name, task in tasks.items() if task["duration"]}
     return ended.timestamp() - begun, spent
 

@@ -31,29 +31,58 @@ CONTENT = b"\xab" * 300
 def bench(full: bool) -> list[Row]:
     """The ratio of times, singly and in batches of 500; the producer's part and the consumer's."""
     with (
-        tempfile.TemporaryDirectory() as folder, Postgres(Path(folder) / "pg") as postgres,
+        tempfile.TemporaryDirectory() as folder,
+        Postgres(Path(folder) / "pg") as postgres,
         Valkey(Path(folder) / "vk") as valkey,
-    ):  # fmt: skip
+    ):
         for name, role in (("producer", "producer"), ("consumer", "consumer")):
             postgres.create_database(name)
-            _run(postgres.admin_dsn(name), whole(role) + "; CREATE TABLE business (id text PRIMARY KEY, what bytea)")
+            _run(
+                postgres.admin_dsn(name),
+                whole(role) + "; CREATE TABLE business (id text PRIMARY KEY, what bytea)",
+            )
         with RedisStreams(valkey.url()) as broker:
             broker.create_topic("orders", 8)
             pairs = {
-                "client.overhead.produce": (_produce(postgres, broker), _produce_plain(postgres, broker), ONE, None),
-                "client.overhead.produce_batch": (
-                    _produce_batch(postgres, broker), _produce_batch_plain(postgres, broker), BATCHES * BATCH, 1.5,
+                "client.overhead.produce": (
+                    _produce(postgres, broker),
+                    _produce_plain(postgres, broker),
+                    ONE,
+                    None,
                 ),
-                "client.overhead.consume": (_consume(postgres), _consume_plain(postgres), ONE, None),
-            }  # fmt: skip
+                "client.overhead.produce_batch": (
+                    _produce_batch(postgres, broker),
+                    _produce_batch_plain(postgres, broker),
+                    BATCHES * BATCH,
+                    1.5,
+                ),
+                "client.overhead.consume": (
+                    _consume(postgres),
+                    _consume_plain(postgres),
+                    ONE,
+                    None,
+                ),
+            }
             rows = []
             for name, (ours, plain, number, target) in pairs.items():
-                mine, theirs = alternating(lambda ours=ours: _time(ours), lambda plain=plain: _time(plain))
+                mine, theirs = alternating(
+                    lambda ours=ours: _time(ours), lambda plain=plain: _time(plain)
+                )
                 ratio = round(median(mine) / median(theirs), 2)
-                rows.append(Row(
-                    name, ratio, "x", "-" if target is None else f"<= {target}", None if target is None else ratio <= target,
-                    peer=round(median(theirs), 3), rows=number, runs=mine, peer_runs=theirs, note=NOTES[name],
-                ))  # fmt: skip
+                rows.append(
+                    Row(
+                        name,
+                        ratio,
+                        "x",
+                        "-" if target is None else f"<= {target}",
+                        None if target is None else ratio <= target,
+                        peer=round(median(theirs), 3),
+                        rows=number,
+                        runs=mine,
+                        peer_runs=theirs,
+                        note=NOTES[name],
+                    )
+                )
     return rows
 
 
@@ -83,12 +112,16 @@ def _run(url: str, statement: str) -> None:
 
 
 def _business(cursor: Any, ids: list[str]) -> None:
-    execute_values(cursor, "INSERT INTO business VALUES %s", [(one, CONTENT) for one in ids], page_size=BATCH)
+    execute_values(
+        cursor, "INSERT INTO business VALUES %s", [(one, CONTENT) for one in ids], page_size=BATCH
+    )
 
 
 def _produce(postgres: Postgres, broker: RedisStreams) -> Callable[[], None]:
     connection = psycopg2.connect(postgres.admin_dsn("producer"))
-    kept = KeptConnection(lambda: psycopg2.connect(postgres.admin_dsn("producer")), "producer database")
+    kept = KeptConnection(
+        lambda: psycopg2.connect(postgres.admin_dsn("producer")), "producer database"
+    )
 
     def work() -> None:
         for one in _ids(ONE):
@@ -114,14 +147,18 @@ def _produce_plain(postgres: Postgres, broker: RedisStreams) -> Callable[[], Non
 
 def _produce_batch(postgres: Postgres, broker: RedisStreams) -> Callable[[], None]:
     connection = psycopg2.connect(postgres.admin_dsn("producer"))
-    kept = KeptConnection(lambda: psycopg2.connect(postgres.admin_dsn("producer")), "producer database")
+    kept = KeptConnection(
+        lambda: psycopg2.connect(postgres.admin_dsn("producer")), "producer database"
+    )
 
     def work() -> None:
         for _ in range(BATCHES):
             ids = _ids(BATCH)
             with connection, connection.cursor() as cursor:
                 _business(cursor, ids)
-                recorded = record_many(connection, [NewMessage("orders", one, CONTENT) for one in ids], policy=POLICY)
+                recorded = record_many(
+                    connection, [NewMessage("orders", one, CONTENT) for one in ids], policy=POLICY
+                )
             send_many(recorded, broker, kept)
 
     return work
@@ -166,4 +203,6 @@ def _consume_plain(postgres: Postgres) -> Callable[[], None]:
     return work
 
 
-BENCHMARKS = {("client.overhead.produce", "client.overhead.produce_batch", "client.overhead.consume"): bench}
+BENCHMARKS = {
+    ("client.overhead.produce", "client.overhead.produce_batch", "client.overhead.consume"): bench
+}

@@ -38,9 +38,11 @@ def bench(full: bool) -> list[Row]:
     rates: dict[int, list[float]] = {}
     memory: dict[int, list[float]] = {}
     with (
-        tempfile.TemporaryDirectory() as folder, _postgres(Path(folder) / "pg") as postgres,
-        Valkey(Path(folder) / "vk") as valkey, redis.Redis.from_url(valkey.url()) as client,
-    ):  # fmt: skip
+        tempfile.TemporaryDirectory() as folder,
+        _postgres(Path(folder) / "pg") as postgres,
+        Valkey(Path(folder) / "vk") as valkey,
+        redis.Redis.from_url(valkey.url()) as client,
+    ):
         postgres.create_database("control")
         dsn = postgres.admin_dsn("control")
         _run(dsn, whole("control"))
@@ -53,25 +55,42 @@ def bench(full: bool) -> list[Row]:
                 with said(f"run {number} of {letters:,}"):
                     took, peak = _child(urls)
                 assert client.xlen(Keys().dead(TOPIC, GROUP)) == 0
-                assert _rows(dsn, "SELECT count(*), count(DISTINCT message_id) FROM dead_letter") == [(letters, letters)]
+                assert _rows(
+                    dsn, "SELECT count(*), count(DISTINCT message_id) FROM dead_letter"
+                ) == [(letters, letters)]
                 again, _ = _child(urls)
                 assert _rows(dsn, "SELECT count(*) FROM dead_letter") == [(letters,)], again
                 rates.setdefault(letters, []).append(round(letters / took))
                 memory.setdefault(letters, []).append(peak)
     most = max(rates)
     rate = median(rates[most])
-    rows = [Row(
-        "dead_letters.drain", rate, "letters/s", ">= 40,000", rate >= 40_000, rows=most, runs=rates[most],
-        note="one queue, one process, contents of 300 bytes; the broker's appendfsync is always; a second drain adds none",
-    )]  # fmt: skip
+    rows = [
+        Row(
+            "dead_letters.drain",
+            rate,
+            "letters/s",
+            ">= 40,000",
+            rate >= 40_000,
+            rows=most,
+            runs=rates[most],
+            note="one queue, one process, contents of 300 bytes; the broker's appendfsync is always; a second drain adds none",
+        )
+    ]
     small = median(memory[LETTERS])
     if full:
         large = median(memory[FULL_LETTERS])
-        rows.append(Row(
-            "dead_letters.drain_memory", large, "MiB", f"<= {small:.0f} + {MORE_MIB}", large <= small + MORE_MIB,
-            rows=FULL_LETTERS, runs=memory[FULL_LETTERS],
-            note=f"the highest of the process; of {LETTERS:,} letters {small:.0f} MiB",
-        ))  # fmt: skip
+        rows.append(
+            Row(
+                "dead_letters.drain_memory",
+                large,
+                "MiB",
+                f"<= {small:.0f} + {MORE_MIB}",
+                large <= small + MORE_MIB,
+                rows=FULL_LETTERS,
+                runs=memory[FULL_LETTERS],
+                note=f"the highest of the process; of {LETTERS:,} letters {small:.0f} MiB",
+            )
+        )
     return rows
 
 
@@ -114,10 +133,15 @@ def _fill(client: Any, count: int) -> None:
     key = Keys().dead(TOPIC, GROUP).encode()
     for batch in _entries(count):
         connection = client.connection_pool.get_connection()
-        connection.send_packed_command([b"".join(
-            b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
-            for words in ((b"XADD", key, b"*", *fields) for fields in batch)
-        )])  # fmt: skip
+        connection.send_packed_command(
+            [
+                b"".join(
+                    b"*%d\r\n" % len(words)
+                    + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+                    for words in ((b"XADD", key, b"*", *fields) for fields in batch)
+                )
+            ]
+        )
         for _ in batch:
             connection.read_response()
         client.connection_pool.release(connection)
@@ -128,15 +152,36 @@ def _entries(count: int) -> Iterator[list[tuple[bytes, ...]]]:
     for at in range(0, count, LOAD):
         yield [
             (
-                b"time", now, b"epoch", epoch,
-                b"headers", b'{"backstop-message-id": "%010d-0123456789abcdef012", "backstop-send-number": "1"}' % number,
-                b"content", b"\xab" * 300, b"origin-group", GROUP.encode(), b"origin-topic", TOPIC.encode(),
-                b"origin-queue", b"%d" % (number % 8), b"origin-offset", b"%d" % (number // 8), b"origin-epoch", epoch,
-                b"deliveries", b"16", b"cause", b"handler failed",
-                b"error", b"ValueError: order %d has no customer" % number, b"died", now,
+                b"time",
+                now,
+                b"epoch",
+                epoch,
+                b"headers",
+                b'{"backstop-message-id": "%010d-0123456789abcdef012", "backstop-send-number": "1"}'
+                % number,
+                b"content",
+                b"\xab" * 300,
+                b"origin-group",
+                GROUP.encode(),
+                b"origin-topic",
+                TOPIC.encode(),
+                b"origin-queue",
+                b"%d" % (number % 8),
+                b"origin-offset",
+                b"%d" % (number // 8),
+                b"origin-epoch",
+                epoch,
+                b"deliveries",
+                b"16",
+                b"cause",
+                b"handler failed",
+                b"error",
+                b"ValueError: order %d has no customer" % number,
+                b"died",
+                now,
             )
             for number in range(at, min(at + LOAD, count))
-        ]  # fmt: skip
+        ]
 
 
 def _run(dsn: str, statement: str) -> None:

@@ -35,14 +35,28 @@ def grouping(full: bool) -> list[Row]:
     for seed in SEEDS:
         made = log_templates.texts(log_templates.HELD_OUT, EACH * (4 if full else 1), seed)
         groups = group_texts([text for _, text in made])
-        found.append(log_templates.quality([(true, group) for (true, _), group in zip(made, groups, strict=True)]))
+        found.append(
+            log_templates.quality(
+                [(true, group) for (true, _), group in zip(made, groups, strict=True)]
+            )
+        )
     templates = sum(map(len, log_templates.HELD_OUT.values()))
     note = f"{templates} templates of {len(log_templates.HELD_OUT)} formats, {len(made):,} texts"
     rows = []
     for at, name in enumerate(("precision", "recall")):
         runs = [round(one[at], 4) for one in found]
         met = min(runs) >= 0.95
-        rows.append(Row(f"dead_letters.grouping_{name}", min(runs), "of pairs", ">= 0.95", met, runs=runs, note=note))
+        rows.append(
+            Row(
+                f"dead_letters.grouping_{name}",
+                min(runs),
+                "of pairs",
+                ">= 0.95",
+                met,
+                runs=runs,
+                note=note,
+            )
+        )
     return rows
 
 
@@ -56,11 +70,16 @@ def rate(full: bool) -> list[Row]:
     letters = FULL if full else LETTERS
     settings = from_mapping(_settings())
     with tempfile.TemporaryDirectory() as folder, Postgres(Path(folder) / "pg") as postgres:
-        urls = {"control": postgres.admin_dsn("control"), "consumer": postgres.admin_dsn("consumer")}
+        urls = {
+            "control": postgres.admin_dsn("control"),
+            "consumer": postgres.admin_dsn("consumer"),
+        }
         for role in urls:
             postgres.create_database(role)
             _run(urls[role], whole(role))
-        connections = Connections(resolver={**urls, "none": "postgresql://none"}.get)  # it is carried along, and never asked
+        connections = Connections(
+            resolver={**urls, "none": "postgresql://none"}.get
+        )  # it is carried along, and never asked
         spark = start_session("bench classify", "local[2]")
         classified: dict[str, list[float]] = {"process": [], "spark": [], "promote": []}
         for number in range(RUNS + 1):
@@ -84,45 +103,69 @@ def rate(full: bool) -> list[Row]:
         spark.stop()
     rows = []
     for way, note in (
-        ("process", "one process"), ("spark", "Spark on 2 cores"), ("promote", "causes and counts, after the audit"),
-    ):  # fmt: skip
+        ("process", "one process"),
+        ("spark", "Spark on 2 cores"),
+        ("promote", "causes and counts, after the audit"),
+    ):
         spent = classified[way][1:]  # the first one warms up
         name = "promote" if way == "promote" else f"classify_{way}"
         runs = [round(one, 3) for one in spent]
         note = f"{note}; {letters:,} letters, each with a text of its own"
-        rows.append(Row(
-            f"dead_letters.{name}", round(letters / median(spent)), "letters/s", "", None, rows=letters, runs=runs, note=note
-        ))  # fmt: skip
+        rows.append(
+            Row(
+                f"dead_letters.{name}",
+                round(letters / median(spent)),
+                "letters/s",
+                "",
+                None,
+                rows=letters,
+                runs=runs,
+                note=note,
+            )
+        )
     return rows
 
 
 def _settings() -> dict[str, Any]:
     return {
-        "control": "control", "brokers": {"b": {"kind": "redis_streams", "connection": "none"}},
-        "producers": {"p": {"connection": "none"}}, "consumers": {"c": {"connection": "consumer"}},
-        "groups": {GROUP: {"store": "c", "duplicates": "guard"}}, "topics": {TOPIC: {"broker": "b", "groups": [GROUP]}},
-    }  # fmt: skip
+        "control": "control",
+        "brokers": {"b": {"kind": "redis_streams", "connection": "none"}},
+        "producers": {"p": {"connection": "none"}},
+        "consumers": {"c": {"connection": "consumer"}},
+        "groups": {GROUP: {"store": "c", "duplicates": "guard"}},
+        "topics": {TOPIC: {"broker": "b", "groups": [GROUP]}},
+    }
 
 
 def _fill(urls: dict[str, str], letters: int, seed: int) -> None:
     templates = sum(map(len, log_templates.HELD_OUT.values()))
     made = log_templates.texts(log_templates.HELD_OUT, letters // templates + 1, seed)[:letters]
     _run(urls["control"], "TRUNCATE run, cause, dead_letter, drain_batch CASCADE")
-    _run(urls["control"], """
+    _run(
+        urls["control"],
+        """
         WITH r AS (
             INSERT INTO run (duty, scope, token, policy_version, code_version, state, finished_at)
             VALUES ('triage', 'x', gen_random_uuid(), 'p', 'c', 'done', now()) RETURNING run_id)
-        INSERT INTO drain_batch (run_id, broker, queue, letters) SELECT run_id, 'b', 'q', 0 FROM r""")  # fmt: skip
-    _run(urls["control"], """INSERT INTO dead_letter (batch_id, broker, queue, broker_id, consumer_group, topic, message_id,
+        INSERT INTO drain_batch (run_id, broker, queue, letters) SELECT run_id, 'b', 'q', 0 FROM r""",
+    )
+    _run(
+        urls["control"],
+        """INSERT INTO dead_letter (batch_id, broker, queue, broker_id, consumer_group, topic, message_id,
             headers, content_bytes, cause_text, error)
         SELECT (SELECT max(batch_id) FROM drain_batch), 'b', 'q', t.at::text, %s, %s, 'm' || t.at, '{}', 0, 'handler failed',
             t.error
         FROM unnest(%s::text[]) WITH ORDINALITY AS t (error, at)""",
-        [GROUP, TOPIC, [text.replace("\0", "") for _, text in made]])  # fmt: skip
+        [GROUP, TOPIC, [text.replace("\0", "") for _, text in made]],
+    )
     _run(urls["control"], "ANALYZE dead_letter")
     _run(urls["consumer"], "TRUNCATE consumer_log")
-    _run(urls["consumer"], """INSERT INTO consumer_log (consumer_group, topic, message_id, state, updated_at)
-        SELECT %s, %s, 'm' || n, 'FAILED', now() FROM generate_series(1, %s) n""", [GROUP, TOPIC, letters])  # fmt: skip
+    _run(
+        urls["consumer"],
+        """INSERT INTO consumer_log (consumer_group, topic, message_id, state, updated_at)
+        SELECT %s, %s, 'm' || n, 'FAILED', now() FROM generate_series(1, %s) n""",
+        [GROUP, TOPIC, letters],
+    )
     _run(urls["consumer"], "ANALYZE consumer_log")
 
 

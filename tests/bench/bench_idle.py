@@ -28,7 +28,9 @@ def bench(_: bool) -> list[Row]:
         command = [sys.executable, "-m", "backstop_lab"]
         try:
             with said("make up"):
-                subprocess.run([*command, "up", "--root", folder], check=True, stdout=subprocess.DEVNULL)
+                subprocess.run(
+                    [*command, "up", "--root", folder], check=True, stdout=subprocess.DEVNULL
+                )
             root = supervisor(Path(folder))
             assert root is not None
             begun, before = time.monotonic(), _spent(root)
@@ -36,7 +38,9 @@ def bench(_: bool) -> list[Row]:
                 time.sleep(SECONDS)
             cores = round((_spent(root) - before) / (time.monotonic() - begun), 3)
         finally:
-            subprocess.run([*command, "down", "--root", folder], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [*command, "down", "--root", folder], check=True, stdout=subprocess.DEVNULL
+            )
     return [Row("platform.idle", cores, "cores", f"<= {MOST} cores", cores <= MOST)]
 
 

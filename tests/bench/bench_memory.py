@@ -25,8 +25,18 @@ def bench(full: bool) -> list[Row]:
             with said(f"run {number}"):
                 peaks.append(round(_peak(here) / 2**30, 2))
     value = median(peaks)
-    return [Row("memory.reconcile", value, "GiB", f"<= {TARGET_GIB:.0f} GiB", value <= TARGET_GIB, rows=stubs, runs=peaks,
-                note="proportional set size of the job's processes; the databases are not part of it")]  # fmt: skip
+    return [
+        Row(
+            "memory.reconcile",
+            value,
+            "GiB",
+            f"<= {TARGET_GIB:.0f} GiB",
+            value <= TARGET_GIB,
+            rows=stubs,
+            runs=peaks,
+            note="proportional set size of the job's processes; the databases are not part of it",
+        )
+    ]
 
 
 def _peak(here: World) -> int:

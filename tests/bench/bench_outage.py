@@ -40,8 +40,18 @@ def bench(full: bool) -> list[Row]:
     finally:
         spark.stop()
     value = median(rates)
-    return [Row("reconcile.all_due", value, "deliveries/s", f">= {TARGET:,}", value >= TARGET, rows=2 * STUBS, runs=rates,
-                phases={name: round(statistics.median(seconds), 2) for name, seconds in phases.items()})]  # fmt: skip
+    return [
+        Row(
+            "reconcile.all_due",
+            value,
+            "deliveries/s",
+            f">= {TARGET:,}",
+            value >= TARGET,
+            rows=2 * STUBS,
+            runs=rates,
+            phases={name: round(statistics.median(seconds), 2) for name, seconds in phases.items()},
+        )
+    ]
 
 
 def _once(spark: Any, here: World) -> tuple[float, dict[str, float]]:
@@ -60,7 +70,8 @@ def _once(spark: Any, here: World) -> tuple[float, dict[str, float]]:
     close_run(control, run, "done", counts)
     control.close()
     confirmed = sum(
-        here.sql(shard, "SELECT count(*) FROM message_stub WHERE status = 'confirmed'")[0][0] for shard in here.settings.producers
+        here.sql(shard, "SELECT count(*) FROM message_stub WHERE status = 'confirmed'")[0][0]
+        for shard in here.settings.producers
     )
     if confirmed != STUBS:
         raise AssertionError(f"{confirmed} of {STUBS} confirmed")

@@ -34,7 +34,9 @@ def judge_once(spark: Any, here: World) -> float:
         spent = time.perf_counter() - begun
         close_run(control, run, "done", counts)
         _require(counts, here)
-        phases = here.sql("control", "SELECT phases FROM run WHERE run_id = %s", (run.run_id,))[0][0]
+        phases = here.sql("control", "SELECT phases FROM run WHERE run_id = %s", (run.run_id,))[0][
+            0
+        ]
         for name, seconds in (phases if isinstance(phases, dict) else json.loads(phases)).items():
             PHASES.setdefault(name, []).append(seconds)
         for table in ("staged_verdict", "staged_stub", "staged_count", "staged_read"):
@@ -46,14 +48,28 @@ def judge_once(spark: Any, here: World) -> float:
 
 def _require(counts: Counts, here: World) -> None:
     """A wrong answer has no speed."""
-    share = {name: counts[name] / (2 * here.due) for name in ("confirmed", "backlogged", "lost", "stalled", "unsent")}
-    expected = {"confirmed": 0.97, "backlogged": 0.01, "lost": 0.01, "stalled": 0.005, "unsent": 0.005}
-    if counts["deliveries"] != 2 * here.due or any(abs(share[name] - expected[name]) > 0.003 for name in expected):
+    share = {
+        name: counts[name] / (2 * here.due)
+        for name in ("confirmed", "backlogged", "lost", "stalled", "unsent")
+    }
+    expected = {
+        "confirmed": 0.97,
+        "backlogged": 0.01,
+        "lost": 0.01,
+        "stalled": 0.005,
+        "unsent": 0.005,
+    }
+    if counts["deliveries"] != 2 * here.due or any(
+        abs(share[name] - expected[name]) > 0.003 for name in expected
+    ):
         raise AssertionError(f"not what was made: {counts}")
 
 
 def _phases() -> dict[str, float]:
-    found = {name: round(statistics.median(seconds[1:] or seconds), 3) for name, seconds in PHASES.items()}
+    found = {
+        name: round(statistics.median(seconds[1:] or seconds), 3)
+        for name, seconds in PHASES.items()
+    }
     PHASES.clear()
     return found
 
@@ -66,26 +82,70 @@ def bench(full: bool) -> list[Row]:
     try:
         with world(small, DUE) as less, world(large, DUE, everything_in_one=not full) as more:
             with said("history"):
-                ours, theirs = alternating(lambda: judge_once(spark, more), lambda: judge_once(spark, less))
+                ours, theirs = alternating(
+                    lambda: judge_once(spark, more), lambda: judge_once(spark, less)
+                )
             phases = _phases()
             ratio = round(median(ours) / median(theirs), 3)
-            rows.append(Row("reconcile.history", ratio, "x", "<= 1.5", ratio <= 1.5, rows=large, phases=phases, runs=ours,
-                            peer=median(theirs), peer_runs=theirs,
-                            note=f"{median(ours)} s over {large:,} stubs, {median(theirs)} s over {small:,}"))  # fmt: skip
+            rows.append(
+                Row(
+                    "reconcile.history",
+                    ratio,
+                    "x",
+                    "<= 1.5",
+                    ratio <= 1.5,
+                    rows=large,
+                    phases=phases,
+                    runs=ours,
+                    peer=median(theirs),
+                    peer_runs=theirs,
+                    note=f"{median(ours)} s over {large:,} stubs, {median(theirs)} s over {small:,}",
+                )
+            )
             with said("naive"):
-                ours, theirs = alternating(lambda: judge_once(spark, more), lambda: _timed(obvious_spark_job, spark, more))
+                ours, theirs = alternating(
+                    lambda: judge_once(spark, more), lambda: _timed(obvious_spark_job, spark, more)
+                )
             times, target = round(median(theirs) / median(ours), 2), 15 if full else 3
-            rows.append(Row("reconcile.naive", times, "x faster", f">= {target}", times >= target, peer=median(theirs),
-                            rows=large, phases=_phases(), runs=ours, peer_runs=theirs))  # fmt: skip
+            rows.append(
+                Row(
+                    "reconcile.naive",
+                    times,
+                    "x faster",
+                    f">= {target}",
+                    times >= target,
+                    peer=median(theirs),
+                    rows=large,
+                    phases=_phases(),
+                    runs=ours,
+                    peer_runs=theirs,
+                )
+            )
             if more.everything_in_one:
                 with said("sql"):
-                    best = min((True, False), key=lambda way: min(_timed(_hand, more, way) for _ in range(2)))
-                    ours, theirs = alternating(lambda: judge_once(spark, more), lambda: _timed(_hand, more, best))
+                    best = min(
+                        (True, False),
+                        key=lambda way: min(_timed(_hand, more, way) for _ in range(2)),
+                    )
+                    ours, theirs = alternating(
+                        lambda: judge_once(spark, more), lambda: _timed(_hand, more, best)
+                    )
                 times = round(median(ours) / median(theirs), 2)
-                rows.append(Row(
-                    "reconcile.sql", times, "x slower", "<= 3", times <= 3, peer=median(theirs), rows=large, phases=_phases(),
-                    runs=ours, peer_runs=theirs, note=f"hash joins {'on' if best else 'off'}",
-                ))  # fmt: skip
+                rows.append(
+                    Row(
+                        "reconcile.sql",
+                        times,
+                        "x slower",
+                        "<= 3",
+                        times <= 3,
+                        peer=median(theirs),
+                        rows=large,
+                        phases=_phases(),
+                        runs=ours,
+                        peer_runs=theirs,
+                        note=f"hash joins {'on' if best else 'off'}",
+                    )
+                )
     finally:
         spark.stop()
     return rows

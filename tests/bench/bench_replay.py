@@ -38,14 +38,25 @@ def bench(full: bool) -> list[Row]:
                 phases.setdefault(name, []).append(seconds)
     value = median(rates)
     return [
-        Row("dead_letters.replay", value, "letters/s", f">= {REDRIVE:,}", value >= REDRIVE, peer=REDRIVE, rows=number, runs=rates,
+        Row(
+            "dead_letters.replay",
+            value,
+            "letters/s",
+            f">= {REDRIVE:,}",
+            value >= REDRIVE,
+            peer=REDRIVE,
+            rows=number,
+            runs=rates,
             phases={name: median(seconds) for name, seconds in phases.items()},
-            note="decide and apply, then the resend duty with one worker, then the letters ended; peer: the redrive limit"),
-    ]  # fmt: skip
+            note="decide and apply, then the resend duty with one worker, then the letters ended; peer: the redrive limit",
+        ),
+    ]
 
 
 def _replay(here: World, number: int) -> dict[str, float]:
-    settings = here.settings_with(policy={"canary": 0, "rate_limit": 1_000_000}, resend={"batch_size": 5_000})
+    settings = here.settings_with(
+        policy={"canary": 0, "rate_limit": 1_000_000}, resend={"batch_size": 5_000}
+    )
     connections = here.connections
     _store_letters(here, settings.producers)
     control = connect(settings, connections)
@@ -63,7 +74,11 @@ def _replay(here: World, number: int) -> dict[str, float]:
             prepare(worker)
             work(worker, now(worker))
 
-    timed("decide and apply", "triage", lambda run: decide_and_apply(settings, connections, control, run))
+    timed(
+        "decide and apply",
+        "triage",
+        lambda run: decide_and_apply(settings, connections, control, run),
+    )
     timed("resend", "resend", resend)
     timed("end", "triage", lambda run: settle_replays(control, run))
     control.close()
@@ -75,7 +90,9 @@ def _replay(here: World, number: int) -> dict[str, float]:
 
 def _store_letters(here: World, shards: Any) -> None:
     """What the drain and the classifier leave, without them: they have rows of their own."""
-    ((batch, cause),) = here.sql("control", """
+    ((batch, cause),) = here.sql(
+        "control",
+        """
         WITH r AS (
             INSERT INTO run (duty, token, policy_version, code_version, state, finished_at)
             VALUES ('triage', gen_random_uuid(), '-', '-', 'done', now()) RETURNING run_id
@@ -85,17 +102,23 @@ def _store_letters(here: World, shards: Any) -> None:
         ), c AS (
             INSERT INTO cause (fingerprint, template, category, first_seen_at, last_seen_at)
             VALUES ('1:away', 'connection refused', 'transient', now(), now()) RETURNING cause_id
-        ) SELECT batch_id, cause_id FROM b, c""")  # fmt: skip
+        ) SELECT batch_id, cause_id FROM b, c""",
+    )
     lines = StringIO()
     for shard in shards:
         for topic, message_id in here.sql(shard, "SELECT topic, message_id FROM message_stub"):
-            lines.write(f"{batch}\tembedded\tdead\t{topic}/{message_id}\t{GROUP}\t{topic}\t{message_id}\t{{}}\tcontent\t7\t{cause}"
-                        "\ttransient\tnow\tbench\n")  # fmt: skip
+            lines.write(
+                f"{batch}\tembedded\tdead\t{topic}/{message_id}\t{GROUP}\t{topic}\t{message_id}\t{{}}\tcontent\t7\t{cause}"
+                "\ttransient\tnow\tbench\n"
+            )
     lines.seek(0)
     connection = psycopg2.connect(here.url("control"))
     with connection, connection.cursor() as cursor:
-        cursor.copy_expert("""COPY dead_letter (batch_id, broker, queue, broker_id, consumer_group, topic, message_id, headers,
-            content, content_bytes, cause_id, category, classified_at, classified_by) FROM STDIN""", lines)  # fmt: skip
+        cursor.copy_expert(
+            """COPY dead_letter (batch_id, broker, queue, broker_id, consumer_group, topic, message_id, headers,
+            content, content_bytes, cause_id, category, classified_at, classified_by) FROM STDIN""",
+            lines,
+        )
     connection.close()
     here.sql("control", "ANALYZE dead_letter")
 

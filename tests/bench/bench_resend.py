@@ -36,15 +36,25 @@ def bench(full: bool) -> list[Row]:
             rates.append(round(number / _resend(here, number)))
     value = median(rates)
     return [
-        Row("resend.backlog", value, "messages/s", f">= {TARGET:,}", value >= TARGET, peer=REDRIVE, rows=number, runs=rates,
-            note=f"publish alone in batches of {BATCH}: {median(alone):,.0f}/s; peer: the redrive limit"),
-    ]  # fmt: skip
+        Row(
+            "resend.backlog",
+            value,
+            "messages/s",
+            f">= {TARGET:,}",
+            value >= TARGET,
+            peer=REDRIVE,
+            rows=number,
+            runs=rates,
+            note=f"publish alone in batches of {BATCH}: {median(alone):,.0f}/s; peer: the redrive limit",
+        ),
+    ]
 
 
 def _settings(here: World) -> Any:
     return here.settings_with(
-        policy={"canary": 0, "rate_limit": 1_000_000}, resend={"batch_size": BATCH},
-    )  # fmt: skip
+        policy={"canary": 0, "rate_limit": 1_000_000},
+        resend={"batch_size": BATCH},
+    )
 
 
 def _resend(here: World, number: int) -> float:
@@ -65,7 +75,9 @@ def _resend(here: World, number: int) -> float:
         prepare(worker)
         cut = now(worker)
     processes = [
-        multiprocessing.get_context("fork").Process(target=_work, args=(settings, connections, run, cut, first))
+        multiprocessing.get_context("fork").Process(
+            target=_work, args=(settings, connections, run, cut, first)
+        )
         for first in range(WORKERS)
     ]
     for process in processes:

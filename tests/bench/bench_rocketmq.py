@@ -37,7 +37,11 @@ BODY = b"\xab" * 300
 
 @contextmanager
 def _server(*, proxy: bool = False) -> Iterator[tuple[Server, RocketMQ]]:
-    with tempfile.TemporaryDirectory() as folder, Server(Path(folder), proxy=proxy) as server, RocketMQ(server.url()) as broker:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Server(Path(folder), proxy=proxy) as server,
+        RocketMQ(server.url()) as broker,
+    ):
         yield server, broker
 
 
@@ -51,21 +55,33 @@ def look(full: bool) -> list[Row]:
                 broker.create_group(READERS[1], topic, at="end")
         phases: dict[str, list[float]] = {"progress": [], "queues": []}
         for run in range(RUNS + 1):
-            progress = seconds(lambda: [_require(broker, topic, group) for topic in topics for group in READERS])
+            progress = seconds(
+                lambda: [_require(broker, topic, group) for topic in topics for group in READERS]
+            )
             queues = seconds(lambda: [broker.queues(topic) for topic in topics])
             if run:
                 phases["progress"].append(progress)
                 phases["queues"].append(queues)
     runs = [round(sum(pair), 3) for pair in zip(*phases.values(), strict=True)]
     value, pairs = median(runs), LOOKED_AT * WIDE * len(READERS)
-    return [Row(
-        "rocketmq.progress", value, "s", f"<= {LOOK_TARGET:g}", value <= LOOK_TARGET, rows=pairs, runs=runs,
-        phases={name: median(spent) for name, spent in phases.items()},
-        note=f"{LOOKED_AT * WIDE} queues, {pairs} (group, queue) pairs, half of them behind",
-    )]  # fmt: skip
+    return [
+        Row(
+            "rocketmq.progress",
+            value,
+            "s",
+            f"<= {LOOK_TARGET:g}",
+            value <= LOOK_TARGET,
+            rows=pairs,
+            runs=runs,
+            phases={name: median(spent) for name, spent in phases.items()},
+            note=f"{LOOKED_AT * WIDE} queues, {pairs} (group, queue) pairs, half of them behind",
+        )
+    ]
 
 
-def _fill(broker: RocketMQ, topic: str, queues: int, offsets: int, groups: Sequence[str] = READERS[:1]) -> None:
+def _fill(
+    broker: RocketMQ, topic: str, queues: int, offsets: int, groups: Sequence[str] = READERS[:1]
+) -> None:
     """So many messages at least in every queue; the groups begin before them."""
     broker.create_topic(topic, queues)
     for group in groups:
@@ -104,22 +120,46 @@ def publish(full: bool) -> list[Row]:
                 alone.append(round(by_itself))
     share = median([one / peer for one, peer in zip(phase, alone, strict=True)])
     return [
-        Row("rocketmq.publish", share, "x of the client alone", f">= {PUBLISH_TARGET:g}", share >= PUBLISH_TARGET, rows=LOST,
-            runs=phase, peer=median(alone), peer_runs=alone, phases={"messages/s in a resend": median(phase)},
-            note=f"batches of {BATCH}, bodies of {len(BODY)} bytes, {QUEUES} queues; messages/s"),
-        Row("rocketmq.resend", median(whole), "messages/s", "-", None, rows=LOST, runs=whole,
-            phases={"share of publishing": median([w / p for w, p in zip(whole, phase, strict=True)])},
-            note="the whole path with one worker: claim, judge again, number, publish, settle"),
-    ]  # fmt: skip
+        Row(
+            "rocketmq.publish",
+            share,
+            "x of the client alone",
+            f">= {PUBLISH_TARGET:g}",
+            share >= PUBLISH_TARGET,
+            rows=LOST,
+            runs=phase,
+            peer=median(alone),
+            peer_runs=alone,
+            phases={"messages/s in a resend": median(phase)},
+            note=f"batches of {BATCH}, bodies of {len(BODY)} bytes, {QUEUES} queues; messages/s",
+        ),
+        Row(
+            "rocketmq.resend",
+            median(whole),
+            "messages/s",
+            "-",
+            None,
+            rows=LOST,
+            runs=whole,
+            phases={
+                "share of publishing": median([w / p for w, p in zip(whole, phase, strict=True)])
+            },
+            note="the whole path with one worker: claim, judge again, number, publish, settle",
+        ),
+    ]
 
 
 def _resend(here: World, server: Server, broker: RocketMQ) -> tuple[float, float]:
     """Seconds inside publish, and of the whole."""
     settings = here.settings_with(
         brokers={"embedded": {"kind": "rocketmq", "connection": "rocketmq"}},
-        policy={"canary": 0, "rate_limit": 1_000_000}, resend={"batch_size": BATCH},
-    )  # fmt: skip
-    urls = {name: here.connections.url(name) for name in ("control", *settings.producers, *settings.consumers)}
+        policy={"canary": 0, "rate_limit": 1_000_000},
+        resend={"batch_size": BATCH},
+    )
+    urls = {
+        name: here.connections.url(name)
+        for name in ("control", *settings.producers, *settings.consumers)
+    }
     connections = Connections({**urls, "rocketmq": server.url()}.__getitem__)
     (epoch,) = {queue.epoch for topic in TOPICS for queue in broker.queues(topic)}
     control = connect(settings, connections)
@@ -181,7 +221,10 @@ def clients(full: bool) -> list[Row]:
         server.create_topic(topic, queues=QUEUES, kind="NORMAL")
         ours = [Message(topic, f"m-{n}", BODY) for n in range(CLIENTS_SEND)]
         theirs = [{"body": BODY, "keys": f"m-{n}"} for n in range(CLIENTS_SEND)]
-        with JavaPeer(server, server.base / "java") as java, PythonPeer(server, server.base / "grpc") as grpc:
+        with (
+            JavaPeer(server, server.base / "java") as java,
+            PythonPeer(server, server.base / "grpc") as grpc,
+        ):
             ways: dict[str, Callable[[], Any]] = {
                 "ours.batch": lambda: _sent(broker.publish(ours)),
                 "ours.single": lambda: [_sent(broker.publish([one])) for one in ours],
@@ -196,10 +239,22 @@ def clients(full: bool) -> list[Row]:
                     if run:
                         rates[name].append(rate)
     return [
-        Row(f"rocketmq.clients.{name}", median(runs), "messages/s", "-", None, rows=CLIENTS_SEND, runs=runs,
-            note="one thread; Java and gRPC are told what to send over a pipe")
+        Row(
+            f"rocketmq.clients.{name}",
+            median(runs),
+            "messages/s",
+            "-",
+            None,
+            rows=CLIENTS_SEND,
+            runs=runs,
+            note="one thread; Java and gRPC are told what to send over a pipe",
+        )
         for name, runs in rates.items()
-    ]  # fmt: skip
+    ]
 
 
-BENCHMARKS = {("rocketmq.progress",): look, ("rocketmq.publish", "rocketmq.resend"): publish, ("rocketmq.clients",): clients}
+BENCHMARKS = {
+    ("rocketmq.progress",): look,
+    ("rocketmq.publish", "rocketmq.resend"): publish,
+    ("rocketmq.clients",): clients,
+}

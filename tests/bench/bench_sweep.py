@@ -35,11 +35,14 @@ LOAD = 5_000
 
 def bench(full: bool) -> list[Row]:
     """Two processes, as Spark's tasks are on two cores; Spark's own start is not part of it (airflow.* has it)."""
-    stored, expired, in_database = (FULL_STORED, FULL_EXPIRED, FULL_DATABASE) if full else (STORED, EXPIRED, IN_DATABASE)
+    stored, expired, in_database = (
+        (FULL_STORED, FULL_EXPIRED, FULL_DATABASE) if full else (STORED, EXPIRED, IN_DATABASE)
+    )
     with (
-        tempfile.TemporaryDirectory() as folder, Postgres(Path(folder) / "pg") as postgres,
+        tempfile.TemporaryDirectory() as folder,
+        Postgres(Path(folder) / "pg") as postgres,
         Valkey(Path(folder) / "vk", durable=False) as valkey,
-    ):  # fmt: skip
+    ):
         postgres.create_database("consumer")
         dsn = postgres.admin_dsn("consumer")
         _run(dsn, whole("consumer"))
@@ -58,22 +61,52 @@ def bench(full: bool) -> list[Row]:
             _log(dsn, in_database, "CONSUMING", "now() - interval '1 s'")
             from_database.append(_sweep(settings, urls, "database", in_database))
         client.close()
-    redis_rate, database_rate, idle_ms = expired / median(from_redis), in_database / median(from_database), median(idle)
+    redis_rate, database_rate, idle_ms = (
+        expired / median(from_redis),
+        in_database / median(from_database),
+        median(idle),
+    )
     return [
-        Row("sweep.redis", round(redis_rate), "leases/s", ">= 80,000", redis_rate >= 80_000, rows=expired, runs=from_redis,
-            note=f"{expired:,} expired of {stored + expired:,} stored, each asked of the database; 2 processes"),
-        Row("sweep.database", round(database_rate), "leases/s", ">= 40,000", database_rate >= 40_000, rows=in_database,
-            runs=from_database, note="one database is one part: one process and one connection"),
-        Row("sweep.idle", idle_ms, "ms of Redis' time", "< 50", idle_ms < 50, rows=stored, runs=idle,
-            note=f"{stored:,} stored, none expired: what a count costs the server"),
-    ]  # fmt: skip
+        Row(
+            "sweep.redis",
+            round(redis_rate),
+            "leases/s",
+            ">= 80,000",
+            redis_rate >= 80_000,
+            rows=expired,
+            runs=from_redis,
+            note=f"{expired:,} expired of {stored + expired:,} stored, each asked of the database; 2 processes",
+        ),
+        Row(
+            "sweep.database",
+            round(database_rate),
+            "leases/s",
+            ">= 40,000",
+            database_rate >= 40_000,
+            rows=in_database,
+            runs=from_database,
+            note="one database is one part: one process and one connection",
+        ),
+        Row(
+            "sweep.idle",
+            idle_ms,
+            "ms of Redis' time",
+            "< 50",
+            idle_ms < 50,
+            rows=stored,
+            runs=idle,
+            note=f"{stored:,} stored, none expired: what a count costs the server",
+        ),
+    ]
 
 
 def _settings() -> dict[str, Any]:
     root = Path(__file__).resolve().parents[2]
     written: dict[str, Any] = yaml.safe_load((root / "backstop.yaml").read_text(encoding="utf-8"))
     written["consumers"] = {"billing_db": {"connection": "store"}}
-    written["groups"] = {GROUP: {"store": "billing_db", "duplicates": "guard", "leases": {"redis": "leases"}}}
+    written["groups"] = {
+        GROUP: {"store": "billing_db", "duplicates": "guard", "leases": {"redis": "leases"}}
+    }
     for topic in written["topics"].values():
         topic["groups"] = [GROUP]
     from_mapping(copy.deepcopy(written))
@@ -101,7 +134,13 @@ def _warm(number: int) -> int:
 def _part(written: Mapping[str, Any], urls: Mapping[str, str], text: str) -> int:
     settings: Settings = from_mapping(copy.deepcopy(dict(written)))
     tally = sweep_part(
-        settings, Connections(resolver=dict(urls).get), part_of(text), None, "", limit=10_000_000, dry_run=False
+        settings,
+        Connections(resolver=dict(urls).get),
+        part_of(text),
+        None,
+        "",
+        limit=10_000_000,
+        dry_run=False,
     )
     assert not tally.missed, tally.missed
     return tally.counts.get("reclaim", 0)
@@ -114,14 +153,19 @@ def _idle(client: Any, valkey: Valkey) -> float:
     assert count_expired(exchange, GROUP, 1000) == (0, 0)
     exchange.close()
     stats = client.info("commandstats")
-    return round(sum(one["usec"] for name, one in stats.items() if name in ("cmdstat_evalsha",)) / 1000, 3)
+    return round(
+        sum(one["usec"] for name, one in stats.items() if name in ("cmdstat_evalsha",)) / 1000, 3
+    )
 
 
 def _names(count: int, prefix: str) -> Iterator[list[tuple[str, int, bytes]]]:
     """(id, bucket, key) of messages, LOAD at a time."""
     keys = RedisKeys(GROUP)
     for at in range(0, count, LOAD):
-        ids = [f"{prefix}-{number:010d}-0123456789abcdef012" for number in range(at, min(at + LOAD, count))]
+        ids = [
+            f"{prefix}-{number:010d}-0123456789abcdef012"
+            for number in range(at, min(at + LOAD, count))
+        ]
         yield [(one, *keys.bucket_and_key(TOPIC, one)) for one in ids]
 
 
@@ -138,14 +182,22 @@ def _store_expired(client: Any, count: int) -> None:
     keys = RedisKeys(GROUP)
     for batch in _names(count, "stuck"):
         _packed(client, [(b"SET", key, record, b"PX", b"86400000") for _, _, key in batch])
-        _packed(client, [(b"ZADD", keys.expiry[bucket], b"%d" % ended, key) for _, bucket, key in batch])
+        _packed(
+            client, [(b"ZADD", keys.expiry[bucket], b"%d" % ended, key) for _, bucket, key in batch]
+        )
 
 
 def _packed(client: Any, commands: Sequence[tuple[bytes, ...]]) -> None:
     connection = client.connection_pool.get_connection()
-    connection.send_packed_command([b"".join(
-        b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words) for words in commands
-    )])  # fmt: skip
+    connection.send_packed_command(
+        [
+            b"".join(
+                b"*%d\r\n" % len(words)
+                + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+                for words in commands
+            )
+        ]
+    )
     for _ in commands:
         connection.read_response()
     client.connection_pool.release(connection)
@@ -153,9 +205,12 @@ def _packed(client: Any, commands: Sequence[tuple[bytes, ...]]) -> None:
 
 def _log(dsn: str, count: int, state: str, ends: str) -> None:
     _run(dsn, "TRUNCATE consumer_log")
-    _run(dsn, f"""INSERT INTO consumer_log (consumer_group, topic, message_id, state, owner_token, lease_expires_at, owner_host)
+    _run(
+        dsn,
+        f"""INSERT INTO consumer_log (consumer_group, topic, message_id, state, owner_token, lease_expires_at, owner_host)
         SELECT '{GROUP}', '{TOPIC}', 'stuck-' || lpad(n::text, 10, '0') || '-0123456789abcdef012', '{state}',
-            gen_random_uuid(), {ends}, 'host' FROM generate_series(0, {count} - 1) n""")
+            gen_random_uuid(), {ends}, 'host' FROM generate_series(0, {count} - 1) n""",
+    )
     connection = psycopg2.connect(dsn)
     connection.autocommit = True
     with connection.cursor() as cursor:

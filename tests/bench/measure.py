@@ -38,7 +38,11 @@ class Row:
 def machine() -> dict[str, Any]:
     """What a figure depends on: cores, memory, and how busy the machine was before the first run."""
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    return {"cores": os.cpu_count(), "memory_gib": round(pages * size / 2**30, 1), "load_before": round(os.getloadavg()[0], 2)}
+    return {
+        "cores": os.cpu_count(),
+        "memory_gib": round(pages * size / 2**30, 1),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
 
 
 def save(rows: Sequence[Row], where: Mapping[str, Any]) -> None:
@@ -48,12 +52,21 @@ def save(rows: Sequence[Row], where: Mapping[str, Any]) -> None:
     names = {row.name for row in rows}
     new = [
         {
-            "name": row.name, "value": row.value, "unit": row.unit, "target": row.target, "met": row.met, "peer": row.peer,
-            "rows": row.rows, "machine": dict(where), "phases": dict(row.phases), "runs": list(row.runs),
-            "peer_runs": list(row.peer_runs), "note": row.note,
+            "name": row.name,
+            "value": row.value,
+            "unit": row.unit,
+            "target": row.target,
+            "met": row.met,
+            "peer": row.peer,
+            "rows": row.rows,
+            "machine": dict(where),
+            "phases": dict(row.phases),
+            "runs": list(row.runs),
+            "peer_runs": list(row.peer_runs),
+            "note": row.note,
         }
         for row in rows
-    ]  # fmt: skip
+    ]
     kept = [row for row in old if row["name"] not in names]
     text = json.dumps([*kept, *new], indent=2)
     partial = RESULTS.with_suffix(".partial")
@@ -68,7 +81,9 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
-def alternating(ours: Callable[[], float], theirs: Callable[[], float], runs: int = RUNS) -> tuple[list[float], list[float]]:
+def alternating(
+    ours: Callable[[], float], theirs: Callable[[], float], runs: int = RUNS
+) -> tuple[list[float], list[float]]:
     """Each side once uncounted (warm), then in turn, so that a drift of the machine meets both."""
     ours(), theirs()
     pairs = [(ours(), theirs()) for _ in range(runs)]

@@ -23,7 +23,14 @@ def obvious_spark_job(spark: SparkSession, here: World) -> int:
         one = every.where("status = 'pending'").where(f.col("next_check_at") <= as_of)
         stubs = one if stubs is None else stubs.union(one)
     assert stubs is not None
-    progress = _read(spark, here, "control", "progress", "consumer_group, topic, queue_id, next_offset", by="queue_id")
+    progress = _read(
+        spark,
+        here,
+        "control",
+        "progress",
+        "consumer_group, topic, queue_id, next_offset",
+        by="queue_id",
+    )
     judged = None
     for group in GROUPS:
         columns = "topic, message_id, state, lease_expires_at, updated_at"
@@ -38,7 +45,10 @@ def obvious_spark_job(spark: SparkSession, here: World) -> int:
             f.when(f.col("state") == "CONSUMED", "CONFIRMED")
             .when(
                 there
-                & ((f.col("lease_expires_at") > as_of) | (f.col("updated_at") + f.expr(f"INTERVAL {CONSUME_TIMEOUT}") > as_of)),
+                & (
+                    (f.col("lease_expires_at") > as_of)
+                    | (f.col("updated_at") + f.expr(f"INTERVAL {CONSUME_TIMEOUT}") > as_of)
+                ),
                 "IN_PROGRESS",
             )
             .when(~there & (f.col("next_check_at") > as_of), "WAITING")
@@ -61,13 +71,21 @@ def obvious_spark_job(spark: SparkSession, here: World) -> int:
     return sum(row["count"] for row in counts)
 
 
-def _read(spark: SparkSession, here: World, database: str, table: str, columns: str, by: str = "message_id") -> DataFrame:
+def _read(
+    spark: SparkSession,
+    here: World,
+    database: str,
+    table: str,
+    columns: str,
+    by: str = "message_id",
+) -> DataFrame:
     chunk = f"mod(abs(hashtext({by}::text)), {PARTITIONS})"
     return spark.read.jdbc(
-        _jdbc(here, database), f"(SELECT {columns}, {chunk} AS chunk FROM {table}) AS whole",
+        _jdbc(here, database),
+        f"(SELECT {columns}, {chunk} AS chunk FROM {table}) AS whole",
         predicates=[f"chunk = {n}" for n in range(PARTITIONS)],
         properties={**_login(here), "fetchsize": "10000"},
-    ).drop("chunk")  # fmt: skip
+    ).drop("chunk")
 
 
 def _jdbc(here: World, database: str) -> str:
@@ -112,10 +130,14 @@ def sql_by_hand(here: World, *, hashjoin: bool) -> int:
             cursor.execute("SELECT clock_timestamp(), interval '15 minutes'")
             as_of, timeout = cursor.fetchone()
             cursor.execute(SQL_BY_HAND, {"as_of": as_of, "consume_timeout": timeout})
-            cursor.execute("SELECT topic, consumer_group, verdict, count(*) FROM judged GROUP BY 1, 2, 3")
+            cursor.execute(
+                "SELECT topic, consumer_group, verdict, count(*) FROM judged GROUP BY 1, 2, 3"
+            )
             counts = cursor.fetchall()
             cursor.execute("DROP TABLE IF EXISTS open_verdict")
-            cursor.execute("CREATE TABLE open_verdict AS SELECT * FROM judged WHERE verdict NOT IN ('CONFIRMED', 'WAITING')")
+            cursor.execute(
+                "CREATE TABLE open_verdict AS SELECT * FROM judged WHERE verdict NOT IN ('CONFIRMED', 'WAITING')"
+            )
         return int(sum(row[3] for row in counts))
     finally:
         connection.close()

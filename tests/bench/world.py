@@ -71,17 +71,27 @@ class World:
 
     def settings_with(self, **changes: Any) -> Settings:
         """The same with other top-level parts."""
-        return Settings.model_validate({
-            "control": "control",
-            "brokers": {"embedded": {"kind": "redis_streams", "connection": "broker"}},
-            "producers": {shard: {"connection": shard} for shard in SHARDS},
-            "consumers": {f"{group}_db": {"connection": f"{group}_db"} for group in GROUPS},
-            "groups": {
-                group: {"store": f"{group}_db", "duplicates": "guard", "progress": "acknowledged"} for group in GROUPS
-            },
-            "topics": {topic: {"broker": "embedded", "groups": list(GROUPS), "mode": "repair"} for topic in TOPICS},
-            **changes,
-        })  # fmt: skip
+        return Settings.model_validate(
+            {
+                "control": "control",
+                "brokers": {"embedded": {"kind": "redis_streams", "connection": "broker"}},
+                "producers": {shard: {"connection": shard} for shard in SHARDS},
+                "consumers": {f"{group}_db": {"connection": f"{group}_db"} for group in GROUPS},
+                "groups": {
+                    group: {
+                        "store": f"{group}_db",
+                        "duplicates": "guard",
+                        "progress": "acknowledged",
+                    }
+                    for group in GROUPS
+                },
+                "topics": {
+                    topic: {"broker": "embedded", "groups": list(GROUPS), "mode": "repair"}
+                    for topic in TOPICS
+                },
+                **changes,
+            }
+        )
 
     @property
     def connections(self) -> Connections:
@@ -92,20 +102,34 @@ class World:
     def epochs(self) -> dict[str, list[Any]]:
         """Every queue's epoch, as three parallel arrays."""
         with RedisStreams(self.valkey.url()) as broker:
-            found = [(topic, state.queue_id, state.epoch) for topic in TOPICS for state in broker.queues(topic)]
-        return {name: [row[place] for row in found] for place, name in enumerate(("topics", "queues", "epochs"))}
+            found = [
+                (topic, state.queue_id, state.epoch)
+                for topic in TOPICS
+                for state in broker.queues(topic)
+            ]
+        return {
+            name: [row[place] for row in found]
+            for place, name in enumerate(("topics", "queues", "epochs"))
+        }
 
 
 @contextmanager
 def world(
-    stubs: int, due: int, *, everything_in_one: bool = False, every: str | None = None, copied: bool = False
+    stubs: int,
+    due: int,
+    *,
+    everything_in_one: bool = False,
+    every: str | None = None,
+    copied: bool = False,
 ) -> Iterator[World]:
     """The servers over data of this size, made when it is not there, too old, or of another schema.
 
     `everything_in_one`: also the database in which everything lies together, for the hand-written SQL. `every`: what
     is due is all of this kind (consumed, as after an outage of reconcile; lost). `copied`: over a copy, which is thrown away.
     """
-    folder = FOLDER / f"{stubs}-{due}{'-one' if everything_in_one else ''}{f'-{every}' if every else ''}"
+    folder = (
+        FOLDER / f"{stubs}-{due}{'-one' if everything_in_one else ''}{f'-{every}' if every else ''}"
+    )
     made = folder / "made"
     if made.exists() and (_age(made) > FRESH.total_seconds() or made.read_text() != _schema()):
         shutil.rmtree(folder)
@@ -153,7 +177,9 @@ def _copy_file(source: str, target: str) -> None:
 
 def _schema() -> str:
     """What the databases were made with: data of an older schema is made again."""
-    return sha256("".join(whole(role) for role in ("control", "producer", "consumer")).encode()).hexdigest()
+    return sha256(
+        "".join(whole(role) for role in ("control", "producer", "consumer")).encode()
+    ).hexdigest()
 
 
 def _age(path: Path) -> float:
@@ -162,7 +188,11 @@ def _age(path: Path) -> float:
 
 def _make(here: World) -> None:
     _make_broker(here)
-    roles = {"control": "control", **dict.fromkeys(SHARDS, "producer"), **{f"{g}_db": "consumer" for g in GROUPS}}
+    roles = {
+        "control": "control",
+        **dict.fromkeys(SHARDS, "producer"),
+        **{f"{g}_db": "consumer" for g in GROUPS},
+    }
     for database, role in roles.items():
         here.postgres.create_database(database)
         here.sql(database, whole(role))
@@ -186,13 +216,21 @@ def _settled(stubs: int) -> int:
     return stubs // 80 + 50
 
 
-def _fill(here: World, database: str, of: int | None, *, stubs: bool = False, groups: tuple[str, ...] = ()) -> None:
+def _fill(
+    here: World, database: str, of: int | None, *, stubs: bool = False, groups: tuple[str, ...] = ()
+) -> None:
     epochs = here.epochs()
     connection = psycopg2.connect(here.url(database), options="-c synchronous_commit=off")
     with connection, connection.cursor() as cursor:
-        cursor.execute(SQL["ids"], {
-            "stubs": here.stubs, "due": here.due, "of": of, "all": here.every,
-        })
+        cursor.execute(
+            SQL["ids"],
+            {
+                "stubs": here.stubs,
+                "due": here.due,
+                "of": of,
+                "all": here.every,
+            },
+        )
         if stubs:
             cursor.execute(SQL["stubs"], epochs)
         for group in groups:

@@ -23,7 +23,12 @@ from backstop.triage.drain import store_page
 case = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 boundary, pages = case["boundary"], iter(range(1, 1000))
 Reader: Any = RocketMQLetters if case.get("reader") == "rocketmq" else RedisDeadLetters
-copy, store, acknowledge, finish = store_page._copy, subject.store_page, Reader.acknowledge, subject._finish
+copy, store, acknowledge, finish = (
+    store_page._copy,
+    subject.store_page,
+    Reader.acknowledge,
+    subject._finish,
+)
 
 
 def die() -> None:
@@ -48,7 +53,9 @@ def dies_after_the_commit(*arguments: Any) -> Any:
     return page
 
 
-def dies_half_way_through_an_acknowledgement(reader: DeadLetterReader, letters: Sequence[DeadLetter]) -> None:
+def dies_half_way_through_an_acknowledgement(
+    reader: DeadLetterReader, letters: Sequence[DeadLetter]
+) -> None:
     acknowledge(reader, letters[: len(letters) // 2])
     at_the_third_page()
     acknowledge(reader, letters[len(letters) // 2 :])
@@ -75,7 +82,10 @@ elif boundary == "after the acknowledgement":
     Reader.acknowledge = dies_after_the_acknowledgement
 elif boundary == "before the mark":
     subject._finish = dies_before_the_mark
-settings, connections = Settings.model_validate(case["settings"]), Connections(resolver=case["urls"].get)
+settings, connections = (
+    Settings.model_validate(case["settings"]),
+    Connections(resolver=case["urls"].get),
+)
 control = connect(settings, connections)
 run = find(control, case["run_id"], case["token"])
 subject.drain_all(settings, connections, control, run, bounds=subject.Bounds(page=20))

@@ -15,7 +15,15 @@ from typing import Any
 
 import psycopg2
 
-from backstop.client import Consumer, Front, RedisExchange, leased, row_lock, run_until_signal, transactional
+from backstop.client import (
+    Consumer,
+    Front,
+    RedisExchange,
+    leased,
+    row_lock,
+    run_until_signal,
+    transactional,
+)
 from client_world import GROUP, TOPIC, open_broker
 from guard_handlers import apply_under_fence, apply_under_lock, insert_effect
 
@@ -41,14 +49,24 @@ def main(given: dict[str, Any]) -> None:
         tell(message)
         return found
 
-    way = {"transactional": transactional(in_transaction), "leased": leased(anywhere), "row_lock": row_lock(on_a_row)}
+    way = {
+        "transactional": transactional(in_transaction),
+        "leased": leased(anywhere),
+        "row_lock": row_lock(on_a_row),
+    }
     front = Front(RedisExchange(given["redis"]), GROUP, lease=lease) if given.get("redis") else None
     with open_broker(given["broker"]) as broker:
         consumer = Consumer(
-            broker.subscribe(GROUP, [TOPIC], given["name"]), lambda: psycopg2.connect(given["consumer"]), GROUP,
-            way[given["way"]], redis=front, lease=lease, retry_after=timedelta(milliseconds=100), batch=given.get("batch", 1),
+            broker.subscribe(GROUP, [TOPIC], given["name"]),
+            lambda: psycopg2.connect(given["consumer"]),
+            GROUP,
+            way[given["way"]],
+            redis=front,
+            lease=lease,
+            retry_after=timedelta(milliseconds=100),
+            batch=given.get("batch", 1),
             wait=timedelta(milliseconds=100),
-        )  # fmt: skip
+        )
         print(json.dumps(["started", time.time()]), flush=True)
         counts = run_until_signal(consumer, stop_within=timedelta(seconds=5))
         consumer.close()

@@ -32,10 +32,20 @@ def main(given: dict[str, Any]) -> None:
     lease = timedelta(seconds=given["lease"])
     with open_broker(given["broker"]) as broker:
         consumer = OrderedConsumer(
-            broker.subscribe_owned(GROUP, [given["topic"]], given["member"]), lambda: psycopg2.connect(given["consumer"]),
-            GROUP, handle, member=given["member"], workers=2, lease=lease, queue_lease=lease, drain_within=lease, beat=SOON,
-            retry_after=SOON, retries=Retries(3, SOON, SOON), fetch=50,
-        )  # fmt: skip
+            broker.subscribe_owned(GROUP, [given["topic"]], given["member"]),
+            lambda: psycopg2.connect(given["consumer"]),
+            GROUP,
+            handle,
+            member=given["member"],
+            workers=2,
+            lease=lease,
+            queue_lease=lease,
+            drain_within=lease,
+            beat=SOON,
+            retry_after=SOON,
+            retries=Retries(3, SOON, SOON),
+            fetch=50,
+        )
         print(json.dumps(["started"]), flush=True)
         counts = run_until_signal(consumer, stop_within=timedelta(seconds=5))
         consumer.close()

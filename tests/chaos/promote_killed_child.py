@@ -22,7 +22,10 @@ def die(*_: Any) -> Any:
 
 
 case = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-settings, connections = Settings.model_validate(case["settings"]), Connections(resolver=case["urls"].get)
+settings, connections = (
+    Settings.model_validate(case["settings"]),
+    Connections(resolver=case["urls"].get),
+)
 control = connect(settings, connections)
 run = find(control, case["run_id"], case["token"])
 if case["boundary"] == "inside the control transaction":

@@ -64,4 +64,6 @@ elif boundary == "after a step of the control database":
     then_die(purge_control, "_steps")
 else:
     raise SystemExit(f"no such boundary: {boundary}")
-run_once.run_duty(Settings.model_validate(case["settings"]), Connections(resolver=case["urls"].get), now=True)
+run_once.run_duty(
+    Settings.model_validate(case["settings"]), Connections(resolver=case["urls"].get), now=True
+)

@@ -34,9 +34,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres
         Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
         Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
     ):
-        build_template(postgres, {
-            "producer": BUSINESS["make_business_order"], "consumer": BUSINESS["make_effect"],
-        })  # fmt: skip
+        build_template(
+            postgres,
+            {
+                "producer": BUSINESS["make_business_order"],
+                "consumer": BUSINESS["make_effect"],
+            },
+        )
         yield postgres, valkey
 
 
@@ -50,7 +54,9 @@ class World:
             key = its.sent(f"{number}%:é'", shard=shard, status="confirmed")
             its.rows(shard, "INSERT INTO business_order VALUES (%s, %s, %s, 1)", number, *key)
             for group in GROUPS:
-                its.rows(f"{group}_db", "INSERT INTO effect VALUES (%s, %s, %s, 1, 1, 'w')", group, *key)
+                its.rows(
+                    f"{group}_db", "INSERT INTO effect VALUES (%s, %s, %s, 1, 1, 'w')", group, *key
+                )
         for group in GROUPS:
             its.consume(group)
         self.key = Key("orders", "0%:é'")
@@ -58,32 +64,44 @@ class World:
 
     def publish(self, number: int, message_id: str | None = None) -> None:
         headers = {"backstop-send-number": str(number)}
-        self.its.broker.publish([Message("orders", message_id or self.key.message_id, b"{}", headers=headers)])
+        self.its.broker.publish(
+            [Message("orders", message_id or self.key.message_id, b"{}", headers=headers)]
+        )
         for group in GROUPS:
             self.its.pass_over(group)
 
     def second_send(self, first: str) -> None:
         self.publish(2)
-        self.its.rows(self.home, "UPDATE message_stub SET send_count = 2 WHERE message_id = %s", self.key.message_id)
+        self.its.rows(
+            self.home,
+            "UPDATE message_stub SET send_count = 2 WHERE message_id = %s",
+            self.key.message_id,
+        )
         if first == "unknown":
             self.its.rows(
                 self.home,
                 "UPDATE send_attempt SET outcome = 'unknown', queue_id = NULL, queue_offset = NULL, queue_epoch = NULL"
-                " WHERE message_id = %s", self.key.message_id,
-            )  # fmt: skip
+                " WHERE message_id = %s",
+                self.key.message_id,
+            )
         self.its.rows(
             self.home,
             "INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)"
-            " VALUES (%s, %s, 2, 'request 1', now(), 'sent')", *self.key,
-        )  # fmt: skip
+            " VALUES (%s, %s, 2, 'request 1', now(), 'sent')",
+            *self.key,
+        )
 
     def check(self, *, as_program: bool = False) -> dict[str, Any]:
         """The findings; `as_program`: as a run gets them, in a process that cannot import Backstop."""
         places = {
-            "control": self.its.urls["control"], "producers": {name: self.its.urls[name] for name in ("shop_a", "shop_b")},
-            "groups": {group: self.its.urls[f"{group}_db"] for group in GROUPS}, "topics": TOPICS,
-            "broker": self.its.urls["broker"], "late_after": 2.5, "events": str(self.folder / "events.jsonl"),
-        }  # fmt: skip
+            "control": self.its.urls["control"],
+            "producers": {name: self.its.urls[name] for name in ("shop_a", "shop_b")},
+            "groups": {group: self.its.urls[f"{group}_db"] for group in GROUPS},
+            "topics": TOPICS,
+            "broker": self.its.urls["broker"],
+            "late_after": 2.5,
+            "events": str(self.folder / "events.jsonl"),
+        }
         file = self.folder / "places.json"
         file.write_text(json.dumps(places))
         arguments = [str(file), str(self.ledger.folder)]
@@ -108,12 +126,16 @@ def world(servers: tuple[Postgres, Valkey], tmp_path: Path) -> Iterator[World]:
 
 
 def in_hand(world: World) -> None:
-    world.its.broker.publish([Message("orders", world.key.message_id, b"{}", headers={"backstop-send-number": "2"})])
+    world.its.broker.publish(
+        [Message("orders", world.key.message_id, b"{}", headers={"backstop-send-number": "2"})]
+    )
     world.its.broker.subscribe("billing", ["orders"], "somebody").fetch(1, timedelta(seconds=1))
 
 
 def skewed(world: World) -> None:
-    world.its.rows(world.home, "UPDATE send_attempt SET started_at = started_at - interval '1 minute'")
+    world.its.rows(
+        world.home, "UPDATE send_attempt SET started_at = started_at - interval '1 minute'"
+    )
 
 
 BREAKS: dict[str, Callable[[World], object]] = {
@@ -123,7 +145,9 @@ BREAKS: dict[str, Callable[[World], object]] = {
     "copy stored after its time": skewed,
     "resend needless": lambda w: w.second_send("sent"),
     "resend needless after an unknown outcome": lambda w: w.second_send("unknown"),
-    "log consumed without its effect": lambda w: w.its.rows("billing_db", "DELETE FROM effect WHERE message_id = %s", w.key[1]),
+    "log consumed without its effect": lambda w: w.its.rows(
+        "billing_db", "DELETE FROM effect WHERE message_id = %s", w.key[1]
+    ),
     "effect without its consumed log": lambda w: w.its.rows(
         "billing_db", "DELETE FROM consumer_log WHERE message_id = %s", w.key[1]
     ),
@@ -133,11 +157,15 @@ BREAKS: dict[str, Callable[[World], object]] = {
     "effect of a lease that was lost": lambda w: w.its.rows(
         "shipping_db", "UPDATE consumer_log SET fence = 2 WHERE message_id = %s", w.key[1]
     ),
-    "effect duplicated": lambda w: w.its.rows("shipping_db", "INSERT INTO effect SELECT * FROM effect LIMIT 1"),
+    "effect duplicated": lambda w: w.its.rows(
+        "shipping_db", "INSERT INTO effect SELECT * FROM effect LIMIT 1"
+    ),
     "message still in somebody's hands": in_hand,
     "lost in the broker and not sent again": lambda w: w.ledger.append("lost_in_broker", [w.key]),
-    "stub unaccounted for": lambda w: w.its.rows(w.home, "UPDATE message_stub SET status = 'pending'"),
-}  # fmt: skip
+    "stub unaccounted for": lambda w: w.its.rows(
+        w.home, "UPDATE message_stub SET status = 'pending'"
+    ),
+}
 
 
 def test_it_agrees_when_all_is_right(world: World) -> None:
@@ -159,14 +187,29 @@ def test_a_late_copy_is_not_late_where_a_clock_was_wrong(world: World) -> None:
     skewed(world)
     told = world.check(as_program=True)
     assert not told["ok"] and world.check() == told
-    event = {"what": "skew_clock", "victim": "shops", "how": "-25", "since_wall": "2000-01-01T00:00:00+00:00"}
-    (world.folder / "events.jsonl").write_text(json.dumps({**event, "wall": "2999-01-01T00:00:00+00:00"}) + "\n")
+    event = {
+        "what": "skew_clock",
+        "victim": "shops",
+        "how": "-25",
+        "since_wall": "2000-01-01T00:00:00+00:00",
+    }
+    (world.folder / "events.jsonl").write_text(
+        json.dumps({**event, "wall": "2999-01-01T00:00:00+00:00"}) + "\n"
+    )
     assert world.check()["problems"] == []
 
 
 def test_it_imports_nothing_of_ours() -> None:
-    for file in (Path(checker.__file__), *(Path(checker.__file__).parents[1] / "checker").glob("*.py")):
+    for file in (
+        Path(checker.__file__),
+        *(Path(checker.__file__).parents[1] / "checker").glob("*.py"),
+    ):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         named = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        named += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+        named += [
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        ]
         assert not [name for name in named if name.split(".")[0] == "backstop"]

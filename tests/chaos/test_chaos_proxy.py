@@ -80,8 +80,12 @@ def test_what_is_not_spoiled_passes_unchanged(link: tuple[Server, Proxy, int]) -
     assert server.asked == 3
 
 
-@pytest.mark.parametrize(("how", "heard"), [("in the reply", len(REPLY) // 2), ("after the request", 0)])
-def test_a_cut_comes_after_the_server_has_done_what_it_was_asked(how: str, heard: int, link: tuple[Server, Proxy, int]) -> None:
+@pytest.mark.parametrize(
+    ("how", "heard"), [("in the reply", len(REPLY) // 2), ("after the request", 0)]
+)
+def test_a_cut_comes_after_the_server_has_done_what_it_was_asked(
+    how: str, heard: int, link: tuple[Server, Proxy, int]
+) -> None:
     server, proxy, port = link
     with connected(port) as client:
         assert ask(client) == REPLY
@@ -94,7 +98,9 @@ def test_a_cut_comes_after_the_server_has_done_what_it_was_asked(how: str, heard
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_silence_holds_everything_back_until_it_ends(cut: bool, link: tuple[Server, Proxy, int]) -> None:
+def test_silence_holds_everything_back_until_it_ends(
+    cut: bool, link: tuple[Server, Proxy, int]
+) -> None:
     server, proxy, port = link
     with connected(port) as client:
         assert ask(client) == REPLY

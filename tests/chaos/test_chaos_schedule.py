@@ -18,9 +18,17 @@ def test_the_same_seed_gives_the_same_schedule_and_another_one_another(seed: int
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_kind_has_its_turn_and_nothing_happens_outside_the_traffic(seed: int) -> None:
     planned = schedule(seed, 75.0)
-    assert {fault.kind for fault in planned} >= set(KINDS) - {"run_twice", "fill_disk", "lose_messages", "flush_leases"}
+    assert {fault.kind for fault in planned} >= set(KINDS) - {
+        "run_twice",
+        "fill_disk",
+        "lose_messages",
+        "flush_leases",
+    }
     assert all(QUIET_START <= fault.at < 75.0 for fault in planned)
-    assert all(fault.victim in KINDS[fault.kind].victims and fault.how in KINDS[fault.kind].ways for fault in planned)
+    assert all(
+        fault.victim in KINDS[fault.kind].victims and fault.how in KINDS[fault.kind].ways
+        for fault in planned
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -32,7 +40,10 @@ def test_nobody_is_hit_by_two_faults_at_once(seed: int) -> None:
 
 
 def test_only_the_kinds_that_are_wanted_come() -> None:
-    assert {fault.kind for fault in schedule(1, 75.0, {"skew_clock", "kill_server"})} == {"skew_clock", "kill_server"}
+    assert {fault.kind for fault in schedule(1, 75.0, {"skew_clock", "kill_server"})} == {
+        "skew_clock",
+        "kill_server",
+    }
     assert schedule(1, 75.0, ()) == []
 
 

@@ -17,9 +17,10 @@ SEED, SECONDS, EVERY = 12, 24.0, 1.2
 def test_a_short_storm_harms_no_message(tmp_path: Path) -> None:
     # Another start of Spark would cost more than all the rest.
     storm = [
-        fault for fault in schedule(SEED, SECONDS, every=EVERY)
+        fault
+        for fault in schedule(SEED, SECONDS, every=EVERY)
         if (fault.kind, fault.victim) != ("kill_process", "reconcile")
-    ]  # fmt: skip
+    ]
     report = run_chaos(tmp_path / "chaos", SEED, seconds=SECONDS, rate=20.0, faults=storm)
     assert report["problems"] == []
     assert report["ok"]

@@ -1,6 +1,5 @@
 """A producer or consumer killed at any commit boundary loses nothing and does nothing twice."""
 
-
 from __future__ import annotations
 
 import json
@@ -63,7 +62,9 @@ def test_a_killed_producer_leaves_what_backstop_needs_and_a_rerun_completes_it(
     assert run_child("produce", boundary, places) == -signal.SIGKILL
     orders = producer.run("SELECT 1 FROM business_order")
     stubs = producer.run("SELECT * FROM message_stub")
-    assert len(orders) == len(stubs) == recorded, "the business change and its stub, both or neither"
+    assert len(orders) == len(stubs) == recorded, (
+        "the business change and its stub, both or neither"
+    )
     assert stored(broker) == [ID] * published
     assert bool(producer.run("SELECT 1 FROM send_attempt")) == settled
     if recorded:
@@ -92,7 +93,12 @@ def test_a_killed_producer_leaves_what_backstop_needs_and_a_rerun_completes_it(
     ],
 )
 def test_a_killed_consumer_is_followed_by_one_that_does_the_work_exactly_once(
-    broker: RedisStreams, consumer: Database, valkey: Valkey, boundary: str, state: str | None, effects: int
+    broker: RedisStreams,
+    consumer: Database,
+    valkey: Valkey,
+    boundary: str,
+    state: str | None,
+    effects: int,
 ) -> None:
     broker.publish([Message(TOPIC, ID, b"{}")])
     places = {"consumer": consumer.dsn, "broker": valkey.url()}

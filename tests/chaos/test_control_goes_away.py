@@ -31,7 +31,10 @@ def throw_out(world: System, admin: str) -> None:
     connection = psycopg2.connect(admin)
     with connection, connection.cursor() as cursor:
         name = world.urls["control"].rpartition("/")[2]
-        cursor.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", (name,))
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s",
+            (name,),
+        )
     connection.close()
 
 
@@ -53,7 +56,10 @@ def test_a_reconcile_that_loses_its_connection_says_so_and_the_next_run_goes_on(
 
         world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() + interval '1 hour'")
         run_once(world.settings, world.connections, start_spark, lambda run, suite: None)
-        assert world.rows("control", "SELECT state FROM run ORDER BY run_id") == [("incomplete",), ("done",)]
+        assert world.rows("control", "SELECT state FROM run ORDER BY run_id") == [
+            ("incomplete",),
+            ("done",),
+        ]
 
 
 def test_a_resend_that_loses_the_control_database_says_so(
@@ -72,7 +78,10 @@ def test_a_resend_that_loses_the_control_database_says_so(
         assert raised.value.exit_code == 3
         monkeypatch.undo()
         work.run_duty(world.settings, world.connections)
-        assert world.rows("control", "SELECT state FROM run ORDER BY run_id") == [("incomplete",), ("done",)]
+        assert world.rows("control", "SELECT state FROM run ORDER BY run_id") == [
+            ("incomplete",),
+            ("done",),
+        ]
 
 
 def test_a_run_that_did_everything_is_done_although_its_own_connection_was_dropped(

@@ -46,81 +46,139 @@ def kills(kind: str, victim: str, *at: float, seconds: float = 1.0, how: str = "
 
 CASES = {
     "kill_process": Case(
-        kills("kill_process", "billing-1", 4, 7, 10, 13, 16) + kills("kill_process", "shipping-1", 5, 8, 11, 14, 17),
-        "effect_before_the_log", "effect duplicated", slow="slow_handler",
+        kills("kill_process", "billing-1", 4, 7, 10, 13, 16)
+        + kills("kill_process", "shipping-1", 5, 8, 11, 14, 17),
+        "effect_before_the_log",
+        "effect duplicated",
+        slow="slow_handler",
     ),
     "freeze_process": Case(
         [
-            *kills("freeze_process", "billing-1", 4, seconds=9), *kills("freeze_process", "shipping-1", 5, seconds=9),
-            *kills("freeze_process", "billing-2", 15, seconds=9), *kills("freeze_process", "shipping-2", 16, seconds=9),
+            *kills("freeze_process", "billing-1", 4, seconds=9),
+            *kills("freeze_process", "shipping-1", 5, seconds=9),
+            *kills("freeze_process", "billing-2", 15, seconds=9),
+            *kills("freeze_process", "shipping-2", 16, seconds=9),
         ],
-        "complete_without_fence", "effect duplicated", slow="slow_handler", seconds=26,
+        "complete_without_fence",
+        "effect duplicated",
+        slow="slow_handler",
+        seconds=26,
     ),
     "kill_holding": Case(
-        kills("kill_holding", "billing-1", 4, 9, seconds=3) + kills("kill_holding", "shipping-1", 6, 11, seconds=3),
-        "leases_never_end", "effect missing",
+        kills("kill_holding", "billing-1", 4, 9, seconds=3)
+        + kills("kill_holding", "shipping-1", 6, 11, seconds=3),
+        "leases_never_end",
+        "effect missing",
     ),
     "wake_late": Case(
-        kills("wake_late", "billing-1", 4, seconds=14) + kills("wake_late", "shipping-2", 5, seconds=14),
-        "complete_without_fence", "effect duplicated", slow="slow_handler",
+        kills("wake_late", "billing-1", 4, seconds=14)
+        + kills("wake_late", "shipping-2", 5, seconds=14),
+        "complete_without_fence",
+        "effect duplicated",
+        slow="slow_handler",
     ),
     "flush_leases": Case(
-        kills("flush_leases", "leases", 5, 9, 13, seconds=0), "the_database_believes_redis", "effect duplicated",
+        kills("flush_leases", "leases", 5, 9, 13, seconds=0),
+        "the_database_believes_redis",
+        "effect duplicated",
     ),
     "kill_server": Case(
-        kills("kill_server", "billing", 6, 12, seconds=2), "acknowledge_at_receipt", "effect missing", slow="slow_handler",
+        kills("kill_server", "billing", 6, 12, seconds=2),
+        "acknowledge_at_receipt",
+        "effect missing",
+        slow="slow_handler",
     ),
     "kill_backend": Case(
-        kills("kill_backend", "billing", 5, 8, 11, 14, seconds=0), "acknowledge_at_receipt", "effect missing",
+        kills("kill_backend", "billing", 5, 8, 11, 14, seconds=0),
+        "acknowledge_at_receipt",
+        "effect missing",
         slow="slow_handler",
     ),
     "freeze_server": Case(
-        kills("freeze_server", "broker", 6, 14, seconds=5), "store_whenever_it_comes", "copy stored after its time",
+        kills("freeze_server", "broker", 6, 14, seconds=5),
+        "store_whenever_it_comes",
+        "copy stored after its time",
         repaired=True,
     ),
     "cut_link": Case(
         kills("cut_link", "producers to broker", 5, 8, 11, seconds=2, how="after the request"),
-        "send_again_by_itself", "send number published twice",
+        "send_again_by_itself",
+        "send number published twice",
     ),
     "fill_disk": Case(
-        kills("fill_disk", "billing", 5, 12, seconds=4), "acknowledge_at_receipt", "effect missing", slow="slow_handler",
+        kills("fill_disk", "billing", 5, 12, seconds=4),
+        "acknowledge_at_receipt",
+        "effect missing",
+        slow="slow_handler",
     ),
     # Against what the producers themselves cannot mend, the protection is Backstop.
-    "stop_server": Case(kills("stop_server", "broker", 6, seconds=3, how="fast"), "", "effect missing", repaired=True),
-    "lose_messages": Case(kills("lose_messages", "broker", 6, 10), "", "effect missing", repaired=True),
+    "stop_server": Case(
+        kills("stop_server", "broker", 6, seconds=3, how="fast"),
+        "",
+        "effect missing",
+        repaired=True,
+    ),
+    "lose_messages": Case(
+        kills("lose_messages", "broker", 6, 10), "", "effect missing", repaired=True
+    ),
     # A copy whose outcome nobody knows waits for a group that stands still; by the broker's clock its time is over. The producers
     # are new, or they would not get a copy past a broker whose clock has just jumped.
     "skew_clock": Case(
         [
             *kills("skew_clock", "broker", 24, seconds=50, how="25"),
-            *kills("kill_process", "producer-shop_a", 25), *kills("kill_process", "producer-shop_b", 25),
-            *kills("freeze_process", "shipping-1", 26.5, seconds=45), *kills("freeze_process", "shipping-2", 26.5, seconds=45),
-            *kills("cut_link", "producers to broker", 27.5, 30, 32.5, seconds=1.5, how="after the request"),
+            *kills("kill_process", "producer-shop_a", 25),
+            *kills("kill_process", "producer-shop_b", 25),
+            *kills("freeze_process", "shipping-1", 26.5, seconds=45),
+            *kills("freeze_process", "shipping-2", 26.5, seconds=45),
+            *kills(
+                "cut_link",
+                "producers to broker",
+                27.5,
+                30,
+                32.5,
+                seconds=1.5,
+                how="after the request",
+            ),
         ],
-        "no_clock_is_looked_at", "resend needless after an unknown outcome", duties=True, seconds=76,
+        "no_clock_is_looked_at",
+        "resend needless after an unknown outcome",
+        duties=True,
+        seconds=76,
     ),
     "run_twice": Case(
         [
             *kills("stop_server", "broker", 8, 20, 32, seconds=2, how="fast"),
             *kills("run_twice", "resend", 20, seconds=50, how="side by side"),
         ],
-        "claims_exclude_nobody", "send number published twice", slow="slow_publish", duties=True, seconds=70,
+        "claims_exclude_nobody",
+        "send number published twice",
+        slow="slow_publish",
+        duties=True,
+        seconds=70,
     ),
     # The freeze itself is in the child, because it must hit between the numbers taken and the copies out.
     "freeze of a resend": Case(
         kills("stop_server", "broker", 8, 20, seconds=2, how="fast"),
-        "publish_after_the_claim", "copy stored after its time", slow="frozen_before_publish", duties=True,
+        "publish_after_the_claim",
+        "copy stored after its time",
+        slow="frozen_before_publish",
+        duties=True,
         seconds=75,
     ),
-}  # fmt: skip
+}
 
 
 def run(case: Case, switch: str, folder: Path, *, duties: bool) -> dict[str, Any]:
     words = (sys.executable, str(WEAKENED), switch) if switch else (sys.executable, "-m")
     return run_chaos(
-        folder, 1, seconds=case.seconds, faults=sorted(case.faults, key=lambda fault: fault.at), command=lambda _: words,
-        without=() if duties else DUTIES, settle_seconds=120.0 if duties else case.settle_seconds,
-    )  # fmt: skip
+        folder,
+        1,
+        seconds=case.seconds,
+        faults=sorted(case.faults, key=lambda fault: fault.at),
+        command=lambda _: words,
+        without=() if duties else DUTIES,
+        settle_seconds=120.0 if duties else case.settle_seconds,
+    )
 
 
 def rules(report: dict[str, Any]) -> set[str]:
@@ -137,7 +195,9 @@ def test_without_its_protection_the_checker_finds_it(name: str, tmp_path: Path) 
     if name == "fill_disk" and not can_mount(tmp_path):
         pytest.skip("small disks need root")
     found = run(case, case.switch, tmp_path / "run", duties=case.duties)
-    if case.duties and case.rule not in rules(found):  # on a busy machine a race of two duties need not happen at the first try
+    if case.duties and case.rule not in rules(
+        found
+    ):  # on a busy machine a race of two duties need not happen at the first try
         found = run(case, case.switch, tmp_path / "again", duties=True)
     assert case.rule in rules(found), found["problems"]
 

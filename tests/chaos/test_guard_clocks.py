@@ -31,14 +31,17 @@ from fault_world import (  # noqa: F401
     publish,
     servers,
     until,
-)  # fmt: skip
+)
 from guard_world import GuardWorld, acquired, arrival
 
 
 def work(store: LeaseStore, lease: Acquired) -> None:
     """An effect and the end in one transaction."""
     with store.completing(lease) as connection, connection.cursor() as cursor:
-        cursor.execute("INSERT INTO effect VALUES (%s, %s, %s, %s)", (lease.topic, lease.message_id, GROUP, lease.fence))
+        cursor.execute(
+            "INSERT INTO effect VALUES (%s, %s, %s, %s)",
+            (lease.topic, lease.message_id, GROUP, lease.fence),
+        )
 
 
 SHORT = timedelta(seconds=1)
@@ -59,7 +62,9 @@ def test_a_database_clock_set_back_by_an_hour_makes_no_second_holder_and_loses_n
     servers.database_server.skew(-AN_HOUR)
     past(SHORT)
     for begun in other.begin([arrival("alive"), arrival("dead")]):
-        assert isinstance(begun, Busy) and begun.retry_after <= timedelta(seconds=10), "asked again soon, not in an hour"
+        assert isinstance(begun, Busy) and begun.retry_after <= timedelta(seconds=10), (
+            "asked again soon, not in an hour"
+        )
     assert one.renew([alive]) == {alive}
     work(one, alive)
     assert other.begin([arrival("alive")]) == [Done()]
@@ -72,13 +77,17 @@ def test_a_database_clock_set_back_by_an_hour_makes_no_second_holder_and_loses_n
     world.end_in_redis("under the wrong clock")
     (taken,) = other.begin([arrival("under the wrong clock")])
     with pytest.raises(LeaseLost):
-        work(one, acquired(under))  # as old as an hour, all of a sudden: it is taken over, and has no effect
+        work(
+            one, acquired(under)
+        )  # as old as an hour, all of a sudden: it is taken over, and has no effect
     work(other, acquired(taken))
     assert grants(database) == [("alive", 1), ("dead", 2), ("under the wrong clock", 2)]
     world.close()
 
 
-def test_a_redis_clock_set_back_by_an_hour_keeps_no_message_from_the_database(database: Database, guarding: Server) -> None:
+def test_a_redis_clock_set_back_by_an_hour_keeps_no_message_from_the_database(
+    database: Database, guarding: Server
+) -> None:
     world = GuardWorld("front", database, guarding.url(""))
     one, other = world.worker(lease=SHORT), world.worker(lease=SHORT)
     late, done = (acquired(begun) for begun in one.begin([arrival("late"), arrival("done")]))
@@ -101,7 +110,10 @@ def test_with_redis_alone_a_clock_set_back_makes_no_second_holder_and_no_smaller
 ) -> None:
     world = GuardWorld("redis", database, guarding.url(""))
     one, other = world.worker(lease=SHORT), world.worker(lease=SHORT)
-    alive, dead, failed = (acquired(begun) for begun in one.begin([arrival("alive"), arrival("dead"), arrival("failed")]))
+    alive, dead, failed = (
+        acquired(begun)
+        for begun in one.begin([arrival("alive"), arrival("dead"), arrival("failed")])
+    )
     one.fail(failed, "it broke")
     guarding.skew(-AN_HOUR)
     past(SHORT)
@@ -114,7 +126,12 @@ def test_with_redis_alone_a_clock_set_back_makes_no_second_holder_and_no_smaller
     guarding.skew(0.0)
     answers = []
     # A process reads its new time a moment later.
-    until("the lease ended", lambda: isinstance((answers.append(other.begin([arrival("dead")])[0]), answers[-1])[1], Acquired))
+    until(
+        "the lease ended",
+        lambda: isinstance(
+            (answers.append(other.begin([arrival("dead")])[0]), answers[-1])[1], Acquired
+        ),
+    )
     assert acquired(answers[-1]).fence > dead.fence
     with pytest.raises(LeaseLost):
         one.complete(dead)
@@ -127,7 +144,8 @@ def test_a_workers_own_clock_changes_nothing(
     url = guarding.url("")
     with ExitStack() as stack:
         children = [
-            stack.enter_context(Child(servers, None, clock, redis=url, batch=5)) for clock in (-AN_HOUR, AN_HOUR, 0.0)
+            stack.enter_context(Child(servers, None, clock, redis=url, batch=5))
+            for clock in (-AN_HOUR, AN_HOUR, 0.0)
         ]
         for child, wrong in zip(children, (-AN_HOUR, AN_HOUR, 0.0), strict=True):
             child.wait_until_started()

@@ -37,7 +37,7 @@ from fault_world import (  # noqa: F401
     publish,
     servers,
     until,
-)  # fmt: skip
+)
 from guard_handlers import apply_under_fence, insert_effect
 from guard_world import GuardWorld, acquired, arrival
 
@@ -76,7 +76,12 @@ def test_a_failover_to_a_replica_that_does_not_know_loses_and_doubles_nothing(
             copy = redis.Redis.from_url(second.url(""))
             copy.config_set("primaryauth", primary.password)
             copy.replicaof("127.0.0.1", primary.port)
-            until("the copy", lambda: copy.info("replication")["master_link_status"] == "up" and copy.dbsize() > 0)
+            until(
+                "the copy",
+                lambda: (
+                    copy.info("replication")["master_link_status"] == "up" and copy.dbsize() > 0
+                ),
+            )
             copy.replicaof("NO", "ONE")  # from here on it misses everything
             second.stop()
         publish(broker, 60, 120, copies=2)
@@ -139,7 +144,9 @@ def known(database: Database, guarding: Server) -> Iterator[GuardWorld]:
     world.close()
 
 
-def test_a_redis_that_is_down_is_counted_and_nobody_waits_for_it(known: GuardWorld, guarding: Server) -> None:
+def test_a_redis_that_is_down_is_counted_and_nobody_waits_for_it(
+    known: GuardWorld, guarding: Server
+) -> None:
     worker = known.worker()
     guarding.kill()
     assert busy_done_and_new(worker, "new-1") < 1.0
@@ -147,10 +154,17 @@ def test_a_redis_that_is_down_is_counted_and_nobody_waits_for_it(known: GuardWor
     assert sum(busy_done_and_new(worker, f"later-{n}") for n in range(10)) < 1.0
     assert known.see("new-1") is not None
     guarding.start()
-    until("the front again", lambda: worker.begin([arrival("done")]) == [Done()] and worker.drain_counts().get("front_done"))
+    until(
+        "the front again",
+        lambda: (
+            worker.begin([arrival("done")]) == [Done()] and worker.drain_counts().get("front_done")
+        ),
+    )
 
 
-def test_a_redis_that_hangs_costs_one_time_limit_and_is_then_left_alone(known: GuardWorld, guarding: Server) -> None:
+def test_a_redis_that_hangs_costs_one_time_limit_and_is_then_left_alone(
+    known: GuardWorld, guarding: Server
+) -> None:
     worker = known.worker()
     busy_done_and_new(worker, "before")  # connected
     worker.drain_counts()
@@ -167,7 +181,9 @@ def test_work_goes_on_while_redis_is_down_and_hangs(
     servers: Servers, database: Database, guarding: Server, broker: RedisStreams
 ) -> None:
     with Fleet(servers, insert_effect, fronted(guarding.url(""))).at_work() as fleet:
-        for wave, (fault, mend) in enumerate([(guarding.kill, guarding.start), (guarding.freeze, guarding.thaw)]):
+        for wave, (fault, mend) in enumerate(
+            [(guarding.kill, guarding.start), (guarding.freeze, guarding.thaw)]
+        ):
             publish(broker, wave * 60, wave * 60 + 20)
             until("some work", lambda wave=wave: effects(database) >= wave * 60 + 10)
             fault()
@@ -189,7 +205,9 @@ def test_with_redis_alone_and_away_nothing_is_begun_and_nothing_acknowledged(
         apply_under_fence(database.dsn, message, work)
 
     def alone() -> RedisGuard:
-        return RedisGuard(RedisExchange(url, timeout=0.5), GROUP, lease=timedelta(seconds=3), retry_after=SOON)
+        return RedisGuard(
+            RedisExchange(url, timeout=0.5), GROUP, lease=timedelta(seconds=3), retry_after=SOON
+        )
 
     with Fleet(servers, leased(handle), alone).at_work() as fleet:
         publish(broker, 0, 20)
@@ -225,7 +243,11 @@ def test_with_the_database_down_nothing_is_begun_and_nothing_acknowledged(
             publish(broker, 20, 60)
             until("refusals", lambda: fleet.counts.get("unavailable", 0) >= 6)
             assert len(begun) == 20 and sum(broker.lag(TOPIC, GROUP).values()) == 40
-            held = [key for key in redis.Redis.from_url(guarding.url("")).scan_iter("*:m:*") if key.endswith(b"m-30")]
+            held = [
+                key
+                for key in redis.Redis.from_url(guarding.url("")).scan_iter("*:m:*")
+                if key.endswith(b"m-30")
+            ]
             assert held == [], "a silence of the database is never taken for a new message"
         finally:
             servers.database_server.start()

@@ -31,7 +31,7 @@ from fault_world import (  # noqa: F401
     publish,
     servers,
     until,
-)  # fmt: skip
+)
 from guard_handlers import apply_under_lock, insert_effect
 
 
@@ -68,7 +68,10 @@ def test_a_leased_worker_that_wakes_up_late_is_refused_by_a_downstream_that_chec
         assert late.line() == ["begun", "m-0"]
         late.send(signal.SIGSTOP)
         with Child(servers, None, way="leased", redis=guarding.url("")) as next_one:
-            until("the other's end", lambda: database.run("SELECT 1 FROM consumer_log WHERE state = 'CONSUMED'"))
+            until(
+                "the other's end",
+                lambda: database.run("SELECT 1 FROM consumer_log WHERE state = 'CONSUMED'"),
+            )
             late.send(signal.SIGCONT)
             late.go_on()
             until("the broker's end", lambda: nothing_left(broker))
@@ -99,7 +102,10 @@ def test_two_workers_that_meet_at_a_business_row_apply_each_message_once(
     servers: Servers, database: Database, broker: RedisStreams
 ) -> None:
     size = 60
-    database.run("INSERT INTO account (message_id) SELECT 'm-' || n FROM generate_series(0, %s) AS n", (size - 1,))
+    database.run(
+        "INSERT INTO account (message_id) SELECT 'm-' || n FROM generate_series(0, %s) AS n",
+        (size - 1,),
+    )
     met, turns = threading.Barrier(2), count()
 
     def handle(connection: Any, message: Message, work: Any) -> Row:

@@ -38,7 +38,12 @@ class World:
 
     def publish(self, size: int) -> None:
         numbers = range(self.published, self.published + size)
-        self.broker.publish([Message(TOPIC, f"{n % KEYS}-{n:06}", b"{}", partition_key=str(n % KEYS)) for n in numbers])
+        self.broker.publish(
+            [
+                Message(TOPIC, f"{n % KEYS}-{n:06}", b"{}", partition_key=str(n % KEYS))
+                for n in numbers
+            ]
+        )
         self.published += size
 
     @contextmanager
@@ -63,13 +68,21 @@ class World:
         self, member: str, waits: str | None = None, lease: float = 20.0, takes: float = 0.0
     ) -> Iterator[subprocess.Popen[str]]:
         given = {
-            "broker": self.valkey.url(), "consumer": self.database.dsn, "member": member, "waits": waits, "topic": TOPIC,
-            "lease": lease, "takes": takes,
-        }  # fmt: skip
+            "broker": self.valkey.url(),
+            "consumer": self.database.dsn,
+            "member": member,
+            "waits": waits,
+            "topic": TOPIC,
+            "lease": lease,
+            "takes": takes,
+        }
         process = subprocess.Popen(
-            [sys.executable, str(CHILD), json.dumps(given)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, str(CHILD), json.dumps(given)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env={"PYTHONPATH": f"{TESTS}:{TESTS.parent / 'include'}", "PATH": "/usr/bin:/bin"},
-        )  # fmt: skip
+        )
         try:
             assert line(process) == ["started"]
             yield process
@@ -85,7 +98,9 @@ class World:
         return sum(self.broker.lag(TOPIC, GROUP).values()) == 0
 
     def assert_in_order_and_once(self) -> None:
-        rows = self.database.run("SELECT ordering_key, message_id FROM ordered_effect ORDER BY number")
+        rows = self.database.run(
+            "SELECT ordering_key, message_id FROM ordered_effect ORDER BY number"
+        )
         assert len(rows) == self.published
         for key in map(str, range(KEYS)):
             mine = [row["message_id"] for row in rows if row["ordering_key"] == key]
@@ -117,10 +132,14 @@ def ended(process: subprocess.Popen[str]) -> dict[str, int]:
     return dict(said[1])
 
 
-def test_a_rolling_restart_of_five_does_nothing_twice_and_asks_the_log_for_no_duplicate(world: World) -> None:
+def test_a_rolling_restart_of_five_does_nothing_twice_and_asks_the_log_for_no_duplicate(
+    world: World,
+) -> None:
     counts: list[dict[str, int]] = []
     with ExitStack() as stack:
-        old = [stack.enter_context(world.child(f"old-{n}", takes=HANDLER_SECONDS)) for n in range(5)]
+        old = [
+            stack.enter_context(world.child(f"old-{n}", takes=HANDLER_SECONDS)) for n in range(5)
+        ]
         with world.traffic():
             until("five owners", lambda: len(world.owners()) == 5)
             new = []
@@ -137,16 +156,24 @@ def test_a_rolling_restart_of_five_does_nothing_twice_and_asks_the_log_for_no_du
     total = {name: sum(one.get(name, 0) for one in counts) for one in counts for name in one}
     assert total["processed"] == world.published
     assert total.keys() <= {"processed", "queues_taken"}, "something was tried twice"
-    assert world.database.one("SELECT sum(duplicates_stopped) AS stopped FROM consumer_log")["stopped"] == 0
+    assert (
+        world.database.one("SELECT sum(duplicates_stopped) AS stopped FROM consumer_log")["stopped"]
+        == 0
+    )
     assert world.owners() == {None}, "every queue was released"
 
 
-def test_the_work_of_one_that_is_killed_is_done_once_and_in_order_by_the_others(world: World) -> None:
+def test_the_work_of_one_that_is_killed_is_done_once_and_in_order_by_the_others(
+    world: World,
+) -> None:
     with ExitStack() as stack:
         children = [stack.enter_context(world.child(f"w-{n}", lease=1.0)) for n in range(3)]
         with world.traffic():
             until("three owners", lambda: len(world.owners()) == 3)
-            until("work", lambda: world.database.run("SELECT 1 FROM ordered_effect WHERE member = 'w-0'"))
+            until(
+                "work",
+                lambda: world.database.run("SELECT 1 FROM ordered_effect WHERE member = 'w-0'"),
+            )
             children[0].kill()
             until("its queues", lambda: "w-0" not in world.owners() and len(world.owners()) == 2)
         until("the end", world.is_done)
@@ -173,4 +200,9 @@ def test_the_effect_of_one_that_stood_still_past_its_lease_is_refused(world: Wor
         counts = ended(late)
     assert counts["fenced"] >= 1 and counts["queues_lost"] >= 1
     world.assert_in_order_and_once()
-    assert world.database.one(f"SELECT member FROM ordered_effect WHERE message_id = '7-{7:06}'")["member"] == "next"
+    assert (
+        world.database.one(f"SELECT member FROM ordered_effect WHERE message_id = '7-{7:06}'")[
+            "member"
+        ]
+        == "next"
+    )

@@ -45,7 +45,9 @@ def statuses(world: System) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("boundary", ["inside the control transaction", "after the control commit", "between two shards"])
+@pytest.mark.parametrize(
+    "boundary", ["inside the control transaction", "after the control commit", "between two shards"]
+)
 def test_a_killed_promotion_is_finished_by_the_next_run(
     boundary: str, servers: tuple[Postgres, Valkey], spark: Any, tmp_path: Path
 ) -> None:
@@ -61,17 +63,39 @@ def test_a_killed_promotion_is_finished_by_the_next_run(
         run = open_run(control, "reconcile", "*", world.settings)
         judge(spark, world.settings, world.connections, control, run, Scope())
         case = tmp_path / "case.json"
-        case.write_text(json.dumps({
-            "settings": settings_dict(), "urls": world.urls, "run_id": run.run_id, "token": run.token, "boundary": boundary,
-        }))  # fmt: skip
-        ended = subprocess.run([sys.executable, str(CHILD), str(case)], capture_output=True, text=True, timeout=120, check=False)
+        case.write_text(
+            json.dumps(
+                {
+                    "settings": settings_dict(),
+                    "urls": world.urls,
+                    "run_id": run.run_id,
+                    "token": run.token,
+                    "boundary": boundary,
+                }
+            )
+        )
+        ended = subprocess.run(
+            [sys.executable, str(CHILD), str(case)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert ended.returncode == -signal.SIGKILL, ended.stderr
         before = statuses(world)
         assert before["done-shop_b"] == "pending"
-        assert before["done-shop_a"] == ("confirmed" if boundary == "between two shards" else "pending")
+        assert before["done-shop_a"] == (
+            "confirmed" if boundary == "between two shards" else "pending"
+        )
 
-        run_once(world.settings, world.connections, lambda: spark, no_audit, dead_after=timedelta(0))
-        assert statuses(world) == {"done-shop_a": "confirmed", "done-shop_b": "confirmed", "lost": "pending"}
+        run_once(
+            world.settings, world.connections, lambda: spark, no_audit, dead_after=timedelta(0)
+        )
+        assert statuses(world) == {
+            "done-shop_a": "confirmed",
+            "done-shop_b": "confirmed",
+            "lost": "pending",
+        }
         asked = world.rows("control", "SELECT message_id, send_number, groups FROM resend_request")
         assert asked == [("lost", 2, ["billing"])]
         control.close()

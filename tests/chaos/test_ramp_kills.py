@@ -21,11 +21,22 @@ from forked import run_forked
 from resend_world import TOPIC, World, ids, servers, world  # noqa: F401
 
 CANARY, MESSAGES = 4, 20
-MOMENTS = ["begin inside", "begin after", "step inside", "step after", "stop inside", "stop after", "close inside", "close after"]
+MOMENTS = [
+    "begin inside",
+    "begin after",
+    "step inside",
+    "step after",
+    "stop inside",
+    "stop after",
+    "close inside",
+    "close after",
+]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_kill_leaves_a_batch_that_the_next_run_advances(world: World, moment: str, tmp_path: Path) -> None:
+def test_a_kill_leaves_a_batch_that_the_next_run_advances(
+    world: World, moment: str, tmp_path: Path
+) -> None:
     world.set("policy", "canary", to=CANARY)
     wanted = ids(CANARY + 1 if moment.startswith("close") else MESSAGES)
     world.stubs(wanted)
@@ -35,7 +46,11 @@ def test_a_kill_leaves_a_batch_that_the_next_run_advances(world: World, moment: 
         world.resend()
         confirm(world, wanted[:CANARY])
     if what == "stop":
-        world.sql("control", "UPDATE resend_request SET state = 'refused' WHERE message_id = %s", [wanted[0]])
+        world.sql(
+            "control",
+            "UPDATE resend_request SET state = 'refused' WHERE message_id = %s",
+            [wanted[0]],
+        )
     if what == "close":
         world.resend()
         confirm(world, wanted[CANARY:])
@@ -50,7 +65,8 @@ def test_a_kill_leaves_a_batch_that_the_next_run_advances(world: World, moment: 
 
     world.resend()
     ((step, released, state, cases),) = world.sql(
-        "control", "SELECT step, released, state, (SELECT count(*) FROM case_file) FROM resend_batch"
+        "control",
+        "SELECT step, released, state, (SELECT count(*) FROM case_file) FROM resend_batch",
     )
     match what:
         case "begin":

@@ -35,13 +35,19 @@ from resend_world import TOPIC, World, ids, once, servers, world  # noqa: F401
 
 # Both sides of every commit: the request's claim, the stub's claim, the publish, the settle, the close.
 BOUNDARIES = [
-    "claim_requests before", "claim_requests inside", "claim_requests after",
-    "claim before", "claim after",
+    "claim_requests before",
+    "claim_requests inside",
+    "claim_requests after",
+    "claim before",
+    "claim after",
     "contents after",
-    "publish before", "publish after",
-    "settle before", "settle after",
-    "end_requests inside", "end_requests after",
-]  # fmt: skip
+    "publish before",
+    "publish after",
+    "settle before",
+    "settle after",
+    "end_requests inside",
+    "end_requests after",
+]
 MESSAGES, BATCH = 12, 5
 
 
@@ -132,7 +138,9 @@ class Protocol(RuleBasedStateMachine):
     @rule()
     def time_passes(self) -> None:
         self.world.expire_claims()
-        self.world.sql("producer_a", "UPDATE message_stub SET next_check_at = now() - interval '1 second'")
+        self.world.sql(
+            "producer_a", "UPDATE message_stub SET next_check_at = now() - interval '1 second'"
+        )
 
     @precondition(lambda self: self.asked < 4)
     @rule()
@@ -166,10 +174,14 @@ def test_any_interleaving_of_workers_crashes_and_deadlines_keeps_the_protocol(wo
     run_state_machine_as_test(
         Protocol,
         settings=settings(
-            max_examples=12, stateful_step_count=6, deadline=None, database=None, derandomize=True,
+            max_examples=12,
+            stateful_step_count=6,
+            deadline=None,
+            database=None,
+            derandomize=True,
             suppress_health_check=list(HealthCheck),
         ),
-    )  # fmt: skip
+    )
 
 
 def child(addresses: Path, boundary: str) -> None:

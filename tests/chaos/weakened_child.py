@@ -42,7 +42,9 @@ def slow_publish() -> None:
     plain = send_claimed._has_time
 
     def slowly(worker: Any, claimed: Any, until: float) -> bool:
-        if until < claimed.until:  # the second look of each batch, at the attempt's deadline: the numbers are ours now
+        if (
+            until < claimed.until
+        ):  # the second look of each batch, at the attempt's deadline: the numbers are ours now
             time.sleep(SLOW_PUBLISH)
         return plain(worker, claimed, until)
 
@@ -70,9 +72,11 @@ def complete_without_fence() -> None:
     slow_handler()
     statements = dict(guard._SQL)
     for fenced, instead in (
-        ("l.owner_token\n", "g.token\n"), ("AND l.owner_token = g.token AND l.state IN ('CONSUMING', 'EXPIRED')", ""),
-        ("AND l.owner_token = h.owner_token", ""), ("l.owner_token::text AS token", "h.token::text AS token"),
-    ):  # fmt: skip
+        ("l.owner_token\n", "g.token\n"),
+        ("AND l.owner_token = g.token AND l.state IN ('CONSUMING', 'EXPIRED')", ""),
+        ("AND l.owner_token = h.owner_token", ""),
+        ("l.owner_token::text AS token", "h.token::text AS token"),
+    ):
         assert statements["complete"].count(fenced) == 1, fenced
         statements["complete"] = statements["complete"].replace(fenced, instead)
     guard._SQL = statements
@@ -123,7 +127,9 @@ def send_again_by_itself() -> None:
         answers = plain(self, commands, blocking)
         lost = [place for place, answer in enumerate(answers) if isinstance(answer, Lost)]
         if lost:
-            for place, answer in zip(lost, plain(self, [commands[place] for place in lost], blocking), strict=True):
+            for place, answer in zip(
+                lost, plain(self, [commands[place] for place in lost], blocking), strict=True
+            ):
                 answers[place] = answer
         return answers
 
@@ -134,7 +140,7 @@ def store_whenever_it_comes() -> None:
     """The server is not told until when it may store a message."""
     from backstop.brokers.redis_streams.publish import Publisher
 
-    Publisher._deadline = lambda self, begun: 10 ** 18
+    Publisher._deadline = lambda self, begun: 10**18
 
 
 def no_clock_is_looked_at() -> None:
@@ -182,8 +188,12 @@ def claims_exclude_nobody() -> None:
     slow_publish()
     requests = dict(claim._SQL)
     assert "WHERE r.state = 'open'" in requests["claim"] and "SKIP LOCKED" in requests["claim"]
-    requests["claim"] = requests["claim"].replace("WHERE r.state = 'open'", "WHERE r.state IN ('open', 'claimed')")
-    requests["lots"] = requests["lots"].replace("WHERE r.state = 'open'", "WHERE r.state IN ('open', 'claimed')")
+    requests["claim"] = requests["claim"].replace(
+        "WHERE r.state = 'open'", "WHERE r.state IN ('open', 'claimed')"
+    )
+    requests["lots"] = requests["lots"].replace(
+        "WHERE r.state = 'open'", "WHERE r.state IN ('open', 'claimed')"
+    )
     claim._SQL = requests
     stubs = dict(postgresql_stubs._SQL)
     for taken in (
@@ -191,9 +201,13 @@ def claims_exclude_nobody() -> None:
         "AND s.send_count = a.send_number - 1 AND s.status = 'pending' AND s.attempt_token IS NULL",
     ):
         assert taken in stubs["claim"]
-        stubs["claim"] = stubs["claim"].replace(taken, f"AND {taken[4]}.send_count >= a.send_number - 1")
+        stubs["claim"] = stubs["claim"].replace(
+            taken, f"AND {taken[4]}.send_count >= a.send_number - 1"
+        )
     assert "(NOT a.only_when_due OR s.next_check_at <= i.now)" in stubs["claim"]
-    stubs["claim"] = stubs["claim"].replace("(NOT a.only_when_due OR s.next_check_at <= i.now)", "true")
+    stubs["claim"] = stubs["claim"].replace(
+        "(NOT a.only_when_due OR s.next_check_at <= i.now)", "true"
+    )
     postgresql_stubs._SQL = stubs
     judge_never_again()
 
@@ -203,18 +217,30 @@ def judge_never_again() -> None:
     from backstop.requests.policy import Send
     from backstop.resend import claim
 
-    claim.decide = lambda asked, requested_by, judged, **rest: Send(None if asked is None else tuple(asked), "topic")
+    claim.decide = lambda asked, requested_by, judged, **rest: Send(
+        None if asked is None else tuple(asked), "topic"
+    )
 
 
 SWITCHES: dict[str, Callable[[], None]] = {
     switch.__name__: switch
     for switch in (
-        slow_handler, slow_publish, frozen_before_publish, effect_before_the_log, complete_without_fence,
-        leases_never_end, the_database_believes_redis,
-        acknowledge_at_receipt, send_again_by_itself, store_whenever_it_comes, no_clock_is_looked_at,
-        publish_after_the_claim, claims_exclude_nobody, judge_never_again,
+        slow_handler,
+        slow_publish,
+        frozen_before_publish,
+        effect_before_the_log,
+        complete_without_fence,
+        leases_never_end,
+        the_database_believes_redis,
+        acknowledge_at_receipt,
+        send_again_by_itself,
+        store_whenever_it_comes,
+        no_clock_is_looked_at,
+        publish_after_the_claim,
+        claims_exclude_nobody,
+        judge_never_again,
     )
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     name, module, file = sys.argv[1:]

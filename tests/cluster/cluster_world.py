@@ -43,24 +43,48 @@ class Cluster:
         home = Path(pyspark.__file__).parent
         program = str(home / "bin" / "spark-class")
         environment = {
-            **PLAIN, "JAVA_HOME": os.environ["JAVA_HOME"], "SPARK_LOCAL_IP": LOOPBACK,
+            **PLAIN,
+            "JAVA_HOME": os.environ["JAVA_HOME"],
+            "SPARK_LOCAL_IP": LOOPBACK,
             "SPARK_LOCAL_DIRS": str(self.folder / "tmp"),
             # The secret as docker-compose.yaml gives it: tasks carry connections, and are encrypted on their way.
-            "SPARK_HOME": str(home), "PYSPARK_PYTHON": "/no/such/python", "_SPARK_AUTH_SECRET": self.secret,
+            "SPARK_HOME": str(home),
+            "PYSPARK_PYTHON": "/no/such/python",
+            "_SPARK_AUTH_SECRET": self.secret,
             "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.authenticate=true"
             " -Dspark.network.crypto.enabled=true -Dspark.master.rest.enabled=false",
-        }  # fmt: skip
+        }
         ports = ("--host", LOOPBACK, "--port", str(self.port), "--webui-port", str(self.page))
-        self.master.start([program, f"{SPARK}master.Master", *ports], env=environment, cwd=self.folder)
-        self.master.wait_until(lambda: "I have been elected leader" in self.master.log.read_text(), 60)
+        self.master.start(
+            [program, f"{SPARK}master.Master", *ports], env=environment, cwd=self.folder
+        )
+        self.master.wait_until(
+            lambda: "I have been elected leader" in self.master.log.read_text(), 60
+        )
         for number, worker in enumerate(self.workers):
             worker.start(
-                [program, f"{SPARK}worker.Worker", "--host", LOOPBACK, "--cores", "1", "--memory", "1g", "--webui-port", "0",
-                 "--work-dir", str(self.folder / f"work{number}"), f"spark://{LOOPBACK}:{self.port}"],
-                env=environment, cwd=self.folder,
-            )  # fmt: skip
+                [
+                    program,
+                    f"{SPARK}worker.Worker",
+                    "--host",
+                    LOOPBACK,
+                    "--cores",
+                    "1",
+                    "--memory",
+                    "1g",
+                    "--webui-port",
+                    "0",
+                    "--work-dir",
+                    str(self.folder / f"work{number}"),
+                    f"spark://{LOOPBACK}:{self.port}",
+                ],
+                env=environment,
+                cwd=self.folder,
+            )
         for worker in self.workers:
-            worker.wait_until(lambda log=worker.log: "Successfully registered" in log.read_text(), 60)
+            worker.wait_until(
+                lambda log=worker.log: "Successfully registered" in log.read_text(), 60
+            )
 
     def stop(self) -> None:
         for child in (*self.workers, self.master):
@@ -68,7 +92,12 @@ class Cluster:
 
     def executors(self) -> list[int]:
         """The executors' JVMs that run now."""
-        return [pid for worker in self.workers for pid in descendants(worker.pid or 0) if "CoarseGrained" in command_line(pid)]
+        return [
+            pid
+            for worker in self.workers
+            for pid in descendants(worker.pid or 0)
+            if "CoarseGrained" in command_line(pid)
+        ]
 
     def kill_executors(self, count: int) -> list[int]:
         """SIGKILL for so many executors and their Python processes; returns the JVMs' ids."""
@@ -90,26 +119,36 @@ class Submitter:
     seen: set[str] = field(default_factory=set)
 
     @contextmanager
-    def submitted(self, duty: str, run: Any, settings: Mapping[str, Any], urls: Mapping[str, str]) -> Iterator[Job]:
+    def submitted(
+        self, duty: str, run: Any, settings: Mapping[str, Any], urls: Mapping[str, str]
+    ) -> Iterator[Job]:
         """The job while it runs; whatever is left of it at the end is killed."""
         config = self.folder / "backstop.yaml"
         config.write_text(json.dumps(settings))
         environment = {
-            **PLAIN, "JAVA_HOME": os.environ["JAVA_HOME"], "SPARK_LOCAL_IP": LOOPBACK, "BACKSTOP_CONFIG": str(config),
+            **PLAIN,
+            "JAVA_HOME": os.environ["JAVA_HOME"],
+            "SPARK_LOCAL_IP": LOOPBACK,
+            "BACKSTOP_CONFIG": str(config),
             "SPARK_SUBMIT_OPTS": os.environ["SPARK_SUBMIT_OPTS"],
             "PYTHONPATH": str(ROOT / "include"),
-            "AIRFLOW_HOME": str(self.folder / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW_HOME": str(self.folder / "airflow"),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(self.master),
             **({"_SPARK_AUTH_SECRET": self.key} if self.key else {}),
             **{f"AIRFLOW_CONN_{name.upper()}": url for name, url in urls.items()},
-        }  # fmt: skip
+        }
         opened = json.dumps({"run_id": run.run_id, "token": str(run.token), "due": 1})
         log = self.folder / f"{duty}-{run.run_id}.log"
         with log.open("w") as output:
             process = subprocess.Popen(
-                [sys.executable, "-c", OPERATOR, duty, opened], cwd=self.folder, env=environment,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-c", OPERATOR, duty, opened],
+                cwd=self.folder,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         over = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(over,), daemon=True)
         if self.secrets:
@@ -160,7 +199,9 @@ class Job:
 
 def command_line(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
     except (FileNotFoundError, ProcessLookupError):
         return ""  # it ended meanwhile
 

@@ -43,13 +43,27 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def masters(cluster: Cluster, packed: Path, events: Path) -> dict[str, dict[str, object]]:
     """Airflow's Spark connection for each kind of master; only the executors' place differs."""
     conf = {
-        "spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file:{events}", "spark.ui.enabled": "false",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": f"file:{events}",
+        "spark.ui.enabled": "false",
         "spark.eventLog.compress": "false",  # else a secret in it would not be seen
-    }  # fmt: skip
+    }
     # Jobs of seconds: the second compiler and a parallel collector cost more than they give.
-    options = {"spark.executor.memory": "1g", "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    options = {
+        "spark.executor.memory": "1g",
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
     elsewhere = {"conf": {**conf, **options}, "archives": str(packed)}
     return {
-        "standalone": {"conn_type": "spark", "host": f"spark://{LOOPBACK}", "port": cluster.port, "extra": elsewhere},
-        "local-cluster": {"conn_type": "spark", "host": "local-cluster[2,1,1024]", "extra": elsewhere},
+        "standalone": {
+            "conn_type": "spark",
+            "host": f"spark://{LOOPBACK}",
+            "port": cluster.port,
+            "extra": elsewhere,
+        },
+        "local-cluster": {
+            "conn_type": "spark",
+            "host": "local-cluster[2,1,1024]",
+            "extra": elsewhere,
+        },
     }

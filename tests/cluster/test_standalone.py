@@ -92,24 +92,40 @@ def by_threads(judged: System, spark: Any) -> tuple[list[Any], list[Any]]:
 
 
 def test_reconcile_stages_the_same_rows_on_a_standalone_cluster_and_shows_no_secret(
-    judged: System, by_threads: tuple[list[Any], list[Any]], masters: dict[str, Any], cluster: Cluster, events: Path,
+    judged: System,
+    by_threads: tuple[list[Any], list[Any]],
+    masters: dict[str, Any],
+    cluster: Cluster,
+    events: Path,
     tmp_path: Path,
 ) -> None:
-    submitter = Submitter(masters["standalone"], tmp_path, cluster.secret, (*passwords(judged.urls), cluster.secret))
+    submitter = Submitter(
+        masters["standalone"], tmp_path, cluster.secret, (*passwords(judged.urls), cluster.secret)
+    )
     run_id = judge(submitter, judged)
     assert {row[4] for row in by_threads[0]} >= {"LOST", "BACKLOGGED", "UNSENT"}
     assert judged.rows("control", STAGED, run_id) == by_threads[0]
     assert judged.rows("control", OUTCOMES, run_id) == by_threads[1]
     assert len(submitter.secrets) == 3
     assert submitter.seen == set(), "a password on a command line"
-    shown = [path for folder in (events, cluster.folder, tmp_path) for path in folder.rglob("*") if path.is_file()]
+    shown = [
+        path
+        for folder in (events, cluster.folder, tmp_path)
+        for path in folder.rglob("*")
+        if path.is_file()
+    ]
     kept = b"".join(path.read_bytes() for path in shown if path.is_relative_to(events))
     assert b"SparkListenerEnvironmentUpdate" in kept, "Spark kept no events that can be read"
-    assert b"spark.driver.bindAddress" not in kept, "no executor of another machine could reach the driver"
+    assert b"spark.driver.bindAddress" not in kept, (
+        "no executor of another machine could reach the driver"
+    )
     leaks = [
-        str(path) for path in shown if path.suffix not in {".so", ".gz"}
-        for secret in submitter.secrets if secret.encode() in path.read_bytes()
-    ]  # fmt: skip
+        str(path)
+        for path in shown
+        if path.suffix not in {".so", ".gz"}
+        for secret in submitter.secrets
+        if secret.encode() in path.read_bytes()
+    ]
     assert leaks == []
 
 
@@ -123,7 +139,12 @@ def test_reconcile_stages_the_same_rows_on_local_cluster(
 
 
 def test_an_executor_lost_after_the_reading_fails_the_run_and_the_next_one_is_right(
-    judged: System, by_threads: tuple[list[Any], list[Any]], masters: dict[str, Any], cluster: Cluster, spark: Any, tmp_path: Path
+    judged: System,
+    by_threads: tuple[list[Any], list[Any]],
+    masters: dict[str, Any],
+    cluster: Cluster,
+    spark: Any,
+    tmp_path: Path,
 ) -> None:
     submitter = Submitter(masters["standalone"], tmp_path, cluster.secret)
     holder = psycopg2.connect(judged.urls["billing_db"])
@@ -150,16 +171,23 @@ def test_an_executor_lost_after_the_reading_fails_the_run_and_the_next_one_is_ri
 
 @pytest.mark.soak
 def test_resend_sends_each_number_once_on_a_standalone_cluster(
-    world: World, masters: dict[str, Any], cluster: Cluster, tmp_path: Path,
-) -> None:  # fmt: skip
+    world: World,
+    masters: dict[str, Any],
+    cluster: Cluster,
+    tmp_path: Path,
+) -> None:
     asked(world, 100)
     with world.run() as run:
-        Submitter(masters["standalone"], tmp_path, cluster.secret).run("resend", run, world.written, world.urls)
+        Submitter(masters["standalone"], tmp_path, cluster.secret).run(
+            "resend", run, world.written, world.urls
+        )
     assert everything_went_once(world, 100)
 
 
 @pytest.mark.soak
-def test_resend_sends_each_number_once_on_local_cluster(world: World, masters: dict[str, Any], tmp_path: Path) -> None:
+def test_resend_sends_each_number_once_on_local_cluster(
+    world: World, masters: dict[str, Any], tmp_path: Path
+) -> None:
     asked(world, 100)
     with world.run() as run:
         Submitter(masters["local-cluster"], tmp_path).run("resend", run, world.written, world.urls)
@@ -168,7 +196,7 @@ def test_resend_sends_each_number_once_on_local_cluster(world: World, masters: d
 
 def test_an_executor_killed_while_publishing_sends_no_number_twice_and_leaves_nothing_behind(
     world: World, masters: dict[str, Any], cluster: Cluster, tmp_path: Path
-) -> None:  # fmt: skip
+) -> None:
     world.set("resend", to={"batch_size": 20})
     world.set("policy", "rate_limit", to=100)
     asked(world, 500)
@@ -186,7 +214,9 @@ def test_an_executor_killed_while_publishing_sends_no_number_twice_and_leaves_no
     world.resend()
     never_twice(world)
     assert set(world.requests()) <= {"sent", "not_needed", "unknown"}, world.requests()
-    assert world.sql("producer_a", "SELECT count(*) FROM message_stub WHERE attempt_token IS NOT NULL") == [(0,)]
+    assert world.sql(
+        "producer_a", "SELECT count(*) FROM message_stub WHERE attempt_token IS NOT NULL"
+    ) == [(0,)]
 
 
 def asked(made: World, number: int) -> None:
@@ -210,9 +240,12 @@ def never_twice(made: World) -> None:
 
 
 def waiting_for_logs(made: System) -> bool:
-    return bool(made.rows(
-        "control", "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'backstop'"
-    ))  # fmt: skip
+    return bool(
+        made.rows(
+            "control",
+            "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'backstop'",
+        )
+    )
 
 
 def wait_for(holds: Callable[[], bool], seconds: float) -> None:

@@ -48,9 +48,11 @@ class RedisStreamsUnderTest:
 
     def another(self, url: str | None = None, **options: Any) -> RedisStreams:
         settings = {
-            "visibility": VISIBILITY, "delivery_limit": DELIVERY_LIMIT, "send_timeout": SEND_TIMEOUT,
+            "visibility": VISIBILITY,
+            "delivery_limit": DELIVERY_LIMIT,
+            "send_timeout": SEND_TIMEOUT,
             "connect_timeout": timedelta(seconds=1),
-        }  # fmt: skip
+        }
         broker = RedisStreams(url or self.server.url(), **{**settings, **options})
         self._open.append(broker)
         return broker
@@ -83,16 +85,24 @@ class RedisStreamsUnderTest:
 
     def add_unreadable_dead_letter(self, group: str, topic: str) -> None:
         self.raw.xadd(
-            self.keys.dead(topic, group), {"headers": "no json", "content": "x", "origin-topic": topic}
+            self.keys.dead(topic, group),
+            {"headers": "no json", "content": "x", "origin-topic": topic},
         )
 
     @contextmanager
     def refusing(self, topic: str) -> Iterator[Broker]:
         # The login may read what names the topic, and neither read nor write its queues.
         self.raw.execute_command(
-            "ACL", "SETUSER", "limited", "reset", "on", ">secret-of-limited", "+@all", "resetkeys",
+            "ACL",
+            "SETUSER",
+            "limited",
+            "reset",
+            "on",
+            ">secret-of-limited",
+            "+@all",
+            "resetkeys",
             f"~{self.keys.topic(topic)}",
-        )  # fmt: skip
+        )
         url = f"redis://limited:{quote('secret-of-limited')}@127.0.0.1:{self.server.port}/0"
         try:
             yield self.another(url)
@@ -140,15 +150,19 @@ class ActiveMQUnderTest:
 
     def another(self, url: str | None = None, **options: Any) -> ActiveMQ:
         settings = {
-            "delivery_limit": DELIVERY_LIMIT, "send_timeout": SEND_TIMEOUT, "connect_timeout": timedelta(seconds=1),
-        }  # fmt: skip
+            "delivery_limit": DELIVERY_LIMIT,
+            "send_timeout": SEND_TIMEOUT,
+            "connect_timeout": timedelta(seconds=1),
+        }
         broker = ActiveMQ(url or self.server.url(), **{**settings, **options})
         self._open.append(broker)
         return broker
 
     def create_topic(self, topic: str, queues: int, max_message_bytes: int | None = None) -> None:
         if max_message_bytes is not None:
-            self.broker = self.another(max_message_bytes=max_message_bytes)  # no limit for each topic here
+            self.broker = self.another(
+                max_message_bytes=max_message_bytes
+            )  # no limit for each topic here
         self.broker.create_topic(topic, queues)
         self.broker.create_group(AUDIT, topic)
 
@@ -167,7 +181,12 @@ class ActiveMQUnderTest:
         """Browsed to its end, past the limit of one browse: read and put back by closing."""
         session = self.pool.new()
         queue = self.names.queue(topic, AUDIT)
-        subscription = {"destination": f"/queue/{queue}", "id": "1", "ack": "client", "activemq.prefetchSize": "30000"}
+        subscription = {
+            "destination": f"/queue/{queue}",
+            "id": "1",
+            "ack": "client",
+            "activemq.prefetchSize": "30000",
+        }
         session.write(encode("SUBSCRIBE", subscription), time.monotonic() + 5)
         size = int(self.server.jolokia().queues()[queue]["QueueSize"])
         found: dict[tuple[int, int], str] = {}
@@ -187,7 +206,11 @@ class ActiveMQUnderTest:
     def add_unreadable_dead_letter(self, group: str, topic: str) -> None:
         session = self.pool.new()
         to = f"/queue/DLQ.{self.names.queue(topic, group)}"
-        session.ask(encode("SEND", {"destination": to, "persistent": "true", "receipt": "1"}, b"x"), "1", time.monotonic() + 5)
+        session.ask(
+            encode("SEND", {"destination": to, "persistent": "true", "receipt": "1"}, b"x"),
+            "1",
+            time.monotonic() + 5,
+        )
         session.close()
 
     @contextmanager
@@ -230,16 +253,21 @@ class RocketMQUnderTest:
 
     def another(self, url: str | None = None, **options: Any) -> RocketMQ:
         settings = {
-            "delivery_limit": DELIVERY_LIMIT, "send_timeout": SEND_TIMEOUT, "connect_timeout": timedelta(seconds=2),
-            "answer_timeout": timedelta(seconds=20), "delay_levels": self.server.settings["messageDelayLevel"],
-        }  # fmt: skip
+            "delivery_limit": DELIVERY_LIMIT,
+            "send_timeout": SEND_TIMEOUT,
+            "connect_timeout": timedelta(seconds=2),
+            "answer_timeout": timedelta(seconds=20),
+            "delay_levels": self.server.settings["messageDelayLevel"],
+        }
         broker = RocketMQ(url or self.server.url(), **{**settings, **options})
         self._open.append(broker)
         return broker
 
     def create_topic(self, topic: str, queues: int, max_message_bytes: int | None = None) -> None:
         if max_message_bytes is not None:
-            self.broker = self.another(max_message_bytes=max_message_bytes)  # no limit for each topic here
+            self.broker = self.another(
+                max_message_bytes=max_message_bytes
+            )  # no limit for each topic here
         self.broker.create_topic(topic, queues)
 
     def delete_topic(self, topic: str) -> None:
@@ -257,11 +285,22 @@ class RocketMQUnderTest:
         for queue in range(len(self.broker.queues(topic))):
             at, end = 0, int(self.server.ask(30, {"topic": name, "queueId": queue}).ext["offset"])
             while at < end:
-                answer = self.server.ask(11, {
-                    "consumerGroup": "TOOLS_CONSUMER", "topic": name, "queueId": queue, "queueOffset": at, "maxMsgNums": 32,
-                    "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*", "subVersion": 0,
-                    "expressionType": "TAG",
-                })  # fmt: skip
+                answer = self.server.ask(
+                    11,
+                    {
+                        "consumerGroup": "TOOLS_CONSUMER",
+                        "topic": name,
+                        "queueId": queue,
+                        "queueOffset": at,
+                        "maxMsgNums": 32,
+                        "sysFlag": 4,
+                        "commitOffset": 0,
+                        "suspendTimeoutMillis": 0,
+                        "subscription": "*",
+                        "subVersion": 0,
+                        "expressionType": "TAG",
+                    },
+                )
                 found |= {(queue, one.offset): _claimed(one) for one in read_stored(answer.body)}
                 at = int(answer.ext["nextBeginOffset"])
         return found
@@ -270,25 +309,53 @@ class RocketMQUnderTest:
         raise AssertionError("whole files are removed, no single messages")
 
     def move_group(self, group: str, topic: str, queue: int, next_offset: int) -> None:
-        self.server.ask(222, {
-            "group": encode_group(group), "topic": encode_topic(topic), "queueId": queue, "offset": next_offset,
-            "timestamp": -1, "isForce": True,
-        })  # fmt: skip
+        self.server.ask(
+            222,
+            {
+                "group": encode_group(group),
+                "topic": encode_topic(topic),
+                "queueId": queue,
+                "offset": next_offset,
+                "timestamp": -1,
+                "isForce": True,
+            },
+        )
 
     def add_unreadable_dead_letter(self, group: str, topic: str) -> None:
         letters = f"%DLQ%{encode_group(group)}"
         self.server.create_topic(letters, 1)
-        self.server.ask(310, {
-            "a": "TOOLS_PRODUCER", "b": letters, "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": int(time.time() * 1000), "h": 0,
-            "i": f"RETRY_TOPIC\x01{encode_topic(topic)}\x02", "j": 0, "k": False, "m": False,
-        }, b"x")  # fmt: skip
+        self.server.ask(
+            310,
+            {
+                "a": "TOOLS_PRODUCER",
+                "b": letters,
+                "c": "TBW102",
+                "d": 1,
+                "e": 0,
+                "f": 0,
+                "g": int(time.time() * 1000),
+                "h": 0,
+                "i": f"RETRY_TOPIC\x01{encode_topic(topic)}\x02",
+                "j": 0,
+                "k": False,
+                "m": False,
+            },
+            b"x",
+        )
 
     @contextmanager
     def refusing(self, topic: str) -> Iterator[Broker]:
         limited = {"username": "limited", "password": "secret-of-limited", "userType": "NORMAL"}
         self.server.ask(3001, {"username": "limited"}, json.dumps(limited).encode())
-        policy = {"resource": f"Topic:{encode_topic(topic)}", "actions": ["SUB"], "decision": "ALLOW"}
-        acl = {"subject": "User:limited", "policies": [{"policyType": "CUSTOM", "entries": [policy]}]}
+        policy = {
+            "resource": f"Topic:{encode_topic(topic)}",
+            "actions": ["SUB"],
+            "decision": "ALLOW",
+        }
+        acl = {
+            "subject": "User:limited",
+            "policies": [{"policyType": "CUSTOM", "entries": [policy]}],
+        }
         self.server.ask(3006, {"subject": "User:limited"}, json.dumps(acl).encode())
         try:
             yield self.another(self.server.url("limited", "secret-of-limited"))
@@ -319,7 +386,11 @@ class WarmRocketMQ(RocketMQServer):
     """What it acknowledged is on disk, and who asks is known. On a busy machine a send may wait long for its turn."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory, acl=True, settings={"flushDiskType": "SYNC_FLUSH", "waitTimeMillsInSendQueue": "10000"})
+        super().__init__(
+            directory,
+            acl=True,
+            settings={"flushDiskType": "SYNC_FLUSH", "waitTimeMillsInSendQueue": "10000"},
+        )
 
     def start(self) -> None:
         """With the first sends of a JVM, which take seconds, longer than a test waits for one."""
@@ -364,7 +435,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
     made: dict[str, Any] = {}
 
     def running(kind: str) -> Any:
-        server = made.get(kind) or made.setdefault(kind, ADAPTERS[kind][0](tmp_path_factory.mktemp(kind)))
+        server = made.get(kind) or made.setdefault(
+            kind, ADAPTERS[kind][0](tmp_path_factory.mktemp(kind))
+        )
         if not server.running:
             server.start()
         return server
@@ -375,7 +448,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 
 
 @pytest.fixture(params=sorted(ADAPTERS))
-def adapter(request: pytest.FixtureRequest, servers: Callable[[str], Any]) -> Iterator[ServerUnderTest]:
+def adapter(
+    request: pytest.FixtureRequest, servers: Callable[[str], Any]
+) -> Iterator[ServerUnderTest]:
     """An adapter on a server of its kind. A test names its own topics and groups, and may kill, stall and wipe the server."""
     under_test = ADAPTERS[request.param][1](servers(request.param))
     yield under_test

@@ -18,7 +18,13 @@ Rows = Sequence[Mapping[str, Any]]
 Run = Callable[[str, Mapping[str, Rows]], list[dict[str, Any]]]
 """(deliveries | delivery | verdict | outcome, its input relations) -> its rows"""
 
-_TYPES = {"string": "text", "int": "int", "bigint": "bigint", "boolean": "boolean", "double": "double precision"}
+_TYPES = {
+    "string": "text",
+    "int": "int",
+    "bigint": "bigint",
+    "boolean": "boolean",
+    "double": "double precision",
+}
 
 
 @contextmanager
@@ -42,7 +48,9 @@ def postgresql(directory: Path) -> Iterator[Run]:
             def run(name: str, tables: Mapping[str, Rows]) -> list[dict[str, Any]]:
                 relations = []
                 for relation, columns in RELATIONS[name].items():
-                    typed = ", ".join(f"{column} {_TYPES[kind]}" for column, kind in columns.items())
+                    typed = ", ".join(
+                        f"{column} {_TYPES[kind]}" for column, kind in columns.items()
+                    )
                     relations.append(
                         f"{relation} AS MATERIALIZED (SELECT * FROM jsonb_to_recordset(%({relation})s::jsonb) AS r({typed}))"
                     )

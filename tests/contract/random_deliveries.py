@@ -12,10 +12,19 @@ NOW = 1_790_000_000_000_000
 SECOND = 1_000_000
 YEAR_1 = -62_135_596_800 * SECOND
 SPANS = {
-    "max_clock_skew": 5, "max_send_duration": 30, "attempt_timeout": 120, "first_check": 120, "consume_timeout": 900,
-    "redelivery_horizon": 21_600, "recheck": 300, "unknown_horizon": 3_600, "backlog_horizon": 86_400,
-    "overdue_horizon": 172_800, "replay_horizon": 604_800, "queue_delay_cap": 3_600,
-}  # fmt: skip
+    "max_clock_skew": 5,
+    "max_send_duration": 30,
+    "attempt_timeout": 120,
+    "first_check": 120,
+    "consume_timeout": 900,
+    "redelivery_horizon": 21_600,
+    "recheck": 300,
+    "unknown_horizon": 3_600,
+    "backlog_horizon": 86_400,
+    "overdue_horizon": 172_800,
+    "replay_horizon": 604_800,
+    "queue_delay_cap": 3_600,
+}
 """The default policy, in seconds."""
 STATES = ("CONSUMING", "CONSUMED", "FAILED", "EXPIRED", "PARKED", "HANDLING")
 ODD = ("", ":", "%", "%s", "'", '"', "ü", "漢", "\\", "\t", " ")
@@ -47,29 +56,44 @@ class Dice:
 
 def policy(dice: Dice, topic: str, group: str) -> Row:
     spans = {
-        name: SECOND * max(1, int(span * dice.random.choice((0.5, 1, 1, 2)))) for name, span in SPANS.items()
+        name: SECOND * max(1, int(span * dice.random.choice((0.5, 1, 1, 2))))
+        for name, span in SPANS.items()
     }
     return {
-        "topic": topic, "consumer_group": group, "broker": "main", "every_tag": True, "active_from": None, "active_until": None,
+        "topic": topic,
+        "consumer_group": group,
+        "broker": "main",
+        "every_tag": True,
+        "active_from": None,
+        "active_until": None,
         "duplicates": dice.random.choice(("guard", "guard", "declared_safe", "no")),
-        "max_sends": dice.random.choice((1, 3, 5)), "max_refusals": dice.random.choice((1, 2, 20)), **spans,
-    }  # fmt: skip
+        "max_sends": dice.random.choice((1, 3, 5)),
+        "max_refusals": dice.random.choice((1, 2, 20)),
+        **spans,
+    }
 
 
 def broker(dice: Dice) -> str | None:
     """Where a copy went: mostly the topic's; another one, one that was removed, one that nobody looked at."""
-    return dice.random.choice((None,) * 3 + ("main",) * 14 + ("side",) * 2 + ("gone", "gone", "nowhere"))
+    return dice.random.choice(
+        (None,) * 3 + ("main",) * 14 + ("side",) * 2 + ("gone", "gone", "nowhere")
+    )
 
 
 def group_state(dice: Dice, topic: str, group: str, spans: Row, at: str) -> Row:
     return {
-        "topic": topic, "consumer_group": group, "broker": at, "removed": dice.maybe(at == "gone", 0.03),
+        "topic": topic,
+        "consumer_group": group,
+        "broker": at,
+        "removed": dice.maybe(at == "gone", 0.03),
         "lives_accepted": dice.maybe(dice.chance(0.5)),
         "passed_until": dice.maybe(dice.random.choice((NOW - 1, NOW, NOW - 60 * SECOND))),
         "log_floor": dice.maybe(dice.random.choice((YEAR_1, NOW - spans["overdue_horizon"])), 0.03),
-        "clock_good": dice.good(), "offsets_read": dice.good(), "retry_read": dice.good(),
+        "clock_good": dice.good(),
+        "offsets_read": dice.good(),
+        "retry_read": dice.good(),
         "dead_letters_read": dice.good(),
-    }  # fmt: skip
+    }
 
 
 def progress(dice: Dice, topic: str, group: str, queue_id: int, at: str) -> Row:
@@ -77,14 +101,19 @@ def progress(dice: Dice, topic: str, group: str, queue_id: int, at: str) -> Row:
     first = dice.random.choice((0, 0, settled, settled + 3))
     following = max(first, settled) + dice.random.choice((0, 0, 1, 8))
     return {
-        "topic": topic, "consumer_group": group, "broker": at, "queue_id": queue_id, "epoch": "e2",
+        "topic": topic,
+        "consumer_group": group,
+        "broker": at,
+        "queue_id": queue_id,
+        "epoch": "e2",
         "epoch_accepted": dice.random.choice((True, True, True, False, None)),
-        "settled_offset": dice.maybe(settled), "first_offset": dice.maybe(first),
+        "settled_offset": dice.maybe(settled),
+        "first_offset": dice.maybe(first),
         "next_offset": dice.maybe(following, 0.03),
         "previous_next_offset": dice.maybe(following - dice.random.choice((0, 0, 1)), 0.1),
         "previous_read_at": dice.maybe(NOW - 600 * SECOND, 0.1),
         "rate": dice.maybe(dice.random.choice((0.0, 1e-9, 0.003, 0.007, 0.013, 12.5)), 0.2),
-    }  # fmt: skip
+    }
 
 
 def position(dice: Dice, sent: bool) -> Row:
@@ -94,38 +123,61 @@ def position(dice: Dice, sent: bool) -> Row:
         "queue_id": dice.maybe(dice.random.choice((0, 0, 0, 1, 1, 1, 7)), 0.03),
         "queue_offset": dice.maybe(dice.random.randrange(0, 30), 0.03),
         "queue_epoch": dice.maybe(dice.random.choice(("e2",) * 12 + ("e1", "")), 0.03),
-    }  # fmt: skip
+    }
 
 
 def stub(dice: Dice, number: int, shard: str, topic: str, p: Row) -> Row:
     send_count = dice.random.choice((0, 1, 1, 1, 1, 2, 3))
     refusals = dice.random.choice((0, 0, 0, min(1, send_count), send_count))
     margin = p["max_send_duration"] + 2 * p["max_clock_skew"]
-    attempted = dice.maybe(dice.near(
-        NOW - margin, NOW - 1 - margin, NOW - 2 * p["max_clock_skew"] - p["attempt_timeout"], NOW - p["overdue_horizon"],
-        NOW - p["backlog_horizon"], NOW - p["unknown_horizon"],
-    )) if send_count else None  # fmt: skip
+    attempted = (
+        dice.maybe(
+            dice.near(
+                NOW - margin,
+                NOW - 1 - margin,
+                NOW - 2 * p["max_clock_skew"] - p["attempt_timeout"],
+                NOW - p["overdue_horizon"],
+                NOW - p["backlog_horizon"],
+                NOW - p["unknown_horizon"],
+            )
+        )
+        if send_count
+        else None
+    )
     sent = dice.chance(0.6) and send_count > 0
     created = dice.near(
-        NOW - p["replay_horizon"], NOW - p["overdue_horizon"], NOW - p["backlog_horizon"],
+        NOW - p["replay_horizon"],
+        NOW - p["overdue_horizon"],
+        NOW - p["backlog_horizon"],
         NOW - p["unknown_horizon"],
-    )  # fmt: skip
+    )
     return {
-        "stub_id": number, "shard": shard, "topic": topic,
-        "message_id": f"m{dice.random.choice(ODD)}{number}", "tag": None,
-        "status": dice.random.choice(("pending",) * 14 + ("exhausted", "confirmed", "voided", "no_taker")),
-        "send_count": send_count, "refusals": refusals,
+        "stub_id": number,
+        "shard": shard,
+        "topic": topic,
+        "message_id": f"m{dice.random.choice(ODD)}{number}",
+        "tag": None,
+        "status": dice.random.choice(
+            ("pending",) * 14 + ("exhausted", "confirmed", "voided", "no_taker")
+        ),
+        "send_count": send_count,
+        "refusals": refusals,
         "max_sends": dice.maybe(dice.random.choice((1, 3, 9)), 0.8),
-        "next_check_at": NOW - 1 if dice.chance(0.5) else dice.near(NOW), "created_at": created,
+        "next_check_at": NOW - 1 if dice.chance(0.5) else dice.near(NOW),
+        "created_at": created,
         "first_seen_at": dice.maybe(dice.near(NOW - p["first_check"]), 0.1),
-        "judged_at": dice.maybe(dice.random.choice((NOW - 60 * SECOND, dice.near(NOW - 60 * SECOND))), 0.4),
+        "judged_at": dice.maybe(
+            dice.random.choice((NOW - 60 * SECOND, dice.near(NOW - 60 * SECOND))), 0.4
+        ),
         "deliver_at": dice.maybe(dice.near(NOW - p["max_send_duration"], NOW), 0.8),
         "attempted_at": attempted,
         "sent_at": dice.near(NOW - 600 * SECOND) if sent else None,
-        "attempt_deadline": dice.maybe(dice.near(NOW, NOW - p["max_send_duration"]), 0.4), "settled": dice.chance(0.6),
+        "attempt_deadline": dice.maybe(dice.near(NOW, NOW - p["max_send_duration"]), 0.4),
+        "settled": dice.chance(0.6),
         "broker": broker(dice),
-        **position(dice, sent), "first_to_all": dice.chance(0.9),
-    }  # fmt: skip
+        **position(dice, sent),
+        "first_to_all": dice.chance(0.9),
+    }
 
 
 def log(dice: Dice, p: Row) -> Row:
@@ -135,17 +187,26 @@ def log(dice: Dice, p: Row) -> Row:
     if dice.chance(0.6):
         return {**dict.fromkeys(frames.LOG), "log_answered": True, "log_found": False}
     return {
-        "log_answered": True, "log_found": True, "log_valid": dice.good(0.03, 0.05), "log_broken": None,
+        "log_answered": True,
+        "log_found": True,
+        "log_valid": dice.good(0.03, 0.05),
+        "log_broken": None,
         "log_state": dice.maybe(dice.random.choice(STATES), 0.03),
         "lease_expires_at": dice.maybe(dice.near(NOW, NOW - p["max_clock_skew"]), 0.15),
-        "log_updated_at": dice.maybe(dice.near(NOW - p["consume_timeout"], NOW - p["redelivery_horizon"])),
-        "log_consumed_at": dice.maybe(dice.random.choice((NOW - 60 * SECOND, dice.near(NOW - 60 * SECOND)))),
-    }  # fmt: skip
+        "log_updated_at": dice.maybe(
+            dice.near(NOW - p["consume_timeout"], NOW - p["redelivery_horizon"])
+        ),
+        "log_consumed_at": dice.maybe(
+            dice.random.choice((NOW - 60 * SECOND, dice.near(NOW - 60 * SECOND)))
+        ),
+    }
 
 
 def attempts(dice: Dice, of: Row, groups: tuple[str, ...], p: Row) -> list[Row]:
     rows: list[Row] = []
-    for number in range(1, of["send_count"] + 1) if of["send_count"] > 1 or not of["first_to_all"] else ():
+    for number in (
+        range(1, of["send_count"] + 1) if of["send_count"] > 1 or not of["first_to_all"] else ()
+    ):
         if dice.chance(0.12):
             continue  # still under way
         outcome, went_to = dice.random.choice(("sent", "sent", "refused", "unknown")), broker(dice)
@@ -154,22 +215,49 @@ def attempts(dice: Dice, of: Row, groups: tuple[str, ...], p: Row) -> list[Row]:
         started = dice.maybe(dice.near(NOW - margin, NOW - 1 - margin), 0.03)
         finished = dice.maybe(dice.near(NOW - 600 * SECOND), 0.03)
         addressed: tuple[list[str | None], ...] = (
-            [None], [None], [groups[0]], [groups[1]], [*groups], ["elsewhere"],
-        )  # fmt: skip
-        rows.extend({
-            "topic": of["topic"], "message_id": of["message_id"], "send_number": number,
-            "consumer_group": group, "outcome": outcome, "broker": went_to, "started_at": started, "finished_at": finished,
-            **where,
-        } for group in dice.random.choice(addressed))  # fmt: skip
+            [None],
+            [None],
+            [groups[0]],
+            [groups[1]],
+            [*groups],
+            ["elsewhere"],
+        )
+        rows.extend(
+            {
+                "topic": of["topic"],
+                "message_id": of["message_id"],
+                "send_number": number,
+                "consumer_group": group,
+                "outcome": outcome,
+                "broker": went_to,
+                "started_at": started,
+                "finished_at": finished,
+                **where,
+            }
+            for group in dice.random.choice(addressed)
+        )
     return rows
 
 
-def judge_tables(seed: int, topics: int, stubs_each: int, first_id: int = 1) -> dict[str, list[Row]]:
+def judge_tables(
+    seed: int, topics: int, stubs_each: int, first_id: int = 1
+) -> dict[str, list[Row]]:
     """The input of verdict.sql: topics x stubs_each x 2 deliveries; stub_ids from `first_id` on."""
     dice = Dice(seed)
-    tables: dict[str, list[Row]] = {name: [] for name in (
-        "delivery", "attempt", "policy", "group_state", "shard_state", "progress", "waiting", "dead_letter", "decision",
-    )}  # fmt: skip
+    tables: dict[str, list[Row]] = {
+        name: []
+        for name in (
+            "delivery",
+            "attempt",
+            "policy",
+            "group_state",
+            "shard_state",
+            "progress",
+            "waiting",
+            "dead_letter",
+            "decision",
+        )
+    }
     tables["instant"] = [{"as_of": NOW}]
     number = first_id - 1
     for index in range(topics):
@@ -179,7 +267,9 @@ def judge_tables(seed: int, topics: int, stubs_each: int, first_id: int = 1) -> 
         for group in groups:
             for at in ("main", "side", "gone"):
                 if not dice.chance(0.02):
-                    tables["group_state"].append(group_state(dice, topic, group, policies[group], at))
+                    tables["group_state"].append(
+                        group_state(dice, topic, group, policies[group], at)
+                    )
                 queues = [q for q in (0, 1) if at != "gone" and not dice.chance(0.03)]
                 tables["progress"].extend(progress(dice, topic, group, q, at) for q in queues)
         if not dice.chance(0.02):
@@ -192,10 +282,14 @@ def judge_tables(seed: int, topics: int, stubs_each: int, first_id: int = 1) -> 
             key = {"topic": topic, "message_id": one["message_id"]}
             for group in groups:
                 owed = {column: one[column] for column in frames.OWED if column != "consumer_group"}
-                tables["delivery"].append({**owed, "consumer_group": group, **log(dice, policies[group])})
+                tables["delivery"].append(
+                    {**owed, "consumer_group": group, **log(dice, policies[group])}
+                )
             for table, share in (("waiting", 0.05), ("dead_letter", 0.05), ("decision", 0.03)):
                 if dice.chance(share):
-                    named = dice.random.choice((*groups, None if table == "dead_letter" else "elsewhere"))
+                    named = dice.random.choice(
+                        (*groups, None if table == "dead_letter" else "elsewhere")
+                    )
                     rows = [{**key, "consumer_group": named}] * dice.random.choice((1, 1, 2))
                     tables[table].extend(rows)
     return tables
@@ -204,7 +298,9 @@ def judge_tables(seed: int, topics: int, stubs_each: int, first_id: int = 1) -> 
 def owed_tables(seed: int, topics: int, stubs_each: int) -> dict[str, list[Row]]:
     """The input of deliveries.sql: groups that filter, that came late or left, that started at an offset."""
     dice = Dice(seed)
-    tables: dict[str, list[Row]] = {name: [] for name in ("stub", "policy", "group_tag", "start_offset")}
+    tables: dict[str, list[Row]] = {
+        name: [] for name in ("stub", "policy", "group_tag", "start_offset")
+    }
     number = 0
     for index in range(topics):
         topic = f"t:{index}"
@@ -221,16 +317,26 @@ def owed_tables(seed: int, topics: int, stubs_each: int) -> dict[str, list[Row]]
                     {"topic": topic, "consumer_group": group, "tag": tag} for tag in tags
                 )
             tables["start_offset"].extend(
-                {"topic": topic, "consumer_group": group, "broker": dice.random.choice(("main", "main", "side")), "queue_id": q,
-                 "epoch": "e2", "start_offset": 10, "only_until": dice.maybe(dice.near(came + row["attempt_timeout"], left), 0.5)}
-                for q in (0, 1) if dice.chance(0.4)
-            )  # fmt: skip
+                {
+                    "topic": topic,
+                    "consumer_group": group,
+                    "broker": dice.random.choice(("main", "main", "side")),
+                    "queue_id": q,
+                    "epoch": "e2",
+                    "start_offset": 10,
+                    "only_until": dice.maybe(dice.near(came + row["attempt_timeout"], left), 0.5),
+                }
+                for q in (0, 1)
+                if dice.chance(0.4)
+            )
         for _ in range(stubs_each):
             number += 1
             one = stub(dice, number, "shop", topic, tables["policy"][-1])
             one["created_at"] = dice.near(came, left)
             # Where number 1 lies, whatever was sent later.
-            one.update({f"first_{name}": value for name, value in position(dice, dice.chance(0.8)).items()})
+            one.update(
+                {f"first_{name}": value for name, value in position(dice, dice.chance(0.8)).items()}
+            )
             one["first_broker"] = broker(dice)
             if one["first_queue_offset"] is not None and dice.chance(0.5):
                 one["first_queue_offset"] = dice.random.choice((9, 10, 11))

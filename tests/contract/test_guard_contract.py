@@ -19,7 +19,16 @@ import pytest
 from backstop.client.lease_store import InDatabase, InRedis, LeaseStore
 from backstop.leases import front as front_module
 from backstop.leases import guard, redis_guard
-from backstop.leases.lease import SHORTEST_RETRY, Acquired, Arrival, Begun, Busy, Conflict, Done, Superseded
+from backstop.leases.lease import (
+    SHORTEST_RETRY,
+    Acquired,
+    Arrival,
+    Begun,
+    Busy,
+    Conflict,
+    Done,
+    Superseded,
+)
 from backstop.leases.redis_exchange import Script
 from backstop.model.errors import ContractBroken, LeaseLost
 from client_world import GROUP, TOPIC, consumer, postgres, valkey  # noqa: F401
@@ -116,11 +125,19 @@ def seen(world: GuardWorld, message_id: str = ID) -> Seen:
     return found
 
 
-def test_the_first_begin_is_granted_and_the_second_is_told_busy(world: GuardWorld, one: Worker, other: Worker) -> None:
+def test_the_first_begin_is_granted_and_the_second_is_told_busy(
+    world: GuardWorld, one: Worker, other: Worker
+) -> None:
     lease = one.acquire()
-    assert other.begin(arrival(ID)) == Busy(timedelta(seconds=10)), "the policy's retry_after: the lease ends later"
+    assert other.begin(arrival(ID)) == Busy(timedelta(seconds=10)), (
+        "the policy's retry_after: the lease ends later"
+    )
     found = seen(world)
-    assert (found.state, found.token, found.fence) == ("CONSUMING", lease.token.replace("-", ""), lease.fence)
+    assert (found.state, found.token, found.fence) == (
+        "CONSUMING",
+        lease.token.replace("-", ""),
+        lease.fence,
+    )
     assert (found.attempts, lease.attempts, found.hash) == (1, 1, A[:8].hex())
 
 
@@ -131,10 +148,16 @@ def test_busy_tells_when_the_lease_ends_when_that_is_sooner(world: GuardWorld, b
     assert isinstance(begun, Busy) and timedelta(0) < begun.retry_after <= lease
 
 
-def test_what_is_completed_is_done_for_everybody_and_for_ever(world: GuardWorld, one: Worker, other: Worker) -> None:
+def test_what_is_completed_is_done_for_everybody_and_for_ever(
+    world: GuardWorld, one: Worker, other: Worker
+) -> None:
     one.complete(one.acquire())
     world.expire(ID)
-    assert [one.begin(arrival(ID)), other.begin(arrival(ID)), other.begin(arrival(ID, resent=True))] == [Done()] * 3
+    assert [
+        one.begin(arrival(ID)),
+        other.begin(arrival(ID)),
+        other.begin(arrival(ID, resent=True)),
+    ] == [Done()] * 3
     assert seen(world).state == "CONSUMED"
 
 
@@ -172,27 +195,39 @@ def test_every_state_version_and_content_has_its_answer(world: GuardWorld) -> No
                 world.expire(lease.message_id)
             case "reclaimed":
                 world.reclaim(lease.message_id)
-    answers = world.worker().begin([arrival(name, hash=hash, version=v) for (_, v, hash), name in names.items()])
+    answers = world.worker().begin(
+        [arrival(name, hash=hash, version=v) for (_, v, hash), name in names.items()]
+    )
     told = {case: type(answer) for case, answer in zip(cases, answers, strict=True)}
     assert told == {case: due(*case) for case in cases}
     for (state, version, hash), name in names.items():
         found, granted = seen(world, name), due(state, version, hash) is Acquired
         kept = (version, (hash or b"")[:8].hex()) if granted else (5, A[:8].hex())
-        assert (found.version, found.hash) == kept, f"{state}, {version}: a refused copy changes no content, a granted one all"
+        assert (found.version, found.hash) == kept, (
+            f"{state}, {version}: a refused copy changes no content, a granted one all"
+        )
         if due(state, version, hash) is Conflict:
-            assert B[:8].hex() in found.conflicts, "a conflict is stored, with the other content's hash"
+            assert B[:8].hex() in found.conflicts, (
+                "a conflict is stored, with the other content's hash"
+            )
         elif not granted:
             assert not found.conflicts
 
 
-def test_a_conflict_changes_nothing_but_the_note_of_it(world: GuardWorld, one: Worker, other: Worker) -> None:
+def test_a_conflict_changes_nothing_but_the_note_of_it(
+    world: GuardWorld, one: Worker, other: Worker
+) -> None:
     lease = one.acquire()
     before = seen(world)
     assert other.begin(arrival(ID, hash=B)) == Conflict()
     after = seen(world)
     assert (after.state, after.token, after.fence, after.attempts, after.hash) == (
-        before.state, before.token, before.fence, before.attempts, before.hash,
-    )  # fmt: skip
+        before.state,
+        before.token,
+        before.fence,
+        before.attempts,
+        before.hash,
+    )
     assert not before.conflicts and B[:8].hex() in after.conflicts
     one.complete(lease)
     assert other.begin(arrival(ID, hash=B)) == Conflict()
@@ -234,7 +269,9 @@ def test_a_lease_that_ends_at_this_very_instant_has_ended(
     monkeypatch.setattr(Standing, "before", before)
     monkeypatch.setattr(redis_guard, "_BEGIN", standing_still("begin", before, 3))
     monkeypatch.setattr(front_module, "_LOOK", standing_still("look", before, 2))
-    (begun,) = world.worker(connect=lambda: world.database.connect(cursor_factory=Standing)).begin([arrival(ID)])
+    (begun,) = world.worker(connect=lambda: world.database.connect(cursor_factory=Standing)).begin(
+        [arrival(ID)]
+    )
     if granted:
         assert isinstance(begun, Acquired)
     else:
@@ -242,7 +279,14 @@ def test_a_lease_that_ends_at_this_very_instant_has_ended(
 
 
 @pytest.mark.parametrize(
-    ("left", "attempts"), [("ended", 2), ("reclaimed", 2), ("failed", 2), ("given back", 1), ("given back at its end", 1)]
+    ("left", "attempts"),
+    [
+        ("ended", 2),
+        ("reclaimed", 2),
+        ("failed", 2),
+        ("given back", 1),
+        ("given back at its end", 1),
+    ],
 )
 def test_what_is_left_is_taken_over_with_a_new_token_and_a_greater_fence(
     world: GuardWorld, one: Worker, other: Worker, left: str, attempts: int
@@ -285,7 +329,9 @@ def test_who_was_overtaken_changes_nothing(world: GuardWorld, one: Worker, other
 
 
 @pytest.mark.parametrize("end", ["done", "failed"])
-def test_what_has_ended_is_not_ended_again_by_the_same_worker(world: GuardWorld, one: Worker, end: str) -> None:
+def test_what_has_ended_is_not_ended_again_by_the_same_worker(
+    world: GuardWorld, one: Worker, end: str
+) -> None:
     lease = one.acquire()
     if end == "done":
         one.complete(lease)
@@ -302,7 +348,9 @@ def test_what_has_ended_is_not_ended_again_by_the_same_worker(world: GuardWorld,
 
 
 @pytest.mark.parametrize("left", ["ended", "reclaimed"])
-def test_complete_succeeds_after_the_end_while_nobody_took_it(world: GuardWorld, one: Worker, other: Worker, left: str) -> None:
+def test_complete_succeeds_after_the_end_while_nobody_took_it(
+    world: GuardWorld, one: Worker, other: Worker, left: str
+) -> None:
     lease = one.acquire()
     (world.expire if left == "ended" else world.reclaim)(ID)
     one.complete(lease)
@@ -310,7 +358,9 @@ def test_complete_succeeds_after_the_end_while_nobody_took_it(world: GuardWorld,
     assert other.begin(arrival(ID)) == Done()
 
 
-def test_renew_prolongs_and_brings_back_what_was_reclaimed(world: GuardWorld, one: Worker, other: Worker) -> None:
+def test_renew_prolongs_and_brings_back_what_was_reclaimed(
+    world: GuardWorld, one: Worker, other: Worker
+) -> None:
     lease = one.acquire()
     world.reclaim(ID)
     assert one.renew(lease)
@@ -321,7 +371,9 @@ def test_renew_prolongs_and_brings_back_what_was_reclaimed(world: GuardWorld, on
     assert isinstance(other.begin(arrival(ID)), Busy)
 
 
-def test_fences_only_grow_and_every_attempt_is_counted(world: GuardWorld, one: Worker, other: Worker) -> None:
+def test_fences_only_grow_and_every_attempt_is_counted(
+    world: GuardWorld, one: Worker, other: Worker
+) -> None:
     fences, attempts = [], 0
     for number in range(8):
         worker = (one, other)[number % 2]
@@ -359,7 +411,9 @@ def test_odd_names_are_messages_of_their_own(world: GuardWorld, where: str) -> N
         arrivals = [[arrival(ID)] for _ in ODD]
     else:
         worlds = [world]
-        named = [arrival(name) if where == "message id" else arrival(ID, name[:250]) for name in ODD]
+        named = [
+            arrival(name) if where == "message id" else arrival(ID, name[:250]) for name in ODD
+        ]
         arrivals = [named]
     for at, copies in zip(worlds, arrivals, strict=True):
         worker, late = at.worker(), at.worker()
@@ -383,7 +437,10 @@ def test_names_that_read_the_same_one_behind_the_other_are_two_messages(world: G
     (first, second) = worker.begin([arrival("c", "a:b"), arrival("b:c", "a")])
     worker.complete(acquired(first))
     assert isinstance(second, Acquired)
-    assert [type(b) for b in world.worker().begin([arrival("c", "a:b"), arrival("b:c", "a")])] == [Done, Busy]
+    assert [type(b) for b in world.worker().begin([arrival("c", "a:b"), arrival("b:c", "a")])] == [
+        Done,
+        Busy,
+    ]
 
 
 def test_two_copies_in_one_batch_are_refused_before_anything_is_asked(world: GuardWorld) -> None:
@@ -393,7 +450,9 @@ def test_two_copies_in_one_batch_are_refused_before_anything_is_asked(world: Gua
 
 
 @pytest.mark.parametrize("start", ["nothing", "ended", "failed"])
-def test_of_many_workers_that_begin_at_once_exactly_one_gets_each_lease(world: GuardWorld, start: str) -> None:
+def test_of_many_workers_that_begin_at_once_exactly_one_gets_each_lease(
+    world: GuardWorld, start: str
+) -> None:
     names = [f"race-{number}" for number in range(60)]
     first = world.worker()
     if start != "nothing":
@@ -408,7 +467,13 @@ def test_of_many_workers_that_begin_at_once_exactly_one_gets_each_lease(world: G
         worker, mixed = world.worker(), Random(seed).sample(names, len(names))
         gate.wait()
         for at in range(0, len(mixed), 20):
-            answers.extend(zip(mixed[at : at + 20], worker.begin([arrival(n) for n in mixed[at : at + 20]]), strict=True))
+            answers.extend(
+                zip(
+                    mixed[at : at + 20],
+                    worker.begin([arrival(n) for n in mixed[at : at + 20]]),
+                    strict=True,
+                )
+            )
 
     threads = [threading.Thread(target=race, args=(seed,)) for seed in range(4)]
     for thread in threads:

@@ -50,9 +50,15 @@ def test_every_key_has_a_time_to_live(in_redis: GuardWorld) -> None:
     assert len(lives) > 60 and all(life > 0 for life in lives.values()), lives
 
 
-def test_the_index_of_a_bucket_lives_as_long_as_what_it_points_to_and_points_to_all_that_is_held(in_redis: GuardWorld) -> None:
+def test_the_index_of_a_bucket_lives_as_long_as_what_it_points_to_and_points_to_all_that_is_held(
+    in_redis: GuardWorld,
+) -> None:
     all_ends(in_redis)
-    held = {key for key in in_redis.all_keys() if b"}:m:" in key and in_redis.redis.get(key).startswith(b"C")}
+    held = {
+        key
+        for key in in_redis.all_keys()
+        if b"}:m:" in key and in_redis.redis.get(key).startswith(b"C")
+    }
     pointed: dict[bytes, float] = {}
     for index in in_redis.keys.expiry:
         for key, ends in in_redis.redis.zrange(index, 0, -1, withscores=True):
@@ -63,12 +69,16 @@ def test_the_index_of_a_bucket_lives_as_long_as_what_it_points_to_and_points_to_
     assert {key: int(in_redis.redis.get(key)[1:14]) for key in held} == pointed
 
 
-def test_all_keys_of_a_script_call_share_one_hash_tag(in_redis: GuardWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_keys_of_a_script_call_share_one_hash_tag(
+    in_redis: GuardWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tags: list[set[bytes]] = []
     plain = RedisExchange.run
 
     def run(self: RedisExchange, calls: Sequence[Any]) -> list[Any]:
-        tags.extend({key[key.index(b"{") : key.index(b"}")] for key in keys} for _, keys, _ in calls)
+        tags.extend(
+            {key[key.index(b"{") : key.index(b"}")] for key in keys} for _, keys, _ in calls
+        )
         return plain(self, calls)
 
     monkeypatch.setattr(RedisExchange, "run", run)
@@ -127,16 +137,27 @@ def test_what_is_done_is_answered_without_the_database(fronted: Fronted) -> None
 
 
 @pytest.mark.parametrize(
-    "copy", [arrival(ID, resent=True), arrival(ID, hash=B), arrival(ID, version=2), arrival(ID, version=0), arrival("new")]
+    "copy",
+    [
+        arrival(ID, resent=True),
+        arrival(ID, hash=B),
+        arrival(ID, version=2),
+        arrival(ID, version=0),
+        arrival("new"),
+    ],
 )
 @pytest.mark.parametrize("end", ["done", "held"])
-def test_what_the_front_does_not_know_for_sure_is_the_databases_to_answer(fronted: Fronted, copy: Arrival, end: str) -> None:
+def test_what_the_front_does_not_know_for_sure_is_the_databases_to_answer(
+    fronted: Fronted, copy: Arrival, end: str
+) -> None:
     lease = acquired(fronted.store.begin([arrival(ID)])[0])
     if end == "done":
         fronted.store.complete(lease)
     fronted.without_database()
     if end == "held" and copy.resent:
-        assert isinstance(fronted.store.begin([copy])[0], Busy), "who holds it is at work on this copy's message, too"
+        assert isinstance(fronted.store.begin([copy])[0], Busy), (
+            "who holds it is at work on this copy's message, too"
+        )
     else:
         with pytest.raises(StoreUnavailable):
             fronted.store.begin([copy])
@@ -158,15 +179,21 @@ def test_what_is_held_is_answered_busy_without_the_database_until_it_ends(fronte
     assert isinstance(fronted.store.begin([arrival(ID)])[0], Acquired)
 
 
-def test_a_front_that_calls_an_ended_lease_free_is_corrected_by_the_database(fronted: Fronted) -> None:
+def test_a_front_that_calls_an_ended_lease_free_is_corrected_by_the_database(
+    fronted: Fronted,
+) -> None:
     fronted.store.begin([arrival(ID)])
     fronted.world.end_in_redis(ID)
-    assert isinstance(fronted.store.begin([arrival(ID)])[0], Busy), "the database's clock decides, not Redis"
+    assert isinstance(fronted.store.begin([arrival(ID)])[0], Busy), (
+        "the database's clock decides, not Redis"
+    )
 
 
 @pytest.mark.parametrize("late", ["held", "done", "free"])
 @pytest.mark.parametrize("stands", ["held", "done"])
-def test_a_late_note_never_overwrites_what_a_later_grant_has_noted(fronted: Fronted, stands: str, late: str) -> None:
+def test_a_late_note_never_overwrites_what_a_later_grant_has_noted(
+    fronted: Fronted, stands: str, late: str
+) -> None:
     copy = arrival(ID)
     old = acquired(fronted.store.begin([copy])[0])
     new = old._replace(token="0" * 32, fence=old.fence + 1)
@@ -185,7 +212,9 @@ def test_a_renewal_that_is_noted_late_does_not_hide_the_end(fronted: Fronted) ->
     assert fronted.front.look([copy]) == [Done()]
 
 
-def test_a_record_that_cannot_be_read_is_the_databases_to_answer_and_mended(fronted: Fronted) -> None:
+def test_a_record_that_cannot_be_read_is_the_databases_to_answer_and_mended(
+    fronted: Fronted,
+) -> None:
     _, key = fronted.world.keys.bucket_and_key(TOPIC, ID)
     fronted.world.redis.set(key, "another program's")
     lease = acquired(fronted.store.begin([arrival(ID)])[0])

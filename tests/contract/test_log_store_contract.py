@@ -31,7 +31,9 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 @pytest.fixture(scope="module", params=WORLDS, ids=lambda world: world.__name__)
-def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresWorld]:
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PostgresWorld]:
     world = request.param(tmp_path_factory.mktemp("store"))
     world.start()
     yield world
@@ -50,7 +52,9 @@ def store(world: PostgresWorld) -> Iterator[LogStore]:
         yield opened
 
 
-def test_logs_are_found_by_key_for_their_own_group_only(world: PostgresWorld, store: LogStore) -> None:
+def test_logs_are_found_by_key_for_their_own_group_only(
+    world: PostgresWorld, store: LogStore
+) -> None:
     owner = token()
     world.put_log(
         state="CONSUMED",
@@ -87,14 +91,18 @@ def test_ids_of_any_text_are_found(world: PostgresWorld, store: LogStore) -> Non
         for key in keys[::5]:
             world.put_log(consumer_group=group, topic=key.topic, message_id=key.message_id)
     for group in ODD:
-        assert set(store.logs(group, [*keys, Key("orders", "nul\x00"), Key("orders", "half\ud800")])) == set(keys[::5])
+        assert set(
+            store.logs(group, [*keys, Key("orders", "nul\x00"), Key("orders", "half\ud800")])
+        ) == set(keys[::5])
 
 
 def test_every_state_of_the_contract_is_valid(world: PostgresWorld, store: LogStore) -> None:
     for state in LogState:
         world.put_log(message_id=state.value, state=state.value, consumed_at=NOW)
     found = store.logs("billing", [Key("orders", state.value) for state in LogState])
-    assert {row.state: row.invalid for row in found.values()} == {state.value: None for state in LogState}
+    assert {row.state: row.invalid for row in found.values()} == {
+        state.value: None for state in LogState
+    }
 
 
 @pytest.mark.parametrize(
@@ -121,7 +129,9 @@ def test_a_row_that_breaks_its_contract_is_told_and_still_counts_as_there(
     assert found[Key("orders", "sound")].invalid is None
 
 
-def test_two_rows_for_one_key_are_neither_taken_for_the_truth(world: PostgresWorld, store: LogStore) -> None:
+def test_two_rows_for_one_key_are_neither_taken_for_the_truth(
+    world: PostgresWorld, store: LogStore
+) -> None:
     sound = {"updated_at": NOW, "first_received_at": NOW, "attempts": 1, "duplicates_stopped": 0}
     with world.without_rules():
         world.put_log(**sound)
@@ -129,7 +139,9 @@ def test_two_rows_for_one_key_are_neither_taken_for_the_truth(world: PostgresWor
         assert store.logs("billing", [KEY])[KEY].invalid
 
 
-def test_an_instant_that_no_datetime_holds_does_not_stop_the_others(world: PostgresWorld, store: LogStore) -> None:
+def test_an_instant_that_no_datetime_holds_does_not_stop_the_others(
+    world: PostgresWorld, store: LogStore
+) -> None:
     odd = ("infinity", "-infinity", "0044-03-15 BC", "20000-01-01", "9999-12-31 23:59:59.999999")
     keys = [Key("orders", f"odd-{number}") for number in range(len(odd))]
     for key, instant in zip(keys, odd, strict=True):
@@ -139,11 +151,16 @@ def test_an_instant_that_no_datetime_holds_does_not_stop_the_others(world: Postg
     assert len(found) == 6
     bounds = [LATEST, EARLIEST, EARLIEST, LATEST, LATEST]
     assert [found[key].lease_expires_at for key in keys] == bounds
-    table = {row["message_id"]: row["lease_expires_at"] for row in store.log_table("billing", keys).to_pylist()}
+    table = {
+        row["message_id"]: row["lease_expires_at"]
+        for row in store.log_table("billing", keys).to_pylist()
+    }
     assert [table[key.message_id] for key in keys] == [micros(bound) for bound in bounds]
 
 
-def test_the_floor_is_the_year_one_until_something_was_purged(world: PostgresWorld, store: LogStore) -> None:
+def test_the_floor_is_the_year_one_until_something_was_purged(
+    world: PostgresWorld, store: LogStore
+) -> None:
     assert store.floor("billing").year == 1
     world.put_floor("billing", None)
     assert store.floor("billing").year == 1
@@ -151,13 +168,17 @@ def test_the_floor_is_the_year_one_until_something_was_purged(world: PostgresWor
     assert (store.floor("shipping"), store.floor("billing").year) == (NOW, 1)
 
 
-def test_what_was_received_is_read_from_its_start_up_to_its_end_oldest_first(world: PostgresWorld, store: LogStore) -> None:
+def test_what_was_received_is_read_from_its_start_up_to_its_end_oldest_first(
+    world: PostgresWorld, store: LogStore
+) -> None:
     for number in (3, 1, 2, 0):
         world.put_log(message_id=f"m-{number}", first_received_at=NOW + number * MICROSECOND)
     world.put_log(consumer_group="shipping", first_received_at=NOW)
 
     def received(start: int, end: int, limit: int = 9) -> list[str]:
-        rows = store.received_between("billing", NOW + start * MICROSECOND, NOW + end * MICROSECOND, limit)
+        rows = store.received_between(
+            "billing", NOW + start * MICROSECOND, NOW + end * MICROSECOND, limit
+        )
         return [row.message_id for row in rows]
 
     assert received(1, 3) == ["m-1", "m-2"]
@@ -165,7 +186,9 @@ def test_what_was_received_is_read_from_its_start_up_to_its_end_oldest_first(wor
     assert received(2, 2) == []
 
 
-def test_the_highest_offset_is_told_for_each_queue_and_epoch(world: PostgresWorld, store: LogStore) -> None:
+def test_the_highest_offset_is_told_for_each_queue_and_epoch(
+    world: PostgresWorld, store: LogStore
+) -> None:
     rows = [
         (0, "a", 5),
         (0, "a", 12),
@@ -176,7 +199,9 @@ def test_the_highest_offset_is_told_for_each_queue_and_epoch(world: PostgresWorl
         (None, None, None),
     ]
     for number, (queue, epoch, offset) in enumerate(rows):
-        world.put_log(message_id=f"m-{number}", queue_id=queue, queue_epoch=epoch, queue_offset=offset)
+        world.put_log(
+            message_id=f"m-{number}", queue_id=queue, queue_epoch=epoch, queue_offset=offset
+        )
     world.put_log(topic="payments", queue_id=0, queue_epoch="a", queue_offset=99)
     world.put_log(consumer_group="shipping", queue_id=0, queue_epoch="a", queue_offset=98)
     assert store.highest_logged("billing", "orders") == {(0, "a"): 12, (0, "b"): 1, (3, "a"): 7}

@@ -27,24 +27,39 @@ def test_a_driver_serves_no_page_that_anybody_could_end_its_tasks_on(spark: Any)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Iterator[Mapping[str, engines.Run]]:
+def runs(
+    tmp_path_factory: pytest.TempPathFactory, spark: Any
+) -> Iterator[Mapping[str, engines.Run]]:
     with engines.every_engine(tmp_path_factory.mktemp("pg"), spark) as runs:
         yield runs
 
 
 def stub(number: int, status: str, **columns: Any) -> Row:
     return {
-        **dict.fromkeys(frames.STUB), **STUB, "stub_id": number, "shard": "s", "topic": "t%",
-        "message_id": f"m:{number}", "created_at": NOW - S, "attempted_at": NOW - S, "status": status,
+        **dict.fromkeys(frames.STUB),
+        **STUB,
+        "stub_id": number,
+        "shard": "s",
+        "topic": "t%",
+        "message_id": f"m:{number}",
+        "created_at": NOW - S,
+        "attempted_at": NOW - S,
+        "status": status,
         **columns,
-    }  # fmt: skip
+    }
 
 
-def delivery(number: int, group: int, verdict: str, eligible: bool = False, look: int | None = None) -> Row:
+def delivery(
+    number: int, group: int, verdict: str, eligible: bool = False, look: int | None = None
+) -> Row:
     return {
-        **dict.fromkeys(frames.JUDGED), "stub_id": number, "consumer_group": f"g{group}",
-        "verdict": verdict, "eligible": eligible, "next_look_at": look,
-    }  # fmt: skip
+        **dict.fromkeys(frames.JUDGED),
+        "stub_id": number,
+        "consumer_group": f"g{group}",
+        "verdict": verdict,
+        "eligible": eligible,
+        "next_look_at": look,
+    }
 
 
 Open = tuple[str, bool, int | None]
@@ -63,40 +78,98 @@ TABLE: tuple[tuple[str, str, tuple[Open, ...], Row, str, int | None], ...] = (
     ("one exhausted, the others done", "pending", (DONE, USED, VOID), {}, "exhausted", None),
     ("one exhausted, one open", "pending", (USED, LATE), {}, "pending", NOW + 300),
     ("the earliest look of its deliveries", "pending", (LATE, SOON, DONE), {}, "pending", NOW + 5),
-    ("an eligible delivery keeps the stub's own look", "pending", (LOST, SOON), {}, "pending", None),
+    (
+        "an eligible delivery keeps the stub's own look",
+        "pending",
+        (LOST, SOON),
+        {},
+        "pending",
+        None,
+    ),
     ("an exhausted stub is confirmed after all", "exhausted", (DONE, DONE), {}, "confirmed", None),
     ("an exhausted stub stays so", "exhausted", (DONE, USED), {}, "exhausted", None),
-    ("only a person moves an exhausted stub back", "exhausted", (DONE, LATE), {}, "exhausted", None),
+    (
+        "only a person moves an exhausted stub back",
+        "exhausted",
+        (DONE, LATE),
+        {},
+        "exhausted",
+        None,
+    ),
     ("an exhausted stub that nobody owes any more", "exhausted", (), {}, "exhausted", None),
     ("confirmed is final", "confirmed", (LOST,), {}, "confirmed", None),
-    ("confirmed without deliveries", "confirmed", (), {"created_at": NOW - OVERDUE}, "confirmed", None),
+    (
+        "confirmed without deliveries",
+        "confirmed",
+        (),
+        {"created_at": NOW - OVERDUE},
+        "confirmed",
+        None,
+    ),
     ("voided is final", "voided", (DONE,), {}, "voided", None),
-    ("nobody owes it, horizon to come", "pending", (),
-     {"created_at": NOW - OVERDUE + 1, "attempted_at": None}, "pending", NOW + 1),
-    ("nobody owes it, horizon at this instant", "pending", (),
-     {"created_at": NOW - OVERDUE, "attempted_at": None}, "no_taker", None),
-    ("nobody owes it, attempted later", "pending", (),
-     {"created_at": NOW - OVERDUE, "attempted_at": NOW - S}, "pending", NOW - S + OVERDUE),
-    ("nobody owes it, due later", "pending", (),
-     {"created_at": NOW - OVERDUE, "attempted_at": None, "deliver_at": NOW}, "pending", NOW + OVERDUE),
-    ("nobody owes it, due in the year 9000", "pending", (),
-     {"created_at": NOW, "attempted_at": None, "deliver_at": YEAR_9000}, "pending", NOW + REPLAY),
-    ("nobody owes it, never confirmed", "no_taker", (),
-     {"created_at": NOW - OVERDUE, "attempted_at": None}, "no_taker", None),
-)  # fmt: skip
+    (
+        "nobody owes it, horizon to come",
+        "pending",
+        (),
+        {"created_at": NOW - OVERDUE + 1, "attempted_at": None},
+        "pending",
+        NOW + 1,
+    ),
+    (
+        "nobody owes it, horizon at this instant",
+        "pending",
+        (),
+        {"created_at": NOW - OVERDUE, "attempted_at": None},
+        "no_taker",
+        None,
+    ),
+    (
+        "nobody owes it, attempted later",
+        "pending",
+        (),
+        {"created_at": NOW - OVERDUE, "attempted_at": NOW - S},
+        "pending",
+        NOW - S + OVERDUE,
+    ),
+    (
+        "nobody owes it, due later",
+        "pending",
+        (),
+        {"created_at": NOW - OVERDUE, "attempted_at": None, "deliver_at": NOW},
+        "pending",
+        NOW + OVERDUE,
+    ),
+    (
+        "nobody owes it, due in the year 9000",
+        "pending",
+        (),
+        {"created_at": NOW, "attempted_at": None, "deliver_at": YEAR_9000},
+        "pending",
+        NOW + REPLAY,
+    ),
+    (
+        "nobody owes it, never confirmed",
+        "no_taker",
+        (),
+        {"created_at": NOW - OVERDUE, "attempted_at": None},
+        "no_taker",
+        None,
+    ),
+)
 
 
 @pytest.fixture(scope="module")
 def of_table(runs: Mapping[str, engines.Run]) -> dict[str, dict[int, Row]]:
     tables: dict[str, list[Row]] = {
-        "instant": [{"as_of": NOW}], "no_taker": [{"topic": "t%", "overdue_horizon": OVERDUE, "replay_horizon": REPLAY}],
+        "instant": [{"as_of": NOW}],
+        "no_taker": [{"topic": "t%", "overdue_horizon": OVERDUE, "replay_horizon": REPLAY}],
         "stub": [stub(number, row[1], **row[3]) for number, row in enumerate(TABLE)],
         "judged": [
             delivery(number, group, *one)
             for number, row in enumerate(TABLE)
             for group, one in enumerate(row[2])
         ],
-    }  # fmt: skip
+    }
     answers = {name: run("outcome", tables) for name, run in runs.items()}
     answers["oracle"] = oracle.outcome(tables)
     return {name: {row["stub_id"]: row for row in rows} for name, rows in answers.items()}
@@ -104,10 +177,17 @@ def of_table(runs: Mapping[str, engines.Run]) -> dict[str, dict[int, Row]]:
 
 @pytest.mark.parametrize("engine", [*ENGINES, "oracle"])
 @pytest.mark.parametrize("number", range(len(TABLE)), ids=[row[0] for row in TABLE])
-def test_a_stub_over_its_deliveries(of_table: dict[str, dict[int, Row]], engine: str, number: int) -> None:
+def test_a_stub_over_its_deliveries(
+    of_table: dict[str, dict[int, Row]], engine: str, number: int
+) -> None:
     _, old, deliveries, _, new, look = TABLE[number]
     answer = of_table[engine][number]
-    found = (answer["old_status"], answer["deliveries"], answer["new_status"], answer["next_look_at"])
+    found = (
+        answer["old_status"],
+        answer["deliveries"],
+        answer["new_status"],
+        answer["next_look_at"],
+    )
     assert found == (old, len(deliveries), new, look)
 
 
@@ -118,7 +198,13 @@ def test_thousands_of_random_stubs_end_as_the_oracle_says_each_once(
     tables = random_stubs(seed=5, number=4_000)
     expected = {row["stub_id"]: row for row in oracle.outcome(tables)}
     rows = runs[engine]("outcome", tables)
-    assert {row["new_status"] for row in rows} == {"pending", "confirmed", "exhausted", "voided", "no_taker"}
+    assert {row["new_status"] for row in rows} == {
+        "pending",
+        "confirmed",
+        "exhausted",
+        "voided",
+        "no_taker",
+    }
     assert len(rows) == len(expected) == 4_000
     differing = [
         (row, expected[row["stub_id"]])
@@ -137,22 +223,30 @@ def random_stubs(seed: int, number: int) -> dict[str, list[Row]]:
     """Stubs with none to four deliveries of any verdicts, biased to those that decide a status."""
     random = Random(seed)
     tables: dict[str, list[Row]] = {
-        "instant": [{"as_of": NOW}], "stub": [], "judged": [],
+        "instant": [{"as_of": NOW}],
+        "stub": [],
+        "judged": [],
         "no_taker": [
             {"topic": "t%", "overdue_horizon": OVERDUE, "replay_horizon": REPLAY},
             {"topic": "other", "overdue_horizon": S, "replay_horizon": REPLAY},
         ],
-    }  # fmt: skip
+    }
     few = ("CONFIRMED", "VOIDED", "EXHAUSTED")
     for one in range(number):
         at = NOW - OVERDUE + random.choice((-1, 0, 1, S))
-        tables["stub"].append(stub(
-            one,
-            random.choice(("pending",) * 5 + ("exhausted", "exhausted", "confirmed", "voided", "no_taker")),
-            created_at=at, attempted_at=random.choice((None, None, at, NOW)),
-            deliver_at=random.choice((None, None, NOW + S)), topic=random.choice(("t%", "t%", "other")),
-            send_count=random.randrange(4),
-        ))  # fmt: skip
+        tables["stub"].append(
+            stub(
+                one,
+                random.choice(
+                    ("pending",) * 5 + ("exhausted", "exhausted", "confirmed", "voided", "no_taker")
+                ),
+                created_at=at,
+                attempted_at=random.choice((None, None, at, NOW)),
+                deliver_at=random.choice((None, None, NOW + S)),
+                topic=random.choice(("t%", "t%", "other")),
+                send_count=random.randrange(4),
+            )
+        )
         verdicts = random.choice((few[:2], few, tuple(str(verdict) for verdict in Verdict)))
         for group in range(random.randrange(5)):
             verdict = random.choice(verdicts)

@@ -68,19 +68,25 @@ class TestErrorsOfTheServer:
         own.raw.execute_command(*command)
         assert only(publish(own.broker)) == (Outcome.REFUSED, False, code)
 
-    def test_a_script_that_the_server_forgot_is_loaded_again(self, own: RedisStreamsUnderTest) -> None:
+    def test_a_script_that_the_server_forgot_is_loaded_again(
+        self, own: RedisStreamsUnderTest
+    ) -> None:
         publish(own.broker)
         own.raw.script_flush()
         assert only(publish(own.broker))[0] is Outcome.SENT
         own.raw.script_flush()
         assert own.broker.queues("t")[0].next_offset == 2
 
-    def test_an_error_that_nobody_knows_is_not_called_refused(self, own: RedisStreamsUnderTest) -> None:
+    def test_an_error_that_nobody_knows_is_not_called_refused(
+        self, own: RedisStreamsUnderTest
+    ) -> None:
         publish(own.broker)
         own.raw.hset(own.keys.life("t", 0), "next", "no number")
         assert only(publish(own.broker))[0] is Outcome.UNKNOWN
 
-    def test_a_stalled_server_does_not_store_late_what_was_given_up(self, own: RedisStreamsUnderTest) -> None:
+    def test_a_stalled_server_does_not_store_late_what_was_given_up(
+        self, own: RedisStreamsUnderTest
+    ) -> None:
         client = own.another(send_timeout=timedelta(milliseconds=300))
         assert only(publish(client))[0] is Outcome.SENT
         own.stall()
@@ -98,7 +104,9 @@ class TestErrorsOfTheServer:
     def test_an_offset_taken_by_a_foreign_entry_refuses_instead_of_losing_the_order(
         self, own: RedisStreamsUnderTest
     ) -> None:
-        own.raw.xadd(own.keys.stream("t", 0), {"foreign": "entry"})  # its id is a time, far above our numbers
+        own.raw.xadd(
+            own.keys.stream("t", 0), {"foreign": "entry"}
+        )  # its id is a time, far above our numbers
         [receipt] = publish(own.broker)
         assert receipt.outcome is not Outcome.SENT and receipt.error
 
@@ -146,10 +154,14 @@ class TestLife:
         with pytest.raises(ConfigurationError, match="6 queues"):
             own.create_topic("t", 5)
 
-    def test_a_limit_stays_and_holds_for_queues_that_are_added(self, own: RedisStreamsUnderTest) -> None:
+    def test_a_limit_stays_and_holds_for_queues_that_are_added(
+        self, own: RedisStreamsUnderTest
+    ) -> None:
         own.broker.create_topic("t", 1, max_message_bytes=100)
         own.broker.create_topic("t", 3)
-        assert {receipt.outcome for receipt in publish(own.broker, 20, b"x" * 500)} == {Outcome.REFUSED}
+        assert {receipt.outcome for receipt in publish(own.broker, 20, b"x" * 500)} == {
+            Outcome.REFUSED
+        }
         assert {receipt.outcome for receipt in publish(own.broker, 20)} == {Outcome.SENT}
 
     def test_a_group_that_exists_stays_where_it_is(
@@ -163,7 +175,9 @@ class TestLife:
         assert [own.broker.progress("t", group)[0].next_offset for group in ("g", "late")] == [4, 4]
         assert own.broker.groups("t") == ["g", "late"]
 
-    def test_dead_letters_outlive_their_topic(self, own: RedisStreamsUnderTest, receive: Receive) -> None:
+    def test_dead_letters_outlive_their_topic(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
         publish(own.broker)
         subscription = own.another(delivery_limit=1).subscribe("g", ["t"], "c1")
         [got] = receive(subscription, 1)
@@ -177,7 +191,9 @@ class TestLife:
         assert len(other.queues("t")) == 2 and len(own.broker.queues("t")) == 1
 
     @pytest.mark.parametrize("name", ["", "\ud800"])
-    def test_a_name_that_no_key_can_carry_is_refused(self, own: RedisStreamsUnderTest, name: str) -> None:
+    def test_a_name_that_no_key_can_carry_is_refused(
+        self, own: RedisStreamsUnderTest, name: str
+    ) -> None:
         with pytest.raises(ContractBroken):
             own.create_topic(name, 1)
         assert own.broker.publish([Message(name, "m", b"")])[0].refused_for_good
@@ -196,7 +212,11 @@ class TestClock:
         assert only(publish(own.broker)) == (Outcome.REFUSED, False, "LATE")
         [after] = publish(own.broker)
         assert (before.outcome, after.outcome) == (Outcome.SENT, Outcome.SENT)
-        assert before.position and after.position and after.position.offset == before.position.offset + 1
+        assert (
+            before.position
+            and after.position
+            and after.position.offset == before.position.offset + 1
+        )
 
 
 class TestRetention:
@@ -231,7 +251,10 @@ class TestRetention:
         [queue] = own.broker.queues("t")
         all_of_it = {0: (queue.epoch, 42)}
         assert keeps.trim("t", all_of_it) == 0, "no group has read anything"
-        subscription, late = own.broker.subscribe("g", ["t"], "c"), own.broker.subscribe("late", ["t"], "c")
+        subscription, late = (
+            own.broker.subscribe("g", ["t"], "c"),
+            own.broker.subscribe("late", ["t"], "c"),
+        )
         subscription.acknowledge(receive(subscription, 42))
         assert keeps.trim("t", all_of_it) == 0, "one group has not"
         got = receive(late, 42)
@@ -241,7 +264,9 @@ class TestRetention:
         assert own.broker.trim("t", all_of_it) == 0, "without a retention nothing goes"
         assert own.another(retention=timedelta(minutes=1)).trim("t", all_of_it) == 0
         before = own.broker.progress("t", "late")
-        assert keeps.trim("t", all_of_it) == 10, "and nothing from what is still in somebody's hands on"
+        assert keeps.trim("t", all_of_it) == 10, (
+            "and nothing from what is still in somebody's hands on"
+        )
         assert own.broker.progress("t", "late") == before and before[0].next_offset == 20
         late.acknowledge([got[20]])
         length = own.broker.clock() - boundary - timedelta(seconds=0.1)
@@ -253,12 +278,16 @@ class TestRetention:
 
 
 class TestDeadLetterEntry:
-    def test_it_says_where_it_came_from_and_why(self, own: RedisStreamsUnderTest, receive: Receive) -> None:
+    def test_it_says_where_it_came_from_and_why(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
         [_, receipt] = publish(own.broker, 2, b"payload")
         subscription = own.another(delivery_limit=1).subscribe("g", ["t"], "c1")
         first, second = receive(subscription, 2)
         subscription.acknowledge([first])
-        subscription.hand_back(second, after=SHORT, counts=True, error="ValueError: “x”" + "y" * 5000)
+        subscription.hand_back(
+            second, after=SHORT, counts=True, error="ValueError: “x”" + "y" * 5000
+        )
         [(_, entry)] = own.raw.xrange(own.keys.dead("t", "g"))
         text = {name.decode(): value.decode() for name, value in entry.items()}
         assert receipt.position is not None
@@ -289,13 +318,21 @@ class TestDeadLetterEntry:
         subscription = own.another(delivery_limit=1).subscribe("g", ["t"], "c1")
         got = receive(subscription, 3)
         assert [(one.message.message_id, one.position and one.position.offset) for one in got] == [
-            ("m-0", 0), ("m-1", 1), ("huge", None)
-        ]  # fmt: skip
+            ("m-0", 0),
+            ("m-1", 1),
+            ("huge", None),
+        ]
         subscription.acknowledge(got)
         for retries in (own.broker.list_retries("t", "g"), None):
-            [position] = own.broker.progress("t", "g") if retries is None else retries.but_for_them or ()
+            [position] = (
+                own.broker.progress("t", "g") if retries is None else retries.but_for_them or ()
+            )
             assert position.next_offset == 2
-            assert own.broker.clock() - position.passed_until < timedelta(seconds=30) if retries else position.pending == 1
+            assert (
+                own.broker.clock() - position.passed_until < timedelta(seconds=30)
+                if retries
+                else position.pending == 1
+            )
         own.raw.xdel(stream, "1-0", "2-0")
         [queue] = own.broker.queues("t")
         assert (queue.first_offset, queue.next_offset) == (2, 2)
@@ -303,13 +340,21 @@ class TestDeadLetterEntry:
             assert subscription.fetch(1, SHORT) == []  # its visibility ends, and so does it
         own.raw.xadd(own.keys.dead("t", "g"), {"headers": json.dumps({ID_HEADER: "odd"})}, id=huge)
         letters = list(own.broker.dead_letters("g"))
-        assert [(one.message_id, one.died_at is None) for one in letters] == [("huge", False), ("odd", True)]
+        assert [(one.message_id, one.died_at is None) for one in letters] == [
+            ("huge", False),
+            ("odd", True),
+        ]
         [position] = own.broker.progress("t", "g")
         assert (position.next_offset, position.pending) == (2, 0)
         assert own.broker.clock() - position.passed_until < timedelta(seconds=30)
-        [reader] = [own.broker.open_dead_letters(name) for name in own.broker.dead_letter_queues(["g"])]
+        [reader] = [
+            own.broker.open_dead_letters(name) for name in own.broker.dead_letter_queues(["g"])
+        ]
         drained = reader.read(10)
-        assert [(one.message_id, one.position) for one in drained] == [("huge", None), ("odd", None)]
+        assert [(one.message_id, one.position) for one in drained] == [
+            ("huge", None),
+            ("odd", None),
+        ]
         assert drained[0].invalid is not None and "origin-offset" in drained[0].invalid
         reader.acknowledge(drained)
         assert list(own.broker.dead_letters("g")) == []
@@ -325,10 +370,14 @@ class TestConsumers:
         assert len(holding.fetch(1, timedelta(seconds=5))) == 1
         tidy.close()
         holding.close()
-        assert [c["name"] for c in own.raw.xinfo_consumers(own.keys.stream("t", 0), "g")] == [b"holding"]
+        assert [c["name"] for c in own.raw.xinfo_consumers(own.keys.stream("t", 0), "g")] == [
+            b"holding"
+        ]
         assert own.broker.progress("t", "g")[0].pending == 1
 
-    def test_lag_counts_what_is_in_flight_too(self, own: RedisStreamsUnderTest, receive: Receive) -> None:
+    def test_lag_counts_what_is_in_flight_too(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
         publish(own.broker, 5)
         subscription = own.subscribe("g", ["t"], "c1")
         got = receive(subscription, 2, limit=2)
@@ -343,7 +392,8 @@ class TestDurability:
         [
             ({"appendfsync": "everysec"}, "append-only file"),
             ({"appendonly": "no"}, "append-only file"),
-            ({"maxmemory": "1gb", "maxmemory-policy": "allkeys-lru"}, "eviction"), ({"maxmemory": "0"}, "eviction"),
+            ({"maxmemory": "1gb", "maxmemory-policy": "allkeys-lru"}, "eviction"),
+            ({"maxmemory": "0"}, "eviction"),
         ],
     )
     def test_a_weaker_setting_is_a_bad_finding(
@@ -359,7 +409,9 @@ class TestDurability:
         assert "replication" in [f.subject for f in own.broker.durability(["t"]) if not f.good]
 
     def test_what_may_not_be_read_is_not_called_good(self, own: RedisStreamsUnderTest) -> None:
-        own.raw.execute_command("ACL", "SETUSER", "reader", "reset", "on", ">pw-reader", "~*", "+hget")
+        own.raw.execute_command(
+            "ACL", "SETUSER", "reader", "reset", "on", ">pw-reader", "~*", "+hget"
+        )
         client = own.another(f"redis://reader:pw-reader@127.0.0.1:{own.server.port}/0")
         findings = client.durability(["t"])
         assert [f.good for f in findings] == [False, False, False, False, True]

@@ -54,7 +54,9 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 @pytest.fixture(scope="module", params=WORLDS, ids=lambda world: world.__name__)
-def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresWorld]:
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PostgresWorld]:
     world = request.param(tmp_path_factory.mktemp("store"))
     world.start()
     yield world
@@ -114,7 +116,9 @@ def at_once(world: PostgresWorld, *work: Callable[[StubStore], T]) -> list[T]:
 # Looking
 
 
-def test_a_stub_is_due_at_exactly_its_instant_and_not_a_microsecond_before(world: PostgresWorld, store: StubStore) -> None:
+def test_a_stub_is_due_at_exactly_its_instant_and_not_a_microsecond_before(
+    world: PostgresWorld, store: StubStore
+) -> None:
     world.put_stub(next_check_at=NOW)
     assert store.count_due(NOW, Scope(), 10) == 1
     assert store.count_due(NOW - MICROSECOND, Scope(), 10) == 0
@@ -132,17 +136,23 @@ def test_only_pending_stubs_are_due(world: PostgresWorld, store: StubStore) -> N
     for status in ("pending", "confirmed", "exhausted", "voided", "no_taker"):
         world.put_stub(message_id=status, status=status)
     assert store.count_due(NOW, Scope(), 10) == 1
-    assert [row["message_id"] for part in world.read(store.scan_due(NOW, Scope(), 2)) for row in part] == ["pending"]
+    assert [
+        row["message_id"] for part in world.read(store.scan_due(NOW, Scope(), 2)) for row in part
+    ] == ["pending"]
 
 
-def test_a_scope_takes_its_topics_and_a_half_open_range_of_creation(world: PostgresWorld, store: StubStore) -> None:
+def test_a_scope_takes_its_topics_and_a_half_open_range_of_creation(
+    world: PostgresWorld, store: StubStore
+) -> None:
     for topic in ODD:
         world.put_stub(topic=topic, created_at=NOW)
     day = timedelta(days=1)
     for topic in ODD:
         scope = Scope(topics=[topic], created_from=NOW, created_to=NOW + MICROSECOND)
         assert store.count_due(NOW, scope, 10) == 1
-        assert [row["topic"] for part in world.read(store.scan_due(NOW, scope, 3)) for row in part] == [topic]
+        assert [
+            row["topic"] for part in world.read(store.scan_due(NOW, scope, 3)) for row in part
+        ] == [topic]
         assert store.count_due(NOW, Scope([topic], created_from=NOW + MICROSECOND), 10) == 0
         assert store.count_due(NOW, Scope([topic], created_from=NOW - day, created_to=NOW), 10) == 0
     assert store.count_due(NOW, Scope(topics=[]), 10) == 0
@@ -155,7 +165,9 @@ def test_a_scan_has_every_due_stub_in_exactly_one_part(
     monkeypatch.setattr(postgresql_scan, "FEW_ROWS", 0)
     for number in range(60):
         # Many of one instant: a cut may not fall between them.
-        world.put_stub(message_id=f"m-{number:02}", next_check_at=NOW - timedelta(seconds=number // 9))
+        world.put_stub(
+            message_id=f"m-{number:02}", next_check_at=NOW - timedelta(seconds=number // 9)
+        )
     parts = world.read(store.scan_due(NOW, Scope(), partitions))
     found = [row["message_id"] for part in parts for row in part]
     assert sorted(found) == [f"m-{number:02}" for number in range(60)]
@@ -172,10 +184,14 @@ def test_many_stubs_of_one_instant_are_shared_between_parts(
         world.put_stub(message_id=f"m-{number:02}", next_check_at=NOW)
     parts = world.read(store.scan_due(NOW, Scope(), 4))
     assert len(parts) == 4 and all(len(part) < 40 for part in parts)
-    assert sorted(row["message_id"] for part in parts for row in part) == [f"m-{number:02}" for number in range(60)]
+    assert sorted(row["message_id"] for part in parts for row in part) == [
+        f"m-{number:02}" for number in range(60)
+    ]
 
 
-def test_an_open_scan_holds_no_lock_that_a_migration_would_wait_for(world: PostgresWorld, store: StubStore) -> None:
+def test_an_open_scan_holds_no_lock_that_a_migration_would_wait_for(
+    world: PostgresWorld, store: StubStore
+) -> None:
     world.put_stub(next_check_at=NOW)
     with store.scan_due(NOW, Scope(), 1):
         held = "SELECT mode FROM pg_locks WHERE relation = 'message_stub'::regclass AND pid <> pg_backend_pid()"
@@ -194,17 +210,26 @@ def test_the_parts_of_a_scan_are_of_one_instant(
     """What changes while they are read is not seen: no stub twice, none missing, no attempt of a later send."""
     monkeypatch.setattr(postgresql_scan, "FEW_ROWS", 0)
     for number in range(4):
-        world.put_stub(message_id=f"m-{number}", send_count=2, next_check_at=NOW - timedelta(seconds=4 - number))
+        world.put_stub(
+            message_id=f"m-{number}",
+            send_count=2,
+            next_check_at=NOW - timedelta(seconds=4 - number),
+        )
     with store.scan_due(NOW, Scope(), 2) as scan, world.stubs() as another:
         assert len(scan.parts) == 2
-        world.run("producer", "UPDATE message_stub SET next_check_at = %s WHERE message_id = 'm-0'", (NOW,))
+        world.run(
+            "producer",
+            "UPDATE message_stub SET next_check_at = %s WHERE message_id = 'm-0'",
+            (NOW,),
+        )
         world.run("producer", "DELETE FROM message_stub WHERE message_id = 'm-3'")
         world.put_attempt(message_id="m-1", outcome="sent")
         read = [
             (name, row["message_id"])
-            for part in scan.parts for name, rows in another.read_part(part, lambda name, table: (name, table.to_pylist()))
+            for part in scan.parts
+            for name, rows in another.read_part(part, lambda name, table: (name, table.to_pylist()))
             for row in rows
-        ]  # fmt: skip
+        ]
     assert sorted(read) == [("stubs", f"m-{number}") for number in range(4)]
 
 
@@ -216,7 +241,9 @@ def test_a_part_whose_scan_has_ended_is_no_answer(world: PostgresWorld, store: S
         store.read_part(part, lambda name, table: table)
 
 
-def test_a_scan_gives_instants_in_microseconds_and_keeps_null(world: PostgresWorld, store: StubStore) -> None:
+def test_a_scan_gives_instants_in_microseconds_and_keeps_null(
+    world: PostgresWorld, store: StubStore
+) -> None:
     world.put_stub(
         next_check_at=NOW,
         created_at=NOW - timedelta(hours=2),
@@ -234,32 +261,61 @@ def test_a_scan_gives_instants_in_microseconds_and_keeps_null(world: PostgresWor
     assert row["created_at"] == due - 2 * 3600 * 1_000_000
     assert (row["sent_at"], row["first_seen_at"], row["attempt_deadline"]) == (None, None, None)
     assert (row["shard"], row["tag"], row["queue_id"], row["queue_offset"]) == ("shop_a", "t", 3, 9)
-    assert (row["queue_epoch"], row["send_count"], row["refusals"], row["max_sends"]) == ("e", 1, 0, 4)
+    assert (row["queue_epoch"], row["send_count"], row["refusals"], row["max_sends"]) == (
+        "e",
+        1,
+        0,
+        4,
+    )
     assert row["settled"] is True
     under_way(world, "m-2", 60)
     (settled,) = store.stub_table([Key("orders", "m-2")]).column("settled").to_pylist()
     assert settled is False
 
 
-def test_a_stub_with_an_infinite_instant_does_not_stop_the_scan(world: PostgresWorld, store: StubStore) -> None:
-    world.put_stub(message_id="broken", created_at="-infinity", deliver_at="infinity", next_check_at="-infinity")
+def test_a_stub_with_an_infinite_instant_does_not_stop_the_scan(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    world.put_stub(
+        message_id="broken",
+        created_at="-infinity",
+        deliver_at="infinity",
+        next_check_at="-infinity",
+    )
     world.put_stub(message_id="sound")
-    rows = {row["message_id"]: row for part in world.read(store.scan_due(NOW, Scope(), 3)) for row in part}
+    rows = {
+        row["message_id"]: row
+        for part in world.read(store.scan_due(NOW, Scope(), 3))
+        for row in part
+    }
     assert set(rows) == {"broken", "sound"}
-    ends = (rows["broken"]["created_at"], rows["broken"]["deliver_at"], rows["broken"]["next_check_at"])
+    ends = (
+        rows["broken"]["created_at"],
+        rows["broken"]["deliver_at"],
+        rows["broken"]["next_check_at"],
+    )
     assert ends == (micros(EARLIEST), micros(LATEST), micros(EARLIEST))
     assert set(store.stubs([Key("orders", "broken")])) == {Key("orders", "broken")}
 
 
-def test_attempts_are_scanned_for_due_stubs_sent_more_than_once_one_row_a_group(world: PostgresWorld, store: StubStore) -> None:
+def test_attempts_are_scanned_for_due_stubs_sent_more_than_once_one_row_a_group(
+    world: PostgresWorld, store: StubStore
+) -> None:
     later = NOW + timedelta(days=1)
     for message_id, sends, due in (("once", 1, NOW), ("twice", 2, NOW), ("later", 2, later)):
         world.put_stub(message_id=message_id, send_count=sends, next_check_at=due)
-        world.put_attempt(message_id=message_id, outcome="sent", queue_id=0, queue_offset=5, queue_epoch="e")
-    world.put_attempt(message_id="twice", send_number=2, groups=["billing", "it's"], outcome="refused")
+        world.put_attempt(
+            message_id=message_id, outcome="sent", queue_id=0, queue_offset=5, queue_epoch="e"
+        )
+    world.put_attempt(
+        message_id="twice", send_number=2, groups=["billing", "it's"], outcome="refused"
+    )
     rows = [row for part in world.read(store.scan_due(NOW, Scope(), 3), "attempts") for row in part]
     assert list(rows[0]) == list(ATTEMPT_COLUMNS)
-    told = {(r["message_id"], r["send_number"], r["consumer_group"], r["outcome"], r["queue_offset"]) for r in rows}
+    told = {
+        (r["message_id"], r["send_number"], r["consumer_group"], r["outcome"], r["queue_offset"])
+        for r in rows
+    }
     assert told == {
         ("twice", 1, None, "sent", 5),
         ("twice", 2, "billing", "refused", None),
@@ -297,22 +353,32 @@ def test_ids_of_any_text_come_back_as_they_were(world: PostgresWorld, store: Stu
         assert message.content == key.message_id.encode() + b"\x00\xff"
     claims = [claim_of(key, send_number=1, groups=ODD) for key in keys]
     assert store.claim(claims) == set(keys)
-    ended = [Settlement(c.key, 1, c.token, Outcome.UNKNOWN, error="lost: \x00 %s '") for c in claims]
+    ended = [
+        Settlement(c.key, 1, c.token, Outcome.UNKNOWN, error="lost: \x00 %s '") for c in claims
+    ]
     assert store.settle(ended) == set(keys)
     attempts = store.attempts(keys)
-    assert {key: [a.groups for a in attempts[key]] for key in keys} == {key: [tuple(ODD)] for key in keys}
-    assert store.promote([StubOutcome(key, "pending", "exhausted", 1, None) for key in keys], NOW) == len(keys)
+    assert {key: [a.groups for a in attempts[key]] for key in keys} == {
+        key: [tuple(ODD)] for key in keys
+    }
+    assert store.promote(
+        [StubOutcome(key, "pending", "exhausted", 1, None) for key in keys], NOW
+    ) == len(keys)
     assert all(store.void(key) for key in keys)
 
 
-def test_a_key_that_no_row_can_have_is_absent_and_harms_no_other(world: PostgresWorld, store: StubStore) -> None:
+def test_a_key_that_no_row_can_have_is_absent_and_harms_no_other(
+    world: PostgresWorld, store: StubStore
+) -> None:
     world.put_stub()
     asked = [Key("orders", "nul\x00"), Key("orders", "half\ud800"), KEY, Key("orders", "none"), KEY]
     assert set(store.stubs(asked)) == {KEY}
     assert store.stubs([]) == {} and store.attempts([]) == {} and store.contents([]) == {}
 
 
-def test_attempts_by_key_come_in_the_order_of_their_numbers(world: PostgresWorld, store: StubStore) -> None:
+def test_attempts_by_key_come_in_the_order_of_their_numbers(
+    world: PostgresWorld, store: StubStore
+) -> None:
     world.put_stub(send_count=3)
     for number in (3, 1, 2):
         world.put_attempt(send_number=number, groups=["billing"] if number == 3 else None)
@@ -334,7 +400,9 @@ def test_of_two_claims_at_once_exactly_one_gets_each_number(world: PostgresWorld
     yours = [claim_of(key) for key in reversed(keys)]  # the other order: no deadlock either
     first, second = at_once(world, lambda s: s.claim(mine), lambda s: s.claim(yours))
     assert first | second == set(keys) and not first & second
-    tokens = {c.key: c.token for c in mine if c.key in first} | {c.key: c.token for c in yours if c.key in second}
+    tokens = {c.key: c.token for c in mine if c.key in first} | {
+        c.key: c.token for c in yours if c.key in second
+    }
     with world.stubs() as store:
         assert {key: stub.attempt_token for key, stub in store.stubs(keys).items()} == tokens
 
@@ -349,7 +417,12 @@ def test_of_two_claims_at_once_exactly_one_gets_each_number(world: PostgresWorld
             for status in ("confirmed", "exhausted", "voided", "no_taker")
         ],
         pytest.param(
-            {"send_count": 1, "attempt_token": token(), "attempt_deadline": NOW, "attempted_at": NOW},
+            {
+                "send_count": 1,
+                "attempt_token": token(),
+                "attempt_deadline": NOW,
+                "attempted_at": NOW,
+            },
             {},
             id="an attempt is under way",
         ),
@@ -371,19 +444,40 @@ def test_a_claim_hands_out_nothing_when(
 @pytest.mark.parametrize(
     ("stub", "asked"),
     [
-        pytest.param({"send_count": 1, "next_check_at": NOW}, {"only_when_due": False}, id="a person need not wait"),
-        pytest.param({"send_count": 1, "max_sends": 2}, {"max_sends": 1}, id="the stub's own budget counts first"),
-        pytest.param({"send_count": 1, "refusals": 1}, {"max_sends": 1}, id="a refused number is not spent"),
+        pytest.param(
+            {"send_count": 1, "next_check_at": NOW},
+            {"only_when_due": False},
+            id="a person need not wait",
+        ),
+        pytest.param(
+            {"send_count": 1, "max_sends": 2},
+            {"max_sends": 1},
+            id="the stub's own budget counts first",
+        ),
+        pytest.param(
+            {"send_count": 1, "refusals": 1}, {"max_sends": 1}, id="a refused number is not spent"
+        ),
         pytest.param({"send_count": 0}, {"send_number": 1}, id="Backstop sends the first one"),
     ],
 )
-def test_a_claim_is_granted_when(world: PostgresWorld, store: StubStore, stub: dict[str, Any], asked: dict[str, Any]) -> None:
+def test_a_claim_is_granted_when(
+    world: PostgresWorld, store: StubStore, stub: dict[str, Any], asked: dict[str, Any]
+) -> None:
     world.put_stub(**stub)
     assert store.claim([claim_of(**asked)]) == {KEY}
 
 
-def test_a_claim_writes_its_attempt_and_the_next_look_by_the_stores_clock(world: PostgresWorld, store: StubStore) -> None:
-    world.put_stub(send_count=1, sent_at=NOW, queue_id=1, queue_offset=7, queue_epoch="e", broker_message_id="b")
+def test_a_claim_writes_its_attempt_and_the_next_look_by_the_stores_clock(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    world.put_stub(
+        send_count=1,
+        sent_at=NOW,
+        queue_id=1,
+        queue_offset=7,
+        queue_epoch="e",
+        broker_message_id="b",
+    )
     claim = claim_of(groups=["billing"], attempt_seconds=7.5, next_check_seconds=90)
     before = store.clock()
     assert store.claim([claim]) == {KEY}
@@ -394,32 +488,48 @@ def test_a_claim_writes_its_attempt_and_the_next_look_by_the_stores_clock(world:
     assert row["attempt_deadline"] - row["attempted_at"] == timedelta(seconds=7.5)
     assert row["next_check_at"] - row["attempted_at"] == timedelta(seconds=90)
     # Position and time are those of the newest number: nothing is known of it yet.
-    assert [row[name] for name in ("sent_at", "queue_id", "queue_offset", "queue_epoch")] == [None] * 4
+    assert [row[name] for name in ("sent_at", "queue_id", "queue_offset", "queue_epoch")] == [
+        None
+    ] * 4
 
 
-def test_the_place_and_groups_of_number_1_stay_whatever_is_sent_later(world: PostgresWorld, store: StubStore) -> None:
+def test_the_place_and_groups_of_number_1_stay_whatever_is_sent_later(
+    world: PostgresWorld, store: StubStore
+) -> None:
     """They say who owes a message: a resend must not change it."""
 
     def first() -> list[Any]:
-        names = ("first_broker", "first_queue_id", "first_queue_offset", "first_queue_epoch", "first_to_all")
+        names = (
+            "first_broker",
+            "first_queue_id",
+            "first_queue_offset",
+            "first_queue_epoch",
+            "first_to_all",
+        )
         found = store.stub_table([KEY])
         (stub,) = store.stubs([KEY]).values()
         seen = [found.column(name).to_pylist()[0] for name in names]
         assert seen == [getattr(stub, name) for name in names]
         return seen
 
-    world.put_stub(send_count=1, sent_at=NOW, broker="main", queue_id=1, queue_offset=7, queue_epoch="e")
+    world.put_stub(
+        send_count=1, sent_at=NOW, broker="main", queue_id=1, queue_offset=7, queue_epoch="e"
+    )
     assert first() == ["main", 1, 7, "e", True]
     for number, offset in ((2, 40), (3, 50)):
         claim = claim_of(send_number=number, groups=["billing"], only_when_due=False)
         assert store.claim([claim]) == {KEY}
         assert first() == ["main", 1, 7, "e", True]
-        store.settle([Settlement(KEY, number, claim.token, Outcome.SENT, Position(2, offset, "f"), "main2")])
+        store.settle(
+            [Settlement(KEY, number, claim.token, Outcome.SENT, Position(2, offset, "f"), "main2")]
+        )
         assert first() == ["main", 1, 7, "e", True]
     assert world.stub()["first_broker"] == "main"
 
 
-def test_a_number_1_that_goes_to_some_groups_says_so_and_its_attempt_is_read(world: PostgresWorld, store: StubStore) -> None:
+def test_a_number_1_that_goes_to_some_groups_says_so_and_its_attempt_is_read(
+    world: PostgresWorld, store: StubStore
+) -> None:
     world.put_stub(send_count=0, next_check_at=NOW - timedelta(hours=1))
     claim = claim_of(send_number=1, groups=["billing"], only_when_due=False)
     assert store.claim([claim]) == {KEY}
@@ -431,8 +541,12 @@ def test_a_number_1_that_goes_to_some_groups_says_so_and_its_attempt_is_read(wor
     assert (row["send_number"], row["consumer_group"]) == (1, "billing")
 
 
-def test_stub_and_attempt_record_the_broker_before_the_send(world: PostgresWorld, store: StubStore) -> None:
-    world.put_stub(send_count=1, sent_at=NOW, broker="main", queue_id=1, queue_offset=7, queue_epoch="e")
+def test_stub_and_attempt_record_the_broker_before_the_send(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    world.put_stub(
+        send_count=1, sent_at=NOW, broker="main", queue_id=1, queue_offset=7, queue_epoch="e"
+    )
     claim = claim_of(broker="main2", attempt_seconds=-1)
     assert store.claim([claim]) == {KEY}
     assert store.stub_table([KEY]).column("broker").to_pylist() == ["main2"]
@@ -449,7 +563,9 @@ def test_stub_and_attempt_record_the_broker_before_the_send(world: PostgresWorld
     assert store.lives("orders") == set()
 
 
-def test_two_numbers_of_one_message_in_one_batch_are_refused(world: PostgresWorld, store: StubStore) -> None:
+def test_two_numbers_of_one_message_in_one_batch_are_refused(
+    world: PostgresWorld, store: StubStore
+) -> None:
     world.put_stub(send_count=1)
     with pytest.raises(ContractBroken):
         store.claim([claim_of(), claim_of(send_number=3)])
@@ -471,7 +587,9 @@ def test_each_outcome_is_settled_once_and_a_second_time_changes_nothing(
     world: PostgresWorld, store: StubStore, outcome: Outcome
 ) -> None:
     claim = claimed(world, store)
-    ended = Settlement(KEY, 2, claim.token, outcome, Position(2, 40, "e"), "embedded", "2-40", "why")
+    ended = Settlement(
+        KEY, 2, claim.token, outcome, Position(2, 40, "e"), "embedded", "2-40", "why"
+    )
     assert store.settle([ended]) == {KEY}
     row, attempts = world.stub(), world.attempts()
     sent = outcome is Outcome.SENT
@@ -481,7 +599,11 @@ def test_each_outcome_is_settled_once_and_a_second_time_changes_nothing(
     place = (2, 40, "e") if sent else (None, None, None)
     assert (row["queue_id"], row["queue_offset"], row["queue_epoch"]) == place
     (attempt,) = attempts
-    assert (attempt["send_number"], attempt["outcome"], attempt["groups"]) == (2, outcome.value, ["billing"])
+    assert (attempt["send_number"], attempt["outcome"], attempt["groups"]) == (
+        2,
+        outcome.value,
+        ["billing"],
+    )
     assert (attempt["requested_by"], attempt["started_at"]) == ("request 7", row["attempted_at"])
     assert (attempt["queue_id"], attempt["queue_offset"], attempt["queue_epoch"]) == place
     assert store.settle([ended]) == set()
@@ -503,7 +625,9 @@ def test_an_attempt_that_is_not_the_callers_is_not_settled(
 
 def test_of_two_settlements_at_once_one_is_taken(world: PostgresWorld, store: StubStore) -> None:
     claim = claimed(world, store)
-    ended = [Settlement(KEY, 2, claim.token, outcome) for outcome in (Outcome.REFUSED, Outcome.UNKNOWN)]
+    ended = [
+        Settlement(KEY, 2, claim.token, outcome) for outcome in (Outcome.REFUSED, Outcome.UNKNOWN)
+    ]
     taken = at_once(world, lambda s: s.settle(ended[:1]), lambda s: s.settle(ended[1:]))
     assert sorted(map(len, taken)) == [0, 1]
     winner = Outcome.REFUSED if taken[0] else Outcome.UNKNOWN
@@ -535,12 +659,26 @@ def test_recovery_records_what_is_past_its_deadline_as_unknown_and_leaves_the_re
     assert store.recover(10) == []
     assert world.stub("alive") == alive
     row = world.stub("late")
-    assert (row["attempt_token"], row["send_count"], row["refusals"], row["sent_at"]) == (None, 2, 0, None)
+    assert (row["attempt_token"], row["send_count"], row["refusals"], row["sent_at"]) == (
+        None,
+        2,
+        0,
+        None,
+    )
     (attempt,) = world.attempts()
-    assert (attempt["message_id"], attempt["send_number"], attempt["outcome"]) == ("late", 2, "unknown")
+    assert (attempt["message_id"], attempt["send_number"], attempt["outcome"]) == (
+        "late",
+        2,
+        "unknown",
+    )
     assert (attempt["groups"], attempt["requested_by"]) == (["billing"], "request 9")
     # Who wakes up late finds that it is no longer his.
-    assert store.settle([Settlement(Key("orders", "late"), 2, late, Outcome.SENT, Position(0, 1, "e"))]) == set()
+    assert (
+        store.settle(
+            [Settlement(Key("orders", "late"), 2, late, Outcome.SENT, Position(0, 1, "e"))]
+        )
+        == set()
+    )
     assert world.stub("late") == row
 
 
@@ -551,7 +689,9 @@ def test_a_send_that_may_have_begun_late_is_not_past_before_it_can_have_been_sto
     mine = under_way(world, "settled", 60)
     under_way(world, "died", -1)
     deadline = world.stub("died")["attempt_deadline"]
-    world.run("producer", "UPDATE message_stub SET attempted_at = clock_timestamp() - interval '1 hour'")
+    world.run(
+        "producer", "UPDATE message_stub SET attempted_at = clock_timestamp() - interval '1 hour'"
+    )
     key = Key("orders", "settled")
     assert store.settle([Settlement(key, 2, mine, Outcome.UNKNOWN, max_send_seconds=30.0)]) == {key}
     assert store.recover(10, 30.0) == [Key("orders", "died")]
@@ -571,7 +711,9 @@ def test_who_meets_an_attempt_past_its_deadline_records_it_as_unknown_first(
         under_way(world, message_id, seconds)
     late, alive = Key("orders", "late"), Key("orders", "alive")
     if what == "claim":
-        claims = [claim_of(key)._replace(send_number=3, only_when_due=False) for key in (late, alive)]
+        claims = [
+            claim_of(key)._replace(send_number=3, only_when_due=False) for key in (late, alive)
+        ]
         assert store.claim(claims) == {late}
     elif what == "promote":
         outcomes = [StubOutcome(key, "pending", "confirmed", 2, None) for key in (late, alive)]
@@ -579,15 +721,23 @@ def test_who_meets_an_attempt_past_its_deadline_records_it_as_unknown_first(
     else:
         assert (store.void(late), store.void(alive)) == (True, False)
     (attempt,) = world.attempts()
-    assert (attempt["message_id"], attempt["send_number"], attempt["outcome"]) == ("late", 2, "unknown")
+    assert (attempt["message_id"], attempt["send_number"], attempt["outcome"]) == (
+        "late",
+        2,
+        "unknown",
+    )
     after = world.stub("late")
     expected = {"claim": ("pending", 3), "promote": ("confirmed", 2), "void": ("voided", 2)}
     assert (after["status"], after["send_count"]) == expected[what]
-    assert world.stub("alive")["send_count"] == 2 and world.stub("alive")["attempt_token"] is not None
+    assert (
+        world.stub("alive")["send_count"] == 2 and world.stub("alive")["attempt_token"] is not None
+    )
     assert world.stub("other")["attempt_token"] is not None
 
 
-def test_recovery_takes_at_most_its_limit_the_oldest_first(world: PostgresWorld, store: StubStore) -> None:
+def test_recovery_takes_at_most_its_limit_the_oldest_first(
+    world: PostgresWorld, store: StubStore
+) -> None:
     for seconds in (1, 3, 2):
         under_way(world, f"late-{seconds}", -seconds)
     assert store.recover(2) == [Key("orders", "late-2"), Key("orders", "late-3")]
@@ -602,9 +752,16 @@ def test_two_recoveries_at_once_take_each_attempt_once(world: PostgresWorld) -> 
     assert len(world.attempts()) == 100
 
 
-def test_a_settlement_that_races_a_recovery_leaves_one_account_of_each_attempt(world: PostgresWorld) -> None:
+def test_a_settlement_that_races_a_recovery_leaves_one_account_of_each_attempt(
+    world: PostgresWorld,
+) -> None:
     ended = [
-        Settlement(Key("orders", f"m-{number:03}"), 2, under_way(world, f"m-{number:03}", -1), Outcome.REFUSED)
+        Settlement(
+            Key("orders", f"m-{number:03}"),
+            2,
+            under_way(world, f"m-{number:03}", -1),
+            Outcome.REFUSED,
+        )
         for number in range(200)
     ]
     settled, recovered = at_once(world, lambda s: s.settle(ended), lambda s: set(s.recover(1000)))
@@ -621,7 +778,9 @@ def test_a_settlement_that_races_a_recovery_leaves_one_account_of_each_attempt(w
 # Promoting and deciding
 
 
-def test_a_promotion_sets_status_looks_and_when_it_was_first_seen(world: PostgresWorld, store: StubStore) -> None:
+def test_a_promotion_sets_status_looks_and_when_it_was_first_seen(
+    world: PostgresWorld, store: StubStore
+) -> None:
     due = NOW - timedelta(hours=1)
     world.put_stub(send_count=1, next_check_at=due)
     look = NOW + timedelta(minutes=5)
@@ -635,11 +794,17 @@ def test_a_promotion_sets_status_looks_and_when_it_was_first_seen(world: Postgre
     assert (row["next_check_at"], row["first_seen_at"], row["judged_at"]) == (look, NOW, later)
     before = world.stub()
     statuses = ("pending", "no_taker", "exhausted")
-    late = [StubOutcome(KEY, "pending", status, 1, look + timedelta(hours=1)) for status in statuses]
+    late = [
+        StubOutcome(KEY, "pending", status, 1, look + timedelta(hours=1)) for status in statuses
+    ]
     for outcome in late:
-        assert store.promote([outcome], NOW) == 0  # an older judgement never overrides a newer one ...
+        assert (
+            store.promote([outcome], NOW) == 0
+        )  # an older judgement never overrides a newer one ...
     assert world.stub() == before
-    assert store.promote([StubOutcome(KEY, "pending", "confirmed", 1, None)], NOW) == 1  # ... but with a proof
+    assert (
+        store.promote([StubOutcome(KEY, "pending", "confirmed", 1, None)], NOW) == 1
+    )  # ... but with a proof
     assert (world.stub()["status"], world.stub()["judged_at"]) == ("confirmed", later)
 
 
@@ -648,14 +813,21 @@ def test_a_promotion_sets_status_looks_and_when_it_was_first_seen(world: Postgre
     [
         pytest.param({"send_count": 2}, {}, id="it was sent again"),
         pytest.param({"send_count": 1, "status": "exhausted"}, {}, id="its status moved"),
-        pytest.param({"send_count": 1, "status": "voided"}, {"old_status": "voided"}, id="voided is final"),
+        pytest.param(
+            {"send_count": 1, "status": "voided"}, {"old_status": "voided"}, id="voided is final"
+        ),
         pytest.param(
             {"send_count": 1, "status": "confirmed"},
             {"old_status": "confirmed", "new_status": "pending"},
             id="confirmed is final",
         ),
         pytest.param(
-            {"send_count": 1, "attempt_token": token(), "attempt_deadline": NOW, "attempted_at": NOW},
+            {
+                "send_count": 1,
+                "attempt_token": token(),
+                "attempt_deadline": NOW,
+                "attempted_at": NOW,
+            },
             {},
             id="an attempt is under way",
         ),
@@ -671,7 +843,9 @@ def test_a_promotion_changes_nothing_when(
     assert world.stub() == before
 
 
-def test_a_promotion_that_says_exhausted_does_not_undo_the_raise_of_a_person(world: PostgresWorld, store: StubStore) -> None:
+def test_a_promotion_that_says_exhausted_does_not_undo_the_raise_of_a_person(
+    world: PostgresWorld, store: StubStore
+) -> None:
     exhausted = StubOutcome(KEY, "pending", "exhausted", 1, None)
     world.put_stub(send_count=1, max_sends=1)
     as_of = datetime.now(UTC)
@@ -685,7 +859,9 @@ def test_a_promotion_that_says_exhausted_does_not_undo_the_raise_of_a_person(wor
     assert store.promote([exhausted._replace(key=Key("orders", "m-2"))], datetime.now(UTC)) == 1
 
 
-def test_what_a_person_raised_by_the_stores_clock_is_compared_with_that_clock(world: PostgresWorld, store: StubStore) -> None:
+def test_what_a_person_raised_by_the_stores_clock_is_compared_with_that_clock(
+    world: PostgresWorld, store: StubStore
+) -> None:
     exhausted = StubOutcome(KEY, "pending", "exhausted", 1, None)
     world.put_stub(send_count=1, max_sends=1)
     assert store.raise_max_sends(KEY, 5)
@@ -723,21 +899,34 @@ def test_a_claim_and_a_promotion_at_once_never_both_win(world: PostgresWorld) ->
     outcomes = [StubOutcome(key, "pending", "confirmed", 1, None) for key in keys[::-1]]
     got, moved = at_once(world, lambda s: len(s.claim(claims)), lambda s: s.promote(outcomes, NOW))
     assert got + moved == 200
-    assert not world.run("producer", "SELECT 1 FROM message_stub WHERE status = 'confirmed' AND attempt_token IS NOT NULL")
+    assert not world.run(
+        "producer",
+        "SELECT 1 FROM message_stub WHERE status = 'confirmed' AND attempt_token IS NOT NULL",
+    )
 
 
-def test_more_outcomes_than_one_statement_takes_are_all_promoted(world: PostgresWorld, store: StubStore) -> None:
+def test_more_outcomes_than_one_statement_takes_are_all_promoted(
+    world: PostgresWorld, store: StubStore
+) -> None:
     world.run(
         "producer",
         "INSERT INTO message_stub (topic, message_id, content, next_check_at)"
         " SELECT 'orders', 'm-' || n, '', now() FROM generate_series(1, 25000) n",
     )
-    outcomes = [StubOutcome(Key("orders", f"m-{n}"), "pending", "confirmed", 0, None) for n in range(1, 25001)]
+    outcomes = [
+        StubOutcome(Key("orders", f"m-{n}"), "pending", "confirmed", 0, None)
+        for n in range(1, 25001)
+    ]
     assert store.promote(outcomes, NOW) == 25000
     assert store.promote(outcomes, NOW) == 0
 
 
-UNDER_WAY = {"send_count": 1, "attempt_token": token(), "attempt_deadline": NOW, "attempted_at": NOW}
+UNDER_WAY = {
+    "send_count": 1,
+    "attempt_token": token(),
+    "attempt_deadline": NOW,
+    "attempted_at": NOW,
+}
 
 
 @pytest.mark.parametrize(
@@ -766,7 +955,9 @@ def test_a_message_is_never_voided_and_claimed_at_once(world: PostgresWorld) -> 
         key = Key("orders", f"m-{number}")
         world.put_stub(message_id=key.message_id, send_count=1)
         claim = claim_of(key)
-        got, voided = at_once(world, lambda s, c=claim: bool(s.claim([c])), lambda s, k=key: s.void(k))
+        got, voided = at_once(
+            world, lambda s, c=claim: bool(s.claim([c])), lambda s, k=key: s.void(k)
+        )
         assert got is not voided
         assert (world.stub(key.message_id)["status"] == "voided") is voided
 
@@ -852,19 +1043,37 @@ def test_neighbours_are_the_first_open_message_before_and_the_first_later_one_th
     world: PostgresWorld, store: StubStore
 ) -> None:
     for number, (status, sends, refusals) in enumerate(
-        [("confirmed", 1, 0), ("exhausted", 5, 0), ("pending", 0, 0), ("pending", 1, 1), ("pending", 1, 0), ("confirmed", 1, 0)]
+        [
+            ("confirmed", 1, 0),
+            ("exhausted", 5, 0),
+            ("pending", 0, 0),
+            ("pending", 1, 1),
+            ("pending", 1, 0),
+            ("confirmed", 1, 0),
+        ]
     ):
         world.put_stub(
-            message_id=f"m{number}", ordering_key="it's", sequence=number, status=status, send_count=sends, refusals=refusals
+            message_id=f"m{number}",
+            ordering_key="it's",
+            sequence=number,
+            status=status,
+            send_count=sends,
+            refusals=refusals,
         )
     world.put_stub(message_id="m9", ordering_key="other", sequence=0)
     world.put_stub(message_id="free")
     keys = [Key("orders", i) for i in ("m0", "m1", "m3", "m5", "m9", "free", "no such")]
-    found = {key.message_id: (n.ordering_key, n.open_before, n.sent_after) for key, n in store.neighbours(keys).items()}
+    found = {
+        key.message_id: (n.ordering_key, n.open_before, n.sent_after)
+        for key, n in store.neighbours(keys).items()
+    }
     assert found == {
-        "m0": ("it's", None, "m1"), "m1": ("it's", None, "m4"), "m3": ("it's", "m1", "m4"), "m5": ("it's", "m1", None),
+        "m0": ("it's", None, "m1"),
+        "m1": ("it's", None, "m4"),
+        "m3": ("it's", "m1", "m4"),
+        "m5": ("it's", "m1", None),
         "m9": ("other", None, None),
-    }  # fmt: skip
+    }
 
 
 def test_a_message_without_a_sequence_comes_after_those_with_one_by_creation_then_by_id(
@@ -873,7 +1082,9 @@ def test_a_message_without_a_sequence_comes_after_those_with_one_by_creation_the
     world.put_stub(message_id="z", ordering_key="k", send_count=1, sequence=7, created_at=NOW)
     world.put_stub(message_id="b", ordering_key="k", send_count=1, created_at=NOW)
     world.put_stub(message_id="a", ordering_key="k", send_count=1, created_at=NOW)
-    world.put_stub(message_id="old", ordering_key="k", send_count=1, created_at=NOW - timedelta(days=1))
+    world.put_stub(
+        message_id="old", ordering_key="k", send_count=1, created_at=NOW - timedelta(days=1)
+    )
     left = ["z", "old", "a", "b"]
     for first, second in pairwise(left):
         assert store.neighbours([Key("orders", second)])[Key("orders", second)].open_before == "z"

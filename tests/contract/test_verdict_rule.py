@@ -24,7 +24,9 @@ Rows = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Iterator[Mapping[str, engines.Run]]:
+def runs(
+    tmp_path_factory: pytest.TempPathFactory, spark: Any
+) -> Iterator[Mapping[str, engines.Run]]:
     with engines.every_engine(tmp_path_factory.mktemp("pg"), spark) as runs:
         yield runs
 
@@ -38,19 +40,27 @@ def random_tables() -> dict[str, Rows]:
 def answers(runs: Mapping[str, engines.Run], random_tables: dict[str, Rows]) -> dict[str, Rows]:
     """Every engine's rows about the truth table and the random deliveries, judged at once as a run would."""
     tables = truth_table.tables()
-    both = {name: [*tables[name], *rows] for name, rows in random_tables.items() if name != "instant"}
+    both = {
+        name: [*tables[name], *rows] for name, rows in random_tables.items() if name != "instant"
+    }
     return {name: run("verdict", {**tables, **both}) for name, run in runs.items()}
 
 
 @pytest.fixture(scope="module")
 def of_table(answers: dict[str, Rows]) -> dict[str, Rows]:
-    found = {name: [row for row in rows if row["stub_id"] < RANDOM_FROM] for name, rows in answers.items()}
+    found = {
+        name: [row for row in rows if row["stub_id"] < RANDOM_FROM]
+        for name, rows in answers.items()
+    }
     return {**found, "oracle": oracle.judge(truth_table.tables())}
 
 
 @pytest.fixture(scope="module")
 def of_random(answers: dict[str, Rows]) -> dict[str, Rows]:
-    return {name: [row for row in rows if row["stub_id"] >= RANDOM_FROM] for name, rows in answers.items()}
+    return {
+        name: [row for row in rows if row["stub_id"] >= RANDOM_FROM]
+        for name, rows in answers.items()
+    }
 
 
 def identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -58,7 +68,9 @@ def identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def assert_same(
-    found: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]], columns: Sequence[str]
+    found: Sequence[Mapping[str, Any]],
+    expected: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
 ) -> None:
     """Every delivery once in both, equal in these columns; shows the first few that are not."""
     assert Counter(map(identity, found)) == Counter(map(identity, expected))
@@ -144,12 +156,15 @@ def test_absence_is_not_evidence(runs: Mapping[str, engines.Run]) -> None:
     tables = random_deliveries.judge_tables(77, 100, 12)
     before = {identity(r) for r in runs["duckdb"]("verdict", tables) if r["eligible"]}
     nothing_read: dict[str, Rows] = {
-        "group_state": [], "shard_state": [],
+        "group_state": [],
+        "shard_state": [],
         "delivery": [{**d, **dict.fromkeys(frames.LOG)} for d in tables["delivery"]],
         "progress": [{**p, "settled_offset": None} for p in tables["progress"]],
-    }  # fmt: skip
+    }
     for name, less in nothing_read.items():
-        after = {identity(r) for r in runs["duckdb"]("verdict", {**tables, name: less}) if r["eligible"]}
+        after = {
+            identity(r) for r in runs["duckdb"]("verdict", {**tables, name: less}) if r["eligible"]
+        }
         assert after <= before, name
         assert name == "progress" or not after, name
 
@@ -162,7 +177,10 @@ def test_a_group_owes_what_it_takes_while_it_is_active_and_not_below_its_start(
     rows = runs[engine]("deliveries", tables)
     stubs = {stub["stub_id"]: stub for stub in tables["stub"]}
     expected = [
-        {**{c: stubs[stub_id][c] for c in frames.OWED if c != "consumer_group"}, "consumer_group": group}
+        {
+            **{c: stubs[stub_id][c] for c in frames.OWED if c != "consumer_group"},
+            "consumer_group": group,
+        }
         for stub_id, group in oracle.owed(tables)
     ]
     assert 0 < len(expected) < 3 * len(stubs)
@@ -186,30 +204,67 @@ OWED: tuple[tuple[dict[str, Any], dict[str, Any], bool], ...] = (
     ({"first_queue_offset": None}, {}, True),
     # A resend's place, or none while one is under way, says nothing about who owes the message.
     ({"first_queue_offset": 9, "queue_offset": 200, "send_count": 2}, {}, False),
-    ({"first_queue_offset": 9, "queue_offset": None, "queue_id": None, "queue_epoch": None, "send_count": 2}, {}, False),
-    ({"first_queue_offset": None, "first_queue_id": None, "first_queue_epoch": None}, {"active_from": NOW}, False),
+    (
+        {
+            "first_queue_offset": 9,
+            "queue_offset": None,
+            "queue_id": None,
+            "queue_epoch": None,
+            "send_count": 2,
+        },
+        {},
+        False,
+    ),
+    (
+        {"first_queue_offset": None, "first_queue_id": None, "first_queue_epoch": None},
+        {"active_from": NOW},
+        False,
+    ),
     # Another broker's queue, and a later life of the queue under the same epoch, have offsets of their own.
     ({"first_queue_offset": 9, "first_broker": "side"}, {}, True),
     ({"first_queue_offset": 9, "first_broker": "side"}, {"broker": "side"}, True),
     ({"first_queue_offset": 9, "first_broker": None}, {}, False),
     ({"first_queue_offset": 9, "created_at": NOW - 1}, {"attempt_timeout": 1}, False),
     ({"first_queue_offset": 9, "created_at": NOW}, {"attempt_timeout": 1}, True),
-    ({"first_queue_offset": 9, "created_at": NOW}, {"attempt_timeout": 1, "active_from": NOW + 1}, False),
+    (
+        {"first_queue_offset": 9, "created_at": NOW},
+        {"attempt_timeout": 1, "active_from": NOW + 1},
+        False,
+    ),
 )
 """What differs of the stub and of the policy; is it owed?"""
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_delivery_is_owed_or_not_at_each_boundary(runs: Mapping[str, engines.Run], engine: str) -> None:
+def test_a_delivery_is_owed_or_not_at_each_boundary(
+    runs: Mapping[str, engines.Run], engine: str
+) -> None:
     tables: dict[str, Rows] = {name: [] for name in ("stub", "policy", "group_tag", "start_offset")}
-    start = {"broker": "main", "queue_id": 0, "epoch": "e2", "start_offset": 10, "only_until": NOW + 1}
+    start = {
+        "broker": "main",
+        "queue_id": 0,
+        "epoch": "e2",
+        "start_offset": 10,
+        "only_until": NOW + 1,
+    }
     for number, (stub, policy, _) in enumerate(OWED):
         where = {"topic": f"t{number}", "consumer_group": "billing"}
-        tables["stub"].append({
-            **dict.fromkeys(frames.STUB), **truth_table.STUB, "stub_id": number, "shard": "s",
-            "message_id": "m", "topic": where["topic"], "created_at": NOW - 1,
-            "first_broker": "main", "first_queue_id": 0, "first_queue_offset": 10, "first_queue_epoch": "e2", **stub,
-        })  # fmt: skip
+        tables["stub"].append(
+            {
+                **dict.fromkeys(frames.STUB),
+                **truth_table.STUB,
+                "stub_id": number,
+                "shard": "s",
+                "message_id": "m",
+                "topic": where["topic"],
+                "created_at": NOW - 1,
+                "first_broker": "main",
+                "first_queue_id": 0,
+                "first_queue_offset": 10,
+                "first_queue_epoch": "e2",
+                **stub,
+            }
+        )
         tables["policy"].append({**where, **truth_table.POLICY, "attempt_timeout": 0, **policy})
         tables["group_tag"].extend({**where, "tag": tag} for tag in ("red", "green"))
         tables["start_offset"].append({**where, **start})

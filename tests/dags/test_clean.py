@@ -13,7 +13,9 @@ from backstop.model.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("keep", ["1d", "47h", "0", "a month", "-5d"])
-def test_a_limit_that_is_too_short_deletes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keep: str) -> None:
+def test_a_limit_that_is_too_short_deletes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keep: str
+) -> None:
     monkeypatch.setenv("BACKSTOP_CLEAN_KEEP", keep)
     for clean in (clean_airflow.clean_database, clean_airflow.clean_logs):
         with pytest.raises(ConfigurationError, match="BACKSTOP_CLEAN_KEEP"):
@@ -21,16 +23,25 @@ def test_a_limit_that_is_too_short_deletes_nothing(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("connection", [None, "sqlite:////tmp/airflow.db"])
-def test_only_a_connection_to_airflows_own_database_is_used(monkeypatch: pytest.MonkeyPatch, connection: str | None) -> None:
+def test_only_a_connection_to_airflows_own_database_is_used(
+    monkeypatch: pytest.MonkeyPatch, connection: str | None
+) -> None:
     if connection:
         monkeypatch.setenv("AIRFLOW_CONN_AIRFLOW_DB", connection)
     with pytest.raises(ConfigurationError, match="airflow_db"):
         clean_airflow.clean_database.function({"dry_run": False})
-    monkeypatch.setenv("AIRFLOW_CONN_AIRFLOW_DB", "postgresql://airflow:p%40ss@db:5432/airflow?sslmode=verify-full")
-    assert clean_airflow.database_url() == "postgresql+psycopg2://airflow:p%40ss@db:5432/airflow?sslmode=verify-full"
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_AIRFLOW_DB", "postgresql://airflow:p%40ss@db:5432/airflow?sslmode=verify-full"
+    )
+    assert (
+        clean_airflow.database_url()
+        == "postgresql+psycopg2://airflow:p%40ss@db:5432/airflow?sslmode=verify-full"
+    )
 
 
-def test_old_files_of_logs_go_and_nothing_outside_or_newer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_old_files_of_logs_go_and_nothing_outside_or_newer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     logs, outside = tmp_path / "logs", tmp_path / "outside.log"
     old, young, empty = logs / "run" / "old.log", logs / "run" / "young.log", logs / "empty"
     empty.mkdir(parents=True)
@@ -43,6 +54,10 @@ def test_old_files_of_logs_go_and_nothing_outside_or_newer(monkeypatch: pytest.M
     monkeypatch.setenv("AIRFLOW__LOGGING__BASE_LOG_FOLDER", str(logs))
     assert clean_airflow.clean_logs.function({"dry_run": False}) == 0, "within 30 days"
     monkeypatch.setenv("BACKSTOP_CLEAN_KEEP", "2d")
-    assert clean_airflow.clean_logs.function({"dry_run": True}) == 1 and old.exists() and empty.exists()
+    assert (
+        clean_airflow.clean_logs.function({"dry_run": True}) == 1
+        and old.exists()
+        and empty.exists()
+    )
     assert clean_airflow.clean_logs.function({"dry_run": False}) == 1
     assert not old.exists() and not empty.exists() and young.exists() and outside.exists()

@@ -50,15 +50,29 @@ class Control:
             return cursor.fetchall() if cursor.description else []
 
     def case(
-        self, severity: str = "warning", *ids: str, kind: str = "unknown", subject: str = "", topic: str = "orders"
+        self,
+        severity: str = "warning",
+        *ids: str,
+        kind: str = "unknown",
+        subject: str = "",
+        topic: str = "orders",
     ) -> int:
         connection = psycopg2.connect(self.url)
         with connection, connection.cursor() as cursor:
             case_id = open_case(
-                cursor, kind=kind, topic=topic, group="billing", subject=subject or str(uuid.uuid4()), severity=severity,
-                summary="nobody can say what became of it", evidence={}, run_id=None,
-                members=[("shop_a", topic, message_id, "billing") for message_id in ids or ("m-1",)],
-            )  # fmt: skip
+                cursor,
+                kind=kind,
+                topic=topic,
+                group="billing",
+                subject=subject or str(uuid.uuid4()),
+                severity=severity,
+                summary="nobody can say what became of it",
+                evidence={},
+                run_id=None,
+                members=[
+                    ("shop_a", topic, message_id, "billing") for message_id in ids or ("m-1",)
+                ],
+            )
         connection.close()
         return case_id
 
@@ -70,13 +84,19 @@ class Control:
 
     def name(self, case_id: int, number: int) -> str:
         """The run of a question."""
-        ((run,),) = self.rows("SELECT dag_run_id FROM case_question WHERE case_id = %s AND number = %s", case_id, number)
+        ((run,),) = self.rows(
+            "SELECT dag_run_id FROM case_question WHERE case_id = %s AND number = %s",
+            case_id,
+            number,
+        )
         return str(run)
 
     def set_people(self, line: str) -> None:
         """`line`: what `people` holds, as a mapping in one line."""
         written = yaml.safe_load((ROOT / "backstop.yaml").read_text())
-        self.config.write_text(yaml.safe_dump(written | {"people": {"second_person": [], **yaml.safe_load(line)}}))
+        self.config.write_text(
+            yaml.safe_dump(written | {"people": {"second_person": [], **yaml.safe_load(line)}})
+        )
 
 
 @pytest.fixture
@@ -95,7 +115,10 @@ def control(server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def ask(control: Control, case_id: int) -> str:
     """The case's run, after its form was written."""
-    ((_, run),) = control.rows("SELECT case_id, dag_run_id FROM case_question WHERE case_id = %s AND ended_at IS NULL", case_id)
+    ((_, run),) = control.rows(
+        "SELECT case_id, dag_run_id FROM case_question WHERE case_id = %s AND ended_at IS NULL",
+        case_id,
+    )
     people.form_of(case_id, run)
     return str(run)
 
@@ -126,20 +149,31 @@ class Airflow:
         return SimpleNamespace(is_paused=self.paused in (True, dag_id))
 
 
-def start(case_id: int, run: str, dag: str = "decide_case", *, reset: bool = False) -> dict[str, Any]:
+def start(
+    case_id: int, run: str, dag: str = "decide_case", *, reset: bool = False
+) -> dict[str, Any]:
     return {"trigger_dag_id": dag, "dag_run_id": run, "conf": {"case_id": case_id}, "reset": reset}
 
 
-def test_the_most_severe_and_then_the_oldest_cases_are_asked_about_so_many_at_a_time_and_none_twice(control: Control) -> None:
-    mild, old, severe, young = (control.case(severity) for severity in ("info", "warning", "critical", "warning"))
+def test_the_most_severe_and_then_the_oldest_cases_are_asked_about_so_many_at_a_time_and_none_twice(
+    control: Control,
+) -> None:
+    mild, old, severe, young = (
+        control.case(severity) for severity in ("info", "warning", "critical", "warning")
+    )
     assert control.choose(2) == [(severe, control.name(severe, 1)), (old, control.name(old, 1))]
     assert control.choose(2) == []
     assert [case for case, _ in control.choose(10)] == [young, mild]
     with pytest.raises(psycopg2.errors.UniqueViolation):
-        control.rows("INSERT INTO case_question (case_id, number, dag_run_id) VALUES (%s, 9, 'another')", severe)
+        control.rows(
+            "INSERT INTO case_question (case_id, number, dag_run_id) VALUES (%s, 9, 'another')",
+            severe,
+        )
 
 
-def test_critical_cases_do_not_wait_for_the_places_of_mild_ones_and_are_bounded_too(control: Control) -> None:
+def test_critical_cases_do_not_wait_for_the_places_of_mild_ones_and_are_bounded_too(
+    control: Control,
+) -> None:
     for _ in range(3):
         control.case("warning")
     assert len(control.choose(2)) == 2
@@ -153,13 +187,17 @@ def test_a_decision_is_applied_in_the_name_of_who_answered_and_only_once(control
     control.choose()
     run = ask(control, case_id)
     assert apply(case_id, run, OLGA)["how"] == "applied"
-    assert control.rows("SELECT state, decision, decided_by, why FROM case_file") == [("decided", "leave", "olga", "seen")]
+    assert control.rows("SELECT state, decision, decided_by, why FROM case_file") == [
+        ("decided", "leave", "olga", "seen")
+    ]
     # A crash after the decision, before the row ended: the same answer again changes nothing.
     control.rows("UPDATE case_question SET ended_at = NULL, how = NULL, said = NULL")
     decided = control.rows("SELECT * FROM case_file")
     assert apply(case_id, run, OLGA)["how"] == "applied"
     assert control.rows("SELECT * FROM case_file") == decided
-    assert apply(case_id, run, OLGA | {"option": "discard"})["how"] == "applied", "what had ended has ended"
+    assert apply(case_id, run, OLGA | {"option": "discard"})["how"] == "applied", (
+        "what had ended has ended"
+    )
     assert control.rows("SELECT * FROM delivery_decision") == []
 
 
@@ -171,7 +209,10 @@ def test_a_decision_is_applied_in_the_name_of_who_answered_and_only_once(control
         (OLGA | {"user_id": "otto", "user_name": "otto"}, "otto may not decide"),
         (OLGA | {"user_id": None, "user_name": "olga"}, "may not decide"),
         (None, "nobody has answered"),
-        (OLGA | {"option": "go_on"}, "refused: A case of kind unknown cannot be decided by 'go_on'"),
+        (
+            OLGA | {"option": "go_on"},
+            "refused: A case of kind unknown cannot be decided by 'go_on'",
+        ),
     ],
 )
 def test_an_answer_that_may_not_be_applied_leaves_the_case_open_and_the_next_question_says_why(
@@ -186,14 +227,17 @@ def test_an_answer_that_may_not_be_applied_leaves_the_case_open_and_the_next_que
     assert told in people.form_of(case_id, control.name(case_id, 2))["body"]
 
 
-def test_an_answer_is_stale_when_the_case_was_decided_came_back_or_grew_since_it_was_shown(control: Control) -> None:
+def test_an_answer_is_stale_when_the_case_was_decided_came_back_or_grew_since_it_was_shown(
+    control: Control,
+) -> None:
     decided, back, grown = (control.case("warning", "a", "b", "c") for _ in range(3))
     control.choose()
     runs = {case_id: ask(control, case_id) for case_id in (decided, back, grown)}
     control.rows(
         "UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'carla', why = 'w', decided_at = now()"
-        " WHERE case_id = %s", decided,
-    )  # fmt: skip
+        " WHERE case_id = %s",
+        decided,
+    )
     control.rows("UPDATE case_file SET reopened = 1 WHERE case_id = %s", back)
     more = "INSERT INTO case_member SELECT %s, 'shop_a', 'orders', 'm' || n, 'billing' FROM generate_series(1, 6) AS n"
     control.rows(more, grown)
@@ -201,7 +245,11 @@ def test_an_answer_is_stale_when_the_case_was_decided_came_back_or_grew_since_it
     assert "decided by carla (leave)" in told[decided]
     assert "has come back" in told[back]
     assert "had 3 open deliveries" in told[grown] and "has 9 now" in told[grown]
-    assert control.rows("SELECT case_id, decision FROM case_file ORDER BY 1") == [(decided, "leave"), (back, None), (grown, None)]
+    assert control.rows("SELECT case_id, decision FROM case_file ORDER BY 1") == [
+        (decided, "leave"),
+        (back, None),
+        (grown, None),
+    ]
 
 
 def test_a_case_that_is_over_when_its_form_is_written_is_not_shown(control: Control) -> None:
@@ -213,7 +261,9 @@ def test_a_case_that_is_over_when_its_form_is_written_is_not_shown(control: Cont
     assert control.rows("SELECT how FROM case_question") == [("over",)]
 
 
-def test_a_case_whose_dead_letters_are_all_on_their_way_is_not_asked_about_until_one_is_undecided(control: Control) -> None:
+def test_a_case_whose_dead_letters_are_all_on_their_way_is_not_asked_about_until_one_is_undecided(
+    control: Control,
+) -> None:
     case_id = control.case(kind="dead_letters")
     assert control.choose() == []
     with control.connection.cursor() as cursor:
@@ -229,23 +279,35 @@ def test_a_case_whose_dead_letters_are_all_on_their_way_is_not_asked_about_until
     assert ask_people.look_for_questions(airflow) == []
 
 
-def test_runs_that_were_never_started_are_started_and_those_that_ended_or_are_not_needed_end(control: Control) -> None:
+def test_runs_that_were_never_started_are_started_and_those_that_ended_or_are_not_needed_end(
+    control: Control,
+) -> None:
     unstarted, gone, needless, busy, fine = (control.case() for _ in range(5))
     control.choose()
     for case_id in (needless, busy):
         ask(control, case_id)
     decide = "UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'c', why = 'w', decided_at = now()"
     control.rows(f"{decide} WHERE case_id IN (%s, %s)", needless, busy)
-    airflow = Airflow({
-        control.name(gone, 1): ("failed", "failed"), control.name(needless, 1): ("running", "awaiting_input"),
-        control.name(busy, 1): ("running", "success"), control.name(fine, 1): ("running", "awaiting_input"),
-    })  # fmt: skip
+    airflow = Airflow(
+        {
+            control.name(gone, 1): ("failed", "failed"),
+            control.name(needless, 1): ("running", "awaiting_input"),
+            control.name(busy, 1): ("running", "success"),
+            control.name(fine, 1): ("running", "awaiting_input"),
+        }
+    )
     assert ask_people.look_for_questions(airflow) == [
-        start(unstarted, control.name(unstarted, 1)), start(needless, control.name(needless, 1), reset=True),
+        start(unstarted, control.name(unstarted, 1)),
+        start(needless, control.name(needless, 1), reset=True),
     ]
-    assert control.rows("SELECT case_id, how FROM case_question WHERE ended_at IS NOT NULL") == [(gone, "lost")]
+    assert control.rows("SELECT case_id, how FROM case_question WHERE ended_at IS NOT NULL") == [
+        (gone, "lost")
+    ]
     # What was lost is asked about again, but not at once.
-    control.rows("UPDATE case_question SET ended_at = ended_at - interval '6 minutes' WHERE case_id = %s", gone)
+    control.rows(
+        "UPDATE case_question SET ended_at = ended_at - interval '6 minutes' WHERE case_id = %s",
+        gone,
+    )
     started = [start["dag_run_id"] for start in ask_people.look_for_questions(airflow)]
     assert control.name(gone, 2) in started
 
@@ -257,14 +319,19 @@ def test_cases_that_wait_while_the_dag_is_paused_make_the_look_fail(control: Con
         ask_people.look_for_questions(Airflow({}, paused=True))
 
 
-def test_what_was_chosen_and_could_not_be_started_is_no_success_of_ask_people(control: Control) -> None:
+def test_what_was_chosen_and_could_not_be_started_is_no_success_of_ask_people(
+    control: Control,
+) -> None:
     """By its last success a failure is told once; without one each failure would be the first one, or none would."""
     control.case()
     success = "SELECT reached FROM watermark WHERE subject = 'ask_people went well'"
     ((start,), first) = ask_people.look_for_questions(Airflow({})), control.rows(success)
     assert len(first) == 1
     assert ask_people.look_for_questions(Airflow({})) == [start] and control.rows(success) == first
-    assert ask_people.look_for_questions(Airflow({start["dag_run_id"]: ("running", "awaiting_input")})) == []
+    assert (
+        ask_people.look_for_questions(Airflow({start["dag_run_id"]: ("running", "awaiting_input")}))
+        == []
+    )
     assert control.rows(success) > first
 
 
@@ -272,17 +339,24 @@ def test_a_team_is_asked_in_its_own_dag_and_waits_for_no_other_team(control: Con
     control.set_people("{questions: 1, deciders: [olga]}")
     with control.config.open("a") as file:
         file.write("teams: [{name: a, topics: [orders]}, {name: b, topics: [payments]}]\n")
-    first, second, third = (control.case(topic=topic) for topic in ("orders", "payments", "refunds"))
+    first, second, third = (
+        control.case(topic=topic) for topic in ("orders", "payments", "refunds")
+    )
     control.case(topic="orders")
     started = ask_people.look_for_questions(Airflow({}, paused="decide_case__a"))
     runs = {case_id: control.name(case_id, 1) for case_id in (first, second, third)}
     assert started == [start(second, runs[second], "decide_case__b"), start(third, runs[third])]
-    airflow = Airflow({runs[second]: ("running", "awaiting_input"), runs[third]: ("running", "awaiting_input")}, "decide_case__a")
+    airflow = Airflow(
+        {runs[second]: ("running", "awaiting_input"), runs[third]: ("running", "awaiting_input")},
+        "decide_case__a",
+    )
     with pytest.raises(AirflowFailException, match=r"1 cases wait .* decide_case__a is paused"):
         ask_people.look_for_questions(airflow)
     # Another team's DAG neither shows the case nor decides it.
     for dag in ("decide_case", "decide_case__b"):
-        with pytest.raises(AirflowFailException, match=f"asked about by decide_case__a, not by {dag}"):
+        with pytest.raises(
+            AirflowFailException, match=f"asked about by decide_case__a, not by {dag}"
+        ):
             people.form_of(first, runs[first], "try 1", dag)
     people.form_of(first, runs[first], "try 1", "decide_case__a")
     people.receive_answer({"run_id": runs[first], "ti": SimpleNamespace(id="try 1")}, OLGA)
@@ -291,7 +365,9 @@ def test_a_team_is_asked_in_its_own_dag_and_waits_for_no_other_team(control: Con
     assert people.apply_answer(first, runs[first], "decide_case__a")["how"] == "applied"
 
 
-def test_a_case_asked_about_by_hand_has_one_question_and_a_second_run_is_refused(control: Control) -> None:
+def test_a_case_asked_about_by_hand_has_one_question_and_a_second_run_is_refused(
+    control: Control,
+) -> None:
     case_id = control.case()
     people.form_of(case_id, "manual__1")
     assert control.choose() == []
@@ -301,18 +377,30 @@ def test_a_case_asked_about_by_hand_has_one_question_and_a_second_run_is_refused
         people.form_of(999, "manual__3")
     connection = psycopg2.connect(control.url)
     assert [one.question.dag_run_id for one in live(connection)] == ["manual__1"]
-    assert end(connection, "manual__1", "lost", "deleted") and not end(connection, "manual__1", "over", "again")
+    assert end(connection, "manual__1", "lost", "deleted") and not end(
+        connection, "manual__1", "over", "again"
+    )
     connection.close()
     # A run that had ended and is cleared asks again.
-    assert people.form_of(case_id, "manual__1")["options"] == ["resend", "void", "discard", "drained", "leave"]
+    assert people.form_of(case_id, "manual__1")["options"] == [
+        "resend",
+        "void",
+        "discard",
+        "drained",
+        "leave",
+    ]
 
 
 def test_a_case_that_was_left_can_be_asked_about_by_hand_and_is_not_stale(control: Control) -> None:
     case_id = control.case()
-    control.rows("UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'c', why = 'w', decided_at = now()")
+    control.rows(
+        "UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'c', why = 'w', decided_at = now()"
+    )
     assert control.choose() == []
     people.form_of(case_id, "manual__1")
-    assert ask_people.look_for_questions(Airflow({"manual__1": ("running", "awaiting_input")})) == []
+    assert (
+        ask_people.look_for_questions(Airflow({"manual__1": ("running", "awaiting_input")})) == []
+    )
     assert apply(case_id, "manual__1", OLGA)["how"] == "applied"
     assert control.rows("SELECT decided_by FROM case_file") == [("olga",)]
 
@@ -325,7 +413,9 @@ def test_a_case_that_was_left_can_be_asked_about_by_hand_and_is_not_stale(contro
         ("{}", "uwe:user", []),
     ],
 )
-def test_who_may_answer(control: Control, monkeypatch: pytest.MonkeyPatch, line: str, users: str, named: list[str]) -> None:
+def test_who_may_answer(
+    control: Control, monkeypatch: pytest.MonkeyPatch, line: str, users: str, named: list[str]
+) -> None:
     monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", users)
     control.set_people(line)
     case_id = control.case()
@@ -335,8 +425,13 @@ def test_who_may_answer(control: Control, monkeypatch: pytest.MonkeyPatch, line:
     assert apply(case_id, run, uwe)["how"] == "not_applied"
 
 
-def test_with_another_auth_manager_whoever_it_lets_answer_may(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIRFLOW__CORE__AUTH_MANAGER", "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager")
+def test_with_another_auth_manager_whoever_it_lets_answer_may(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "AIRFLOW__CORE__AUTH_MANAGER",
+        "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager",
+    )
     control.set_people("{}")
     case_id = control.case()
     ((_, run),) = control.choose()
@@ -354,7 +449,9 @@ def test_with_another_auth_manager_whoever_it_lets_answer_may(control: Control, 
         ("", "(empty)"),
     ],
 )
-def test_whatever_somebody_put_into_a_message_is_shown_as_code_on_one_line(value: str, shown: str) -> None:
+def test_whatever_somebody_put_into_a_message_is_shown_as_code_on_one_line(
+    value: str, shown: str
+) -> None:
     assert code(value) == shown
 
 
@@ -362,14 +459,19 @@ def test_an_answer_is_explained_without_the_words_of_the_command_line(control: C
     case_id = control.case(kind="exhausted")
     ((_, run),) = control.choose()
     body = people.form_of(case_id, run)["body"]
-    assert "- **raise**: allows one more send; reconcile continues with it" in body and "(or --" not in body
+    assert (
+        "- **raise**: allows one more send; reconcile continues with it" in body
+        and "(or --" not in body
+    )
 
 
 def test_a_long_value_is_cut_and_says_how_long_it_is() -> None:
     assert plain("x" * 5000) == "x" * 300 + " ... (5000 characters)"
 
 
-def test_an_answer_is_held_against_the_case_although_somebody_else_began_the_same_decision(control: Control) -> None:
+def test_an_answer_is_held_against_the_case_although_somebody_else_began_the_same_decision(
+    control: Control,
+) -> None:
     case_id = control.case("warning", "a")
     control.choose()
     run = ask(control, case_id)
@@ -379,13 +481,17 @@ def test_an_answer_is_held_against_the_case_although_somebody_else_began_the_sam
     assert done["how"] == "not_applied" and "has come back" in done["said"]
 
 
-def test_an_answer_that_had_reached_a_producer_goes_on_although_the_case_grew(control: Control) -> None:
+def test_an_answer_that_had_reached_a_producer_goes_on_although_the_case_grew(
+    control: Control,
+) -> None:
     case_id = control.case("warning", "a")
     control.choose()
     run = ask(control, case_id)
     ((at,),) = control.rows("SELECT shown ->> 'at' FROM case_question")
-    control.rows("UPDATE case_file SET decision = 'leave', decided_by = 'olga', why = 'seen', intention = %s",
-                 json.dumps({"once": f"{run} {at}", "reached": True, "before": None}))  # fmt: skip
+    control.rows(
+        "UPDATE case_file SET decision = 'leave', decided_by = 'olga', why = 'seen', intention = %s",
+        json.dumps({"once": f"{run} {at}", "reached": True, "before": None}),
+    )
     more = "INSERT INTO case_member SELECT %s, 'shop_a', 'orders', 'm' || n, 'billing' FROM generate_series(1, 9) AS n"
     control.rows(more, case_id)
     assert apply(case_id, run, OLGA)["how"] == "partly"
@@ -404,7 +510,9 @@ def test_what_joined_since_the_form_was_written_is_asked_about_by_itself(control
     assert members == ["late"] and [case for case, _ in control.choose()] == [other]
 
 
-def test_a_run_that_is_cleared_shows_another_form_whose_answer_is_applied_too(control: Control) -> None:
+def test_a_run_that_is_cleared_shows_another_form_whose_answer_is_applied_too(
+    control: Control,
+) -> None:
     case_id = control.case("warning", "a", "b")
     people.form_of(case_id, "manual__1")
     ((at,),) = control.rows("SELECT shown ->> 'at' FROM case_question")
@@ -417,18 +525,24 @@ def test_a_run_that_is_cleared_shows_another_form_whose_answer_is_applied_too(co
     assert control.rows("SELECT state FROM case_file") == [("decided",)]
 
 
-def test_an_answer_that_could_not_be_applied_waits_for_apply_and_nobody_is_asked_twice(control: Control) -> None:
+def test_an_answer_that_could_not_be_applied_waits_for_apply_and_nobody_is_asked_twice(
+    control: Control,
+) -> None:
     waits, over = control.case(), control.case()
     control.choose()
     for case_id in (waits, over):
         people.receive_answer({"run_id": ask(control, case_id)}, OLGA)
-    airflow = Airflow({control.name(case_id, 1): ("failed", "success") for case_id in (waits, over)})
+    airflow = Airflow(
+        {control.name(case_id, 1): ("failed", "success") for case_id in (waits, over)}
+    )
     assert ask_people.look_for_questions(airflow) == []
     assert control.rows("SELECT ended_at FROM case_question") == [(None,), (None,)]
     decide = "UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'c', why = 'w', decided_at = now()"
     control.rows(f"{decide} WHERE case_id = %s", over)
     assert ask_people.look_for_questions(airflow) == []
-    assert control.rows("SELECT case_id, how FROM case_question WHERE ended_at IS NOT NULL") == [(over, "over")]
+    assert control.rows("SELECT case_id, how FROM case_question WHERE ended_at IS NOT NULL") == [
+        (over, "over")
+    ]
     # The task apply was cleared.
     assert apply(waits, control.name(waits, 1))["how"] == "applied"
 
@@ -442,7 +556,9 @@ def test_a_run_that_somebody_failed_without_an_answer_is_asked_again(control: Co
     assert control.rows("SELECT how FROM case_question") == [("lost",)]
 
 
-def test_an_answer_to_an_earlier_try_is_none_to_the_form_that_was_written_since(control: Control) -> None:
+def test_an_answer_to_an_earlier_try_is_none_to_the_form_that_was_written_since(
+    control: Control,
+) -> None:
     case_id = control.case()
     ((_, run),) = control.choose()
     people.form_of(case_id, run, "try 1")
@@ -463,37 +579,56 @@ def test_nobody_takes_the_name_of_another_cases_question(control: Control) -> No
 def test_a_proposal_of_a_case_that_was_left_is_shown_to_a_second_person(control: Control) -> None:
     control.set_people("{deciders: [olga, otto], second_person: [void]}")
     case_id = control.case()
-    control.rows("UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'c', why = 'w', decided_at = now()")
-    control.rows("INSERT INTO proposal (case_id, action, who, why) VALUES (%s, 'void', 'ann', 'w')", case_id)
+    control.rows(
+        "UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'c', why = 'w', decided_at = now()"
+    )
+    control.rows(
+        "INSERT INTO proposal (case_id, action, who, why) VALUES (%s, 'void', 'ann', 'w')", case_id
+    )
     ((_, run),) = control.choose()
     assert people.form_of(case_id, run)["options"] == ["approve", "reject"]
 
 
 def operator() -> ask_person.AskPersonOperator:
-    return ask_person.AskPersonOperator(task_id="ask", form=people.ask_about_case, receive=people.receive_answer)
+    return ask_person.AskPersonOperator(
+        task_id="ask", form=people.ask_about_case, receive=people.receive_answer
+    )
 
 
 def test_a_question_that_nobody_answered_in_time_stays_open() -> None:
-    event = {"error_type": "timeout", "error": "The Human-in-the-loop response timeout has passed without a response."}
+    event = {
+        "error_type": "timeout",
+        "error": "The Human-in-the-loop response timeout has passed without a response.",
+    }
     with pytest.raises(TaskAwaitingInput) as parked:
         operator().execute_complete({}, event)
-    assert (parked.value.method_name, parked.value.timeout) == ("execute_complete", timedelta(minutes=10))
+    assert (parked.value.method_name, parked.value.timeout) == (
+        "execute_complete",
+        timedelta(minutes=10),
+    )
 
 
 def test_what_a_database_cannot_keep_is_refused_and_not_dropped(control: Control) -> None:
     event = {
-        "responded_by_user": {"id": "olga", "name": "olga"}, "chosen_options": ["leave"],
+        "responded_by_user": {"id": "olga", "name": "olga"},
+        "chosen_options": ["leave"],
         "params_input": {"why": "seen", "secret_content": "a\0b", "ids": "\ud800"},
-    }  # fmt: skip
+    }
     answer = ask_person.answer_of(event)
     assert answer["inputs"] == {"why": "seen"}
     case_id = control.case()
     control.choose()
     done = apply(case_id, ask(control, case_id), answer)
-    assert done["how"] == "not_applied" and "cannot be kept in ids, secret_content" in done["said"] and "base64" in done["said"]
+    assert (
+        done["how"] == "not_applied"
+        and "cannot be kept in ids, secret_content" in done["said"]
+        and "base64" in done["said"]
+    )
 
 
-def test_a_field_of_another_answer_is_refused_with_the_reason_and_asked_again(control: Control) -> None:
+def test_a_field_of_another_answer_is_refused_with_the_reason_and_asked_again(
+    control: Control,
+) -> None:
     case_id = control.case()
     control.choose()
     run = ask(control, case_id)
@@ -501,7 +636,10 @@ def test_a_field_of_another_answer_is_refused_with_the_reason_and_asked_again(co
     assert done["how"] == "not_applied" and "does not take a number of more sends" in done["said"]
     assert control.rows("SELECT state FROM case_file WHERE case_id = %s", case_id) == [("open",)]
     assert control.choose() == [(case_id, control.name(case_id, 2))]
-    assert "does not take a number of more sends" in people.form_of(case_id, control.name(case_id, 2))["body"]
+    assert (
+        "does not take a number of more sends"
+        in people.form_of(case_id, control.name(case_id, 2))["body"]
+    )
     with pytest.raises(DecisionRefused, match="given twice"):
         people.options_of({"secret_content": "a", "secret_content_base64": "YQ=="})
 
@@ -512,7 +650,9 @@ def test_ids_in_the_form_are_taken_as_they_are_one_a_line() -> None:
     assert "message_ids" not in people.options_of({"ids": "\n\r\n"})
 
 
-def test_what_takes_two_people_is_shown_to_the_second_and_not_taken_from_the_first(control: Control) -> None:
+def test_what_takes_two_people_is_shown_to_the_second_and_not_taken_from_the_first(
+    control: Control,
+) -> None:
     control.set_people("{deciders: [olga, otto], second_person: [void]}")
     case_id = control.case()
     control.choose()
@@ -525,12 +665,21 @@ def test_what_takes_two_people_is_shown_to_the_second_and_not_taken_from_the_fir
     assert form["options"] == ["approve", "reject"] and set(form["params"]) == {"why"}
     # Airflow's form is not sent while a field is empty whose type does not allow null.
     assert form["params"]["why"].serialize()["schema"]["type"] == "string"
-    assert "Proposed by `olga`" in form["body"] and "void" in form["body"] and "`refunded`" in form["body"]
+    assert (
+        "Proposed by `olga`" in form["body"]
+        and "void" in form["body"]
+        and "`refunded`" in form["body"]
+    )
     own = apply(case_id, run, OLGA | {"option": "approve", "inputs": {"why": "again"}})
     assert own["how"] == "not_applied" and "cannot approve it" in own["said"]
     ((_, run),) = control.choose()
     people.form_of(case_id, run)
-    otto = {"option": "reject", "inputs": {"why": "not yet"}, "user_id": "otto", "user_name": "otto"}
+    otto = {
+        "option": "reject",
+        "inputs": {"why": "not yet"},
+        "user_id": "otto",
+        "user_name": "otto",
+    }
     assert apply(case_id, run, otto)["how"] == "applied"
     assert control.rows("SELECT who, how, ended_by FROM proposal") == [("olga", "rejected", "otto")]
 
@@ -540,8 +689,13 @@ def test_an_answer_to_a_form_from_before_a_proposal_is_stale(control: Control) -
     case_id = control.case()
     control.choose()
     run = ask(control, case_id)
-    control.rows("INSERT INTO proposal (case_id, action, who, why) VALUES (%s, 'void', 'ann', 'w')", case_id)
-    assert [one["reset"] for one in ask_people.look_for_questions(Airflow({run: ("running", "awaiting_input")}))] == [True]
+    control.rows(
+        "INSERT INTO proposal (case_id, action, who, why) VALUES (%s, 'void', 'ann', 'w')", case_id
+    )
+    assert [
+        one["reset"]
+        for one in ask_people.look_for_questions(Airflow({run: ("running", "awaiting_input")}))
+    ] == [True]
     done = apply(case_id, run, OLGA)
     assert done["how"] == "not_applied" and "is not what was shown" in done["said"]
 
@@ -562,5 +716,7 @@ def test_the_answer_of_one_case_is_none_to_another(control: Control) -> None:
     control.choose()
     run = ask(control, case_id)
     people.receive_answer({"run_id": run}, OLGA)
-    assert people.apply_answer(other, run)["how"] == "not_applied", "the run's form was changed in Airflow"
+    assert people.apply_answer(other, run)["how"] == "not_applied", (
+        "the run's form was changed in Airflow"
+    )
     assert control.rows("SELECT DISTINCT state FROM case_file") == [("open",)]

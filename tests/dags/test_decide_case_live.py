@@ -18,7 +18,9 @@ def nothing_is_open(people: Live) -> None:
     people.forget_cases()
 
 
-def test_the_most_severe_come_first_and_only_who_may_decides_once_with_a_reason(people: Live) -> None:
+def test_the_most_severe_come_first_and_only_who_may_decides_once_with_a_reason(
+    people: Live,
+) -> None:
     mild = people.case("info", "o-mild", subject="mild")
     severe = people.case("critical", HOSTILE, "o-2", subject="severe")
     middle = people.case("warning", "o-3", subject="middle")
@@ -26,10 +28,16 @@ def test_the_most_severe_come_first_and_only_who_may_decides_once_with_a_reason(
     shown = people.question(severe)
     people.question(middle)
     assert people.details(mild) == []
-    assert shown["options"] == ["resend", "void", "discard", "drained", "leave"] and shown["defaults"] is None
+    assert (
+        shown["options"] == ["resend", "void", "discard", "drained", "leave"]
+        and shown["defaults"] is None
+    )
     assert set(shown["params"]) == {"why", "ids", "broker"}
     # Nothing that somebody put into a message is Markdown, an address or a template.
-    assert "``id-1` <img src=x onerror=alert(1)> [a](http://evil.example) {{ 7*7 }}\\u202e\\u000a# head``" in shown["body"]
+    assert (
+        "``id-1` <img src=x onerror=alert(1)> [a](http://evil.example) {{ 7*7 }}\\u202e\\u000a# head``"
+        in shown["body"]
+    )
     assert f"/backstop/cases/{severe})" in shown["body"]
 
     run, why = people.run_of(severe), "refunded by hand"
@@ -72,21 +80,31 @@ def test_a_case_that_is_decided_elsewhere_meanwhile_is_decided_once(people: Live
     people.look()
     assert people.end_of(other) == {"ask": "skipped", "apply": "skipped", "": "success"}
     assert people.ended(other)[0] == "over"
-    assert people.rows("SELECT decision, decided_by FROM case_file WHERE case_id = %s", unanswered) == [("leave", "carla")]
+    assert people.rows(
+        "SELECT decision, decided_by FROM case_file WHERE case_id = %s", unanswered
+    ) == [("leave", "carla")]
 
 
-def test_an_answer_in_the_first_instant_two_people_at_once_and_a_lost_start_end_in_one_decision(people: Live) -> None:
+def test_an_answer_in_the_first_instant_two_people_at_once_and_a_lost_start_end_in_one_decision(
+    people: Live,
+) -> None:
     hasty = people.case("warning", "o-hasty", subject="hasty")
     lost = people.case("info", "o-lost", subject="lost")
     # A crash after the rows: nobody started their runs. The next look starts them, under the same names.
     connection = people.control()
     assert [question.case_id for question in choose(connection, 2)] == [hasty, lost]
     connection.close()
-    assert people.api.dag_runs("decide_case")[0]["dag_run_id"] not in (people.name(hasty, 1), people.name(lost, 1))
+    assert people.api.dag_runs("decide_case")[0]["dag_run_id"] not in (
+        people.name(hasty, 1),
+        people.name(lost, 1),
+    )
     looking = people.api.trigger("ask_people", {})
 
     # As soon as Airflow knows the question, before the task has left its worker.
-    people.wait_for(lambda: people.answer(people.name(hasty, 1), "leave", why="in the first instant") == 200, "a hasty answer")
+    people.wait_for(
+        lambda: people.answer(people.name(hasty, 1), "leave", why="in the first instant") == 200,
+        "a hasty answer",
+    )
     assert people.wait("ask_people", looking) == "success"
 
     def settled() -> bool:
@@ -95,19 +113,30 @@ def test_an_answer_in_the_first_instant_two_people_at_once_and_a_lost_start_end_
         return people.state("decide_case", people.name(hasty, 1)) == "success"
 
     people.wait_for(settled, "the hasty answer's end")
-    assert people.rows("SELECT state, decision, decided_by, why FROM case_file WHERE case_id = %s", hasty) == [
-        ("decided", "leave", "admin", "in the first instant")
-    ]
+    assert people.rows(
+        "SELECT state, decision, decided_by, why FROM case_file WHERE case_id = %s", hasty
+    ) == [("decided", "leave", "admin", "in the first instant")]
     assert people.ended(people.name(hasty, 1))[0] == "applied"
 
     people.question(lost)
     run = people.name(lost, 1)
     taken: list[tuple[str, int]] = []
     answering = [
-        threading.Thread(target=lambda name=name: taken.append(
-            (name, people.answer(run, "leave", api=people.platform.airflow.api_of(name), why=f"{name} says so"))))
+        threading.Thread(
+            target=lambda name=name: taken.append(
+                (
+                    name,
+                    people.answer(
+                        run,
+                        "leave",
+                        api=people.platform.airflow.api_of(name),
+                        why=f"{name} says so",
+                    ),
+                )
+            )
+        )
         for name in ("olga", "otto")
-    ]  # fmt: skip
+    ]
     for person in answering:
         person.start()
     for person in answering:
@@ -116,7 +145,8 @@ def test_an_answer_in_the_first_instant_two_people_at_once_and_a_lost_start_end_
     assert {status for _, status in taken} in ({200}, {200, 409})
     assert people.end_of(people.name(lost, 1))["apply"] == "success"
     ((by, why, decisions),) = people.rows(
-        "SELECT decided_by, why, jsonb_array_length(evidence -> 'decisions') FROM case_file WHERE case_id = %s", lost
+        "SELECT decided_by, why, jsonb_array_length(evidence -> 'decisions') FROM case_file WHERE case_id = %s",
+        lost,
     )
     assert (by, 200) in taken and why == f"{by} says so" and decisions == 1
     assert people.ended(people.name(lost, 1))[:2] == ("applied", by)
@@ -137,11 +167,19 @@ def test_an_answer_that_airflow_kept_without_waking_the_task_is_applied(people: 
         )
         assert cursor.rowcount == 1
     airflow.close()
-    assert people.end_of(people.run_of(case_id)) == {"ask": "success", "apply": "success", "": "success"}
-    assert people.rows("SELECT decided_by FROM delivery_decision WHERE case_id = %s", case_id) == [("otto",)]
+    assert people.end_of(people.run_of(case_id)) == {
+        "ask": "success",
+        "apply": "success",
+        "": "success",
+    }
+    assert people.rows("SELECT decided_by FROM delivery_decision WHERE case_id = %s", case_id) == [
+        ("otto",)
+    ]
 
 
-def test_a_question_outlives_airflow_and_its_answer_waits_for_a_database_that_is_away(people: Live) -> None:
+def test_a_question_outlives_airflow_and_its_answer_waits_for_a_database_that_is_away(
+    people: Live,
+) -> None:
     case_id = people.case("critical", "o-restart", subject="restart")
     people.look()
     people.question(case_id)
@@ -154,11 +192,18 @@ def test_a_question_outlives_airflow_and_its_answer_waits_for_a_database_that_is
     try:
         with admin.cursor() as cursor:
             cursor.execute("ALTER DATABASE producer_a ALLOW_CONNECTIONS false")
-        assert people.answer(run, "discard", api=people.platform.airflow.api_of("otto"), why="refunded") == 200
+        assert (
+            people.answer(
+                run, "discard", api=people.platform.airflow.api_of("otto"), why="refunded"
+            )
+            == 200
+        )
         people.wait_for(lambda: people.tasks(run)["apply"] == "up_for_retry", "a failed try")
     finally:
         with admin.cursor() as cursor:
             cursor.execute("ALTER DATABASE producer_a ALLOW_CONNECTIONS true")
         admin.close()
     assert people.end_of(run) == {"ask": "success", "apply": "success", "": "success"}
-    assert people.rows("SELECT decided_by FROM delivery_decision WHERE case_id = %s", case_id) == [("otto",)]
+    assert people.rows("SELECT decided_by FROM delivery_decision WHERE case_id = %s", case_id) == [
+        ("otto",)
+    ]

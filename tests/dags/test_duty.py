@@ -24,7 +24,13 @@ from backstop.airflow.control_room import control_room
 from backstop.airflow.wake import WORK, wake_duties
 from backstop.decisions.questions import choose
 from backstop.duties import duty_named
-from backstop.model.errors import AuditFailed, ConfigurationError, RunLost, RunRefused, StoreUnavailable
+from backstop.model.errors import (
+    AuditFailed,
+    ConfigurationError,
+    RunLost,
+    RunRefused,
+    StoreUnavailable,
+)
 from backstop.resend.work import ResendInput
 from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres
@@ -58,22 +64,37 @@ class Control:
 
     def stage(self, run_id: int, *, complete: bool = True) -> None:
         self.rows("UPDATE run SET stage = 1 WHERE run_id = %s", run_id)
-        self.rows("INSERT INTO staged_count VALUES (%s, 1, 'orders', 'billing', 'CONFIRMED', 3, 0, 3)", run_id)
+        self.rows(
+            "INSERT INTO staged_count VALUES (%s, 1, 'orders', 'billing', 'CONFIRMED', 3, 0, 3)",
+            run_id,
+        )
         self.rows(
             "INSERT INTO staged_stub VALUES (%s, 1, 'shop_a', 'orders', 'm', 'pending', 'confirmed', 1, 3)",
             run_id,
         )
-        self.rows("INSERT INTO staged_read VALUES (%s, 1, 'shard shop_b', 0, %s, 'it is away')", run_id, complete)
+        self.rows(
+            "INSERT INTO staged_read VALUES (%s, 1, 'shard shop_b', 0, %s, 'it is away')",
+            run_id,
+            complete,
+        )
 
-    def request(self, topic: str, state: str = "open", *, due: str = "-1s", number: int = 2) -> None:
+    def request(
+        self, topic: str, state: str = "open", *, due: str = "-1s", number: int = 2
+    ) -> None:
         claimed = state == "claimed"
         self.rows(
             "INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state,"
             " not_before, claim_token, claim_deadline) VALUES ('shop_a', %s, %s, %s, 'LOST', 'reconcile', %s,"
             " clock_timestamp() + %s::interval, %s, CASE WHEN %s THEN clock_timestamp() + %s::interval END)",
-            topic, str(uuid.uuid4()), number, state, due, str(uuid.uuid4()) if claimed else None, claimed,
+            topic,
+            str(uuid.uuid4()),
+            number,
+            state,
             due,
-        )  # fmt: skip
+            str(uuid.uuid4()) if claimed else None,
+            claimed,
+            due,
+        )
 
 
 @pytest.fixture
@@ -82,7 +103,9 @@ def control(server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     server.create_database(name)
     url = server.admin_dsn(name)
     settings = (ROOT / "backstop.yaml").read_text()
-    (tmp_path / "backstop.yaml").write_text(settings.replace("shipping], mode: repair}", "shipping]}", 1))
+    (tmp_path / "backstop.yaml").write_text(
+        settings.replace("shipping], mode: repair}", "shipping]}", 1)
+    )
     monkeypatch.setenv("BACKSTOP_CONFIG", str(tmp_path / "backstop.yaml"))
     monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", url)
     monkeypatch.setenv("BACKSTOP_DOCS_FOLDER", str(tmp_path / "docs"))
@@ -100,13 +123,17 @@ def opened(due: int = 1, duty_name: str = "reconcile") -> dict[str, Any]:
     return run
 
 
-def counting(patched: pytest.MonkeyPatch, due: Callable[[Any], int | None], name: str = "sweep") -> None:
+def counting(
+    patched: pytest.MonkeyPatch, due: Callable[[Any], int | None], name: str = "sweep"
+) -> None:
     """The duty counts like this."""
     counted = replace(duty_named(name), due=due)
     patched.setattr(duties, "duty_named", lambda _: counted)
 
 
-def test_with_nothing_due_the_run_is_recorded_and_everything_else_is_skipped(control: Control) -> None:
+def test_with_nothing_due_the_run_is_recorded_and_everything_else_is_skipped(
+    control: Control,
+) -> None:
     assert duty.open_duty("resend", ResendInput()) is None
     assert control.rows("SELECT state, counts FROM run") == [("done", {"due": 0})]
     assert control.rows("SELECT * FROM duty_lease") == []
@@ -177,19 +204,29 @@ def test_a_run_with_a_failed_task_is_failed_and_names_it_and_ends_red(control: C
 def test_a_run_whose_job_missed_a_store_is_incomplete_not_failed(control: Control) -> None:
     run = opened(duty_name="resend")
     with pytest.raises(AirflowFailException):
-        duty.close(run, duty.Ended(["claim_publish_settle"], away={"claim_publish_settle": "shop_b is away."}))
+        duty.close(
+            run,
+            duty.Ended(["claim_publish_settle"], away={"claim_publish_settle": "shop_b is away."}),
+        )
     state, _, error = control.run(run["run_id"])
     assert (state, error) == ("incomplete", "claim_publish_settle: shop_b is away.")
 
 
-def test_a_run_of_which_one_task_missed_a_store_and_another_broke_is_failed(control: Control) -> None:
+def test_a_run_of_which_one_task_missed_a_store_and_another_broke_is_failed(
+    control: Control,
+) -> None:
     run = opened(duty_name="resend")
     with pytest.raises(AirflowFailException):
         duty.close(run, duty.Ended(["audit", "job"], away={"job": "shop_b is away."}))
-    assert control.run(run["run_id"])[::2] == ("failed", "failed tasks: audit, job. away: job: shop_b is away.")
+    assert control.run(run["run_id"])[::2] == (
+        "failed",
+        "failed tasks: audit, job. away: job: shop_b is away.",
+    )
 
 
-def test_an_audit_keeps_its_report_and_stops_what_comes_after_it(control: Control, tmp_path: Path) -> None:
+def test_an_audit_keeps_its_report_and_stops_what_comes_after_it(
+    control: Control, tmp_path: Path
+) -> None:
     run = opened()
     control.stage(run["run_id"])
     assert (tmp_path / "docs" / duty.check("verdicts", run)).is_file()
@@ -202,7 +239,11 @@ def test_an_audit_keeps_its_report_and_stops_what_comes_after_it(control: Contro
 def test_a_task_that_wakes_up_after_its_run_was_closed_does_nothing(control: Control) -> None:
     run = opened()
     duty.close(run, duty.Ended())
-    for step in (lambda: duty.check("verdicts", run), lambda: duty.do(run, "promote"), lambda: duty.close(run, duty.Ended())):
+    for step in (
+        lambda: duty.check("verdicts", run),
+        lambda: duty.do(run, "promote"),
+        lambda: duty.close(run, duty.Ended()),
+    ):
         with pytest.raises(RunLost):
             step()
     assert control.rows("SELECT * FROM data_check") == []
@@ -223,7 +264,10 @@ def test_alerts_and_cases_wake_who_tells_and_who_asks_only_while_there_is_someth
 ) -> None:
     config = tmp_path / "backstop.yaml"
     told = "{channels: {team: {url: env:BACKSTOP_TEAM}}}"
-    config.write_text(config.read_text().replace("alerts: {none_wanted: true}", f"alerts: {told}") + "  questions: 1\n")
+    config.write_text(
+        config.read_text().replace("alerts: {none_wanted: true}", f"alerts: {told}")
+        + "  questions: 1\n"
+    )
     assert woken() == []
     control.rows(
         "INSERT INTO case_file (kind, topic, consumer_group, subject, severity, summary, evidence)"
@@ -232,12 +276,16 @@ def test_alerts_and_cases_wake_who_tells_and_who_asks_only_while_there_is_someth
     assert woken() == ["backstop_somebody_to_ask"]
     assert len(choose(control.connection, 1)) == 1
     assert woken() == [], "there is room for one question, and it is asked"
-    control.rows("UPDATE case_file SET state = 'closed', closed_at = now() WHERE case_id IN (SELECT case_id FROM case_question)")
+    control.rows(
+        "UPDATE case_file SET state = 'closed', closed_at = now() WHERE case_id IN (SELECT case_id FROM case_question)"
+    )
     assert woken() == ["backstop_somebody_to_ask"], "its question is to be taken away"
     control.rows("UPDATE case_question SET ended_at = now(), how = 'over'")
     choose(control.connection, 1)
     assert woken() == []
-    control.rows("INSERT INTO alert (dedup_key, severity, title, body) VALUES ('duty/test', 'warning', 'a title', 'a body')")
+    control.rows(
+        "INSERT INTO alert (dedup_key, severity, title, body) VALUES ('duty/test', 'warning', 'a title', 'a body')"
+    )
     assert woken() == ["backstop_something_to_tell"]
     later = "SELECT alert_id, 'team', now() + interval '1 h' FROM alert"
     control.rows(f"INSERT INTO alert_delivery (alert_id, channel, next_try_at) {later}")
@@ -285,7 +333,9 @@ def test_while_the_control_database_is_away_the_channels_are_told_once_an_hour_a
         for run in ("2", "3"):
             for dag in ("watch", "triage", "decide_case"):
                 fails(dag, run)
-        assert [notice["run"] for notice in hook.taken] == ["2"] and "once an hour at most" in hook.taken[0]["text"]
+        assert [notice["run"] for notice in hook.taken] == [
+            "2"
+        ] and "once an hour at most" in hook.taken[0]["text"]
         away = json.loads(kept[notify.AWAY])
         kept[notify.AWAY] = json.dumps(away | {"told": "2020-01-01T00:00:00+00:00"})
         fails("resend", "4")
@@ -296,10 +346,14 @@ def test_while_the_control_database_is_away_the_channels_are_told_once_an_hour_a
             notify.tell_back(room.control)
     ((title, body),) = control.rows("SELECT title, body FROM alert")
     assert title == "The control database answers again" and kept == {}
-    assert "5 failed runs were not told one by one" in body and "decide_case 2, decide_case 3" in body
+    assert (
+        "5 failed runs were not told one by one" in body and "decide_case 2, decide_case 3" in body
+    )
 
 
-def test_every_suite_of_a_phase_runs_and_the_first_that_does_not_hold_is_raised(control: Control, tmp_path: Path) -> None:
+def test_every_suite_of_a_phase_runs_and_the_first_that_does_not_hold_is_raised(
+    control: Control, tmp_path: Path
+) -> None:
     run = opened()
     control.stage(run["run_id"])
     phase = ("stubs_at_the_door", "verdicts", "logs_at_the_door")

@@ -24,9 +24,15 @@ from live_people import DUTIES, SECONDS, Live, forge, form_of, live_people, long
 pytestmark = [pytest.mark.timeout(900), pytest.mark.soak]
 FAB = "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"
 ROLES = {
-    "uma": "User", "uwe": "User", "olga": "Op", "otto": "Op", "vera": "Viewer", "pia": "Public", "ada": "team-orders",
+    "uma": "User",
+    "uwe": "User",
+    "olga": "Op",
+    "otto": "Op",
+    "vera": "Viewer",
+    "pia": "Public",
+    "ada": "team-orders",
     "bob": "team-payments",
-}  # fmt: skip
+}
 DECIDERS = ("uma", "olga", "ada", "bob")
 TEAMS = """
 teams:
@@ -48,7 +54,9 @@ def team_role() -> list[dict[str, str]]:
 
 def make_admin(platform: Platform) -> None:
     """As the service `initialise` of docker-compose.yaml makes Airflow's first user."""
-    spec = importlib.util.spec_from_file_location("initialise", PROJECT / "docker" / "initialise.py")
+    spec = importlib.util.spec_from_file_location(
+        "initialise", PROJECT / "docker" / "initialise.py"
+    )
     assert spec is not None and spec.loader is not None
     initialise = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(initialise)
@@ -73,9 +81,11 @@ def call(client: AirflowApi, method: str, path: str, body: Any = None) -> tuple[
         client._token = client.token()
     headers = {"Authorization": f"Bearer {client._token}"} if client._password else {}
     request = urllib.request.Request(
-        client.url + path, data=None if body is None else json.dumps(body).encode(), method=method,
+        client.url + path,
+        data=None if body is None else json.dumps(body).encode(),
+        method=method,
         headers=headers | {"Content-Type": "application/json"},
-    )  # fmt: skip
+    )
     try:
         with client._opener.open(request, timeout=60) as answer:
             return answer.status, answer.read().decode()
@@ -94,8 +104,14 @@ def id_of(fab: Live, user: str) -> str:
 def make_users(fab: Live) -> None:
     passwords = json.loads((fab.platform.airflow.home / "passwords.json").read_text())
     for user, role in ROLES.items():
-        body = {"username": user, "email": f"{user}@example.org", "first_name": user, "last_name": "Example",
-                "roles": [{"name": role}], "password": passwords[user]}  # fmt: skip
+        body = {
+            "username": user,
+            "email": f"{user}@example.org",
+            "first_name": user,
+            "last_name": "Example",
+            "roles": [{"name": role}],
+            "password": passwords[user],
+        }
         assert call(fab.api, "POST", "/auth/fab/v1/users", body)[0] == 200
     deciders = ", ".join(f'{{id: "{id_of(fab, user)}", name: {user}}}' for user in DECIDERS)
     base = (PROJECT / "backstop.yaml").read_text()
@@ -105,15 +121,25 @@ def make_users(fab: Live) -> None:
 @pytest.fixture(scope="module")
 def fab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     custom = {role: team_role() for role in ("team-orders", "team-payments")}
-    environment = {"AIRFLOW__CORE__AUTH_MANAGER": FAB, "AIRFLOW__FAB__CUSTOM_ROLES": json.dumps(custom)}
+    environment = {
+        "AIRFLOW__CORE__AUTH_MANAGER": FAB,
+        "AIRFLOW__FAB__CUSTOM_ROLES": json.dumps(custom),
+    }
     with live_people(
-        tmp_path_factory.mktemp("fab"), ADMIN_DECIDES + TEAMS, ROLES, environment, make_admin, make_users,
+        tmp_path_factory.mktemp("fab"),
+        ADMIN_DECIDES + TEAMS,
+        ROLES,
+        environment,
+        make_admin,
+        make_users,
         (*DUTIES, OF_ORDERS, OF_PAYMENTS),
     ) as ready:
         yield ready
 
 
-def test_ids_are_numbers_names_are_logins_and_pages_are_for_who_may_read_what_they_show(fab: Live) -> None:
+def test_ids_are_numbers_names_are_logins_and_pages_are_for_who_may_read_what_they_show(
+    fab: Live,
+) -> None:
     known = dict(fab.rows("SELECT username, id::text FROM ab_user", database="airflow"))
     assert {user: id_of(fab, user) for user in DECIDERS} == {user: known[user] for user in DECIDERS}
     assert known["admin"] == "1"
@@ -121,9 +147,14 @@ def test_ids_are_numbers_names_are_logins_and_pages_are_for_who_may_read_what_th
     users = ("vera", "uwe", "otto", "ada", "pia")
     seen = {user: tuple(call(api(fab, user), "GET", page)[0] for page in pages) for user in users}
     all_of_it, refused = (200, 200, 200, 404), (403, 403, 403, 403)
-    assert seen == {"vera": all_of_it, "uwe": all_of_it, "otto": all_of_it, "pia": refused,
-                    # FAB lets every role of one's own see Airflow's site; what runs did is of all teams.
-                    "ada": (200, 403, 200, 403)}  # fmt: skip
+    assert seen == {
+        "vera": all_of_it,
+        "uwe": all_of_it,
+        "otto": all_of_it,
+        "pia": refused,
+        # FAB lets every role of one's own see Airflow's site; what runs did is of all teams.
+        "ada": (200, 403, 200, 403),
+    }
     anonymous = AirflowApi(fab.platform.airflow.url, "uma", "")
     assert [call(anonymous, "GET", page)[0] for page in pages] == [401] * 4
     # Nobody makes an account for themselves, and a wrong password is none.
@@ -138,13 +169,26 @@ def test_a_decider_answers_by_their_number_and_nobody_in_their_name(fab: Live) -
     fab.question(case_id)
     run, why = fab.run_of(case_id), "refunded by hand"
     # FAB lets the role User answer, and only our list refuses them.
-    assert [fab.answer(run, "discard", api=api(fab, user), why=why) for user in ("uwe", "otto", "vera")] == [403, 403, 403]
+    assert [
+        fab.answer(run, "discard", api=api(fab, user), why=why) for user in ("uwe", "otto", "vera")
+    ] == [403, 403, 403]
     # The role Op may write what tasks hand on, and User the states of tasks.
-    answer = {"option": "discard", "inputs": {"why": why}, "user_id": id_of(fab, "olga"), "user_name": "olga"}
+    answer = {
+        "option": "discard",
+        "inputs": {"why": why},
+        "user_id": id_of(fab, "olga"),
+        "user_name": "olga",
+    }
     assert forge(api(fab, "uwe"), "decide_case", run, "ask", answer) == 403
     assert forge(api(fab, "otto"), "decide_case", run, "ask", answer) == 200
-    assert status(api(fab, "vera"), "PATCH", task("decide_case", run, "ask"), {"new_state": "success"}) == 403
-    assert status(api(fab, "uwe"), "PATCH", task("decide_case", run, "ask"), {"new_state": "success"}) == 200
+    assert (
+        status(api(fab, "vera"), "PATCH", task("decide_case", run, "ask"), {"new_state": "success"})
+        == 403
+    )
+    assert (
+        status(api(fab, "uwe"), "PATCH", task("decide_case", run, "ask"), {"new_state": "success"})
+        == 200
+    )
     assert fab.end_of(run)["apply"] == "skipped"
     assert fab.ended(run)[:3] == ("not_applied", None, None)
     assert fab.rows("SELECT * FROM delivery_decision WHERE case_id = %s", case_id) == []
@@ -153,8 +197,12 @@ def test_a_decider_answers_by_their_number_and_nobody_in_their_name(fab: Live) -
     run = fab.run_of(case_id)
     assert fab.answer(run, "discard", api=api(fab, "uma"), why=why) == 200
     assert fab.end_of(run) == {"ask": "success", "apply": "success", "": "success"}
-    assert fab.rows("SELECT decided_by FROM delivery_decision WHERE case_id = %s", case_id) == [("uma",)]
-    assert fab.rows("SELECT who, action, why FROM decision_log WHERE action = 'discard'") == [("uma", "discard", why)]
+    assert fab.rows("SELECT decided_by FROM delivery_decision WHERE case_id = %s", case_id) == [
+        ("uma",)
+    ]
+    assert fab.rows("SELECT who, action, why FROM decision_log WHERE action = 'discard'") == [
+        ("uma", "discard", why)
+    ]
 
 
 def test_a_new_content_is_not_for_who_only_looks(fab: Live) -> None:
@@ -169,7 +217,10 @@ def test_a_new_content_is_not_for_who_only_looks(fab: Live) -> None:
     run, secret = fab.run_of(case_id), "the-new-content-of-uma"
     assert fab.answer(run, "edit", api=api(fab, "uma"), why="a word", secret_content=secret) == 200
     fab.end_of(run)
-    for path in (form_of("decide_case", run, "ask"), f"/dags/decide_case/dagRuns/{run}/taskInstances/~/xcomEntries?limit=100"):
+    for path in (
+        form_of("decide_case", run, "ask"),
+        f"/dags/decide_case/dagRuns/{run}/taskInstances/~/xcomEntries?limit=100",
+    ):
         assert secret not in str(api(fab, "vera").request("GET", path))
     # The audit log of events is for the role Admin, and masks it.
     assert status(api(fab, "vera"), "GET", "/eventLogs?limit=1000") == 403
@@ -192,18 +243,43 @@ def test_a_plan_that_somebody_rewrote_is_not_run_and_a_list_is_sent_for_who_may(
     yes = fab.api.request("GET", form_of("replay_incident", run, "approve"))["options"][0]
     assert fab.answer(run, yes, api=api(fab, "otto"), dag="replay_incident", task="approve") == 403
     by = {"user_id": id_of(fab, "uma"), "user_name": "uma"}
-    assert forge(api(fab, "otto"), "replay_incident", run, "plan", {"plan": 1, "total": 1, "by": "uma"}) == 200
-    assert forge(api(fab, "otto"), "replay_incident", run, "approve", {"option": yes, "inputs": {}, **by}) == 200
-    assert status(api(fab, "otto"), "PATCH", task("replay_incident", run, "approve"), {"new_state": "success"}) == 200
+    assert (
+        forge(
+            api(fab, "otto"), "replay_incident", run, "plan", {"plan": 1, "total": 1, "by": "uma"}
+        )
+        == 200
+    )
+    assert (
+        forge(
+            api(fab, "otto"), "replay_incident", run, "approve", {"option": yes, "inputs": {}, **by}
+        )
+        == 200
+    )
+    assert (
+        status(
+            api(fab, "otto"),
+            "PATCH",
+            task("replay_incident", run, "approve"),
+            {"new_state": "success"},
+        )
+        == 200
+    )
     assert fab.end_of(run, dag="replay_incident", task="approve")["replay"] == "failed"
     requests = "SELECT requested_by FROM resend_request WHERE message_id = 'r-planned'"
     assert fab.rows(requests) == []
 
     form = {"topic": "refunds", "ids": "r-planned", "why": "lost"}
-    assert status(api(fab, "vera"), "POST", "/dags/resend/dagRuns", {"conf": form, "logical_date": None}) == 403
+    assert (
+        status(
+            api(fab, "vera"), "POST", "/dags/resend/dagRuns", {"conf": form, "logical_date": None}
+        )
+        == 403
+    )
     run = api(fab, "uwe").trigger("resend", form)
     assert fab.api.wait("resend", run, SECONDS) == "failed"
-    assert "uwe may not send a list of ids of refunds" in fab.api.task_log("resend", run, "open_run")
+    assert "uwe may not send a list of ids of refunds" in fab.api.task_log(
+        "resend", run, "open_run"
+    )
     assert fab.rows(requests) == []
     fab.api.wait("resend", api(fab, "uma").trigger("resend", form), SECONDS)
     assert fab.rows(requests) == [("person uma",)]
@@ -219,15 +295,25 @@ def test_a_team_sees_and_answers_its_own_cases_and_nothing_of_anothers(fab: Live
     ada, bob, run = api(fab, "ada"), api(fab, "bob"), fab.run_of(of_orders)
     questions = "/dags/~/dagRuns/~/hitlDetails?limit=100"
     shown = {
-        user: {one["task_instance"]["dag_id"] for one in client.request("GET", questions)["hitl_details"]}
+        user: {
+            one["task_instance"]["dag_id"]
+            for one in client.request("GET", questions)["hitl_details"]
+        }
         for user, client in (("ada", ada), ("bob", bob))
-    }  # fmt: skip
+    }
     assert shown == {"ada": {OF_ORDERS}, "bob": {OF_PAYMENTS}}
     assert {one["dag_id"] for one in bob.dags()} == {OF_PAYMENTS}
     runs = f"/dags/{OF_ORDERS}/dagRuns"
     entries = f"{runs}/{run}/taskInstances/ask/xcomEntries"
-    reading = [f"/dags/{OF_ORDERS}", runs, f"{runs}/{run}", f"{runs}/{run}/taskInstances", entries,
-               form_of(OF_ORDERS, run, "ask"), f"{runs}/{run}/taskInstances/ask/logs/1"]  # fmt: skip
+    reading = [
+        f"/dags/{OF_ORDERS}",
+        runs,
+        f"{runs}/{run}",
+        f"{runs}/{run}/taskInstances",
+        entries,
+        form_of(OF_ORDERS, run, "ask"),
+        f"{runs}/{run}/taskInstances/ask/logs/1",
+    ]
     assert {path: status(bob, "GET", path) for path in reading} == dict.fromkeys(reading, 403)
     # bob is one of `deciders`: it is the DAG that he may not touch. Nor can he have the case shown by his team's.
     assert fab.answer(run, "discard", api=bob, dag=OF_ORDERS, why="not mine") == 403
@@ -235,13 +321,27 @@ def test_a_team_sees_and_answers_its_own_cases_and_nothing_of_anothers(fab: Live
     assert status(bob, "POST", f"/dags/{OF_PAYMENTS}/dagRuns", conf) == 403
     trespass = fab.api.trigger(OF_PAYMENTS, {"case_id": of_orders})
     assert fab.api.wait(OF_PAYMENTS, trespass, SECONDS) == "failed"
-    pages = {user: call(client, "GET", "/backstop/cases")[1] for user, client in (("ada", ada), ("bob", bob))}
-    assert [f"cases/{of_orders}" in pages["ada"], f"cases/{of_orders}" in pages["bob"]] == [True, False]
-    assert [f"cases/{of_payments}" in pages["ada"], f"cases/{of_payments}" in pages["bob"]] == [False, True]
-    assert [call(client, "GET", f"/backstop/cases/{of_orders}")[0] for client in (ada, bob)] == [200, 404]
+    pages = {
+        user: call(client, "GET", "/backstop/cases")[1]
+        for user, client in (("ada", ada), ("bob", bob))
+    }
+    assert [f"cases/{of_orders}" in pages["ada"], f"cases/{of_orders}" in pages["bob"]] == [
+        True,
+        False,
+    ]
+    assert [f"cases/{of_payments}" in pages["ada"], f"cases/{of_payments}" in pages["bob"]] == [
+        False,
+        True,
+    ]
+    assert [call(client, "GET", f"/backstop/cases/{of_orders}")[0] for client in (ada, bob)] == [
+        200,
+        404,
+    ]
     assert fab.answer(run, "leave", api=ada, dag=OF_ORDERS, why="ours") == 200
     assert fab.end_of(run, dag=OF_ORDERS) == {"ask": "success", "apply": "success", "": "success"}
-    assert fab.rows("SELECT decision, decided_by FROM case_file WHERE case_id = %s", of_orders) == [("leave", "ada")]
+    assert fab.rows("SELECT decision, decided_by FROM case_file WHERE case_id = %s", of_orders) == [
+        ("leave", "ada")
+    ]
 
 
 def test_airflows_history_goes_when_it_is_old_and_nothing_newer(fab: Live) -> None:
@@ -260,6 +360,10 @@ def test_airflows_history_goes_when_it_is_old_and_nothing_newer(fab: Live) -> No
         fab.rows(age.format(table), first, database="airflow")
     assert fab.run("clean_airflow", dry_run=True)[""] == "success"
     assert old.exists() and len(fab.rows(runs, database="airflow")) == len(others) + 1
-    assert fab.run("clean_airflow") == {"clean_database": "success", "clean_logs": "success", "": "success"}
+    assert fab.run("clean_airflow") == {
+        "clean_database": "success",
+        "clean_logs": "success",
+        "": "success",
+    }
     assert fab.rows(runs, database="airflow") == others
     assert not old.exists() and young.exists()

@@ -24,18 +24,35 @@ def test_an_answer_written_in_anothers_name_is_none(people: Live) -> None:
     answer = {"option": "discard", "inputs": {"why": "customer refunded"}, **BY_OLGA}
     assert forge(vera, "decide_case", run, "ask", answer) == 403
     assert people.answer(run, "discard", api=uwe, why="customer refunded") == 403
-    assert forge(uwe, "decide_case", run, "ask", answer) == 200, "Airflow lets a user write what tasks hand on"
+    assert forge(uwe, "decide_case", run, "ask", answer) == 200, (
+        "Airflow lets a user write what tasks hand on"
+    )
     assert status(uwe, "PATCH", task("decide_case", run, "ask"), {"new_state": "success"}) == 200
     assert people.end_of(run)["apply"] == "skipped"
-    assert people.ended(run)[:3] == ("not_applied", None, None) and "nobody has answered" in people.ended(run)[3]
-    assert people.rows("SELECT state, decision FROM case_file WHERE case_id = %s", case_id) == [("open", None)]
+    assert (
+        people.ended(run)[:3] == ("not_applied", None, None)
+        and "nobody has answered" in people.ended(run)[3]
+    )
+    assert people.rows("SELECT state, decision FROM case_file WHERE case_id = %s", case_id) == [
+        ("open", None)
+    ]
     assert people.rows("SELECT * FROM delivery_decision WHERE case_id = %s", case_id) == []
     # Whoever may is asked again, and is told so.
     people.look()
     assert "nobody has answered" in people.question(case_id)["body"]
-    assert people.answer(people.run_of(case_id), "discard", api=people.platform.airflow.api_of("olga"), why="refunded") == 200
+    assert (
+        people.answer(
+            people.run_of(case_id),
+            "discard",
+            api=people.platform.airflow.api_of("olga"),
+            why="refunded",
+        )
+        == 200
+    )
     assert people.end_of(people.run_of(case_id))["apply"] == "success"
-    assert people.rows("SELECT decided_by FROM delivery_decision WHERE case_id = %s", case_id) == [("olga",)]
+    assert people.rows("SELECT decided_by FROM delivery_decision WHERE case_id = %s", case_id) == [
+        ("olga",)
+    ]
 
 
 def test_a_plan_that_somebody_rewrote_is_neither_shown_nor_run(people: Live) -> None:
@@ -50,15 +67,32 @@ def test_a_plan_that_somebody_rewrote_is_neither_shown_nor_run(people: Live) -> 
     form = {"topic": "orders", "verdicts": ["UNSENT"], "mode": "full", "why": "uwe wants it"}
     run = uwe.trigger("replay_incident", form)
     people.wait_until_parked("replay_incident", run, "approve")
-    ((plan, planned_by),) = people.rows("SELECT run_id, planned_by FROM incident WHERE planned_in = %s", run)
+    ((plan, planned_by),) = people.rows(
+        "SELECT run_id, planned_by FROM incident WHERE planned_in = %s", run
+    )
     assert planned_by == "uwe"
     yes = people.api.request("GET", form_of("replay_incident", run, "approve"))["options"][0]
     assert people.answer(run, yes, api=uwe, dag="replay_incident", task="approve") == 403
-    shown = {"plan": plan, "total": 1, "too_wide": False, "by": "olga", "topic": "orders", "counts": {}, "left_out": {},
-             "examples": [], "why": "olga planned it"}  # fmt: skip
+    shown = {
+        "plan": plan,
+        "total": 1,
+        "too_wide": False,
+        "by": "olga",
+        "topic": "orders",
+        "counts": {},
+        "left_out": {},
+        "examples": [],
+        "why": "olga planned it",
+    }
     assert forge(uwe, "replay_incident", run, "plan", shown) == 200
-    assert forge(uwe, "replay_incident", run, "approve", {"option": yes, "inputs": {}, **BY_OLGA}) == 200
-    assert status(uwe, "PATCH", task("replay_incident", run, "approve"), {"new_state": "success"}) == 200
+    assert (
+        forge(uwe, "replay_incident", run, "approve", {"option": yes, "inputs": {}, **BY_OLGA})
+        == 200
+    )
+    assert (
+        status(uwe, "PATCH", task("replay_incident", run, "approve"), {"new_state": "success"})
+        == 200
+    )
     assert people.end_of(run, dag="replay_incident", task="approve")["replay"] == "failed"
     assert "Task failed" in people.api.task_log("replay_incident", run, "replay")
     assert people.rows("SELECT * FROM resend_request WHERE message_id = 'o-planned'") == []
@@ -72,7 +106,9 @@ def test_a_list_of_ids_is_sent_for_who_may_decide_and_in_their_name_alone(people
     requests = "SELECT requested_by FROM resend_request WHERE message_id = 'o-listed'"
     run = uwe.trigger("resend", form)
     assert people.wait("resend", run) == "failed"
-    assert "uwe may not send a list of ids of orders" in people.api.task_log("resend", run, "open_run")
+    assert "uwe may not send a list of ids of orders" in people.api.task_log(
+        "resend", run, "open_run"
+    )
     assert people.rows(requests) == []
     run = people.platform.airflow.api_of("olga").trigger("resend", form | {"by": "otto"})
     people.wait("resend", run)

@@ -29,9 +29,12 @@ from backstop.runs.duty import Duty, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 IDS = (
-    "backstop_control", "backstop_producer_a", "backstop_producer_b", "backstop_consumer_billing",
+    "backstop_control",
+    "backstop_producer_a",
+    "backstop_producer_b",
+    "backstop_consumer_billing",
     "backstop_consumer_shipping",
-)  # fmt: skip
+)
 SECRET = "s3cr3t-4f7a@:/%'\" é"
 OPENED = {"run_id": 7, "token": "token-7", "dry_run": False, "due": 1}
 LOCAL = {"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode": "client"}}
@@ -59,16 +62,31 @@ def airflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BACKSTOP_CONFIG", str(ROOT / "backstop.yaml"))
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(LOCAL))
     for number, name in enumerate(IDS):
-        connection = {"conn_type": "postgres", "host": "db", "port": 5432, "schema": "d",
-                      "login": f"u{number}", "password": SECRET, "extra": {"sslmode": "require"}}  # fmt: skip
+        connection = {
+            "conn_type": "postgres",
+            "host": "db",
+            "port": 5432,
+            "schema": "d",
+            "login": f"u{number}",
+            "password": SECRET,
+            "extra": {"sslmode": "require"},
+        }
         monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(connection))
-    broker = {"conn_type": "redis", "host": "broker", "port": 6379, "password": SECRET, "extra": {"db": 3}}
+    broker = {
+        "conn_type": "redis",
+        "host": "broker",
+        "port": 6379,
+        "password": SECRET,
+        "extra": {"db": 3},
+    }
     for name in ("BROKER", "LEASES"):
         monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{name}", json.dumps(broker))
     return tmp_path / "report.json"
 
 
-def submit(airflow: Path, monkeypatch: pytest.MonkeyPatch, *, code: int = 0, xcoms: Any = None) -> dict[str, Any]:
+def submit(
+    airflow: Path, monkeypatch: pytest.MonkeyPatch, *, code: int = 0, xcoms: Any = None
+) -> dict[str, Any]:
     """What the stand-in saw when the operator ran for OPENED."""
     programs = airflow.parent / "bin"
     programs.mkdir()
@@ -77,7 +95,9 @@ def submit(airflow: Path, monkeypatch: pytest.MonkeyPatch, *, code: int = 0, xco
     script.write_text(SUBMIT.format(python=python, report=str(airflow), code=code))
     script.chmod(0o755)
     monkeypatch.setattr(spark_operator, "sys", SimpleNamespace(executable=str(programs / "python")))
-    spark_operator.SparkDutyOperator(task_id="judge", duty="reconcile", opened=OPENED).execute({"ti": xcoms})
+    spark_operator.SparkDutyOperator(task_id="judge", duty="reconcile", opened=OPENED).execute(
+        {"ti": xcoms}
+    )
     return json.loads(airflow.read_text())
 
 
@@ -88,7 +108,9 @@ class Xcoms(dict[str, Any]):
         self[key] = value
 
 
-def test_connections_go_by_a_private_file_that_is_gone_afterwards(airflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_go_by_a_private_file_that_is_gone_afterwards(
+    airflow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = submit(airflow, monkeypatch)
     assert seen["mode"] == stat.S_IRUSR | stat.S_IWUSR
     assert seen["folder_mode"] == stat.S_IRWXU
@@ -110,11 +132,17 @@ def test_what_a_killed_task_left_is_removed_by_the_next_one_and_what_a_living_on
         "with spark_operator.held(folder):\n"
         "    print(folder, flush=True)\n"
         "    sys.stdin.read()\n"
-    )  # fmt: skip
+    )
     tasks = [
-        subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) for _ in range(2)
-    ]  # fmt: skip
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for _ in range(2)
+    ]
     folders = []
     for task in tasks:
         assert task.stdout is not None
@@ -135,8 +163,12 @@ def test_the_command_line_carries_the_run_and_its_token_only(
     caplog.set_level(logging.DEBUG)
     seen = submit(airflow, monkeypatch)
     assert seen["argv"][-5:] == [
-        str(ROOT / "spark_jobs" / "reconcile.py"), "--run-id", "7", "--token", "token-7",
-    ]  # fmt: skip
+        str(ROOT / "spark_jobs" / "reconcile.py"),
+        "--run-id",
+        "7",
+        "--token",
+        "token-7",
+    ]
     assert "--jars" not in seen["argv"]
     assert "spark.speculation=false" in seen["argv"]
     given = [*seen["argv"], caplog.text]
@@ -144,7 +176,10 @@ def test_the_command_line_carries_the_run_and_its_token_only(
     assert str(ROOT / "include") in seen["environment"]["PYTHONPATH"].split(":")
 
 
-@pytest.mark.parametrize(("code", "told"), [(3, {"something_away": "the log of the task names what did not answer"}), (1, {})])
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [(3, {"something_away": "the log of the task names what did not answer"}), (1, {})],
+)
 def test_the_file_is_gone_after_a_failed_job_too_and_a_store_away_is_told_apart(
     airflow: Path, monkeypatch: pytest.MonkeyPatch, code: int, told: dict[str, Any]
 ) -> None:
@@ -164,26 +199,38 @@ def test_little_is_done_in_the_tasks_own_process_and_much_by_spark(
     done: list[Any] = []
     hook = SimpleNamespace(submit=lambda *_, **__: done.append("spark"))
     monkeypatch.setattr(spark_operator.SparkDutyOperator, "_prepare", lambda *_: hook)
-    operator = spark_operator.SparkDutyOperator(task_id="s", duty="resend", opened=opened, here=lambda *_: done.append("here"))
+    operator = spark_operator.SparkDutyOperator(
+        task_id="s", duty="resend", opened=opened, here=lambda *_: done.append("here")
+    )
     operator.execute({"ti": Xcoms()})
     assert done == [where]
 
 
-def test_a_store_away_is_told_apart_without_spark_too(airflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_away_is_told_apart_without_spark_too(
+    airflow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def away(_: object) -> None:
-        raise StoreUnavailable("shop_a is away.", kept="All else was done.", next_step="Bring it back.")
+        raise StoreUnavailable(
+            "shop_a is away.", kept="All else was done.", next_step="Bring it back."
+        )
 
-    duty: Duty[Any] = Duty("resend", (Step("claim_publish_settle", away),), unaffected="Nothing was changed.")
+    duty: Duty[Any] = Duty(
+        "resend", (Step("claim_publish_settle", away),), unaffected="Nothing was changed."
+    )
     work = SimpleNamespace(duty=duty, run=SimpleNamespace(dry_run=False), settings=None, counts={})
     monkeypatch.setattr(steps, "opened_work", lambda *_: nullcontext(work))
     xcoms = Xcoms()
     with pytest.raises(StoreUnavailable):
-        spark_operator.SparkDutyOperator(task_id="s", duty="resend", opened=OPENED, here=resend_here).execute({"ti": xcoms})
+        spark_operator.SparkDutyOperator(
+            task_id="s", duty="resend", opened=OPENED, here=resend_here
+        ).execute({"ti": xcoms})
     assert xcoms == {spark_operator.SOMETHING_AWAY: "shop_a is away."}
 
 
 def test_executors_elsewhere_get_our_code(airflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({**LOCAL, "host": "spark://cluster:7077"}))
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({**LOCAL, "host": "spark://cluster:7077"})
+    )
     seen = submit(airflow, monkeypatch)
     packed = airflow.parent / "packed.zip"
     packed.write_bytes(bytes.fromhex(seen["packed"]))
@@ -195,9 +242,15 @@ def test_executors_elsewhere_take_their_libraries_and_their_python_from_the_arch
     airflow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     extra = {"archives": "/somewhere/executors.tar.gz", "conf": {"spark.cores.max": 4}}
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({**LOCAL, "host": "spark://cluster:7077", "extra": extra}))
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_SPARK_DEFAULT",
+        json.dumps({**LOCAL, "host": "spark://cluster:7077", "extra": extra}),
+    )
     seen = submit(airflow, monkeypatch)
-    assert seen["argv"][seen["argv"].index("--archives") + 1] == "/somewhere/executors.tar.gz#environment"
+    assert (
+        seen["argv"][seen["argv"].index("--archives") + 1]
+        == "/somewhere/executors.tar.gz#environment"
+    )
     assert {"spark.cores.max=4", "spark.speculation=false"} <= set(seen["argv"])
     assert seen["environment"]["PYSPARK_PYTHON"] == "./environment/bin/python"
     assert seen["environment"]["PYSPARK_DRIVER_PYTHON"].startswith("/")
@@ -209,7 +262,9 @@ def test_on_yarn_and_kubernetes_the_drivers_environment_is_no_argument(
 ) -> None:
     from airflow.providers.apache.spark.hooks import spark_submit
 
-    monkeypatch.setattr(spark_submit, "kube_client", object(), raising=False)  # as if its provider were installed
+    monkeypatch.setattr(
+        spark_submit, "kube_client", object(), raising=False
+    )  # as if its provider were installed
     given = {**LOCAL, "host": host, "extra": {"deploy-mode": "client", "namespace": "etl"}}
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(given))
     seen = submit(airflow, monkeypatch)
@@ -223,7 +278,9 @@ def test_on_yarn_and_kubernetes_the_drivers_environment_is_no_argument(
 def test_kubernetes_without_its_provider_is_refused_with_what_to_install(
     airflow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({**LOCAL, "host": "k8s://https://cluster:6443"}))
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({**LOCAL, "host": "k8s://https://cluster:6443"})
+    )
     with pytest.raises(ConfigurationError, match="cncf-kubernetes"):
         submit(airflow, monkeypatch)
 
@@ -255,8 +312,14 @@ def test_a_master_that_nobody_meant_is_refused_before_anything_starts(
 def test_airflows_connections_become_urls_that_the_drivers_understand(airflow: Path) -> None:
     connections = Connections(resolver=control_room.url_from_airflow)
     read = parse_dsn(connections.url("backstop_producer_a"))
-    assert read == {"user": "u1", "password": SECRET, "host": "db", "port": "5432", "dbname": "d",
-                    "sslmode": "require"}  # fmt: skip
+    assert read == {
+        "user": "u1",
+        "password": SECRET,
+        "host": "db",
+        "port": "5432",
+        "dbname": "d",
+        "sslmode": "require",
+    }
     assert connections.url("backstop_broker").endswith("@broker:6379/3")
     assert control_room.url_from_airflow("nobody_knows_this") is None
 
@@ -284,10 +347,12 @@ def webhook() -> Iterator[tuple[str, list[Any]]]:
 def failure() -> dict[str, Any]:
     """What Airflow gives to a failure callback, with an error that quotes a secret."""
     return {
-        "dag": SimpleNamespace(dag_id="reconcile"), "run_id": "manual__1",
+        "dag": SimpleNamespace(dag_id="reconcile"),
+        "run_id": "manual__1",
         "ti": SimpleNamespace(task_id="judge"),
-        "exception": RuntimeError("could not log in with s3cr3t-4f7a"), "reason": "s3cr3t-4f7a",
-    }  # fmt: skip
+        "exception": RuntimeError("could not log in with s3cr3t-4f7a"),
+        "reason": "s3cr3t-4f7a",
+    }
 
 
 def test_a_failure_is_told_in_one_line_and_at_the_webhook(

@@ -16,11 +16,16 @@ from backstop.model.errors import DecisionRefused
 @pytest.mark.parametrize(
     ("people", "login"),
     [
-        ("{}", "uwe"), ("{}", None), ("{}", ""), ("{deciders: [otto]}", "olga"),
+        ("{}", "uwe"),
+        ("{}", None),
+        ("{}", ""),
+        ("{deciders: [otto]}", "olga"),
         ("{rules: [{actions: [resend], deciders: [otto]}]}", "olga"),
     ],
-)  # fmt: skip
-def test_who_may_not_decide_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, people: str, login: str | None) -> None:
+)
+def test_who_may_not_decide_asks_for_nothing(
+    monkeypatch: pytest.MonkeyPatch, people: str, login: str | None
+) -> None:
     monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", "olga:op,uwe:user")
     settings: Any = SimpleNamespace(people=PeopleSettings.model_validate(yaml.safe_load(people)))
     run: Any = SimpleNamespace(dry_run=False)

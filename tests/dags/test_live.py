@@ -47,7 +47,11 @@ class CommandLines(threading.Thread):
 
     def spark(self, duty: str) -> list[str]:
         """Those of Spark's JVMs that work for the duty."""
-        return [command for command in self.seen if "org.apache.spark" in command and f"spark_jobs/{duty}.py" in command]
+        return [
+            command
+            for command in self.seen
+            if "org.apache.spark" in command and f"spark_jobs/{duty}.py" in command
+        ]
 
     def run(self) -> None:
         while not self.done.wait(0.5):
@@ -103,7 +107,12 @@ def test_what_is_lost_is_found_asked_for_and_sent_and_no_secret_is_told(people: 
 
     # Nothing is due: open cases are judged again, the run is recorded, and neither Spark nor Great Expectations starts.
     tasks = people.run("reconcile", topic=TOPIC)
-    assert {name for name, state in tasks.items() if state != "skipped"} == {"", "open_run", "revisit", "close_run"}
+    assert {name for name, state in tasks.items() if state != "skipped"} == {
+        "",
+        "open_run",
+        "revisit",
+        "close_run",
+    }
     assert {state for state in tasks.values() if state != "skipped"} == {"success"}
     last = "SELECT state, counts FROM run WHERE duty = 'reconcile' ORDER BY run_id DESC LIMIT 1"
     assert people.rows(last) == [("done", {"due": 0})]
@@ -113,24 +122,40 @@ def test_what_is_lost_is_found_asked_for_and_sent_and_no_secret_is_told(people: 
     ((resends,),) = people.airflow("SELECT count(*) FROM dag_run WHERE dag_id = 'resend'")
     promise(people, *IDS)
     run_id, tasks = people.run_named("reconcile", topic=TOPIC)
-    assert {name: state for name, state in tasks.items() if state != "success"} == {"wake": "skipped"}
+    assert {name: state for name, state in tasks.items() if state != "success"} == {
+        "wake": "skipped"
+    }
     requested = "SELECT state FROM resend_request WHERE topic = %s"
     assert len(people.rows(requested, TOPIC)) == len(IDS)
     people.wait_for(lambda: set(people.rows(requested, TOPIC)) == {("sent",)}, "the resend")
     assert published(people) == len(IDS)
     woken = "SELECT run_type, state FROM dag_run WHERE dag_id = 'resend' ORDER BY id OFFSET %s"
-    people.wait_for(lambda: {state for _, state in people.airflow(woken, resends)} == {"success"}, "resend's end")
+    people.wait_for(
+        lambda: {state for _, state in people.airflow(woken, resends)} == {"success"},
+        "resend's end",
+    )
     assert {kind for kind, _ in people.airflow(woken, resends)} == {"asset_triggered"}
 
     # Every audit left its row and its site; the button leads there, for readers only.
-    control_run = people.rows("SELECT max(run_id) FROM run WHERE duty = 'reconcile' AND stage > 0")[0][0]
+    control_run = people.rows("SELECT max(run_id) FROM run WHERE duty = 'reconcile' AND stage > 0")[
+        0
+    ][0]
     suites = people.rows("SELECT suite FROM data_check WHERE run_id = %s AND passed", control_run)
-    assert {suite for (suite,) in suites} == {"stubs_at_the_door", "logs_at_the_door", "verdicts", "requests"}
-    links = people.api.request("GET", f"/dags/reconcile/dagRuns/{urllib.request.quote(run_id)}/taskInstances/audit_judged/links")[
-        "extra_links"
-    ]
+    assert {suite for (suite,) in suites} == {
+        "stubs_at_the_door",
+        "logs_at_the_door",
+        "verdicts",
+        "requests",
+    }
+    links = people.api.request(
+        "GET",
+        f"/dags/reconcile/dagRuns/{urllib.request.quote(run_id)}/taskInstances/audit_judged/links",
+    )["extra_links"]
     assert links["What this run did"].endswith(f"/backstop/runs/{control_run}")
-    docs = {links[f"Data Docs: {suite}"].split("/")[-1] for suite in ("stubs_at_the_door", "logs_at_the_door", "verdicts")}
+    docs = {
+        links[f"Data Docs: {suite}"].split("/")[-1]
+        for suite in ("stubs_at_the_door", "logs_at_the_door", "verdicts")
+    }
     assert docs == {"stubs_at_the_door", "logs_at_the_door", "verdicts"}
     for link in links.values():
         assert get(people, urlsplit(link).path)[0] == 200
@@ -154,7 +179,9 @@ def test_what_is_lost_is_found_asked_for_and_sent_and_no_secret_is_told(people: 
         "log",
         "task_instance",
     ):
-        told[table] = json.dumps(people.airflow(f"SELECT to_jsonb(t) FROM {table} AS t"), default=str)
+        told[table] = json.dumps(
+            people.airflow(f"SELECT to_jsonb(t) FROM {table} AS t"), default=str
+        )
     told["page"] = get(people, f"/backstop/runs/{control_run}")[1]
     for page in (people.platform.root / "docs").rglob("*.html"):
         told[str(page)] = page.read_text()
@@ -163,40 +190,70 @@ def test_what_is_lost_is_found_asked_for_and_sent_and_no_secret_is_told(people: 
     assert [where for where, text in told.items() if "payload-91c2" in text] == []
 
 
-def test_a_lease_that_ended_is_swept_by_spark_and_checked_and_then_nothing_is_started(people: Live) -> None:
+def test_a_lease_that_ended_is_swept_by_spark_and_checked_and_then_nothing_is_started(
+    people: Live,
+) -> None:
     with psycopg2.connect(people.platform.dsn("consumer_billing")) as connection:
         arrivals = [Arrival("orders", name) for name in ("stuck", "stuck-2", "done")]
         begun = guard.begin_many(connection, "billing", arrivals, owner_host="h-1")
     connection.close()
-    front = Front(RedisExchange(people.platform.connections()["backstop_leases"]), "billing", owner_host="h-1")
-    front.held([(lease, Arrival("orders", lease.message_id)) for lease in begun if isinstance(lease, Acquired)])
+    front = Front(
+        RedisExchange(people.platform.connections()["backstop_leases"]), "billing", owner_host="h-1"
+    )
+    front.held(
+        [
+            (lease, Arrival("orders", lease.message_id))
+            for lease in begun
+            if isinstance(lease, Acquired)
+        ]
+    )
     front.close()
     leases = redis.Redis.from_url(people.platform.connections()["backstop_leases"])
     for index in RedisKeys("billing").expiry:  # an hour passes
         for name in leases.zrange(index, 0, -1):
             leases.zincrby(index, -3_600_000, name)
             record = leases.get(name) or b""
-            leases.set(name, record[:1] + b"%013d" % (int(record[1:14]) - 3_600_000) + record[14:], keepttl=True)
+            leases.set(
+                name,
+                record[:1] + b"%013d" % (int(record[1:14]) - 3_600_000) + record[14:],
+                keepttl=True,
+            )
     leases.close()
-    people.rows("UPDATE consumer_log SET lease_expires_at = now() - interval '1 s' WHERE message_id IN ('stuck', 'stuck-2')",
-                database="consumer_billing")
-    people.rows("UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'done'",
-                database="consumer_billing")  # fmt: skip
+    people.rows(
+        "UPDATE consumer_log SET lease_expires_at = now() - interval '1 s' WHERE message_id IN ('stuck', 'stuck-2')",
+        database="consumer_billing",
+    )
+    people.rows(
+        "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'done'",
+        database="consumer_billing",
+    )
     run_id, tasks = people.run_named("sweep", dry_run=False)
-    assert {name: state for name, state in tasks.items() if state != "success"} == {"wake": "skipped"}
+    assert {name: state for name, state in tasks.items() if state != "success"} == {
+        "wake": "skipped"
+    }
     assert "spark-submit" in people.api.task_log("sweep", run_id, "sweep")
     swept = "SELECT message_id, state FROM consumer_log WHERE message_id IN ('stuck', 'stuck-2', 'done') ORDER BY 1"
-    assert people.rows(swept, database="consumer_billing") == [("done", "CONSUMED"), ("stuck", "EXPIRED"), ("stuck-2", "EXPIRED")]
+    assert people.rows(swept, database="consumer_billing") == [
+        ("done", "CONSUMED"),
+        ("stuck", "EXPIRED"),
+        ("stuck-2", "EXPIRED"),
+    ]
     # The lease in the database and what stood in front of it; what is done was corrected by the bucket's part or by the sample's.
-    counted = "SELECT owner_host, decision, sum(leases)::int FROM sweep_count GROUP BY 1, 2 ORDER BY 2"
+    counted = (
+        "SELECT owner_host, decision, sum(leases)::int FROM sweep_count GROUP BY 1, 2 ORDER BY 2"
+    )
     assert people.rows(counted) == [("h-1", "RECLAIM", 4), ("h-1", "REPAIR", 1)]
-    checks = people.rows("SELECT suite, passed FROM data_check WHERE suite LIKE 'leases%%' ORDER BY 1")
+    checks = people.rows(
+        "SELECT suite, passed FROM data_check WHERE suite LIKE 'leases%%' ORDER BY 1"
+    )
     assert checks == [("leases_after", True), ("leases_before", True)]
     tasks = people.run("sweep")
     assert (tasks["open_run"], tasks["sweep"], tasks[""]) == ("skipped", "skipped", "success")
 
 
-def test_a_dry_run_with_a_shard_away_judges_the_other_promotes_nothing_and_ends_red(people: Live) -> None:
+def test_a_dry_run_with_a_shard_away_judges_the_other_promotes_nothing_and_ends_red(
+    people: Live,
+) -> None:
     promise(people, "payment-dry")
     requests = people.rows("SELECT count(*) FROM resend_request WHERE topic = %s", TOPIC)
     admin = psycopg2.connect(people.platform.postgres.admin_dsn())
@@ -214,7 +271,12 @@ def test_a_dry_run_with_a_shard_away_judges_the_other_promotes_nothing_and_ends_
     assert {tasks[name] for name in ("promote", "audit_requests")} == {"skipped"}
     assert tasks["close_run"] == tasks[""] == "failed"
     # What a watch wrote before it failed is told, too; its run stays red.
-    assert watched == {"watch": "failed", "wake": "success", "ended": "upstream_failed", "": "failed"}
+    assert watched == {
+        "watch": "failed",
+        "wake": "success",
+        "ended": "upstream_failed",
+        "": "failed",
+    }
     ((run_id, scope, dry_run, state, error),) = people.rows(
         "SELECT run_id, scope, dry_run, state, error FROM run WHERE duty = 'reconcile' ORDER BY run_id DESC LIMIT 1"
     )

@@ -40,22 +40,39 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             )
             cursor.execute(
                 "INSERT INTO case_file (kind, topic, summary, evidence)"
-                " VALUES ('unknown', %s, %s, jsonb_build_object('x', %s::text))", (NASTY, NASTY, NASTY),
-            )  # fmt: skip
-            cursor.execute("INSERT INTO case_note (case_id, written_by, note) VALUES (1, 'olga', %s)", (NASTY,))
+                " VALUES ('unknown', %s, %s, jsonb_build_object('x', %s::text))",
+                (NASTY, NASTY, NASTY),
+            )
+            cursor.execute(
+                "INSERT INTO case_note (case_id, written_by, note) VALUES (1, 'olga', %s)", (NASTY,)
+            )
             cursor.execute(
                 "INSERT INTO cause (fingerprint, shown, template, category, first_seen_at, last_seen_at, dead_letters)"
-                " VALUES ('f', %s, 'payment for Greta', 'poison', now(), now(), 4)", (NASTY,),
-            )  # fmt: skip
-            cursor.execute("INSERT INTO verdict_count VALUES (1, %s, 'billing', 'LOST', 7, 7, 0)", (NASTY,))
+                " VALUES ('f', %s, 'payment for Greta', 'poison', now(), now(), 4)",
+                (NASTY,),
+            )
+            cursor.execute(
+                "INSERT INTO verdict_count VALUES (1, %s, 'billing', 'LOST', 7, 7, 0)", (NASTY,)
+            )
             cursor.execute(
                 "INSERT INTO data_check (run_id, suite, passed, expectations, failed, report)"
                 " VALUES (1, 'verdicts', false, 3, %s, '1/verdicts/index.html')",
-                (json.dumps([{
-                    "name": "names_known", "must_hold": "every verdict is one of the rule's", "count": 21,
-                    "ids": [{"topic": "orders", "message_id": NASTY}, {"topic": "orders", "message_id": "order-7"}],
-                }]),),
-            )  # fmt: skip
+                (
+                    json.dumps(
+                        [
+                            {
+                                "name": "names_known",
+                                "must_hold": "every verdict is one of the rule's",
+                                "count": 21,
+                                "ids": [
+                                    {"topic": "orders", "message_id": NASTY},
+                                    {"topic": "orders", "message_id": "order-7"},
+                                ],
+                            }
+                        ]
+                    ),
+                ),
+            )
         connection.close()
         # Pages have a login that only reads, and no content.
         grant(url, "control")
@@ -101,14 +118,25 @@ def test_what_a_page_shows_is_for_who_may_read_the_dag_that_shows_it(
 ) -> None:
     def seen(*dags: str) -> list[int]:
         visitor = client(monkeypatch, dags.__contains__)
-        return [visitor.get(path).status_code for path in ("/cases/1", "/runs", "/runs/1", "/docs/1/verdicts/index.html", "/me")]
+        return [
+            visitor.get(path).status_code
+            for path in ("/cases/1", "/runs", "/runs/1", "/docs/1/verdicts/index.html", "/me")
+        ]
 
-    assert seen("reconcile") == [404, 200, 200, 200, 200] and seen("decide_case") == [200, 403, 403, 403, 200]
+    assert seen("reconcile") == [404, 200, 200, 200, 200] and seen("decide_case") == [
+        200,
+        403,
+        403,
+        403,
+        200,
+    ]
     assert "cases/1" not in client(monkeypatch, "reconcile".__eq__).get("/cases").text
     assert "poison" not in client(monkeypatch, "decide_case".__eq__).get("/cases").text
     # The case's topic becomes a team's.
     written = (ROOT / "backstop.yaml").read_text().replace("orders:", f"{json.dumps(NASTY)}:", 1)
-    (tmp_path / "backstop.yaml").write_text(f"{written}\nteams: [{{name: a, topics: [{json.dumps(NASTY)}]}}]\n")
+    (tmp_path / "backstop.yaml").write_text(
+        f"{written}\nteams: [{{name: a, topics: [{json.dumps(NASTY)}]}}]\n"
+    )
     monkeypatch.setenv("BACKSTOP_CONFIG", str(tmp_path / "backstop.yaml"))
     assert [seen("decide_case")[0], seen("decide_case__a")[0]] == [404, 200]
     assert "cases/1" not in client(monkeypatch, "decide_case".__eq__).get("/cases").text
@@ -120,7 +148,9 @@ def test_a_page_says_how_airflow_knows_who_looks(reader: TestClient) -> None:
     assert "{id: &quot;7&quot;" in page and NASTY not in page
 
 
-def test_open_cases_and_causes_are_listed_and_a_case_has_its_page_with_every_value_escaped(reader: TestClient) -> None:
+def test_open_cases_and_causes_are_listed_and_a_case_has_its_page_with_every_value_escaped(
+    reader: TestClient,
+) -> None:
     listed, shown = reader.get("/cases").text, reader.get("/cases/1").text
     assert '<a href="cases/1">1</a>' in listed and "poison" in listed
     assert "olga" in shown
@@ -147,7 +177,11 @@ def test_a_failed_check_shows_its_rows_on_a_page_of_ours_and_leads_to_a_report_w
     result.parent.mkdir(parents=True)
     result.write_text("the result")
     page = reader.get("/runs/1/checks/verdicts").text
-    assert "names_known" in page and "FAILED: 21 rows" in page and "every verdict is one of the rule" in page
+    assert (
+        "names_known" in page
+        and "FAILED: 21 rows" in page
+        and "every verdict is one of the rule" in page
+    )
     assert "<td>order-7</td>" in page and "The first 2 of 21." in page
     assert NASTY not in page and "&lt;script&gt;" in page
     assert page.count("<td>holds</td>") >= 5, "what else the suite demands"
@@ -173,14 +207,27 @@ def test_the_list_leads_to_each_run(reader: TestClient) -> None:
 
 def test_data_docs_are_served_from_their_folder_only(reader: TestClient) -> None:
     assert reader.get("/docs/1/verdicts/index.html").text == "the report"
-    for path in ("../secret.txt", "%2e%2e/secret.txt", "1/../../secret.txt", "%2e%2e%2fsecret.txt", "way_out",
-                 "1", "", "/etc/passwd", "%00", "1/verdicts/none.html"):  # fmt: skip
+    for path in (
+        "../secret.txt",
+        "%2e%2e/secret.txt",
+        "1/../../secret.txt",
+        "%2e%2e%2fsecret.txt",
+        "way_out",
+        "1",
+        "",
+        "/etc/passwd",
+        "%00",
+        "1/verdicts/none.html",
+    ):
         answer = reader.get(f"/docs/{path}")
         assert answer.status_code in (404, 307), path
         assert "secret" not in answer.text.replace("secret.txt", ""), path
 
 
-@pytest.mark.parametrize("path", ["/runs", "/runs/1", "/runs/1/checks/verdicts", "/docs/1/verdicts/index.html", "/docs/none"])
+@pytest.mark.parametrize(
+    "path",
+    ["/runs", "/runs/1", "/runs/1/checks/verdicts", "/docs/1/verdicts/index.html", "/docs/none"],
+)
 def test_a_stranger_is_refused_everywhere(environment: Path, path: str) -> None:
     stranger = TestClient(pages.make_app())
     answer = stranger.get(path)
@@ -188,14 +235,18 @@ def test_a_stranger_is_refused_everywhere(environment: Path, path: str) -> None:
     assert "the report" not in answer.text
 
 
-def test_without_airflows_helpers_everybody_is_refused(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_airflows_helpers_everybody_is_refused(
+    environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "airflow.api_fastapi.core_api.security", None)
     assert access.reader() is access.refuse
     assert TestClient(pages.make_app()).get("/runs").status_code == 403
 
 
 @pytest.mark.parametrize("opened", [{"run_id": 4}, '{"run_id": 4, "token": "t"}'])
-def test_a_button_leads_to_the_run_that_its_task_was_handed(monkeypatch: pytest.MonkeyPatch, opened: object) -> None:
+def test_a_button_leads_to_the_run_that_its_task_was_handed(
+    monkeypatch: pytest.MonkeyPatch, opened: object
+) -> None:
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example/prefix/")
     task = SimpleNamespace(op_kwargs={"suite": "verdicts", "opened": opened})
     links = [link.get_link(task, ti_key=None) for link in (RunLink(), DataDocsLink())]

@@ -119,7 +119,11 @@ class Airflow:
     """An interpreter that has imported Airflow and made an empty DAG, with our folders where Airflow puts them."""
 
     def __init__(self, home: Path) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "BACKSTOP"))}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("AIRFLOW", "BACKSTOP"))
+        }
         environment |= {
             "AIRFLOW_HOME": str(home),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
@@ -130,18 +134,24 @@ class Airflow:
         self._errors = home / "errors"
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", FORKS], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                [sys.executable, "-c", FORKS],
+                env=environment,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=errors,
-            )  # fmt: skip
+            )
 
     def facts(self, code: str, *arguments: str, **settings: str) -> Any:
         """What the code prints in a fork of it, which has loaded nothing for another test."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        print(json.dumps((code, ["-c", *arguments], settings)), file=self._process.stdin, flush=True)
+        print(
+            json.dumps((code, ["-c", *arguments], settings)), file=self._process.stdin, flush=True
+        )
         found = None
         for line in self._process.stdout:
             if line.startswith("FACTS"):
-                found = json.loads(line[len("FACTS"):])
+                found = json.loads(line[len("FACTS") :])
             elif line.startswith("ENDED"):
                 assert line == "ENDED 0\n", self._errors.read_text()[-3000:]
                 return found
@@ -175,9 +185,15 @@ def test_every_file_loads_and_holds_the_dag_of_its_name(bag: dict[str, Any]) -> 
 def test_plugins_and_dags_only_wire_and_the_package_of_airflow_holds_no_sql() -> None:
     assert [path.name for path in (ROOT / "plugins").glob("*.py")] == ["backstop_plugin.py"]
     package = ROOT / "include" / "backstop" / "airflow"
-    for path in (*package.rglob("*.py"), *(ROOT / "dags").glob("*.py"), *(ROOT / "plugins").glob("*.py")):
+    for path in (
+        *package.rglob("*.py"),
+        *(ROOT / "dags").glob("*.py"),
+        *(ROOT / "plugins").glob("*.py"),
+    ):
         text = path.read_text(encoding="utf-8")
-        assert not re.search(r"\bSELECT\b|\bINSERT INTO\b|\bUPDATE \w+ SET\b|\bDELETE FROM\b", text), path
+        assert not re.search(
+            r"\bSELECT\b|\bINSERT INTO\b|\bUPDATE \w+ SET\b|\bDELETE FROM\b", text
+        ), path
         assert "ModuleNotFoundError" not in text, f"{path} looks for a module in two places"
 
 
@@ -192,23 +208,31 @@ def test_each_team_has_a_dag_of_questions_that_its_role_may_read_and_answer_in(
 ) -> None:
     config, adopted = tmp_path / "backstop.yaml", tmp_path / "dags"
     teams = "{name: a, topics: [orders], role: team-a}, {name: b-2, topics: [payments]}"
-    named = (ROOT / "backstop.yaml").read_text().replace("people:\n", "people:\n  deciders: [olga]\n")
+    named = (
+        (ROOT / "backstop.yaml").read_text().replace("people:\n", "people:\n  deciders: [olga]\n")
+    )
     config.write_text(named + f"\nteams: [{teams}]\n")
     # As an Airflow that adopts the DAGs does it (docs/how-to/airflow.md).
     adopted.mkdir()
     (adopted / "decide_case.py").write_text("from decide_case_of_backstop import *  # airflow dag")
-    (tmp_path / "decide_case_of_backstop.py").write_text((ROOT / "dags" / "decide_case.py").read_text())
+    (tmp_path / "decide_case_of_backstop.py").write_text(
+        (ROOT / "dags" / "decide_case.py").read_text()
+    )
     loaded = airflow.facts(LOAD_ALL, str(adopted), str(tmp_path), BACKSTOP_CONFIG=str(config))
     assert loaded["errors"] == {}
     assert {name: dag["access"] for name, dag in loaded["dags"].items()} == {
-        "decide_case": {}, "decide_case__a": {"team-a": ["can_edit", "can_read"]}, "decide_case__b-2": {},
-    }  # fmt: skip
+        "decide_case": {},
+        "decide_case__a": {"team-a": ["can_edit", "can_read"]},
+        "decide_case__b-2": {},
+    }
     assert {tuple(dag["tasks"]) for dag in loaded["dags"].values()} == {("ask", "apply")}
     assert {dag["access"] == {} for dag in bag["dags"].values()} == {True}
 
 
 @pytest.mark.parametrize("name", DAGS)
-def test_a_dag_says_how_to_run_it_whose_it_is_and_who_is_told(bag: dict[str, Any], name: str) -> None:
+def test_a_dag_says_how_to_run_it_whose_it_is_and_who_is_told(
+    bag: dict[str, Any], name: str
+) -> None:
     dag = bag["dags"][name]
     assert all(word in dag["doc_md"] for word in ("when it is red", "**By hand**", "**Stop**"))
     assert all(task in dag["doc_md"] for task in dag["tasks"]), "the runbook leaves a task out"
@@ -218,7 +242,9 @@ def test_a_dag_says_how_to_run_it_whose_it_is_and_who_is_told(bag: dict[str, Any
 
 
 @pytest.mark.parametrize("name", DAGS)
-def test_a_dag_neither_runs_beside_itself_nor_catches_up_nor_hangs(bag: dict[str, Any], name: str) -> None:
+def test_a_dag_neither_runs_beside_itself_nor_catches_up_nor_hangs(
+    bag: dict[str, Any], name: str
+) -> None:
     dag = bag["dags"][name]
     # Runs of reconcile by hand have scopes of their own; its leases keep equal scopes apart (tests/integration/test_by_hand.py).
     assert dag["max_active_runs"] == BESIDE.get(name, 1)
@@ -235,7 +261,9 @@ def test_a_dag_neither_runs_beside_itself_nor_catches_up_nor_hangs(bag: dict[str
 
 
 @pytest.mark.parametrize("name", DUTIES)
-def test_a_run_is_opened_by_a_setup_and_closed_by_a_teardown_whatever_happens(bag: dict[str, Any], name: str) -> None:
+def test_a_run_is_opened_by_a_setup_and_closed_by_a_teardown_whatever_happens(
+    bag: dict[str, Any], name: str
+) -> None:
     tasks = bag["dags"][name]["tasks"]
     assert [name for name, task in tasks.items() if task["setup"]] == ["open_run"]
     assert [name for name, task in tasks.items() if task["teardown"]] == ["close_run"]
@@ -246,7 +274,9 @@ def test_a_run_is_opened_by_a_setup_and_closed_by_a_teardown_whatever_happens(ba
 
 
 @pytest.mark.parametrize("name", DUTIES)
-def test_a_manual_run_has_a_form_with_what_it_is_limited_to_and_dry_run(bag: dict[str, Any], name: str) -> None:
+def test_a_manual_run_has_a_form_with_what_it_is_limited_to_and_dry_run(
+    bag: dict[str, Any], name: str
+) -> None:
     params = bag["dags"][name]["params"]
     if name in CHANGE_NOTHING:
         assert "dry_run" not in params
@@ -258,7 +288,9 @@ def test_a_manual_run_has_a_form_with_what_it_is_limited_to_and_dry_run(bag: dic
     assert set(params["group" if name == "sweep" else "topic"]["type"]) == {"null", "string"}
 
 
-def test_nothing_is_promoted_before_its_audits_and_only_requests_wake_resend(bag: dict[str, Any]) -> None:
+def test_nothing_is_promoted_before_its_audits_and_only_requests_wake_resend(
+    bag: dict[str, Any],
+) -> None:
     tasks = bag["dags"]["reconcile"]["tasks"]
     # Each is told which run it is; `judge` is told by `revisit`, because it goes on whatever became of that.
     assert set(tasks["open_run"]["downstream"]) == tasks.keys() - {"open_run", "judge", "wake"}
@@ -271,30 +303,50 @@ def test_nothing_is_promoted_before_its_audits_and_only_requests_wake_resend(bag
     assert tasks["judge"]["retries"] == 1
 
 
-def test_judging_goes_on_whatever_happened_to_the_messages_of_open_cases(bag: dict[str, Any]) -> None:
+def test_judging_goes_on_whatever_happened_to_the_messages_of_open_cases(
+    bag: dict[str, Any],
+) -> None:
     tasks = bag["dags"]["reconcile"]["tasks"]
     assert tasks["judge"]["rule"] == "all_done"
     assert {name for name, task in tasks.items() if "judge" in task["downstream"]} == {"revisit"}
 
 
-def test_duties_that_would_mostly_find_nothing_are_started_by_an_asset_with_a_slow_schedule_beneath(bag: dict[str, Any]) -> None:
-    woken = {name: (dag["assets"], dag["every"]) for name, dag in bag["dags"].items() if dag["assets"]}
+def test_duties_that_would_mostly_find_nothing_are_started_by_an_asset_with_a_slow_schedule_beneath(
+    bag: dict[str, Any],
+) -> None:
+    woken = {
+        name: (dag["assets"], dag["every"]) for name, dag in bag["dags"].items() if dag["assets"]
+    }
     assert woken == {
         "resend": (["backstop_something_to_send"], 300.0),
         "deliver_alerts": (["backstop_something_to_tell"], 300.0),
         "ask_people": (["backstop_somebody_to_ask"], 300.0),
     }
     waking = {
-        (name, task_id) for name, dag in bag["dags"].items() for task_id, task in dag["tasks"].items()
+        (name, task_id)
+        for name, dag in bag["dags"].items()
+        for task_id, task in dag["tasks"].items()
         if task["outlets"] == ["backstop_work"]
-    }  # fmt: skip
+    }
     assert waking == {
-        ("reconcile", "promote"), ("triage", "decide_and_apply"), ("sweep", "audit_after"), ("decide_case", "apply"),
-        ("replay_incident", "replay"), ("watch", "watch"), ("reconcile", "wake"), ("triage", "wake"),
-        ("sweep", "wake"), ("watch", "wake"),
-    }  # fmt: skip
+        ("reconcile", "promote"),
+        ("triage", "decide_and_apply"),
+        ("sweep", "audit_after"),
+        ("decide_case", "apply"),
+        ("replay_incident", "replay"),
+        ("watch", "watch"),
+        ("reconcile", "wake"),
+        ("triage", "wake"),
+        ("sweep", "wake"),
+        ("watch", "wake"),
+    }
     # What a task committed before it failed wakes them as if it had not failed.
-    before = {"reconcile": "promote", "triage": "decide_and_apply", "sweep": "audit_after", "watch": "watch"}
+    before = {
+        "reconcile": "promote",
+        "triage": "decide_and_apply",
+        "sweep": "audit_after",
+        "watch": "watch",
+    }
     for name, task_id in before.items():
         tasks = bag["dags"][name]["tasks"]
         assert tasks["wake"]["rule"] == "one_failed"
@@ -305,13 +357,18 @@ def test_duties_that_would_mostly_find_nothing_are_started_by_an_asset_with_a_sl
 
 
 @pytest.mark.parametrize("name", DAGS)
-def test_every_audit_links_to_its_data_docs_and_every_job_to_what_it_did(bag: dict[str, Any], name: str) -> None:
+def test_every_audit_links_to_its_data_docs_and_every_job_to_what_it_did(
+    bag: dict[str, Any], name: str
+) -> None:
     for task_id, task in bag["dags"][name]["tasks"].items():
         if task["links"]:
             assert "opened" in task["arguments"], "by this name the button finds the run"
         if task_id == "audit_judged":  # a button for each suite of the phase
             suites = ("stubs_at_the_door", "logs_at_the_door", "verdicts")
-            assert task["links"] == ["What this run did", *(f"Data Docs: {suite}" for suite in suites)]
+            assert task["links"] == [
+                "What this run did",
+                *(f"Data Docs: {suite}" for suite in suites),
+            ]
         elif task_id.startswith("audit"):
             assert task["links"] == ["What this run did", "Data Docs"]
             assert "suite" in task["arguments"]
@@ -327,7 +384,9 @@ def test_a_dag_file_is_light(airflow: Airflow, name: str) -> None:
         assert not set(measured[-1]["loaded"]) & set(HEAVY)
         if measured[-1]["share"] < SHARE:
             return
-    pytest.fail(f"{[round(run['share'], 3) for run in measured]} of the processor time that an empty DAG takes")
+    pytest.fail(
+        f"{[round(run['share'], 3) for run in measured]} of the processor time that an empty DAG takes"
+    )
 
 
 @pytest.mark.parametrize("name", DAGS)

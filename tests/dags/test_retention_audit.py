@@ -79,7 +79,9 @@ def test_retention_skips_outside_its_window_and_works_when_asked_to_now(world: S
     assert world.rows("shop_a", "SELECT 1 FROM message_stub") == []
 
 
-def test_a_shard_that_is_away_makes_retention_incomplete(world: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_is_away_makes_retention_incomplete(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_A", f"postgresql://nobody@127.0.0.1:{free_port()}/none")
     opened, task = retention.open_retention(False, True), Task()
     assert opened is not None
@@ -91,9 +93,14 @@ def test_a_shard_that_is_away_makes_retention_incomplete(world: System, monkeypa
     assert runs(world)[-1][:2] == ("retention", "incomplete")
 
 
-@pytest.mark.parametrize(("partition", "named", "day"), [
-    (TODAY, None, TODAY), (TODAY, YESTERDAY, YESTERDAY), (None, None, YESTERDAY),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("partition", "named", "day"),
+    [
+        (TODAY, None, TODAY),
+        (TODAY, YESTERDAY, YESTERDAY),
+        (None, None, YESTERDAY),
+    ],
+)
 def test_an_audit_is_of_its_partition_s_day_unless_a_person_names_one(
     world: System, partition: int | None, named: int | None, day: int
 ) -> None:
@@ -112,7 +119,9 @@ def test_what_is_no_day_or_too_long_ago_is_refused_before_a_run_is_opened(world:
     assert runs(world) == []
 
 
-def test_a_sound_day_passes_its_data_checks_and_a_breach_fails_them(world: System, tmp_path: Path) -> None:
+def test_a_sound_day_passes_its_data_checks_and_a_breach_fails_them(
+    world: System, tmp_path: Path
+) -> None:
     today = datetime.now(UTC).date().isoformat()
     opened = audit.open_audit(context(today), None)
     assert audit.look.function(opened, Task())["breaches"] == 0
@@ -134,7 +143,10 @@ def test_an_audited_day_is_published_as_a_partition_of_the_asset() -> None:
 
     events = OutletEventAccessors()
     opened = json.dumps({"run_id": 7, "day": "2026-11-20"})
-    assert audit.publish_day.function(opened, "7/audit/index.html", outlet_events=events) == "2026-11-20"
+    assert (
+        audit.publish_day.function(opened, "7/audit/index.html", outlet_events=events)
+        == "2026-11-20"
+    )
     (event,) = _serialize_outlet_events(events)
     assert event["dest_asset_key"]["name"] == "backstop_audited"
     assert event["partition_key"] == "2026-11-20"
@@ -147,11 +159,18 @@ def test_a_scheduled_audit_stands_for_the_day_before_it() -> None:
 
     asked = daily("BACKSTOP_AUDIT_SCHEDULE", "30 5 * * *")
     timetable = CronPartitionTimetable(
-        asked.expression, timezone=str(asked.timezone), run_offset=asked.run_offset, key_format=asked.key_format
+        asked.expression,
+        timezone=str(asked.timezone),
+        run_offset=asked.run_offset,
+        key_format=asked.key_format,
     )
     earliest = pendulum.datetime(2026, 11, 21, tz="UTC")
     info = timetable.next_dagrun_info_v2(
-        last_dagrun_info=None, restriction=TimeRestriction(earliest=earliest, latest=None, catchup=True)
+        last_dagrun_info=None,
+        restriction=TimeRestriction(earliest=earliest, latest=None, catchup=True),
     )
     assert info is not None
-    assert (info.run_after.isoformat(), info.partition_key) == ("2026-11-21T05:30:00+00:00", "2026-11-20")
+    assert (info.run_after.isoformat(), info.partition_key) == (
+        "2026-11-21T05:30:00+00:00",
+        "2026-11-20",
+    )

@@ -22,8 +22,18 @@ from backstop.triage.causes.classify import rules_of
 from control_world import World, servers, world  # noqa: F401
 from triage_world import dead, letters, look_now, requests
 
-FORM = {"topic": "orders", "from": None, "to": None, "verdicts": ["DEAD_LETTERED"], "causes": [], "group": None, "limit": None,
-        "rate": None, "mode": "full", "why": "billing is mended"}  # fmt: skip
+FORM = {
+    "topic": "orders",
+    "from": None,
+    "to": None,
+    "verdicts": ["DEAD_LETTERED"],
+    "causes": [],
+    "group": None,
+    "limit": None,
+    "rate": None,
+    "mode": "full",
+    "why": "billing is mended",
+}
 
 
 class Handed:
@@ -43,7 +53,9 @@ def in_queue(world: World, message_id: str) -> None:
         subscription = broker.subscribe("billing", ["orders"], "worker")
         for _ in range(5):
             (one,) = subscription.fetch(1, timedelta(seconds=10))
-            subscription.hand_back(one, after=timedelta(0), counts=True, error="ValueError: no amount")
+            subscription.hand_back(
+                one, after=timedelta(0), counts=True, error="ValueError: no amount"
+            )
         subscription.close()
 
 
@@ -51,7 +63,9 @@ def without_broker(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_BROKER", "redis://127.0.0.1:1/0")
 
 
-def test_with_nothing_to_do_the_run_is_recorded_and_a_letter_in_the_queue_is_something_to_do(world: World) -> None:
+def test_with_nothing_to_do_the_run_is_recorded_and_a_letter_in_the_queue_is_something_to_do(
+    world: World,
+) -> None:
     assert triage.open_triage(None, False) is None
     assert world.control("SELECT state, counts FROM run") == [("done", {"due": 0})]
     in_queue(world, "m")
@@ -70,7 +84,9 @@ def test_a_letter_goes_through_the_steps_and_nothing_is_due_afterwards(world: Wo
     opened = triage.open_triage(None, False)
     assert opened is not None
     assert triage.drain.function(opened, Handed())["stored"] == 1
-    assert triage.classify_few(opened, below=1) == 1, "as many as asks for Spark are not classified here"
+    assert triage.classify_few(opened, below=1) == 1, (
+        "as many as asks for Spark are not classified here"
+    )
     assert triage.classify_few(opened, below=2) == 1
     triage.promote.function(opened, Handed())
     assert triage.decide(opened, Handed())["escalated"] == 1
@@ -93,34 +109,51 @@ def decided(world: World, message_id: str) -> dict[str, Any]:
     return letters(world)[message_id]
 
 
-def test_a_letter_that_goes_on_waiting_for_a_person_is_only_looked_at_and_starts_no_steps(world: World) -> None:
+def test_a_letter_that_goes_on_waiting_for_a_person_is_only_looked_at_and_starts_no_steps(
+    world: World,
+) -> None:
     before = decided(world, "m")
     assert triage.open_triage(None, False) is None
-    assert world.control("SELECT state, counts FROM run ORDER BY run_id DESC LIMIT 1") == [("done", {"due": 0, "unchanged": 1})]
+    assert world.control("SELECT state, counts FROM run ORDER BY run_id DESC LIMIT 1") == [
+        ("done", {"due": 0, "unchanged": 1})
+    ]
     after = letters(world)["m"]
     assert after.pop("look_at") > before.pop("look_at")
     assert after == before
-    later = "SELECT d.look_at > r.started_at FROM dead_letter d, run r ORDER BY r.run_id DESC LIMIT 1"
+    later = (
+        "SELECT d.look_at > r.started_at FROM dead_letter d, run r ORDER BY r.run_id DESC LIMIT 1"
+    )
     assert world.control(later) == [(True,)], "it is not due again at once"
 
 
 def test_letters_proven_done_later_are_discarded_soon(world: World) -> None:
     decided(world, "m")
     decided(world, "n")
-    world.run("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'm'")
+    world.run(
+        "consumer_billing",
+        "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'm'",
+    )
     opened = triage.open_triage(None, False)
     assert opened is not None and opened["due"] == 1, "the other one is as it was"
     assert triage.decide(opened, Handed())["discarded"] == 1
-    assert {name: one["state"] for name, one in letters(world).items()} == {"m": "discarded", "n": "open"}
+    assert {name: one["state"] for name, one in letters(world).items()} == {
+        "m": "discarded",
+        "n": "open",
+    }
 
 
-@pytest.mark.parametrize("changed", [
-    "UPDATE case_file SET state = 'closed', closed_at = now()",
-    "UPDATE dead_letter SET category = 'transient', classified_at = clock_timestamp()",
-    "UPDATE dead_letter SET reason = 'loop'",
-    "UPDATE dead_letter SET decision = NULL",
-])  # fmt: skip
-def test_what_is_to_be_decided_otherwise_than_it_was_starts_the_steps(world: World, changed: str) -> None:
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "UPDATE case_file SET state = 'closed', closed_at = now()",
+        "UPDATE dead_letter SET category = 'transient', classified_at = clock_timestamp()",
+        "UPDATE dead_letter SET reason = 'loop'",
+        "UPDATE dead_letter SET decision = NULL",
+    ],
+)
+def test_what_is_to_be_decided_otherwise_than_it_was_starts_the_steps(
+    world: World, changed: str
+) -> None:
     decided(world, "m")
     world.control(changed)
     opened = triage.open_triage(None, False)
@@ -144,7 +177,9 @@ def test_a_dry_run_postpones_nothing(world: World) -> None:
     assert opened is not None and opened["due"] == 1
 
 
-def test_a_broker_that_is_away_stops_no_step_and_ends_the_run_incomplete(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_is_away_stops_no_step_and_ends_the_run_incomplete(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dead(world, "m", "transient")
     without_broker(world, monkeypatch)
     opened, handed = triage.open_triage(None, False), Handed()
@@ -154,7 +189,9 @@ def test_a_broker_that_is_away_stops_no_step_and_ends_the_run_incomplete(world: 
     assert triage.decide(opened, Handed())["replaying"] == 1
     with pytest.raises(AirflowFailException, match="broker embedded"):
         close(opened, Ended(away={"drain": handed.values[SOMETHING_AWAY]}))
-    ((state, error),) = world.control("SELECT state, error FROM run WHERE run_id = %s", (opened["run_id"],))
+    ((state, error),) = world.control(
+        "SELECT state, error FROM run WHERE run_id = %s", (opened["run_id"],)
+    )
     assert state == "incomplete" and "broker embedded" in error
     # With nothing stored that is due, nobody knows what is in the queues: that is not "nothing to do".
     world.control("DELETE FROM dead_letter")
@@ -175,7 +212,9 @@ def test_a_consumer_database_that_is_away_leaves_letters_unclassified_and_the_ru
     triage.classify_few(opened, below=100)
     with pytest.raises(AirflowFailException, match="billing"):
         close(opened, Ended())
-    assert world.control("SELECT state FROM run WHERE run_id = %s", (opened["run_id"],)) == [("incomplete",)]
+    assert world.control("SELECT state FROM run WHERE run_id = %s", (opened["run_id"],)) == [
+        ("incomplete",)
+    ]
     assert letters(world)["m"]["category"] is None
 
 
@@ -185,7 +224,9 @@ def test_a_failed_task_ends_the_run_failed(world: World) -> None:
     assert opened is not None
     with pytest.raises(AirflowFailException, match="failed tasks: promote"):
         close(opened, Ended(["promote"], away={"drain": "a broker"}))
-    assert world.control("SELECT state FROM run WHERE run_id = %s", (opened["run_id"],)) == [("failed",)]
+    assert world.control("SELECT state FROM run WHERE run_id = %s", (opened["run_id"],)) == [
+        ("failed",)
+    ]
 
 
 def asks(run: str, mode: str = "full", who: str | None = "olga") -> dict[str, Any]:
@@ -198,7 +239,9 @@ def triggered(who: str | None, ago: timedelta = timedelta(0)) -> Any:
 
 
 def answered(run: str, option: str, who: str | None = "olga") -> None:
-    incident.receive_approval(asks(run), {"option": option, "inputs": {}, "user_id": who, "user_name": who})
+    incident.receive_approval(
+        asks(run), {"option": option, "inputs": {}, "user_id": who, "user_name": who}
+    )
 
 
 def test_a_plan_is_shown_and_only_a_yes_of_somebody_who_may_asks_for_it(
@@ -224,7 +267,11 @@ def test_a_plan_is_shown_and_only_a_yes_of_somebody_who_may_asks_for_it(
     # The task `approve` was marked as a success.
     with pytest.raises(AirflowFailException, match="nobody has answered"):
         incident.request_planned("r-1", "full", triggered("olga"))
-    for who, option, told in (("uwe", yes, "uwe may not decide"), (None, yes, "nobody may not decide"), ("olga", no, "said no")):
+    for who, option, told in (
+        ("uwe", yes, "uwe may not decide"),
+        (None, yes, "nobody may not decide"),
+        ("olga", no, "said no"),
+    ):
         answered("r-1", option, who)
         with pytest.raises(AirflowSkipException, match=told):
             incident.request_planned("r-1", "full", triggered("olga"))
@@ -238,7 +285,10 @@ def test_a_plan_is_shown_and_only_a_yes_of_somebody_who_may_asks_for_it(
     answered("r-2", yes)
     with pytest.raises(AirflowFailException, match="which is no approval of plan"):
         incident.request_planned("r-2", "full", triggered("olga"))
-    world.control("UPDATE incident_delivery SET message_id = 'm-3' WHERE message_id = 'm-2' AND run_id = %s", (shown["plan"],))
+    world.control(
+        "UPDATE incident_delivery SET message_id = 'm-3' WHERE message_id = 'm-2' AND run_id = %s",
+        (shown["plan"],),
+    )
     with pytest.raises(AirflowFailException, match="which is no approval of plan"):
         incident.request_planned("r-1", "full", triggered("olga"))
     world.control("UPDATE incident_delivery SET message_id = 'm-2' WHERE message_id = 'm-3'")
@@ -298,20 +348,31 @@ def test_a_canary_goes_out_without_a_yes_only_for_who_may_decide_and_only_once(
 @pytest.mark.parametrize(
     ("manager", "line", "login", "may"),
     [
-        ("", "{}", "olga", True), ("", "{}", "uwe", False), ("", "{deciders: [uwe]}", "uwe", True),
+        ("", "{}", "olga", True),
+        ("", "{}", "uwe", False),
+        ("", "{deciders: [uwe]}", "uwe", True),
         ("fab", "{}", "olga", False),  # whom Airflow lets trigger is not whom it lets answer
         ("fab", "{deciders: ['7']}", "7", False),  # an id is no login
-        ("fab", "{deciders: [{id: '7', name: olga}]}", "olga", True), ("fab", "{deciders: [{id: '7', name: olga}]}", "7", False),
-        ("", "{deciders: [olga], rules: [{actions: [edit, replay], deciders: [otto]}]}", "olga", False),
+        ("fab", "{deciders: [{id: '7', name: olga}]}", "olga", True),
+        ("fab", "{deciders: [{id: '7', name: olga}]}", "7", False),
+        (
+            "",
+            "{deciders: [olga], rules: [{actions: [edit, replay], deciders: [otto]}]}",
+            "olga",
+            False,
+        ),
         ("", "{deciders: [olga], rules: [{topics: [payments], deciders: [otto]}]}", "olga", True),
     ],
-)  # fmt: skip
+)
 def test_who_triggers_is_known_by_a_login_and_never_by_an_id(
     monkeypatch: pytest.MonkeyPatch, manager: str, line: str, login: str, may: bool
 ) -> None:
     monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", "olga:op,uwe:user")
     if manager:
-        monkeypatch.setenv("AIRFLOW__CORE__AUTH_MANAGER", "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager")
+        monkeypatch.setenv(
+            "AIRFLOW__CORE__AUTH_MANAGER",
+            "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager",
+        )
     settings = SimpleNamespace(people=PeopleSettings.model_validate(yaml.safe_load(line)))
     assert may_trigger(settings, login, "replay", "orders") is may
     assert not may_trigger(settings, None, "replay", "orders")
@@ -319,9 +380,12 @@ def test_who_triggers_is_known_by_a_login_and_never_by_an_id(
 
 def test_what_cannot_be_planned_fails_at_once_and_says_what_can_be_done(world: World) -> None:
     for wrong, told in (
-        ({"verdicts": []}, "Name verdicts or causes"), ({"topic": "nowhere"}, "There is no topic"), ({"why": " "}, "a reason"),
-        ({"from": "yesterday"}, "not a time"), ({"to": "2026-11-21T02:00:00"}, "in which zone"),
-    ):  # fmt: skip
+        ({"verdicts": []}, "Name verdicts or causes"),
+        ({"topic": "nowhere"}, "There is no topic"),
+        ({"why": " "}, "a reason"),
+        ({"from": "yesterday"}, "not a time"),
+        ({"to": "2026-11-21T02:00:00"}, "in which zone"),
+    ):
         with pytest.raises(AirflowFailException, match=told):
             incident.store_plan(FORM | wrong, "olga", "r-1")
     assert world.control("SELECT DISTINCT state FROM run") == [("failed",)]

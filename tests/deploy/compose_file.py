@@ -24,7 +24,11 @@ def filled(value: Any, variables: Mapping[str, str]) -> Any:
         return {name: filled(one, variables) for name, one in value.items()}
     if isinstance(value, list):
         return [filled(one, variables) for one in value]
-    return _VARIABLE.sub(lambda found: _one(found, variables), value) if isinstance(value, str) else value
+    return (
+        _VARIABLE.sub(lambda found: _one(found, variables), value)
+        if isinstance(value, str)
+        else value
+    )
 
 
 def _one(found: re.Match[str], variables: Mapping[str, str]) -> str:

@@ -31,7 +31,9 @@ def variables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def written_env(folder: Path) -> Path:
-    subprocess.run([sys.executable, str(ROOT / "docker" / "write_env.py"), str(folder / ".env")], check=True)
+    subprocess.run(
+        [sys.executable, str(ROOT / "docker" / "write_env.py"), str(folder / ".env")], check=True
+    )
     return folder / ".env"
 
 
@@ -44,12 +46,16 @@ def test_the_file_meets_the_compose_specification(variables: dict[str, str]) -> 
     assert not validator.is_valid(content), "the schema sees nothing"
 
 
-def test_every_variable_is_a_secret_that_must_be_set_and_make_env_generates_it(variables: dict[str, str]) -> None:
+def test_every_variable_is_a_secret_that_must_be_set_and_make_env_generates_it(
+    variables: dict[str, str],
+) -> None:
     text = re.sub(r"(?m)^\s*#.*$", "", FILE.read_text()).replace("$$", "")
     used = re.findall(r"\$\{(\w+)([^}]*)\}", text)
     secret = {one["environment"] for one in as_written()["secrets"].values()}
     assert {name for name, _ in used} | secret == set(variables)
-    assert [name for name, rest in used if not rest.startswith(":?")] == [], "a variable that may be left empty"
+    assert [name for name, rest in used if not rest.startswith(":?")] == [], (
+        "a variable that may be left empty"
+    )
     assert text.count("$") == len(used), "a variable without braces, which may be left empty"
     with pytest.raises(Missing, match="make env"):
         filled(as_written(), {**variables, "REDIS_PASSWORD": ""})
@@ -94,8 +100,14 @@ def test_each_service_is_bounded_restarted_watched_and_closed_to_the_network(nam
 
 def test_the_broker_refuses_messages_before_the_kernel_ends_it() -> None:
     """A rewrite of its file needs memory, too; whoever is ended over its limit dies again while it loads the file."""
-    [most] = re.findall(r"--maxmemory (\d+)mb --maxmemory-policy noeviction", (ROOT / "docker" / "redis.sh").read_text())
-    assert SERVICES["redis"]["deploy"]["resources"]["limits"]["memory"] == "1g" and 256 <= int(most) <= 0.8 * 1024
+    [most] = re.findall(
+        r"--maxmemory (\d+)mb --maxmemory-policy noeviction",
+        (ROOT / "docker" / "redis.sh").read_text(),
+    )
+    assert (
+        SERVICES["redis"]["deploy"]["resources"]["limits"]["memory"] == "1g"
+        and 256 <= int(most) <= 0.8 * 1024
+    )
 
 
 def test_the_first_users_password_is_a_file_that_only_the_service_which_makes_them_gets() -> None:
@@ -103,8 +115,14 @@ def test_the_first_users_password_is_a_file_that_only_the_service_which_makes_th
     assert written["secrets"] == {"airflow-admin": {"environment": "AIRFLOW_ADMIN_PASSWORD"}}
     assert {name for name, service in SERVICES.items() if "secrets" in service} == {"initialise"}
     assert SERVICES["initialise"]["secrets"] == ["airflow-admin"]
-    assert SERVICES["initialise"]["environment"]["AIRFLOW_ADMIN_PASSWORD_FILE"] == "/run/secrets/airflow-admin"
-    assert "${AIRFLOW_ADMIN_PASSWORD" not in FILE.read_text() and "SIMPLE_AUTH_MANAGER" not in FILE.read_text()
+    assert (
+        SERVICES["initialise"]["environment"]["AIRFLOW_ADMIN_PASSWORD_FILE"]
+        == "/run/secrets/airflow-admin"
+    )
+    assert (
+        "${AIRFLOW_ADMIN_PASSWORD" not in FILE.read_text()
+        and "SIMPLE_AUTH_MANAGER" not in FILE.read_text()
+    )
 
 
 def test_the_login_is_the_one_that_the_image_installs() -> None:
@@ -113,33 +131,48 @@ def test_the_login_is_the_one_that_the_image_installs() -> None:
     assert "backstop-mq[fab] @" in DOCKERFILE
     assert all(
         service["environment"]["AIRFLOW__CORE__AUTH_MANAGER"] == manager
-        for name, service in SERVICES.items() if name.startswith("airflow-") or name == "initialise"
-    )  # fmt: skip
+        for name, service in SERVICES.items()
+        if name.startswith("airflow-") or name == "initialise"
+    )
 
 
 def test_nothing_starts_before_what_it_needs_is_healthy() -> None:
     for name, service in SERVICES.items():
         for needed, how in service.get("depends_on", {}).items():
             ends = SERVICES[needed]["healthcheck"].get("disable", False)
-            assert how["condition"] == ("service_completed_successfully" if ends else "service_healthy"), (name, needed)
+            assert how["condition"] == (
+                "service_completed_successfully" if ends else "service_healthy"
+            ), (name, needed)
     assert "initialise" in SERVICES["airflow-api-server"]["depends_on"]
     assert {"initialise", "spark-worker"} <= set(SERVICES["airflow-scheduler"]["depends_on"])
 
 
 def test_only_the_service_that_migrates_has_the_owners_login() -> None:
-    holders = {name for name, service in SERVICES.items() if "BACKSTOP_OWNER_PASSWORD" in json.dumps(service)}
+    holders = {
+        name
+        for name, service in SERVICES.items()
+        if "BACKSTOP_OWNER_PASSWORD" in json.dumps(service)
+    }
     assert holders == {"initialise", "postgres"}
 
 
 def test_no_command_line_carries_a_secret() -> None:
     for name, service in SERVICES.items():
-        words = [*service.get("command", []), *service.get("entrypoint", []), *service["healthcheck"].get("test", [])]
+        words = [
+            *service.get("command", []),
+            *service.get("entrypoint", []),
+            *service["healthcheck"].get("test", []),
+        ]
         assert not [word for word in words if "${" in word], name
 
 
 def instructions() -> list[tuple[str, str]]:
     text = re.sub(r"(?m)^\s*#.*\n", "", DOCKERFILE).replace("\\\n", " ")
-    return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in text.splitlines() if line.strip()]
+    return [
+        (line.split(None, 1)[0], line.split(None, 1)[1])
+        for line in text.splitlines()
+        if line.strip()
+    ]
 
 
 def test_what_the_image_copies_is_there_and_what_it_installs_is_pinned() -> None:
@@ -158,7 +191,9 @@ def test_what_the_image_copies_is_there_and_what_it_installs_is_pinned() -> None
                 assert sources[0].removeprefix("--from=") in stages
             else:
                 assert [source for source in sources if not (ROOT / source).exists()] == []
-                assert {source.split("/")[0] for source in sources} <= sent, "the engine is not given it"
+                assert {source.split("/")[0] for source in sources} <= sent, (
+                    "the engine is not given it"
+                )
         if word == "RUN" and "apt-get install" in rest:
             packages = re.findall(r'"([^"]+)"', rest.split("apt-get install")[1].split("&&")[0])
             assert packages and all("=" in package for package in packages)
@@ -175,24 +210,36 @@ def test_the_image_has_the_airflow_of_the_lock() -> None:
 
 def locked(*names: str) -> list[Requirement]:
     """What docker/locked.sh takes from the lock."""
-    made = subprocess.run(["sh", "docker/locked.sh", *names], cwd=ROOT, check=True, capture_output=True, text=True)
+    made = subprocess.run(
+        ["sh", "docker/locked.sh", *names], cwd=ROOT, check=True, capture_output=True, text=True
+    )
     entries = made.stdout.replace("\\\n", "").splitlines()
     assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
     return [Requirement(entry.partition(" ")[0]) for entry in entries]
 
 
 def test_the_tools_that_build_and_install_are_entries_of_the_lock_with_all_that_they_need() -> None:
-    taken = {file: names.split() for names, file in re.findall(r"sh locked\.sh ([^>\n]*)> (\S+)", DOCKERFILE)}
+    taken = {
+        file: names.split()
+        for names, file in re.findall(r"sh locked\.sh ([^>\n]*)> (\S+)", DOCKERFILE)
+    }
     build, tools = taken["build.txt"], taken["/dist/tools.txt"]
     needed = {"hatchling"}
     for name in build:
         for requirement in map(Requirement, metadata.requires(name) or []):
-            if requirement.marker is None or requirement.marker.evaluate({"extra": "", "python_version": "3.12"}):
+            if requirement.marker is None or requirement.marker.evaluate(
+                {"extra": "", "python_version": "3.12"}
+            ):
                 needed.add(requirement.name)
     assert {one.name for one in locked(*build)} == needed == set(build)
     assert [one.name for one in locked(*tools)] == tools == ["uv", "setuptools"]
-    assert not any(metadata.requires(name) for name in ("uv",)) and "--no-build-isolation" in DOCKERFILE
-    unknown = subprocess.run(["sh", "docker/locked.sh", "nothing"], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert (
+        not any(metadata.requires(name) for name in ("uv",))
+        and "--no-build-isolation" in DOCKERFILE
+    )
+    unknown = subprocess.run(
+        ["sh", "docker/locked.sh", "nothing"], cwd=ROOT, check=False, capture_output=True, text=True
+    )
     assert unknown.returncode == 1 and "requirements.lock has no nothing" in unknown.stderr
 
 
@@ -200,8 +247,13 @@ def small_wheel(folder: Path, name: str, *needs: str) -> Path:
     info = f"{name}-1.0.dist-info"
     with zipfile.ZipFile(path := folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
         head = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nProvides-Extra: airflow\n"
-        archive.writestr(f"{info}/METADATA", head + "".join(f"Requires-Dist: {need}\n" for need in needs))
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{info}/METADATA", head + "".join(f"Requires-Dist: {need}\n" for need in needs)
+        )
+        archive.writestr(
+            f"{info}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         archive.writestr(f"{info}/RECORD", "")
     return path
 
@@ -214,7 +266,9 @@ def small_wheel(folder: Path, name: str, *needs: str) -> Path:
         ("other==1.0 --hash=sha256:{right}\n", "no trusted hash"),
     ],
 )
-def test_the_image_installs_nothing_without_its_hash_in_the_lock(tmp_path: Path, lock: str, refused: str | None) -> None:
+def test_the_image_installs_nothing_without_its_hash_in_the_lock(
+    tmp_path: Path, lock: str, refused: str | None
+) -> None:
     """The Dockerfile's own command, on two small wheels: ours, and one that it needs."""
     (dist := tmp_path / "dist").mkdir()
     (index := tmp_path / "index").mkdir()
@@ -226,62 +280,96 @@ def test_the_image_installs_nothing_without_its_hash_in_the_lock(tmp_path: Path,
     uv = Path(sys.executable).parent / "uv"
     here = f"--offline --no-index --find-links {index} --target {tmp_path}/site"
     command = command.replace("uv pip install", f"{uv} pip install {here}")
-    done = subprocess.run(["bash", "-ec", command], check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-ec", command], check=False, capture_output=True, text=True, timeout=60
+    )
     installed = (tmp_path / "site" / "needed-1.0.dist-info").exists()
-    assert (done.returncode == 0, installed) == ((True, True) if refused is None else (False, False)), done.stderr
+    assert (done.returncode == 0, installed) == (
+        (True, True) if refused is None else (False, False)
+    ), done.stderr
     assert refused is None or refused in done.stderr
 
 
 def test_only_the_scheduler_reaches_every_database_and_pages_only_read() -> None:
     logins = {
-        name: {key.removeprefix("AIRFLOW_CONN_BACKSTOP_").lower(): str(value).partition("//")[2].partition(":")[0]
-               for key, value in (service.get("environment") or {}).items()
-               if key.startswith("AIRFLOW_CONN_BACKSTOP_") and str(value).startswith("postgresql:")}
+        name: {
+            key.removeprefix("AIRFLOW_CONN_BACKSTOP_").lower(): str(value)
+            .partition("//")[2]
+            .partition(":")[0]
+            for key, value in (service.get("environment") or {}).items()
+            if key.startswith("AIRFLOW_CONN_BACKSTOP_") and str(value).startswith("postgresql:")
+        }
         for name, service in SERVICES.items()
-    }  # fmt: skip
+    }
     everywhere = {"control", "producer_a", "producer_b", "consumer_billing", "consumer_shipping"}
     assert {name: login for name, login in logins.items() if login} == {
-        "initialise": dict.fromkeys(everywhere, "backstop_owner"), "airflow-scheduler": dict.fromkeys(everywhere, "duty"),
+        "initialise": dict.fromkeys(everywhere, "backstop_owner"),
+        "airflow-scheduler": dict.fromkeys(everywhere, "duty"),
         # It tells of failed runs.
         "airflow-dag-processor": {"control": "duty"},
-        "airflow-api-server": {"control": "reader"}, "airflow-triggerer": {"control": "reader"},
-    }  # fmt: skip
+        "airflow-api-server": {"control": "reader"},
+        "airflow-triggerer": {"control": "reader"},
+    }
 
 
 def test_a_service_reaches_what_it_names_and_a_spark_worker_what_its_tasks_need() -> None:
     """A worker is in one network, because it listens at one address, so its network holds what its tasks read."""
     networks = {name: set(service["networks"]) for name, service in SERVICES.items()}
     assert set.union(*networks.values()) == set(as_written()["networks"])
-    reach = {name: {other for other in SERVICES if other != name and networks[name] & networks[other]} for name in SERVICES}
+    reach = {
+        name: {other for other in SERVICES if other != name and networks[name] & networks[other]}
+        for name in SERVICES
+    }
     for name, service in SERVICES.items():
-        said = json.dumps([service.get("environment"), service.get("command"), service["healthcheck"]])
-        named = {other for other in SERVICES if other != name and re.search(rf"(?<![\w-]){other}(?![\w-])", said)}
+        said = json.dumps(
+            [service.get("environment"), service.get("command"), service["healthcheck"]]
+        )
+        named = {
+            other
+            for other in SERVICES
+            if other != name and re.search(rf"(?<![\w-]){other}(?![\w-])", said)
+        }
         assert named <= reach[name], name
     assert reach["spark-worker"] == {"spark-master", "airflow-scheduler", "postgres", "redis"}
     assert networks["spark-worker"] == {"spark"}
     pages = {"airflow-api-server", "airflow-dag-processor", "airflow-triggerer"}
     assert not pages & (reach["redis"] | reach["spark-master"] | reach["spark-worker"])
     # The driver is in several networks: the worker calls it by its name, and it listens in all of them.
-    conf = json.loads(SERVICES["airflow-scheduler"]["environment"]["AIRFLOW_CONN_SPARK_DEFAULT"])["extra"]["conf"]
-    assert conf["spark.driver.host"] == "airflow-scheduler" and conf["spark.driver.bindAddress"] == "0.0.0.0"
+    conf = json.loads(SERVICES["airflow-scheduler"]["environment"]["AIRFLOW_CONN_SPARK_DEFAULT"])[
+        "extra"
+    ]["conf"]
+    assert (
+        conf["spark.driver.host"] == "airflow-scheduler"
+        and conf["spark.driver.bindAddress"] == "0.0.0.0"
+    )
 
 
 def test_each_volume_of_our_image_is_mounted_on_a_folder_of_the_services_user() -> None:
     """A new volume takes the owner of that folder in the image; without one it would be root's."""
     runs = [rest for word, rest in instructions() if word == "RUN"]
-    made = [one for rest in runs for one in re.findall(r"install -d -o airflow -g root ([^&]*)", rest)]
+    made = [
+        one for rest in runs for one in re.findall(r"install -d -o airflow -g root ([^&]*)", rest)
+    ]
     ours = {*" ".join(made).split(), "/opt/airflow/logs"}
     for name, service in SERVICES.items():
         if not service["image"].startswith("backstop:"):
             continue
-        named = {volume.split(":")[1] for volume in service.get("volumes", []) if not volume.startswith(".")}
+        named = {
+            volume.split(":")[1]
+            for volume in service.get("volumes", [])
+            if not volume.startswith(".")
+        }
         assert named <= ours, name
     scheduler = SERVICES["airflow-scheduler"]
     assert f"proofs:{scheduler['environment']['BACKSTOP_PROOFS']}" in scheduler["volumes"]
 
 
 def test_nobody_but_the_scheduler_and_who_makes_topics_reaches_the_broker() -> None:
-    holders = {name for name, service in SERVICES.items() if "AIRFLOW_CONN_BACKSTOP_BROKER" in (service.get("environment") or {})}
+    holders = {
+        name
+        for name, service in SERVICES.items()
+        if "AIRFLOW_CONN_BACKSTOP_BROKER" in (service.get("environment") or {})
+    }
     assert holders == {"initialise", "airflow-scheduler"}
 
 
@@ -290,7 +378,9 @@ def test_an_old_env_keeps_its_secrets_and_gets_those_that_are_new(tmp_path: Path
     script = [sys.executable, str(ROOT / "docker" / "write_env.py"), str(file)]
     subprocess.run(script, check=True)
     whole = file.read_text()
-    file.write_text("".join(line for line in whole.splitlines(keepends=True) if "READER" not in line))
+    file.write_text(
+        "".join(line for line in whole.splitlines(keepends=True) if "READER" not in line)
+    )
     subprocess.run(script, check=True)
     assert sorted(line.partition("=")[0] for line in file.read_text().splitlines()) == sorted(
         line.partition("=")[0] for line in whole.splitlines()
@@ -299,9 +389,14 @@ def test_an_old_env_keeps_its_secrets_and_gets_those_that_are_new(tmp_path: Path
     assert file.read_text().splitlines()[:-1] == kept and file.stat().st_mode & 0o777 == 0o600
 
 
-def test_images_are_pinned_by_the_digests_that_the_registry_names_or_not_at_all(tmp_path: Path) -> None:
+def test_images_are_pinned_by_the_digests_that_the_registry_names_or_not_at_all(
+    tmp_path: Path,
+) -> None:
     """With a stand-in for Docker: no registry is reached here."""
-    files = [shutil.copy(FILE, tmp_path / FILE.name), shutil.copy(ROOT / "docker" / "Dockerfile", tmp_path)]
+    files = [
+        shutil.copy(FILE, tmp_path / FILE.name),
+        shutil.copy(ROOT / "docker" / "Dockerfile", tmp_path),
+    ]
     docker = tmp_path / "docker"
 
     def pin(answer: str) -> subprocess.CompletedProcess[str]:
@@ -309,8 +404,11 @@ def test_images_are_pinned_by_the_digests_that_the_registry_names_or_not_at_all(
         docker.chmod(0o755)
         return subprocess.run(
             [sys.executable, str(ROOT / "docker" / "pin_digests.py"), *map(str, files)],
-            env={"PATH": f"{tmp_path}:{os.defpath}"}, check=False, capture_output=True, text=True,
-        )  # fmt: skip
+            env={"PATH": f"{tmp_path}:{os.defpath}"},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
 
     before = [Path(file).read_text() for file in files]
     for answer in ("exit 1", "echo latest"):
@@ -325,7 +423,12 @@ def test_images_are_pinned_by_the_digests_that_the_registry_names_or_not_at_all(
         bare = [re.sub(r"@sha256:\w+", "", text) for text in before]
         assert [text.replace(f"@sha256:{digit * 64}", "") for text in after] == bare
     asked = (tmp_path / "asked").read_text().split()
-    assert asked == sorted({rest.split()[0].partition("@")[0] for word, rest in instructions() if word == "FROM"} | {
-        service["image"].partition("@")[0] for service in SERVICES.values() if "build" not in service
-    })  # fmt: skip
+    assert asked == sorted(
+        {rest.split()[0].partition("@")[0] for word, rest in instructions() if word == "FROM"}
+        | {
+            service["image"].partition("@")[0]
+            for service in SERVICES.values()
+            if "build" not in service
+        }
+    )
     assert sum(text.count(f"@sha256:{'2' * 64}") for text in after) == len(asked) == 4

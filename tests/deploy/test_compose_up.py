@@ -77,7 +77,11 @@ def test_every_service_of_the_file_comes_up_and_stays(stack: Stack) -> None:
     assert ended == ["initialise"]
     going = [one for name, one in stack.containers.items() if name not in ended]
     # As Docker has it: unhealthy after so many failed checks in a row.
-    unhealthy = [one.name for one in going if not any(one.healthy for _ in range(one.service["healthcheck"]["retries"]))]
+    unhealthy = [
+        one.name
+        for one in going
+        if not any(one.healthy for _ in range(one.service["healthcheck"]["retries"]))
+    ]
     assert unhealthy == []
 
 

@@ -11,11 +11,20 @@ import sys
 import traceback
 from typing import Any
 
-from rocketmq import ClientConfiguration, Credentials, FilterExpression, Message, Producer, SimpleConsumer
+from rocketmq import (
+    ClientConfiguration,
+    Credentials,
+    FilterExpression,
+    Message,
+    Producer,
+    SimpleConsumer,
+)
 from rocketmq.v5.exception import InternalErrorException
 from rocketmq.v5.util import Misc
 
-Misc.get_local_ip = staticmethod(lambda: "127.0.0.1")  # it would ask for a route to the internet with each message
+Misc.get_local_ip = staticmethod(
+    lambda: "127.0.0.1"
+)  # it would ask for a route to the internet with each message
 AWAIT_SECONDS = 3
 """Of one receive; with less the proxy answers that it is illegal."""
 
@@ -34,7 +43,12 @@ class Peer:
         return [self._send(topic, **message) for message in messages]
 
     def _send(
-        self, topic: str, body: str, keys: str | None = None, tag: str | None = None, properties: dict[str, str] | None = None
+        self,
+        topic: str,
+        body: str,
+        keys: str | None = None,
+        tag: str | None = None,
+        properties: dict[str, str] | None = None,
     ) -> dict[str, Any]:
         message = Message()
         message.topic, message.body = topic, base64.b64decode(body)
@@ -51,7 +65,9 @@ class Peer:
         """What is there now, held for so many seconds; not acknowledged."""
         consumer = self._consumers.get(group)
         if consumer is None:
-            consumer = SimpleConsumer(self._where, group, {topic: FilterExpression()}, AWAIT_SECONDS)
+            consumer = SimpleConsumer(
+                self._where, group, {topic: FilterExpression()}, AWAIT_SECONDS
+            )
             consumer.startup()
             self._consumers[group] = consumer
         found = []
@@ -63,10 +79,16 @@ class Peer:
             return []  # the proxy has not yet read what the client told it of itself
         for message in received or []:
             self._held[message.message_id] = message
-            found.append({
-                "message_id": message.message_id, "body": base64.b64encode(message.body).decode(), "keys": sorted(message.keys),
-                "attempt": message.delivery_attempt, "properties": dict(message.properties), "tag": message.tag,
-            })  # fmt: skip
+            found.append(
+                {
+                    "message_id": message.message_id,
+                    "body": base64.b64encode(message.body).decode(),
+                    "keys": sorted(message.keys),
+                    "attempt": message.delivery_attempt,
+                    "properties": dict(message.properties),
+                    "tag": message.tag,
+                }
+            )
         return found
 
     def acknowledge(self, group: str, ids: list[str]) -> None:

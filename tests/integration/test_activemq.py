@@ -56,10 +56,17 @@ def test_a_message_is_backlogged_while_its_group_is_down_lost_when_it_is_taken_a
 
     beans = world.server.jolokia()
     [shown] = beans.run(beans.queue_bean(world.queue), "browse()")
-    assert beans.run(beans.queue_bean(world.queue), "removeMessage(java.lang.String)", shown["JMSMessageID"]) is True
+    assert (
+        beans.run(
+            beans.queue_bean(world.queue), "removeMessage(java.lang.String)", shown["JMSMessageID"]
+        )
+        is True
+    )
     reconcile(world, spark)
     assert world.verdicts()["m"] == "LOST"
-    requests = world.rows("control", "SELECT message_id, send_number FROM resend_request ORDER BY message_id")
+    requests = world.rows(
+        "control", "SELECT message_id, send_number FROM resend_request ORDER BY message_id"
+    )
     assert requests == [("m", 2), ("never sent", 1)]
 
     assert resend(world)["published"] == 2
@@ -71,7 +78,9 @@ def test_a_message_is_backlogged_while_its_group_is_down_lost_when_it_is_taken_a
     assert world.rows("shop_a", "SELECT DISTINCT status FROM message_stub") == [("confirmed",)]
 
 
-def test_a_message_in_a_consumers_hands_is_not_lost_however_long_it_works(world: World, spark: Any) -> None:
+def test_a_message_in_a_consumers_hands_is_not_lost_however_long_it_works(
+    world: World, spark: Any
+) -> None:
     world.send("m")
     with world.broker.subscribe(GROUP, [TOPIC], "slow") as subscription:
         assert len(subscription.fetch(1, timedelta(seconds=10))) == 1
@@ -85,19 +94,41 @@ def test_a_message_that_fails_again_and_again_hides_no_loss(world: World, spark:
         world.send(message_id)
     with world.broker.subscribe(GROUP, [TOPIC], "failing") as subscription:
         got: dict[str, Any] = {}
-        until("both", lambda: got.update({
-            one.message.message_id: one for one in subscription.fetch(2, timedelta(seconds=1))
-        }) or len(got) == 2)  # fmt: skip
+        until(
+            "both",
+            lambda: (
+                got.update(
+                    {
+                        one.message.message_id: one
+                        for one in subscription.fetch(2, timedelta(seconds=1))
+                    }
+                )
+                or len(got) == 2
+            ),
+        )
         subscription.acknowledge([got["lost"]])
         for _ in range(2):
             subscription.hand_back(got["poison"], after=timedelta(0), counts=True)
-            until("it comes again", lambda: got.update(
-                {one.message.message_id: one for one in subscription.fetch(1, timedelta(seconds=1))}
-            ) or got["poison"].deliveries > 1)  # fmt: skip
+            until(
+                "it comes again",
+                lambda: (
+                    got.update(
+                        {
+                            one.message.message_id: one
+                            for one in subscription.fetch(1, timedelta(seconds=1))
+                        }
+                    )
+                    or got["poison"].deliveries > 1
+                ),
+            )
             # What was acknowledged may still have been on its way to its log: so long the group is not past it.
-            until("the loss", lambda: (reconcile(world, spark), world.verdicts()["lost"] == "LOST")[1])
+            until(
+                "the loss", lambda: (reconcile(world, spark), world.verdicts()["lost"] == "LOST")[1]
+            )
             assert world.verdicts()["poison"] == "BACKLOGGED"
-            assert world.rows("control", "SELECT message_id, send_number FROM resend_request") == [("lost", 2)]
+            assert world.rows("control", "SELECT message_id, send_number FROM resend_request") == [
+                ("lost", 2)
+            ]
 
 
 @pytest.fixture
@@ -118,7 +149,9 @@ def test_false_dead_letters_of_a_failover_client_are_discarded_with_proof_and_un
 ) -> None:
     listener = Listener(world, tmp_path, link.links["broker"].port)
     try:
-        for number, (message_id, ends) in enumerate({"good": "done", "bad": "fail", "gone": "abandon"}.items(), 1):
+        for number, (message_id, ends) in enumerate(
+            {"good": "done", "bad": "fail", "gone": "abandon"}.items(), 1
+        ):
             world.send(message_id)
             listener.hears(f"started {message_id}")
             cut(link)
@@ -139,21 +172,30 @@ def test_false_dead_letters_of_a_failover_client_are_discarded_with_proof_and_un
         counts = triage(world)
         assert (counts["stored"], counts["discarded"], counts["replaying"]) == (3, 1, 2)
         letters = world.rows(
-            "control", "SELECT message_id, category, state, cause_text, proof FROM dead_letter ORDER BY message_id"
+            "control",
+            "SELECT message_id, category, state, cause_text, proof FROM dead_letter ORDER BY message_id",
         )
         assert [row[:3] for row in letters] == [
-            ("bad", "transient", "replaying"), ("gone", "duplicate_suppressed", "replaying"),
+            ("bad", "transient", "replaying"),
+            ("gone", "duplicate_suppressed", "replaying"),
             ("good", "already_confirmed", "discarded"),
-        ]  # fmt: skip
+        ]
         assert all("Suppressing duplicate delivery on connection" in row[3] for row in letters)
         assert letters[2][4]["log"] == "CONSUMED"
         assert world.dead() == [], "what is stored has left the broker"
 
         # The same connection is still open: under a new broker id the copy is not taken for a duplicate.
         # Until max_send_duration after the first send the copy that died might still be on its way.
-        until("both replays", lambda: resend(world) and world.rows(
-            "control", "SELECT 1 FROM resend_request WHERE state = 'sent' HAVING count(*) = 2"
-        ))  # fmt: skip
+        until(
+            "both replays",
+            lambda: (
+                resend(world)
+                and world.rows(
+                    "control",
+                    "SELECT 1 FROM resend_request WHERE state = 'sent' HAVING count(*) = 2",
+                )
+            ),
+        )
         for message_id in ("bad", "gone"):
             listener.end("done", message_id)
             listener.hears(f"done {message_id}")
@@ -161,7 +203,9 @@ def test_false_dead_letters_of_a_failover_client_are_discarded_with_proof_and_un
         until("the acknowledgements", lambda: world.depth() == 0)
         assert world.dead() == [], "no replay bounced"
         assert triage(world).get("stored", 0) == 0
-        states = world.rows("control", "SELECT state, count(*) FROM dead_letter GROUP BY state ORDER BY state")
+        states = world.rows(
+            "control", "SELECT state, count(*) FROM dead_letter GROUP BY state ORDER BY state"
+        )
         assert states == [("discarded", 1), ("replayed", 2)]
     finally:
         listener.close()

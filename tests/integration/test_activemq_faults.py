@@ -18,7 +18,14 @@ from backstop.brokers.activemq import ActiveMQ
 from backstop.brokers.protocol import DeadLetter, Received
 from backstop.model.records import ID_HEADER, Message, Outcome
 from backstop_lab.faults.brokers.activemq import ActiveMQFaults
-from backstop_lab.faults.brokers.protocol import EXPIRED, LOST, SUPPRESSED_DONE, SUPPRESSED_UNDONE, TAKEN_OUT, FaultTools
+from backstop_lab.faults.brokers.protocol import (
+    EXPIRED,
+    LOST,
+    SUPPRESSED_DONE,
+    SUPPRESSED_UNDONE,
+    TAKEN_OUT,
+    FaultTools,
+)
 from backstop_lab.servers.activemq import ActiveMQServer
 from backstop_lab.servers.share_classes import archive
 from backstop_lab.shop.ledger import Key, Ledger
@@ -65,11 +72,16 @@ def faults(server: ActiveMQServer, broker: ActiveMQ, tmp_path: Path) -> Iterator
 
 def make(broker: ActiveMQ, number: int, topic: str = "orders") -> list[str]:
     ids = [f"one £{next(_numbers)}" for _ in range(number)]
-    assert all(receipt.outcome is Outcome.SENT for receipt in broker.publish([message(topic, one) for one in ids]))
+    assert all(
+        receipt.outcome is Outcome.SENT
+        for receipt in broker.publish([message(topic, one) for one in ids])
+    )
     return ids
 
 
-def received(broker: ActiveMQ, group: str, topic: str = "orders", *, acknowledge: bool = False) -> list[str]:
+def received(
+    broker: ActiveMQ, group: str, topic: str = "orders", *, acknowledge: bool = False
+) -> list[str]:
     """Everything in the group's queue."""
     subscription = broker.subscribe(group, [topic], "test")
     found: list[Received] = []
@@ -92,7 +104,10 @@ def letters(broker: ActiveMQ, group: str) -> list[DeadLetter]:
 
 
 def lines(tmp_path: Path, fault: str) -> set[tuple[str, str | None]]:
-    return {(line["message_id"], line["consumer_group"]) for line in Ledger(tmp_path / "ledger").lines(fault)}
+    return {
+        (line["message_id"], line["consumer_group"])
+        for line in Ledger(tmp_path / "ledger").lines(fault)
+    }
 
 
 def test_a_lost_message_is_in_no_groups_queue_and_every_other_one_is(
@@ -111,13 +126,20 @@ def test_what_is_taken_out_of_one_groups_queue_comes_to_the_other(
     faults: ActiveMQFaults, broker: ActiveMQ, tmp_path: Path
 ) -> None:
     made: list[str] = []
-    taken = {one for _, one in faults.skip("orders", "shipping", lambda number: made.extend(make(broker, number)) or made, 6, 2)}
+    taken = {
+        one
+        for _, one in faults.skip(
+            "orders", "shipping", lambda number: made.extend(make(broker, number)) or made, 6, 2
+        )
+    }
     assert len(taken) == 2 and lines(tmp_path, TAKEN_OUT) == {(one, "shipping") for one in taken}
     assert set(received(broker, "shipping", acknowledge=True)) == set(made) - taken
     assert set(received(broker, "billing", acknowledge=True)) == set(made)
 
 
-def test_done_messages_come_again_to_the_one_group(faults: ActiveMQFaults, broker: ActiveMQ) -> None:
+def test_done_messages_come_again_to_the_one_group(
+    faults: ActiveMQFaults, broker: ActiveMQ
+) -> None:
     ids = make(broker, 2)
     for group in GROUPS["orders"]:
         received(broker, group, acknowledge=True)
@@ -127,7 +149,9 @@ def test_done_messages_come_again_to_the_one_group(faults: ActiveMQFaults, broke
     assert set(received(broker, "billing")) == set(ids)
 
 
-def test_letters_that_no_handler_refused_name_their_cause(faults: ActiveMQFaults, broker: ActiveMQ, tmp_path: Path) -> None:
+def test_letters_that_no_handler_refused_name_their_cause(
+    faults: ActiveMQFaults, broker: ActiveMQ, tmp_path: Path
+) -> None:
     done = make(broker, 1)
     for group in GROUPS["orders"]:
         received(broker, group, acknowledge=True)
@@ -135,18 +159,35 @@ def test_letters_that_no_handler_refused_name_their_cause(faults: ActiveMQFaults
     faults.bury_done("orders", "billing", [("orders", one) for one in done])
     died = dict(zip(ids, (SUPPRESSED_UNDONE, SUPPRESSED_UNDONE, EXPIRED), strict=False))
     faults.bury("orders", "shipping", died)
-    assert faults.letters_waiting((topic, group) for topic, groups in GROUPS.items() for group in groups) == 4
+    assert (
+        faults.letters_waiting(
+            (topic, group) for topic, groups in GROUPS.items() for group in groups
+        )
+        == 4
+    )
     [of_billing] = letters(broker, "billing")
-    assert (of_billing.message_id, of_billing.topic, of_billing.group) == (done[0], "orders", "billing")
-    assert of_billing.cause.startswith("java.lang.Throwable: Suppressing duplicate delivery on connection")
+    assert (of_billing.message_id, of_billing.topic, of_billing.group) == (
+        done[0],
+        "orders",
+        "billing",
+    )
+    assert of_billing.cause.startswith(
+        "java.lang.Throwable: Suppressing duplicate delivery on connection"
+    )
     causes = {letter.message_id: letter.cause for letter in letters(broker, "shipping")}
     assert {one: cause.partition(":")[2].split()[0] for one, cause in causes.items()} == {
         one: "Message" if fault == EXPIRED else "Suppressing" for one, fault in died.items()
     }
-    assert causes[ids[2]].startswith("java.lang.Throwable: Message Expired. Expiration:"), "the broker's own words"
+    assert causes[ids[2]].startswith("java.lang.Throwable: Message Expired. Expiration:"), (
+        "the broker's own words"
+    )
     assert received(broker, "shipping", acknowledge=True) == ids[3:], "nothing else left the queue"
     assert set(received(broker, "billing", acknowledge=True)) == set(ids)
-    told = ((SUPPRESSED_DONE, "billing", done), (SUPPRESSED_UNDONE, "shipping", ids[:2]), (EXPIRED, "shipping", ids[2:3]))
+    told = (
+        (SUPPRESSED_DONE, "billing", done),
+        (SUPPRESSED_UNDONE, "shipping", ids[:2]),
+        (EXPIRED, "shipping", ids[2:3]),
+    )
     for fault, group, keys in told:
         assert lines(tmp_path, fault) == {(one, group) for one in keys}
 
@@ -166,7 +207,9 @@ def test_what_a_process_holds_that_stands_still_goes_to_others(
     server: ActiveMQServer, faults: ActiveMQFaults, broker: ActiveMQ
 ) -> None:
     ids = make(broker, 1)
-    with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
         try:
             assert holder.stdin and holder.stdout
             holder.stdin.write(server.url() + "\n")
@@ -188,14 +231,19 @@ def test_producers_and_backstop_are_refused_one_topic_and_whoever_runs_it_nothin
     server: ActiveMQServer, faults: ActiveMQFaults
 ) -> None:
     with ActiveMQ(server.for_duties()) as duty, ActiveMQ(server.url()) as admin:
-        assert [one.outcome for one in duty.publish([message("refunds", "before")])] == [Outcome.SENT]
+        assert [one.outcome for one in duty.publish([message("refunds", "before")])] == [
+            Outcome.SENT
+        ]
         faults.refuse("refunds", GROUPS)
         for group in (None, "billing"):
             [refused] = duty.publish([message("refunds", "after")], group=group)
             assert refused.outcome is Outcome.REFUSED and "not authorized" in str(refused.error)
             [sent] = duty.publish([message("orders", f"after {group}")], group=group)
             assert sent.outcome is Outcome.SENT
-        assert duty.progress("refunds", "billing") and admin.publish([message("refunds", "x")])[0].outcome is Outcome.SENT
+        assert (
+            duty.progress("refunds", "billing")
+            and admin.publish([message("refunds", "x")])[0].outcome is Outcome.SENT
+        )
         wait_for("The messages", lambda: faults.backlog("orders", "billing") == 2, 10, str)
         assert set(received(admin, "refunds" and "billing", "refunds")) == {"before", "x"}
 

@@ -43,7 +43,9 @@ SECRET = "s3cr3t-4f7a"
 
 
 def mail_url(port: int) -> str:
-    return f"mailto://127.0.0.1:{port}/?from=backstop@example.com&to=oncall@example.com&mode=insecure"
+    return (
+        f"mailto://127.0.0.1:{port}/?from=backstop@example.com&to=oncall@example.com&mode=insecure"
+    )
 
 
 class Told:
@@ -65,7 +67,8 @@ class Told:
 
     def settings(self, *channels: str, at_least: str = "warning", **more: Any) -> Settings:
         named: dict[str, Any] = {
-            name: {"url": f"env:ALERTS_{name.upper()}", "at_least": at_least, **more.pop(name, {})} for name in channels
+            name: {"url": f"env:ALERTS_{name.upper()}", "at_least": at_least, **more.pop(name, {})}
+            for name in channels
         }
         for name in named.keys() & {"hook", "desk"}:
             named[name]["kind"] = "webhook"
@@ -78,12 +81,27 @@ class Told:
             counts = deliver(settings, Connections(), self.world.conn)
         return counts
 
-    def case(self, *ids: str, severity: str = "warning", kind: str = "overdue", subject: str = "", topic: str = "orders") -> int:
+    def case(
+        self,
+        *ids: str,
+        severity: str = "warning",
+        kind: str = "overdue",
+        subject: str = "",
+        topic: str = "orders",
+    ) -> int:
         with self.world.conn, self.world.conn.cursor() as cur:
             return open_case(
-                cur, kind=kind, topic=topic, group="billing", subject=subject, severity=severity, summary="2 messages",
-                evidence={}, members=[("shop_a", topic, one, "billing") for one in ids], run_id=None,
-            )  # fmt: skip
+                cur,
+                kind=kind,
+                topic=topic,
+                group="billing",
+                subject=subject,
+                severity=severity,
+                summary="2 messages",
+                evidence={},
+                members=[("shop_a", topic, one, "billing") for one in ids],
+                run_id=None,
+            )
 
     def close(self, *ids: str) -> None:
         with self.world.conn, self.world.conn.cursor() as cur:
@@ -91,7 +109,10 @@ class Told:
             assert close_settled(cur) > 0
 
     def opened(self, case_id: int, ago: str) -> None:
-        self.world.control("UPDATE case_file SET opened_at = now() - %s::interval WHERE case_id = %s", (ago, case_id))
+        self.world.control(
+            "UPDATE case_file SET opened_at = now() - %s::interval WHERE case_id = %s",
+            (ago, case_id),
+        )
 
     def due_now(self) -> None:
         self.world.control("UPDATE alert_delivery SET next_try_at = now()")
@@ -113,28 +134,46 @@ def keys(taken: list[dict[str, Any]]) -> list[str]:
     return [one["key"] for one in taken]
 
 
-def test_every_channel_is_told_of_what_is_severe_enough_for_it_and_of_each_alert_once(told: Told) -> None:
-    settings = told.settings("mail", "json", "hook", at_least="critical", mail={"at_least": "warning"})
+def test_every_channel_is_told_of_what_is_severe_enough_for_it_and_of_each_alert_once(
+    told: Told,
+) -> None:
+    settings = told.settings(
+        "mail", "json", "hook", at_least="critical", mail={"at_least": "warning"}
+    )
     warning, critical = told.case("a"), told.case("b", severity="critical", kind="mass_loss")
     assert told.deliver(settings) == Counts(told=2, messages=4)
     assert told.deliver(settings) == Counts()
     assert told.mail.subjects() == [
-        f"[critical] Case {critical}: mass_loss in orders", f"[warning] Case {warning}: overdue in orders",
-    ]  # fmt: skip
+        f"[critical] Case {critical}: mass_loss in orders",
+        f"[warning] Case {warning}: overdue in orders",
+    ]
     assert "2 messages. See: backstop cases show" in told.mail.text()
     assert told.mail.messages[0].get_content_type() == "text/plain"
     assert told.mail.recipients[0] == ["oncall@example.com"]
-    assert [(one["title"], one["type"]) for one in told.json.taken] == [(told.mail.subjects()[0], "failure")]
+    assert [(one["title"], one["type"]) for one in told.json.taken] == [
+        (told.mail.subjects()[0], "failure")
+    ]
     assert keys(told.hook.taken) == [f"case/{critical}"]
     assert told.world.control("SELECT count(*) FROM alert WHERE delivered_at IS NOT NULL") == [(2,)]
 
 
-@pytest.mark.parametrize(("channel", "answers", "error"), [
-    ("json", 500, "HTTP 500"), ("json", "close", "no connection"), ("json", "hang", "no connection"),
-    ("json", "redirect", "HTTP 302"), ("hook", 404, "HTTP 404"), ("hook", "close", "RemoteDisconnected"),
-    ("hook", "hang", "TimeoutError"), ("hook", "redirect", "HTTP 302"), ("hook", "drip", "no answer in time"),
-])  # fmt: skip
-def test_what_an_endpoint_did_not_take_is_sent_when_it_is_back(told: Told, channel: str, answers: int | str, error: str) -> None:
+@pytest.mark.parametrize(
+    ("channel", "answers", "error"),
+    [
+        ("json", 500, "HTTP 500"),
+        ("json", "close", "no connection"),
+        ("json", "hang", "no connection"),
+        ("json", "redirect", "HTTP 302"),
+        ("hook", 404, "HTTP 404"),
+        ("hook", "close", "RemoteDisconnected"),
+        ("hook", "hang", "TimeoutError"),
+        ("hook", "redirect", "HTTP 302"),
+        ("hook", "drip", "no answer in time"),
+    ],
+)
+def test_what_an_endpoint_did_not_take_is_sent_when_it_is_back(
+    told: Told, channel: str, answers: int | str, error: str
+) -> None:
     settings = told.settings(channel)
     receiver: Endpoint = getattr(told, channel)
     receiver.answers = answers
@@ -156,7 +195,9 @@ def test_the_longer_a_channel_does_not_take_an_alert_the_less_often_it_is_tried(
     for _ in range(9):
         told.due_now()
         told.deliver(settings)
-        waits += told.world.control("SELECT round(extract(epoch FROM next_try_at - clock_timestamp()) / 60) FROM alert_delivery")
+        waits += told.world.control(
+            "SELECT round(extract(epoch FROM next_try_at - clock_timestamp()) / 60) FROM alert_delivery"
+        )
     assert [int(wait) for (wait,) in waits] == [0, 0, 1, 2, 4, 8, 15, 15, 15]
     assert told.deliver(settings) == Counts(), "it is not due"
 
@@ -183,7 +224,10 @@ def test_mail_goes_through_starttls_and_a_login_and_not_to_a_server_whose_certif
 ) -> None:
     settings, trusted = told.settings("mail"), certificate(tmp_path / "one.pem")
     with mailbox(trusted) as box:
-        told.url("MAIL", f"mailtos://backstop:pw-4f7a@127.0.0.1:{box.port}/?from=backstop@example.com&to=oncall@example.com")
+        told.url(
+            "MAIL",
+            f"mailtos://backstop:pw-4f7a@127.0.0.1:{box.port}/?from=backstop@example.com&to=oncall@example.com",
+        )
         told.case("a")
         assert told.deliver(settings) == Counts(failed=1)
         assert box.logins == []
@@ -197,13 +241,23 @@ def certificate(path: Path) -> ssl.SSLContext:
     key = ec.generate_private_key(ec.SECP256R1())
     name, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mail")]), datetime.now(UTC)
     made = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(1).not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
+        )
         .sign(key, hashes.SHA256())
-    )  # fmt: skip
+    )
     pem, no_password = serialization.Encoding.PEM, serialization.NoEncryption()
-    path.write_bytes(made.public_bytes(pem) + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, no_password))
+    path.write_bytes(
+        made.public_bytes(pem)
+        + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, no_password)
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path)
     return context
@@ -214,7 +268,9 @@ def test_one_channel_is_enough_and_the_others_are_tried_until_it_is_too_late(tol
     told.hook.answers = 503
     told.case("a", severity="critical")
     assert told.deliver(settings) == Counts(told=1, messages=1, failed=1)
-    assert run_once(settings, Connections())["failed"] == 1, "somebody was told: that is no failure of the duty"
+    assert run_once(settings, Connections())["failed"] == 1, (
+        "somebody was told: that is no failure of the duty"
+    )
     told.due_now()
     told.world.control("UPDATE alert SET created_at = now() - interval '25 hours'")
     assert "failed" not in told.deliver(settings)
@@ -225,7 +281,9 @@ def test_one_channel_is_enough_and_the_others_are_tried_until_it_is_too_late(tol
     assert len(told.desk.taken) == 1
 
 
-def test_what_nobody_took_is_never_too_old_and_the_duty_fails_until_somebody_takes_it(told: Told) -> None:
+def test_what_nobody_took_is_never_too_old_and_the_duty_fails_until_somebody_takes_it(
+    told: Told,
+) -> None:
     settings = told.settings("desk")
     told.desk.answers = 500
     told.case("a"), told.case("b", severity="critical", kind="mass_loss")
@@ -238,7 +296,9 @@ def test_what_nobody_took_is_never_too_old_and_the_duty_fails_until_somebody_tak
     told.world.control("UPDATE alert SET created_at = now() - interval '8 days'")
     told.desk.answers = 200
     told.deliver(settings, times=2)
-    assert keys(told.desk.taken) == ["case/2", "case/1", "case/2/closed"], "its end is told however late its begin was"
+    assert keys(told.desk.taken) == ["case/2", "case/1", "case/2/closed"], (
+        "its end is told however late its begin was"
+    )
     assert told.world.control("SELECT DISTINCT ended FROM alert") == [(None,)]
 
 
@@ -272,10 +332,15 @@ def test_a_deliverer_that_is_killed_after_a_send_costs_one_message_at_most(told:
     settings = told.settings("hook")
     told.case("a"), told.case("b", kind="stalled")
     deliverer = subprocess.Popen(
-        [sys.executable, "-c", "from backstop.alerts.run_once import run_once; from backstop.config.load import load;"
-         "from backstop.config.connections import Connections; run_once(load(), Connections())"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "from backstop.alerts.run_once import run_once; from backstop.config.load import load;"
+            "from backstop.config.connections import Connections; run_once(load(), Connections())",
+        ],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=subprocess.DEVNULL,
+    )
 
     def kill() -> None:  # it has been sent, and is not yet known to have been sent
         deliverer.kill()
@@ -329,26 +394,33 @@ def test_whoever_lost_its_claim_by_being_slow_sends_nothing_more(told: Told) -> 
 
 
 def storm(told: Told, cases: int, first: int = 0) -> None:
-    told.world.control("""
+    told.world.control(
+        """
         WITH opened AS (
             INSERT INTO case_file (kind, topic, subject, severity, summary)
             SELECT (ARRAY['overdue', 'stalled'])[1 + n %% 2], 'orders', n, 'warning', 'lost'
             FROM generate_series(%(first)s + 1, %(first)s + %(cases)s) AS n RETURNING case_id, kind)
         INSERT INTO alert (case_id, dedup_key, severity, title, body)
         SELECT case_id, 'case/' || case_id, 'warning', 'Case ' || case_id || ': ' || kind || ' in orders', 'lost' FROM opened
-        """, {"cases": cases, "first": first})  # fmt: skip
+        """,
+        {"cases": cases, "first": first},
+    )
 
 
 def test_ten_thousand_new_cases_are_one_mail_that_names_the_gravest(told: Told) -> None:
     settings = told.settings("mail", "hook")
     storm(told, 9_998)
-    grave = told.case("x", severity="critical", kind="mass_loss"), told.case("y", severity="critical", kind="new_epoch")
+    grave = (
+        told.case("x", severity="critical", kind="mass_loss"),
+        told.case("y", severity="critical", kind="new_epoch"),
+    )
     assert told.deliver(settings) == Counts(told=10_000, messages=2, digests=2)
     (subject,), text = told.mail.subjects(), told.mail.text()
     assert subject == "[critical] Backstop: 10000 alerts: 2 critical, 9998 warning"
     assert text.splitlines()[:2] == [
-        f"critical: Case {grave[0]}: mass_loss in orders", f"critical: Case {grave[1]}: new_epoch in orders",
-    ]  # fmt: skip
+        f"critical: Case {grave[0]}: mass_loss in orders",
+        f"critical: Case {grave[1]}: new_epoch in orders",
+    ]
     assert "4999 warning overdue in orders" in text
     assert told.hook.taken[0]["alerts"] == 10_000
     assert told.world.control("SELECT count(*) FROM alert WHERE delivered_at IS NULL") == [(0,)]
@@ -362,17 +434,26 @@ def test_a_storm_that_lasts_stays_within_the_messages_of_an_hour(told: Told) -> 
         told.deliver(settings)
         for table, column in (("alert_message", "sent_at"), ("alert_delivery", "next_try_at")):
             told.world.control(f"UPDATE {table} SET {column} = {column} - interval '5 minutes'")
-        within_an_hour += [number for (number,) in told.world.control(
-            "SELECT count(*) FROM alert_message WHERE sent_at > now() - interval '1 hour'")]  # fmt: skip
+        within_an_hour += [
+            number
+            for (number,) in told.world.control(
+                "SELECT count(*) FROM alert_message WHERE sent_at > now() - interval '1 hour'"
+            )
+        ]
     assert 4 <= max(within_an_hour) <= 6
     assert sum(one.get("alerts", 1) for one in told.hook.taken) >= 60, "news keeps coming"
 
 
-def test_an_undecided_case_is_told_again_more_severely_each_time_until_it_is_decided(told: Told) -> None:
+def test_an_undecided_case_is_told_again_more_severely_each_time_until_it_is_decided(
+    told: Told,
+) -> None:
     settings = told.settings("hook", at_least="info")
     case_id, left = told.case("a"), told.case("b", kind="stalled")
-    told.world.control("UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'ann', why = 'w',"
-                       " decided_at = now() WHERE case_id = %s", (left,))  # fmt: skip
+    told.world.control(
+        "UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'ann', why = 'w',"
+        " decided_at = now() WHERE case_id = %s",
+        (left,),
+    )
     told.deliver(settings)
     told.opened(left, "100 hours")
     told.opened(case_id, "3 hours 59 minutes")
@@ -382,15 +463,18 @@ def test_an_undecided_case_is_told_again_more_severely_each_time_until_it_is_dec
     told.opened(case_id, "25 hours")
     told.deliver(settings, times=2)
     assert [(one["key"], one["severity"]) for one in told.hook.taken[2:]] == [
-        (f"case/{case_id}/escalated/1", "critical"), (f"case/{case_id}/escalated/2", "critical"),
-    ]  # fmt: skip
+        (f"case/{case_id}/escalated/1", "critical"),
+        (f"case/{case_id}/escalated/2", "critical"),
+    ]
     told.close("a")
     told.opened(case_id, "1000 hours")
     told.deliver(settings, times=2)
     assert keys(told.hook.taken[4:]) == [f"case/{case_id}/closed"]
 
 
-def test_after_a_long_silence_only_the_newest_step_is_told_and_a_case_that_came_back_waits_anew(told: Told) -> None:
+def test_after_a_long_silence_only_the_newest_step_is_told_and_a_case_that_came_back_waits_anew(
+    told: Told,
+) -> None:
     settings = told.settings("hook", escalate={"warning": ["1h", "2h", "3h"]})
     case_id = told.case("a")
     told.deliver(settings)
@@ -398,10 +482,15 @@ def test_after_a_long_silence_only_the_newest_step_is_told_and_a_case_that_came_
     told.deliver(settings)
     assert keys(told.hook.taken)[1:] == [f"case/{case_id}/escalated/3"]
     told.world.control("UPDATE case_file SET reopened = 1")
-    told.world.control("INSERT INTO alert (case_id, dedup_key, severity, title, body)"
-                       " VALUES (%s, 'case/' || %s || '/reopened/1', 'warning', 'T', 'B')", (case_id, case_id))  # fmt: skip
+    told.world.control(
+        "INSERT INTO alert (case_id, dedup_key, severity, title, body)"
+        " VALUES (%s, 'case/' || %s || '/reopened/1', 'warning', 'T', 'B')",
+        (case_id, case_id),
+    )
     told.deliver(settings, times=2)
-    told.world.control("UPDATE alert SET created_at = now() - interval '61 minutes' WHERE dedup_key LIKE '%%reopened/1'")
+    told.world.control(
+        "UPDATE alert SET created_at = now() - interval '61 minutes' WHERE dedup_key LIKE '%%reopened/1'"
+    )
     told.deliver(settings)
     told.close("a")
     told.deliver(settings)
@@ -409,7 +498,9 @@ def test_after_a_long_silence_only_the_newest_step_is_told_and_a_case_that_came_
     assert keys(told.hook.taken)[2:] == [again, f"{again}/escalated/1", f"{again}/closed"]
 
 
-def test_the_closing_alert_goes_to_those_who_were_told_that_it_began_and_to_nobody_else(told: Told) -> None:
+def test_the_closing_alert_goes_to_those_who_were_told_that_it_began_and_to_nobody_else(
+    told: Told,
+) -> None:
     settings = told.settings("desk", "hook")
     told.hook.answers = 503
     case_id = told.case("a")
@@ -429,9 +520,12 @@ def test_what_is_over_before_anybody_was_told_is_not_told_unless_it_is_critical(
     told.desk.answers = 503
     counts = told.deliver(settings)
     assert counts["spared"] == 2
-    assert told.world.control("SELECT dedup_key, ended FROM alert WHERE ended IS NOT NULL ORDER BY 1") == [
-        ("case/1", "spared"), ("case/1/closed", "spared"),
-    ]  # fmt: skip
+    assert told.world.control(
+        "SELECT dedup_key, ended FROM alert WHERE ended IS NOT NULL ORDER BY 1"
+    ) == [
+        ("case/1", "spared"),
+        ("case/1/closed", "spared"),
+    ]
     told.desk.answers = 200
     told.deliver(settings, times=2)
     assert keys(told.hook.taken) == ["case/2", "case/2/closed"]
@@ -439,27 +533,37 @@ def test_what_is_over_before_anybody_was_told_is_not_told_unless_it_is_critical(
     assert keys(told.desk.taken) == ["case/2", "case/2/closed"]
 
 
-def test_the_duty_fails_while_no_channel_takes_what_waits_and_succeeds_when_one_does(told: Told) -> None:
+def test_the_duty_fails_while_no_channel_takes_what_waits_and_succeeds_when_one_does(
+    told: Told,
+) -> None:
     settings = told.settings("desk", "hook")
     told.hook.answers, told.desk.answers = 500, "close"
     told.case("a")
     for _ in range(4):  # also while it waits for its next try
-        with pytest.raises(AlertsUndelivered, match="1 alerts wait, and no channel takes them") as raised:
+        with pytest.raises(
+            AlertsUndelivered, match="1 alerts wait, and no channel takes them"
+        ) as raised:
             run_once(settings, Connections())
     assert "hook: HTTP 500" in raised.value.what
-    assert told.world.control("SELECT DISTINCT state FROM run WHERE duty = 'deliver_alerts'") == [("failed",)]
+    assert told.world.control("SELECT DISTINCT state FROM run WHERE duty = 'deliver_alerts'") == [
+        ("failed",)
+    ]
     told.desk.answers = 200
     told.due_now()
     assert run_once(settings, Connections())["told"] == 1
 
 
-def test_without_a_channel_the_duty_fails_once_there_is_something_to_tell_unless_none_is_wanted(told: Told) -> None:
+def test_without_a_channel_the_duty_fails_once_there_is_something_to_tell_unless_none_is_wanted(
+    told: Told,
+) -> None:
     assert run_once(told.settings(), Connections()) == Counts()
     told.case("a")
     with pytest.raises(AlertsUndelivered, match="no channel is configured"):
         run_once(told.settings(), Connections())
     assert run_once(told.settings(none_wanted=True), Connections()) == Counts()
-    assert run_once(told.settings("hook"), Connections())["told"] == 1, "what waited is told by the first channel"
+    assert run_once(told.settings("hook"), Connections())["told"] == 1, (
+        "what waited is told by the first channel"
+    )
 
 
 def test_a_channel_whose_url_nobody_knows_is_a_channel_that_does_not_work(told: Told) -> None:
@@ -479,7 +583,10 @@ def test_neither_the_log_nor_the_tables_nor_the_error_hold_a_url_or_what_the_oth
     told.case("a")
     with pytest.raises(AlertsUndelivered) as raised:
         run_once(settings, Connections())
-    rows = [str(told.world.control(f"SELECT * FROM {table}")) for table in ("alert", "alert_delivery", "alert_channel", "run")]
+    rows = [
+        str(told.world.control(f"SELECT * FROM {table}"))
+        for table in ("alert", "alert_delivery", "alert_channel", "run")
+    ]
     assert "did not take a message (HTTP 500)" in caplog.text
     for text in (caplog.text, str(raised.value), *rows):
         assert SECRET not in text
@@ -504,14 +611,23 @@ def test_an_alert_that_no_channel_wants_is_put_aside_and_fails_nothing(told: Tol
     assert run_once(told.settings("hook", at_least="info"), Connections()) == Counts()
 
 
-@pytest.mark.parametrize(("url", "why"), [
-    ("syslog://", "does not reach anybody"), ("dbus://", "does not reach anybody"), ("windows://", "does not reach anybody"),
-    ("rsyslog://127.0.0.1", "does not reach anybody"), ("nosuch://x", "no service"), ("file:///etc/passwd", "no service"),
-    ("mailto://127.0.0.1/?from=a@example.com&to=b@example.com,c@example.com", "2 targets"),
-    ("mailto://127.0.0.1/?from=a@example.com&to=b@example.com&cc=c@example.com", "copies"),
-    ("json://127.0.0.1/?optional=yes", "not for the URL"), ("json://127.0.0.1/?redirect=yes", "not for the URL"),
-    ("json://127.0.0.1/?retry=3", "not for the URL"), ("slack://x", "cannot read it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("syslog://", "does not reach anybody"),
+        ("dbus://", "does not reach anybody"),
+        ("windows://", "does not reach anybody"),
+        ("rsyslog://127.0.0.1", "does not reach anybody"),
+        ("nosuch://x", "no service"),
+        ("file:///etc/passwd", "no service"),
+        ("mailto://127.0.0.1/?from=a@example.com&to=b@example.com,c@example.com", "2 targets"),
+        ("mailto://127.0.0.1/?from=a@example.com&to=b@example.com&cc=c@example.com", "copies"),
+        ("json://127.0.0.1/?optional=yes", "not for the URL"),
+        ("json://127.0.0.1/?redirect=yes", "not for the URL"),
+        ("json://127.0.0.1/?retry=3", "not for the URL"),
+        ("slack://x", "cannot read it"),
+    ],
+)
 def test_a_url_that_could_not_tell_anybody_or_not_say_so_is_refused(url: str, why: str) -> None:
     from backstop.alerts.send_child import apprise
 
@@ -535,7 +651,9 @@ def test_no_plugin_of_the_installed_apprise_that_speaks_to_this_machine_is_let_t
     assert local == LOCAL
 
 
-def test_alerts_that_the_webhook_was_told_of_before_the_upgrade_get_their_closing_alert(told: Told) -> None:
+def test_alerts_that_the_webhook_was_told_of_before_the_upgrade_get_their_closing_alert(
+    told: Told,
+) -> None:
     from backstop.schema.revisions import revisions
 
     name = "control_before"
@@ -543,21 +661,35 @@ def test_alerts_that_the_webhook_was_told_of_before_the_upgrade_get_their_closin
     steps = revisions("control")
     for step in sorted(steps):
         if step == "0009":
-            told.world.run(name, "INSERT INTO alert (dedup_key, severity, title, body, delivered_at) VALUES"
-                                 " ('case/7', 'warning', 'T', 'B', now()), ('case/8', 'warning', 'T', 'B', NULL)")  # fmt: skip
+            told.world.run(
+                name,
+                "INSERT INTO alert (dedup_key, severity, title, body, delivered_at) VALUES"
+                " ('case/7', 'warning', 'T', 'B', now()), ('case/8', 'warning', 'T', 'B', NULL)",
+            )
         told.world.run(name, steps[step])
-    told.world.run(name, "INSERT INTO alert (dedup_key, severity, title, body) VALUES ('case/7/closed', 'info', 'over', 'B'),"
-                         " ('case/7/reopened/2/escalated/1', 'info', 'T', 'B'), ('watch/3/over', 'info', 'T', 'B')")  # fmt: skip
+    told.world.run(
+        name,
+        "INSERT INTO alert (dedup_key, severity, title, body) VALUES ('case/7/closed', 'info', 'over', 'B'),"
+        " ('case/7/reopened/2/escalated/1', 'info', 'T', 'B'), ('watch/3/over', 'info', 'T', 'B')",
+    )
     assert told.world.run(name, "SELECT thread, closing FROM alert ORDER BY alert_id") == [
-        ("case/7", False), ("case/8", False), ("case/7", True), ("case/7/reopened/2", False), ("watch/3", True),
-    ]  # fmt: skip
+        ("case/7", False),
+        ("case/8", False),
+        ("case/7", True),
+        ("case/7/reopened/2", False),
+        ("watch/3", True),
+    ]
     settings = from_mapping({**written_settings(), "notify": {"url": "env:ALERTS_HOOK"}})
     conn = psycopg2.connect(told.world.postgres.admin_dsn(name))
     try:
         assert deliver(settings, Connections(), conn) == Counts(spared=1, told=3, messages=3)
     finally:
         conn.close()
-    assert sorted(keys(told.hook.taken)) == ["case/7/closed", "case/7/reopened/2/escalated/1", "case/8"]
+    assert sorted(keys(told.hook.taken)) == [
+        "case/7/closed",
+        "case/7/reopened/2/escalated/1",
+        "case/8",
+    ]
 
 
 # What the services themselves are sent.
@@ -568,7 +700,16 @@ def sent_to(url: str, **message: Any) -> str | None:
 
     send = apprise({"url": url, "timeout": 5.0})
     assert callable(send), send
-    return send({"title": "T", "body": "B", "severity": "critical", "closing": False, "thread": "case/1", **message})
+    return send(
+        {
+            "title": "T",
+            "body": "B",
+            "severity": "critical",
+            "closing": False,
+            "thread": "case/1",
+            **message,
+        }
+    )
 
 
 def test_an_on_call_service_has_one_incident_a_story_which_its_closing_resolves(told: Told) -> None:
@@ -579,8 +720,10 @@ def test_an_on_call_service_has_one_incident_a_story_which_its_closing_resolves(
     for more in ({}, {"severity": "warning"}, {"closing": True, "severity": "info"}):
         assert sent_to("pagerduty://key@token/backstop", **more) is None
     assert [(one["event_action"], one["dedup_key"]) for one in told.json.taken] == [
-        ("trigger", "backstop/case/1"), ("trigger", "backstop/case/1"), ("resolve", "backstop/case/1"),
-    ]  # fmt: skip
+        ("trigger", "backstop/case/1"),
+        ("trigger", "backstop/case/1"),
+        ("resolve", "backstop/case/1"),
+    ]
     assert [one["payload"]["severity"] for one in told.json.taken[:2]] == ["critical", "warning"]
 
 
@@ -607,7 +750,9 @@ def says(*arguments: str) -> int:
     return run_app(list(arguments))
 
 
-def test_the_command_line_lists_delivers_and_tries_the_channels(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_lists_delivers_and_tries_the_channels(
+    told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
     told.settings("hook", "desk")
     told.desk.answers = 503
     assert says("alerts", "list") == 0
@@ -617,7 +762,10 @@ def test_the_command_line_lists_delivers_and_tries_the_channels(told: Told, caps
     assert "told 1" in capsys.readouterr().out
     assert says("alerts", "list", "--json") == 0
     (listed,) = json.loads(capsys.readouterr().out)
-    assert (listed["key"], listed["channels"]) == (f"case/{case_id}", {"hook": "told", "desk": "1 tries: HTTP 503"})
+    assert (listed["key"], listed["channels"]) == (
+        f"case/{case_id}",
+        {"hook": "told", "desk": "1 tries: HTTP 503"},
+    )
     assert says("alerts", "list", "--undelivered") == 0
     assert "Nothing waits." in capsys.readouterr().out
     assert says("alerts", "test") == 3
@@ -631,20 +779,25 @@ def test_the_command_line_lists_delivers_and_tries_the_channels(told: Told, caps
     assert SECRET not in "".join(capsys.readouterr())
 
 
-def test_the_check_says_of_each_channel_whether_it_could_be_used_and_sends_nothing(told: Told) -> None:
+def test_the_check_says_of_each_channel_whether_it_could_be_used_and_sends_nothing(
+    told: Told,
+) -> None:
     from backstop.alerts.check import check_channels
 
     settings = told.settings("json", "hook", "mail")
     told.url("MAIL", f"mailto://user:{SECRET}@")
     found = {one.subject: (one.good, one.says) for one in check_channels(settings, Connections())}
     assert found == {
-        "channel json": (True, "takes warning and above"), "channel hook": (True, "takes warning and above"),
+        "channel json": (True, "takes warning and above"),
+        "channel hook": (True, "takes warning and above"),
         "channel mail": (False, "cannot be used: Apprise cannot read it"),
-    }  # fmt: skip
+    }
     assert told.json.asked == told.hook.asked == 0
 
 
-def test_a_url_keeps_its_own_quoting_in_the_extra_field_of_an_airflow_connection(told: Told) -> None:
+def test_a_url_keeps_its_own_quoting_in_the_extra_field_of_an_airflow_connection(
+    told: Told,
+) -> None:
     settings = told.settings("json")
     carried = quote(f"json://{told.json.address}/a%2Fb/?method=POST", safe="")
     told.url("JSON", f"generic://?url={carried}")
@@ -656,14 +809,20 @@ def test_with_channels_the_watch_expects_deliver_alerts_to_succeed(told: Told) -
     from backstop.watch.duties import overdue, read_duties
 
     settings = told.settings("hook")
-    told.world.control("INSERT INTO run (duty, scope, token, policy_version, code_version, started_at, finished_at, state)"
-                       " VALUES ('reconcile', '*', gen_random_uuid(), '', '', now() - interval '16 minutes',"
-                       " now() - interval '16 minutes', 'done')")  # fmt: skip
+    told.world.control(
+        "INSERT INTO run (duty, scope, token, policy_version, code_version, started_at, finished_at, state)"
+        " VALUES ('reconcile', '*', gen_random_uuid(), '', '', now() - interval '16 minutes',"
+        " now() - interval '16 minutes', 'done')"
+    )
 
     def late(settings: Settings) -> set[str]:
         with told.world.conn, told.world.conn.cursor() as cursor:
             standings, installed, now = read_duties(cursor)
-        return {one.topic for one in overdue(settings, standings, installed, now) if one.finding is not None}
+        return {
+            one.topic
+            for one in overdue(settings, standings, installed, now)
+            if one.finding is not None
+        }
 
     assert late(settings) == {"deliver_alerts"}
     run_once(settings, Connections())

@@ -34,7 +34,9 @@ A_REQUEST = """
     INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, groups)
     VALUES ('shop_a', 'orders', '{id}', {number}, 'LOST', 'test', '{state}', '{{billing}}');
 """
-A_LETTER = A_RUN + """
+A_LETTER = (
+    A_RUN
+    + """
     INSERT INTO drain_batch (run_id, broker, queue, letters, acknowledged_at)
     SELECT max(run_id), 'embedded', 'q', 1, now() FROM run;
     INSERT INTO dead_letter (batch_id, broker, queue, broker_id, topic, message_id, headers, content, content_bytes, state, shard,
@@ -44,93 +46,182 @@ A_LETTER = A_RUN + """
         {decision}, {look_at}
     FROM drain_batch;
 """
+)
 
 
-def letter(state: str, proof: str = '{"log": 1}', age: str = "0 s", decision: str = "NULL", look_at: str = "NULL") -> str:
+def letter(
+    state: str,
+    proof: str = '{"log": 1}',
+    age: str = "0 s",
+    decision: str = "NULL",
+    look_at: str = "NULL",
+) -> str:
     return A_LETTER.format(state=state, proof=proof, age=age, decision=decision, look_at=look_at)
 
 
 BREAKERS: dict[str, tuple[str, str]] = {
-    "exhausted_delivery_has_case": ("control", A_RUN + """
+    "exhausted_delivery_has_case": (
+        "control",
+        A_RUN
+        + """
         INSERT INTO verdict (run_id, shard, topic, message_id, consumer_group, verdict, reason, eligible, send_count, evidence)
         SELECT run_id, 'shop_a', 'orders', 'm', 'billing', 'EXHAUSTED', '', false, 1, '{}' FROM run;
         INSERT INTO verdict_count SELECT run_id, 'orders', 'billing', 'EXHAUSTED', 1, 0, 1 FROM run;
         INSERT INTO staged_count SELECT run_id, 0, 'orders', 'billing', 'EXHAUSTED', 1, 0, 1 FROM run;
-        """),
-    "case_has_alert": ("control", "INSERT INTO case_file (kind, topic, summary) VALUES ('unknown', 'orders', '')"),
-    "alert_was_told": ("control", """
+        """,
+    ),
+    "case_has_alert": (
+        "control",
+        "INSERT INTO case_file (kind, topic, summary) VALUES ('unknown', 'orders', '')",
+    ),
+    "alert_was_told": (
+        "control",
+        """
         INSERT INTO alert (dedup_key, severity, title, body, created_at)
-        VALUES ('k', 'warning', '', '', now() - interval '1 h')"""),
-    "letters_acknowledged": ("control", A_RUN + """
+        VALUES ('k', 'warning', '', '', now() - interval '1 h')""",
+    ),
+    "letters_acknowledged": (
+        "control",
+        A_RUN
+        + """
         INSERT INTO drain_batch (run_id, broker, queue, letters, stored_at)
-        SELECT run_id, 'embedded', 'q', 1, now() - interval '1 h' FROM run"""),
+        SELECT run_id, 'embedded', 'q', 1, now() - interval '1 h' FROM run""",
+    ),
     "letters_decided": ("control", letter("open", age="1 h")),
     "replay_has_request": ("control", letter("replaying")),
     "discard_has_proof": ("control", letter("discarded", proof="{}")),
-    "causes_count_letters": ("control", """
+    "causes_count_letters": (
+        "control",
+        """
         INSERT INTO cause (fingerprint, template, category, first_seen_at, last_seen_at, dead_letters)
-        VALUES ('f', 't', 'poison', now(), now(), 2)"""),
-    "discard_is_honoured": ("control", """
+        VALUES ('f', 't', 'poison', now(), now(), 2)""",
+    ),
+    "discard_is_honoured": (
+        "control",
+        """
         INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, decided_by, decided_at, why)
         VALUES ('orders', 'm', 'billing', 'discard', 'anna', now() - interval '1 s', '');
-        """ + A_REQUEST.format(id="m", number=2, state="sent")),
-    "decisions_are_whole": ("control", """
+        """
+        + A_REQUEST.format(id="m", number=2, state="sent"),
+    ),
+    "decisions_are_whole": (
+        "control",
+        """
         SELECT append_decision('ann', 'void', 'case 1', 'refunded', '{}');
-        UPDATE decision_log SET who = 'bob'"""),
-    "requests_end": ("control", """
+        UPDATE decision_log SET who = 'bob'""",
+    ),
+    "requests_end": (
+        "control",
+        """
         INSERT INTO resend_request
             (shard, topic, message_id, send_number, reason, requested_by, state, claim_token, claim_deadline)
-        VALUES ('shop_a', 'orders', 'm', 2, 'LOST', 'test', 'claimed', gen_random_uuid(), now() - interval '1 h')"""),
-    "withdrawals_end": ("control", """
+        VALUES ('shop_a', 'orders', 'm', 2, 'LOST', 'test', 'claimed', gen_random_uuid(), now() - interval '1 h')""",
+    ),
+    "withdrawals_end": (
+        "control",
+        """
         INSERT INTO case_file (kind, topic, summary, state, closed_at) VALUES ('exhausted', 'orders', '', 'closed', now());
         INSERT INTO alert (case_id, dedup_key, severity, title, body) SELECT case_id, 'k', 'info', '', '' FROM case_file;
         INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why, begun_at)
-        SELECT 'shop_a', 'orders', 'm', case_id, 'anna', '', now() - interval '1 h' FROM case_file"""),
-    "runs_end": ("control", """
+        SELECT 'shop_a', 'orders', 'm', case_id, 'anna', '', now() - interval '1 h' FROM case_file""",
+    ),
+    "runs_end": (
+        "control",
+        """
         INSERT INTO run (duty, token, policy_version, code_version, heartbeat_at)
-        VALUES ('resend', gen_random_uuid(), '', '', now() - interval '1 h')"""),
-    "progress_grows": ("control", A_RUN + """
+        VALUES ('resend', gen_random_uuid(), '', '', now() - interval '1 h')""",
+    ),
+    "progress_grows": (
+        "control",
+        A_RUN
+        + """
         INSERT INTO progress_history
             (consumer_group, broker, topic, queue_id, epoch, next_offset, passed_until, recorded_at, run_id)
         SELECT 'billing', 'embedded', 'orders', 0, 'e', 10 - n, now(), now() - interval '1 s' * (3 - n), run_id
-        FROM run, generate_series(1, 2) n"""),
-    "counts_add_up": ("control", A_RUN + """
-        INSERT INTO verdict_count SELECT run_id, 'orders', 'billing', 'LOST', 3, 0, 0 FROM run"""),
-    "duties_ran": ("control", """
+        FROM run, generate_series(1, 2) n""",
+    ),
+    "counts_add_up": (
+        "control",
+        A_RUN
+        + """
+        INSERT INTO verdict_count SELECT run_id, 'orders', 'billing', 'LOST', 3, 0, 0 FROM run""",
+    ),
+    "duties_ran": (
+        "control",
+        """
         INSERT INTO run (duty, token, state, started_at, finished_at, policy_version, code_version)
         SELECT d, gen_random_uuid(), 'done', now() - interval '2 d',
             CASE WHEN d = 'sweep' THEN now() - interval '2 d' ELSE now() END, '', ''
-        FROM unnest('{reconcile,resend,sweep}'::text[]) d"""),
-    "broken_rows_do_not_grow": ("control", A_RUN + """
+        FROM unnest('{reconcile,resend,sweep}'::text[]) d""",
+    ),
+    "broken_rows_do_not_grow": (
+        "control",
+        A_RUN
+        + """
         INSERT INTO quarantine (store, row_key, reason, first_run_id) SELECT 's', n::text, 'r', run_id
-        FROM run, generate_series(1, 21) n"""),
-    "erased_stays_erased": ("control", letter("discarded") + """
-        INSERT INTO erasure (topic, message_id, asked_by, why, done_at) VALUES ('orders', 'm', 'anna', '', now())"""),
-    "erasures_end": ("control", """
+        FROM run, generate_series(1, 21) n""",
+    ),
+    "erased_stays_erased": (
+        "control",
+        letter("discarded")
+        + """
+        INSERT INTO erasure (topic, message_id, asked_by, why, done_at) VALUES ('orders', 'm', 'anna', '', now())""",
+    ),
+    "erasures_end": (
+        "control",
+        """
         INSERT INTO erasure (topic, message_id, asked_by, why, begun_at)
-        VALUES ('orders', 'm', 'anna', '', now() - interval '1 h')"""),
-    "numbers_within_count": ("shop_a", """
+        VALUES ('orders', 'm', 'anna', '', now() - interval '1 h')""",
+    ),
+    "numbers_within_count": (
+        "shop_a",
+        """
         INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)
-        VALUES ('orders', 'sound', 7, 'test', now(), 'sent')"""),
-    "sends_end": ("shop_a", """
+        VALUES ('orders', 'sound', 7, 'test', now(), 'sent')""",
+    ),
+    "sends_end": (
+        "shop_a",
+        """
         UPDATE message_stub SET attempt_token = gen_random_uuid(), attempt_deadline = now() - interval '1 h'
-        WHERE message_id = 'sound'"""),
-    "stubs_are_looked_at": ("shop_b", """
+        WHERE message_id = 'sound'""",
+    ),
+    "stubs_are_looked_at": (
+        "shop_b",
+        """
         INSERT INTO message_stub (topic, message_id, content, next_check_at, created_at)
-        VALUES ('orders', 'm', '', now() - interval '1 h', now())"""),
-    "exhausted_stub_has_case": ("shop_b", """
+        VALUES ('orders', 'm', '', now() - interval '1 h', now())""",
+    ),
+    "exhausted_stub_has_case": (
+        "shop_b",
+        """
         INSERT INTO message_stub (topic, message_id, content, next_check_at, status)
-        VALUES ('orders', 'm', '', now(), 'exhausted')"""),
-    "overdue_stub_has_case": ("shop_b", """
+        VALUES ('orders', 'm', '', now(), 'exhausted')""",
+    ),
+    "overdue_stub_has_case": (
+        "shop_b",
+        """
         INSERT INTO message_stub (topic, message_id, content, next_check_at, created_at)
-        VALUES ('orders', 'm', '', now() + interval '1 h', now() - interval '1 d')"""),
-    "sent_requests_were_handed_out": ("control", A_REQUEST.format(id="sound", number=2, state="sent")),
-    "confirmed_stub_has_logs": ("billing_db", "DELETE FROM consumer_log WHERE message_id = 'sound'"),
-    "leases_end": ("shipping_db", """
+        VALUES ('orders', 'm', '', now() + interval '1 h', now() - interval '1 d')""",
+    ),
+    "sent_requests_were_handed_out": (
+        "control",
+        A_REQUEST.format(id="sound", number=2, state="sent"),
+    ),
+    "confirmed_stub_has_logs": (
+        "billing_db",
+        "DELETE FROM consumer_log WHERE message_id = 'sound'",
+    ),
+    "leases_end": (
+        "shipping_db",
+        """
         INSERT INTO consumer_log (consumer_group, topic, message_id, state, lease_expires_at)
-        VALUES ('shipping', 'orders', 'm', 'CONSUMING', now() - interval '1 h')"""),
-    "floor_is_old": ("billing_db", "INSERT INTO consumer_log_floor VALUES ('billing', now() - interval '1 h')"),
-}  # fmt: skip
+        VALUES ('shipping', 'orders', 'm', 'CONSUMING', now() - interval '1 h')""",
+    ),
+    "floor_is_old": (
+        "billing_db",
+        "INSERT INTO consumer_log_floor VALUES ('billing', now() - interval '1 h')",
+    ),
+}
 """For each invariant what breaks it, and nothing else."""
 
 
@@ -155,9 +246,15 @@ def audit(world: System, **options: Any) -> dict[str, int]:
 
 
 def found(world: System) -> dict[str, set[str]]:
-    rows = world.rows("control", """
-        SELECT invariant, subject FROM audit_finding WHERE run_id = (SELECT max(run_id) FROM run WHERE duty = 'audit')""")
-    return {invariant: {subject for other, subject in rows if other == invariant} for invariant, _ in rows}
+    rows = world.rows(
+        "control",
+        """
+        SELECT invariant, subject FROM audit_finding WHERE run_id = (SELECT max(run_id) FROM run WHERE duty = 'audit')""",
+    )
+    return {
+        invariant: {subject for other, subject in rows if other == invariant}
+        for invariant, _ in rows
+    }
 
 
 def today() -> date:
@@ -181,23 +278,41 @@ def test_a_sound_system_has_no_breach_and_everything_was_looked_at(world: System
     query = "SELECT rows_read FROM audit_look WHERE invariant = 'confirmed_stub_has_logs' AND place = 'shard shop_a'"
     assert world.rows("control", query) == [(1,)]
     asked = {"case_has_alert", "sends_end"}
-    unknown = world.rows("control", "SELECT DISTINCT invariant FROM audit_look WHERE rows_read IS NULL")
-    assert asked <= {name for (name,) in unknown}, "what the database reads by itself is not counted as nothing"
+    unknown = world.rows(
+        "control", "SELECT DISTINCT invariant FROM audit_look WHERE rows_read IS NULL"
+    )
+    assert asked <= {name for (name,) in unknown}, (
+        "what the database reads by itself is not counted as nothing"
+    )
     assert world.rows("control", "SELECT 1 FROM alert") == []
 
 
-@pytest.mark.parametrize(("database", "statement", "subject"), [
-    ("shop_a", "UPDATE message_stub SET content = 'a restore'", "orders/sound"),
-    ("billing_db", "UPDATE consumer_log SET last_error = 'no such customer'", "orders/sound/billing"),
-    ("control", """INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, error)
-        VALUES ('shop_a', 'orders', 'sound', 2, 'LOST', 'test', 'superseded', 'quoted')""", "request "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("database", "statement", "subject"),
+    [
+        ("shop_a", "UPDATE message_stub SET content = 'a restore'", "orders/sound"),
+        (
+            "billing_db",
+            "UPDATE consumer_log SET last_error = 'no such customer'",
+            "orders/sound/billing",
+        ),
+        (
+            "control",
+            """INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, error)
+        VALUES ('shop_a', 'orders', 'sound', 2, 'LOST', 'test', 'superseded', 'quoted')""",
+            "request ",
+        ),
+    ],
+)
 def test_what_was_erased_and_came_back_is_found_in_every_database(
     world: System, database: str, statement: str, subject: str
 ) -> None:
     world.rows("shop_a", "UPDATE message_stub SET content = '', headers = '{}', message_key = NULL")
-    world.rows("control", """
-        INSERT INTO erasure (topic, message_id, asked_by, why, done_at) VALUES ('orders', 'sound', 'a', '', now())""")
+    world.rows(
+        "control",
+        """
+        INSERT INTO erasure (topic, message_id, asked_by, why, done_at) VALUES ('orders', 'sound', 'a', '', now())""",
+    )
     assert audit(world)["breaches"] == 0
     world.rows(database, statement)
     audit(world)
@@ -206,27 +321,38 @@ def test_what_was_erased_and_came_back_is_found_in_every_database(
 
 
 def test_each_invariant_has_its_data_check_with_the_same_sentence_and_a_way_to_break_it() -> None:
-    checks = {check.name: check.must_hold for check in checks_of("audit") if check.name != "every_invariant_was_looked_at"}
+    checks = {
+        check.name: check.must_hold
+        for check in checks_of("audit")
+        if check.name != "every_invariant_was_looked_at"
+    }
     assert checks == INVARIANTS
     assert set(BREAKERS) == set(INVARIANTS) > LATE
 
 
 @pytest.mark.parametrize("invariant", BREAKERS)
-def test_a_broken_invariant_is_found_alone_and_people_are_told(world: System, invariant: str) -> None:
+def test_a_broken_invariant_is_found_alone_and_people_are_told(
+    world: System, invariant: str
+) -> None:
     database, statement = BREAKERS[invariant]
     world.rows(database, statement.replace("%", "%%"))
     audit(world)
     assert set(found(world)) == {invariant}
-    alerts = world.rows("control", "SELECT severity, title FROM alert WHERE dedup_key LIKE 'audit-%%'")
+    alerts = world.rows(
+        "control", "SELECT severity, title FROM alert WHERE dedup_key LIKE 'audit-%%'"
+    )
     assert [severity for severity, _ in alerts] == ["warning" if invariant in LATE else "critical"]
     assert invariant in alerts[0][1]
 
 
 def test_an_alert_that_was_given_up_before_anybody_was_told_has_told_nobody(world: System) -> None:
-    world.rows("control", """
+    world.rows(
+        "control",
+        """
         INSERT INTO case_file (kind, topic, summary) VALUES ('unknown', 'orders', '');
         INSERT INTO alert (case_id, dedup_key, severity, title, body, ended, ended_at)
-        SELECT case_id, 'k', 'warning', '', '', 'given_up', now() FROM case_file""")
+        SELECT case_id, 'k', 'warning', '', '', 'given_up', now() FROM case_file""",
+    )
     audit(world)
     assert set(found(world)) == {"case_has_alert", "alert_was_told"}
     world.rows("control", "UPDATE alert SET ended = 'unrouted', ended_at = now()")
@@ -242,12 +368,17 @@ def test_people_are_told_of_an_invariant_once_a_day(world: System) -> None:
     assert len(world.rows("control", "SELECT 1 FROM alert")) == 2
 
 
-def test_a_message_whose_log_was_purged_or_whose_delivery_a_person_discarded_is_no_breach(world: System) -> None:
+def test_a_message_whose_log_was_purged_or_whose_delivery_a_person_discarded_is_no_breach(
+    world: System,
+) -> None:
     world.rows("billing_db", "DELETE FROM consumer_log")
     world.rows("shipping_db", "DELETE FROM consumer_log")
-    world.rows("control", """
+    world.rows(
+        "control",
+        """
         INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, decided_by, why)
-        VALUES ('orders', 'sound', 'billing', 'discard', 'anna', '')""")
+        VALUES ('orders', 'sound', 'billing', 'discard', 'anna', '')""",
+    )
     world.rows("shipping_db", "INSERT INTO consumer_log_floor VALUES ('shipping', now())")
     audit(world)
     assert set(found(world)) == {"floor_is_old"}
@@ -261,7 +392,9 @@ def test_the_data_checks_fail_with_ids_and_the_run_with_them(world: System, tmp_
 
     with pytest.raises(AuditFailed, match="exhausted_stub_has_case"):
         audit(world, audit=check)
-    ((failed, report),) = world.rows("control", "SELECT failed, report FROM data_check WHERE suite = 'audit'")
+    ((failed, report),) = world.rows(
+        "control", "SELECT failed, report FROM data_check WHERE suite = 'audit'"
+    )
     assert [(one["name"], one["ids"]) for one in failed] == [
         ("exhausted_stub_has_case", [{"place": "shard shop_b", "subject": "orders/m"}])
     ]
@@ -269,10 +402,15 @@ def test_the_data_checks_fail_with_ids_and_the_run_with_them(world: System, tmp_
     assert world.rows("control", "SELECT state FROM run WHERE duty = 'audit'") == [("failed",)]
     world.rows("shop_b", "DELETE FROM message_stub")
     audit(world, audit=check)
-    assert world.rows("control", "SELECT state FROM run WHERE duty = 'audit' ORDER BY run_id") == [("failed",), ("done",)]
+    assert world.rows("control", "SELECT state FROM run WHERE duty = 'audit' ORDER BY run_id") == [
+        ("failed",),
+        ("done",),
+    ]
 
 
-def test_an_audit_that_left_an_invariant_out_fails_its_data_checks(world: System, tmp_path: Path) -> None:
+def test_an_audit_that_left_an_invariant_out_fails_its_data_checks(
+    world: System, tmp_path: Path
+) -> None:
     def check(run: Any, suite: str) -> None:
         world.rows("control", "DELETE FROM audit_look WHERE invariant = 'counts_add_up'")
         run_suite(suite, world.urls["control"], run.run_id, None, tmp_path)
@@ -283,11 +421,16 @@ def test_an_audit_that_left_an_invariant_out_fails_its_data_checks(world: System
 
 def test_what_does_not_answer_makes_the_audit_incomplete_and_never_sound(world: System) -> None:
     world.rows(*BREAKERS["sent_requests_were_handed_out"])
-    world.urls["shop_b"] = world.urls["billing_db"] = f"postgresql://nobody@127.0.0.1:{free_port()}/none"
+    world.urls["shop_b"] = world.urls["billing_db"] = (
+        f"postgresql://nobody@127.0.0.1:{free_port()}/none"
+    )
     with pytest.raises(Unavailable, match=r"shop_b.*"):
         audit(world)
     assert world.rows("control", "SELECT state FROM run WHERE duty = 'audit'") == [("incomplete",)]
-    missed = {place for (place,) in world.rows("control", "SELECT place FROM audit_look WHERE NOT complete")}
+    missed = {
+        place
+        for (place,) in world.rows("control", "SELECT place FROM audit_look WHERE NOT complete")
+    }
     assert {"shard shop_b", "store billing_db", "group billing", "control"} <= missed
 
 
@@ -299,18 +442,29 @@ def test_of_a_day_with_too_many_confirmed_stubs_each_hour_has_a_share_and_the_cu
     for number in range(3):
         world.sent(f"many-{number}", status="confirmed")
     world.rows("shop_a", "UPDATE message_stub SET updated_at = %s", midnight)
-    world.rows("shop_a", "UPDATE message_stub SET updated_at = %s WHERE message_id = 'late'", midnight + timedelta(hours=22.5))
+    world.rows(
+        "shop_a",
+        "UPDATE message_stub SET updated_at = %s WHERE message_id = 'late'",
+        midnight + timedelta(hours=22.5),
+    )
     monkeypatch.setattr(subject, "SAMPLE", 48)
     monkeypatch.setattr(subject, "PAGE", 2)
     day = day_of(world.settings, midnight + timedelta(days=1, hours=1))
-    [look] = [one for one in subject.look_at_consumers(world.settings, world.connections, world.control(), day)
-              if one.place == "shard shop_a"]  # fmt: skip
+    [look] = [
+        one
+        for one in subject.look_at_consumers(
+            world.settings, world.connections, world.control(), day
+        )
+        if one.place == "shard shop_a"
+    ]
     assert "orders/late/billing" in {breach.subject for breach in look.breaches}
     assert (look.rows_read, look.missed) == (3, None)
     assert look.cut == ["orders: of 1 hours only the first stubs (48 a day)"]
 
 
-def test_the_day_is_yesterday_unless_another_is_named_and_never_later_than_now(world: System) -> None:
+def test_the_day_is_yesterday_unless_another_is_named_and_never_later_than_now(
+    world: System,
+) -> None:
     now = datetime(2026, 11, 21, 6, tzinfo=UTC)
     yesterday, today = day_of(world.settings, now), day_of(world.settings, now, now.date())
     assert (yesterday.name, yesterday.end - yesterday.start) == ("2026-11-20", timedelta(days=1))

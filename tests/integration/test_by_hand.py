@@ -29,7 +29,11 @@ NOW = datetime.now(UTC)
 
 def early() -> Scope:
     """Around ten minutes ago."""
-    return Scope(["orders"], datetime.now(UTC) - timedelta(minutes=12), datetime.now(UTC) - timedelta(minutes=8))
+    return Scope(
+        ["orders"],
+        datetime.now(UTC) - timedelta(minutes=12),
+        datetime.now(UTC) - timedelta(minutes=8),
+    )
 
 
 def late() -> Scope:
@@ -67,7 +71,9 @@ class Hands:
         self.world, self.spark = world, spark
 
     def whole(self, **options: Any) -> Counts:
-        return run_once(self.world.settings, self.world.connections, lambda: self.spark, no_audit, **options)
+        return run_once(
+            self.world.settings, self.world.connections, lambda: self.spark, no_audit, **options
+        )
 
     def judged(self, scope: Scope) -> tuple[Any, Run]:
         """A run that lives, and has staged what it found."""
@@ -104,15 +110,26 @@ def mixed(world: System) -> None:
 def left_behind(world: System) -> dict[str, list[tuple[Any, ...]]]:
     """What producers and people see of a reconcile, whoever ran it."""
     return {
-        "requests": world.rows("control", "SELECT message_id, send_number, groups, state FROM resend_request ORDER BY 1, 2"),
-        "cases": world.rows("control", "SELECT kind, topic, consumer_group, state FROM case_file ORDER BY 1, 2, 3"),
-        "members": world.rows("control", "SELECT message_id, consumer_group FROM case_member ORDER BY 1, 2"),
+        "requests": world.rows(
+            "control",
+            "SELECT message_id, send_number, groups, state FROM resend_request ORDER BY 1, 2",
+        ),
+        "cases": world.rows(
+            "control", "SELECT kind, topic, consumer_group, state FROM case_file ORDER BY 1, 2, 3"
+        ),
+        "members": world.rows(
+            "control", "SELECT message_id, consumer_group FROM case_member ORDER BY 1, 2"
+        ),
         "alerts": world.rows("control", "SELECT title FROM alert ORDER BY 1"),
-        "stubs": world.rows("shop_a", "SELECT message_id, status, send_count FROM message_stub ORDER BY 1"),
+        "stubs": world.rows(
+            "shop_a", "SELECT message_id, status, send_count FROM message_stub ORDER BY 1"
+        ),
     }
 
 
-def test_a_topic_or_a_window_is_judged_while_the_run_over_everything_lives(world: System, hands: Hands) -> None:
+def test_a_topic_or_a_window_is_judged_while_the_run_over_everything_lives(
+    world: System, hands: Hands
+) -> None:
     world.sent("m-1", age=timedelta(minutes=10))
     world.sent("m-2")
     world.pass_over("billing")
@@ -121,13 +138,17 @@ def test_a_topic_or_a_window_is_judged_while_the_run_over_everything_lives(world
     everything = open_run(control, "reconcile", "*", world.settings)
     assert hands.whole(scope=early())["lost"] == 2
     assert world.rows("control", "SELECT message_id FROM resend_request") == [("m-1",)]
-    assert world.rows("shop_a", "SELECT message_id FROM message_stub WHERE judged_at IS NULL") == [("m-2",)]
+    assert world.rows("shop_a", "SELECT message_id FROM message_stub WHERE judged_at IS NULL") == [
+        ("m-2",)
+    ]
     with pytest.raises(RunRefused):
         hands.whole()
     close_run(control, everything, "done", Counts())
     control.close()
     hands.whole()
-    assert world.rows("control", "SELECT message_id, send_number FROM resend_request ORDER BY 1") == [("m-1", 2), ("m-2", 2)]
+    assert world.rows(
+        "control", "SELECT message_id, send_number FROM resend_request ORDER BY 1"
+    ) == [("m-1", 2), ("m-2", 2)]
 
 
 def test_a_scope_is_read_back_from_its_name() -> None:
@@ -146,7 +167,12 @@ def test_two_overlapping_runs_at_once_leave_the_rows_of_one(
         mixed(alone)
         Hands(alone, spark).whole()
         expected = left_behind(alone)
-    assert [len(expected[name]) for name in ("requests", "cases", "members", "stubs")] == [2, 2, 4, 6]
+    assert [len(expected[name]) for name in ("requests", "cases", "members", "stubs")] == [
+        2,
+        2,
+        4,
+        6,
+    ]
     with system(postgres, valkey) as world:
         mixed(world)
         hands = Hands(world, spark)
@@ -162,14 +188,19 @@ def test_two_overlapping_runs_at_once_leave_the_rows_of_one(
             control.close()
 
 
-def test_what_two_runs_saw_confirmed_at_once_counts_once_in_the_blast_radius(world: System, hands: Hands) -> None:
+def test_what_two_runs_saw_confirmed_at_once_counts_once_in_the_blast_radius(
+    world: System, hands: Hands
+) -> None:
     """100 confirmed and 30 lost are too many to send unasked (23 %); counted twice, 200 would hide it (13 %)."""
     for number in range(100):
         world.sent(f"done-{number}", age=timedelta(minutes=10))
     world.consume("billing")
     world.consume("shipping")
     runs = [hands.judged(Scope()), hands.judged(early())]
-    newly = world.rows("control", "SELECT newly FROM staged_count WHERE verdict = 'CONFIRMED' AND consumer_group = 'billing'")
+    newly = world.rows(
+        "control",
+        "SELECT newly FROM staged_count WHERE verdict = 'CONFIRMED' AND consumer_group = 'billing'",
+    )
     assert newly == [(100,), (100,)]
     for one in runs:
         hands.promote(*one)
@@ -179,7 +210,9 @@ def test_what_two_runs_saw_confirmed_at_once_counts_once_in_the_blast_radius(wor
     world.pass_over("billing")
     world.consume("shipping")
     hands.whole()
-    assert world.rows("control", "SELECT kind, consumer_group FROM case_file") == [("mass_loss", "billing")]
+    assert world.rows("control", "SELECT kind, consumer_group FROM case_file") == [
+        ("mass_loss", "billing")
+    ]
     assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
 
 
@@ -201,7 +234,11 @@ def test_two_windows_at_once_do_not_leave_the_blast_radius_together(
             asking.set()
             until = monotonic() + 20
             waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-            while monotonic() < until and world.rows("control", waiting) == [(0,)] and not any(o.done() for o in others):
+            while (
+                monotonic() < until
+                and world.rows("control", waiting) == [(0,)]
+                and not any(o.done() for o in others)
+            ):
                 threading.Event().wait(0.05)
         return really_ask(*arguments)
 
@@ -213,48 +250,81 @@ def test_two_windows_at_once_do_not_leave_the_blast_radius_together(
         one.result()
         others[0].result()
     assert world.rows("control", "SELECT count(*) FROM resend_request") == [(20,)]
-    assert world.rows("control", "SELECT kind, count(*) FROM case_file JOIN case_member USING (case_id) GROUP BY 1") == [
-        ("mass_loss", 20)
-    ]
+    assert world.rows(
+        "control",
+        "SELECT kind, count(*) FROM case_file JOIN case_member USING (case_id) GROUP BY 1",
+    ) == [("mass_loss", 20)]
     for control, _ in runs:
         control.close()
 
 
-def test_judging_without_sending_promotes_all_but_requests_and_leaves_the_lost_due(world: System, hands: Hands) -> None:
+def test_judging_without_sending_promotes_all_but_requests_and_leaves_the_lost_due(
+    world: System, hands: Hands
+) -> None:
     mixed(world)
-    before = world.rows("shop_a", "SELECT next_check_at FROM message_stub WHERE message_id LIKE 'lost-%%' ORDER BY message_id")
+    before = world.rows(
+        "shop_a",
+        "SELECT next_check_at FROM message_stub WHERE message_id LIKE 'lost-%%' ORDER BY message_id",
+    )
     counts = hands.whole(no_send=True)
     assert counts["not_asked_for"] == 2
     found = left_behind(world)
     assert found["requests"] == []
-    assert found["cases"] == [("exhausted", "orders", "billing", "open"), ("exhausted", "orders", "shipping", "open")]
-    assert [row[1] for row in found["stubs"]] == ["confirmed", "confirmed", "pending", "pending", "exhausted", "exhausted"]
-    assert world.rows("control", "SELECT verdict, count(*) FROM verdict GROUP BY 1 ORDER BY 1") == [("EXHAUSTED", 4), ("LOST", 4)]
+    assert found["cases"] == [
+        ("exhausted", "orders", "billing", "open"),
+        ("exhausted", "orders", "shipping", "open"),
+    ]
+    assert [row[1] for row in found["stubs"]] == [
+        "confirmed",
+        "confirmed",
+        "pending",
+        "pending",
+        "exhausted",
+        "exhausted",
+    ]
+    assert world.rows("control", "SELECT verdict, count(*) FROM verdict GROUP BY 1 ORDER BY 1") == [
+        ("EXHAUSTED", 4),
+        ("LOST", 4),
+    ]
     assert world.rows("control", "SELECT no_send, state FROM run") == [(True, "done")]
-    after = world.rows("shop_a", "SELECT next_check_at FROM message_stub WHERE message_id LIKE 'lost-%%' ORDER BY message_id")
+    after = world.rows(
+        "shop_a",
+        "SELECT next_check_at FROM message_stub WHERE message_id LIKE 'lost-%%' ORDER BY message_id",
+    )
     assert after == before
     hands.whole()
     assert [row[:2] for row in left_behind(world)["requests"]] == [("lost-0", 2), ("lost-1", 2)]
 
 
-def test_a_run_over_less_leaves_the_watermarks_and_cases_of_others_alone(world: System, hands: Hands) -> None:
+def test_a_run_over_less_leaves_the_watermarks_and_cases_of_others_alone(
+    world: System, hands: Hands
+) -> None:
     world.sent("m-1", age=timedelta(minutes=10))
     world.sent("other", topic="payments", status="exhausted")
     for topic in ("orders", "payments"):
         world.consume("billing", topic)
         world.consume("shipping", topic)
     (case,) = world.rows(
-        "control", "INSERT INTO case_file (kind, topic, consumer_group, subject, severity, summary, evidence)"
-        " VALUES ('exhausted', 'payments', 'billing', '', 'critical', 's', '{}') RETURNING case_id"
-    )[0]  # fmt: skip
-    world.rows("control", "INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)"
-               " VALUES (%s, 'shop_a', 'payments', 'other', 'billing')", case)  # fmt: skip
+        "control",
+        "INSERT INTO case_file (kind, topic, consumer_group, subject, severity, summary, evidence)"
+        " VALUES ('exhausted', 'payments', 'billing', '', 'critical', 's', '{}') RETURNING case_id",
+    )[0]
+    world.rows(
+        "control",
+        "INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)"
+        " VALUES (%s, 'shop_a', 'payments', 'other', 'billing')",
+        case,
+    )
     world.sent("m-2")
     assert hands.whole(scope=early())["confirmed"] == 2
     assert world.rows("control", "SELECT * FROM watermark WHERE subject LIKE 'anomalies%%'") == []
-    assert world.rows("shop_a", "SELECT status FROM message_stub WHERE message_id = 'other'") == [("exhausted",)]
+    assert world.rows("shop_a", "SELECT status FROM message_stub WHERE message_id = 'other'") == [
+        ("exhausted",)
+    ]
     assert hands.whole()["late_confirmed"] == 1
-    assert len(world.rows("control", "SELECT * FROM watermark WHERE subject LIKE 'anomalies%%'")) == 2
+    assert (
+        len(world.rows("control", "SELECT * FROM watermark WHERE subject LIKE 'anomalies%%'")) == 2
+    )
 
 
 def cut_off(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Run]:
@@ -276,7 +346,11 @@ def cut_off(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Run]:
 
 
 def staged(world: System, run: Run) -> int:
-    return int(world.rows("control", "SELECT count(*) FROM staged_stub WHERE run_id = %s", run.run_id)[0][0])
+    return int(
+        world.rows("control", "SELECT count(*) FROM staged_stub WHERE run_id = %s", run.run_id)[0][
+            0
+        ]
+    )
 
 
 def test_a_run_does_not_disturb_the_promotion_of_another_scope_that_lives(
@@ -286,10 +360,14 @@ def test_a_run_does_not_disturb_the_promotion_of_another_scope_that_lives(
     control, window = cut_off(hands, monkeypatch)
     hands.whole(scope=late())
     assert staged(world, window) == 3
-    assert world.rows("shop_a", "SELECT status FROM message_stub WHERE message_id = 'done-0'") == [("pending",)]
+    assert world.rows("shop_a", "SELECT status FROM message_stub WHERE message_id = 'done-0'") == [
+        ("pending",)
+    ]
     hands.promote(control, window)
     assert staged(world, window) == 0
-    assert world.rows("shop_a", "SELECT status FROM message_stub WHERE message_id = 'done-0'") == [("confirmed",)]
+    assert world.rows("shop_a", "SELECT status FROM message_stub WHERE message_id = 'done-0'") == [
+        ("confirmed",)
+    ]
     control.close()
 
 
@@ -298,23 +376,33 @@ def test_the_promotion_of_a_window_that_died_is_finished_though_nobody_asks_for_
 ) -> None:
     mixed(world)
     control, window = cut_off(hands, monkeypatch)
-    world.rows("control", "UPDATE duty_lease SET heartbeat_at = heartbeat_at - interval '3 minutes'")
+    world.rows(
+        "control", "UPDATE duty_lease SET heartbeat_at = heartbeat_at - interval '3 minutes'"
+    )
     hands.whole(scope=late())
     assert staged(world, window) == 0
-    assert world.rows("shop_a", "SELECT status FROM message_stub WHERE message_id = 'done-0'") == [("confirmed",)]
-    assert world.rows("control", "SELECT state FROM run WHERE run_id = %s", window.run_id) == [("done",)]
+    assert world.rows("shop_a", "SELECT status FROM message_stub WHERE message_id = 'done-0'") == [
+        ("confirmed",)
+    ]
+    assert world.rows("control", "SELECT state FROM run WHERE run_id = %s", window.run_id) == [
+        ("done",)
+    ]
     assert world.rows("control", "SELECT * FROM duty_lease") == []
     control.close()
 
 
-def test_a_run_that_looked_before_another_one_saw_no_offset_go_back(world: System, hands: Hands) -> None:
+def test_a_run_that_looked_before_another_one_saw_no_offset_go_back(
+    world: System, hands: Hands
+) -> None:
     world.sent("m-1")
     world.consume("billing")
     world.consume("shipping")
     beside, other = hands.judged(early())
     assert world.rows("control", "SELECT count(*) FROM progress") == [(0,)]
     beside_late, later = hands.judged(late())
-    world.rows("control", "UPDATE progress SET next_offset = next_offset + 5")  # as if it had looked after the next one
+    world.rows(
+        "control", "UPDATE progress SET next_offset = next_offset + 5"
+    )  # as if it had looked after the next one
     everything, run = hands.judged(Scope())
     regressions: Callable[[], Any] = lambda: world.rows(  # noqa: E731
         "control", "SELECT count(*) FROM anomaly WHERE kind = 'REGRESSION'"

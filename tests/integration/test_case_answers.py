@@ -20,7 +20,19 @@ from backstop.runs.run import close_run, open_run
 from backstop.triage.decide import answer as subject
 from backstop.triage.decide.apply import decide_and_apply
 from control_world import World, servers, world  # noqa: F401
-from triage_world import cases, classify, dead, letter, letters, look_now, requests, resend, set_policy, states, triage
+from triage_world import (
+    cases,
+    classify,
+    dead,
+    letter,
+    letters,
+    look_now,
+    requests,
+    resend,
+    set_policy,
+    states,
+    triage,
+)
 
 
 def asked(world: World) -> int:
@@ -30,7 +42,9 @@ def asked(world: World) -> int:
     return int(case_id)
 
 
-def answered(world: World, case_id: int, action: str, who: str = "ann", why: str = "because", **options: Any) -> Decided:
+def answered(
+    world: World, case_id: int, action: str, who: str = "ann", why: str = "because", **options: Any
+) -> Decided:
     return decide(world.conn, world.settings, world.connections, case_id, action, who, why, options)
 
 
@@ -38,7 +52,9 @@ def case_state(world: World, case_id: int) -> str:
     return str(world.control("SELECT state FROM case_file WHERE case_id = %s", (case_id,))[0][0])
 
 
-def test_a_replay_asks_for_the_next_send_as_the_person_and_ends_the_case_when_it_is_consumed(world: World) -> None:
+def test_a_replay_asks_for_the_next_send_as_the_person_and_ends_the_case_when_it_is_consumed(
+    world: World,
+) -> None:
     number = dead(world, "m", "poison")
     case_id = asked(world)
     done = answered(world, case_id, "replay")
@@ -56,7 +72,9 @@ def test_a_replay_that_dies_again_opens_the_case_again_with_what_was_decided(wor
     answered(world, case_id, "replay")
     resend(world)
     letter(world, "m", "poison")
-    world.run("consumer_billing", "UPDATE consumer_log SET updated_at = now() - interval '1 minute'")
+    world.run(
+        "consumer_billing", "UPDATE consumer_log SET updated_at = now() - interval '1 minute'"
+    )
     triage(world)
     case, _ = show(world.conn, case_id)
     assert (case.state, case.reopened, case.decision) == ("open", 1, None)
@@ -67,9 +85,15 @@ def test_a_discard_is_kept_as_a_decision_that_no_later_run_undoes(world: World) 
     number = dead(world, "m", "poison")
     case_id = asked(world)
     assert answered(world, case_id, "discard", why="a test message").counts["discarded"] == 1
-    assert world.control("SELECT message_id, decided_by, why FROM delivery_decision") == [("m", "ann", "a test message")]
+    assert world.control("SELECT message_id, decided_by, why FROM delivery_decision") == [
+        ("m", "ann", "a test message")
+    ]
     assert (states(world)[number], case_state(world, case_id)) == ("discarded", "closed")
-    assert letters(world)["m"]["proof"] == {"decided_by": "ann", "why": "a test message", "case_id": case_id}
+    assert letters(world)["m"]["proof"] == {
+        "decided_by": "ann",
+        "why": "a test message",
+        "case_id": case_id,
+    }
     letter(world, "m", "transient")
     assert triage(world) == {"discarded": 1}
     assert requests(world) == []
@@ -85,7 +109,9 @@ def test_a_letter_without_an_id_can_be_discarded_and_never_replayed(world: World
     assert (states(world)[number], case_state(world, case_id)) == ("discarded", "closed")
 
 
-def test_what_a_person_left_is_not_touched_by_a_machine_and_comes_up_when_the_cause_does(world: World) -> None:
+def test_what_a_person_left_is_not_touched_by_a_machine_and_comes_up_when_the_cause_does(
+    world: World,
+) -> None:
     number = dead(world, "m", "poison")
     case_id = asked(world)
     assert answered(world, case_id, "leave").counts["left"] == 1
@@ -94,18 +120,26 @@ def test_what_a_person_left_is_not_touched_by_a_machine_and_comes_up_when_the_ca
     assert (states(world)[number], case_state(world, case_id)) == ("open", "decided")
     assert letters(world)["m"]["decided_by"] == "ann"
     letter(world, "m", "transient")
-    assert triage(world) == {"waits": 1}, "another letter of a delivery that was left is left with it"
+    assert triage(world) == {"waits": 1}, (
+        "another letter of a delivery that was left is left with it"
+    )
     assert letters(world)["m"]["case_id"] == case_id
     dead(world, "n", "poison")
     triage(world)
     assert case_state(world, case_id) == "open"
-    assert answered(world, case_id, "discard", who="bob").counts["discarded"] == 1, "what was left stays left"
+    assert answered(world, case_id, "discard", who="bob").counts["discarded"] == 1, (
+        "what was left stays left"
+    )
     assert (letters(world)["m"]["state"], letters(world)["n"]["state"]) == ("open", "discarded")
     # Nothing of it waits for a decision: it is left, as it was before it came up, and its story has an end.
     case, _ = show(world.conn, case_id)
     assert (case.state, case.decision, case.decided_by) == ("decided", "leave", "ann")
-    assert world.control("SELECT count(*) FROM alert WHERE dedup_key = %s", (f"case/{case_id}/reopened/1/closed",)) == [(1,)]
-    assert answered(world, case_id, "discard", who="bob").counts["discarded"] == 2, "it can still be taken up"
+    assert world.control(
+        "SELECT count(*) FROM alert WHERE dedup_key = %s", (f"case/{case_id}/reopened/1/closed",)
+    ) == [(1,)]
+    assert answered(world, case_id, "discard", who="bob").counts["discarded"] == 2, (
+        "it can still be taken up"
+    )
     assert case_state(world, case_id) == "closed"
 
 
@@ -117,7 +151,11 @@ def test_what_a_person_left_stays_left_whatever_a_look_finds_meanwhile(
     nameless = letter(world, None, "poison")
     case_id = asked(world)
     answered(world, case_id, "leave")
-    for changed in ("updated_at = now()", "state = 'PARKED', updated_at = now() - interval '1 hour'", "state = 'FAILED'"):
+    for changed in (
+        "updated_at = now()",
+        "state = 'PARKED', updated_at = now() - interval '1 hour'",
+        "state = 'FAILED'",
+    ):
         world.run("consumer_billing", f"UPDATE consumer_log SET {changed}")
         look_now(world)
         triage(world)
@@ -133,16 +171,23 @@ def test_what_a_person_left_stays_left_whatever_a_look_finds_meanwhile(
     look_now(world)
     assert triage(world) == {"waits": 2}
     assert case_state(world, case_id) == "decided"
-    assert {name: one["decided_by"] for name, one in letters(world).items()} == {"m": "ann", None: "ann"}
+    assert {name: one["decided_by"] for name, one in letters(world).items()} == {
+        "m": "ann",
+        None: "ann",
+    }
     assert answered(world, case_id, "replay", who="bob", letters=[number]).counts["replaying"] == 1
     world.control("UPDATE resend_request SET state = 'superseded'")
     assert triage(world)["escalated"] == 1, "whoever takes it up ends that it was left"
 
 
-def test_what_the_broker_refused_for_good_is_not_replayed_by_a_machine_whatever_a_look_finds_meanwhile(world: World) -> None:
+def test_what_the_broker_refused_for_good_is_not_replayed_by_a_machine_whatever_a_look_finds_meanwhile(
+    world: World,
+) -> None:
     dead(world, "m")
     assert triage(world)["replaying"] == 1
-    world.control("UPDATE resend_request SET state = 'refused', error = 'refused for good: too large'")
+    world.control(
+        "UPDATE resend_request SET state = 'refused', error = 'refused for good: too large'"
+    )
     world.run("producer_a", "UPDATE message_stub SET send_count = 2, refusals = 1")
     world.run("consumer_billing", "UPDATE consumer_log SET updated_at = now()")
     assert triage(world) == {"open_again": 1, "waits": 1}
@@ -157,7 +202,10 @@ def test_what_the_broker_refused_for_good_is_not_replayed_by_a_machine_whatever_
 
 def test_a_delivery_whose_log_met_another_content_is_never_taken_for_done(world: World) -> None:
     number = dead(world, "m", "already_confirmed")
-    world.run("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now(), conflicts = 1")
+    world.run(
+        "consumer_billing",
+        "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now(), conflicts = 1",
+    )
     case_id = asked(world)
     with pytest.raises(DecisionRefused, match="with another content"):
         answered(world, case_id, "replay")
@@ -170,15 +218,23 @@ def test_the_state_is_read_again_and_what_does_not_fit_any_more_is_left_out(worl
     for name in ("done", "busy", "fits"):
         dead(world, name, "poison")
     case_id = asked(world)
-    world.run("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'done'")
-    world.run("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMING', updated_at = now(),"
-              " lease_expires_at = now() + interval '1 hour' WHERE message_id = 'busy'")  # fmt: skip
+    world.run(
+        "consumer_billing",
+        "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'done'",
+    )
+    world.run(
+        "consumer_billing",
+        "UPDATE consumer_log SET state = 'CONSUMING', updated_at = now(),"
+        " lease_expires_at = now() + interval '1 hour' WHERE message_id = 'busy'",
+    )
     done = answered(world, case_id, "replay")
     assert (done.counts["replaying"], done.counts["already_done"], len(done.left_out)) == (1, 1, 1)
     assert done.left_out[0].startswith("busy: a consumer is working on it now")
     assert {name: one["state"] for name, one in letters(world).items()} == {
-        "done": "discarded", "busy": "open", "fits": "replaying",
-    }  # fmt: skip
+        "done": "discarded",
+        "busy": "open",
+        "fits": "replaying",
+    }
     assert case_state(world, case_id) == "open"
 
 
@@ -200,7 +256,9 @@ def test_a_letter_that_is_decided_while_the_answer_is_applied_is_left_out(
     assert [row[0] for row in requests(world)] == ["n"]
 
 
-def test_a_run_that_decides_the_same_again_leaves_the_answer_its_letters(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_decides_the_same_again_leaves_the_answer_its_letters(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dead(world, "m", "poison")
     case_id = asked(world)
     real, theirs = subject._finish, connect(world.settings, world.connections)
@@ -222,10 +280,18 @@ def test_a_sample_replays_a_few_and_leaves_the_case_open_for_the_rest(world: Wor
     for name in ("a", "b", "c"):
         dead(world, name, "poison")
     case_id = asked(world)
-    assert answered(world, case_id, "replay_sample", sample=2, once="run 1").counts["replaying"] == 2
-    assert sorted(one["state"] for one in letters(world).values()) == ["open", "replaying", "replaying"]
+    assert (
+        answered(world, case_id, "replay_sample", sample=2, once="run 1").counts["replaying"] == 2
+    )
+    assert sorted(one["state"] for one in letters(world).values()) == [
+        "open",
+        "replaying",
+        "replaying",
+    ]
     assert case_state(world, case_id) == "open"
-    assert answered(world, case_id, "replay_sample", sample=2, once="run 1").again, "the same answer told twice"
+    assert answered(world, case_id, "replay_sample", sample=2, once="run 1").again, (
+        "the same answer told twice"
+    )
     assert len(requests(world)) == 2
     ((summary,),) = world.control("SELECT summary FROM case_file WHERE case_id = %s", (case_id,))
     assert summary.startswith("1 dead letter of orders")
@@ -233,7 +299,12 @@ def test_a_sample_replays_a_few_and_leaves_the_case_open_for_the_rest(world: Wor
 
 @pytest.mark.parametrize(
     ("action", "options"),
-    [("replay", {"sample": 1}), ("replay", {"content": b"{}"}), ("discard", {"more": 2}), ("edit", {"sample": 1})],
+    [
+        ("replay", {"sample": 1}),
+        ("replay", {"content": b"{}"}),
+        ("discard", {"more": 2}),
+        ("edit", {"sample": 1}),
+    ],
 )
 def test_an_answer_with_an_option_of_another_is_refused_and_changes_nothing(
     world: World, action: str, options: dict[str, Any]
@@ -243,7 +314,11 @@ def test_an_answer_with_an_option_of_another_is_refused_and_changes_nothing(
     case_id = asked(world)
     with pytest.raises(DecisionRefused, match=f"answer {action} .* does not take (a|the) "):
         answered(world, case_id, action, **options)
-    assert (requests(world), set(states(world).values()), case_state(world, case_id)) == ([], {"open"}, "open")
+    assert (requests(world), set(states(world).values()), case_state(world, case_id)) == (
+        [],
+        {"open"},
+        "open",
+    )
 
 
 def test_an_answer_may_name_letters_or_messages(world: World) -> None:
@@ -265,7 +340,9 @@ def test_the_same_answer_twice_is_told_as_again(world: World) -> None:
         answered(world, case_id, "discard")
 
 
-def test_of_two_people_at_once_one_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_people_at_once_one_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dead(world, "m", "poison")
     case_id = asked(world)
     real, both = subject._finish, threading.Barrier(2)
@@ -280,19 +357,28 @@ def test_of_two_people_at_once_one_is_refused(world: World, monkeypatch: pytest.
     def person(who: str, action: str) -> None:
         conn = connect(world.settings, world.connections)
         try:
-            ended[who] = decide(conn, world.settings, world.connections, case_id, action, who, "because")
+            ended[who] = decide(
+                conn, world.settings, world.connections, case_id, action, who, "because"
+            )
         except DecisionRefused as error:
             ended[who] = error
         finally:
             conn.close()
 
-    people = [threading.Thread(target=person, args=pair) for pair in (("ann", "replay"), ("bob", "discard"))]
+    people = [
+        threading.Thread(target=person, args=pair)
+        for pair in (("ann", "replay"), ("bob", "discard"))
+    ]
     for one in people:
         one.start()
     for one in people:
         one.join(60)
-    assert sorted(type(end).__name__ for end in ended.values()) == ["Decided", "DecisionRefused"], ended
-    assert letters(world)["m"]["state"] == ("replaying" if isinstance(ended["ann"], Decided) else "discarded")
+    assert sorted(type(end).__name__ for end in ended.values()) == ["Decided", "DecisionRefused"], (
+        ended
+    )
+    assert letters(world)["m"]["state"] == (
+        "replaying" if isinstance(ended["ann"], Decided) else "discarded"
+    )
 
 
 def test_a_replay_by_a_person_allows_one_more_send_where_they_are_used_up(world: World) -> None:
@@ -308,7 +394,9 @@ def test_a_replay_by_a_person_allows_one_more_send_where_they_are_used_up(world:
     assert world.stub_now("m")["send_count"] == 5
 
 
-def test_nothing_is_replayed_beyond_the_replay_horizon_nor_in_a_topic_that_is_observed(world: World) -> None:
+def test_nothing_is_replayed_beyond_the_replay_horizon_nor_in_a_topic_that_is_observed(
+    world: World,
+) -> None:
     world.stub("old", sends=1, age="46 minutes")
     letter(world, "old", "poison")
     case_id = asked(world)
@@ -321,7 +409,9 @@ def test_nothing_is_replayed_beyond_the_replay_horizon_nor_in_a_topic_that_is_ob
     assert requests(world) == []
 
 
-def test_a_shard_that_is_away_applies_nothing_and_leaves_the_case_open(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_is_away_applies_nothing_and_leaves_the_case_open(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from backstop.config.connections import Connections
 
     dead(world, "m", "poison")
@@ -349,8 +439,9 @@ def test_people_write_notes_to_a_case(world: World) -> None:
     add_note(world.conn, case_id, "ann", "looks like the new release")
     add_note(world.conn, case_id, "bob", "mended")
     assert [(one.written_by, one.note) for one in notes_of(world.conn, case_id)] == [
-        ("ann", "looks like the new release"), ("bob", "mended"),
-    ]  # fmt: skip
+        ("ann", "looks like the new release"),
+        ("bob", "mended"),
+    ]
     with pytest.raises(DecisionRefused, match="no case"):
         add_note(world.conn, 999, "ann", "x")
 
@@ -369,7 +460,9 @@ def test_a_conflict_is_never_taken_for_done_and_only_its_letter_is_discarded(wor
     assert str(world.judge("m")["billing"].verdict) == "CONFIRMED"
 
 
-def test_a_letter_that_breaks_the_contract_is_replayed_from_what_the_producer_promised(world: World) -> None:
+def test_a_letter_that_breaks_the_contract_is_replayed_from_what_the_producer_promised(
+    world: World,
+) -> None:
     dead(world, "m", "poison", invalid="its headers are not JSON")
     case_id = asked(world)
     assert letters(world)["m"]["reason"] == "invalid"
@@ -387,29 +480,53 @@ def test_the_command_line_answers_edits_and_notes(
     assert run_app(["cases", "show", case_id]) == 0
     shown = capsys.readouterr().out
     assert "ann noted: mended" in shown and "cases decide" in shown and "replay_sample" in shown
-    edit = ["cases", "decide", case_id, "edit", "--message", "m", "--by", "ann", "--why", "x", "--content-file"]
-    assert run_app([*edit[:-1], "--content-text", "better"]) == 2, "an argument is seen by others and kept by shells"
+    edit = [
+        "cases",
+        "decide",
+        case_id,
+        "edit",
+        "--message",
+        "m",
+        "--by",
+        "ann",
+        "--why",
+        "x",
+        "--content-file",
+    ]
+    assert run_app([*edit[:-1], "--content-text", "better"]) == 2, (
+        "an argument is seen by others and kept by shells"
+    )
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"better")))
     assert run_app([*edit, "-"]) == 0
     assert "content_version 2" in capsys.readouterr().out
     assert run_app(["cases", "decide", case_id, "discard", "--by", "ann", "--why", "the rest"]) == 0
-    assert {name: one["state"] for name, one in letters(world).items()} == {"m": "replaying", "n": "discarded"}
+    assert {name: one["state"] for name, one in letters(world).items()} == {
+        "m": "replaying",
+        "n": "discarded",
+    }
     assert run_app(["run", "triage", "--dry-run"]) == 0
 
 
 def shown_now(world: World) -> dict[str, Any]:
     """What a form that is written at this instant would keep."""
-    ((at, letter),) = world.control("SELECT clock_timestamp(), max(dead_letter_id) FROM dead_letter")
+    ((at, letter),) = world.control(
+        "SELECT clock_timestamp(), max(dead_letter_id) FROM dead_letter"
+    )
     return {"at": at.isoformat(), "letter": letter}
 
 
 @pytest.mark.parametrize("action", ["discard", "leave"])
-def test_an_answer_is_not_about_letters_that_came_after_the_question(world: World, action: str) -> None:
+def test_an_answer_is_not_about_letters_that_came_after_the_question(
+    world: World, action: str
+) -> None:
     dead(world, "seen", "poison")
     # Drained before the question, and in the case only after it.
     early = dead(world, "early", None)
     case_id = asked(world)
-    world.control("UPDATE dead_letter SET case_id = NULL, decision = NULL, decided_at = NULL WHERE dead_letter_id = %s", (early,))
+    world.control(
+        "UPDATE dead_letter SET case_id = NULL, decision = NULL, decided_at = NULL WHERE dead_letter_id = %s",
+        (early,),
+    )
     shown = shown_now(world)
     classify(world, early, "poison")
     letter(world, None, "poison")
@@ -418,10 +535,14 @@ def test_an_answer_is_not_about_letters_that_came_after_the_question(world: Worl
     triage(world)
     assert {one["case_id"] for one in letters(world).values()} == {case_id}
     done = answered(world, case_id, action, shown=shown)
-    assert len(done.left_out) == 3 and all(one.endswith("it came after the question") for one in done.left_out)
+    assert len(done.left_out) == 3 and all(
+        one.endswith("it came after the question") for one in done.left_out
+    )
     assert case_state(world, case_id) == "open"
     decided = {name: (one["state"], one["left_in_case"]) for name, one in letters(world).items()}
-    assert decided.pop("seen") == (("discarded", None) if action == "discard" else ("open", case_id))
+    assert decided.pop("seen") == (
+        ("discarded", None) if action == "discard" else ("open", case_id)
+    )
     assert set(decided.values()) == {("open", None)}
     with pytest.raises(DecisionRefused, match="came after the question"):
         answered(world, case_id, "discard", who="bob", shown=shown)
@@ -437,7 +558,12 @@ def test_a_refused_answer_leaves_what_was_left(world: World) -> None:
     with pytest.raises(DecisionRefused, match="carry no id"):
         answered(world, case_id, "replay")
     case, _ = show(world.conn, case_id)
-    assert (case.state, case.decision, case.decided_by, case.why) == ("decided", "leave", "bob", "known")
+    assert (case.state, case.decision, case.decided_by, case.why) == (
+        "decided",
+        "leave",
+        "bob",
+        "known",
+    )
     look_now(world)
     triage(world)
     assert (states(world)[number], case_state(world, case_id)) == ("open", "decided")

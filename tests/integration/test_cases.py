@@ -28,19 +28,34 @@ from control_world import SHARDS, World, servers, world  # noqa: F401
 
 
 def found(
-    world: World, kind: str, *message_ids: str, topic: str = "orders", group: str = "billing", shard: str = "shop_a",
+    world: World,
+    kind: str,
+    *message_ids: str,
+    topic: str = "orders",
+    group: str = "billing",
+    shard: str = "shop_a",
     evidence: dict[str, object] | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """A run finds these deliveries, and commits."""
     with world.conn, world.conn.cursor() as cur:
         return open_case(
-            cur, kind=kind, topic=topic, group=group, subject="", severity="warning", summary=f"{kind} happened",
-            evidence=evidence or {}, members=[(shard, topic, i, group) for i in message_ids], run_id=None,
-        )  # fmt: skip
+            cur,
+            kind=kind,
+            topic=topic,
+            group=group,
+            subject="",
+            severity="warning",
+            summary=f"{kind} happened",
+            evidence=evidence or {},
+            members=[(shard, topic, i, group) for i in message_ids],
+            run_id=None,
+        )
 
 
 def decided(world: World, case_id: int, action: str, **options: Any) -> Decided:
-    return decide(world.conn, world.settings, world.connections, case_id, action, "ann", "because", options)
+    return decide(
+        world.conn, world.settings, world.connections, case_id, action, "ann", "because", options
+    )
 
 
 def state_of(world: World, case_id: int) -> str:
@@ -56,7 +71,11 @@ def test_one_cause_has_one_open_case_and_one_alert_however_often_it_is_found(wor
     assert found(world, "exhausted", "b", "c") == first
     assert found(world, "exhausted", "d", group="shipping") != first
     case, members = show(world.conn, first)
-    assert (case.state, case.members, [m.message_id for m in members]) == ("open", 3, ["a", "b", "c"])
+    assert (case.state, case.members, [m.message_id for m in members]) == (
+        "open",
+        3,
+        ["a", "b", "c"],
+    )
     assert alerts(world).count(f"case/{first}") == 1
     assert len(alerts(world)) == 2
 
@@ -64,16 +83,26 @@ def test_one_cause_has_one_open_case_and_one_alert_however_often_it_is_found(wor
 def test_a_case_its_members_and_its_alert_appear_together_or_not_at_all(world: World) -> None:
     with world.conn.cursor() as cur:
         open_case(
-            cur, kind="backlog", topic="orders", group="billing", subject="", severity="info", summary="s", evidence={},
-            members=[("shop_a", "orders", "a", "billing")], run_id=None,
-        )  # fmt: skip
+            cur,
+            kind="backlog",
+            topic="orders",
+            group="billing",
+            subject="",
+            severity="info",
+            summary="s",
+            evidence={},
+            members=[("shop_a", "orders", "a", "billing")],
+            run_id=None,
+        )
     world.conn.rollback()
     for table in ("case_file", "case_member", "alert"):
         assert world.control(f"SELECT count(*) FROM {table}") == [(0,)]
 
 
 def test_every_kind_of_case_offers_actions_that_have_a_sentence(world: World) -> None:
-    check = world.control("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = 'case_file_kind_check'")
+    check = world.control(
+        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = 'case_file_kind_check'"
+    )
     kinds = [part.split("'")[1] for part in check[0][0].split(",")]
     assert len(kinds) == 17
     for kind in kinds:
@@ -89,9 +118,16 @@ def test_a_discarded_delivery_is_voided_for_its_group_alone_and_ends_its_case(wo
     verdicts = world.judge("a")
     assert (str(verdicts["billing"].verdict), verdicts["billing"].reason) == ("VOIDED", "discarded")
     assert str(verdicts["shipping"].verdict) == "UNSENT"
-    assert world.control("SELECT decided_by, why, case_id FROM delivery_decision") == [("ann", "because", case_id)]
+    assert world.control("SELECT decided_by, why, case_id FROM delivery_decision") == [
+        ("ann", "because", case_id)
+    ]
     case, _ = show(world.conn, case_id)
-    assert (case.state, case.decision, case.decided_by, case.why) == ("closed", "discard", "ann", "because")
+    assert (case.state, case.decision, case.decided_by, case.why) == (
+        "closed",
+        "discard",
+        "ann",
+        "because",
+    )
     assert alerts(world) == [f"case/{case_id}", f"case/{case_id}/closed"]
 
 
@@ -140,7 +176,11 @@ def test_a_case_stays_open_for_the_deliveries_that_a_decision_did_not_fit(world:
     assert result.counts["discarded"] == 1
     assert result.left_out == ("busy for billing: a consumer is working on it now",)
     case, _ = show(world.conn, case_id)
-    assert (case.state, case.open_members, case.evidence["decisions"][0]["by"]) == ("open", 1, "ann")
+    assert (case.state, case.open_members, case.evidence["decisions"][0]["by"]) == (
+        "open",
+        1,
+        "ann",
+    )
 
 
 def test_a_person_may_decide_about_some_of_the_deliveries(world: World) -> None:
@@ -171,10 +211,17 @@ def test_a_decision_that_crashed_after_the_producers_commit_can_be_repeated(worl
     raising, voiding = found(world, "exhausted", "raised"), found(world, "overdue", "voided")
     # The state after a crash: the intention stands, the producer has committed, the last transaction never came.
     world.run(
-        "control", "UPDATE case_file SET decision = 'raise', decided_by = 'ann', why = 'because' WHERE case_id = %s", (raising,)
+        "control",
+        "UPDATE case_file SET decision = 'raise', decided_by = 'ann', why = 'because' WHERE case_id = %s",
+        (raising,),
     )
-    world.run(SHARDS["shop_a"], "UPDATE message_stub SET status = 'pending', max_sends = 5 WHERE message_id = 'raised'")
-    world.run(SHARDS["shop_a"], "UPDATE message_stub SET status = 'voided' WHERE message_id = 'voided'")
+    world.run(
+        SHARDS["shop_a"],
+        "UPDATE message_stub SET status = 'pending', max_sends = 5 WHERE message_id = 'raised'",
+    )
+    world.run(
+        SHARDS["shop_a"], "UPDATE message_stub SET status = 'voided' WHERE message_id = 'voided'"
+    )
     assert decided(world, raising, "raise").counts["raised"] == 1
     assert world.stub_now("raised")["max_sends"] == 5
     assert state_of(world, raising) == "decided"
@@ -195,7 +242,10 @@ def test_raising_is_refused_where_it_could_not_help(world: World) -> None:
 
 def test_a_voided_message_is_withdrawn_for_every_group(world: World) -> None:
     world.stub("a", sends=4, status="exhausted", age="50 minutes")
-    billing, shipping = found(world, "exhausted", "a"), found(world, "exhausted", "a", group="shipping")
+    billing, shipping = (
+        found(world, "exhausted", "a"),
+        found(world, "exhausted", "a", group="shipping"),
+    )
     assert decided(world, billing, "void").counts["voided"] == 1
     assert {str(judged.verdict) for judged in world.judge("a").values()} == {"VOIDED"}
     assert (state_of(world, billing), state_of(world, shipping)) == ("closed", "closed")
@@ -207,7 +257,9 @@ def test_a_message_is_not_voided_while_an_attempt_is_under_way(world: World) -> 
     case_id = found(world, "overdue", "sending", "free")
     result = decided(world, case_id, "void")
     assert result.counts["voided"] == 1
-    assert result.left_out == ("sending: an attempt to send it is under way, or it was just confirmed",)
+    assert result.left_out == (
+        "sending: an attempt to send it is under way, or it was just confirmed",
+    )
     assert world.stub_now("sending")["status"] == "pending"
     assert state_of(world, case_id) == "open"
 
@@ -218,9 +270,9 @@ def test_a_resend_asks_for_the_next_number_to_this_group_alone(world: World) -> 
     world.log("consumed", "billing")
     case_id = found(world, "mass_loss", "a", "consumed")
     assert decided(world, case_id, "resend").counts["requests"] == 1
-    assert world.control("SELECT shard, message_id, send_number, groups, requested_by, state FROM resend_request") == [
-        ("shop_a", "a", 3, ["billing"], f"case {case_id}", "open")
-    ]
+    assert world.control(
+        "SELECT shard, message_id, send_number, groups, requested_by, state FROM resend_request"
+    ) == [("shop_a", "a", 3, ["billing"], f"case {case_id}", "open")]
     assert state_of(world, case_id) == "decided"
     assert decided(world, case_id, "resend").again
     assert world.control("SELECT count(*) FROM resend_request") == [(1,)]
@@ -261,7 +313,9 @@ def test_what_a_person_left_opens_no_new_case_and_can_still_be_decided(world: Wo
     assert world.control("SELECT count(*) FROM case_file") == [(1,)]
     newer = found(world, "backlog", "a", "b")
     assert newer != case_id
-    assert world.control("SELECT message_id FROM case_member WHERE case_id = %s", (newer,)) == [("b",)]
+    assert world.control("SELECT message_id FROM case_member WHERE case_id = %s", (newer,)) == [
+        ("b",)
+    ]
     with pytest.raises(DecisionRefused, match="a newer case of the same cause is open"):
         decided(world, case_id, "discard")
     decided(world, newer, "leave")
@@ -288,7 +342,9 @@ def test_accepting_a_new_epoch_takes_only_what_the_person_was_told_of(world: Wor
     assert world.control("SELECT epoch FROM queue_epoch WHERE accepted") == [("three",)]
 
 
-def test_a_first_life_is_accepted_only_while_no_open_message_lies_in_another_one(world: World) -> None:
+def test_a_first_life_is_accepted_only_while_no_open_message_lies_in_another_one(
+    world: World,
+) -> None:
     """The topic moved to another broker, or the control database is new: older copies must not be judged by time unasked."""
     with open_broker(world.settings, world.connections, "embedded") as broker:
         epochs = {queue.queue_id: queue.epoch for queue in broker.queues("orders")}
@@ -309,7 +365,9 @@ def test_a_first_life_is_accepted_only_while_no_open_message_lies_in_another_one
     assert verdicts() == {("UNKNOWN", "new_epoch", False)}, "each queue has a life of its own"
 
 
-def test_an_action_that_the_kind_does_not_offer_and_a_decision_without_reason_are_refused(world: World) -> None:
+def test_an_action_that_the_kind_does_not_offer_and_a_decision_without_reason_are_refused(
+    world: World,
+) -> None:
     case_id = found(world, "backlog", "a")
     with pytest.raises(DecisionRefused, match="cannot be decided by 'accept'"):
         decided(world, case_id, "accept")
@@ -319,7 +377,9 @@ def test_an_action_that_the_kind_does_not_offer_and_a_decision_without_reason_ar
         decided(world, 999, "leave")
 
 
-def test_nothing_is_decided_while_the_present_state_cannot_be_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_decided_while_the_present_state_cannot_be_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.stub("a")
     case_id = found(world, "overdue", "a")
     with monkeypatch.context() as away:
@@ -341,7 +401,9 @@ def test_of_two_people_who_decide_at_once_only_one_finishes(world: World) -> Non
     def ann() -> None:
         own = connect(world.settings, world.connections)
         try:
-            outcome.append(decide(own, world.settings, world.connections, case_id, "void", "ann", "first"))
+            outcome.append(
+                decide(own, world.settings, world.connections, case_id, "void", "ann", "first")
+            )
         except DecisionRefused as refused:
             outcome.append(refused)
         finally:
@@ -368,15 +430,20 @@ def test_a_case_closes_by_itself_once_all_its_deliveries_are_done(world: World) 
     case_id = found(world, "overdue", "confirmed", "judged", "discarded")
     other = found(world, "unknown", "still_open", group="shipping")
     run = open_run(world.conn, "reconcile", "*", world.settings)
-    world.run("control", """
+    world.run(
+        "control",
+        """
         INSERT INTO staged_stub (run_id, stage, shard, topic, message_id, old_status, new_status, send_count, deliveries)
         VALUES (%(run)s, 0, 'shop_a', 'orders', 'confirmed', 'pending', 'confirmed', 1, 2),
             (%(run)s, 0, 'shop_a', 'orders', 'still_open', 'pending', 'pending', 1, 2),
-            (%(run)s, 7, 'shop_a', 'orders', 'still_open', 'pending', 'confirmed', 1, 2)""", {"run": run.run_id})  # fmt: skip
+            (%(run)s, 7, 'shop_a', 'orders', 'still_open', 'pending', 'confirmed', 1, 2)""",
+        {"run": run.run_id},
+    )
     with world.conn, world.conn.cursor() as cur:
         assert close_satisfied(cur, run.run_id) == 0
     world.run(
-        "control", "INSERT INTO delivery_decision VALUES ('orders', 'discarded', 'billing', 'discard', NULL, 'ann', now(), 'x')"
+        "control",
+        "INSERT INTO delivery_decision VALUES ('orders', 'discarded', 'billing', 'discard', NULL, 'ann', now(), 'x')",
     )
     with world.conn, world.conn.cursor() as cur:
         assert close_satisfied(cur, run.run_id, [("orders", "judged", "billing")]) == 1
@@ -412,7 +479,9 @@ def test_the_settings_of_this_test_are_valid() -> None:
 
 def shown_now(world: World) -> dict[str, Any]:
     """What a form that is written at this instant would keep."""
-    ((at, letter),) = world.control("SELECT clock_timestamp(), coalesce(max(dead_letter_id), 0) FROM dead_letter")
+    ((at, letter),) = world.control(
+        "SELECT clock_timestamp(), coalesce(max(dead_letter_id), 0) FROM dead_letter"
+    )
     return {"at": at.isoformat(), "letter": letter}
 
 
@@ -425,7 +494,10 @@ def test_a_decision_with_an_option_that_its_action_does_not_take_is_refused(worl
             decided(world, case_id, "discard", **options)
         assert "It takes a choice of messages (--message)" in refusal.value.next_step
     assert world.control("SELECT count(*) FROM delivery_decision") == [(0,)]
-    assert run_app(["cases", "decide", str(case_id), "discard", "--more", "1", "--why", "x"]) == DecisionRefused.exit_code
+    assert (
+        run_app(["cases", "decide", str(case_id), "discard", "--more", "1", "--why", "x"])
+        == DecisionRefused.exit_code
+    )
     assert world.control("SELECT state FROM case_file") == [("open",)]
     for kind in ("ramp_stopped", "new_epoch"):
         action = {"ramp_stopped": "go_on", "new_epoch": "accept"}[kind]
@@ -441,9 +513,13 @@ def test_a_refused_decision_leaves_a_case_that_was_left_as_it_was(world: World) 
     for action in ("discard", "leave"):
         with pytest.raises(DecisionRefused, match="Not among the open deliveries"):
             decided(world, case_id, action, message_ids=["nobody"])
-    assert world.control("SELECT state, decision, decided_by, why, decided_at FROM case_file") == left
+    assert (
+        world.control("SELECT state, decision, decided_by, why, decided_at FROM case_file") == left
+    )
     found(world, "overdue", "a")
-    assert [case.case_id for case in list_cases(world.conn, state=None)] == [case_id], "it is still left"
+    assert [case.case_id for case in list_cases(world.conn, state=None)] == [case_id], (
+        "it is still left"
+    )
 
 
 def test_a_case_that_was_left_stays_open_for_what_joined_it_while_a_decision_was_refused(
@@ -459,7 +535,9 @@ def test_a_case_that_was_left_stays_open_for_what_joined_it_while_a_decision_was
     monkeypatch.setattr("backstop.decisions.decide.settle_begun", joins)
     with pytest.raises(StoreUnavailable):
         decided(world, case_id, "discard")
-    assert world.control("SELECT state, decision, intention FROM case_file") == [("open", None, None)]
+    assert world.control("SELECT state, decision, intention FROM case_file") == [
+        ("open", None, None)
+    ]
 
 
 @pytest.mark.parametrize(("where", "stands"), [("_plan", None), ("_finish", "void")])
@@ -480,22 +558,36 @@ def test_an_intention_outlives_an_error_only_when_it_may_have_changed_a_producer
     assert begun(world.conn, case_id, "run 1", "ann") is (stands is not None)
     assert not begun(world.conn, case_id, "run 2", "ann"), "another answer is another"
     decided(world, case_id, "void", once="run 1")
-    assert (state_of(world, case_id), begun(world.conn, case_id, "run 1", "ann")) == ("closed", True)
+    assert (state_of(world, case_id), begun(world.conn, case_id, "run 1", "ann")) == (
+        "closed",
+        True,
+    )
 
 
-def test_what_joins_a_case_after_it_was_shown_is_decided_only_where_it_is_named(world: World) -> None:
+def test_what_joins_a_case_after_it_was_shown_is_decided_only_where_it_is_named(
+    world: World,
+) -> None:
     for name in ("seen", "late", "named"):
         world.stub(name)
     case_id = found(world, "overdue", "seen")
     shown = shown_now(world)
     found(world, "overdue", "late", "named")
     done = decided(world, case_id, "discard", shown=shown)
-    assert done.left_out == ("late: it came after the question", "named: it came after the question")
+    assert done.left_out == (
+        "late: it came after the question",
+        "named: it came after the question",
+    )
     assert (done.counts["discarded"], state_of(world, case_id)) == (1, "open")
     with pytest.raises(DecisionRefused, match="came after the question"):
         decided(world, case_id, "discard", shown=shown)
-    assert decided(world, case_id, "discard", shown=shown, message_ids=["named"]).counts["discarded"] == 1
-    assert world.control("SELECT message_id FROM delivery_decision ORDER BY 1") == [("named",), ("seen",)]
+    assert (
+        decided(world, case_id, "discard", shown=shown, message_ids=["named"]).counts["discarded"]
+        == 1
+    )
+    assert world.control("SELECT message_id FROM delivery_decision ORDER BY 1") == [
+        ("named",),
+        ("seen",),
+    ]
     assert decided(world, case_id, "discard", shown=shown_now(world)).counts["discarded"] == 1
     # A delivery that was done and is open again since is no longer what was shown.
     other = found(world, "unknown", "x", "y")
@@ -519,7 +611,9 @@ def test_what_somebody_did_not_see_or_did_not_name_is_not_left_with_the_rest(wor
     decided(world, open_case.case_id, "leave")
     named = found(world, "unknown", "a", "b")
     decided(world, named, "leave", message_ids=["a"])
-    ((rest,),) = world.control("SELECT message_id FROM case_member JOIN case_file USING (case_id) WHERE state = 'open'")
+    ((rest,),) = world.control(
+        "SELECT message_id FROM case_member JOIN case_file USING (case_id) WHERE state = 'open'"
+    )
     assert rest == "b"
 
 
@@ -527,22 +621,41 @@ def test_a_case_that_came_back_ends_the_story_before_in_its_alerts(world: World)
     def comes(severity: str = "warning") -> int:
         with world.conn, world.conn.cursor() as cur:
             return open_case(
-                cur, kind="dead_letters", topic="orders", group="billing", subject="1:x", severity=severity,
-                summary="dead letters", evidence={}, members=[("shop_a", "orders", "m", "billing")], run_id=None, reopens=True,
-            )  # fmt: skip
+                cur,
+                kind="dead_letters",
+                topic="orders",
+                group="billing",
+                subject="1:x",
+                severity=severity,
+                summary="dead letters",
+                evidence={},
+                members=[("shop_a", "orders", "m", "billing")],
+                run_id=None,
+                reopens=True,
+            )
 
     case_id = comes()
-    world.control("UPDATE case_file SET state = 'decided', decision = 'replay', decided_by = 'a', why = 'w', decided_at = now()")
+    world.control(
+        "UPDATE case_file SET state = 'decided', decision = 'replay', decided_by = 'a', why = 'w', decided_at = now()"
+    )
     assert comes() == case_id
     first = f"case/{case_id}"
     assert alerts(world) == [first, f"{first}/closed", f"{first}/reopened/1"]
-    world.control("UPDATE case_file SET state = 'closed', closed_at = now(), decided_at = NULL, decision = NULL")
-    world.control("INSERT INTO alert (case_id, dedup_key, severity, title, body) VALUES (%s, %s, 'info', 't', 'b')",
-                  (case_id, f"{first}/reopened/1/closed"))  # fmt: skip
+    world.control(
+        "UPDATE case_file SET state = 'closed', closed_at = now(), decided_at = NULL, decision = NULL"
+    )
+    world.control(
+        "INSERT INTO alert (case_id, dedup_key, severity, title, body) VALUES (%s, %s, 'info', 't', 'b')",
+        (case_id, f"{first}/reopened/1/closed"),
+    )
     comes()
     world.control("DELETE FROM alert WHERE dedup_key = %s", (first,))
     comes()
-    assert alerts(world)[1:] == [f"{first}/reopened/1", f"{first}/reopened/1/closed", f"{first}/reopened/2"]
+    assert alerts(world)[1:] == [
+        f"{first}/reopened/1",
+        f"{first}/reopened/1/closed",
+        f"{first}/reopened/2",
+    ]
 
 
 def test_a_case_that_a_delivery_joins_while_it_is_closed_stays_open(world: World) -> None:
@@ -552,9 +665,17 @@ def test_a_case_that_a_delivery_joins_while_it_is_closed_stays_open(world: World
     joining = connect(world.settings, world.connections)
     with joining.cursor() as cur:  # a run that has found another one, and has not committed
         open_case(
-            cur, kind="exhausted", topic="orders", group="billing", subject="", severity="warning", summary="exhausted happened",
-            evidence={}, members=[("shop_a", "orders", "b", "billing")], run_id=None,
-        )  # fmt: skip
+            cur,
+            kind="exhausted",
+            topic="orders",
+            group="billing",
+            subject="",
+            severity="warning",
+            summary="exhausted happened",
+            evidence={},
+            members=[("shop_a", "orders", "b", "billing")],
+            run_id=None,
+        )
     closed: list[int] = []
 
     def close() -> None:
@@ -577,7 +698,11 @@ def test_each_failure_of_what_a_person_began_is_told_and_of_a_duty_once(world: W
     for run in ("case-1-1", "case-2-1", "case-2-1"):
         note_failure(world.conn, "decide_case", "t", "b", {"run": run})
         note_failure(world.conn, "sweep", "t", "b", {"run": run})
-    assert alerts(world) == ["duty/decide_case/failed/case-1-1", "duty/sweep/failed/0", "duty/decide_case/failed/case-2-1"]
+    assert alerts(world) == [
+        "duty/decide_case/failed/case-1-1",
+        "duty/sweep/failed/0",
+        "duty/decide_case/failed/case-2-1",
+    ]
 
 
 def test_a_duty_that_goes_on_failing_is_told_again_in_steps(world: World) -> None:
@@ -590,17 +715,31 @@ def test_a_duty_that_goes_on_failing_is_told_again_in_steps(world: World) -> Non
             told.append(hours)
     assert told == [0, 4, 24, 48, 96]
     assert world.control("SELECT dedup_key, severity, title FROM alert ORDER BY alert_id")[1] == (
-        "duty/ask_people/failed/0/again/1", "critical", "The duty ask_people still fails"
+        "duty/ask_people/failed/0/again/1",
+        "critical",
+        "The duty ask_people still fails",
     )
     note_success(world.conn, "ask_people")
     assert note_failure(world.conn, "ask_people", "t", "b", {"run": "r"}, steps)
 
 
-@pytest.mark.parametrize("options", [
-    {"more": 101}, {"more": 0}, {"more": -1}, {"more": 2_000_000_000}, {"more": "x"}, {"more": True}, {"more": 1.5},
-    {"sample": 10_001}, {"sample": "2"},
-])  # fmt: skip
-def test_a_number_that_no_form_allows_is_refused_when_it_is_applied(world: World, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"more": 101},
+        {"more": 0},
+        {"more": -1},
+        {"more": 2_000_000_000},
+        {"more": "x"},
+        {"more": True},
+        {"more": 1.5},
+        {"sample": 10_001},
+        {"sample": "2"},
+    ],
+)
+def test_a_number_that_no_form_allows_is_refused_when_it_is_applied(
+    world: World, options: dict[str, Any]
+) -> None:
     world.stub("a", sends=4, status="exhausted")
     case_id = found(world, "exhausted", "a")
     with pytest.raises(DecisionRefused, match="is a number from 1 to"):

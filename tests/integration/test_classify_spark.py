@@ -11,7 +11,18 @@ import pytest
 from backstop.checks.run import run_suite
 from backstop.model.errors import RunLost
 from backstop.triage.causes.promote_causes import promote_causes
-from letter_world import KEY_ERROR, LIMIT, categories, causes, clean, counts_are_right, letter, log, rule, triage
+from letter_world import (
+    KEY_ERROR,
+    LIMIT,
+    categories,
+    causes,
+    clean,
+    counts_are_right,
+    letter,
+    log,
+    rule,
+    triage,
+)
 from resend_world import ROOT, World, servers, world
 
 __all__ = ["clean", "servers", "world"]
@@ -39,12 +50,16 @@ def test_ranges_of_letters_are_staged_by_tasks_and_patterns_are_found_over_all_o
         promote_causes(control, run)
     assert causes(world) == {
         "handler failed || Declined: the card of <name> is not accepted here": ("transient", 40),
-        "delivery limit": ("busy_exhausted", 19), "delivery limit || KeyError: <*>": ("poison", 1),
-    }  # fmt: skip
+        "delivery limit": ("busy_exhausted", 19),
+        "delivery limit || KeyError: <*>": ("poison", 1),
+    }
     found = categories(world)
     assert (found["busy-0"], found["busy-1"], found["busy-2"], found["away"]) == (
-        "already_confirmed", "poison", "busy_exhausted", None,
-    )  # fmt: skip
+        "already_confirmed",
+        "poison",
+        "busy_exhausted",
+        None,
+    )
     assert counts_are_right(world)
 
 

@@ -62,15 +62,25 @@ def three_parts(text: str) -> bool:
 def open_one(world: World, kind: str, *message_ids: str) -> int:
     with world.conn, world.conn.cursor() as cur:
         return open_case(
-            cur, kind=kind, topic="orders", group="billing", subject="", severity="warning", summary="look at this",
-            evidence={"share": 0.4}, members=[("shop_a", "orders", i, "billing") for i in message_ids], run_id=None,
-        )  # fmt: skip
+            cur,
+            kind=kind,
+            topic="orders",
+            group="billing",
+            subject="",
+            severity="warning",
+            summary="look at this",
+            evidence={"share": 0.4},
+            members=[("shop_a", "orders", i, "billing") for i in message_ids],
+            run_id=None,
+        )
 
 
 def consume(world: World, message_id: str, *, log: bool) -> None:
     """A stub that was sent and acknowledged, and passed by both groups; consumed by both when `log`."""
     with open_broker(world.settings, world.connections, "embedded") as broker:
-        receipt = broker.publish([Message("orders", message_id, b"content", {ID_HEADER: message_id})])[0]
+        receipt = broker.publish(
+            [Message("orders", message_id, b"content", {ID_HEADER: message_id})]
+        )[0]
         assert receipt.position is not None
         for group in world.settings.groups_of("orders"):
             subscription = broker.subscribe(group, ["orders"], "worker")
@@ -86,12 +96,20 @@ def consume(world: World, message_id: str, *, log: bool) -> None:
         "epoch": receipt.position.epoch,
     }
     world.stub(message_id, sends=1)
-    world.run("producer_a", """
+    world.run(
+        "producer_a",
+        """
         UPDATE message_stub SET sent_at = attempted_at, queue_id = %(queue)s, queue_offset = %(offset)s, queue_epoch = %(epoch)s,
-            broker = 'embedded' WHERE message_id = %(id)s""", place)  # fmt: skip
-    world.run("producer_a", """
+            broker = 'embedded' WHERE message_id = %(id)s""",
+        place,
+    )
+    world.run(
+        "producer_a",
+        """
         UPDATE send_attempt SET outcome = 'sent', queue_id = %(queue)s, queue_offset = %(offset)s, queue_epoch = %(epoch)s
-        WHERE message_id = %(id)s""", place)  # fmt: skip
+        WHERE message_id = %(id)s""",
+        place,
+    )
 
 
 # where
@@ -101,10 +119,15 @@ def test_where_tells_the_whole_story_of_a_lost_message(world: World, cli: Cli) -
     consume(world, "lost", log=False)
     assert cli("where", "orders", "lost") == 0
     for part in (
-        "orders lost", "stub: pending on shop_a", "1 sends (0 refused)", "send 1 by test to all groups",
-        "billing: LOST (passed_over): it was acknowledged, the group is at offset", "and there is no log",
-        "shipping: LOST", "next: the next reconcile asks for send 2",
-    ):  # fmt: skip
+        "orders lost",
+        "stub: pending on shop_a",
+        "1 sends (0 refused)",
+        "send 1 by test to all groups",
+        "billing: LOST (passed_over): it was acknowledged, the group is at offset",
+        "and there is no log",
+        "shipping: LOST",
+        "next: the next reconcile asks for send 2",
+    ):
         assert part in cli.out, cli.out
 
 
@@ -113,23 +136,42 @@ def test_where_tells_what_is_done_and_by_whom(world: World, cli: Cli) -> None:
     (story,) = cli.json("where", "orders", "fine")
     assert story["found"]
     assert (story["stub"]["status"], story["attempts"][0]["outcome"]) == ("pending", "sent")
-    assert [(d["consumer_group"], d["verdict"], d["log"]["state"]) for d in story["deliveries"]] == [
-        ("billing", "CONFIRMED", "CONSUMED"), ("shipping", "CONFIRMED", "CONSUMED"),
-    ]  # fmt: skip
+    assert [
+        (d["consumer_group"], d["verdict"], d["log"]["state"]) for d in story["deliveries"]
+    ] == [
+        ("billing", "CONFIRMED", "CONSUMED"),
+        ("shipping", "CONFIRMED", "CONSUMED"),
+    ]
     assert {d["next_step"] for d in story["deliveries"]} == {"nothing: it is done"}
 
 
 def test_where_shows_requests_cases_decisions_and_pauses(world: World, cli: Cli) -> None:
     world.stub("a", sends=2)
     case_id = open_one(world, "mass_loss", "a")
-    assert cli("cases", "decide", str(case_id), "resend", "--why", "the logs are really gone", "--by", "ann") == 0
+    assert (
+        cli(
+            "cases",
+            "decide",
+            str(case_id),
+            "resend",
+            "--why",
+            "the logs are really gone",
+            "--by",
+            "ann",
+        )
+        == 0
+    )
     assert cli("pause", "orders", "--why", "the shop moves", "--by", "bob") == 0
     assert cli("where", "orders", "a") == 0
     assert f"request 1 for send 3 by case {case_id} (not_stored): open" in cli.out
-    assert f"case {case_id} (mass_loss, billing): decided, resend by ann: the logs are really gone" in cli.out
+    assert (
+        f"case {case_id} (mass_loss, billing): decided, resend by ann: the logs are really gone"
+        in cli.out
+    )
     assert "send 3 (request 1) waits: sending is paused (the shop moves, by bob)" in cli.out
     world.run(
-        "control", "INSERT INTO delivery_decision VALUES ('orders', 'a', 'shipping', 'discard', NULL, 'eve', now(), 'not wanted')"
+        "control",
+        "INSERT INTO delivery_decision VALUES ('orders', 'a', 'shipping', 'discard', NULL, 'eve', now(), 'not wanted')",
     )
     assert cli("where", "orders", "a") == 0
     assert "shipping: VOIDED (discarded)" in cli.out
@@ -148,7 +190,9 @@ def test_an_unknown_id_says_what_was_searched_and_ends_with_1(world: World, cli:
     assert [story["found"] for story in stories] == [True, False]
 
 
-def test_a_topic_or_duty_that_there_is_not_is_refused_and_not_called_empty(world: World, cli: Cli) -> None:
+def test_a_topic_or_duty_that_there_is_not_is_refused_and_not_called_empty(
+    world: World, cli: Cli
+) -> None:
     assert cli("where", "oders", "known") == 2
     assert "topic oders: there is no such topic" in cli.err and "orders" in cli.err
     assert cli("runs", "list", "--duty", "bogus") == 2
@@ -162,25 +206,37 @@ def test_topics_and_groups_are_created_as_the_settings_have_them(world: World, c
         broker.delete_topic("orders")
         assert cli("topics", "create") == 0, cli.err
         assert broker.groups("orders") == ["billing", "shipping"]
-        assert [len(broker.queues(topic)) for topic in ("orders", "payments")] == [4, 2], "what is there stays as it is"
-        assert cli("topics", "create", "payments", "--queues", "3") == 0 and len(broker.queues("payments")) == 3
+        assert [len(broker.queues(topic)) for topic in ("orders", "payments")] == [4, 2], (
+            "what is there stays as it is"
+        )
+        assert (
+            cli("topics", "create", "payments", "--queues", "3") == 0
+            and len(broker.queues("payments")) == 3
+        )
         assert cli("topics", "create", "none") == 2 and "Name one of: orders" in cli.err
 
 
-def test_where_reads_ids_from_a_file_and_keeps_odd_ones_whole(world: World, cli: Cli, tmp_path: Path) -> None:
+def test_where_reads_ids_from_a_file_and_keeps_odd_ones_whole(
+    world: World, cli: Cli, tmp_path: Path
+) -> None:
     odd = "o'ne :%s [bold]x[/bold] \x1b[31m日本 "
     world.stub(odd)
     world.stub("plain")
     file = tmp_path / "ids"
     file.write_text(f"{odd}\n\nplain\n")
     stories = cli.json("where", "orders", "--file", str(file))
-    assert [(story["message_id"], story["found"]) for story in stories] == [(odd, True), ("plain", True)]
+    assert [(story["message_id"], story["found"]) for story in stories] == [
+        (odd, True),
+        ("plain", True),
+    ]
     assert cli("where", "orders", "--file", str(file)) == 0
     assert "\x1b[31m" not in cli.out
     assert "[bold]x[/bold]" in cli.out
 
 
-def test_where_finds_a_stub_of_a_topic_that_nobody_configured_and_a_log_without_a_stub(world: World, cli: Cli) -> None:
+def test_where_finds_a_stub_of_a_topic_that_nobody_configured_and_a_log_without_a_stub(
+    world: World, cli: Cli
+) -> None:
     world.stub("a", topic="typo")
     assert cli("where", "typo", "a") == 0
     assert "stub: pending on shop_a" in cli.out
@@ -211,13 +267,22 @@ def test_cases_are_listed_shown_and_decided(world: World, cli: Cli) -> None:
     assert (listed["case_id"], listed["kind"], listed["open_members"]) == (case_id, "exhausted", 1)
     assert listed["actions"] == ["raise", "void", "discard", "leave"]
     assert cli("cases", "show", str(case_id)) == 0
-    for part in ("look at this", "share: 0.4", "1 of 1 deliveries are still open", f"backstop cases decide {case_id} raise"):
+    for part in (
+        "look at this",
+        "share: 0.4",
+        "1 of 1 deliveries are still open",
+        f"backstop cases decide {case_id} raise",
+    ):
         assert part in cli.out
     assert cli("cases", "decide", str(case_id), "raise", "--more", "3", "--why", "mended") == 0
     assert "raised 1" in cli.out
     assert world.stub_now("a")["max_sends"] == 7
     shown = cli.json("cases", "show", str(case_id))
-    assert (shown["state"], shown["why"], shown["deliveries"][0]["message_id"]) == ("decided", "mended", "a")
+    assert (shown["state"], shown["why"], shown["deliveries"][0]["message_id"]) == (
+        "decided",
+        "mended",
+        "a",
+    )
     assert cli.json("cases", "list") == []
     assert len(cli.json("cases", "list", "--all")) == 1
 
@@ -248,10 +313,18 @@ def test_a_topic_and_everything_can_be_paused_and_resumed(world: World, cli: Cli
 
 @pytest.mark.parametrize(
     "arguments",
-    [("pause", "ordres", "--why", "x"), ("pause", "orders"), ("pause", "--why", "x"), ("resume",), ("resume", "ordres"),
-     ("pause", "orders", "--all", "--why", "x")],
-)  # fmt: skip
-def test_a_pause_that_is_not_clear_is_refused(arguments: tuple[str, ...], world: World, cli: Cli) -> None:
+    [
+        ("pause", "ordres", "--why", "x"),
+        ("pause", "orders"),
+        ("pause", "--why", "x"),
+        ("resume",),
+        ("resume", "ordres"),
+        ("pause", "orders", "--all", "--why", "x"),
+    ],
+)
+def test_a_pause_that_is_not_clear_is_refused(
+    arguments: tuple[str, ...], world: World, cli: Cli
+) -> None:
     assert cli(*arguments) == 2
     assert three_parts(cli.err)
     assert world.control("SELECT count(*) FROM pause") == [(0,)]
@@ -262,36 +335,67 @@ def test_a_pause_that_is_not_clear_is_refused(arguments: tuple[str, ...], world:
 
 def test_runs_are_listed_and_shown_with_their_counts(world: World, cli: Cli) -> None:
     run = open_run(world.conn, "reconcile", "*", world.settings)
-    world.run("control", "INSERT INTO verdict_count VALUES (%s, 'orders', 'billing', 'LOST', 3, 2, 0)", (run.run_id,))
     world.run(
-        "control", "INSERT INTO data_check (run_id, suite, passed, expectations) VALUES (%s, 'verdicts', false, 9)", (run.run_id,)
+        "control",
+        "INSERT INTO verdict_count VALUES (%s, 'orders', 'billing', 'LOST', 3, 2, 0)",
+        (run.run_id,),
     )
-    close_run(world.conn, run, "incomplete", Counts(due=5), {"judge": 1.25}, "shop_b did not answer")
+    world.run(
+        "control",
+        "INSERT INTO data_check (run_id, suite, passed, expectations) VALUES (%s, 'verdicts', false, 9)",
+        (run.run_id,),
+    )
+    close_run(
+        world.conn, run, "incomplete", Counts(due=5), {"judge": 1.25}, "shop_b did not answer"
+    )
     assert cli.json("runs", "list")[0]["counts"] == {"due": 5}
     assert cli("runs", "list") == 0
     assert "due 5" in cli.out
     assert cli("runs", "show", str(run.run_id)) == 0
-    for part in ("incomplete", "shop_b did not answer", "due 5", "judge 1.25", "LOST", "data check verdicts: FAILED"):
+    for part in (
+        "incomplete",
+        "shop_b did not answer",
+        "due 5",
+        "judge 1.25",
+        "LOST",
+        "data check verdicts: FAILED",
+    ):
         assert part in cli.out
     assert cli("runs", "show", "999") == 2
 
 
-def test_a_run_is_shown_with_the_batches_that_its_requests_go_out_in(world: World, cli: Cli) -> None:
-    runs = [open_run(world.conn, duty, "*", world.settings).run_id for duty in ("reconcile", "resend")]
-    world.control("INSERT INTO case_file (kind, topic, summary) VALUES ('ramp_stopped', 'orders', 'harm')")
+def test_a_run_is_shown_with_the_batches_that_its_requests_go_out_in(
+    world: World, cli: Cli
+) -> None:
+    runs = [
+        open_run(world.conn, duty, "*", world.settings).run_id for duty in ("reconcile", "resend")
+    ]
+    world.control(
+        "INSERT INTO case_file (kind, topic, summary) VALUES ('ramp_stopped', 'orders', 'harm')"
+    )
     # The newest batch of orders is live: what is held of orders is its; an old one of orders and one of payments are others'.
     world.control("""
         INSERT INTO resend_batch (topic, state, step, released, case_id, ended_at) VALUES
             ('orders', 'done', 9, 90, NULL, now()), ('orders', 'stopped', 2, 7, 1, NULL),
             ('payments', 'ramping', 1, 4, NULL, NULL)
-        """)  # fmt: skip
-    world.control("""
+        """)
+    world.control(
+        """
         INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, run_id, closed_by_run,
             held, batch_id, step)
         SELECT 'shop_a', 'orders', n, 2, 'lost', 'reconcile', state, %s, closed, held, batch, CASE WHEN batch > 0 THEN 1 END
         FROM (VALUES ('a', 'sent', %s, false, 2), ('b', 'open', NULL, true, NULL), ('c', 'open', NULL, true, NULL))
-            AS v (n, state, closed, held, batch)""", (runs[0], runs[1]))  # fmt: skip
-    live = {"topic": "orders", "batch_id": 2, "step": 2, "released": 7, "state": "stopped", "case_id": 1}
+            AS v (n, state, closed, held, batch)""",
+        (runs[0], runs[1]),
+    )
+    live = {
+        "topic": "orders",
+        "batch_id": 2,
+        "step": 2,
+        "released": 7,
+        "state": "stopped",
+        "case_id": 1,
+    }
     assert cli.json("runs", "show", str(runs[0]))["batches_of_run"] == [{**live, "held": 2}]
     assert cli.json("runs", "show", str(runs[1]))["batches_of_run"] == [{**live, "held": 0}]
     assert cli("runs", "show", str(runs[0])) == 0
@@ -301,27 +405,46 @@ def test_a_run_is_shown_with_the_batches_that_its_requests_go_out_in(world: Worl
     assert cli("runs", "show", str(other)) == 0 and "held by this run" not in cli.out
 
 
-def test_a_resend_run_by_hand_sends_what_was_asked_and_a_dry_run_sends_nothing(world: World, cli: Cli) -> None:
+def test_a_resend_run_by_hand_sends_what_was_asked_and_a_dry_run_sends_nothing(
+    world: World, cli: Cli
+) -> None:
     world.stub("a", sends=1)
     case_id = open_one(world, "mass_loss", "a")
     assert cli("cases", "decide", str(case_id), "resend", "--why", "gone") == 0
     assert cli("run", "resend", "--dry-run") == 0
     assert "orders a (shop_a): would go to billing by the topic as send 2" in cli.out
-    assert (world.stub_now("a")["send_count"], world.control("SELECT state FROM resend_request")) == (1, [("open",)])
+    assert (
+        world.stub_now("a")["send_count"],
+        world.control("SELECT state FROM resend_request"),
+    ) == (1, [("open",)])
     assert cli.json("run", "resend")["counts"]["sent"] == 1
-    assert (world.stub_now("a")["send_count"], world.control("SELECT state FROM resend_request")) == (2, [("sent",)])
+    assert (
+        world.stub_now("a")["send_count"],
+        world.control("SELECT state FROM resend_request"),
+    ) == (2, [("sent",)])
     assert [(r["duty"], r["dry_run"], r["state"]) for r in cli.json("runs", "list")] == [
-        ("resend", False, "done"), ("resend", True, "done"),
-    ]  # fmt: skip
+        ("resend", False, "done"),
+        ("resend", True, "done"),
+    ]
 
 
-def test_reconcile_with_nothing_due_starts_neither_spark_nor_the_data_checks(world: World, cli: Cli) -> None:
+def test_reconcile_with_nothing_due_starts_neither_spark_nor_the_data_checks(
+    world: World, cli: Cli
+) -> None:
     started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", "import sys; from backstop.cli.app import run_app; code = run_app(['run', 'reconcile'])\n"
-         "print(sorted({'pyspark', 'great_expectations'} & set(sys.modules))); sys.exit(code)"],
-        env={**os.environ, "PYTHONPATH": str(PROJECT / "include")}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import sys; from backstop.cli.app import run_app; code = run_app(['run', 'reconcile'])\n"
+            "print(sorted({'pyspark', 'great_expectations'} & set(sys.modules))); sys.exit(code)",
+        ],
+        env={**os.environ, "PYTHONPATH": str(PROJECT / "include")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
     assert time.monotonic() - started < 60
@@ -342,23 +465,49 @@ def test_check_finds_everything_good_in_a_good_system(world: World, cli: Cli) ->
     report = cli.json("check")
     assert report["good"]
     subjects = {finding["subject"] for finding in report["findings"]}
-    for subject in ("configuration", "control", "control: schema", "shard shop_a", "shard shop_a: clock", "store billing_db",
-                    "broker embedded", "broker embedded: clock", "front of billing"):  # fmt: skip
+    for subject in (
+        "configuration",
+        "control",
+        "control: schema",
+        "shard shop_a",
+        "shard shop_a: clock",
+        "store billing_db",
+        "broker embedded",
+        "broker embedded: clock",
+        "front of billing",
+    ):
         assert subject in subjects
-    [flags] = [finding["says"] for finding in report["findings"] if finding["subject"] == "broker embedded: capabilities"]
-    [heartbeat] = [finding["says"] for finding in report["findings"] if finding["subject"] == "heartbeat"]
+    [flags] = [
+        finding["says"]
+        for finding in report["findings"]
+        if finding["subject"] == "broker embedded: capabilities"
+    ]
+    [heartbeat] = [
+        finding["says"] for finding in report["findings"] if finding["subject"] == "heartbeat"
+    ]
     assert heartbeat.startswith("none: nobody outside learns")
-    assert "has_offsets yes" in flags and "has_retry_queues no" in flags and "progress_means acknowledged" in flags
+    assert (
+        "has_offsets yes" in flags
+        and "has_retry_queues no" in flags
+        and "progress_means acknowledged" in flags
+    )
     named = {flag.split(" ", 1)[0] for flag in flags.split(", ")}
     assert named == {field.name for field in dataclasses.fields(Capabilities)}, "every flag is told"
 
 
-def test_run_sweep_tells_in_a_dry_run_takes_back_and_refuses_a_group_that_there_is_not(world: World, cli: Cli) -> None:
-    world.run("consumer_billing", """INSERT INTO consumer_log
+def test_run_sweep_tells_in_a_dry_run_takes_back_and_refuses_a_group_that_there_is_not(
+    world: World, cli: Cli
+) -> None:
+    world.run(
+        "consumer_billing",
+        """INSERT INTO consumer_log
         (consumer_group, topic, message_id, state, lease_expires_at, owner_host)
-        VALUES ('billing', 'orders', 'stuck', 'CONSUMING', now() - interval '1 s', 'host-3')""")
+        VALUES ('billing', 'orders', 'stuck', 'CONSUMING', now() - interval '1 s', 'host-3')""",
+    )
     planned = cli.json("run", "sweep", "--dry-run")["planned"]
-    assert [(one["decision"], one["host"], one["message_id"]) for one in planned] == [("RECLAIM", "host-3", "stuck")]
+    assert [(one["decision"], one["host"], one["message_id"]) for one in planned] == [
+        ("RECLAIM", "host-3", "stuck")
+    ]
     assert cli("run", "sweep", "--group", "billing") == 0
     assert "reclaim 1" in cli.out
     assert cli("run", "sweep", "--group", "biling") == 2
@@ -373,7 +522,9 @@ def test_check_ends_with_1_and_says_what_to_do_about_each_bad_finding(
     try:
         assert cli("check") == 1
     finally:
-        world.run("control", "UPDATE backstop_control_version SET version_num = %s", (head("control"),))
+        world.run(
+            "control", "UPDATE backstop_control_version SET version_num = %s", (head("control"),)
+        )
     assert "BAD shard shop_b" in cli.out
     assert "BAD control: schema" in cli.out
     assert "ok  shard shop_a: answers" in cli.out
@@ -386,9 +537,18 @@ def test_migrate_brings_every_database_up_and_is_safe_to_run_again(
 ) -> None:
     for database in ROLES:
         world.postgres.create_database(f"fresh_{database}")
-        monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", world.postgres.admin_dsn(f"fresh_{database}"))
+        monkeypatch.setenv(
+            f"AIRFLOW_CONN_BACKSTOP_{database.upper()}",
+            world.postgres.admin_dsn(f"fresh_{database}"),
+        )
     assert cli("migrate", "--role", "producer") == 0
-    assert [row["database"] for row in cli.json("migrate")] == ["control", "shop_a", "shop_b", "billing_db", "shipping_db"]
+    assert [row["database"] for row in cli.json("migrate")] == [
+        "control",
+        "shop_a",
+        "shop_b",
+        "billing_db",
+        "shipping_db",
+    ]
     assert all(row["applied"] == [] for row in cli.json("migrate"))
     connection = psycopg2.connect(world.postgres.admin_dsn("fresh_control"))
     with connection, connection.cursor() as cursor:
@@ -396,7 +556,9 @@ def test_migrate_brings_every_database_up_and_is_safe_to_run_again(
     connection.close()
 
 
-def test_migrate_prints_the_sql_for_a_dba_without_any_database(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migrate_prints_the_sql_for_a_dba_without_any_database(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BACKSTOP_CONFIG", "/nowhere/backstop.yaml")
     assert cli("migrate", "--sql", "--role", "consumer") == 0
     assert "CREATE TABLE consumer_log" in cli.out
@@ -424,26 +586,46 @@ def test_a_control_database_that_is_away_ends_with_3_in_three_parts_without_trac
     assert "s3cr3t" not in cli.out + cli.err
 
 
-def test_a_server_that_lets_nobody_in_is_not_called_silent(world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_lets_nobody_in_is_not_called_silent(
+    world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And a password that is a part of other words eats none of them."""
-    right = {name: os.environ[f"AIRFLOW_CONN_BACKSTOP_{name}"] for name in ("CONTROL", "PRODUCER_A", "BROKER", "LEASES")}
+    right = {
+        name: os.environ[f"AIRFLOW_CONN_BACKSTOP_{name}"]
+        for name in ("CONTROL", "PRODUCER_A", "BROKER", "LEASES")
+    }
     for name, url in right.items():
         parts = urlsplit(url)
         address = f"{'' if name in ('BROKER', 'LEASES') else parts.username}:base@{parts.hostname}:{parts.port}"
-        monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{name}", urlunsplit(parts._replace(netloc=address)))
+        monkeypatch.setenv(
+            f"AIRFLOW_CONN_BACKSTOP_{name}", urlunsplit(parts._replace(netloc=address))
+        )
     assert cli("cases", "list") == 3
-    assert "The control database (backstop_control) refused the connection: password authentication failed" in cli.err
+    assert (
+        "The control database (backstop_control) refused the connection: password authentication failed"
+        in cli.err
+    )
     assert "Correct the login, password or database" in cli.err and "did not answer" not in cli.err
     monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", right["CONTROL"])
     assert cli("where", "orders", "x") == 3
-    assert "shard shop_a" in cli.out and "refused the connection: password authentication failed" in cli.out
+    assert (
+        "shard shop_a" in cli.out
+        and "refused the connection: password authentication failed" in cli.out
+    )
     assert "The Redis Streams broker refused" in cli.out or "embedded" not in cli.out
-    found = {one["subject"]: one["says"] for one in cli.json("check", code=1)["findings"] if not one["good"]}
+    found = {
+        one["subject"]: one["says"]
+        for one in cli.json("check", code=1)["findings"]
+        if not one["good"]
+    }
     assert "refused" in found["broker embedded"]
     assert [says for says in found.values() if "did not answer" in says] == []
 
 
-@pytest.mark.parametrize(("missing", "extra"), [("pyspark.sql", "spark"), ("great_expectations", "quality"), ("re2", "platform")])
+@pytest.mark.parametrize(
+    ("missing", "extra"),
+    [("pyspark.sql", "spark"), ("great_expectations", "quality"), ("re2", "platform")],
+)
 def test_a_missing_extra_is_named_with_its_command(
     world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch, missing: str, extra: str
 ) -> None:
@@ -456,7 +638,9 @@ def test_a_missing_extra_is_named_with_its_command(
 
 
 def test_every_extra_that_is_named_is_one(cli: Cli) -> None:
-    known = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    known = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     assert set(extras._EXTRAS) <= set(known)
 
 
@@ -487,19 +671,31 @@ def test_every_command_is_there_by_itself_and_among_all(cli: Cli) -> None:
     for name in COMMANDS:
         assert cli(name, "--help") == 0, name
         assert cli.out.startswith(f"Usage: backstop {name}")
-    assert cli("--debug", "--config", "runs", "cases", "--help") == 0 and "backstop cases" in cli.out
+    assert (
+        cli("--debug", "--config", "runs", "cases", "--help") == 0 and "backstop cases" in cli.out
+    )
     whole = make_app(None)
-    assert {one.name for one in (*whole.registered_commands, *whole.registered_groups)} == set(COMMANDS)
+    assert {one.name for one in (*whole.registered_commands, *whole.registered_groups)} == set(
+        COMMANDS
+    )
     assert cli("bogus") == 2 and "No such command 'bogus'" in cli.err
 
 
 def test_help_loads_nothing_heavy() -> None:
     """It answers within 0.3 s of CPU time, because it imports no command."""
     done = subprocess.run(
-        [sys.executable, "-c", "import sys; from backstop.cli.app import COMMANDS, run_app; run_app(['--help']);"
-         "assert not {f'backstop.cli.{module}' for module, _ in COMMANDS.values()} & set(sys.modules);"
-         "print(sorted({'pyspark', 'great_expectations', 'psycopg2', 'sqlalchemy', 'pydantic', 'redis', 'rich', 'yaml'}"
-         " & set(sys.modules)))"],
-        env={**os.environ, "PYTHONPATH": str(PROJECT / "include")}, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import sys; from backstop.cli.app import COMMANDS, run_app; run_app(['--help']);"
+            "assert not {f'backstop.cli.{module}' for module, _ in COMMANDS.values()} & set(sys.modules);"
+            "print(sorted({'pyspark', 'great_expectations', 'psycopg2', 'sqlalchemy', 'pydantic', 'redis', 'rich', 'yaml'}"
+            " & set(sys.modules)))",
+        ],
+        env={**os.environ, "PYTHONPATH": str(PROJECT / "include")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert done.stdout.splitlines()[-1] == "[]"

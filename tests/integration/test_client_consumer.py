@@ -1,6 +1,5 @@
 """The consumer loop on real parts: what is logged, what has effect, what is acknowledged."""
 
-
 from __future__ import annotations
 
 import json
@@ -74,7 +73,9 @@ class World:
             subscription.close()
 
     def effects(self) -> list[str]:
-        return [r["message_id"] for r in self.database.run("SELECT message_id FROM effect ORDER BY 1")]
+        return [
+            r["message_id"] for r in self.database.run("SELECT message_id FROM effect ORDER BY 1")
+        ]
 
     def log(self, message_id: str = ID) -> dict[str, Any]:
         return self.database.one("SELECT * FROM consumer_log WHERE message_id = %s", (message_id,))
@@ -168,7 +169,9 @@ def test_a_copy_with_broken_headers_becomes_a_dead_letter_and_is_never_dropped(
 
 def test_a_message_without_an_id_becomes_a_dead_letter(world: World, valkey: Valkey) -> None:
     stream = Keys("backstop").stream(TOPIC, 0)
-    redis.Redis.from_url(valkey.url()).xadd(stream, {"content": b"{}"}, id="1-0")  # another program's doing
+    redis.Redis.from_url(valkey.url()).xadd(
+        stream, {"content": b"{}"}, id="1-0"
+    )  # another program's doing
     with world.worker() as consumer:
         drain(consumer, lambda c: world.dead() == [None])
     assert world.effects() == []
@@ -186,14 +189,20 @@ def test_a_failed_handler_has_no_effect_leaves_its_error_and_is_tried_again(worl
     with world.worker(sometimes) as consumer:
         drain(consumer, lambda c: c.get("failed") == 1)
         row = world.log()
-        assert (row["state"], row["last_error"], world.effects()) == ("FAILED", "ValueError: first", [])
+        assert (row["state"], row["last_error"], world.effects()) == (
+            "FAILED",
+            "ValueError: first",
+            [],
+        )
         assert world.pending() == 1
         drain(consumer, lambda c: c.get("processed") == 1)
     row = world.log()
     assert (row["state"], row["attempts"], world.effects()) == ("CONSUMED", 3, [ID])
 
 
-def test_a_handler_that_always_fails_ends_as_a_dead_letter_with_its_log_and_its_error(world: World, valkey: Valkey) -> None:
+def test_a_handler_that_always_fails_ends_as_a_dead_letter_with_its_log_and_its_error(
+    world: World, valkey: Valkey
+) -> None:
     def never(connection: Any, message: Message, work: Work) -> None:
         raise ValueError(f"delivery {work.deliveries}")
 
@@ -236,7 +245,9 @@ def test_busy_is_never_acknowledged_and_spends_no_delivery(world: World) -> None
     assert (world.effects(), world.pending()) == ([ID], 0)
 
 
-def test_a_conflict_is_neither_applied_nor_acknowledged_but_ends_before_a_person(world: World) -> None:
+def test_a_conflict_is_neither_applied_nor_acknowledged_but_ends_before_a_person(
+    world: World,
+) -> None:
     world.publish(ID)
     with world.worker() as consumer:
         drain(consumer, lambda c: "processed" in c)
@@ -264,7 +275,9 @@ def test_a_lost_lease_rolls_the_effect_back_and_acknowledges_nothing(world: Worl
         do(connection, message, work)
         fences.append(work.fence)
         if len(fences) == 1:  # another worker takes it over while this one is away
-            world.database.run("UPDATE consumer_log SET owner_token = gen_random_uuid(), fence = fence + 1")
+            world.database.run(
+                "UPDATE consumer_log SET owner_token = gen_random_uuid(), fence = fence + 1"
+            )
 
     world.publish(ID)
     with world.worker(robbed) as consumer:
@@ -344,14 +357,20 @@ def test_a_database_killed_in_the_handler_loses_nothing_and_doubles_nothing(
             drain(consumer, lambda c: False)
         postgres.start()
         assert (world.effects(), world.pending(), world.dead()) == ([], 3, [])
-        assert {r["state"] for r in world.database.run("SELECT state FROM consumer_log")} == {"CONSUMING"}
+        assert {r["state"] for r in world.database.run("SELECT state FROM consumer_log")} == {
+            "CONSUMING"
+        }
         stop = threading.Event()
-        watcher = threading.Thread(target=lambda: _set_when(stop, lambda: world.effects() == ["a", "b", "c"]))
+        watcher = threading.Thread(
+            target=lambda: _set_when(stop, lambda: world.effects() == ["a", "b", "c"])
+        )
         watcher.start()
         consumer.run(stop)
         watcher.join()
     assert (world.effects(), world.dead()) == (["a", "b", "c"], [])
-    assert {r["last_error"] for r in world.database.run("SELECT last_error FROM consumer_log")} == {None}
+    assert {r["last_error"] for r in world.database.run("SELECT last_error FROM consumer_log")} == {
+        None
+    }
 
 
 def _set_when(stop: threading.Event, condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -383,7 +402,9 @@ def test_a_stop_finishes_the_message_in_hand_and_gives_the_rest_back(world: Worl
     assert world.effects() == ["a", "b", "c"]
 
 
-def test_sigterm_ends_a_handler_that_takes_too_long_and_gives_its_message_back(world: World) -> None:
+def test_sigterm_ends_a_handler_that_takes_too_long_and_gives_its_message_back(
+    world: World,
+) -> None:
     def endless(connection: Any, message: Message, work: Work) -> None:
         do(connection, message, work)
         os.kill(os.getpid(), signal.SIGTERM)

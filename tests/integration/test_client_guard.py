@@ -68,7 +68,11 @@ def test_the_first_begin_writes_the_log_and_grants_the_lease(world: World) -> No
     assert (row["state"], row["owner_token"], row["alive"]) == ("CONSUMING", lease.token, True)
     assert (row["attempts"], row["fence"]) == (1, lease.fence)
     assert (row["queue_id"], row["queue_offset"], row["queue_epoch"]) == (3, 41, "e1")
-    assert (bytes(row["payload_hash"]), row["content_version"], row["owner_host"]) == (A, 2, "worker-7")
+    assert (bytes(row["payload_hash"]), row["content_version"], row["owner_host"]) == (
+        A,
+        2,
+        "worker-7",
+    )
     assert (row["lease_expires_at"] - row["updated_at"]) == timedelta(seconds=60)
 
 
@@ -175,7 +179,9 @@ def test_a_failed_log_takes_another_content_and_counts_the_conflict(world: World
 
 
 @pytest.mark.parametrize("left", ["state = 'FAILED'", "lease_expires_at = clock_timestamp()"])
-def test_a_newer_version_replaces_the_content_of_a_log_that_is_not_consumed(world: World, left: str) -> None:
+def test_a_newer_version_replaces_the_content_of_a_log_that_is_not_consumed(
+    world: World, left: str
+) -> None:
     world.acquire()
     world.set(left)
     world.acquire(payload_hash=B, content_version=2)
@@ -223,7 +229,9 @@ def test_complete_joins_the_handlers_transaction(world: World) -> None:
     assert (world.effects(), world.row()["state"]) == (0, "CONSUMING")
 
 
-def test_a_worker_that_wakes_up_late_cannot_complete_and_its_effect_is_rolled_back(world: World) -> None:
+def test_a_worker_that_wakes_up_late_cannot_complete_and_its_effect_is_rolled_back(
+    world: World,
+) -> None:
     late = world.acquire()
     world.set("lease_expires_at = clock_timestamp()")
     winner = world.acquire()
@@ -239,7 +247,9 @@ def test_a_worker_that_wakes_up_late_cannot_complete_and_its_effect_is_rolled_ba
 
 
 @pytest.mark.parametrize("left", ["state = 'EXPIRED'", "lease_expires_at = now() - interval '1 h'"])
-def test_complete_succeeds_after_a_reclaim_while_nobody_else_took_the_lease(world: World, left: str) -> None:
+def test_complete_succeeds_after_a_reclaim_while_nobody_else_took_the_lease(
+    world: World, left: str
+) -> None:
     lease = world.acquire()
     world.set(left)
     world.end(guard.complete, lease)
@@ -249,11 +259,17 @@ def test_complete_succeeds_after_a_reclaim_while_nobody_else_took_the_lease(worl
 def test_fail_keeps_a_bounded_error_and_releases_the_lease(world: World) -> None:
     world.end(guard.fail, world.acquire(), "bad \x00 " + "x" * 10_000)
     row = world.row()
-    assert (row["state"], row["alive"], len(row["last_error"])) == ("FAILED", False, guard.ERROR_CHARACTERS)
+    assert (row["state"], row["alive"], len(row["last_error"])) == (
+        "FAILED",
+        False,
+        guard.ERROR_CHARACTERS,
+    )
     assert row["lease_expires_at"] is not None, "an empty expiry would be a lease for ever"
 
 
-@pytest.mark.parametrize("action", [guard.complete, lambda c, x: guard.fail(c, x, "e"), guard.renew])
+@pytest.mark.parametrize(
+    "action", [guard.complete, lambda c, x: guard.fail(c, x, "e"), guard.renew]
+)
 def test_nothing_is_changed_with_a_token_that_is_not_the_owners(world: World, action: Any) -> None:
     late = world.acquire()
     world.set("lease_expires_at = clock_timestamp()")
@@ -267,7 +283,9 @@ def test_nothing_is_changed_with_a_token_that_is_not_the_owners(world: World, ac
 
 
 @pytest.mark.parametrize("state", ["FAILED", "PARKED", "CONSUMED"])
-def test_what_has_ended_can_be_neither_completed_nor_failed_nor_renewed(world: World, state: str) -> None:
+def test_what_has_ended_can_be_neither_completed_nor_failed_nor_renewed(
+    world: World, state: str
+) -> None:
     lease = world.acquire()
     world.set(f"state = '{state}', consumed_at = clock_timestamp()")
     for action in (guard.complete, lambda c, x: guard.fail(c, x, "e"), guard.renew):
@@ -315,7 +333,9 @@ def test_groups_do_not_share_a_log(world: World) -> None:
 
 
 @pytest.mark.parametrize("start", ["nothing", "expired"])
-def test_of_many_workers_that_begin_at_once_exactly_one_gets_the_lease(world: World, start: str) -> None:
+def test_of_many_workers_that_begin_at_once_exactly_one_gets_the_lease(
+    world: World, start: str
+) -> None:
     workers, rounds = 4, 15
     for number in range(rounds):
         message_id = f"race-{number}"
@@ -329,7 +349,9 @@ def test_of_many_workers_that_begin_at_once_exactly_one_gets_the_lease(world: Wo
             connection = world.database.connect()
             try:
                 gate.wait()
-                begun = guard.begin(connection, GROUP, TOPIC, message_id, payload_hash=A, lease_seconds=60.0)
+                begun = guard.begin(
+                    connection, GROUP, TOPIC, message_id, payload_hash=A, lease_seconds=60.0
+                )
                 connection.commit()
                 answers.append(begun)
             finally:
@@ -340,7 +362,9 @@ def test_of_many_workers_that_begin_at_once_exactly_one_gets_the_lease(world: Wo
             thread.start()
         for thread in threads:
             thread.join()
-        assert sorted(type(answer).__name__ for answer in answers) == ["Acquired"] + ["Busy"] * (workers - 1)
+        assert sorted(type(answer).__name__ for answer in answers) == ["Acquired"] + ["Busy"] * (
+            workers - 1
+        )
         assert world.row(message_id)["duplicates_stopped"] == workers - 1
 
 

@@ -53,31 +53,43 @@ class Reader:
         programs = folder / "bin"
         programs.mkdir()
         (programs / "backstop").write_text(
-            COMMAND.format(python=sys.executable, include=str(ROOT / "include"), base=str(self.base))
+            COMMAND.format(
+                python=sys.executable, include=str(ROOT / "include"), base=str(self.base)
+            )
         )
         (programs / "backstop").chmod(0o755)
         (programs / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         (programs / "python").chmod(0o755)
         self.environment = {
-            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "include"), **environment,
-        }  # fmt: skip
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT / "include"),
+            **environment,
+        }
 
     def types(self, text: str) -> str:
         """What the lines print; what pip would install is there."""
         lines = "\n".join(line for line in text.splitlines() if not line.startswith("pip install"))
         done = subprocess.run(
-            ["sh", "-eu", "-c", lines], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120,
+            ["sh", "-eu", "-c", lines],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
             check=False,
-        )  # fmt: skip
+        )
         if done.returncode != 0:  # raised by hand: pytest would shorten what it says
             raise AssertionError(f"{lines}\n{done.stdout}\n{done.stderr}")
         return done.stdout
 
     def starts(self, text: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            ["sh", "-c", f"exec {text.strip()}"], cwd=self.folder, env=self.environment, stdout=subprocess.PIPE,
+            ["sh", "-c", f"exec {text.strip()}"],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-        )  # fmt: skip
+        )
 
 
 @pytest.fixture
@@ -103,7 +115,9 @@ def test_the_how_to_works_as_it_is_written(reader: Reader) -> None:
         assert database is not None
         Database(reader.environment[f"{database[1].upper()}_DATABASE"]).run(text)
     reader.types(order)
-    bills_in, stubs_in = (Database(reader.environment[f"{role}_DATABASE"]) for role in ("CONSUMER", "PRODUCER"))
+    bills_in, stubs_in = (
+        Database(reader.environment[f"{role}_DATABASE"]) for role in ("CONSUMER", "PRODUCER")
+    )
     worker = reader.starts(work)
     try:
         deadline = time.monotonic() + 30
@@ -132,21 +146,33 @@ def test_the_how_to_works_as_it_is_written(reader: Reader) -> None:
 
 def test_a_topic_that_is_missing_is_told_to_producer_and_consumer(reader: Reader) -> None:
     """Neither fails: Backstop goes on with the message, and the consumer with the topic once it is there."""
-    blocks = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+    blocks = dict(
+        re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    )
     for name, text in blocks.items():
         (reader.folder / name).write_text(text.replace('"orders"', '"nowhere"'), encoding="utf-8")
     for role in ("producer", "consumer"):
         reader.types(f"backstop migrate --role {role} --database env:{role.upper()}_DATABASE")
-    Database(reader.environment["PRODUCER_DATABASE"]).run("CREATE TABLE IF NOT EXISTS business_order (order_id text)")
+    Database(reader.environment["PRODUCER_DATABASE"]).run(
+        "CREATE TABLE IF NOT EXISTS business_order (order_id text)"
+    )
     order = subprocess.run(
-        [sys.executable, "-c", "from producer import place_order; place_order('o-3', 5)"], cwd=reader.folder,
-        env=reader.environment, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", "from producer import place_order; place_order('o-3', 5)"],
+        cwd=reader.folder,
+        env=reader.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert "there is no topic 'nowhere': backstop topics create nowhere" in order.stderr
     worker = reader.starts("python consumer.py")
     try:
         assert worker.stderr is not None
-        assert "there is no such topic (`backstop topics create nowhere`)" in worker.stderr.readline().decode()
+        assert (
+            "there is no such topic (`backstop topics create nowhere`)"
+            in worker.stderr.readline().decode()
+        )
     finally:
         worker.kill()
         worker.wait()
@@ -155,7 +181,9 @@ def test_a_topic_that_is_missing_is_told_to_producer_and_consumer(reader: Reader
 def test_the_code_of_the_readme_works_as_it_is_written(
     producer: Database, consumer: Database, broker: RedisStreams
 ) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (program,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     consumer.run("DROP TABLE IF EXISTS bill; CREATE TABLE bill (order_id text)")
     names = {
         "store": KeptConnection(producer.connect, "producer database"),

@@ -10,7 +10,17 @@ from typing import Any
 import psycopg2
 import pytest
 
-from backstop.client import Ended, Front, Holding, ProcessOnce, RedisExchange, RedisGuard, Row, leased, row_lock
+from backstop.client import (
+    Ended,
+    Front,
+    Holding,
+    ProcessOnce,
+    RedisExchange,
+    RedisGuard,
+    Row,
+    leased,
+    row_lock,
+)
 from backstop.client.keep_leases import LeaseKeeper
 from backstop.leases.lease import Acquired, Busy, Conflict, Done
 from backstop.model.errors import ConfigurationError, LeaseLost
@@ -31,7 +41,10 @@ def once(consumer: Database) -> Iterator[ProcessOnce]:
 
 def effect(connection: Any, message: Message, fence: int = 0) -> None:
     with connection.cursor() as cursor:
-        cursor.execute("INSERT INTO effect VALUES (%s, %s, %s, %s)", (message.topic, message.message_id, GROUP, fence))
+        cursor.execute(
+            "INSERT INTO effect VALUES (%s, %s, %s, %s)",
+            (message.topic, message.message_id, GROUP, fence),
+        )
 
 
 def effects(consumer: Database) -> int:
@@ -42,7 +55,9 @@ def log(consumer: Database) -> dict[str, Any]:
     return consumer.one("SELECT state, attempts, last_error FROM consumer_log")
 
 
-def test_the_effect_and_the_end_are_one_commit_and_a_second_copy_is_done(once: ProcessOnce, consumer: Database) -> None:
+def test_the_effect_and_the_end_are_one_commit_and_a_second_copy_is_done(
+    once: ProcessOnce, consumer: Database
+) -> None:
     for _ in range(2):
         with once.holding(MESSAGE) as held:
             if isinstance(held, Holding):
@@ -62,13 +77,17 @@ def test_an_exception_rolls_back_is_kept_and_raised(once: ProcessOnce, consumer:
     assert log(consumer) == {"state": "FAILED", "attempts": 1, "last_error": "KeyError: 'amount'"}
 
 
-def test_an_interrupt_gives_the_lease_back_and_the_attempt_stays_one(once: ProcessOnce, consumer: Database) -> None:
+def test_an_interrupt_gives_the_lease_back_and_the_attempt_stays_one(
+    once: ProcessOnce, consumer: Database
+) -> None:
     with pytest.raises(KeyboardInterrupt), once.holding(MESSAGE):
         raise KeyboardInterrupt
     assert log(consumer) == {"state": "EXPIRED", "attempts": 1, "last_error": None}
 
 
-def test_work_that_another_worker_took_over_is_rolled_back(once: ProcessOnce, consumer: Database) -> None:
+def test_work_that_another_worker_took_over_is_rolled_back(
+    once: ProcessOnce, consumer: Database
+) -> None:
     other = ProcessOnce(consumer.connect, GROUP)
     with pytest.raises(LeaseLost), once.holding(MESSAGE) as held:
         assert isinstance(held, Holding)
@@ -82,7 +101,9 @@ def test_work_that_another_worker_took_over_is_rolled_back(once: ProcessOnce, co
     assert not once.settles(held) and once.settles(taken)
 
 
-def test_a_held_message_is_busy_and_another_content_is_a_conflict(once: ProcessOnce, consumer: Database) -> None:
+def test_a_held_message_is_busy_and_another_content_is_a_conflict(
+    once: ProcessOnce, consumer: Database
+) -> None:
     other = ProcessOnce(consumer.connect, GROUP, retry_after=timedelta(seconds=2))
     with once.holding(MESSAGE), other.holding(MESSAGE) as busy:
         assert busy == Busy(timedelta(seconds=2))
@@ -92,13 +113,17 @@ def test_a_held_message_is_busy_and_another_content_is_a_conflict(once: ProcessO
     assert not once.settles(busy) and not once.settles(conflict)
 
 
-def test_a_copy_for_another_group_is_acknowledged_untouched(once: ProcessOnce, consumer: Database) -> None:
+def test_a_copy_for_another_group_is_acknowledged_untouched(
+    once: ProcessOnce, consumer: Database
+) -> None:
     with once.holding(MESSAGE.with_headers({GROUPS_HEADER: '["shipping"]'})) as held:
         assert once.settles(held)
     assert consumer.run("SELECT 1 FROM consumer_log") == []
 
 
-def test_a_leased_handler_is_never_run_by_two_and_its_failure_is_returned(once: ProcessOnce, consumer: Database) -> None:
+def test_a_leased_handler_is_never_run_by_two_and_its_failure_is_returned(
+    once: ProcessOnce, consumer: Database
+) -> None:
     inside, go_on = threading.Event(), threading.Event()
     seen: list[int] = []
 
@@ -137,12 +162,16 @@ def ship(connection: Any, message: Message, work: Any) -> Row:
 
 @pytest.fixture
 def parcel(consumer: Database) -> None:
-    consumer.run("CREATE TABLE IF NOT EXISTS parcel (id text PRIMARY KEY, shipped boolean NOT NULL DEFAULT false)")
+    consumer.run(
+        "CREATE TABLE IF NOT EXISTS parcel (id text PRIMARY KEY, shipped boolean NOT NULL DEFAULT false)"
+    )
     consumer.run("TRUNCATE parcel")
     consumer.run("INSERT INTO parcel VALUES ('m-1')")
 
 
-def test_under_a_row_s_lock_two_workers_at_once_apply_once(once: ProcessOnce, consumer: Database, parcel: None) -> None:
+def test_under_a_row_s_lock_two_workers_at_once_apply_once(
+    once: ProcessOnce, consumer: Database, parcel: None
+) -> None:
     blocker = psycopg2.connect(consumer.dsn)
     with blocker.cursor() as cursor:
         cursor.execute("SELECT 1 FROM parcel FOR UPDATE")
@@ -164,7 +193,9 @@ def test_under_a_row_s_lock_two_workers_at_once_apply_once(once: ProcessOnce, co
     assert (effects(consumer), log(consumer)["state"]) == (1, "CONSUMED")
 
 
-def test_a_row_that_cannot_be_locked_in_time_is_busy_and_no_failure(consumer: Database, parcel: None) -> None:
+def test_a_row_that_cannot_be_locked_in_time_is_busy_and_no_failure(
+    consumer: Database, parcel: None
+) -> None:
     worker = ProcessOnce(lambda: consumer.connect(options="-c lock_timeout=100ms"), GROUP)
     blocker = psycopg2.connect(consumer.dsn)
     with blocker.cursor() as cursor:
@@ -184,7 +215,9 @@ def test_a_row_lock_handler_that_does_not_see_its_effect_is_stopped_by_the_log(
     consumer.run("UPDATE parcel SET shipped = false")
     assert isinstance(handle(MESSAGE), Done)
     assert effects(consumer) == 1
-    assert consumer.one("SELECT shipped FROM parcel")["shipped"] is False  # rolled back with the effect
+    assert (
+        consumer.one("SELECT shipped FROM parcel")["shipped"] is False
+    )  # rolled back with the effect
 
 
 def test_a_row_lock_handler_s_failure_is_kept_and_the_next_delivery_applies(
@@ -195,7 +228,11 @@ def test_a_row_lock_handler_s_failure_is_kept_and_the_next_delivery_applies(
     assert log(consumer)["state"] == "FAILED"
     consumer.run("INSERT INTO parcel VALUES ('m-1')")
     assert once.around(row_lock(ship))(MESSAGE) is Ended.PROCESSED
-    assert (log(consumer)["state"], log(consumer)["attempts"], effects(consumer)) == ("CONSUMED", 2, 1)
+    assert (log(consumer)["state"], log(consumer)["attempts"], effects(consumer)) == (
+        "CONSUMED",
+        2,
+        1,
+    )
 
 
 def test_redis_alone_holds_leases_for_leased_handlers_only(valkey: Valkey) -> None:

@@ -112,7 +112,11 @@ def test_record_hands_out_the_first_number_with_a_token_and_a_deadline(producer:
     )
     row = stub(producer)
     assert (row["send_count"], row["refusals"], row["attempt_token"]) == (1, 0, recorded.token)
-    assert (row["check_after"], row["attempt_lasts"], row["attempt_requested_by"]) == (30.0, 20.0, "producer")
+    assert (row["check_after"], row["attempt_lasts"], row["attempt_requested_by"]) == (
+        30.0,
+        20.0,
+        "producer",
+    )
     assert row["attempted_at"] == row["created_at"]
     assert (row["tag"], row["ordering_key"], row["sequence"], row["message_key"]) == (
         "paid",
@@ -125,7 +129,9 @@ def test_record_hands_out_the_first_number_with_a_token_and_a_deadline(producer:
     assert recorded.message.partition_key == "order-1"
 
 
-def test_what_backstop_is_to_send_has_no_number_yet(producer: Database, broker: RedisStreams) -> None:
+def test_what_backstop_is_to_send_has_no_number_yet(
+    producer: Database, broker: RedisStreams
+) -> None:
     recorded = committed(producer, send=False)
     row = stub(producer)
     assert (row["send_count"], row["attempt_token"], row["attempted_at"]) == (0, None, None)
@@ -139,11 +145,15 @@ def test_a_delivery_beyond_the_longest_delay_is_refused(producer: Database) -> N
     """Nobody would keep the logs for so long, and it would be too old before it was sent at all."""
     policy = SendPolicy(longest_delay=timedelta(days=2))
     with pytest.raises(ContractBroken, match=r"more than longest_delay \(2 days"):
-        committed(producer, deliver_at=datetime.now(UTC) + timedelta(days=2, minutes=1), policy=policy)
+        committed(
+            producer, deliver_at=datetime.now(UTC) + timedelta(days=2, minutes=1), policy=policy
+        )
     committed(producer, deliver_at=datetime.now(UTC) + timedelta(days=2, minutes=-1), policy=policy)
 
 
-def test_a_later_delivery_is_looked_at_after_it_and_never_sent_early(producer: Database, broker: RedisStreams) -> None:
+def test_a_later_delivery_is_looked_at_after_it_and_never_sent_early(
+    producer: Database, broker: RedisStreams
+) -> None:
     due = datetime.now(UTC) + timedelta(hours=1)
     recorded = committed(producer, deliver_at=due)
     assert stub(producer)["next_check_at"] == due + timedelta(seconds=30)
@@ -152,8 +162,12 @@ def test_a_later_delivery_is_looked_at_after_it_and_never_sent_early(producer: D
     assert stored(broker) == []
 
 
-@pytest.mark.parametrize(("content", "says"), [(b"{}", "the same content"), (b"[]", "another content")])
-def test_an_id_that_was_recorded_before_is_refused(producer: Database, content: bytes, says: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "says"), [(b"{}", "the same content"), (b"[]", "another content")]
+)
+def test_an_id_that_was_recorded_before_is_refused(
+    producer: Database, content: bytes, says: str
+) -> None:
     committed(producer)
     before = stub(producer)
     connection = producer.connect()
@@ -175,13 +189,17 @@ def test_an_autocommit_connection_is_refused(producer: Database) -> None:
 
 
 @pytest.mark.parametrize("message_id", ["ключ/鍵", "a:b%s%%(x)s", 'it\'s "quoted" \\', "{0}"])
-def test_any_id_reaches_the_broker_whole(producer: Database, broker: RedisStreams, message_id: str) -> None:
+def test_any_id_reaches_the_broker_whole(
+    producer: Database, broker: RedisStreams, message_id: str
+) -> None:
     assert send(committed(producer, message_id), broker, producer.connect).state == SendState.SENT
     assert stored(broker) == [message_id]
     assert stub(producer, message_id)["sent_at"] is not None
 
 
-def test_a_send_settles_with_position_epoch_and_attempt(producer: Database, broker: RedisStreams) -> None:
+def test_a_send_settles_with_position_epoch_and_attempt(
+    producer: Database, broker: RedisStreams
+) -> None:
     sent = send(committed(producer), broker, producer.connect, broker_name="embedded")
     row, (attempt,) = stub(producer), attempts(producer)
     assert sent.settled
@@ -189,8 +207,10 @@ def test_a_send_settles_with_position_epoch_and_attempt(producer: Database, brok
     position = sent.receipt.position
     assert position is not None
     assert (row["queue_id"], row["queue_offset"], row["queue_epoch"]) == (
-        position.queue_id, position.offset, position.epoch,
-    )  # fmt: skip
+        position.queue_id,
+        position.offset,
+        position.epoch,
+    )
     assert (row["broker"], row["attempt_token"], row["send_count"], row["refusals"]) == (
         "embedded",
         None,
@@ -198,12 +218,21 @@ def test_a_send_settles_with_position_epoch_and_attempt(producer: Database, brok
         0,
     )
     assert row["sent_at"] >= row["attempted_at"]
-    assert (attempt["send_number"], attempt["requested_by"], attempt["outcome"]) == (1, "producer", "sent")
-    assert (attempt["queue_offset"], attempt["started_at"]) == (position.offset, row["attempted_at"])
+    assert (attempt["send_number"], attempt["requested_by"], attempt["outcome"]) == (
+        1,
+        "producer",
+        "sent",
+    )
+    assert (attempt["queue_offset"], attempt["started_at"]) == (
+        position.offset,
+        row["attempted_at"],
+    )
     assert attempt["groups"] is None
 
 
-def test_the_copy_carries_its_headers_and_its_number(producer: Database, broker: RedisStreams) -> None:
+def test_the_copy_carries_its_headers_and_its_number(
+    producer: Database, broker: RedisStreams
+) -> None:
     send(committed(producer, headers={"trace": "1"}), broker, producer.connect)
     (received,) = broker.subscribe(GROUP, [TOPIC], "w").fetch(10, timedelta(seconds=1))
     headers = dict(received.message.headers)
@@ -211,7 +240,9 @@ def test_the_copy_carries_its_headers_and_its_number(producer: Database, broker:
     assert headers["backstop-message-id"] == ID
 
 
-def test_a_refusal_is_counted_and_leaves_the_next_look(producer: Database, broker: RedisStreams) -> None:
+def test_a_refusal_is_counted_and_leaves_the_next_look(
+    producer: Database, broker: RedisStreams
+) -> None:
     broker.delete_topic(TOPIC)
     before = committed(producer)
     due = stub(producer)["next_check_at"]
@@ -246,13 +277,17 @@ def test_an_unknown_end_is_stored_as_unknown(producer: Database) -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SENT, Outcome.UNKNOWN])
-def test_a_send_that_began_late_is_not_past_before_it_can_have_been_stored(producer: Database, outcome: Outcome) -> None:
+def test_a_send_that_began_late_is_not_past_before_it_can_have_been_stored(
+    producer: Database, outcome: Outcome
+) -> None:
     # The rule takes a copy without a trusted offset for stored by attempted_at + max_send_duration.
     recorded = committed(producer)
     producer.run("UPDATE message_stub SET attempted_at = attempted_at - interval '1 minute'")
     send(recorded, Answering(outcome), producer.connect)  # type: ignore[arg-type]
     row, (attempt,) = stub(producer), attempts(producer)
-    assert row["attempted_at"] + recorded.policy.max_send_duration >= attempt["finished_at"] - timedelta(seconds=1)
+    assert row["attempted_at"] + recorded.policy.max_send_duration >= attempt[
+        "finished_at"
+    ] - timedelta(seconds=1)
     assert attempt["started_at"] == row["attempted_at"]
 
 
@@ -309,7 +344,9 @@ def test_after_a_rollback_nothing_is_sent(producer: Database, broker: RedisStrea
         "status = 'voided'",
     ],
 )
-def test_a_late_sender_publishes_nothing(producer: Database, broker: RedisStreams, change: str) -> None:
+def test_a_late_sender_publishes_nothing(
+    producer: Database, broker: RedisStreams, change: str
+) -> None:
     late, timely = committed(producer, "late"), committed(producer, "timely")
     producer.run(f"UPDATE message_stub SET {change} WHERE message_id = 'late'")
     before = stub(producer, "late")
@@ -347,11 +384,15 @@ def test_a_settle_whose_attempt_was_recovered_meanwhile_changes_nothing(producer
     assert (attempts(producer), stub(producer)["sent_at"]) == ([], None)
 
 
-def test_without_the_database_nothing_is_published(producer: Database, broker: RedisStreams) -> None:
+def test_without_the_database_nothing_is_published(
+    producer: Database, broker: RedisStreams
+) -> None:
     recorded = committed(producer)
 
     def nowhere() -> Any:
-        return psycopg2.connect(f"postgresql://u:hidden-word@127.0.0.1:{free_port()}/x", connect_timeout=2)
+        return psycopg2.connect(
+            f"postgresql://u:hidden-word@127.0.0.1:{free_port()}/x", connect_timeout=2
+        )
 
     with pytest.raises(StoreUnavailable) as raised:
         send(recorded, broker, nowhere)
@@ -370,11 +411,17 @@ def test_a_send_whose_outcome_cannot_be_stored_is_not_called_failed(
     assert stub(producer)["attempt_token"] == recorded.token, "its recovery is by deadline"
 
 
-def test_a_settle_that_the_database_refuses_is_no_failed_send(producer: Database, broker: RedisStreams) -> None:
+def test_a_settle_that_the_database_refuses_is_no_failed_send(
+    producer: Database, broker: RedisStreams
+) -> None:
     # As with the grants of the version before, which lack a column: the message is out, and must not be sent again by hand.
     recorded = committed(producer)
-    producer.run("CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE insufficient_privilege; END'")
-    producer.run("CREATE TRIGGER refuse BEFORE UPDATE ON message_stub FOR EACH ROW EXECUTE FUNCTION refuse()")
+    producer.run(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE insufficient_privilege; END'"
+    )
+    producer.run(
+        "CREATE TRIGGER refuse BEFORE UPDATE ON message_stub FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
     try:
         sent = send(recorded, broker, producer.connect)
     finally:
@@ -385,7 +432,9 @@ def test_a_settle_that_the_database_refuses_is_no_failed_send(producer: Database
 def test_many_are_recorded_and_sent_in_batches(producer: Database, broker: RedisStreams) -> None:
     names = [f"m{number:04}" for number in range(1200)]
     connection = producer.connect()
-    recorded = record_many(connection, [NewMessage(TOPIC, n, n.encode()) for n in names], policy=POLICY)
+    recorded = record_many(
+        connection, [NewMessage(TOPIC, n, n.encode()) for n in names], policy=POLICY
+    )
     connection.commit()
     connection.close()
     ends = send_many(recorded, broker, producer.connect)
@@ -407,15 +456,28 @@ def test_a_batch_with_an_id_twice_writes_nothing(producer: Database) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"message_id": ""}, {"message_id": "a\x00"}, {"message_id": "x" * 1025}, {"message_id": "\ud800"},
-        {"topic": ""}, {"content": "text"}, {"content": b"x" * (4 * 1024 * 1024 + 1)},
-        {"headers": {"a": 1}}, {"headers": {"a": "\x00"}}, {"headers": {"backstop-groups": "[]"}},
-        {"message_id": " \t"}, {"topic": " "}, {"ordering_key": ""}, {"ordering_key": "x" * 1025},
-        {"tag": ""}, {"deliver_at": datetime(2026, 1, 1)},
+        {"message_id": ""},
+        {"message_id": "a\x00"},
+        {"message_id": "x" * 1025},
+        {"message_id": "\ud800"},
+        {"topic": ""},
+        {"content": "text"},
+        {"content": b"x" * (4 * 1024 * 1024 + 1)},
+        {"headers": {"a": 1}},
+        {"headers": {"a": "\x00"}},
+        {"headers": {"backstop-groups": "[]"}},
+        {"message_id": " \t"},
+        {"topic": " "},
+        {"ordering_key": ""},
+        {"ordering_key": "x" * 1025},
+        {"tag": ""},
+        {"deliver_at": datetime(2026, 1, 1)},
     ],
     ids=str,
-)  # fmt: skip
-def test_values_that_are_not_allowed_are_refused_before_anything_is_written(producer: Database, values: dict[str, Any]) -> None:
+)
+def test_values_that_are_not_allowed_are_refused_before_anything_is_written(
+    producer: Database, values: dict[str, Any]
+) -> None:
     connection = producer.connect()
     given = {"topic": TOPIC, "content": b"", "message_id": ID, **values}
     with pytest.raises(ContractBroken) as raised:
@@ -460,7 +522,9 @@ class _PositionalCursor:
 
 
 @pytest.mark.parametrize("driver", ["positional", "dictionary cursors"])
-def test_any_driver_will_do(producer: Database, broker: RedisStreams, driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_driver_will_do(
+    producer: Database, broker: RedisStreams, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = ModuleType("positional_driver")
     module.paramstyle = "format"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "positional_driver", module)
@@ -484,5 +548,8 @@ def test_a_server_killed_in_the_publish_is_never_called_sent(
         streams.create_topic(TOPIC, 1)
         recorded = committed(producer)
         server.kill()
-        assert send(recorded, streams, producer.connect).state in (SendState.REFUSED, SendState.UNKNOWN)
+        assert send(recorded, streams, producer.connect).state in (
+            SendState.REFUSED,
+            SendState.UNKNOWN,
+        )
         assert stub(producer)["sent_at"] is None

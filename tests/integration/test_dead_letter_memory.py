@@ -34,9 +34,11 @@ def looked(world: World, ids: list[str] | None) -> tuple[Looks, float]:
     """What a look saw, and how many MB it held at its peak."""
     looks = Looks(NOW, groups={("orders", "billing"): GroupLook("orders", "billing", "embedded")})
     sources: Any = SimpleNamespace(
-        settings=world.settings, logs_of=lambda _: SimpleNamespace(floor=lambda _: NOW),
-        broker=lambda _: SimpleNamespace(dead_letters=stream), seen_dead_letters=defaultdict(SeenDeadLetters),
-    )  # fmt: skip
+        settings=world.settings,
+        logs_of=lambda _: SimpleNamespace(floor=lambda _: NOW),
+        broker=lambda _: SimpleNamespace(dead_letters=stream),
+        seen_dead_letters=defaultdict(SeenDeadLetters),
+    )
     tracemalloc.start()
     arrow = pa.total_allocated_bytes()
     with world.conn, world.conn.cursor() as cursor:
@@ -46,18 +48,27 @@ def looked(world: World, ids: list[str] | None) -> tuple[Looks, float]:
     return looks, (peak + pa.total_allocated_bytes() - arrow) / 1e6
 
 
-@pytest.mark.parametrize(("ids", "most"), [(["order-000000001", "order-000000004", "stored-7"], 5), (None, 30)])
-def test_a_look_at_many_dead_letters_takes_little_memory(world: World, ids: list[str] | None, most: float) -> None:
+@pytest.mark.parametrize(
+    ("ids", "most"), [(["order-000000001", "order-000000004", "stored-7"], 5), (None, 30)]
+)
+def test_a_look_at_many_dead_letters_takes_little_memory(
+    world: World, ids: list[str] | None, most: float
+) -> None:
     first = letter(world, "stored-1")
-    world.control("""
+    world.control(
+        """
         INSERT INTO dead_letter (batch_id, broker, queue, broker_id, consumer_group, topic, message_id, headers, content_bytes)
         SELECT batch_id, broker, queue, 'w' || n, consumer_group, topic, 'stored-' || n, headers, 0
-        FROM dead_letter, generate_series(2, 50000) n WHERE dead_letter_id = %s""", (first,))  # fmt: skip
+        FROM dead_letter, generate_series(2, 50000) n WHERE dead_letter_id = %s""",
+        (first,),
+    )
     looks, megabytes = looked(world, ids)
     found = looks.dead.table()
     assert looks.groups["orders", "billing"].dead_letters_read
     if ids is None:
-        assert found.num_rows == LETTERS * 3 // 4 + 50_000 and set(found.column("topic").to_pylist()) == {"orders"}
+        assert found.num_rows == LETTERS * 3 // 4 + 50_000 and set(
+            found.column("topic").to_pylist()
+        ) == {"orders"}
     else:
         assert sorted(found.column("message_id").to_pylist()) == ["order-000000001", "stored-7"]
     assert megabytes < most

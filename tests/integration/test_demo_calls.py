@@ -35,13 +35,22 @@ class Story:
 
     def __init__(self, world: World) -> None:
         self.airflow, self.letters = WrittenAirflow(), 0
-        self.stage = cast(Stage, SimpleNamespace(
-            control=world.postgres.admin_dsn("control"), settings=world.settings, topics={"orders": list(GROUPS)},
-            shards={shard: world.postgres.admin_dsn(database) for shard, database in SHARDS.items()},
-            stores={group: world.postgres.admin_dsn(database) for group, database in GROUPS.items()},
-            broker_faults=SimpleNamespace(letters_waiting=lambda groups: self.letters),
-            platform=SimpleNamespace(airflow=SimpleNamespace(api=self.airflow)),
-        ))  # fmt: skip
+        self.stage = cast(
+            Stage,
+            SimpleNamespace(
+                control=world.postgres.admin_dsn("control"),
+                settings=world.settings,
+                topics={"orders": list(GROUPS)},
+                shards={
+                    shard: world.postgres.admin_dsn(database) for shard, database in SHARDS.items()
+                },
+                stores={
+                    group: world.postgres.admin_dsn(database) for group, database in GROUPS.items()
+                },
+                broker_faults=SimpleNamespace(letters_waiting=lambda groups: self.letters),
+                platform=SimpleNamespace(airflow=SimpleNamespace(api=self.airflow)),
+            ),
+        )
         self.wait_for(*CALLED)
         self.is_up = True
         self.calls = CallForRuns(self.stage, lambda: self.is_up)
@@ -70,8 +79,9 @@ def story(world: World, monkeypatch: pytest.MonkeyPatch) -> Story:
 def ask_for_a_send(world: World, message_id: str) -> None:
     world.control(
         "INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, not_before)"
-        " VALUES ('shop_a', 'orders', %s, 2, 'LOST', 'test', 'open', now() - interval '1 second')", (message_id,)
-    )  # fmt: skip
+        " VALUES ('shop_a', 'orders', %s, 2, 'LOST', 'test', 'open', now() - interval '1 second')",
+        (message_id,),
+    )
 
 
 def open_case(world: World, kind: str, message_id: str) -> None:
@@ -79,10 +89,12 @@ def open_case(world: World, kind: str, message_id: str) -> None:
         "WITH c AS (INSERT INTO case_file (kind, topic, summary) VALUES (%s, 'orders', 's') RETURNING case_id)"
         " INSERT INTO case_member (case_id, shard, topic, message_id) SELECT case_id, 'shop_a', 'orders', %s FROM c",
         (kind, message_id),
-    )  # fmt: skip
+    )
 
 
-def test_nothing_starts_when_nothing_is_to_be_done_or_airflow_is_not_up(world: World, story: Story) -> None:
+def test_nothing_starts_when_nothing_is_to_be_done_or_airflow_is_not_up(
+    world: World, story: Story
+) -> None:
     assert story.look() == []
     world.stub("due")
     story.is_up = False
@@ -104,7 +116,9 @@ def test_a_run_that_has_opened_is_not_called_for_again(world: World, story: Stor
     assert story.look() == []
 
 
-def test_what_a_person_decides_or_a_send_was_asked_for_is_not_judged_again(world: World, story: Story) -> None:
+def test_what_a_person_decides_or_a_send_was_asked_for_is_not_judged_again(
+    world: World, story: Story
+) -> None:
     for message_id in ("asked about", "asked for"):
         world.stub(message_id)
     open_case(world, "unknown", "asked about")
@@ -123,7 +137,7 @@ def test_a_run_waits_for_stubs_that_become_due_in_a_moment(world: World, story: 
 
 def test_a_run_waits_for_repairs_unless_the_story_waits_for_the_run(
     world: World, story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     world.stub("due")
     ask_for_a_send(world, "another")
     assert story.look() == []
@@ -134,7 +148,9 @@ def test_a_run_waits_for_repairs_unless_the_story_waits_for_the_run(
     assert story.look() == ["reconcile"]
 
 
-def test_duties_that_the_story_does_not_wait_for_are_not_started(world: World, story: Story) -> None:
+def test_duties_that_the_story_does_not_wait_for_are_not_started(
+    world: World, story: Story
+) -> None:
     world.stub("due")
     story.letters = 1
     story.wait_for()
@@ -150,7 +166,7 @@ def test_dead_letters_call_for_triage(story: Story) -> None:
 
 def test_what_a_task_should_have_started_is_started_after_a_while(
     world: World, story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     ask_for_a_send(world, "lost")
     assert story.look() == []
     monkeypatch.setitem(call_for_runs.PATIENCE, "resend", 0.0)
@@ -159,14 +175,16 @@ def test_what_a_task_should_have_started_is_started_after_a_while(
 
 def test_an_ended_lease_calls_for_a_sweep_also_while_another_store_is_away(
     world: World, story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setitem(call_for_runs.PATIENCE, "sweep", 0.0)
     cast(Any, story.stage).stores["billing"] += "_that_is_away"
     world.log("held", "shipping", state="CONSUMING", moved="1 minute")
     assert story.look() == ["sweep"]
 
 
-def test_what_nobody_foresaw_is_done_after_a_minute(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_foresaw_is_done_after_a_minute(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert story.look() == []
     monkeypatch.setattr(call_for_runs, "LONGEST", 0.0)
     assert story.look() == ["reconcile", "triage", "sweep"]
@@ -188,9 +206,14 @@ def test_old_traffic_is_judged_before_its_store_goes_away() -> None:
         return nullcontext()
 
     stage = SimpleNamespace(
-        now=lambda: None, oldest_due=lambda: ages.pop(), judged_since=lambda begun: runs.pop(0), wants_runs=wants_runs,
-        settings=SimpleNamespace(policy_for=lambda topic: SimpleNamespace(unknown_horizon=timedelta(minutes=2))),
-    )  # fmt: skip
+        now=lambda: None,
+        oldest_due=lambda: ages.pop(),
+        judged_since=lambda begun: runs.pop(0),
+        wants_runs=wants_runs,
+        settings=SimpleNamespace(
+            policy_for=lambda topic: SimpleNamespace(unknown_horizon=timedelta(minutes=2))
+        ),
+    )
     judge_old_traffic(cast(Stage, stage))
     assert (len(ages), runs, wanted) == (1, [], [(("reconcile",), True)])
     ages[:] = [40.0]

@@ -53,12 +53,21 @@ def client(world: World) -> Iterator[Any]:
 
 def entry(number: int | str = 0, **fields: Any) -> dict[Any, Any]:
     return {
-        "time": "1763746000000000", "epoch": "e1", "headers": json.dumps({"backstop-message-id": f"m-{number}"}),
-        "content": b"content", "origin-group": "billing", "origin-topic": "orders", "origin-queue": "1",
-        "origin-offset": "17", "origin-epoch": "e1", "deliveries": "16", "cause": "handler failed",
-        "error": "ValueError: no such customer", "died": "1763746001000000",
+        "time": "1763746000000000",
+        "epoch": "e1",
+        "headers": json.dumps({"backstop-message-id": f"m-{number}"}),
+        "content": b"content",
+        "origin-group": "billing",
+        "origin-topic": "orders",
+        "origin-queue": "1",
+        "origin-offset": "17",
+        "origin-epoch": "e1",
+        "deliveries": "16",
+        "cause": "handler failed",
+        "error": "ValueError: no such customer",
+        "died": "1763746001000000",
         **{name.replace("_", "-"): value for name, value in fields.items()},
-    }  # fmt: skip
+    }
 
 
 def fill(client: Any, count: int, start: int = 0, key: str = DEAD) -> None:
@@ -68,7 +77,9 @@ def fill(client: Any, count: int, start: int = 0, key: str = DEAD) -> None:
     pipeline.execute()
 
 
-def stored(world: World, columns: str = "message_id", order: str = "dead_letter_id") -> list[tuple[Any, ...]]:
+def stored(
+    world: World, columns: str = "message_id", order: str = "dead_letter_id"
+) -> list[tuple[Any, ...]]:
     return world.control(f"SELECT {columns} FROM dead_letter ORDER BY {order}")
 
 
@@ -81,26 +92,67 @@ def test_a_letter_is_stored_whole_and_then_leaves_the_broker(world: World, clien
     [row] = world.control("SELECT to_jsonb(l), l.content, l.headers FROM dead_letter l")
     found: Mapping[str, Any] = row[0]
     assert (bytes(row[1]), bytes(row[2])) == (content, headers)
-    assert {name: found[name] for name in (
-        "broker", "queue", "consumer_group", "topic", "message_id", "queue_id", "queue_offset", "queue_epoch", "tag",
-        "partition_key", "content_bytes", "aside", "properties", "cause_text", "error", "deliveries", "invalid", "state",
-    )} == {
-        "broker": "embedded", "queue": DEAD, "consumer_group": "billing", "topic": "orders", "message_id": "m-0", "queue_id": 1,
-        "queue_offset": 17, "queue_epoch": "e1", "tag": "eu", "partition_key": "k\\1\t2", "content_bytes": 256, "aside": False,
-        "properties": {"time": "1763746000000000"}, "cause_text": "handler failed",
-        "error": "ValueError: no such customer", "deliveries": 16, "invalid": None, "state": "open",
-    }  # fmt: skip
-    assert world.control("SELECT extract(epoch FROM died_at)::bigint FROM dead_letter") == [(1763746001,)]
-    [(letters, acknowledged)] = world.control("SELECT letters, acknowledged_at IS NOT NULL FROM drain_batch")
+    assert {
+        name: found[name]
+        for name in (
+            "broker",
+            "queue",
+            "consumer_group",
+            "topic",
+            "message_id",
+            "queue_id",
+            "queue_offset",
+            "queue_epoch",
+            "tag",
+            "partition_key",
+            "content_bytes",
+            "aside",
+            "properties",
+            "cause_text",
+            "error",
+            "deliveries",
+            "invalid",
+            "state",
+        )
+    } == {
+        "broker": "embedded",
+        "queue": DEAD,
+        "consumer_group": "billing",
+        "topic": "orders",
+        "message_id": "m-0",
+        "queue_id": 1,
+        "queue_offset": 17,
+        "queue_epoch": "e1",
+        "tag": "eu",
+        "partition_key": "k\\1\t2",
+        "content_bytes": 256,
+        "aside": False,
+        "properties": {"time": "1763746000000000"},
+        "cause_text": "handler failed",
+        "error": "ValueError: no such customer",
+        "deliveries": 16,
+        "invalid": None,
+        "state": "open",
+    }
+    assert world.control("SELECT extract(epoch FROM died_at)::bigint FROM dead_letter") == [
+        (1763746001,)
+    ]
+    [(letters, acknowledged)] = world.control(
+        "SELECT letters, acknowledged_at IS NOT NULL FROM drain_batch"
+    )
     assert (letters, acknowledged) == (1, True)
 
 
-def test_a_broker_whose_settings_cannot_be_leaves_the_others_drained(world: World, client: Any) -> None:
+def test_a_broker_whose_settings_cannot_be_leaves_the_others_drained(
+    world: World, client: Any
+) -> None:
     """One edited line: an option that there is not, or a connection that nobody knows."""
-    for number, edited in enumerate((
-        {"kind": "activemq", "connection": "backstop_broker", "options": {"nonsense": "1"}},
-        {"kind": "redis_streams", "connection": "nobodys"},
-    )):  # fmt: skip
+    for number, edited in enumerate(
+        (
+            {"kind": "activemq", "connection": "backstop_broker", "options": {"nonsense": "1"}},
+            {"kind": "redis_streams", "connection": "nobodys"},
+        )
+    ):
         content = written_settings()
         content["brokers"] = {"an edited one": edited, **content["brokers"]}
         content["topics"]["refunds"]["broker"] = "an edited one"
@@ -118,12 +170,18 @@ def test_the_order_of_a_queue_is_kept_over_pages(world: World, client: Any) -> N
     fill(client, 250)
     assert drain(world, bounds=Bounds(page=30))["stored"] == 250
     assert [name for (name,) in stored(world)] == [f"m-{number}" for number in range(250)]
-    assert world.control("SELECT count(*), sum(letters), count(acknowledged_at) FROM drain_batch") == [(9, 250, 9)]
+    assert world.control(
+        "SELECT count(*), sum(letters), count(acknowledged_at) FROM drain_batch"
+    ) == [(9, 250, 9)]
 
 
-def test_a_group_that_floods_fills_its_share_and_the_others_are_drained(world: World, client: Any) -> None:
+def test_a_group_that_floods_fills_its_share_and_the_others_are_drained(
+    world: World, client: Any
+) -> None:
     """Beyond the share letters stay in the broker, one case says so, and it closes when there is space again."""
-    limits = world.settings.dead_letters.model_copy(update={"group_kept_bytes": 10 * 1100, "kept_bytes": 100 * 1100})
+    limits = world.settings.dead_letters.model_copy(
+        update={"group_kept_bytes": 10 * 1100, "kept_bytes": 100 * 1100}
+    )
     settings = world.settings.model_copy(update={"dead_letters": limits})
 
     def bounded() -> Counts:
@@ -135,15 +193,23 @@ def test_a_group_that_floods_fills_its_share_and_the_others_are_drained(world: W
     counts = bounded()
     assert (counts["stored"], counts["beyond_quota"], counts["quotas_full"]) == (11, 15, 1)
     assert client.xlen(DEAD) == 15
-    assert world.control("SELECT count(*) FROM dead_letter WHERE consumer_group = 'shipping'") == [(1,)]
-    assert world.control("SELECT count(*) FROM drain_mark WHERE queue = %s", [DEAD]) == [(0,)], "it is not drained to its end"
-    [(kind, group, state, summary)] = world.control("SELECT kind, consumer_group, state, summary FROM case_file")
+    assert world.control("SELECT count(*) FROM dead_letter WHERE consumer_group = 'shipping'") == [
+        (1,)
+    ]
+    assert world.control("SELECT count(*) FROM drain_mark WHERE queue = %s", [DEAD]) == [(0,)], (
+        "it is not drained to its end"
+    )
+    [(kind, group, state, summary)] = world.control(
+        "SELECT kind, consumer_group, state, summary FROM case_file"
+    )
     assert (kind, group, state) == ("quota_full", "billing", "open") and "11000 bytes" in summary
     assert f"Left there: 15 in {DEAD} of embedded." in summary
     assert world.control("SELECT count(*) FROM alert") == [(1,)]
     assert bounded()["beyond_quota"] == 15
     assert world.control("SELECT count(*), min(state) FROM case_file") == [(1, "open")]
-    world.control("UPDATE dead_letter SET emptied_at = now()")  # as retention does when they are decided and old
+    world.control(
+        "UPDATE dead_letter SET emptied_at = now()"
+    )  # as retention does when they are decided and old
     assert bounded()["stored"] == 10
     world.control("UPDATE dead_letter SET emptied_at = now() WHERE emptied_at IS NULL")
     assert bounded()["stored"] == 5
@@ -162,9 +228,20 @@ def test_the_case_of_a_full_quota_names_what_is_left_and_what_the_broker_may_do_
         drain_all(settings, world.connections, world.conn, run, bounds=Bounds(page=4))
     [(summary, left)] = world.control("SELECT summary, evidence -> 'left' FROM case_file")
     [read] = left
-    assert read == {"broker": "embedded", "queue": DEAD, "dead_letters": read["dead_letters"], "at_least": True}
-    assert 3 <= read["dead_letters"] < 23 and f"at least {read['dead_letters']} in {DEAD} of embedded." in summary
-    for kind, does in (("rocketmq", "removes it with its files (fileReservedTime)"), ("activemq", "maxBrowsePageSize")):
+    assert read == {
+        "broker": "embedded",
+        "queue": DEAD,
+        "dead_letters": read["dead_letters"],
+        "at_least": True,
+    }
+    assert (
+        3 <= read["dead_letters"] < 23
+        and f"at least {read['dead_letters']} in {DEAD} of embedded." in summary
+    )
+    for kind, does in (
+        ("rocketmq", "removes it with its files (fileReservedTime)"),
+        ("activemq", "maxBrowsePageSize"),
+    ):
         broker = settings.brokers["embedded"].model_copy(update={"kind": kind})
         other = settings.model_copy(update={"brokers": {"embedded": broker}})
         quota = Quota(1, 1, full={"billing"})
@@ -172,17 +249,23 @@ def test_the_case_of_a_full_quota_names_what_is_left_and_what_the_broker_may_do_
         with triage(world) as run:
             tell_quota(world.conn, run, other, quota)
         [(summary,)] = world.control("SELECT summary FROM case_file")
-        assert "Left there: 7 in ActiveMQ.DLQ of embedded. Act soon: " in summary and does in summary
+        assert (
+            "Left there: 7 in ActiveMQ.DLQ of embedded. Act soon: " in summary and does in summary
+        )
 
 
-def test_when_all_together_are_too_many_every_queue_waits_and_the_run_goes_on(world: World, client: Any) -> None:
+def test_when_all_together_are_too_many_every_queue_waits_and_the_run_goes_on(
+    world: World, client: Any
+) -> None:
     limits = world.settings.dead_letters.model_copy(update={"kept_bytes": 3 * 1100})
     settings = world.settings.model_copy(update={"dead_letters": limits})
     fill(client, 5)
     with triage(world) as run:
         counts = drain_all(settings, world.connections, world.conn, run)
     assert (counts["stored"], counts["beyond_quota"]) == (3, 2)
-    assert world.control("SELECT kind, consumer_group, severity FROM case_file") == [("quota_full", "*", "critical")]
+    assert world.control("SELECT kind, consumer_group, severity FROM case_file") == [
+        ("quota_full", "*", "critical")
+    ]
 
 
 def test_a_second_drain_finds_nothing(world: World, client: Any) -> None:
@@ -192,7 +275,9 @@ def test_a_second_drain_finds_nothing(world: World, client: Any) -> None:
     assert len(stored(world)) == 10
 
 
-def test_every_queue_is_marked_with_an_instant_from_before_it_was_read(world: World, client: Any) -> None:
+def test_every_queue_is_marked_with_an_instant_from_before_it_was_read(
+    world: World, client: Any
+) -> None:
     fill(client, 3)
     with triage(world) as run:
         drain_all(world.settings, world.connections, world.conn, run)
@@ -212,9 +297,13 @@ def test_a_large_content_is_kept_aside_whole(world: World, client: Any) -> None:
     rows = world.control("""
         SELECT message_id, aside, l.content, a.content, content_bytes
         FROM dead_letter l LEFT JOIN dead_letter_aside a USING (dead_letter_id) ORDER BY 1 DESC""")
-    assert [(name, aside, at and bytes(at), kept and bytes(kept), size) for name, aside, at, kept, size in rows] == [
-        ("m-small", False, small, None, len(small)), ("m-large", True, None, large, len(large)),
-    ]  # fmt: skip
+    assert [
+        (name, aside, at and bytes(at), kept and bytes(kept), size)
+        for name, aside, at, kept, size in rows
+    ] == [
+        ("m-small", False, small, None, len(small)),
+        ("m-large", True, None, large, len(large)),
+    ]
 
 
 ODD: Mapping[str, tuple[dict[Any, Any], str]] = {
@@ -224,9 +313,18 @@ ODD: Mapping[str, tuple[dict[Any, Any], str]] = {
     "headers nested too deep": ({"headers": b"[" * 100_000}, "not JSON"),
     "no id": ({"headers": b'{"a": "b"}'}, "it has no header"),
     "an id that is a number": ({"headers": b'{"backstop-message-id": 7}'}, "a header is not text"),
-    "an id with a NUL": ({"headers": b'{"backstop-message-id": "a\\u0000b"}'}, "message id cannot be stored"),
-    "an id with half a pair": ({"headers": b'{"backstop-message-id": "a\\ud800b"}'}, "message id cannot be stored"),
-    "an id of a megabyte": ({"headers": b'{"backstop-message-id": "%b"}' % (b"i" * 1_000_000)}, "message id cannot be stored"),
+    "an id with a NUL": (
+        {"headers": b'{"backstop-message-id": "a\\u0000b"}'},
+        "message id cannot be stored",
+    ),
+    "an id with half a pair": (
+        {"headers": b'{"backstop-message-id": "a\\ud800b"}'},
+        "message id cannot be stored",
+    ),
+    "an id of a megabyte": (
+        {"headers": b'{"backstop-message-id": "%b"}' % (b"i" * 1_000_000)},
+        "message id cannot be stored",
+    ),
     "a topic that is no text": ({"origin-topic": b"\xfe"}, "origin-topic is not UTF-8"),
     "a group with a NUL": ({"origin-group": b"a\x00"}, "consumer group cannot be stored"),
     "an offset beyond all": ({"origin-offset": b"9" * 30}, "origin-offset is not a valid number"),
@@ -235,35 +333,64 @@ ODD: Mapping[str, tuple[dict[Any, Any], str]] = {
 }
 
 
-def test_what_is_no_message_is_kept_and_says_why_and_stops_nothing(world: World, client: Any) -> None:
+def test_what_is_no_message_is_kept_and_says_why_and_stops_nothing(
+    world: World, client: Any
+) -> None:
     for name, (fields, _) in ODD.items():
         client.xadd(DEAD, {**entry(name), **fields, "content": name.encode()})
     client.xadd(DEAD, entry("good"))
     assert drain(world) == {
-        "queues": 5, "read": len(ODD) + 1, "stored": len(ODD) + 1, "invalid": len(ODD), "acknowledged": len(ODD) + 1,
-    }  # fmt: skip
+        "queues": 5,
+        "read": len(ODD) + 1,
+        "stored": len(ODD) + 1,
+        "invalid": len(ODD),
+        "acknowledged": len(ODD) + 1,
+    }
     found = {
         bytes(content).decode(): (why, bytes(headers), properties)
-        for content, why, headers, properties in world.control("SELECT content, invalid, headers, properties FROM dead_letter")
+        for content, why, headers, properties in world.control(
+            "SELECT content, invalid, headers, properties FROM dead_letter"
+        )
     }
     for name, (fields, why) in ODD.items():
         assert why in found[name][0], name
-        assert found[name][1] == fields.get("headers", json.dumps({"backstop-message-id": f"m-{name}"}).encode())
+        assert found[name][1] == fields.get(
+            "headers", json.dumps({"backstop-message-id": f"m-{name}"}).encode()
+        )
     assert found["content"][0] is None
     assert found["an id with a NUL"][2]["message id"] == "a\\x00b"
     assert len(found["an id of a megabyte"][2]["message id"]) == 1_000_000
     assert found["an offset beyond all"][2]["origin-offset"] == "9" * 30
     without = "SELECT count(*) FROM dead_letter WHERE message_id IS NULL"
-    assert world.control(without) == [(9,)], "an id that can be read is kept, whatever else is wrong"
+    assert world.control(without) == [(9,)], (
+        "an id that can be read is kept, whatever else is wrong"
+    )
 
 
-def test_texts_with_every_character_that_could_break_a_row_come_back_as_they_were(world: World, client: Any) -> None:
+def test_texts_with_every_character_that_could_break_a_row_come_back_as_they_were(
+    world: World, client: Any
+) -> None:
     odd = "m-\\.\n\\N\t\"'\x1e\x1f\x1e\x1e\r\n\\ “ü” 注文 \x7f"
-    client.xadd(DEAD, entry(odd[2:], error=odd, cause=odd, tag=odd, key=odd, origin_topic=odd, origin_epoch=odd, other=odd))
+    client.xadd(
+        DEAD,
+        entry(
+            odd[2:],
+            error=odd,
+            cause=odd,
+            tag=odd,
+            key=odd,
+            origin_topic=odd,
+            origin_epoch=odd,
+            other=odd,
+        ),
+    )
     client.xadd(DEAD, entry("next", error="", cause="", tag="\\u0000"))
     drain(world)
     columns = "message_id, topic, tag, partition_key, queue_epoch, cause_text, error, properties ->> 'other'"
-    assert stored(world, columns) == [(odd,) * 8, ("m-next", "orders", "\\u0000", None, "e1", "", "", None)]
+    assert stored(world, columns) == [
+        (odd,) * 8,
+        ("m-next", "orders", "\\u0000", None, "e1", "", "", None),
+    ]
 
 
 def test_a_nul_where_no_text_may_hold_one_is_escaped_and_said(world: World, client: Any) -> None:
@@ -274,20 +401,29 @@ def test_a_nul_where_no_text_may_hold_one_is_escaped_and_said(world: World, clie
     assert properties["error is escaped"] == "yes"
 
 
-def test_letters_of_topics_and_groups_that_are_not_configured_are_stored_too(world: World, client: Any) -> None:
+def test_letters_of_topics_and_groups_that_are_not_configured_are_stored_too(
+    world: World, client: Any
+) -> None:
     client.sadd(Keys().group("billing"), "no longer a topic")
-    client.xadd(Keys().dead("no longer a topic", "billing"), entry(origin_topic="no longer a topic", origin_group="gone"))
+    client.xadd(
+        Keys().dead("no longer a topic", "billing"),
+        entry(origin_topic="no longer a topic", origin_group="gone"),
+    )
     drain(world)
     assert stored(world, "topic, consumer_group, invalid") == [("no longer a topic", "gone", None)]
 
 
-def test_a_letter_stays_what_stops_its_delivery_while_it_is_drained(world: World, client: Any) -> None:
+def test_a_letter_stays_what_stops_its_delivery_while_it_is_drained(
+    world: World, client: Any
+) -> None:
     world.stub("m-0", sends=1)
     client.xadd(DEAD, entry())
     assert world.judge("m-0")["billing"].verdict == "DEAD_LETTERED"
     drain(world)
     assert world.judge("m-0")["billing"].verdict == "DEAD_LETTERED"
-    world.control("UPDATE dead_letter SET state = 'discarded', proof = '{}', decided_by = 't', closed_at = now()")
+    world.control(
+        "UPDATE dead_letter SET state = 'discarded', proof = '{}', decided_by = 't', closed_at = now()"
+    )
     assert world.judge("m-0")["billing"].verdict != "DEAD_LETTERED"
 
 
@@ -306,7 +442,9 @@ def test_a_run_over_one_topic_drains_the_groups_of_that_topic(world: World, clie
         assert drain_all(world.settings, world.connections, world.conn, run)["stored"] == 2
 
 
-def test_a_queue_that_is_longer_than_a_run_may_be_is_gone_on_with_by_the_next(world: World, client: Any) -> None:
+def test_a_queue_that_is_longer_than_a_run_may_be_is_gone_on_with_by_the_next(
+    world: World, client: Any
+) -> None:
     fill(client, 100)
     counts = drain(world, bounds=Bounds(letters=50, page=20))
     assert (counts["stored"], counts["acknowledged"], counts["queues_cut_short"]) == (60, 60, 1)
@@ -315,7 +453,9 @@ def test_a_queue_that_is_longer_than_a_run_may_be_is_gone_on_with_by_the_next(wo
     assert [name for (name,) in stored(world)] == [f"m-{number}" for number in range(100)]
 
 
-def test_a_queue_that_others_go_on_filling_is_drained_to_the_end_it_had(world: World, client: Any) -> None:
+def test_a_queue_that_others_go_on_filling_is_drained_to_the_end_it_had(
+    world: World, client: Any
+) -> None:
     fill(client, 500)
     stop = threading.Event()
 
@@ -361,19 +501,27 @@ def test_two_drains_at_once_store_each_letter_once(world: World, client: Any) ->
     assert world.control("SELECT count(*) FROM drain_batch WHERE acknowledged_at IS NULL") == [(0,)]
 
 
-def test_a_letter_that_died_again_under_its_old_id_is_stored_beside_the_first(world: World, client: Any) -> None:
+def test_a_letter_that_died_again_under_its_old_id_is_stored_beside_the_first(
+    world: World, client: Any
+) -> None:
     for death in range(3):
         client.delete(DEAD)
         client.xadd(DEAD, entry(died=f"176374600{death}000000", error=f"death {death}"), id="77-0")
         assert drain(world)["stored"] == 1
-    assert stored(world, "broker_id, error") == [("77-0", "death 0"), ("77-0#2", "death 1"), ("77-0#3", "death 2")]
+    assert stored(world, "broker_id, error") == [
+        ("77-0", "death 0"),
+        ("77-0#2", "death 1"),
+        ("77-0#3", "death 2"),
+    ]
     client.delete(DEAD)
     client.xadd(DEAD, entry(died="1763746002000000", error="death 2"), id="77-0")
     assert drain(world) == {"queues": 5, "read": 1, "known": 1, "acknowledged": 1}
     assert client.xlen(DEAD) == 0 and len(stored(world)) == 3
 
 
-def test_a_run_that_was_taken_over_stores_and_acknowledges_nothing(world: World, client: Any) -> None:
+def test_a_run_that_was_taken_over_stores_and_acknowledges_nothing(
+    world: World, client: Any
+) -> None:
     fill(client, 5)
     for group in world.settings.groups:  # no other queue: what stops it must be the storing itself
         client.delete(Keys().group(group))
@@ -384,7 +532,9 @@ def test_a_run_that_was_taken_over_stores_and_acknowledges_nothing(world: World,
     assert client.xlen(DEAD) == 5 and stored(world) == []
 
 
-def test_a_letter_that_the_database_cannot_hold_stays_and_is_named_and_the_others_go_on(world: World, client: Any) -> None:
+def test_a_letter_that_the_database_cannot_hold_stays_and_is_named_and_the_others_go_on(
+    world: World, client: Any
+) -> None:
     fill(client, 7)
     world.control("""
         CREATE FUNCTION too_much() RETURNS trigger LANGUAGE plpgsql AS
@@ -392,7 +542,10 @@ def test_a_letter_that_the_database_cannot_hold_stays_and_is_named_and_the_other
         CREATE TRIGGER too_much BEFORE INSERT ON dead_letter FOR EACH ROW WHEN (NEW.message_id = 'm-4')
             EXECUTE FUNCTION too_much()""")
     try:
-        with pytest.raises(BrokerUnavailable, match=r"billing, \d+-\d+: it cannot be stored and stays there: it does not fit"):
+        with pytest.raises(
+            BrokerUnavailable,
+            match=r"billing, \d+-\d+: it cannot be stored and stays there: it does not fit",
+        ):
             drain(world)
     finally:
         world.control("DROP FUNCTION too_much CASCADE")
@@ -416,10 +569,14 @@ def test_a_letter_that_the_database_cannot_hold_keeps_no_page_open_that_the_brok
             drain(world, bounds=Bounds(page=1))
     finally:
         world.control("DROP FUNCTION too_much CASCADE")
-    assert world.control("SELECT count(*), count(acknowledged_at) FROM drain_batch WHERE letters > 0") == [(1, 1)]
+    assert world.control(
+        "SELECT count(*), count(acknowledged_at) FROM drain_batch WHERE letters > 0"
+    ) == [(1, 1)]
 
 
-def test_a_queue_is_not_marked_while_a_letter_in_it_cannot_be_told_from_a_stored_one(world: World, client: Any) -> None:
+def test_a_queue_is_not_marked_while_a_letter_in_it_cannot_be_told_from_a_stored_one(
+    world: World, client: Any
+) -> None:
     client.xadd(DEAD, entry(), id="77-0")
     assert drain(world)["stored"] == 1
     world.control("DELETE FROM drain_mark")
@@ -470,12 +627,22 @@ class SharedReader:
 
 
 def letter(
-    broker_id: str, message_id: str | None, group: str = "billing", content: bytes = b"{}", queue: str = "shared"
+    broker_id: str,
+    message_id: str | None,
+    group: str = "billing",
+    content: bytes = b"{}",
+    queue: str = "shared",
 ) -> DeadLetter:
     return DeadLetter(
-        queue=queue, broker_id=broker_id, group=group, topic="orders", message_id=message_id, content=content, headers=b"{}",
+        queue=queue,
+        broker_id=broker_id,
+        group=group,
+        topic="orders",
+        message_id=message_id,
+        content=content,
+        headers=b"{}",
         invalid=None if message_id else "it has no id",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("first", "second"), [("m-1", "lost"), (None, None)])
@@ -497,7 +664,9 @@ def test_another_message_under_the_id_of_a_stored_letter_is_stored_too(
     assert found == [(first, b"first"), (second, b"second")]
 
 
-def test_the_number_of_a_second_letter_of_one_id_may_be_another_letters_own_id(world: World) -> None:
+def test_the_number_of_a_second_letter_of_one_id_may_be_another_letters_own_id(
+    world: World,
+) -> None:
     """All of them are stored once, also when the page of the second one was stored and not acknowledged."""
     queue = [letter("ID:x-1#2", "odd")]
     broker: Any = SharedQueues(shared=queue, other=[])
@@ -515,9 +684,14 @@ def test_the_number_of_a_second_letter_of_one_id_may_be_another_letters_own_id(w
             drain(world, brokers={"embedded": broker})
     assert broker.queues == {"shared": [], "other": []}
     assert stored(world, "queue, message_id, consumer_group", "1, 2, 3") == [
-        ("other", "o-0", "billing"), ("other", "o-1", "billing"), ("shared", "m-1", "billing"), ("shared", "m-1", "shipping"),
-        ("shared", "odd", "billing"), ("shared", None, "billing"), ("shared", None, "billing"),
-    ]  # fmt: skip
+        ("other", "o-0", "billing"),
+        ("other", "o-1", "billing"),
+        ("shared", "m-1", "billing"),
+        ("shared", "m-1", "shipping"),
+        ("shared", "odd", "billing"),
+        ("shared", None, "billing"),
+        ("shared", None, "billing"),
+    ]
 
 
 def test_a_queue_that_cannot_be_stored_for_whatever_reason_stops_no_other(world: World) -> None:
@@ -566,16 +740,23 @@ def test_a_letter_that_no_reader_can_read_stops_its_queue_alone_and_is_named_by_
     fill(client, 5)
     client.sadd(Keys().group("shipping"), "orders")
     fill(client, 2, start=7, key=Keys().dead("orders", "shipping"))
-    with Trap(world.connections.url("backstop_broker")) as broker, pytest.raises(
-        BrokerUnavailable, match=r"billing: Its dead letters cannot be read: ValueError in test_drain.py, line \d+\."
-    ) as failed:
+    with (
+        Trap(world.connections.url("backstop_broker")) as broker,
+        pytest.raises(
+            BrokerUnavailable,
+            match=r"billing: Its dead letters cannot be read: ValueError in test_drain.py, line \d+\.",
+        ) as failed,
+    ):
         drain(world, brokers={"embedded": broker})
     assert "secret" not in str(failed.value)
     assert sorted(name for (name,) in stored(world)) == ["m-0", "m-1", "m-7", "m-8"]
     assert client.xlen(DEAD) == 3 and client.xlen(Keys().dead("orders", "shipping")) == 0
     assert world.control("SELECT count(*) FROM drain_mark WHERE queue = %s", (DEAD,)) == [(0,)]
 
-    monkeypatch.setattr("backstop.triage.count_due.open_broker", lambda *_: Trap(world.connections.url("backstop_broker")))
+    monkeypatch.setattr(
+        "backstop.triage.count_due.open_broker",
+        lambda *_: Trap(world.connections.url("backstop_broker")),
+    )
     client.xadd(Keys().dead("orders", "shipping"), entry(9))
     client.delete(DEAD)
     client.xadd(DEAD, entry(3))
@@ -587,7 +768,9 @@ def test_a_letter_that_no_reader_can_read_stops_its_queue_alone_and_is_named_by_
     )
 
 
-def test_a_queue_whose_name_is_too_long_to_be_kept_is_named_and_the_others_go_on(world: World, client: Any) -> None:
+def test_a_queue_whose_name_is_too_long_to_be_kept_is_named_and_the_others_go_on(
+    world: World, client: Any
+) -> None:
     topic = "注" * 500
     client.sadd(Keys().group("billing"), topic)
     client.xadd(Keys().dead(topic, "billing"), entry())
@@ -604,25 +787,39 @@ class TestSuite:
         options = session_options(run_id, None, ())
         connection = psycopg2.connect(world.postgres.admin_dsn("control"), options=options)
         try:
-            found = {check.name: _breaches(connection, check)["count"] for check in checks_of("letters_drained")}
+            found = {
+                check.name: _breaches(connection, check)["count"]
+                for check in checks_of("letters_drained")
+            }
         finally:
             connection.close()
         return {name: count for name, count in found.items() if count}
 
-    @pytest.mark.parametrize(("change", "broken"), [
-        ("SELECT 1", {}),
-        ("UPDATE drain_batch SET acknowledged_at = NULL", {"acknowledged": 1}),
-        ("UPDATE drain_mark SET drained_until = clock_timestamp(); UPDATE drain_batch SET acknowledged_at = NULL",
-         {"acknowledged": 1, "nothing_left_open": 1}),
-        ("DELETE FROM dead_letter WHERE message_id = 'm-0'", {"counted": 1}),
-        ("UPDATE dead_letter SET queue = 'another' WHERE message_id = 'm-0'", {"counted": 1}),
-        ("UPDATE dead_letter SET content = 'cut' WHERE message_id = 'm-0'", {"contents_whole": 1}),
-        ("DELETE FROM dead_letter_aside", {"contents_whole": 1}),
-        ("UPDATE dead_letter SET broker_id = (SELECT broker_id FROM dead_letter WHERE message_id = 'm-1') || '#2',"
-         " message_id = 'm-1'"
-         " WHERE message_id = 'm-0'", {"once": 1}),
-        ("UPDATE dead_letter SET message_id = NULL WHERE message_id = 'm-0'", {"said_why": 1}),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("change", "broken"),
+        [
+            ("SELECT 1", {}),
+            ("UPDATE drain_batch SET acknowledged_at = NULL", {"acknowledged": 1}),
+            (
+                "UPDATE drain_mark SET drained_until = clock_timestamp(); UPDATE drain_batch SET acknowledged_at = NULL",
+                {"acknowledged": 1, "nothing_left_open": 1},
+            ),
+            ("DELETE FROM dead_letter WHERE message_id = 'm-0'", {"counted": 1}),
+            ("UPDATE dead_letter SET queue = 'another' WHERE message_id = 'm-0'", {"counted": 1}),
+            (
+                "UPDATE dead_letter SET content = 'cut' WHERE message_id = 'm-0'",
+                {"contents_whole": 1},
+            ),
+            ("DELETE FROM dead_letter_aside", {"contents_whole": 1}),
+            (
+                "UPDATE dead_letter SET broker_id = (SELECT broker_id FROM dead_letter WHERE message_id = 'm-1') || '#2',"
+                " message_id = 'm-1'"
+                " WHERE message_id = 'm-0'",
+                {"once": 1},
+            ),
+            ("UPDATE dead_letter SET message_id = NULL WHERE message_id = 'm-0'", {"said_why": 1}),
+        ],
+    )
     def test_it_holds_after_a_drain_and_each_check_finds_what_it_is_for(
         self, world: World, client: Any, change: str, broken: dict[str, int]
     ) -> None:

@@ -49,13 +49,22 @@ from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, settings_dict, system
 
 GROUPS = {
-    "billing": {"store": "billing_db", "duplicates": "guard", "progress": "acknowledged", "leases": {"redis": "leases"}},
+    "billing": {
+        "store": "billing_db",
+        "duplicates": "guard",
+        "progress": "acknowledged",
+        "leases": {"redis": "leases"},
+    },
     "shipping": {"store": "shipping_db", "duplicates": "guard", "progress": "acknowledged"},
 }
 GONE = {"broker": "redis://127.0.0.1:1/0", "leases": "redis://127.0.0.1:1/1"}
 NAMED = {
-    "control": "control database", "shop_a": "shop_a", "billing_db": "billing_db", "broker": "embedded", "leases": "billing",
-}  # fmt: skip
+    "control": "control database",
+    "shop_a": "shop_a",
+    "billing_db": "billing_db",
+    "broker": "embedded",
+    "leases": "billing",
+}
 """By service: how a person knows it."""
 MISSES: dict[str, set[str]] = {
     "reconcile": {"control", "shop_a", "billing_db", "broker"},
@@ -89,7 +98,10 @@ NOT_YET = {("reconcile", "broker"), ("retention", "broker"), ("prove", "control"
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as postgres, Valkey(tmp_path_factory.mktemp("valkey")) as valkey:
+    with (
+        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
+        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+    ):
         build_template(postgres)
         yield postgres, valkey
 
@@ -103,7 +115,13 @@ def world(servers: tuple[Postgres, Valkey]) -> Iterator[System]:
         for group in ("billing", "shipping"):
             made.pass_over(group)
         expired = datetime.now(UTC) - timedelta(minutes=1)
-        made.log(Key("orders", "leased"), "billing", "CONSUMING", lease_expires_at=expired, owner_token=str(uuid.uuid4()))
+        made.log(
+            Key("orders", "leased"),
+            "billing",
+            "CONSUMING",
+            lease_expires_at=expired,
+            owner_token=str(uuid.uuid4()),
+        )
         yield made
 
 
@@ -115,41 +133,69 @@ def judge_by_key(work: Work[Any]) -> None:
     topics = ("orders", "payments")
     with Judge(work.settings, work.connections, work.control) as judge:
         seen = judge.judgement([Key(topic, name) for topic in topics for name in LOST])
-    kept = Engine().query(load("backstop.reconcile", "staged.sql")["kept"], {"judged": seen.judged_table})
-    with closing(connect_staging(work.connections.url("control"))) as staging, staging, staging.cursor() as cursor:
+    kept = Engine().query(
+        load("backstop.reconcile", "staged.sql")["kept"], {"judged": seen.judged_table}
+    )
+    with (
+        closing(connect_staging(work.connections.url("control"))) as staging,
+        staging,
+        staging.cursor() as cursor,
+    ):
         open_incoming(cursor, "staged_verdict")
         fill_incoming(cursor, "staged_verdict", STAGED_VERDICT, work.run.run_id, 0, kept)
         keep_incoming(cursor, "staged_verdict", STAGED_VERDICT)
         copy_stubs(cursor, work.run.run_id, 0, seen.outcome_table)
         for subject, why in seen.unreachable.items():
-            cursor.execute("INSERT INTO staged_read VALUES (%s, 0, %s, 0, false, %s)", (work.run.run_id, subject, why))
+            cursor.execute(
+                "INSERT INTO staged_read VALUES (%s, 0, %s, 0, false, %s)",
+                (work.run.run_id, subject, why),
+            )
 
 
 def prove_by_key(work: Work[Any]) -> None:
     with Judge(work.settings, work.connections, work.control) as judge:
         seen = judge.judgement([Key("orders", "lost")])
     if seen.unreachable:
-        raise StoreUnavailable(str(seen.unreachable), kept="Nothing was proven.", next_step="Bring it back.")
+        raise StoreUnavailable(
+            str(seen.unreachable), kept="Nothing was proven.", next_step="Bring it back."
+        )
 
 
 def stand_in(duty: Duty[Any]) -> Duty[Any]:
     instead = {("reconcile", "judge"): judge_by_key, ("prove", "prove"): prove_by_key}
-    return replace(duty, steps=tuple(
-        replace(one, do=instead.get((duty.name, one.name), one.do)) if isinstance(one, Step) else one for one in duty.steps
-    ))  # fmt: skip
+    return replace(
+        duty,
+        steps=tuple(
+            replace(one, do=instead.get((duty.name, one.name), one.do))
+            if isinstance(one, Step)
+            else one
+            for one in duty.steps
+        ),
+    )
 
 
 def given(name: str) -> Any:
     now = datetime.now(UTC)
     wanted = Wanted(
-        topic="orders", who="ann", why="a test", start=now - timedelta(hours=1), end=now, verdicts=("LOST", "STALLED")
+        topic="orders",
+        who="ann",
+        why="a test",
+        start=now - timedelta(hours=1),
+        end=now,
+        verdicts=("LOST", "STALLED"),
     )
     return {
-        "reconcile": ReconcileInput(lambda: None), "resend": ResendInput(), "sweep": SweepInput(), "triage": TriageInput(),
-        "retention": RetentionInput(now=True), "audit": AuditInput(now.date()),
-        "prove": ProveInput(lambda: None, None, ()), "watch": Watched(), "deliver_alerts": None,
+        "reconcile": ReconcileInput(lambda: None),
+        "resend": ResendInput(),
+        "sweep": SweepInput(),
+        "triage": TriageInput(),
+        "retention": RetentionInput(now=True),
+        "audit": AuditInput(now.date()),
+        "prove": ProveInput(lambda: None, None, ()),
+        "watch": Watched(),
+        "deliver_alerts": None,
         "incident": IncidentInput(wanted, "dry_run", "ann"),
-    }[name]  # fmt: skip
+    }[name]
 
 
 def prepare(name: str, world: System) -> None:
@@ -171,7 +217,9 @@ EFFECT: dict[str, tuple[str, str, list[tuple[Any, ...]]]] = {
 """By duty: what it did when it was done."""
 
 
-def walk(name: str, world: System, *, lose: Callable[[], None] | None = None, **options: Any) -> Work[Any]:
+def walk(
+    name: str, world: System, *, lose: Callable[[], None] | None = None, **options: Any
+) -> Work[Any]:
     duty = stand_in(duties.duty_named(name))
     if lose is not None:
         duty = replace(duty, steps=(Step("lose", lambda _: lose(), when_idle=True), *duty.steps))
@@ -189,7 +237,12 @@ def runs(world: System) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize(
     ("name", "service"),
-    [(name, service) for name in duties.names() for service in NAMED if name != "triage" and (name, service) not in NOT_YET],
+    [
+        (name, service)
+        for name in duties.names()
+        for service in NAMED
+        if name != "triage" and (name, service) not in NOT_YET
+    ],
 )
 def test_the_run_ends_as_what_it_was_and_the_next_one_completes(
     servers: tuple[Postgres, Valkey], world: System, name: str, service: str
@@ -201,9 +254,15 @@ def test_the_run_ends_as_what_it_was_and_the_next_one_completes(
     def lose() -> None:
         away[service] = GONE.get(service, "postgresql://nobody@127.0.0.1:1/gone")
         if service == "control":
-            with closing(psycopg2.connect(servers[0].admin_dsn())) as admin, admin.cursor() as cursor:
+            with (
+                closing(psycopg2.connect(servers[0].admin_dsn())) as admin,
+                admin.cursor() as cursor,
+            ):
                 database = world.urls[service].rpartition("/")[2]
-                cursor.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", (database,))
+                cursor.execute(
+                    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s",
+                    (database,),
+                )
 
     if service in MISSES[name]:
         with pytest.raises(Unavailable) as raised:
@@ -211,18 +270,24 @@ def test_the_run_ends_as_what_it_was_and_the_next_one_completes(
         assert NAMED[service] in raised.value.what and raised.value.exit_code == 3
         ((state, error),) = runs(world)[before:]
         # Over a database that is away nothing can be said: that run is taken over once it was silent for long enough.
-        assert (state, NAMED[service] in error) == (("running", False) if service == "control" else ("incomplete", True))
+        assert (state, NAMED[service] in error) == (
+            ("running", False) if service == "control" else ("incomplete", True)
+        )
     else:
         walk(name, world, lose=lose)
         assert runs(world)[before:] == [("done", "")]
-    if name == "reconcile" and service != "leases":  # what is lost for a group is not known without its store
+    if (
+        name == "reconcile" and service != "leases"
+    ):  # what is lost for a group is not known without its store
         groups = world.rows("control", "SELECT groups FROM resend_request")
         assert groups in ([], [(["shipping"],)]) and (service == "billing_db" or not groups)
 
     away[service] = world.urls[service]
     world.rows("control", "UPDATE resend_request SET not_before = clock_timestamp()")
     walk(name, world, dead_after=timedelta(0))
-    first = {"control": "abandoned"}.get(service, "incomplete") if service in MISSES[name] else "done"
+    first = (
+        {"control": "abandoned"}.get(service, "incomplete") if service in MISSES[name] else "done"
+    )
     assert [state for state, _ in runs(world)[before:]] == [first, "done"]
     if name in EFFECT:
         database, query, rows = EFFECT[name]
@@ -232,19 +297,27 @@ def test_the_run_ends_as_what_it_was_and_the_next_one_completes(
 
 def without(world: System, *services: str) -> None:
     """Nobody knows the address of these services."""
-    world.connections = Connections(resolver={name: url for name, url in world.urls.items() if name not in services}.get)
+    world.connections = Connections(
+        resolver={name: url for name, url in world.urls.items() if name not in services}.get
+    )
 
 
 def two_brokers(kind: str = "redis_streams", **options: Any) -> Settings:
     """Topic payments has a broker of its own."""
     topics = {"orders": "embedded", "payments": "other"}
-    return Settings.model_validate(settings_dict(
-        groups=GROUPS,
-        brokers={
-            "other": {"kind": kind, "connection": "other_broker", "options": options}, **settings_dict()["brokers"],
-        },
-        topics={name: {"broker": broker, "groups": ["billing", "shipping"], "mode": "repair"} for name, broker in topics.items()},
-    ))  # fmt: skip
+    return Settings.model_validate(
+        settings_dict(
+            groups=GROUPS,
+            brokers={
+                "other": {"kind": kind, "connection": "other_broker", "options": options},
+                **settings_dict()["brokers"],
+            },
+            topics={
+                name: {"broker": broker, "groups": ["billing", "shipping"], "mode": "repair"}
+                for name, broker in topics.items()
+            },
+        )
+    )
 
 
 @pytest.fixture
@@ -255,25 +328,44 @@ def pair(servers: tuple[Postgres, Valkey]) -> Iterator[System]:
         made.settings = two_brokers()
         for shard in ("shop_a", "shop_b"):
             made.sent(f"lost-{shard}", shard=shard)
-            made.stub(f"old-{shard}", shard=shard, status="confirmed", age=timedelta(days=2),
-                      updated_at=datetime.now(UTC) - timedelta(days=2))  # fmt: skip
+            made.stub(
+                f"old-{shard}",
+                shard=shard,
+                status="confirmed",
+                age=timedelta(days=2),
+                updated_at=datetime.now(UTC) - timedelta(days=2),
+            )
         for group in ("billing", "shipping"):
             made.pass_over(group)
-            expired, old = datetime.now(UTC) - timedelta(minutes=1), datetime.now(UTC) - timedelta(days=3)
-            made.log(Key("orders", "leased"), group, "CONSUMING", lease_expires_at=expired, owner_token=str(uuid.uuid4()))
-            made.log(Key("orders", "old"), group, first_received_at=old, updated_at=old, consumed_at=old)
+            expired, old = (
+                datetime.now(UTC) - timedelta(minutes=1),
+                datetime.now(UTC) - timedelta(days=3),
+            )
+            made.log(
+                Key("orders", "leased"),
+                group,
+                "CONSUMING",
+                lease_expires_at=expired,
+                owner_token=str(uuid.uuid4()),
+            )
+            made.log(
+                Key("orders", "old"), group, first_received_at=old, updated_at=old, consumed_at=old
+            )
         yield made
 
 
 NEEDS = {
-    "shop_a": {"reconcile", "retention", "audit"}, "billing_db": {"reconcile", "sweep", "retention", "audit"},
+    "shop_a": {"reconcile", "retention", "audit"},
+    "billing_db": {"reconcile", "sweep", "retention", "audit"},
     "other_broker": {"reconcile"},
-}  # fmt: skip
+}
 """By service: the duties that have something to do with it here."""
 
 
 @pytest.mark.parametrize("service", NEEDS)
-def test_a_connection_that_nobody_knows_stops_only_what_needs_it(pair: System, service: str) -> None:
+def test_a_connection_that_nobody_knows_stops_only_what_needs_it(
+    pair: System, service: str
+) -> None:
     pair.stub("lost", "payments", broker="other", shard="shop_b")
     without(pair, service)
     for name in ("reconcile", "sweep", "retention", "audit"):
@@ -282,51 +374,72 @@ def test_a_connection_that_nobody_knows_stops_only_what_needs_it(pair: System, s
     assert len(runs(pair)) == 4 and {state for state, _ in runs(pair)} <= {"done", "incomplete"}
 
     good = [shard for shard in ("shop_a", "shop_b") if shard != service]
-    asked = pair.rows("control", "SELECT message_id, groups FROM resend_request WHERE topic = 'orders' ORDER BY 1")
+    asked = pair.rows(
+        "control", "SELECT message_id, groups FROM resend_request WHERE topic = 'orders' ORDER BY 1"
+    )
     groups = ["shipping"] if service == "billing_db" else None
-    assert [(message_id, to if groups else groups) for message_id, to in asked] == [(f"lost-{shard}", groups) for shard in good]
+    assert [(message_id, to if groups else groups) for message_id, to in asked] == [
+        (f"lost-{shard}", groups) for shard in good
+    ]
     for shard in good:
-        assert pair.rows(shard, "SELECT message_id FROM message_stub WHERE topic = 'orders'") == [(f"lost-{shard}",)]
+        assert pair.rows(shard, "SELECT message_id FROM message_stub WHERE topic = 'orders'") == [
+            (f"lost-{shard}",)
+        ]
     states = dict(pair.rows("shipping_db", "SELECT message_id, state FROM consumer_log"))
     # Of a message whose stub may be in a shard that cannot be read nothing is purged.
     assert states == {"leased": "EXPIRED"} | ({"old": "CONSUMED"} if service == "shop_a" else {})
     read = pair.rows("control", "SELECT place FROM audit_look WHERE complete")
-    assert {f"shard {shard}" for shard in good} | {"store shipping_db", "group shipping"} <= {place for place, in read}
+    assert {f"shard {shard}" for shard in good} | {"store shipping_db", "group shipping"} <= {
+        place for (place,) in read
+    }
 
 
 @pytest.mark.parametrize("service", ["shop_a", "shop_b"])
-def test_exhausted_stubs_that_cannot_be_read_stop_no_repair_of_the_others(pair: System, service: str) -> None:
+def test_exhausted_stubs_that_cannot_be_read_stop_no_repair_of_the_others(
+    pair: System, service: str
+) -> None:
     """PostgreSQL refuses a damaged page of the table."""
     for shard in ("shop_a", "shop_b"):
         pair.sent(f"exhausted-{shard}", shard=shard, status="exhausted")
     for group in ("billing", "shipping"):
         pair.pass_over(group)
-    pair.rows(service, """
+    pair.rows(
+        service,
+        """
         ALTER TABLE message_stub RENAME TO whole;
         CREATE FUNCTION damaged(status text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
             IF status = 'exhausted' THEN RAISE 'invalid page in block 7' USING ERRCODE = 'XX001'; END IF;
             RETURN true;
         END $$;
         CREATE VIEW message_stub AS SELECT * FROM whole WHERE damaged(status);
-        """)  # fmt: skip
+        """,
+    )
     for _ in range(2):
         with pytest.raises(Unavailable, match=f"{service}.*invalid page in block 7"):
             walk("reconcile", pair)
     other = "shop_b" if service == "shop_a" else "shop_a"
     assert (f"lost-{other}",) in pair.rows("control", "SELECT message_id FROM resend_request")
     assert [state for state, _ in runs(pair)] == ["incomplete", "incomplete"]
-    assert pair.rows("control", "SELECT DISTINCT message_id FROM case_member") == [(f"exhausted-{other}",)]
+    assert pair.rows("control", "SELECT DISTINCT message_id FROM case_member") == [
+        (f"exhausted-{other}",)
+    ]
 
 
 @pytest.mark.parametrize("how", ["unknown connection", "wrong option"])
-def test_requests_for_a_broker_that_cannot_be_opened_hold_back_no_others(pair: System, how: str) -> None:
+def test_requests_for_a_broker_that_cannot_be_opened_hold_back_no_others(
+    pair: System, how: str
+) -> None:
     key = pair.stub("lost-payment", "payments", broker="other", send_count=0)
     # Those for the other broker are older: they are claimed first.
-    pair.rows("control", """
+    pair.rows(
+        "control",
+        """
         INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, not_before) VALUES
             ('shop_a', %s, %s, 1, 'unsent', 'reconcile', now() - interval '1 hour'),
             ('shop_a', 'orders', 'lost-shop_a', 2, 'passed_over', 'reconcile', now() - interval '1 minute')
-        """, *key)  # fmt: skip
+        """,
+        *key,
+    )
     if how == "unknown connection":
         without(pair, "other_broker")
     else:
@@ -334,8 +447,13 @@ def test_requests_for_a_broker_that_cannot_be_opened_hold_back_no_others(pair: S
     with pytest.raises(Unavailable, match=r"broker other"):
         walk("resend", pair)
     requests = "SELECT message_id, state, claim_token IS NULL FROM resend_request ORDER BY topic"
-    assert pair.rows("control", requests) == [("lost-shop_a", "sent", True), ("lost-payment", "open", True)]
-    assert pair.rows("shop_a", "SELECT send_count FROM message_stub WHERE message_id = 'lost-payment'") == [(0,)]
+    assert pair.rows("control", requests) == [
+        ("lost-shop_a", "sent", True),
+        ("lost-payment", "open", True),
+    ]
+    assert pair.rows(
+        "shop_a", "SELECT send_count FROM message_stub WHERE message_id = 'lost-payment'"
+    ) == [(0,)]
     assert [state for state, _ in runs(pair)] == ["incomplete"]
 
 
@@ -375,7 +493,9 @@ def test_an_installed_adapter_stops_only_the_topics_of_its_broker(
     info = tmp_path / "other-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[backstop.brokers]\n{kind} = other_adapter:{kind.title()}\n")
+    (info / "entry_points.txt").write_text(
+        f"[backstop.brokers]\n{kind} = other_adapter:{kind.title()}\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "other_adapter", raising=False)
     pair.settings = two_brokers(kind)
@@ -384,11 +504,21 @@ def test_an_installed_adapter_stops_only_the_topics_of_its_broker(
         for group in ("billing", "shipping"):
             broker.create_group(group, "payments", at="start")
     pair.stub("lost", "payments", broker="other", send_count=0)
-    with pytest.raises(Unavailable, match=r"has no servers" if kind == "incomplete" else r"Broker other failed: TimeoutError"):
+    with pytest.raises(
+        Unavailable,
+        match=r"has no servers" if kind == "incomplete" else r"Broker other failed: TimeoutError",
+    ):
         walk("reconcile", pair)
-    assert pair.rows("control", "SELECT message_id FROM resend_request ORDER BY 1") == [("lost-shop_a",), ("lost-shop_b",)]
+    assert pair.rows("control", "SELECT message_id FROM resend_request ORDER BY 1") == [
+        ("lost-shop_a",),
+        ("lost-shop_b",),
+    ]
     walk("resend", pair)
-    with pytest.raises(Unavailable, match="has no servers") if kind == "incomplete" else nullcontext():
+    with (
+        pytest.raises(Unavailable, match="has no servers")
+        if kind == "incomplete"
+        else nullcontext()
+    ):
         walk("triage", pair)
     assert pair.rows("control", "SELECT DISTINCT state FROM resend_request") == [("sent",)]
     assert "failed" not in {state for state, _ in runs(pair)}

@@ -33,20 +33,28 @@ def asked(world: World) -> int:
 
 def edited(world: World, case_id: int, content: bytes, who: str = "ann", **options: Any) -> Decided:
     given = {"message_ids": ["m"], "content": content, **options}
-    return decide(world.conn, world.settings, world.connections, case_id, "edit", who, "mended", given)
+    return decide(
+        world.conn, world.settings, world.connections, case_id, "edit", who, "mended", given
+    )
 
 
 def versions(world: World) -> list[tuple[int, bytes, str]]:
-    rows = world.control("SELECT content_version, content, written_by FROM message_version ORDER BY content_version")
+    rows = world.control(
+        "SELECT content_version, content, written_by FROM message_version ORDER BY content_version"
+    )
     return [(version, bytes(content), who) for version, content, who in rows]
 
 
 def content_now(world: World) -> tuple[bytes, int]:
-    ((content, version),) = world.run("producer_a", "SELECT content, content_version FROM message_stub WHERE message_id = 'm'")
+    ((content, version),) = world.run(
+        "producer_a", "SELECT content, content_version FROM message_stub WHERE message_id = 'm'"
+    )
     return bytes(content), version
 
 
-def test_an_edit_keeps_both_versions_and_the_copy_that_goes_out_carries_the_new_one(world: World) -> None:
+def test_an_edit_keeps_both_versions_and_the_copy_that_goes_out_carries_the_new_one(
+    world: World,
+) -> None:
     dead(world, "m", "poison")
     case_id = asked(world)
     done = edited(world, case_id, b"better")
@@ -63,7 +71,12 @@ def test_an_edit_keeps_both_versions_and_the_copy_that_goes_out_carries_the_new_
     arrival = read_headers(received).arrival
     with connect_to(world, "consumer_billing") as consumer:
         begun = begin(
-            consumer, "billing", "orders", "m", payload_hash=arrival.payload_hash, content_version=arrival.content_version
+            consumer,
+            "billing",
+            "orders",
+            "m",
+            payload_hash=arrival.payload_hash,
+            content_version=arrival.content_version,
         )
     assert isinstance(begun, Acquired), "the failed log takes the newer version"
 
@@ -81,11 +94,22 @@ def test_an_edit_is_of_one_message_and_needs_its_content(world: World) -> None:
     with pytest.raises(DecisionRefused, match="content of one message"):
         edited(world, case_id, b"x", message_ids=["m", "n"])
     with pytest.raises(DecisionRefused, match="content of one message"):
-        decide(world.conn, world.settings, world.connections, case_id, "edit", "ann", "mended", {"message_ids": ["m"]})
+        decide(
+            world.conn,
+            world.settings,
+            world.connections,
+            case_id,
+            "edit",
+            "ann",
+            "mended",
+            {"message_ids": ["m"]},
+        )
     assert versions(world) == []
 
 
-@pytest.mark.parametrize("boundary", ["before the producer", "in the producer's commit", "after the producer"])
+@pytest.mark.parametrize(
+    "boundary", ["before the producer", "in the producer's commit", "after the producer"]
+)
 def test_an_edit_that_is_cut_short_is_finished_by_the_same_answer(
     world: World, boundary: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,10 +140,15 @@ def test_an_edit_that_is_cut_short_is_finished_by_the_same_answer(
     assert kept[0] == (1, b"content", "the producer"), "the old one is kept before it is replaced"
     assert letters(world)["m"]["state"] == "open" and requests(world) == []
     assert edited(world, case_id, b"better").counts["replaying"] == 1
-    assert (content_now(world), [v[:2] for v in versions(world)]) == ((b"better", 2), [(1, b"content"), (2, b"better")])
+    assert (content_now(world), [v[:2] for v in versions(world)]) == (
+        (b"better", 2),
+        [(1, b"content"), (2, b"better")],
+    )
 
 
-def test_an_edit_that_was_only_planned_gives_way_to_the_next_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edit_that_was_only_planned_gives_way_to_the_next_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dead(world, "m", "poison")
     case_id = asked(world)
 
@@ -162,7 +191,9 @@ def test_of_two_edits_at_once_one_is_refused_and_the_kept_version_is_what_is_sen
         conn = connect(world.settings, world.connections)
         given = {"message_ids": ["m"], "content": who.encode()}
         try:
-            ended[who] = decide(conn, world.settings, world.connections, case_id, "edit", who, "mended", given)
+            ended[who] = decide(
+                conn, world.settings, world.connections, case_id, "edit", who, "mended", given
+            )
         except DecisionRefused as error:
             ended[who] = error
         finally:
@@ -183,7 +214,10 @@ def test_of_two_edits_at_once_one_is_refused_and_the_kept_version_is_what_is_sen
 def test_a_message_whose_send_is_under_way_is_not_edited(world: World) -> None:
     dead(world, "m", "poison")
     case_id = asked(world)
-    world.run("producer_a", "UPDATE message_stub SET attempt_token = gen_random_uuid(), attempt_deadline = now() + interval '1h'")
+    world.run(
+        "producer_a",
+        "UPDATE message_stub SET attempt_token = gen_random_uuid(), attempt_deadline = now() + interval '1h'",
+    )
     with pytest.raises(DecisionRefused, match="under way"):
         edited(world, case_id, b"better")
     assert content_now(world) == (b"content", 1)

@@ -16,7 +16,11 @@ from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import Scope
 from backstop_lab.servers.postgres import Postgres
 
-PLAIN, CAFE, TOKYO = Key("orders", "plain"), Key("orders", "caf\u00e9"), Key("orders", "\u6771\u4eac")
+PLAIN, CAFE, TOKYO = (
+    Key("orders", "plain"),
+    Key("orders", "caf\u00e9"),
+    Key("orders", "\u6771\u4eac"),
+)
 MOJIBAKE = Key("orders", "caf\u00c3\u00a9")
 """What the UTF-8 of CAFE reads as in LATIN1."""
 
@@ -31,7 +35,9 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, s
             for role in ("producer", "consumer"):
                 name = f"{role}_{encoding.lower()}"
                 with admin.cursor() as cursor:
-                    cursor.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
+                    cursor.execute(
+                        f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'"
+                    )
                 found[encoding, role] = server.admin_dsn(name)
                 put(found[encoding, role], whole(role))
         admin.close()
@@ -41,16 +47,20 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, s
                 put(url, INSERT[role].format(id=key.message_id))
         # A row of a program that writes LATIN1 into a database that holds any bytes.
         for role in ("producer", "consumer"):
-            put(found["SQL_ASCII", role], INSERT[role].format(id="caf\u00e9").encode("latin-1"), "SQL_ASCII")
+            put(
+                found["SQL_ASCII", role],
+                INSERT[role].format(id="caf\u00e9").encode("latin-1"),
+                "SQL_ASCII",
+            )
         yield found
 
 
 INSERT = {
     "producer": "INSERT INTO message_stub (topic, message_id, tag, content, next_check_at)"
-                " VALUES ('orders', '{id}', '{id}', '', now() - interval '1 hour')",
+    " VALUES ('orders', '{id}', '{id}', '', now() - interval '1 hour')",
     "consumer": "INSERT INTO consumer_log (consumer_group, topic, message_id, state, last_error)"
-                " VALUES ('billing', 'orders', '{id}', 'CONSUMING', '{id}')",
-}  # fmt: skip
+    " VALUES ('billing', 'orders', '{id}', 'CONSUMING', '{id}')",
+}
 
 
 def put(url: str, statement: str | bytes, client_encoding: str = "UTF8") -> None:
@@ -62,17 +72,32 @@ def put(url: str, statement: str | bytes, client_encoding: str = "UTF8") -> None
 
 def scanned(stubs: PostgresStubs) -> list[tuple[Any, ...]]:
     with stubs.scan_due(datetime.now(UTC) + timedelta(minutes=1), Scope(), 1) as scan:
-        tables = [table for part in scan.parts for table in stubs.read_part(part, lambda name, table: table)]
-    return [(row["message_id"], row["tag"], row["status"]) for table in tables for row in table.to_pylist()]
+        tables = [
+            table
+            for part in scan.parts
+            for table in stubs.read_part(part, lambda name, table: table)
+        ]
+    return [
+        (row["message_id"], row["tag"], row["status"])
+        for table in tables
+        for row in table.to_pylist()
+    ]
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
-def test_any_id_is_asked_for_and_answered_as_itself(urls: dict[tuple[str, str], str], encoding: str) -> None:
+def test_any_id_is_asked_for_and_answered_as_itself(
+    urls: dict[tuple[str, str], str], encoding: str
+) -> None:
     there = {PLAIN, CAFE, MOJIBAKE} if encoding == "LATIN1" else {PLAIN, CAFE, TOKYO}
     asked = [PLAIN, CAFE, TOKYO, MOJIBAKE]
-    with PostgresStubs("shop_a", urls[encoding, "producer"]) as stubs, PostgresLogs("db", urls[encoding, "consumer"]) as logs:
+    with (
+        PostgresStubs("shop_a", urls[encoding, "producer"]) as stubs,
+        PostgresLogs("db", urls[encoding, "consumer"]) as logs,
+    ):
         tables = (stubs.stub_table(asked), logs.log_table("billing", asked))
-        found = [{Key(row["topic"], row["message_id"]) for row in table.to_pylist()} for table in tables]
+        found = [
+            {Key(row["topic"], row["message_id"]) for row in table.to_pylist()} for table in tables
+        ]
         assert found == [there, there]
         assert set(stubs.stubs(asked)) == set(logs.logs("billing", asked)) == there
         assert stubs.attempt_table(asked).num_rows == 0
@@ -86,23 +111,48 @@ def test_a_row_that_is_not_utf_8_is_one_unreadable_row(urls: dict[tuple[str, str
     assert sorted(rows) == sorted([*readable, ("\\x636166e9", "\\x636166e9", "unreadable")])
 
 
-def test_a_text_that_is_not_utf_8_makes_its_own_row_invalid(urls: dict[tuple[str, str], str]) -> None:
+def test_a_text_that_is_not_utf_8_makes_its_own_row_invalid(
+    urls: dict[tuple[str, str], str],
+) -> None:
     consumer, producer = urls["SQL_ASCII", "consumer"], urls["SQL_ASCII", "producer"]
-    put(consumer, INSERT["consumer"].replace("'{id}')", "'caf\u00e9')").format(id="odd").encode("latin-1"), "SQL_ASCII")
-    put(producer, INSERT["producer"].replace("'{id}', ''", "'caf\u00e9', ''").format(id="odd").encode("latin-1"), "SQL_ASCII")
+    put(
+        consumer,
+        INSERT["consumer"].replace("'{id}')", "'caf\u00e9')").format(id="odd").encode("latin-1"),
+        "SQL_ASCII",
+    )
+    put(
+        producer,
+        INSERT["producer"]
+        .replace("'{id}', ''", "'caf\u00e9', ''")
+        .format(id="odd")
+        .encode("latin-1"),
+        "SQL_ASCII",
+    )
     odd = Key("orders", "odd")
     with PostgresStubs("shop_a", producer) as stubs, PostgresLogs("db", consumer) as logs:
         found = logs.logs("billing", [PLAIN, odd, CAFE])
-        assert {key: log.invalid for key, log in found.items()} == {PLAIN: None, odd: "text that is not UTF-8", CAFE: None}
+        assert {key: log.invalid for key, log in found.items()} == {
+            PLAIN: None,
+            odd: "text that is not UTF-8",
+            CAFE: None,
+        }
         assert set(stubs.stubs([PLAIN, odd, CAFE])) == {PLAIN, CAFE}
-        assert {row["message_id"]: row["tag"] for row in stubs.stub_table([PLAIN, odd]).to_pylist()} == {
-            "plain": "plain", "odd": "\\x636166e9",
-        }  # fmt: skip
+        assert {
+            row["message_id"]: row["tag"] for row in stubs.stub_table([PLAIN, odd]).to_pylist()
+        } == {
+            "plain": "plain",
+            "odd": "\\x636166e9",
+        }
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
-def test_check_says_that_a_database_is_not_utf_8(urls: dict[tuple[str, str], str], encoding: str) -> None:
-    with PostgresStubs("shop_a", urls[encoding, "producer"]) as stubs, PostgresLogs("db", urls[encoding, "consumer"]) as logs:
+def test_check_says_that_a_database_is_not_utf_8(
+    urls: dict[tuple[str, str], str], encoding: str
+) -> None:
+    with (
+        PostgresStubs("shop_a", urls[encoding, "producer"]) as stubs,
+        PostgresLogs("db", urls[encoding, "consumer"]) as logs,
+    ):
         for findings in (stubs.check(), logs.check()):
             (finding,) = [one for one in findings if one.subject.endswith("encoding")]
             assert not finding.good and encoding in finding.says and "UTF8" in finding.do

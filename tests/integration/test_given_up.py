@@ -31,28 +31,36 @@ def lost(world: World, *message_ids: str, given_up: bool) -> None:
     for message_id in message_ids:
         world.stub(message_id, sends=1)
         if given_up:
-            world.control("""
+            world.control(
+                """
                 INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, given_up_by,
                     given_up_groups)
                 VALUES ('shop_a', 'orders', %s, 2, 'lost', 'reconcile', 'not_needed', 1, '{billing}')
-                """, (message_id,))  # fmt: skip
+                """,
+                (message_id,),
+            )
 
 
 def promoted(world: World, *message_ids: str, group: str = "billing", sends: int = 1) -> Counts:
     """A run that judged them LOST for a group, promoted."""
     run: Run = open_run(world.conn, "reconcile", "*", world.settings)
-    world.control("""
+    world.control(
+        """
         INSERT INTO staged_verdict (run_id, stage, shard, topic, message_id, consumer_group, verdict, reason, eligible,
             send_count, evidence)
         SELECT run_id, stage, 'shop_a', 'orders', i, %s, 'LOST', 'no_log', true, %s, '{}'
-        FROM run, unnest(%s::text[]) AS i WHERE run_id = %s""", (group, sends, list(message_ids), run.run_id))  # fmt: skip
+        FROM run, unnest(%s::text[]) AS i WHERE run_id = %s""",
+        (group, sends, list(message_ids), run.run_id),
+    )
     counts = promote(world.settings, world.connections, world.conn, run)
     close_run(world.conn, run, "done", counts)
     return counts
 
 
 def members(world: World) -> list[tuple[Any, ...]]:
-    return world.control("SELECT c.kind, m.message_id FROM case_member m JOIN case_file c USING (case_id) ORDER BY 1, 2")
+    return world.control(
+        "SELECT c.kind, m.message_id FROM case_member m JOIN case_file c USING (case_id) ORDER BY 1, 2"
+    )
 
 
 @pytest.fixture
@@ -69,11 +77,16 @@ def test_what_was_given_up_makes_no_mass_loss_and_no_request(decided: World) -> 
     lost(decided, *names, given_up=True)
     counts = promoted(decided, *names)
     assert members(decided) == [] and "already_asked" not in counts
-    assert decided.control("SELECT DISTINCT state, send_number FROM resend_request") == [("not_needed", 2)]
+    assert decided.control("SELECT DISTINCT state, send_number FROM resend_request") == [
+        ("not_needed", 2)
+    ]
 
 
 def test_what_was_given_up_does_not_hold_back_what_was_not(decided: World) -> None:
-    given_up, others = [f"given-up-{n}" for n in range(FLOOR)], [f"other-{n}" for n in range(FLOOR - 1)]
+    given_up, others = (
+        [f"given-up-{n}" for n in range(FLOOR)],
+        [f"other-{n}" for n in range(FLOOR - 1)],
+    )
     lost(decided, *given_up, given_up=True)
     lost(decided, *others, given_up=False)
     promoted(decided, *given_up, *others)
@@ -82,14 +95,18 @@ def test_what_was_given_up_does_not_hold_back_what_was_not(decided: World) -> No
     assert [message_id for (message_id,) in asked] == others
 
 
-def test_what_was_given_up_for_one_group_is_asked_for_by_another_and_stays_given_up(decided: World) -> None:
+def test_what_was_given_up_for_one_group_is_asked_for_by_another_and_stays_given_up(
+    decided: World,
+) -> None:
     lost(decided, "m", given_up=True)
     promoted(decided, "m", group="shipping")
     asked = "SELECT groups, state, given_up_groups FROM resend_request ORDER BY send_number"
     assert decided.control(asked) == [(["shipping"], "open", ["billing"])]
     decided.control("UPDATE resend_request SET state = 'sent'")
     promoted(decided, "m", sends=2)
-    assert decided.control(asked) == [(["shipping"], "sent", ["billing"])], "with the next number neither"
+    assert decided.control(asked) == [(["shipping"], "sent", ["billing"])], (
+        "with the next number neither"
+    )
 
 
 def test_a_mass_loss_asks_nobody_again_about_what_was_given_up(decided: World) -> None:
@@ -114,14 +131,17 @@ def test_an_exhausted_stub_without_an_open_case_becomes_one(world: World) -> Non
     world.stub("raised", sends=4, status="exhausted")
     world.stub("left", sends=4, status="exhausted")
     for name, decision in (("raised", "raise"), ("left", "leave")):
-        world.control("""
+        world.control(
+            """
             WITH c AS (
                 INSERT INTO case_file (kind, topic, consumer_group, subject, summary, state, decision, decided_by, decided_at,
                     why)
                 VALUES ('exhausted', 'orders', 'billing', '', 's', 'decided', %s, 'ann', now(), 'w') RETURNING case_id)
             INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)
             SELECT case_id, 'shop_a', 'orders', %s, g FROM c, unnest('{billing,shipping}'::text[]) AS g
-            """, (decision, name))  # fmt: skip
+            """,
+            (decision, name),
+        )
     assert revisited(world)["case_exhausted"] == 4
     open_members = """
         SELECT c.consumer_group, m.message_id FROM case_member m JOIN case_file c USING (case_id)
@@ -138,7 +158,10 @@ def test_an_exhausted_stub_whose_deliveries_people_gave_up_is_confirmed(world: W
     assert revisited(world)["case_exhausted"] == 1
     ((case_id,),) = world.control("SELECT case_id FROM case_file")
     decide(world.conn, world.settings, world.connections, case_id, "discard", "ann", "refunded", {})
-    assert world.control("SELECT state FROM case_file") == [("closed",)] and world.stub_now("a")["status"] == "exhausted"
+    assert (
+        world.control("SELECT state FROM case_file") == [("closed",)]
+        and world.stub_now("a")["status"] == "exhausted"
+    )
     assert revisited(world)["late_confirmed"] == 1
     assert world.stub_now("a")["status"] == "confirmed"
     assert revisited(world).get("revisited", 0) == 0

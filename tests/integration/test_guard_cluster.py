@@ -69,16 +69,36 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     for port in ports:
         folder = tmp_path / str(port)
         folder.mkdir()
-        processes.append(subprocess.Popen([
-            str(installed()), "--port", str(port), "--bind", LOOPBACK, "--cluster-enabled", "yes", "--save", "",
-            "--cluster-port", str(free_port()), "--dir", str(folder), "--logfile", str(folder / "log"),
-            "--cluster-require-full-coverage", "no",
-        ]))  # fmt: skip
+        processes.append(
+            subprocess.Popen(
+                [
+                    str(installed()),
+                    "--port",
+                    str(port),
+                    "--bind",
+                    LOOPBACK,
+                    "--cluster-enabled",
+                    "yes",
+                    "--save",
+                    "",
+                    "--cluster-port",
+                    str(free_port()),
+                    "--dir",
+                    str(folder),
+                    "--logfile",
+                    str(folder / "log"),
+                    "--cluster-require-full-coverage",
+                    "no",
+                ]
+            )
+        )
     found = Cluster(ports, processes)
     try:
         for number in (0, 1):
             found.wait(lambda number=number: answers(found.node(number)))
-            found.node(number).execute_command("CLUSTER", "ADDSLOTSRANGE", HALF * number, HALF * (number + 1) - 1)
+            found.node(number).execute_command(
+                "CLUSTER", "ADDSLOTSRANGE", HALF * number, HALF * (number + 1) - 1
+            )
         bus = found.node(1).config_get("cluster-port")["cluster-port"]
         found.node(0).execute_command("CLUSTER", "MEET", LOOPBACK, ports[1], bus)
         for number in (0, 1):
@@ -99,7 +119,9 @@ def test_batches_are_spread_over_the_primaries_and_swept_there(cluster: Cluster)
     assert all(isinstance(one, Busy) for one in guard.begin_many(arrivals))
     assert guard.complete_many(leases[:200]) == set(leases[:200])
     assert [type(one) for one in guard.begin_many(arrivals[:200])] == [Done] * 200
-    assert min(cluster.node(number).dbsize() for number in (0, 1)) > 50, "both primaries hold records"
+    assert min(cluster.node(number).dbsize() for number in (0, 1)) > 50, (
+        "both primaries hold records"
+    )
     tally = Tally()
     for number in range(BUCKETS):
         bucket = Bucket(exchange, GROUP, number)
@@ -117,12 +139,18 @@ def end_all(cluster: Cluster, bucket: Bucket) -> None:
     index = bucket.keys.expiry[bucket.number]
     for name in client.zrange(index, 0, -1):
         record = client.get(name)
-        client.set(name, record[:1] + b"%013d" % (int(record[1:14]) - 3_600_000) + record[14:], keepttl=True)
+        client.set(
+            name,
+            record[:1] + b"%013d" % (int(record[1:14]) - 3_600_000) + record[14:],
+            keepttl=True,
+        )
         client.zincrby(index, -3_600_000, name)
     client.close()
 
 
-def test_a_primary_that_is_away_is_unavailable_and_a_front_leaves_the_answer_to_the_database(cluster: Cluster) -> None:
+def test_a_primary_that_is_away_is_unavailable_and_a_front_leaves_the_answer_to_the_database(
+    cluster: Cluster,
+) -> None:
     exchange = RedisExchange(cluster.url, cluster=True, timeout=1.0)
     front = Front(exchange, GROUP)
     arrivals = [Arrival(TOPIC, f"m{number}") for number in range(50)]

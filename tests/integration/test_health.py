@@ -26,17 +26,24 @@ from system import System, build_template, settings_dict, system
 DAY = 86400.0
 TIMES = {
     "control": {
-        "watch_topic": ("taken_at", "counted_until"), "watch_group": ("taken_at", "counted_until"),
-        "watch_queue": ("stands_since", "taken_at"), "run": ("started_at", "finished_at"),
+        "watch_topic": ("taken_at", "counted_until"),
+        "watch_group": ("taken_at", "counted_until"),
+        "watch_queue": ("stands_since", "taken_at"),
+        "run": ("started_at", "finished_at"),
     },
-    "shop_a": {"message_stub": ("created_at",)}, "shop_b": {"message_stub": ("created_at",)},
-    "billing_db": {"consumer_log": ("first_received_at",)}, "shipping_db": {"consumer_log": ("first_received_at",)},
-}  # fmt: skip
+    "shop_a": {"message_stub": ("created_at",)},
+    "shop_b": {"message_stub": ("created_at",)},
+    "billing_db": {"consumer_log": ("first_received_at",)},
+    "shipping_db": {"consumer_log": ("first_received_at",)},
+}
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as postgres, Valkey(tmp_path_factory.mktemp("valkey")) as valkey:
+    with (
+        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
+        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+    ):
         build_template(postgres)
         yield postgres, valkey
 
@@ -63,10 +70,17 @@ class Watch:
                 self.world.rows(database, f"UPDATE {table} SET {moved}", *[seconds] * len(columns))
 
     def flow(
-        self, topic: str = "orders", number: int = 30, *, stubs: bool = True, offsets: bool = True,
-        consume: tuple[str, ...] = ("billing", "shipping"), logs: tuple[str, ...] = ("billing", "shipping"),
-        stuck: str = "", behind: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        topic: str = "orders",
+        number: int = 30,
+        *,
+        stubs: bool = True,
+        offsets: bool = True,
+        consume: tuple[str, ...] = ("billing", "shipping"),
+        logs: tuple[str, ...] = ("billing", "shipping"),
+        stuck: str = "",
+        behind: bool = False,
+    ) -> None:
         """Messages that go their way through the broker now: recorded, sent, received, logged.
 
         `stuck`: a group that gets no farther in queue 0, where its first message is tried again and again; `behind`: the
@@ -78,35 +92,52 @@ class Watch:
         at = [receipt.position if offsets else None for receipt in receipts]
         if stubs and names:
             self.world.rows(
-                "shop_a", """
+                "shop_a",
+                """
                 INSERT INTO message_stub (topic, message_id, content, send_count, next_check_at, attempted_at, sent_at, queue_id,
                     queue_offset, queue_epoch)
                 SELECT %s, m.message_id, '', 1, now(), now(), now(), m.queue_id, m.queue_offset, m.queue_epoch
                 FROM unnest(%s::text[], %s::integer[], %s::bigint[], %s::text[]) AS m (message_id, queue_id, queue_offset,
                     queue_epoch)""",
-                topic, names, [p and p.queue_id for p in at], [p and p.offset for p in at], [p and p.epoch for p in at],
-            )  # fmt: skip
+                topic,
+                names,
+                [p and p.queue_id for p in at],
+                [p and p.offset for p in at],
+                [p and p.epoch for p in at],
+            )
         for group in consume:
             subscription = self.world.broker.subscribe(group, [topic], f"worker-{uuid.uuid4()}")
             kept = []
             while received := subscription.fetch(500, timedelta(milliseconds=20)):
-                fetched, held = received, [one for one in received if group == stuck and one.position.queue_id == 0]
+                fetched, held = (
+                    received,
+                    [one for one in received if group == stuck and one.position.queue_id == 0],
+                )
                 received = [one for one in received if one not in held]
                 if group in logs:
                     self.world.rows(
-                        f"{group}_db", "INSERT INTO consumer_log (consumer_group, topic, message_id, state, consumed_at)"
+                        f"{group}_db",
+                        "INSERT INTO consumer_log (consumer_group, topic, message_id, state, consumed_at)"
                         " SELECT %s, %s, id, 'CONSUMED', now() FROM unnest(%s::text[]) AS id"
                         " ON CONFLICT (consumer_group, topic, message_id) DO UPDATE SET state = 'CONSUMED', consumed_at = now()",
-                        group, topic, [one.message.message_id for one in received],
-                    )  # fmt: skip
+                        group,
+                        topic,
+                        [one.message.message_id for one in received],
+                    )
                     for one in held if behind else held[:1]:
                         self.world.rows(
-                            f"{group}_db", "INSERT INTO consumer_log (consumer_group, topic, message_id, state, queue_id,"
+                            f"{group}_db",
+                            "INSERT INTO consumer_log (consumer_group, topic, message_id, state, queue_id,"
                             " queue_offset, queue_epoch) SELECT %s, %s, %s, 'FAILED', %s, %s, %s WHERE %s OR NOT EXISTS ("
                             " SELECT FROM consumer_log WHERE queue_id IS NOT NULL) ON CONFLICT DO NOTHING",
-                            group, topic, one.message.message_id, one.position.queue_id, one.position.offset,
-                            one.position.epoch, behind,
-                        )  # fmt: skip
+                            group,
+                            topic,
+                            one.message.message_id,
+                            one.position.queue_id,
+                            one.position.offset,
+                            one.position.epoch,
+                            behind,
+                        )
                 subscription.acknowledge(received)
                 kept += held
                 if held and len(held) == len(fetched) < 500:
@@ -125,12 +156,18 @@ class Watch:
 
     def findings(self) -> list[tuple[str, str, str, str]]:
         found = self.world.rows(
-            "control", "SELECT rule, topic, consumer_group, severity FROM watch_finding WHERE over_at IS NULL ORDER BY 1, 2, 3"
+            "control",
+            "SELECT rule, topic, consumer_group, severity FROM watch_finding WHERE over_at IS NULL ORDER BY 1, 2, 3",
         )
         return [tuple(row) for row in found]  # type: ignore[misc]
 
     def alerts(self) -> list[str]:
-        return [key for (key,) in self.world.rows("control", "SELECT dedup_key FROM alert ORDER BY alert_id")]
+        return [
+            key
+            for (key,) in self.world.rows(
+                "control", "SELECT dedup_key FROM alert ORDER BY alert_id"
+            )
+        ]
 
     def succeed(self, duty: str, ago: float = 0.0, state: str = "done", **options: Any) -> None:
         """A run of a duty that ended so long ago."""
@@ -140,7 +177,11 @@ class Watch:
         conn.close()
         ended = "now() - %s * interval '1 second'"
         self.world.rows(
-            "control", f"UPDATE run SET finished_at = {ended}, started_at = {ended} WHERE run_id = %s", ago, ago, run.run_id
+            "control",
+            f"UPDATE run SET finished_at = {ended}, started_at = {ended} WHERE run_id = %s",
+            ago,
+            ago,
+            run.run_id,
         )
 
 
@@ -156,7 +197,9 @@ def watch(servers: tuple[Postgres, Valkey]) -> Iterator[Watch]:
 # Alarms that must come.
 
 
-def test_a_group_that_acknowledges_and_writes_no_log_is_an_alert_before_anything_is_called_lost(watch: Watch) -> None:
+def test_a_group_that_acknowledges_and_writes_no_log_is_an_alert_before_anything_is_called_lost(
+    watch: Watch,
+) -> None:
     watch.look()
     watch.minutes(4, number=30)
     assert watch.findings() == []
@@ -169,12 +212,15 @@ def test_a_group_that_acknowledges_and_writes_no_log_is_an_alert_before_anything
     assert watch.alerts() == ["watch/1/critical", "watch/1/over"]
 
 
-def test_a_group_that_never_logged_is_an_alert_too_unless_a_filter_may_explain_it(watch: Watch) -> None:
+def test_a_group_that_never_logged_is_an_alert_too_unless_a_filter_may_explain_it(
+    watch: Watch,
+) -> None:
     watch.look()
     watch.minutes(5, number=30, logs=())
     assert watch.findings() == [
-        ("logging_stopped", "orders", "billing", "critical"), ("logging_stopped", "orders", "shipping", "critical"),
-    ]  # fmt: skip
+        ("logging_stopped", "orders", "billing", "critical"),
+        ("logging_stopped", "orders", "shipping", "critical"),
+    ]
 
 
 def test_producers_that_settle_without_offsets_are_an_alert_once(watch: Watch) -> None:
@@ -195,7 +241,9 @@ def test_messages_that_nobody_recorded_are_an_alert(watch: Watch) -> None:
     assert ("stubs_stopped", "orders", "*", "critical") in watch.findings()
 
 
-def test_a_group_that_stands_still_while_messages_come_is_an_alert_until_it_moves(watch: Watch) -> None:
+def test_a_group_that_stands_still_while_messages_come_is_an_alert_until_it_moves(
+    watch: Watch,
+) -> None:
     watch.look()
     watch.minutes(2, number=30)
     watch.minutes(4, number=30, consume=("billing",))
@@ -206,11 +254,16 @@ def test_a_group_that_stands_still_while_messages_come_is_an_alert_until_it_move
 
 def cases(watch: Watch) -> list[tuple[str, str, str, str, list[int]]]:
     """kind, topic, group, state, the queues of it."""
-    found = watch.world.rows("control", "SELECT kind, topic, consumer_group, state, evidence FROM case_file ORDER BY case_id")
+    found = watch.world.rows(
+        "control",
+        "SELECT kind, topic, consumer_group, state, evidence FROM case_file ORDER BY case_id",
+    )
     return [(*row[:4], [one["queue"] for one in row[4]["queues"]]) for row in found]
 
 
-def test_one_queue_that_stands_while_the_others_go_on_is_a_case_until_it_moves(watch: Watch) -> None:
+def test_one_queue_that_stands_while_the_others_go_on_is_a_case_until_it_moves(
+    watch: Watch,
+) -> None:
     watch.look()
     watch.minutes(2, number=30)
     watch.minutes(2, number=30, stuck="shipping")
@@ -219,8 +272,11 @@ def test_one_queue_that_stands_while_the_others_go_on_is_a_case_until_it_moves(w
     assert cases(watch) == [("queue_blocked", "orders", "shipping", "open", [0])]
     assert watch.findings() == [], "the group as a whole goes on"
     [(summary, evidence)] = watch.world.rows("control", "SELECT summary, evidence FROM case_file")
-    [(offset,)] = watch.world.rows("control", """
-        SELECT passed FROM watch_queue WHERE topic = 'orders' AND consumer_group = 'shipping' AND queue_id = 0""")
+    [(offset,)] = watch.world.rows(
+        "control",
+        """
+        SELECT passed FROM watch_queue WHERE topic = 'orders' AND consumer_group = 'shipping' AND queue_id = 0""",
+    )
     assert f"queue 0 at offset {offset} since" in summary
     assert evidence["queues"][0]["offset"] == offset and evidence["queues"][0]["came_since"] > 0
     assert watch.alerts() == ["case/1"]
@@ -244,28 +300,43 @@ def test_a_queue_that_nobody_could_ask_about_stays_what_it_was(watch: Watch) -> 
     watch.minutes(2, number=30)
     watch.minutes(6, number=30, stuck="shipping")
     assert [state for _, _, _, state, _ in cases(watch)] == ["open"]
-    broken = Connections(resolver={**watch.world.urls, "shipping_db": "postgresql://nobody@127.0.0.1:1/gone"}.get)
+    broken = Connections(
+        resolver={**watch.world.urls, "shipping_db": "postgresql://nobody@127.0.0.1:1/gone"}.get
+    )
     with pytest.raises(StoreUnavailable, match="store shipping_db"):
         run_once(watch.world.settings, broken)
     assert [state for _, _, _, state, _ in cases(watch)] == ["open"]
 
 
-def test_a_finding_ends_with_a_reason_when_nobody_watches_its_subject_any_more(watch: Watch) -> None:
+def test_a_finding_ends_with_a_reason_when_nobody_watches_its_subject_any_more(
+    watch: Watch,
+) -> None:
     watch.look()
     watch.minutes(2, number=30)
     watch.minutes(4, number=30, consume=("billing",))
-    watch.world.rows("control", """INSERT INTO watch_finding (rule, topic, consumer_group, severity, title, body) VALUES
+    watch.world.rows(
+        "control",
+        """INSERT INTO watch_finding (rule, topic, consumer_group, severity, title, body) VALUES
         ('stubs_stopped', 'gone', '*', 'critical', 't', 'b'), ('backlog_age', 'gone', 'billing', 'critical', 't', 'b'),
         ('duty_overdue', 'triage', '*', 'critical', 't', 'b'), ('heartbeat', '*', '*', 'warning', 't', 'b'),
-        ('duty_overdue', 'reconcile', '*', 'critical', 't', 'b')""")
+        ('duty_overdue', 'reconcile', '*', 'critical', 't', 'b')""",
+    )
     assert len(watch.findings()) == 6
     topics = watch.settings().model_dump(exclude_unset=True)["topics"]
     del topics["orders"]["groups"]["shipping"]
     watch.look(topics=topics, watch={"allowed_age": {"reconcile": "1s"}})
-    assert watch.findings() == [("duty_overdue", "reconcile", "*", "critical")], "what is watched still goes on"
-    said = dict(watch.world.rows("control", "SELECT dedup_key, body FROM alert WHERE dedup_key LIKE '%%/over'"))
+    assert watch.findings() == [("duty_overdue", "reconcile", "*", "critical")], (
+        "what is watched still goes on"
+    )
+    said = dict(
+        watch.world.rows(
+            "control", "SELECT dedup_key, body FROM alert WHERE dedup_key LIKE '%%/over'"
+        )
+    )
     assert len(said) == 5
-    assert said["watch/1/over"].startswith("The group shipping does not take orders any more, by backstop.yaml.")
+    assert said["watch/1/over"].startswith(
+        "The group shipping does not take orders any more, by backstop.yaml."
+    )
     assert "Whether it is still so is not known" in said["watch/1/over"]
 
 
@@ -281,7 +352,9 @@ def test_a_finding_about_a_group_ends_with_the_group(watch: Watch) -> None:
     assert body[0].startswith("The group shipping has ended")
 
 
-def test_a_backlog_that_nears_the_brokers_retention_warns_then_worsens_and_ends_each_once(servers: Any) -> None:
+def test_a_backlog_that_nears_the_brokers_retention_warns_then_worsens_and_ends_each_once(
+    servers: Any,
+) -> None:
     # An hour's retention, so that 0.05 % of it is under two seconds of real waiting in a real broker.
     with system(*servers, policy={**POLICY, "retention_warn": 0.0005}) as world:
         watch = Watch(world)
@@ -382,12 +455,18 @@ def test_a_pause_of_the_watch_itself_measures_nothing_across_it(servers: Any) ->
         assert watch.alerts() == []
 
 
-def test_a_store_that_does_not_answer_raises_no_alarm_closes_none_and_is_named(watch: Watch) -> None:
+def test_a_store_that_does_not_answer_raises_no_alarm_closes_none_and_is_named(
+    watch: Watch,
+) -> None:
     watch.look()
     watch.minutes(4, number=30)
     watch.minutes(4, number=30, logs=("billing",))
     assert len(watch.findings()) == 1
-    away = {**watch.world.urls, "shipping_db": "postgresql://nobody@127.0.0.1:1/gone", "shop_a": "postgresql://x@127.0.0.1:1/y"}
+    away = {
+        **watch.world.urls,
+        "shipping_db": "postgresql://nobody@127.0.0.1:1/gone",
+        "shop_a": "postgresql://x@127.0.0.1:1/y",
+    }
     broken = Connections(resolver=away.get)
     for _ in range(3):
         watch.flow(number=30)
@@ -395,7 +474,9 @@ def test_a_store_that_does_not_answer_raises_no_alarm_closes_none_and_is_named(w
         with pytest.raises(StoreUnavailable, match=r"shard shop_a.*store shipping_db"):
             run_once(watch.world.settings, broken)
     assert len(watch.findings()) == 1 and len(watch.alerts()) == 1
-    assert watch.world.rows("control", "SELECT state FROM run ORDER BY run_id DESC LIMIT 1") == [("incomplete",)]
+    assert watch.world.rows("control", "SELECT state FROM run ORDER BY run_id DESC LIMIT 1") == [
+        ("incomplete",)
+    ]
     watch.minutes(6, number=30)
     assert watch.alerts() == ["watch/1/critical", "watch/1/over"]
 
@@ -449,12 +530,17 @@ def outside() -> Iterator[Outside]:
 def test_the_heartbeat_beats_only_while_every_duty_succeeds_in_time(watch: Watch) -> None:
     with outside() as service:
         watch.world.urls.update(beat=service.url, fail=f"{service.url}/fail")
-        beating = {"heartbeat": {"url": "beat", "fail_url": "fail", "timeout": 2},
-                   "watch": {"allowed_age": {"reconcile": "10m", "resend": "10m"}}}  # fmt: skip
+        beating = {
+            "heartbeat": {"url": "beat", "fail_url": "fail", "timeout": 2},
+            "watch": {"allowed_age": {"reconcile": "10m", "resend": "10m"}},
+        }
         watch.succeed("reconcile", ago=60)
         watch.succeed("resend", ago=30)
         assert watch.look(**beating).overdue == {}
-        assert service.asked[-1][0] == "/ping/s3cret-uuid" and "reconcile: succeeded 6" in service.asked[-1][1]
+        assert (
+            service.asked[-1][0] == "/ping/s3cret-uuid"
+            and "reconcile: succeeded 6" in service.asked[-1][1]
+        )
         watch.later(580)
         late = watch.look(**beating)
         assert list(late.overdue) == ["reconcile", "resend"]
@@ -463,7 +549,9 @@ def test_the_heartbeat_beats_only_while_every_duty_succeeds_in_time(watch: Watch
         watch.succeed("reconcile", state="incomplete")
         watch.succeed("reconcile", scope="orders")
         watch.succeed("reconcile", dry_run=True)
-        assert list(watch.look(**beating).overdue) == ["reconcile"], "no failed, partial or dry run is a success of the schedule"
+        assert list(watch.look(**beating).overdue) == ["reconcile"], (
+            "no failed, partial or dry run is a success of the schedule"
+        )
         silent = {**beating, "heartbeat": {"url": "beat", "timeout": 2}}
         before = len(service.asked)
         watch.look(**silent)
@@ -476,7 +564,9 @@ def test_the_heartbeat_beats_only_while_every_duty_succeeds_in_time(watch: Watch
 
 
 @pytest.mark.parametrize("mode", ["refuse", "hang", "drip"])
-def test_a_heartbeat_url_that_fails_or_hangs_neither_hangs_the_duty_nor_is_passed_over(watch: Watch, mode: str) -> None:
+def test_a_heartbeat_url_that_fails_or_hangs_neither_hangs_the_duty_nor_is_passed_over(
+    watch: Watch, mode: str
+) -> None:
     with outside() as service:
         watch.world.urls.update(beat=service.url)
         beating = {"heartbeat": {"url": "beat", "timeout": 0.5}}
@@ -486,13 +576,15 @@ def test_a_heartbeat_url_that_fails_or_hangs_neither_hangs_the_duty_nor_is_passe
                 watch.look(**beating)
             assert "s3cret-uuid" not in str(caught.value)
         (seconds,) = watch.world.rows(
-            "control", "SELECT extract(epoch FROM finished_at - started_at)::float8 FROM run ORDER BY run_id DESC LIMIT 1"
+            "control",
+            "SELECT extract(epoch FROM finished_at - started_at)::float8 FROM run ORDER BY run_id DESC LIMIT 1",
         )[0]
         assert seconds < 5
         assert watch.findings() == [("heartbeat", "*", "*", "warning")]
         assert watch.alerts() == ["watch/1/warning"], "once, however often"
         stored = watch.world.rows(
-            "control", "SELECT to_jsonb(a)::text FROM alert a UNION ALL SELECT to_jsonb(r)::text FROM run r"
+            "control",
+            "SELECT to_jsonb(a)::text FROM alert a UNION ALL SELECT to_jsonb(r)::text FROM run r",
         )
         assert not any("s3cret-uuid" in text for (text,) in stored)
         service.mode = "good"
@@ -531,5 +623,3 @@ def wait_until(condition: Callable[[], bool]) -> None:
             return
         ended.wait(0.05)
     pytest.fail("it never happened")
-
-

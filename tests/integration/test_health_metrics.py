@@ -32,12 +32,18 @@ class Samples(dict[tuple[str, ...], float]):
 
 
 def samples(text: str, read: Any = read_text) -> Samples:
-    return Samples({
-        (sample.name, *sorted(sample.labels.values())): sample.value for family in read(text) for sample in family.samples
-    })  # fmt: skip
+    return Samples(
+        {
+            (sample.name, *sorted(sample.labels.values())): sample.value
+            for family in read(text)
+            for sample in family.samples
+        }
+    )
 
 
-def test_each_duty_says_when_it_last_succeeded_and_one_that_never_did_says_zero(world: World) -> None:
+def test_each_duty_says_when_it_last_succeeded_and_one_that_never_did_says_zero(
+    world: World,
+) -> None:
     run_of(world, "reconcile")
     run_of(world, "reconcile", "failed")
     world.stub("m-1")
@@ -49,28 +55,46 @@ def test_each_duty_says_when_it_last_succeeded_and_one_that_never_did_says_zero(
         "SELECT extract(epoch FROM max(finished_at) FILTER (WHERE state = 'done'))::float8,"
         " extract(epoch FROM max(finished_at) FILTER (WHERE state = 'failed'))::float8 FROM run WHERE duty = 'reconcile'"
     )
-    assert found["backstop_duty_last_success_timestamp_seconds", "reconcile", "*"] == pytest.approx(succeeded)
-    assert found["backstop_duty_last_failure_timestamp_seconds", "reconcile", "*"] == pytest.approx(failed)
+    assert found["backstop_duty_last_success_timestamp_seconds", "reconcile", "*"] == pytest.approx(
+        succeeded
+    )
+    assert found["backstop_duty_last_failure_timestamp_seconds", "reconcile", "*"] == pytest.approx(
+        failed
+    )
     assert found["backstop_duty_last_success_timestamp_seconds", "resend", "*"] == 0.0
     assert found["backstop_duty_last_success_timestamp_seconds", "watch", "*"] > succeeded
     due = found["backstop_oldest_due_stub_timestamp_seconds", "shop_a"]
-    assert found["backstop_duty_last_success_timestamp_seconds", "watch", "*"] - due == pytest.approx(60, abs=30)
+    assert found[
+        "backstop_duty_last_success_timestamp_seconds", "watch", "*"
+    ] - due == pytest.approx(60, abs=30)
     assert found["backstop_group_waiting_messages", "orders", "billing"] == 0
-    openmetrics, content_type = render(world.conn, world.settings, "application/openmetrics-text; version=1.0.0")
+    openmetrics, content_type = render(
+        world.conn, world.settings, "application/openmetrics-text; version=1.0.0"
+    )
     assert content_type.startswith("application/openmetrics-text")
     assert samples(openmetrics.decode(), read_openmetrics).keys() == found.keys()
 
 
-def test_cases_requests_and_alerts_that_wait_are_counted_whatever_their_names_hold(world: World) -> None:
-    world.run("control", """INSERT INTO case_file (kind, topic, summary) VALUES ('mass_loss', E'or"d\\\\er\\ns', 'x')""")
-    world.run("control", """INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by)
-        SELECT 'shop_a', 'orders', 'm-' || n, 1, 'r', 'test' FROM generate_series(1, 3) n""")
+def test_cases_requests_and_alerts_that_wait_are_counted_whatever_their_names_hold(
+    world: World,
+) -> None:
+    world.run(
+        "control",
+        """INSERT INTO case_file (kind, topic, summary) VALUES ('mass_loss', E'or"d\\\\er\\ns', 'x')""",
+    )
+    world.run(
+        "control",
+        """INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by)
+        SELECT 'shop_a', 'orders', 'm-' || n, 1, 'r', 'test' FROM generate_series(1, 3) n""",
+    )
     found = samples(render(world.conn, world.settings)[0].decode())
     assert found["backstop_open_cases", "mass_loss", 'or"d\\er\ns', "*", "warning"] == 1
     assert found["backstop_open_requests", "orders", "open"] == 3
 
 
-def test_how_full_the_control_database_is_can_be_read_and_is_told_before_it_is_full(world: World) -> None:
+def test_how_full_the_control_database_is_can_be_read_and_is_told_before_it_is_full(
+    world: World,
+) -> None:
     world.control("""
         INSERT INTO run (duty, token, policy_version, code_version) VALUES ('triage', gen_random_uuid(), '', '');
         INSERT INTO drain_batch (run_id, broker, queue, letters) SELECT max(run_id), 'embedded', 'q', 1 FROM run;
@@ -81,22 +105,32 @@ def test_how_full_the_control_database_is_can_be_read_and_is_told_before_it_is_f
     assert found["backstop_dead_letters_limit_bytes", "group"] == 5 * 1024**3
     assert found["backstop_control_database_bytes",] > 1_000_000
     assert found["backstop_control_table_bytes", "dead_letter"] > 0
-    assert 0 < found["backstop_control_server_connections",] <= found["backstop_control_server_max_connections",]
+    assert (
+        0
+        < found["backstop_control_server_connections",]
+        <= found["backstop_control_server_max_connections",]
+    )
     assert main_says(["run", "watch"]) == 0
     assert world.control("SELECT rule, consumer_group, severity FROM watch_finding") == [
         ("dead_letters_kept", "billing", "warning"),
-    ]  # fmt: skip
+    ]
     world.control("UPDATE dead_letter SET emptied_at = now()")
     assert main_says(["run", "watch"]) == 0
     assert world.control("SELECT over_at IS NOT NULL FROM watch_finding") == [(True,)]
 
 
-def test_the_command_writes_a_whole_file_for_the_textfile_collector(world: World, tmp_path: Path, capsys: Any) -> None:
+def test_the_command_writes_a_whole_file_for_the_textfile_collector(
+    world: World, tmp_path: Path, capsys: Any
+) -> None:
     run_of(world, "reconcile")
     file = tmp_path / "backstop.prom"
     assert main_says(["metrics", "--to", str(file)]) == 0
     assert ("backstop_duty_allowed_age_seconds", "reconcile") in samples(file.read_text())
-    beside = [entry.name for entry in tmp_path.iterdir() if entry.suffix == ".prom" or entry.name.startswith(".")]
+    beside = [
+        entry.name
+        for entry in tmp_path.iterdir()
+        if entry.suffix == ".prom" or entry.name.startswith(".")
+    ]
     assert beside == ["backstop.prom"]
     assert main_says(["metrics"]) == 0
     assert "backstop_duty_last_success_timestamp_seconds" in capsys.readouterr().out
@@ -129,7 +163,9 @@ def scrape(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     # Airflow's own connections are tried in tests/dags; here the environment has them.
     monkeypatch.setattr(metrics, "control_room", room)
     monkeypatch.setattr(metrics, "url_from_airflow", lambda _: None)
-    monkeypatch.setattr(metrics, "import_errors", lambda: {"backstop_airflow_dag_import_errors": ("x", 2.0)})
+    monkeypatch.setattr(
+        metrics, "import_errors", lambda: {"backstop_airflow_dag_import_errors": ("x", 2.0)}
+    )
     monkeypatch.setattr(metrics, "KEPT_SECONDS", 0.0)
     monkeypatch.setattr(metrics, "_kept", metrics._Kept())
     with TestClient(metrics.make_app()) as client:
@@ -157,7 +193,9 @@ def test_the_metrics_are_for_who_has_the_token_and_closed_without_one(
     answer = scrape(Authorization=f"Bearer {TOKEN}")
     assert answer.status_code == 200
     assert samples(answer.text)[("backstop_airflow_dag_import_errors",)] == 2.0
-    asked = scrape(Authorization=f"Bearer {TOKEN}", Accept="application/openmetrics-text;version=1.0.0")
+    asked = scrape(
+        Authorization=f"Bearer {TOKEN}", Accept="application/openmetrics-text;version=1.0.0"
+    )
     assert asked.headers["content-type"].startswith("application/openmetrics-text")
     world.config.write_text("not: [settings")
     assert scrape(Authorization=f"Bearer {TOKEN}").status_code == 403
@@ -215,10 +253,16 @@ def hook(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hook]:
 
 
 def failure(duty: str = "reconcile", run: str = "scheduled__1") -> dict[str, Any]:
-    return {"dag": SimpleNamespace(dag_id=duty), "run_id": run, "ti": SimpleNamespace(task_id="judge")}
+    return {
+        "dag": SimpleNamespace(dag_id=duty),
+        "run_id": run,
+        "ti": SimpleNamespace(task_id="judge"),
+    }
 
 
-def test_a_duty_that_goes_on_failing_is_told_once_and_again_after_its_next_success(world: World, hook: Hook) -> None:
+def test_a_duty_that_goes_on_failing_is_told_once_and_again_after_its_next_success(
+    world: World, hook: Hook
+) -> None:
     from backstop.airflow import notify
 
     for number in range(3):
@@ -231,23 +275,41 @@ def test_a_duty_that_goes_on_failing_is_told_once_and_again_after_its_next_succe
     assert world.control("SELECT count(*) FROM alert WHERE delivered_at IS NULL") == [(0,)]
 
 
-def test_alerts_of_cases_are_told_too_and_the_gravest_first_however_old_they_are(world: World, hook: Hook) -> None:
+def test_alerts_of_cases_are_told_too_and_the_gravest_first_however_old_they_are(
+    world: World, hook: Hook
+) -> None:
     from backstop.airflow import notify
     from backstop.config.load import load
 
-    for kind, severity in (("overdue", "warning"), ("mass_loss", "critical"), ("exhausted", "critical"), ("stalled", "warning")):
+    for kind, severity in (
+        ("overdue", "warning"),
+        ("mass_loss", "critical"),
+        ("exhausted", "critical"),
+        ("stalled", "warning"),
+    ):
         with world.conn, world.conn.cursor() as cur:
             open_case(
-                cur, kind=kind, topic="orders", group="billing", subject="", severity=severity, summary=kind, evidence={},
-                members=[("shop_a", "orders", "m", "billing")], run_id=None,
-            )  # fmt: skip
+                cur,
+                kind=kind,
+                topic="orders",
+                group="billing",
+                subject="",
+                severity=severity,
+                summary=kind,
+                evidence={},
+                members=[("shop_a", "orders", "m", "billing")],
+                run_id=None,
+            )
     # Nobody could be told for two days.
     old = "UPDATE alert SET created_at = now() - interval '2 days' WHERE body LIKE ANY (%s)"
     world.control(old, (["stalled%", "exhausted%"],))
     assert notify.tell_unsaid(load(), world.connections, world.conn) == 4
     assert [(one["severity"], one["text"].split(". ")[1]) for one in hook.taken] == [
-        ("critical", "mass_loss"), ("critical", "exhausted"), ("warning", "overdue"), ("warning", "stalled"),
-    ]  # fmt: skip
+        ("critical", "mass_loss"),
+        ("critical", "exhausted"),
+        ("warning", "overdue"),
+        ("warning", "stalled"),
+    ]
 
 
 def test_what_the_webhook_did_not_take_is_told_by_the_next_watch(world: World, hook: Hook) -> None:
@@ -255,8 +317,14 @@ def test_what_the_webhook_did_not_take_is_told_by_the_next_watch(world: World, h
 
     hook.answers = 503
     notify.tell_failure(failure())
-    world.run("control", "INSERT INTO alert (dedup_key, severity, title, body) VALUES ('watch/1/critical', 'critical', 'T', 'B')")
-    world.run("control", "INSERT INTO alert (dedup_key, severity, title, body) VALUES ('case/1', 'critical', 'T', 'B')")
+    world.run(
+        "control",
+        "INSERT INTO alert (dedup_key, severity, title, body) VALUES ('watch/1/critical', 'critical', 'T', 'B')",
+    )
+    world.run(
+        "control",
+        "INSERT INTO alert (dedup_key, severity, title, body) VALUES ('case/1', 'critical', 'T', 'B')",
+    )
     from backstop.config.load import load
 
     assert notify.tell_unsaid(load(), world.connections, world.conn) == 0
@@ -266,7 +334,11 @@ def test_what_the_webhook_did_not_take_is_told_by_the_next_watch(world: World, h
     hook.refuses = ""
     assert notify.tell_unsaid(load(), world.connections, world.conn) == 1
     assert notify.tell_unsaid(load(), world.connections, world.conn) == 0
-    assert [notice.get("key") for notice in hook.taken] == ["case/1", "duty/reconcile/failed/0", "watch/1/critical"]
+    assert [notice.get("key") for notice in hook.taken] == [
+        "case/1",
+        "duty/reconcile/failed/0",
+        "watch/1/critical",
+    ]
 
 
 def test_without_the_control_database_a_failure_is_told_all_the_same(

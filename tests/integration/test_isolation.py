@@ -48,21 +48,45 @@ from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, system
 
 INSTANTS = (
-    "infinity", "-infinity", "0001-01-01 00:00:00+00", "4713-01-01 00:00:00+00 BC", "9999-12-31 23:59:59.999999+00",
+    "infinity",
+    "-infinity",
+    "0001-01-01 00:00:00+00",
+    "4713-01-01 00:00:00+00 BC",
+    "9999-12-31 23:59:59.999999+00",
     "294276-12-31 23:59:59+00",
-)  # fmt: skip
+)
 TEXTS = (
-    "", " ", "\t\n\r", "x" * 100_000, "é" * 50_000, "\\u0000", "\\x00", "\\N", "\\.", "\n\\.\n", "'\";--", '{"a": [1', "NULL",
-    "%s%(a)s", "\ufffd\u202e\U0001f4a9", os.urandom(1_000).hex(),
-)  # fmt: skip
+    "",
+    " ",
+    "\t\n\r",
+    "x" * 100_000,
+    "é" * 50_000,
+    "\\u0000",
+    "\\x00",
+    "\\N",
+    "\\.",
+    "\n\\.\n",
+    "'\";--",
+    '{"a": [1',
+    "NULL",
+    "%s%(a)s",
+    "\ufffd\u202e\U0001f4a9",
+    os.urandom(1_000).hex(),
+)
 SMALLINTS = (-32_768, 32_767)
 INTEGERS = (-(2**31), -1, 0, 2**31 - 1)
 BIGINTS = (-(2**63), -1, 0, 2**63 - 1)
 OF_TYPE: dict[str, Sequence[Any]] = {
-    "timestamp with time zone": INSTANTS, "text": TEXTS, "integer": INTEGERS, "bigint": BIGINTS, "smallint": SMALLINTS,
-    "jsonb": ('{"a": 1e400}', '{"\\\\u0000": ["x"]}', "{}"), "bytea": (b"", b"\x00\xff" * 50_000),
-    "ARRAY": ([""], ["", None], [None]), "uuid": ("00000000-0000-0000-0000-000000000000",),
-}  # fmt: skip
+    "timestamp with time zone": INSTANTS,
+    "text": TEXTS,
+    "integer": INTEGERS,
+    "bigint": BIGINTS,
+    "smallint": SMALLINTS,
+    "jsonb": ('{"a": 1e400}', '{"\\\\u0000": ["x"]}', "{}"),
+    "bytea": (b"", b"\x00\xff" * 50_000),
+    "ARRAY": ([""], ["", None], [None]),
+    "uuid": ("00000000-0000-0000-0000-000000000000",),
+}
 """PostgreSQL's name of a type -> odd values; null comes beside them."""
 OLD = "2026-01-01T00:00:00+00:00"
 STATUSES = ("pending", "confirmed", "exhausted", "voided", "no_taker")
@@ -100,7 +124,12 @@ def lose(world: System, message_id: str, shard: str = "shop_a") -> Key:
 
 
 def asked(world: System) -> set[tuple[str, int]]:
-    return set(world.rows("control", "SELECT message_id, send_number FROM resend_request WHERE requested_by = 'reconcile'"))
+    return set(
+        world.rows(
+            "control",
+            "SELECT message_id, send_number FROM resend_request WHERE requested_by = 'reconcile'",
+        )
+    )
 
 
 def reconcile(world: System, keys: Sequence[Key]) -> None:
@@ -109,14 +138,22 @@ def reconcile(world: System, keys: Sequence[Key]) -> None:
     run = open_run(conn, "reconcile", "*", world.settings)
     state: EndState = "failed"
     try:
-        work = Work(RECONCILE, world.settings, world.connections, conn, run, ReconcileInput(lambda: None))
+        work = Work(
+            RECONCILE, world.settings, world.connections, conn, run, ReconcileInput(lambda: None)
+        )
         for step in ("recover", "revisit"):
             do_step(work, step)
         assert count_due(world.settings, world.connections, run.as_of).total > 0
         with Judge(world.settings, world.connections, conn) as judge:
             judgement = judge.judgement(keys)
-        kept = Engine().query(load("backstop.reconcile", "staged.sql")["kept"], {"judged": judgement.judged_table})
-        with closing(connect_staging(world.urls["control"])) as staging, staging, staging.cursor() as cursor:
+        kept = Engine().query(
+            load("backstop.reconcile", "staged.sql")["kept"], {"judged": judgement.judged_table}
+        )
+        with (
+            closing(connect_staging(world.urls["control"])) as staging,
+            staging,
+            staging.cursor() as cursor,
+        ):
             open_incoming(cursor, "staged_verdict")
             fill_incoming(cursor, "staged_verdict", STAGED_VERDICT, run.run_id, 0, kept)
             keep_incoming(cursor, "staged_verdict", STAGED_VERDICT)
@@ -130,13 +167,22 @@ def reconcile(world: System, keys: Sequence[Key]) -> None:
 
 
 def keys_of(world: System) -> list[Key]:
-    return [Key(*row) for row in world.rows("shop_a", "SELECT topic, message_id FROM message_stub WHERE next_check_at <= now()")]
+    return [
+        Key(*row)
+        for row in world.rows(
+            "shop_a", "SELECT topic, message_id FROM message_stub WHERE next_check_at <= now()"
+        )
+    ]
 
 
 def columns_of(world: System, database: str, table: str) -> dict[str, str]:
-    return dict(world.rows(
-        database, "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = %s", table
-    ))  # fmt: skip
+    return dict(
+        world.rows(
+            database,
+            "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = %s",
+            table,
+        )
+    )
 
 
 class OddRows:
@@ -153,8 +199,9 @@ class OddRows:
         with self._connection.cursor() as cursor:
             try:
                 cursor.execute(
-                    f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join(['%s'] * len(values))})", list(values.values())
-                )  # fmt: skip
+                    f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join(['%s'] * len(values))})",
+                    list(values.values()),
+                )
             except psycopg2.Error:
                 return False
         self.put += 1
@@ -172,20 +219,38 @@ class OddRows:
 def put_odd_stubs(world: System, at: Any) -> int:
     rows = OddRows(world, "shop_a", "message_stub")
     usual: dict[str, Any] = {
-        "topic": "orders", "content": b"{}", "send_count": 1, "next_check_at": OLD, "created_at": at, "first_seen_at": at,
-        "attempted_at": at, "attempt_deadline": at, "sent_at": at,
-    }  # fmt: skip
+        "topic": "orders",
+        "content": b"{}",
+        "send_count": 1,
+        "next_check_at": OLD,
+        "created_at": at,
+        "first_seen_at": at,
+        "attempted_at": at,
+        "attempt_deadline": at,
+        "sent_at": at,
+    }
     for number, (column, value) in enumerate(rows.values()):
         rows.insert("message_stub", **{**usual, "message_id": f"odd-stub-{number}", column: value})
         if column in ("attempted_at", "attempt_deadline", "attempt_groups"):
             under_way = {"sent_at": None, "attempt_token": "00000000-0000-0000-0000-000000000001"}
-            rows.insert("message_stub", **{**usual, **under_way, "message_id": f"odd-under-way-{number}", column: value})
+            rows.insert(
+                "message_stub",
+                **{**usual, **under_way, "message_id": f"odd-under-way-{number}", column: value},
+            )
     for status in STATUSES:
         rows.insert("message_stub", **{**usual, "message_id": f"odd-{status}", "status": status})
     # The next number of this one would be no integer.
-    rows.insert("message_stub", **{
-        **usual, "message_id": "odd-numbers", "send_count": 2**31 - 1, "refusals": 1, "max_sends": 2**31 - 1, "sent_at": None,
-    })  # fmt: skip
+    rows.insert(
+        "message_stub",
+        **{
+            **usual,
+            "message_id": "odd-numbers",
+            "send_count": 2**31 - 1,
+            "refusals": 1,
+            "max_sends": 2**31 - 1,
+            "sent_at": None,
+        },
+    )
     rows.close()
     return rows.put
 
@@ -196,15 +261,23 @@ def put_stubs(world: System, ids: Sequence[str], send_count: int, at: Any) -> No
         "shop_a",
         "INSERT INTO message_stub (topic, message_id, content, send_count, next_check_at, created_at, first_seen_at,"
         " attempted_at, attempt_deadline, sent_at) SELECT 'orders', i, '', %s, %s, %s, %s, %s, %s, %s FROM unnest(%s) AS i",
-        send_count, *[at] * 6, list(ids),
-    )  # fmt: skip
+        send_count,
+        *[at] * 6,
+        list(ids),
+    )
 
 
 def put_odd_attempts(world: System, at: Any) -> int:
     rows = OddRows(world, "shop_a", "send_attempt")
     values = {f"odd-attempt-{number}": value for number, value in enumerate(rows.values())}
     put_stubs(world, list(values), 2, at)
-    usual: dict[str, Any] = {"topic": "orders", "send_number": 1, "requested_by": "test", "started_at": at, "outcome": "sent"}
+    usual: dict[str, Any] = {
+        "topic": "orders",
+        "send_number": 1,
+        "requested_by": "test",
+        "started_at": at,
+        "outcome": "sent",
+    }
     for message_id, (column, value) in values.items():
         rows.insert("send_attempt", **{**usual, "message_id": message_id, column: value})
     rows.close()
@@ -215,15 +288,21 @@ def put_odd_logs(world: System, at: Any) -> int:
     world.rows("billing_db", "ALTER TABLE consumer_log DROP CONSTRAINT consumer_log_state_check")
     rows = OddRows(world, "billing_db", "consumer_log")
     usual: dict[str, Any] = {
-        "consumer_group": "billing", "topic": "orders", "first_received_at": at, "updated_at": at, "lease_expires_at": at,
+        "consumer_group": "billing",
+        "topic": "orders",
+        "first_received_at": at,
+        "updated_at": at,
+        "lease_expires_at": at,
         "owner_token": "00000000-0000-0000-0000-000000000001",
-    }  # fmt: skip
+    }
     for state in ("CONSUMING", "CONSUMED"):
         values = {f"odd-log-{number}-{state}": value for number, value in enumerate(rows.values())}
         put_stubs(world, list(values), 1, at)
         done = {"state": state, "consumed_at": at if state == "CONSUMED" else None}
         for message_id, (column, value) in values.items():
-            rows.insert("consumer_log", **{**usual, **done, "message_id": message_id, column: value})
+            rows.insert(
+                "consumer_log", **{**usual, **done, "message_id": message_id, column: value}
+            )
     rows.close()
     return rows.put
 
@@ -237,12 +316,19 @@ def test_odd_values_of_other_messages_stop_no_repair(world: System) -> None:
         reconcile(world, keys_of(world))
         assert (key.message_id, 2) in asked(world)
         # Judged again at once, as if every horizon had come.
-        world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() WHERE message_id LIKE 'odd%%' AND status = 'pending'")
-    looks = world.rows("control", "SELECT max(next_look_at) < now() + interval '1 hour' FROM verdict")
+        world.rows(
+            "shop_a",
+            "UPDATE message_stub SET next_check_at = now() WHERE message_id LIKE 'odd%%' AND status = 'pending'",
+        )
+    looks = world.rows(
+        "control", "SELECT max(next_look_at) < now() + interval '1 hour' FROM verdict"
+    )
     assert looks == [(True,)], "no look lies beyond the replay horizon of 45 minutes"
 
 
-def test_odd_values_of_other_messages_stop_no_run_of_spark_and_break_no_check(world: System, spark: Any) -> None:
+def test_odd_values_of_other_messages_stop_no_run_of_spark_and_break_no_check(
+    world: System, spark: Any
+) -> None:
     """The same through the scans and the packed tables; a check that fails would stop the run's promotion."""
     ((at,),) = world.rows("control", "SELECT now() - interval '30 minutes'")
     put_odd_stubs(world, at)
@@ -261,7 +347,10 @@ def test_odd_values_of_other_messages_stop_no_run_of_spark_and_break_no_check(wo
         run_once(world.settings, world.connections, lambda: spark, audit)
         assert (message_id, 2) in asked(world)
         assert not broken
-        world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() WHERE message_id LIKE 'odd%%' AND status = 'pending'")
+        world.rows(
+            "shop_a",
+            "UPDATE message_stub SET next_check_at = now() WHERE message_id LIKE 'odd%%' AND status = 'pending'",
+        )
 
 
 def break_group_and_shard(world: System, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +371,15 @@ def break_group_and_shard(world: System, monkeypatch: pytest.MonkeyPatch) -> Non
     raising(RedisStreams, "dead_letters", lambda _, group: group == "shipping")
     for name in ("clock", "floor", "log_table", "highest_logged", "received_between"):
         raising(PostgresLogs, name, lambda logs, *_: "shipping" in repr(logs))
-    for name in ("clock", "count_due", "scan_due", "stub_table", "attempt_table", "recover", "promote"):
+    for name in (
+        "clock",
+        "count_due",
+        "scan_due",
+        "stub_table",
+        "attempt_table",
+        "recover",
+        "promote",
+    ):
         raising(PostgresStubs, name, lambda stubs, *_: stubs.shard == "shop_b")
 
 
@@ -296,18 +393,24 @@ def test_a_group_and_a_shard_that_fail_in_an_unforeseen_way_stop_no_repair(
         reconcile(world, [key, Key("orders", "not-read")])
         assert (message_id, 2) in asked(world)
     assert world.rows("control", "SELECT DISTINCT groups FROM resend_request") == [(["billing"],)]
-    assert world.rows("control", "SELECT DISTINCT verdict FROM verdict WHERE consumer_group = 'shipping'") == [("UNKNOWN",)]
+    assert world.rows(
+        "control", "SELECT DISTINCT verdict FROM verdict WHERE consumer_group = 'shipping'"
+    ) == [("UNKNOWN",)]
 
 
 @pytest.mark.parametrize(
     ("owner", "method", "part"),
     [
-        (RedisStreams, "progress", "shipping"), (RedisStreams, "list_retries", "shipping"),
-        (RedisStreams, "dead_letters", "shipping"), (PostgresLogs, "clock", "shipping_db"),
-        (PostgresLogs, "floor", "shipping_db"), (PostgresLogs, "log_table", "shipping_db"),
-        (PostgresStubs, "stub_table", "shop_b"), (PostgresStubs, "clock", "shop_b"),
+        (RedisStreams, "progress", "shipping"),
+        (RedisStreams, "list_retries", "shipping"),
+        (RedisStreams, "dead_letters", "shipping"),
+        (PostgresLogs, "clock", "shipping_db"),
+        (PostgresLogs, "floor", "shipping_db"),
+        (PostgresLogs, "log_table", "shipping_db"),
+        (PostgresStubs, "stub_table", "shop_b"),
+        (PostgresStubs, "clock", "shop_b"),
     ],
-)  # fmt: skip
+)
 def test_what_fails_of_one_group_or_shard_is_unknown_of_it_alone_at_a_claim(
     world: System, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, part: str
 ) -> None:
@@ -329,11 +432,20 @@ def test_what_fails_of_one_group_or_shard_is_unknown_of_it_alone_at_a_claim(
     assert len(judgement.unreachable) == 1
 
 
-@pytest.mark.parametrize("owes", [True, False], ids=["a group that owes the message", "a group that was retired before it"])
-def test_a_claim_waits_only_for_the_groups_that_it_needs(postgres: Postgres, valkey: Valkey, owes: bool) -> None:
+@pytest.mark.parametrize(
+    "owes",
+    [True, False],
+    ids=["a group that owes the message", "a group that was retired before it"],
+)
+def test_a_claim_waits_only_for_the_groups_that_it_needs(
+    postgres: Postgres, valkey: Valkey, owes: bool
+) -> None:
     """The broker does not know group shipping: billing's copy goes out nevertheless."""
     shipping = {"store": "shipping_db", "duplicates": "guard", "progress": "acknowledged"}
-    groups = {"billing": {**shipping, "store": "billing_db"}, "shipping": shipping if owes else {**shipping, "active_until": OLD}}
+    groups = {
+        "billing": {**shipping, "store": "billing_db"},
+        "shipping": shipping if owes else {**shipping, "active_until": OLD},
+    }
     with system(postgres, valkey, groups=groups) as world:
         key = lose(world, "lost")
         client = redis.Redis.from_url(world.urls["broker"])
@@ -341,12 +453,32 @@ def test_a_claim_waits_only_for_the_groups_that_it_needs(postgres: Postgres, val
             client.xgroup_destroy(Keys().stream("orders", queue), "shipping")
         conn = world.control()
         with conn, conn.cursor() as cursor:
-            ask(cursor, [Ask("shop_a", "orders", key.message_id, 2, ("billing",), "passed_over", "reconcile")], None)
+            ask(
+                cursor,
+                [
+                    Ask(
+                        "shop_a",
+                        "orders",
+                        key.message_id,
+                        2,
+                        ("billing",),
+                        "passed_over",
+                        "reconcile",
+                    )
+                ],
+                None,
+            )
         conn.close()
-        with pytest.raises(Unavailable, match="group shipping of topic orders") if owes else nullcontext():
+        with (
+            pytest.raises(Unavailable, match="group shipping of topic orders")
+            if owes
+            else nullcontext()
+        ):
             resend(world.settings, world.connections)
         assert world.rows("shop_a", "SELECT send_count FROM message_stub") == [(2,)]
-        assert world.rows("control", "SELECT state, groups FROM resend_request") == [("sent", ["billing"])]
+        assert world.rows("control", "SELECT state, groups FROM resend_request") == [
+            ("sent", ["billing"])
+        ]
 
 
 def test_a_claim_reads_only_the_dead_letters_that_came_since_the_last_one(
@@ -367,9 +499,12 @@ def test_a_claim_reads_only_the_dead_letters_that_came_since_the_last_one(
     def bury(*message_ids: str) -> list[Any]:
         fields = {"origin-topic": "orders", "origin-group": "billing"}
         return [
-            client.xadd(Keys().dead("orders", "billing"), {"headers": json.dumps({ID_HEADER: one}), **fields})
+            client.xadd(
+                Keys().dead("orders", "billing"),
+                {"headers": json.dumps({ID_HEADER: one}), **fields},
+            )
             for one in message_ids
-        ]  # fmt: skip
+        ]
 
     conn = world.control()
     with Judge(world.settings, world.connections, conn) as judge:
@@ -384,13 +519,20 @@ def test_a_claim_reads_only_the_dead_letters_that_came_since_the_last_one(
         assert judged(keys[1]) == ("LOST", [])
         bury("other-3", "second")
         assert judged(keys[1]) == ("DEAD_LETTERED", ["other-3", "second"])
-        assert judged(keys[2]) == ("DEAD_LETTERED", ["other-1", "other-2", "third", "other-3", "second"])
+        assert judged(keys[2]) == (
+            "DEAD_LETTERED",
+            ["other-1", "other-2", "third", "other-3", "second"],
+        )
         # Drained and decided since: what is remembered only rules out.
         client.xdel(Keys().dead("orders", "billing"), third)
         assert judged(keys[2]) == ("LOST", ["other-1", "other-2", "other-3", "second"])
         # A queue that begins anew is read from its beginning.
         client.delete(Keys().dead("orders", "billing"))
-        client.xadd(Keys().dead("orders", "billing"), {"headers": json.dumps({ID_HEADER: "fourth"})}, id="1-1")
+        client.xadd(
+            Keys().dead("orders", "billing"),
+            {"headers": json.dumps({ID_HEADER: "fourth"})},
+            id="1-1",
+        )
         assert judged(keys[3]) == ("DEAD_LETTERED", ["fourth"])
     conn.close()
 
@@ -416,8 +558,15 @@ def test_a_message_that_fails_again_and_again_hides_no_loss(world: System) -> No
         with Judge(world.settings, world.connections, conn) as judge:
             judged = judge.judge([*poison, lost])
         conn.close()
-        found = {(one.key, str(one.verdict), one.reason) for one in judged if one.consumer_group == "billing"}
-        assert found == {(lost, "LOST", "passed_over"), *((key, "BACKLOGGED", "unacknowledged") for key in poison)}
+        found = {
+            (one.key, str(one.verdict), one.reason)
+            for one in judged
+            if one.consumer_group == "billing"
+        }
+        assert found == {
+            (lost, "LOST", "passed_over"),
+            *((key, "BACKLOGGED", "unacknowledged") for key in poison),
+        }
         reconcile(world, [*poison, lost])
         assert asked(world) == {("lost", 2)}, number
         world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() - interval '1 s'")
@@ -428,24 +577,41 @@ def test_half_a_surrogate_pair_in_the_id_of_a_dead_letter_hides_nothing_else(wor
     key = lose(world, "lost")
     client = redis.Redis.from_url(world.urls["broker"])
     headers = b'{"backstop-message-id": "a\\ud800"}'
-    client.xadd(Keys().dead("orders", "billing"), {"headers": headers, "origin-topic": "orders", "origin-group": "billing"})
+    client.xadd(
+        Keys().dead("orders", "billing"),
+        {"headers": headers, "origin-topic": "orders", "origin-group": "billing"},
+    )
     with RedisStreams(world.urls["broker"]) as broker:
         assert [letter.message_id for letter in broker.dead_letters("billing")] == [None]
     conn = world.control()
     with Judge(world.settings, world.connections, conn) as judge:
         judgement = judge.judgement([key])
     conn.close()
-    assert [one.verdict for one in judgement.judged] == ["LOST", "LOST"] and not judgement.unreachable
+    assert [one.verdict for one in judgement.judged] == [
+        "LOST",
+        "LOST",
+    ] and not judgement.unreachable
 
 
-def stage(world: System, run_id: int, key: Key, shard: str, new_status: str, **columns: Any) -> None:
+def stage(
+    world: System, run_id: int, key: Key, shard: str, new_status: str, **columns: Any
+) -> None:
     """What a judge staged of a stub in the run, and that its checks passed."""
     given = {
-        "run_id": run_id, "stage": 0, "shard": shard, **key._asdict(), "old_status": "pending", "new_status": new_status,
-        "send_count": 1, "deliveries": 2, **columns,
-    }  # fmt: skip
+        "run_id": run_id,
+        "stage": 0,
+        "shard": shard,
+        **key._asdict(),
+        "old_status": "pending",
+        "new_status": new_status,
+        "send_count": 1,
+        "deliveries": 2,
+        **columns,
+    }
     world.rows(
-        "control", f"INSERT INTO staged_stub ({', '.join(given)}) VALUES ({', '.join(['%s'] * len(given))})", *given.values()
+        "control",
+        f"INSERT INTO staged_stub ({', '.join(given)}) VALUES ({', '.join(['%s'] * len(given))})",
+        *given.values(),
     )
 
 
@@ -456,10 +622,15 @@ def promote_lost(world: System, message_id: str) -> None:
     run = open_run(conn, "reconcile", "*", world.settings)
     stage(world, run.run_id, key, "shop_a", "pending")
     for group in ("billing", "shipping"):
-        world.rows("control", "INSERT INTO staged_verdict (run_id, stage, shard, topic, message_id, consumer_group, verdict,"
-                   " reason, eligible, send_count, evidence)"
-                   " VALUES (%s, 0, 'shop_a', %s, %s, %s, 'LOST', 'passed_over', true, 1, '{}')",
-                   run.run_id, *key, group)  # fmt: skip
+        world.rows(
+            "control",
+            "INSERT INTO staged_verdict (run_id, stage, shard, topic, message_id, consumer_group, verdict,"
+            " reason, eligible, send_count, evidence)"
+            " VALUES (%s, 0, 'shop_a', %s, %s, %s, 'LOST', 'passed_over', true, 1, '{}')",
+            run.run_id,
+            *key,
+            group,
+        )
     state: EndState = "failed"
     try:
         promote(world.settings, world.connections, conn, run)
@@ -485,22 +656,31 @@ def test_an_earlier_run_never_stops_the_promotion_of_this_one(world: System, tro
     good, odd = world.sent("good", shard="shop_b"), world.sent("odd", shard="shop_b")
     stage(world, earlier.run_id, good, "shop_b", "confirmed")
     stage(world, earlier.run_id, odd, shard, "confirmed" if is_told else "pending", **columns)
-    world.rows("control", "INSERT INTO verdict_count VALUES (%s, 'orders', 'billing', 'CONFIRMED', 2, 0, 2)", earlier.run_id)
+    world.rows(
+        "control",
+        "INSERT INTO verdict_count VALUES (%s, 'orders', 'billing', 'CONFIRMED', 2, 0, 2)",
+        earlier.run_id,
+    )
     close_run(conn, earlier, "failed", {}, error="cut off")
     conn.close()
     if is_told:
-        world.rows("shop_b", """
+        world.rows(
+            "shop_b",
+            """
             CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
             CREATE TRIGGER refuse BEFORE UPDATE ON message_stub FOR EACH ROW WHEN (NEW.message_id = 'odd')
                 EXECUTE FUNCTION refuse()
-            """)  # fmt: skip
+            """,
+        )
         with pytest.raises(PromotionFailed, match="not this one"):
             promote_lost(world, "lost-1")
     else:
         promote_lost(world, "lost-1")
     promote_lost(world, "lost-2")
     assert asked(world) == {("lost-1", 2), ("lost-2", 2)}
-    assert world.rows("control", "SELECT state FROM run WHERE run_id = %s", earlier.run_id) == [("done",)]
+    assert world.rows("control", "SELECT state FROM run WHERE run_id = %s", earlier.run_id) == [
+        ("done",)
+    ]
     assert world.rows("control", "SELECT count(*) FROM staged_stub") == [(0,)]
     statuses = dict(world.rows("shop_b", "SELECT message_id, status FROM message_stub"))
     assert statuses == {"good": "confirmed", "odd": "pending"}
@@ -510,31 +690,50 @@ def test_an_older_judgement_never_overrides_a_newer_one_but_with_a_proof(world: 
     conn = world.control()
     earlier = open_run(conn, "reconcile", "*", world.settings)
     close_run(conn, earlier, "failed", {}, error="cut off")
-    world.rows("control", "INSERT INTO verdict_count VALUES (%s, 'orders', 'billing', 'CONFIRMED', 2, 0, 2)", earlier.run_id)
+    world.rows(
+        "control",
+        "INSERT INTO verdict_count VALUES (%s, 'orders', 'billing', 'CONFIRMED', 2, 0, 2)",
+        earlier.run_id,
+    )
     for status in ("confirmed", "no_taker", "exhausted"):
         key = world.stub(status)
-        world.rows("shop_a", "UPDATE message_stub SET judged_at = now() WHERE message_id = %s", status)
+        world.rows(
+            "shop_a", "UPDATE message_stub SET judged_at = now() WHERE message_id = %s", status
+        )
         stage(world, earlier.run_id, key, "shop_a", status)
     conn.close()
     promote_lost(world, "lost")
-    found = dict(world.rows("shop_a", "SELECT message_id, status FROM message_stub WHERE message_id <> 'lost'"))
+    found = dict(
+        world.rows(
+            "shop_a", "SELECT message_id, status FROM message_stub WHERE message_id <> 'lost'"
+        )
+    )
     assert found == {"confirmed": "confirmed", "no_taker": "pending", "exhausted": "pending"}
 
 
-def test_an_attempt_that_nobody_settled_is_closed_without_any_resend_run(postgres: Postgres, valkey: Valkey) -> None:
+def test_an_attempt_that_nobody_settled_is_closed_without_any_resend_run(
+    postgres: Postgres, valkey: Valkey
+) -> None:
     """In mode observe, the default, nothing is ever due for a resend run: reconcile alone recovers."""
     observed = {"orders": {"broker": "embedded", "groups": ["billing", "shipping"]}}
     with system(postgres, valkey, topics=observed) as world:
         assert world.settings.topics["orders"].mode == "observe"
         key = world.sent("crashed")
         world.rows("shop_a", "DELETE FROM send_attempt")
-        world.rows("shop_a", "UPDATE message_stub SET attempt_token = gen_random_uuid(), sent_at = NULL, queue_id = NULL,"
-                   " queue_offset = NULL, queue_epoch = NULL WHERE message_id = %s", key.message_id)  # fmt: skip
+        world.rows(
+            "shop_a",
+            "UPDATE message_stub SET attempt_token = gen_random_uuid(), sent_at = NULL, queue_id = NULL,"
+            " queue_offset = NULL, queue_epoch = NULL WHERE message_id = %s",
+            key.message_id,
+        )
         world.consume("billing")
         world.consume("shipping")
         reconcile(world, [key])
-        found = world.rows("shop_a", "SELECT s.status, s.attempt_token, a.outcome"
-                           " FROM message_stub s JOIN send_attempt a USING (topic, message_id)")  # fmt: skip
+        found = world.rows(
+            "shop_a",
+            "SELECT s.status, s.attempt_token, a.outcome"
+            " FROM message_stub s JOIN send_attempt a USING (topic, message_id)",
+        )
         assert found == [("confirmed", None, "unknown")]
         ((now,),) = world.rows("control", "SELECT now()")
         assert count_due(world.settings, world.connections, now).total == 0

@@ -133,7 +133,9 @@ def test_postgres_is_durable_and_asks_for_a_scram_password(postgres: Postgres) -
 def test_postgres_does_not_run_as_root_and_has_no_unix_socket(postgres: Postgres) -> None:
     assert postgres.pid is not None
     status = Path(f"/proc/{postgres.pid}/status").read_text()
-    capabilities = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff"))
+    capabilities = next(
+        line.split()[1] for line in status.splitlines() if line.startswith("CapEff")
+    )
     user_namespace = os.readlink(f"/proc/{postgres.pid}/ns/user")
     assert int(capabilities, 16) == 0 or user_namespace != os.readlink("/proc/self/ns/user")
     assert read(postgres.admin_dsn(), "SHOW unix_socket_directories") == [("",)]
@@ -150,7 +152,9 @@ def test_a_database_is_open_to_its_owner_only(postgres: Postgres) -> None:
         psycopg2.connect(postgres.dsn("bob", other, "anns"))
 
 
-def test_a_server_that_outlived_its_supervisor_is_ended_before_the_next_start(tmp_path: Path) -> None:
+def test_a_server_that_outlived_its_supervisor_is_ended_before_the_next_start(
+    tmp_path: Path,
+) -> None:
     script = (
         "import os, pathlib, sys\n"
         "from backstop_lab.servers.postgres import Postgres\n"
@@ -158,7 +162,10 @@ def test_a_server_that_outlived_its_supervisor_is_ended_before_the_next_start(tm
         "print(server.pid, flush=True); os._exit(0)\n"
     )
     left = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "pg")], check=True, capture_output=True, text=True
+        [sys.executable, "-c", script, str(tmp_path / "pg")],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     leftover = int(left.stdout)
     assert is_alive(leftover)
@@ -211,7 +218,12 @@ def test_no_secret_is_on_any_command_line(platform: Platform) -> None:
 def secrets_of(platform: Platform) -> set[str]:
     state = json.loads((platform.root / "state.json").read_text())
     superuser = (platform.root / "postgres" / "superuser.password").read_text()
-    return {*state["passwords"].values(), superuser, platform.broker.password, platform.leases.password}
+    return {
+        *state["passwords"].values(),
+        superuser,
+        platform.broker.password,
+        platform.leases.password,
+    }
 
 
 def test_every_connection_reaches_its_own_database(platform: Platform) -> None:
@@ -229,10 +241,18 @@ def test_every_connection_reaches_its_own_database(platform: Platform) -> None:
         assert (carried["port"], carried["password"]) == (server.port, server.password)
 
 
-def test_the_redis_of_the_leases_is_not_the_brokers_and_keeps_nothing_on_disk(platform: Platform) -> None:
+def test_the_redis_of_the_leases_is_not_the_brokers_and_keeps_nothing_on_disk(
+    platform: Platform,
+) -> None:
     urls = platform.connections()
-    with redis.Redis.from_url(urls["backstop_leases"]) as leases, redis.Redis.from_url(urls["backstop_broker"]) as broker:
-        assert leases.config_get("appendonly", "maxmemory-policy") == {"appendonly": "no", "maxmemory-policy": "noeviction"}
+    with (
+        redis.Redis.from_url(urls["backstop_leases"]) as leases,
+        redis.Redis.from_url(urls["backstop_broker"]) as broker,
+    ):
+        assert leases.config_get("appendonly", "maxmemory-policy") == {
+            "appendonly": "no",
+            "maxmemory-policy": "noeviction",
+        }
         broker.set("kept", "yes")
         leases.set("lost", "yes")
         leases.flushall()
@@ -241,7 +261,9 @@ def test_the_redis_of_the_leases_is_not_the_brokers_and_keeps_nothing_on_disk(pl
     assert not list((platform.root / "leases").rglob("*.aof"))
 
 
-def test_a_second_platform_over_the_same_root_is_refused_and_disturbs_nothing(platform: Platform) -> None:
+def test_a_second_platform_over_the_same_root_is_refused_and_disturbs_nothing(
+    platform: Platform,
+) -> None:
     before = platform.postgres.pid
     with pytest.raises(ConfigurationError, match="already running"):
         Platform(platform.root).start(airflow=False)
@@ -259,7 +281,9 @@ def test_a_demo_clears_what_one_on_another_broker_left_and_its_servers_too(tmp_p
         assert (platform.broker_kind, is_alive(left)) == (EMBEDDED, False)
 
 
-def test_stopping_and_starting_again_loses_nothing_even_when_a_port_was_taken(tmp_path: Path) -> None:
+def test_stopping_and_starting_again_loses_nothing_even_when_a_port_was_taken(
+    tmp_path: Path,
+) -> None:
     first = Platform(tmp_path)
     first.start(airflow=False)
     read(first.dsn("producer_a"), "CREATE TABLE business (n int); INSERT INTO business VALUES (7)")
@@ -288,7 +312,9 @@ def belonging(folder: Path) -> list[str]:
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(*ENDED, PermissionError):
             line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if is_alive(int(process.name)) and (str(folder) in line or (process / "cwd").resolve().is_relative_to(folder)):
+            if is_alive(int(process.name)) and (
+                str(folder) in line or (process / "cwd").resolve().is_relative_to(folder)
+            ):
                 found.append(line)
     return found
 
@@ -306,7 +332,11 @@ def interrupt(program: subprocess.Popen[str], *, times: int = 1) -> str:
 
 def started(arguments: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-m", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -332,21 +362,33 @@ def check_airflow(platform: Platform, pid: int) -> None:
     assert len([child for child in descendants(pid) if is_airflow(child)]) >= 4
     kept_secrets = json.loads((airflow.home / "secrets.json").read_text()).values()
     shown = command_lines()
-    assert not [secret for secret in (*secrets_of(platform), airflow.password, *kept_secrets) if secret in shown]
+    assert not [
+        secret
+        for secret in (*secrets_of(platform), airflow.password, *kept_secrets)
+        if secret in shown
+    ]
     assert not (airflow.home / "standalone_admin_password.txt").exists()
     for name in ("secrets.json", "passwords.json"):
         assert stat.S_IMODE((airflow.home / name).stat().st_mode) == 0o600
     # Of a topic of its own, it runs beside those of the schedule.
     run = airflow.api.trigger("reconcile", {"topic": "refunds"})
     assert airflow.api.wait("reconcile", run, 600) == "success"
-    tasks = {task["task_id"]: task["state"] for task in airflow.api.task_instances("reconcile", run)}
-    assert {name for name, state in tasks.items() if state != "skipped"} == {"open_run", "revisit", "close_run"}
+    tasks = {
+        task["task_id"]: task["state"] for task in airflow.api.task_instances("reconcile", run)
+    }
+    assert {name for name, state in tasks.items() if state != "skipped"} == {
+        "open_run",
+        "revisit",
+        "close_run",
+    }
     assert {tasks[name] for name in ("open_run", "revisit", "close_run")} == {"success"}
     assert "nothing is due" in airflow.api.task_log("reconcile", run, "judge")
     assert airflow.api.import_errors() == []
 
 
-def test_up_and_down_from_the_command_line_and_down_after_the_supervisor_was_killed(tmp_path: Path) -> None:
+def test_up_and_down_from_the_command_line_and_down_after_the_supervisor_was_killed(
+    tmp_path: Path,
+) -> None:
     """Ctrl-C while it starts stops all of it, and so does `down` after its supervisor was killed; up, its DAGs run on the
     intervals of backstop.yaml, all of Airflow is healthy, and the command line works at once."""
 
@@ -388,7 +430,11 @@ def test_up_and_down_from_the_command_line_and_down_after_the_supervisor_was_kil
     up = command("up")
     assert up.returncode == 0, up.stderr
     assert "admin / " in up.stdout
-    assert "Open  http://127.0.0.1:" in up.stdout and "make traffic" in up.stdout and "make shell" in up.stdout
+    assert (
+        "Open  http://127.0.0.1:" in up.stdout
+        and "make traffic" in up.stdout
+        and "make shell" in up.stdout
+    )
     pid = supervisor(tmp_path)
     assert pid is not None
     family = [pid, *descendants(pid)]
@@ -398,23 +444,32 @@ def test_up_and_down_from_the_command_line_and_down_after_the_supervisor_was_kil
     api = platform.airflow.api
     assert api.healthy("metadatabase", "scheduler", "triggerer", "dag_processor")
     deadline = time.monotonic() + 120
-    while len(dags := {dag["dag_id"]: dag for dag in api.dags()}) < len(list((platform_module.PROJECT / "dags").glob("*.py"))):
+    while len(dags := {dag["dag_id"]: dag for dag in api.dags()}) < len(
+        list((platform_module.PROJECT / "dags").glob("*.py"))
+    ):
         assert time.monotonic() < deadline, (sorted(dags), api.import_errors())
         time.sleep(0.2)
     assert [name for name, dag in dags.items() if dag["is_paused"]] == []
-    assert [dags[name]["timetable_summary"] for name in ("reconcile", "sweep")] == ["0:00:10", "0:00:05"]
+    assert [dags[name]["timetable_summary"] for name in ("reconcile", "sweep")] == [
+        "0:00:10",
+        "0:00:05",
+    ]
     check_airflow(platform, pid)
     asked = tmp_path / "asked.sh"
     asked.write_text("#!/bin/sh\nexec backstop check --json\n")
     asked.chmod(0o755)
     shell = command("shell", SHELL=str(asked))
     assert shell.returncode == 0, shell.stdout + shell.stderr
-    assert json.loads(shell.stdout[shell.stdout.index("{"):])["good"]
+    assert json.loads(shell.stdout[shell.stdout.index("{") :])["good"]
     assert stat.S_IMODE((tmp_path / "env.sh").stat().st_mode) == 0o600
     sourced = subprocess.run(
-        ["sh", "-c", f". {tmp_path}/env.sh; backstop runs list"], env={"PATH": os.environ["PATH"]}, capture_output=True,
-        text=True, timeout=60, check=False,
-    )  # fmt: skip
+        ["sh", "-c", f". {tmp_path}/env.sh; backstop runs list"],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert sourced.returncode == 0, sourced.stderr
     assert command("down").returncode == 0
     assert not [member for member in family if is_alive(member)]

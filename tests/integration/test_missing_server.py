@@ -44,12 +44,17 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 def world(postgres: Postgres, valkey: Valkey) -> Iterator[System]:
     """With an acknowledged message in each of two queues, and one of unknown outcome; all were passed, none was logged."""
     with system(postgres, valkey) as running:
-        while {0, 1} - {queue for (queue,) in running.rows("shop_a", "SELECT queue_id FROM message_stub")}:
+        while {0, 1} - {
+            queue for (queue,) in running.rows("shop_a", "SELECT queue_id FROM message_stub")
+        }:
             ((number,),) = running.rows("shop_a", "SELECT count(*) FROM message_stub")
             running.sent(f"m-{number}")
         running.stub("unknown", broker="embedded")
-        running.rows("shop_a", "INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)"
-                     " VALUES ('orders', 'unknown', 1, 'producer', now() - interval '1 minute', 'unknown')")  # fmt: skip
+        running.rows(
+            "shop_a",
+            "INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)"
+            " VALUES ('orders', 'unknown', 1, 'producer', now() - interval '1 minute', 'unknown')",
+        )
         for group in ("billing", "shipping"):
             running.pass_over(group)
         yield running
@@ -116,7 +121,9 @@ def test_servers_that_a_broker_of_another_kind_had_under_the_same_name_are_not_w
 ) -> None:
     """The broker was a RocketMQ cluster, whose masters were seen, and is Redis Streams now, without an option `removed`."""
     embedded = world.settings.brokers["embedded"]
-    was = world.settings.model_copy(update={"brokers": {"embedded": embedded.model_copy(update={"kind": "rocketmq"})}})
+    was = world.settings.model_copy(
+        update={"brokers": {"embedded": embedded.model_copy(update={"kind": "rocketmq"})}}
+    )
     with monkeypatch.context() as before:
         before.setattr(RedisStreams, "servers", lambda self, topic: frozenset({"broker-a"}))
         conn = world.control()
@@ -127,7 +134,9 @@ def test_servers_that_a_broker_of_another_kind_had_under_the_same_name_are_not_w
             with conn, conn.cursor() as cursor:
                 record_looks(cursor, run, look_at_groups(sources, cursor, run.as_of, ["orders"]))
             close_run(conn, run, "done", {})
-    assert world.rows("control", "SELECT kind, server FROM broker_server") == [("rocketmq", "broker-a")]
+    assert world.rows("control", "SELECT kind, server FROM broker_server") == [
+        ("rocketmq", "broker-a")
+    ]
     assert judged(world) == {0: LOST, 1: LOST, None: UNSENT}
     drain(world)
 
@@ -146,7 +155,12 @@ def test_a_server_is_remembered_also_when_the_look_was_refused_and_by_the_watch(
         look(world)
         known.add("broker-c")
         conn = world.control()
-        with closing(conn), conn, conn.cursor() as cursor, Sources(world.settings, world.connections) as sources:
+        with (
+            closing(conn),
+            conn,
+            conn.cursor() as cursor,
+            Sources(world.settings, world.connections) as sources,
+        ):
             cursor.execute("SELECT clock_timestamp()")
             take_look(sources, cursor, cursor.fetchone()[0], History())
     for missing in ("broker-b", "broker-c"):
@@ -156,27 +170,53 @@ def test_a_server_is_remembered_also_when_the_look_was_refused_and_by_the_watch(
     assert judged(world) == {0: LOST, 1: LOST, None: UNSENT}
 
 
-def test_a_queue_that_is_gone_is_a_new_life_that_a_person_accepts(world: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_is_gone_is_a_new_life_that_a_person_accepts(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is acknowledged there, or may be there, is asked about, and not called past by the other queues."""
     look(world)
     assert judged(world) == {0: LOST, 1: LOST, None: UNSENT}
     for name in ("queues", "progress"):
         whole = getattr(RedisStreams, name)
         monkeypatch.setattr(
-            RedisStreams, name, lambda self, *of, whole=whole: [one for one in whole(self, *of) if one.queue_id != 1]
+            RedisStreams,
+            name,
+            lambda self, *of, whole=whole: [one for one in whole(self, *of) if one.queue_id != 1],
         )
     for _ in range(3):
-        assert judged(world) == {0: LOST, 1: ("UNKNOWN", "new_epoch"), None: ("UNKNOWN", "new_epoch")}
+        assert judged(world) == {
+            0: LOST,
+            1: ("UNKNOWN", "new_epoch"),
+            None: ("UNKNOWN", "new_epoch"),
+        }
         look(world)
     conn = world.control()
     with closing(conn):
         with conn, conn.cursor() as cursor:
-            ((topic, message_id),) = world.rows("shop_a", "SELECT topic, message_id FROM message_stub WHERE queue_id = 1")
+            ((topic, message_id),) = world.rows(
+                "shop_a", "SELECT topic, message_id FROM message_stub WHERE queue_id = 1"
+            )
             open_case(
-                cursor, kind="new_epoch", topic="orders", group="billing", subject="", severity="critical", summary="s",
-                evidence={}, members=[("shop_a", topic, message_id, "billing")], run_id=None,
-            )  # fmt: skip
-        decided = decide(conn, world.settings, world.connections, 1, "accept", "ann", "the topic has one queue now")
+                cursor,
+                kind="new_epoch",
+                topic="orders",
+                group="billing",
+                subject="",
+                severity="critical",
+                summary="s",
+                evidence={},
+                members=[("shop_a", topic, message_id, "billing")],
+                run_id=None,
+            )
+        decided = decide(
+            conn,
+            world.settings,
+            world.connections,
+            1,
+            "accept",
+            "ann",
+            "the topic has one queue now",
+        )
     assert decided.counts == {"accepted": 1}
     for _ in range(2):
         assert judged(world) == {0: LOST, 1: LOST, None: UNSENT}

@@ -22,7 +22,10 @@ def moved_settings() -> dict[str, Any]:
     """Every topic at the broker `second`, with `embedded` still configured."""
     content = written_settings()
     embedded = content["brokers"]["embedded"]
-    content["brokers"]["second"] = {**embedded, "options": {**embedded["options"], "prefix": "second"}}
+    content["brokers"]["second"] = {
+        **embedded,
+        "options": {**embedded["options"], "prefix": "second"},
+    }
     for topic in content["topics"].values():
         topic["broker"] = "second"
     return content
@@ -30,7 +33,10 @@ def moved_settings() -> dict[str, Any]:
 
 def verdicts(world: World, content: dict[str, Any], message_id: str) -> set[tuple[str, str, bool]]:
     with Judge(from_mapping(content), world.connections, world.conn) as judge:
-        return {(str(one.verdict), one.reason, one.eligible) for one in judge.judge([Key("orders", message_id)])}
+        return {
+            (str(one.verdict), one.reason, one.eligible)
+            for one in judge.judge([Key("orders", message_id)])
+        }
 
 
 def test_a_copy_is_judged_by_the_broker_that_it_went_to(world: World) -> None:
@@ -48,12 +54,18 @@ def test_a_copy_is_judged_by_the_broker_that_it_went_to(world: World) -> None:
     for message_id in ("acknowledged", "unknown"):
         world.stub(message_id, sends=1)
     world.run("producer_a", "UPDATE message_stub SET broker = 'embedded'")
-    world.run("producer_a", """
+    world.run(
+        "producer_a",
+        """
         UPDATE message_stub SET sent_at = attempted_at, queue_id = %s, queue_offset = %s, queue_epoch = %s
-        WHERE message_id = 'acknowledged'""", (at.queue_id, at.offset, at.epoch))  # fmt: skip
+        WHERE message_id = 'acknowledged'""",
+        (at.queue_id, at.offset, at.epoch),
+    )
     # Nobody has taken it from the old broker yet, and the new one is empty.
     assert verdicts(world, moved, "acknowledged") == {("BACKLOGGED", "ahead_of_group", False)}
-    assert verdicts(world, moved, "unknown") == {("UNSENT", "not_stored", True)}, "the old broker is past that instant"
+    assert verdicts(world, moved, "unknown") == {("UNSENT", "not_stored", True)}, (
+        "the old broker is past that instant"
+    )
     for message_id in ("acknowledged", "unknown"):
         assert verdicts(world, removed, message_id) == {("UNKNOWN", "new_epoch", False)}
     # A person states that nothing comes from there any more: each copy is judged by the time of the topic's broker.
@@ -61,21 +73,58 @@ def test_a_copy_is_judged_by_the_broker_that_it_went_to(world: World) -> None:
         settings = from_mapping(content)
         with world.conn, world.conn.cursor() as cur:
             open_case(
-                cur, kind="new_epoch", topic="orders", group="billing", subject="", severity="critical", summary="s", evidence={},
-                members=[("shop_a", "orders", "acknowledged", "billing")], run_id=None,
-            )  # fmt: skip
+                cur,
+                kind="new_epoch",
+                topic="orders",
+                group="billing",
+                subject="",
+                severity="critical",
+                summary="s",
+                evidence={},
+                members=[("shop_a", "orders", "acknowledged", "billing")],
+                run_id=None,
+            )
         for wrong in ("second", "nowhere", None):
             with pytest.raises(DecisionRefused, match="other brokers: embedded"):
-                decide(world.conn, settings, world.connections, case_id, "drained", "ann", "it is gone", {"broker": wrong})
+                decide(
+                    world.conn,
+                    settings,
+                    world.connections,
+                    case_id,
+                    "drained",
+                    "ann",
+                    "it is gone",
+                    {"broker": wrong},
+                )
         if content is moved:
             with pytest.raises(DecisionRefused, match=r"is in backstop\.yaml"):
-                decide(world.conn, settings, world.connections, case_id, "drained", "ann", "it is gone", {"broker": "embedded"})
+                decide(
+                    world.conn,
+                    settings,
+                    world.connections,
+                    case_id,
+                    "drained",
+                    "ann",
+                    "it is gone",
+                    {"broker": "embedded"},
+                )
             # A row that somebody wrote by hand does not outweigh what that broker itself says either.
             world.control("INSERT INTO drained_broker VALUES ('orders', 'embedded', 1, 'ann', 'w')")
-            assert verdicts(world, content, "acknowledged") == {("BACKLOGGED", "ahead_of_group", False)}
+            assert verdicts(world, content, "acknowledged") == {
+                ("BACKLOGGED", "ahead_of_group", False)
+            }
             world.control("DELETE FROM drained_broker")
             continue
-        decide(world.conn, settings, world.connections, case_id, "drained", "ann", "it is gone", {"broker": "embedded"})
+        decide(
+            world.conn,
+            settings,
+            world.connections,
+            case_id,
+            "drained",
+            "ann",
+            "it is gone",
+            {"broker": "embedded"},
+        )
         assert verdicts(world, content, "acknowledged") == {("LOST", "passed_over", True)}
         assert verdicts(world, content, "unknown") == {("UNSENT", "not_stored", True)}
         world.control("DELETE FROM drained_broker")

@@ -18,7 +18,10 @@ from system import System, build_template, system
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as postgres, Valkey(tmp_path_factory.mktemp("valkey")) as valkey:
+    with (
+        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
+        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+    ):
         build_template(postgres)
         yield postgres, valkey
 
@@ -35,30 +38,48 @@ def observing(world: System, **policy: Any) -> Settings:
     return Settings.model_validate(written)
 
 
-def promoted(world: System, settings: Settings, *lost: Key, groups: tuple[str, ...] = ("billing", "shipping")) -> None:
+def promoted(
+    world: System, settings: Settings, *lost: Key, groups: tuple[str, ...] = ("billing", "shipping")
+) -> None:
     """A run judged these messages LOST for these groups, and is promoted."""
     conn = world.control()
     run = open_run(conn, "reconcile", "*", settings)
     for key in lost:
         for group in groups:
-            world.rows("control", "INSERT INTO staged_verdict (run_id, stage, shard, topic, message_id, consumer_group, verdict,"
-                       " reason, eligible, send_count, evidence) VALUES (%s, 0, 'shop_a', %s, %s, %s, 'LOST', 'passed', true, 1,"
-                       " '{}')", run.run_id, *key, group)  # fmt: skip
+            world.rows(
+                "control",
+                "INSERT INTO staged_verdict (run_id, stage, shard, topic, message_id, consumer_group, verdict,"
+                " reason, eligible, send_count, evidence) VALUES (%s, 0, 'shop_a', %s, %s, %s, 'LOST', 'passed', true, 1,"
+                " '{}')",
+                run.run_id,
+                *key,
+                group,
+            )
     counts = promote(settings, world.connections, conn, run)
     close_run(conn, run, "done", counts)
     conn.close()
 
 
-def line(world: System, *messages: str, key: str | None = "k", sequence: int = 1, **columns: Any) -> list[Key]:
-    return [world.stub(m, ordering_key=key, sequence=n, **columns) for n, m in enumerate(messages, sequence)]
+def line(
+    world: System, *messages: str, key: str | None = "k", sequence: int = 1, **columns: Any
+) -> list[Key]:
+    return [
+        world.stub(m, ordering_key=key, sequence=n, **columns)
+        for n, m in enumerate(messages, sequence)
+    ]
 
 
 def gaps(world: System) -> list[tuple[Any, ...]]:
-    return world.rows("control", "SELECT c.topic, c.subject, m.message_id, c.evidence->>'in_the_way' FROM case_file c"
-                      " JOIN case_member m USING (case_id) WHERE c.kind = 'order_gap' ORDER BY 2, 3")  # fmt: skip
+    return world.rows(
+        "control",
+        "SELECT c.topic, c.subject, m.message_id, c.evidence->>'in_the_way' FROM case_file c"
+        " JOIN case_member m USING (case_id) WHERE c.kind = 'order_gap' ORDER BY 2, 3",
+    )
 
 
-def test_a_gap_in_an_observed_topic_is_one_case_a_key_and_nothing_is_asked_for(world: System) -> None:
+def test_a_gap_in_an_observed_topic_is_one_case_a_key_and_nothing_is_asked_for(
+    world: System,
+) -> None:
     first, second = line(world, "first", "second")
     line(world, "third", sequence=3, status="confirmed")
     (last,) = line(world, "last", key="other")
@@ -66,11 +87,15 @@ def test_a_gap_in_an_observed_topic_is_one_case_a_key_and_nothing_is_asked_for(w
     for _ in range(2):
         promoted(world, observing(world), first, second, last, free)
     assert gaps(world) == [("orders", "k", "first", "second"), ("orders", "k", "second", "second")]
-    assert world.rows("control", "SELECT count(*) FROM case_file WHERE kind = 'order_gap'") == [(1,)]
+    assert world.rows("control", "SELECT count(*) FROM case_file WHERE kind = 'order_gap'") == [
+        (1,)
+    ]
     assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
 
 
-def test_a_later_message_that_was_never_sent_makes_no_gap_nor_does_a_policy_that_says_resend(world: System) -> None:
+def test_a_later_message_that_was_never_sent_makes_no_gap_nor_does_a_policy_that_says_resend(
+    world: System,
+) -> None:
     (lost,) = line(world, "lost")
     line(world, "later", sequence=2, send_count=0)
     promoted(world, observing(world), lost)
@@ -96,4 +121,6 @@ def test_what_a_mass_loss_holds_is_not_asked_about_key_by_key(world: System) -> 
         line(world, f"later-{n}", key=f"k{n}", sequence=2)
     promoted(world, observing(world), *lost)
     assert gaps(world) == []
-    assert world.rows("control", "SELECT count(DISTINCT kind), min(kind) FROM case_file") == [(1, "mass_loss")]
+    assert world.rows("control", "SELECT count(DISTINCT kind), min(kind) FROM case_file") == [
+        (1, "mass_loss")
+    ]

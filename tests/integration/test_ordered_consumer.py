@@ -35,7 +35,9 @@ def ids(key: str, size: int) -> list[str]:
 # Order
 
 
-def test_messages_of_one_key_are_done_in_order_and_different_keys_at_once(world: OrderedWorld) -> None:
+def test_messages_of_one_key_are_done_in_order_and_different_keys_at_once(
+    world: OrderedWorld,
+) -> None:
     keys = [f"k{n}" for n in range(10)]
     world.publish(*(i for n in range(12) for key in keys for i in [f"{key}-{n:03}"]))
     at_once, running, met = count(), set(), threading.Event()
@@ -55,7 +57,9 @@ def test_messages_of_one_key_are_done_in_order_and_different_keys_at_once(world:
     assert {key: world.effects(key) for key in keys} == {key: ids(key, 12) for key in keys}
 
 
-def test_a_failed_head_is_tried_again_in_place_while_its_followers_wait(world: OrderedWorld) -> None:
+def test_a_failed_head_is_tried_again_in_place_while_its_followers_wait(
+    world: OrderedWorld,
+) -> None:
     world.publish(*ids("a", 3), *ids("b", 3))
     failures = {"a-000": 2}
 
@@ -90,7 +94,12 @@ def test_what_is_not_for_us_is_acknowledged_and_what_cannot_be_read_or_conflicts
     with world.worker() as worker:
         counts = world.step(worker, until=lambda: world.lag() == 0)
     assert sorted(str(d.message_id) for d in world.broker.dead_letters(GROUP)) == ["a-000", "nul"]
-    assert (world.effects(), counts["not_for_us"], counts["broken"], counts["conflict"]) == (["a-000"], 1, 1, 1)
+    assert (world.effects(), counts["not_for_us"], counts["broken"], counts["conflict"]) == (
+        ["a-000"],
+        1,
+        1,
+        1,
+    )
 
 
 # Parking
@@ -117,7 +126,9 @@ def parked_world(world: OrderedWorld) -> None:
     assert world.parked() == {"a": ("PARKED", ["a-001", "a-002", "a-003"])}
 
 
-def test_a_released_key_is_done_in_order_from_its_kept_contents_and_then_free(world: OrderedWorld) -> None:
+def test_a_released_key_is_done_in_order_from_its_kept_contents_and_then_free(
+    world: OrderedWorld,
+) -> None:
     parked_world(world)
     world.handler.failing = set()
     world.answer("retry", "a")
@@ -151,7 +162,11 @@ def test_a_released_head_whose_worker_ended_is_parked_again(world: OrderedWorld)
 
 @pytest.mark.parametrize(
     ("what", "effects"),
-    [("discard head", ["a-000", "a-002", "a-003", "a-004"]), ("discard key", ["a-000", "a-004"]), ("edit", ids("a", 5))],
+    [
+        ("discard head", ["a-000", "a-002", "a-003", "a-004"]),
+        ("discard key", ["a-000", "a-004"]),
+        ("edit", ids("a", 5)),
+    ],
 )
 def test_a_person_may_discard_the_head_or_the_key_or_edit_the_head(
     world: OrderedWorld, what: str, effects: list[str]
@@ -196,18 +211,25 @@ def test_at_a_limit_the_queue_stops_and_goes_on_after_the_answer_with_nothing_lo
         world.publish("d-000")
         for _ in range(20):
             world.step(worker, until=count().__next__)  # one round
-        assert (world.effects("d"), world.lag() > 0) == ([], True), "a queue that stopped is not read"
+        assert (world.effects("d"), world.lag() > 0) == ([], True), (
+            "a queue that stopped is not read"
+        )
         world.handler.failing = set()
         (parked,) = world.parked()
         world.answer("retry", parked)
         world.step(worker, until=lambda: world.lag() == 0 and world.parked() == {})
     assert {key: world.effects(key) for key in "abcd"} == {
-        "a": ids("a", 5), "b": ids("b", 3), "c": ids("c", 9), "d": ["d-000"],
-    }  # fmt: skip
+        "a": ids("a", 5),
+        "b": ids("b", 3),
+        "c": ids("c", 9),
+        "d": ["d-000"],
+    }
     assert world.stopped() == []
 
 
-@pytest.mark.parametrize("says_so", [False, True], ids=["by the number of keys", "by the handler's word"])
+@pytest.mark.parametrize(
+    "says_so", [False, True], ids=["by the number of keys", "by the handler's word"]
+)
 def test_while_a_downstream_is_away_nothing_is_parked_and_the_queue_goes_on_when_it_is_back(
     world: OrderedWorld, says_so: bool
 ) -> None:
@@ -231,7 +253,9 @@ def test_while_a_downstream_is_away_nothing_is_parked_and_the_queue_goes_on_when
     assert world.parked() == {}
 
 
-def test_a_message_that_kills_its_process_each_time_is_parked_without_another_try(world: OrderedWorld) -> None:
+def test_a_message_that_kills_its_process_each_time_is_parked_without_another_try(
+    world: OrderedWorld,
+) -> None:
     world.publish("a-000", "a-001")
     with world.worker() as first:
         first._pool.submit = lambda task: None  # type: ignore[method-assign]  # it dies in the handler
@@ -247,7 +271,9 @@ def test_a_message_that_kills_its_process_each_time_is_parked_without_another_tr
 # Owned queues
 
 
-def test_a_queue_is_owned_by_one_member_and_shared_when_another_comes_and_goes(world: OrderedWorld) -> None:
+def test_a_queue_is_owned_by_one_member_and_shared_when_another_comes_and_goes(
+    world: OrderedWorld,
+) -> None:
     world.publish(*(i for n in range(40) for i in ids(f"k{n}", 3)))
     with world.worker("w1") as one, world.worker("w2") as two:
         counts = world.step(one, until=lambda: len(world.effects()) > 30)
@@ -257,12 +283,22 @@ def test_a_queue_is_owned_by_one_member_and_shared_when_another_comes_and_goes(w
         one._hand_over(counts)
         assert set(world.owners().values()) == {None, "w2"}
         counts += world.step(two, until=lambda: set(world.owners().values()) == {"w2"})
-        assert [row["member"] for row in world.database.run("SELECT member FROM group_member")] == ["w2"]
-    assert counts["processed"] == 120 and counts.keys().isdisjoint({"done", "done_before", "lease_lost", "fenced"})
-    assert sorted(world.handler.tried) == sorted(world.effects()) == sorted(i for n in range(40) for i in ids(f"k{n}", 3))
+        assert [row["member"] for row in world.database.run("SELECT member FROM group_member")] == [
+            "w2"
+        ]
+    assert counts["processed"] == 120 and counts.keys().isdisjoint(
+        {"done", "done_before", "lease_lost", "fenced"}
+    )
+    assert (
+        sorted(world.handler.tried)
+        == sorted(world.effects())
+        == sorted(i for n in range(40) for i in ids(f"k{n}", 3))
+    )
 
 
-def test_a_worker_that_lost_its_queue_has_no_effect_and_the_new_owner_does_it_in_order(world: OrderedWorld) -> None:
+def test_a_worker_that_lost_its_queue_has_no_effect_and_the_new_owner_does_it_in_order(
+    world: OrderedWorld,
+) -> None:
     entered, go_on = threading.Event(), threading.Event()
 
     def slow(connection: Any, message: Message, work: Work) -> None:
@@ -279,7 +315,9 @@ def test_a_worker_that_lost_its_queue_has_no_effect_and_the_new_owner_does_it_in
         world.step(two, until=lambda: set(world.owners().values()) == {"w2"})
         go_on.set()
         late._wait_for_result(10)
-        assert late._arrived[0].tried.value == "fenced", "its lease runs, but the queue is another's"
+        assert late._arrived[0].tried.value == "fenced", (
+            "its lease runs, but the queue is another's"
+        )
         assert world.effects() == []
         late.step(counts)
         counts += world.step(two, until=lambda: world.lag() == 0)
@@ -314,7 +352,9 @@ def test_a_late_worker_begins_nothing_and_parks_nothing(world: OrderedWorld) -> 
 def own(consumer: Database) -> Iterator[Any]:
     with closing(consumer.connect()) as one, closing(consumer.connect()) as two:
         queue_owner.declare(one, GROUP, TOPIC, [0])
-        (queue,) = queue_owner.take(one, GROUP, TOPIC, "w1", [0], 1, timedelta(0))  # it expires at once
+        (queue,) = queue_owner.take(
+            one, GROUP, TOPIC, "w1", [0], 1, timedelta(0)
+        )  # it expires at once
         one.commit()
         yield one, two, queue
 
@@ -324,7 +364,9 @@ def test_a_takeover_leaves_a_queue_whose_fence_was_compared_and_a_renewal_does_n
 ) -> None:
     one, two, queue = own
     queue_owner.compare(one, queue)
-    assert queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1) == [], "its owner's transaction is about to commit"
+    assert queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1) == [], (
+        "its owner's transaction is about to commit"
+    )
     assert queue_owner.renew(two, GROUP, "w1", [queue], timedelta(0)) == {queue}
     two.commit()
     one.commit()
@@ -336,7 +378,9 @@ def test_a_takeover_leaves_a_queue_whose_fence_was_compared_and_a_renewal_does_n
     assert queue_owner.renew(one, GROUP, "w1", [queue]) == set()
 
 
-def test_a_fence_that_is_compared_while_another_takes_the_queue_is_refused(world: OrderedWorld, own: Any) -> None:
+def test_a_fence_that_is_compared_while_another_takes_the_queue_is_refused(
+    world: OrderedWorld, own: Any
+) -> None:
     one, two, queue = own
     queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1)
     answers: list[Any] = []
@@ -353,7 +397,9 @@ def test_a_fence_that_is_compared_while_another_takes_the_queue_is_refused(world
     assert answers == [set()]
 
 
-def test_a_worker_that_stands_still_after_the_comparison_is_ended_by_the_server(world: OrderedWorld, own: Any) -> None:
+def test_a_worker_that_stands_still_after_the_comparison_is_ended_by_the_server(
+    world: OrderedWorld, own: Any
+) -> None:
     one, two, queue = own
     queue_owner.compare(one, queue, timedelta(milliseconds=50))
     deadline = time.monotonic() + 10
@@ -363,7 +409,9 @@ def test_a_worker_that_stands_still_after_the_comparison_is_ended_by_the_server(
     assert taken[0].fence > queue.fence
 
 
-def test_entries_whose_answer_was_lost_and_those_of_a_dead_owner_are_adopted_in_order(world: OrderedWorld) -> None:
+def test_entries_whose_answer_was_lost_and_those_of_a_dead_owner_are_adopted_in_order(
+    world: OrderedWorld,
+) -> None:
     world.publish(*ids("a", 6))
     (queue,) = [q for q, lag in world.broker.lag(TOPIC, GROUP).items() if lag]
     place = (TOPIC, queue)
@@ -376,16 +424,24 @@ def test_entries_whose_answer_was_lost_and_those_of_a_dead_owner_are_adopted_in_
         next_one._adopted[place, 8] = b"-"  # an answer was lost on its way here
         next_one._in_hand[place].discard(found[1].broker_id.partition("/")[2])  # type: ignore[index]
         found = next_one.fetch(place, 8, 10)
-        assert [one.message.message_id for one in found or []] == ["a-001", "a-003", "a-004", "a-005"]
+        assert [one.message.message_id for one in found or []] == [
+            "a-001",
+            "a-003",
+            "a-004",
+            "a-005",
+        ]
 
 
 @pytest.mark.parametrize(
     ("members", "shares"),
     [
-        ({"a": 0}, {"a": 5}), ({"a": 5, "b": 0}, {"a": 3, "b": 2}), ({"a": 2, "b": 3}, {"a": 2, "b": 3}),
-        ({"a": 2, "b": 2, "c": 0}, {"a": 2, "b": 2, "c": 1}), (dict.fromkeys("abcdef", 1), {"a": 1, "f": 0}),
+        ({"a": 0}, {"a": 5}),
+        ({"a": 5, "b": 0}, {"a": 3, "b": 2}),
+        ({"a": 2, "b": 3}, {"a": 2, "b": 3}),
+        ({"a": 2, "b": 2, "c": 0}, {"a": 2, "b": 2, "c": 1}),
+        (dict.fromkeys("abcdef", 1), {"a": 1, "f": 0}),
     ],
-)  # fmt: skip
+)
 def test_every_member_computes_the_same_shares_and_as_few_queues_as_possible_move(
     members: dict[str, int], shares: dict[str, int]
 ) -> None:
@@ -395,9 +451,11 @@ def test_every_member_computes_the_same_shares_and_as_few_queues_as_possible_mov
 
 def test_what_cannot_keep_order_is_refused_before_it_starts(world: OrderedWorld) -> None:
     for values in (
-        {"handler": row_lock(lambda *_: None)}, {"workers": 0}, {"retries": Retries(0)},
+        {"handler": row_lock(lambda *_: None)},
+        {"workers": 0},
+        {"retries": Retries(0)},
         {"beat": timedelta(seconds=2), "queue_lease": timedelta(seconds=5)},
-    ):  # fmt: skip
+    ):
         with pytest.raises(ConfigurationError), world.worker(**values):  # type: ignore[arg-type]
             pass
 
@@ -405,13 +463,17 @@ def test_what_cannot_keep_order_is_refused_before_it_starts(world: OrderedWorld)
 def test_a_leased_handler_is_called_in_order_and_its_end_is_fenced(world: OrderedWorld) -> None:
     called: list[str] = []
     world.publish(*ids("a", 3))
-    with world.worker(handler=leased(lambda message, work: called.append(message.message_id))) as worker:
+    with world.worker(
+        handler=leased(lambda message, work: called.append(message.message_id))
+    ) as worker:
         world.step(worker, until=lambda: world.lag() == 0)
     assert called == ids("a", 3)
     assert set(world.states().values()) == {"CONSUMED"}
 
 
-def test_a_consumer_that_is_stopped_finishes_what_is_in_handlers_and_releases_its_queues(world: OrderedWorld) -> None:
+def test_a_consumer_that_is_stopped_finishes_what_is_in_handlers_and_releases_its_queues(
+    world: OrderedWorld,
+) -> None:
     entered, stop = threading.Event(), threading.Event()
 
     def slow(connection: Any, message: Message, work: Work) -> None:

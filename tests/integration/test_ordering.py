@@ -28,15 +28,24 @@ def out(world: World) -> list[str]:
 
 
 def due_again(world: World) -> None:
-    world.sql("control", "UPDATE resend_request SET not_before = now() - interval '1 second' WHERE state = 'open'")
+    world.sql(
+        "control",
+        "UPDATE resend_request SET not_before = now() - interval '1 second' WHERE state = 'open'",
+    )
 
 
 def confirmed(world: World, message_id: str, status: str = "confirmed", shard: str = "a") -> None:
-    world.sql(f"producer_{shard}", "UPDATE message_stub SET status = %s WHERE message_id = %s", [status, message_id])
+    world.sql(
+        f"producer_{shard}",
+        "UPDATE message_stub SET status = %s WHERE message_id = %s",
+        [status, message_id],
+    )
 
 
 def cases(world: World) -> list[tuple[Any, ...]]:
-    return world.sql("control", "SELECT case_id, kind, subject, state FROM case_file ORDER BY case_id")
+    return world.sql(
+        "control", "SELECT case_id, kind, subject, state FROM case_file ORDER BY case_id"
+    )
 
 
 def decided(world: World, case_id: int, action: str) -> None:
@@ -53,7 +62,9 @@ def test_of_one_key_one_message_is_under_way_at_a_time_in_sequence(world: World,
     chain(world, "other", key="l")
     world.ask(["b", "c", "z", "other"])
     world.resend()
-    assert out(world) == ["other", "z"], "the first by sequence, not by id; another key does not wait"
+    assert out(world) == ["other", "z"], (
+        "the first by sequence, not by id; another key does not wait"
+    )
     assert world.request("b")["error"] == "ordering: waits until z of key 'k' is done"
     due_again(world)
     world.resend()
@@ -71,10 +82,18 @@ def test_of_one_key_one_message_is_under_way_at_a_time_in_sequence(world: World,
 def test_without_a_sequence_the_order_is_that_of_creation_then_of_ids(world: World) -> None:
     world.stubs(["b", "a"], ordering_key="k")
     world.stubs(["late"], ordering_key="k")
-    world.sql("producer_a", "UPDATE message_stub SET created_at = '2026-01-01' WHERE message_id = 'late'")
+    world.sql(
+        "producer_a", "UPDATE message_stub SET created_at = '2026-01-01' WHERE message_id = 'late'"
+    )
     with world.run() as run, world.worker(run) as worker:
-        found = worker.judge.sources.shard("shop_a").neighbours([Key(TOPIC, i) for i in ("a", "b", "late", "no such")])
-    assert {key.message_id: near.open_before for key, near in found.items()} == {"a": "late", "b": "late", "late": None}
+        found = worker.judge.sources.shard("shop_a").neighbours(
+            [Key(TOPIC, i) for i in ("a", "b", "late", "no such")]
+        )
+    assert {key.message_id: near.open_before for key, near in found.items()} == {
+        "a": "late",
+        "b": "late",
+        "late": None,
+    }
     confirmed(world, "late")
     with world.run() as run, world.worker(run) as worker:
         found = worker.judge.sources.shard("shop_a").neighbours([Key(TOPIC, "b")])
@@ -89,7 +108,9 @@ def test_a_message_waits_behind_one_that_still_travels_its_first_way(world: Worl
     assert out(world) == [] and cases(world) == []
 
 
-def test_a_gap_whose_later_messages_may_have_been_sent_is_a_case_and_a_person_may_send_it(world: World) -> None:
+def test_a_gap_whose_later_messages_may_have_been_sent_is_a_case_and_a_person_may_send_it(
+    world: World,
+) -> None:
     chain(world, "gap")
     world.stubs(["later"], ordering_key="k", sequence=2, send_count=1, status="confirmed")
     world.ask(["gap"])
@@ -147,7 +168,9 @@ def test_an_exhausted_message_parks_its_key_in_one_case(world: World) -> None:
     assert out(world) == ["second", "third"]
 
 
-def test_a_person_who_sends_behind_what_is_stuck_overtakes_nothing_that_is_on_its_way(world: World) -> None:
+def test_a_person_who_sends_behind_what_is_stuck_overtakes_nothing_that_is_on_its_way(
+    world: World,
+) -> None:
     chain(world, "first", "second", "third")
     confirmed(world, "first", "exhausted")
     world.ask(["third"], by="case 1")
@@ -160,7 +183,9 @@ def test_a_person_who_sends_behind_what_is_stuck_overtakes_nothing_that_is_on_it
     assert out(world) == ["third"]
 
 
-def test_what_is_stuck_for_one_group_and_on_its_way_to_another_is_not_overtaken_by_a_person(world: World) -> None:
+def test_what_is_stuck_for_one_group_and_on_its_way_to_another_is_not_overtaken_by_a_person(
+    world: World,
+) -> None:
     chain(world, "first", "second")
     world.consume("first", "billing", state="PARKED")
     world.ask(["first", "second"], by="case 1", groups=("shipping",))
@@ -175,7 +200,9 @@ def test_what_is_stuck_for_one_group_and_on_its_way_to_another_is_not_overtaken_
     assert out(world) == ["first", "second"]
 
 
-def test_a_long_line_of_stuck_messages_is_walked_to_its_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_line_of_stuck_messages_is_walked_to_its_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("backstop.resend.order._PAGE", 2)
     names = [f"m{number}" for number in range(7)]
     chain(world, *names, "last")
@@ -206,7 +233,15 @@ def test_first_sends_and_resends_of_a_key_lie_in_the_keys_queue(world: World, ke
     connection = psycopg2.connect(world.urls["backstop_producer_a"])
     policy = SendPolicy(timedelta(seconds=30), timedelta(seconds=20), timedelta(seconds=5))
     with connection, connection.cursor():
-        recorded = record(connection, TOPIC, b"{}", message_id="first", ordering_key=key, sequence=1, policy=policy)
+        recorded = record(
+            connection,
+            TOPIC,
+            b"{}",
+            message_id="first",
+            ordering_key=key,
+            sequence=1,
+            policy=policy,
+        )
     with RedisStreams(world.urls["backstop_broker"]) as broker:
         send(recorded, broker, lambda: psycopg2.connect(world.urls["backstop_producer_a"]))
     connection.close()

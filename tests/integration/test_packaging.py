@@ -43,9 +43,12 @@ def run(folder: Path, code: str, *arguments: str, **environment: str) -> Any:
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "JAVA_HOME") if name in os.environ}
     done = subprocess.run(
         [str(folder / "bin" / "python"), "-c", code, *arguments],
-        cwd=folder, env={**kept, "HOME": str(folder), **environment}, capture_output=True,
-        text=True, timeout=300,
-    )  # fmt: skip
+        cwd=folder,
+        env={**kept, "HOME": str(folder), **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.rpartition("FACTS")[2])
 
@@ -83,9 +86,22 @@ print("FACTS" + json.dumps([backstop.client.__file__, sorted(ours - set(sys.stdl
     allowed = {"backstop", "psycopg2", "redis", "async_timeout"}
     assert {name for name in loaded if not name.startswith("_")} <= allowed
     sql = subprocess.run(
-        [str(tmp_path / "env" / "bin" / "python"), "-m", "backstop.cli", "migrate", "--role", "producer", "--sql"],
-        cwd=tmp_path, env={"HOME": str(tmp_path)}, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        [
+            str(tmp_path / "env" / "bin" / "python"),
+            "-m",
+            "backstop.cli",
+            "migrate",
+            "--role",
+            "producer",
+            "--sql",
+        ],
+        cwd=tmp_path,
+        env={"HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert "CREATE TABLE message_stub" in sql.stdout, "tables need no extra"
 
 
@@ -103,10 +119,14 @@ def shell_lines(page: str, heading: str) -> str:
     (text,) = [part for part in section if part.startswith(f"{heading}\n")]
     blocks = re.findall(r"^ *```(?:sh)?\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
     lines = [line.strip() for line in "".join(blocks).splitlines()]
-    return "\n".join(line for line in lines if not line.startswith(("pip install", "backstop check")))
+    return "\n".join(
+        line for line in lines if not line.startswith(("pip install", "backstop check"))
+    )
 
 
-def test_an_airflow_adopts_the_dags_by_the_lines_of_the_readme_and_of_the_how_to(wheel: Path, tmp_path: Path) -> None:
+def test_an_airflow_adopts_the_dags_by_the_lines_of_the_readme_and_of_the_how_to(
+    wheel: Path, tmp_path: Path
+) -> None:
     """In a fresh AIRFLOW_HOME, word for word; Airflow skips a file without the word `airflow`."""
     site = full_environment(tmp_path / "env", wheel)
     for page, heading, home in (
@@ -114,9 +134,12 @@ def test_an_airflow_adopts_the_dags_by_the_lines_of_the_readme_and_of_the_how_to
         ("docs/how-to/airflow.md", "Adopt the DAGs", tmp_path / "home"),
     ):
         subprocess.run(
-            ["sh", "-eu", "-c", shell_lines(page, heading)], cwd=tmp_path, check=True, timeout=120,
+            ["sh", "-eu", "-c", shell_lines(page, heading)],
+            cwd=tmp_path,
+            check=True,
+            timeout=120,
             env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "AIRFLOW_HOME": str(home)},
-        )  # fmt: skip
+        )
     names = sorted(path.stem for path in (ROOT / "dags").glob("*.py"))
     code = """
 import json, sys
@@ -134,15 +157,22 @@ print("FACTS" + json.dumps({
 }))
 """
     facts = run(
-        tmp_path / "env", code, str(tmp_path / "home" / "dags"), str(tmp_path / "readme" / "dags"),
-        AIRFLOW_HOME=str(tmp_path / "home"), AIRFLOW__CORE__LOAD_EXAMPLES="False",
-    )  # fmt: skip
+        tmp_path / "env",
+        code,
+        str(tmp_path / "home" / "dags"),
+        str(tmp_path / "readme" / "dags"),
+        AIRFLOW_HOME=str(tmp_path / "home"),
+        AIRFLOW__CORE__LOAD_EXAMPLES="False",
+    )
     assert facts["errors"] == {}
     assert sorted(facts["dags"]) == names
     assert facts["readme"] == ["reconcile"]
     assert facts["where"].startswith(str(site))
-    assert not [entry for entry in facts["path"] if entry.rstrip("/").endswith(("/include", "/plugins"))
-                and entry.startswith(str(ROOT))]  # fmt: skip
+    assert not [
+        entry
+        for entry in facts["path"]
+        if entry.rstrip("/").endswith(("/include", "/plugins")) and entry.startswith(str(ROOT))
+    ]
     assert "reconcile.py" in facts["jobs"]
     assert facts["pages"] == ["/backstop", "/backstop-metrics"]
     assert facts["loaded"] == []

@@ -40,7 +40,10 @@ def ann(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     world.run("control", "GRANT backstop_person TO ann")
     world.control("TRUNCATE decision_log, decision_checkpoint, people_policy")
     for database in ROLES:
-        monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", world.postgres.dsn("ann", password, database))
+        monkeypatch.setenv(
+            f"AIRFLOW_CONN_BACKSTOP_{database.upper()}",
+            world.postgres.dsn("ann", password, database),
+        )
     # As a duty's run keeps it.
     keep_policy(world.conn, world.settings)
     connection = connect(world.settings, Connections())
@@ -51,19 +54,38 @@ def ann(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def found(world: World, kind: str, *message_ids: str) -> int:
     with world.conn, world.conn.cursor() as cur:
         return open_case(
-            cur, kind=kind, topic="orders", group="billing", subject="", severity="warning", summary="s", evidence={},
-            members=[("shop_a", "orders", one, "billing") for one in message_ids], run_id=None,
-        )  # fmt: skip
+            cur,
+            kind=kind,
+            topic="orders",
+            group="billing",
+            subject="",
+            severity="warning",
+            summary="s",
+            evidence={},
+            members=[("shop_a", "orders", one, "billing") for one in message_ids],
+            run_id=None,
+        )
 
 
-def decided(world: World, ann: Any, case_id: int, action: str, who: str = "ann", **options: Any) -> Any:
+def decided(
+    world: World, ann: Any, case_id: int, action: str, who: str = "ann", **options: Any
+) -> Any:
     return decide(ann, world.settings, Connections(), case_id, action, who, "because", options)
 
 
-@pytest.mark.parametrize(("kind", "action"), [
-    ("unknown", "discard"), ("unknown", "void"), ("exhausted", "raise"), ("overdue", "resend"), ("unknown", "leave"),
-])  # fmt: skip
-def test_a_person_decides_a_case_with_a_login_that_can_do_no_more(world: World, ann: Any, kind: str, action: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "action"),
+    [
+        ("unknown", "discard"),
+        ("unknown", "void"),
+        ("exhausted", "raise"),
+        ("overdue", "resend"),
+        ("unknown", "leave"),
+    ],
+)
+def test_a_person_decides_a_case_with_a_login_that_can_do_no_more(
+    world: World, ann: Any, kind: str, action: str
+) -> None:
     if kind == "exhausted":
         world.stub("a", sends=4, status="exhausted")
     else:
@@ -72,7 +94,9 @@ def test_a_person_decides_a_case_with_a_login_that_can_do_no_more(world: World, 
     assert not decided(world, ann, case_id, action).left_out
     told = world.control(LOG)
     assert told[-1] == ("ann", "ann", action, f"case {case_id}", "because")
-    assert [entry[2] for entry in told[:-1]] == ([f"begin to {action}"] if action in ("void", "raise") else [])
+    assert [entry[2] for entry in told[:-1]] == (
+        [f"begin to {action}"] if action in ("void", "raise") else []
+    )
     add_note(ann, case_id, "ann", "told the shop")
 
 
@@ -92,34 +116,60 @@ def test_a_person_decides_dead_letters_and_replays_an_incident(world: World, ann
     ]
 
 
-def test_nobody_with_a_login_of_their_own_decides_in_anothers_name(world: World, ann: Any, capfd: Any) -> None:
+def test_nobody_with_a_login_of_their_own_decides_in_anothers_name(
+    world: World, ann: Any, capfd: Any
+) -> None:
     world.stub("a")
     case_id = found(world, "unknown", "a")
     with pytest.raises(DecisionRefused, match="The login ann cannot decide in the name of olga"):
         decided(world, ann, case_id, "discard", who="olga")
-    decision, note = ["cases", "decide", str(case_id), "discard", "--why", "w"], ["cases", "note", str(case_id), "--text", "x"]
+    decision, note = (
+        ["cases", "decide", str(case_id), "discard", "--why", "w"],
+        ["cases", "note", str(case_id), "--text", "x"],
+    )
     for arguments in (decision, note, ["pause", "--all", "--why", "w"]):
         assert run_app([*arguments, "--by", "olga"]) == 6, arguments
-    for query in ("SELECT 1 FROM delivery_decision", "SELECT 1 FROM pause", "SELECT 1 FROM case_note", LOG):
+    for query in (
+        "SELECT 1 FROM delivery_decision",
+        "SELECT 1 FROM pause",
+        "SELECT 1 FROM case_note",
+        LOG,
+    ):
         assert world.control(query) == []
     assert world.control("SELECT state, decision FROM case_file") == [("open", None)]
     # Without --by the login is the name, whoever the operating system says it is.
     for arguments in (decision, ["pause", "--all", "--why", "w"], ["resume", "--all"]):
         assert run_app(arguments) == 0, capfd.readouterr()
-    assert [entry[:3] for entry in world.control(LOG)] == [("ann", "ann", one) for one in ("discard", "pause", "resume")]
+    assert [entry[:3] for entry in world.control(LOG)] == [
+        ("ann", "ann", one) for one in ("discard", "pause", "resume")
+    ]
     assert world.control("SELECT decided_by FROM delivery_decision") == [("ann",)]
 
 
 @pytest.mark.parametrize(
     ("people", "may"),
     [
-        ({"deciders": ["olga"]}, False), ({"deciders": ["ann"]}, True), ({"deciders": [{"id": "7", "name": "ann"}]}, True),
+        ({"deciders": ["olga"]}, False),
+        ({"deciders": ["ann"]}, True),
+        ({"deciders": [{"id": "7", "name": "ann"}]}, True),
         ({"deciders": [{"id": "ann", "name": "bob"}]}, False),
         ({"deciders": ["ann"], "rules": [{"actions": ["void"], "deciders": ["olga"]}]}, False),
-        ({"deciders": ["ann"], "rules": [{"actions": ["void"], "topics": ["payments"], "deciders": ["olga"]}]}, True),
-        ({"deciders": ["olga"], "rules": [{"actions": ["void"], "topics": ["orders"], "deciders": ["ann"]}]}, True),
+        (
+            {
+                "deciders": ["ann"],
+                "rules": [{"actions": ["void"], "topics": ["payments"], "deciders": ["olga"]}],
+            },
+            True,
+        ),
+        (
+            {
+                "deciders": ["olga"],
+                "rules": [{"actions": ["void"], "topics": ["orders"], "deciders": ["ann"]}],
+            },
+            True,
+        ),
     ],
-)  # fmt: skip
+)
 def test_only_whom_the_policy_names_decides_by_action_and_topic(
     world: World, ann: Any, people: dict[str, Any], may: bool
 ) -> None:
@@ -128,7 +178,9 @@ def test_only_whom_the_policy_names_decides_by_action_and_topic(
     # What the duties' settings say counts, and not what a person brings.
     theirs = PeopleSettings.model_validate({"second_person": [], **people})
     keep_policy(world.conn, world.settings.model_copy(update={"people": theirs}))
-    world.settings = world.settings.model_copy(update={"people": PeopleSettings(deciders=None, second_person=())})
+    world.settings = world.settings.model_copy(
+        update={"people": PeopleSettings(deciders=None, second_person=())}
+    )
     if may:
         assert decided(world, ann, case_id, "void").counts["voided"] == 1
     else:
@@ -140,38 +192,68 @@ def test_only_whom_the_policy_names_decides_by_action_and_topic(
 @pytest.mark.parametrize(
     ("database", "statement"),
     [
-        ("control", "UPDATE decision_log SET who = 'olga'"), ("control", "DELETE FROM decision_log"),
-        ("control", "TRUNCATE decision_log"), ("control", "DROP TABLE decision_log"),
-        ("control", "INSERT INTO decision_log SELECT * FROM decision_log"), ("control", "SELECT forget_decisions(now())"),
-        ("control", "INSERT INTO decision_checkpoint (entry, hash) VALUES (9, '')"), ("control", "SET ROLE backstop_duty"),
-        ("control", "SET SESSION AUTHORIZATION postgres"), ("control", "DELETE FROM delivery_decision"),
-        ("control", "DELETE FROM case_file"), ("control", "UPDATE incident SET given = '{}'"),
-        ("control", "UPDATE case_question SET given = '{}'"), ("control", "DELETE FROM resend_request"),
+        ("control", "UPDATE decision_log SET who = 'olga'"),
+        ("control", "DELETE FROM decision_log"),
+        ("control", "TRUNCATE decision_log"),
+        ("control", "DROP TABLE decision_log"),
+        ("control", "INSERT INTO decision_log SELECT * FROM decision_log"),
+        ("control", "SELECT forget_decisions(now())"),
+        ("control", "INSERT INTO decision_checkpoint (entry, hash) VALUES (9, '')"),
+        ("control", "SET ROLE backstop_duty"),
+        ("control", "SET SESSION AUTHORIZATION postgres"),
+        ("control", "DELETE FROM delivery_decision"),
+        ("control", "DELETE FROM case_file"),
+        ("control", "UPDATE incident SET given = '{}'"),
+        ("control", "UPDATE case_question SET given = '{}'"),
+        ("control", "DELETE FROM resend_request"),
         ("control", "UPDATE incident SET planned_by = 'olga'"),
-        ("control", "UPDATE case_note SET written_by = 'olga'"), ("control", "DELETE FROM alert"),
-        ("control", "UPDATE case_member SET message_id = 'another'"), ("control", "UPDATE case_file SET topic = 'payments'"),
-        ("control", "INSERT INTO case_member (case_id, shard, topic, message_id, added_at) VALUES (1, 's', 't', 'm', now())"),
-        ("control", "INSERT INTO case_file (kind, topic, summary, state) VALUES ('unknown', 'orders', 's', 'closed')"),
-        ("control", "UPDATE progress SET next_offset = 0"), ("control", "DELETE FROM erasure"),
-        ("producer_a", "UPDATE message_stub SET send_count = 0"), ("producer_a", "DELETE FROM message_stub"),
-        ("producer_a", "INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('t', 'x', '', now())"),
-        ("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED'"), ("consumer_billing", "DELETE FROM consumer_log"),
+        ("control", "UPDATE case_note SET written_by = 'olga'"),
+        ("control", "DELETE FROM alert"),
+        ("control", "UPDATE case_member SET message_id = 'another'"),
+        ("control", "UPDATE case_file SET topic = 'payments'"),
+        (
+            "control",
+            "INSERT INTO case_member (case_id, shard, topic, message_id, added_at) VALUES (1, 's', 't', 'm', now())",
+        ),
+        (
+            "control",
+            "INSERT INTO case_file (kind, topic, summary, state) VALUES ('unknown', 'orders', 's', 'closed')",
+        ),
+        ("control", "UPDATE progress SET next_offset = 0"),
+        ("control", "DELETE FROM erasure"),
+        ("producer_a", "UPDATE message_stub SET send_count = 0"),
+        ("producer_a", "DELETE FROM message_stub"),
+        (
+            "producer_a",
+            "INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('t', 'x', '', now())",
+        ),
+        ("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED'"),
+        ("consumer_billing", "DELETE FROM consumer_log"),
     ],
-)  # fmt: skip
-def test_a_person_rewrites_nothing_and_reaches_nothing_else(world: World, ann: Any, database: str, statement: str) -> None:
+)
+def test_a_person_rewrites_nothing_and_reaches_nothing_else(
+    world: World, ann: Any, database: str, statement: str
+) -> None:
     url = Connections().url(f"backstop_{database}")
     connection = psycopg2.connect(url)
     try:
-        with pytest.raises((errors.InsufficientPrivilege, errors.InvalidParameterValue)), connection.cursor() as cursor:
+        with (
+            pytest.raises((errors.InsufficientPrivilege, errors.InvalidParameterValue)),
+            connection.cursor() as cursor,
+        ):
             cursor.execute(statement)
     finally:
         connection.close()
 
 
-def test_the_log_takes_the_login_from_the_session_and_its_clock_and_names_everybody(world: World, ann: Any) -> None:
+def test_the_log_takes_the_login_from_the_session_and_its_clock_and_names_everybody(
+    world: World, ann: Any
+) -> None:
     with ann, ann.cursor() as cursor:
         cursor.execute("SET TIME ZONE 'Asia/Tokyo'")
-        cursor.execute("SELECT append_decision('olga', 'void', 'case 1', 'w', '{\"at\": \"2001-01-01\"}')")
+        cursor.execute(
+            "SELECT append_decision('olga', 'void', 'case 1', 'w', '{\"at\": \"2001-01-01\"}')"
+        )
     told = world.control("SELECT login, who, at > now() - interval '1 minute' FROM decision_log")
     assert told == [("ann", "ann", True)], "a person's login is the name, whatever it says"
     for nobody in ("''", "' '", "NULL"):
@@ -199,17 +281,25 @@ def test_the_log_takes_the_login_from_the_session_and_its_clock_and_names_everyb
         "INSERT INTO incident (run_id, wanted, planned_by, why, shown) SELECT run_id, '{}', 'ann', 'w', '{}' FROM run",
         "INSERT INTO incident (run_id, wanted, planned_by, why, given) SELECT run_id, '{}', 'ann', 'w', '{}' FROM run",
         "INSERT INTO incident (run_id, wanted, planned_by, why, whole) SELECT run_id, '{}', 'ann', 'w', true FROM run",
-        "UPDATE run SET listed_in = NULL", "INSERT INTO people_policy (policy) VALUES ('{}')",
-        "UPDATE case_file SET decision = 'leave', decided_by = 'olga', why = 'w'", "UPDATE dead_letter SET decided_by = 'eve'",
+        "UPDATE run SET listed_in = NULL",
+        "INSERT INTO people_policy (policy) VALUES ('{}')",
+        "UPDATE case_file SET decision = 'leave', decided_by = 'olga', why = 'w'",
+        "UPDATE dead_letter SET decided_by = 'eve'",
         "UPDATE dead_letter SET decided_by = 'olga, approved by ann'",
         *(
             "INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by)"
             f" SELECT 'shop_a', 'orders', 'a', 1, 'r', {by} FROM case_file LIMIT 1"
-            for by in ("'olga'", "'person olga'", "'olga (incident 1)'", "'reconcile'", "'case ' || case_id")
+            for by in (
+                "'olga'",
+                "'person olga'",
+                "'olga (incident 1)'",
+                "'reconcile'",
+                "'case ' || case_id",
+            )
         ),
         "UPDATE case_file SET why = 'olga says so' WHERE decided_by = 'olga'",
         "UPDATE case_file SET decision = 'void' WHERE decided_by = 'olga'",
-        "UPDATE case_file SET evidence = '{\"decisions\": [{\"by\": \"olga\", \"action\": \"void\"}]}'",
+        'UPDATE case_file SET evidence = \'{"decisions": [{"by": "olga", "action": "void"}]}\'',
         "UPDATE case_file SET evidence = '{\"decisions\": []}' WHERE decided_by = 'olga'",
         "UPDATE dead_letter SET state = 'discarded', decision = 'discard', closed_at = now() WHERE decided_by = 'olga'",
         "INSERT INTO drained_broker (topic, broker, case_id, stated_by, why) VALUES ('orders', 'old', 1, 'olga', 'w')",
@@ -218,19 +308,24 @@ def test_the_log_takes_the_login_from_the_session_and_its_clock_and_names_everyb
         "INSERT INTO incident_delivery (run_id, place, shard, topic, message_id, consumer_group, send_number, route, reason,"
         " letters) SELECT run_id, 1, 'shop_a', 'orders', 'a', 'billing', 1, 'topic', 'r', '{}' FROM incident",
     ],
-)  # fmt: skip
-def test_a_row_in_anothers_name_is_refused_also_to_who_writes_it_by_hand(world: World, ann: Any, statement: str) -> None:
+)
+def test_a_row_in_anothers_name_is_refused_also_to_who_writes_it_by_hand(
+    world: World, ann: Any, statement: str
+) -> None:
     case_id = found(world, "unknown", "a")
     dead(world, "m", "poison")
     world.control("UPDATE dead_letter SET decided_by = 'olga', decision = 'wait'")
-    world.control("""
+    world.control(
+        """
         UPDATE case_file SET state = 'decided', decided_at = now(), decision = 'leave', decided_by = 'olga', why = 'known',
             evidence = '{"decisions": [{"by": "olga", "action": "leave"}]}';
         INSERT INTO case_file (kind, topic, summary) VALUES ('unknown', 'refunds', 's');
         INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why)
         VALUES ('shop_a', 'orders', 'z', %(case)s, 'olga', 'w');
         INSERT INTO message_version (shard, topic, message_id, content_version, content, written_by, why)
-        VALUES ('shop_a', 'orders', 'z', 1, '', 'the producer', 'w')""", {"case": case_id})
+        VALUES ('shop_a', 'orders', 'z', 1, '', 'the producer', 'w')""",
+        {"case": case_id},
+    )
     world.control("""
         WITH r AS (
             INSERT INTO run (duty, scope, token, policy_version, code_version)
@@ -266,47 +361,83 @@ SEEN = """
     VALUES ('shop_a', 'orders', 'q', 1, 'r', 'reconcile')"""
 
 
-def test_what_a_person_changes_by_sql_beside_the_program_is_in_the_log(world: World, ann: Any) -> None:
+def test_what_a_person_changes_by_sql_beside_the_program_is_in_the_log(
+    world: World, ann: Any
+) -> None:
     world.control(SEEN)
     dead(world, "m", "poison")
     for statement, subject in (
-        ("UPDATE incident SET approved_by = 'ann', approved_at = now() WHERE run_id = 1", "plan 1 of orders"),
+        (
+            "UPDATE incident SET approved_by = 'ann', approved_at = now() WHERE run_id = 1",
+            "plan 1 of orders",
+        ),
         ("UPDATE incident SET too_wide = false WHERE run_id = 2", "plan 2 of orders"),
         ("UPDATE incident_delivery SET asked_at = now()", "plan 1 of orders"),
-        ("INSERT INTO incident_delivery (run_id, place, shard, topic, message_id, consumer_group, send_number, route, reason)"
-         " VALUES (2, 1, 'shop_a', 'orders', 'z', 'billing', 1, 'topic', 'r')", "plan 2 of orders"),
+        (
+            "INSERT INTO incident_delivery (run_id, place, shard, topic, message_id, consumer_group, send_number, route, reason)"
+            " VALUES (2, 1, 'shop_a', 'orders', 'z', 'billing', 1, 'topic', 'r')",
+            "plan 2 of orders",
+        ),
         ("UPDATE proposal SET ended_at = now(), ended_by = 'ann', how = 'rejected'", "case 1"),
-        ("INSERT INTO proposal (case_id, action, who, why) VALUES (2, 'void', 'ann', 'w')", "case 2"),
-        ("UPDATE case_member SET settled_at = now()", "case 1"), ("DELETE FROM case_member", "case 1"),
+        (
+            "INSERT INTO proposal (case_id, action, who, why) VALUES (2, 'void', 'ann', 'w')",
+            "case 2",
+        ),
+        ("UPDATE case_member SET settled_at = now()", "case 1"),
+        ("DELETE FROM case_member", "case 1"),
         ("UPDATE case_file SET state = 'closed', closed_at = now() WHERE case_id = 1", "case 1"),
         ("UPDATE case_file SET summary = 'nothing' WHERE case_id = 2", "case 2"),
         ("UPDATE case_file SET why = 'another' WHERE case_id = 3", "case 3"),
-        ("INSERT INTO case_member (case_id, shard, topic, message_id) VALUES (2, 'shop_a', 'refunds', 'b')", "case 2"),
-        ("INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by)"
-         " VALUES ('shop_a', 'orders', 'n', 1, 'r', 'person ann')", "orders"),
+        (
+            "INSERT INTO case_member (case_id, shard, topic, message_id) VALUES (2, 'shop_a', 'refunds', 'b')",
+            "case 2",
+        ),
+        (
+            "INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by)"
+            " VALUES ('shop_a', 'orders', 'n', 1, 'r', 'person ann')",
+            "orders",
+        ),
         ("UPDATE resend_request SET state = 'not_needed' WHERE message_id = 'q'", "orders"),
         ("UPDATE resend_batch SET state = 'given_up', ended_at = now()", "orders"),
-        ("UPDATE dead_letter SET look_at = 'infinity'", "orders"), ("UPDATE queue_epoch SET accepted = true", "orders"),
-        ("INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, decided_by, why)"
-         " VALUES ('orders', 'd', 'billing', 'discard', 'ann', 'w')", "orders"),
-        ("INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why)"
-         " VALUES ('shop_a', 'orders', 'w', 3, 'ann', 'w')", "case 3"),
-        ("INSERT INTO message_version (shard, topic, message_id, content_version, content, case_id, written_by, why)"
-         " VALUES ('shop_a', 'orders', 'w', 1, 'x', 3, 'ann', 'w')", "case 3"),
+        ("UPDATE dead_letter SET look_at = 'infinity'", "orders"),
+        ("UPDATE queue_epoch SET accepted = true", "orders"),
+        (
+            "INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, decided_by, why)"
+            " VALUES ('orders', 'd', 'billing', 'discard', 'ann', 'w')",
+            "orders",
+        ),
+        (
+            "INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why)"
+            " VALUES ('shop_a', 'orders', 'w', 3, 'ann', 'w')",
+            "case 3",
+        ),
+        (
+            "INSERT INTO message_version (shard, topic, message_id, content_version, content, case_id, written_by, why)"
+            " VALUES ('shop_a', 'orders', 'w', 1, 'x', 3, 'ann', 'w')",
+            "case 3",
+        ),
         ("DELETE FROM pause", "refunds"),
-        ("INSERT INTO drained_broker (topic, broker, case_id, stated_by, why) VALUES ('orders', 'old', 3, 'ann', 'w')", "case 3"),
-    ):  # fmt: skip
+        (
+            "INSERT INTO drained_broker (topic, broker, case_id, stated_by, why) VALUES ('orders', 'old', 3, 'ann', 'w')",
+            "case 3",
+        ),
+    ):
         world.control("TRUNCATE decision_log, decision_checkpoint")
         with ann, ann.cursor() as cursor:
             cursor.execute(statement)
             assert cursor.rowcount == 1, statement
-        told = world.control("SELECT login, who, action, subject, details ->> 'table' FROM decision_log")
+        told = world.control(
+            "SELECT login, who, action, subject, details ->> 'table' FROM decision_log"
+        )
         verb, _, table, *_ = statement.replace("UPDATE ", "UPDATE x ").split()
         assert told == [("ann", "ann", f"{verb} by SQL", subject, table)], statement
         assert "'x'" not in str(world.control("SELECT details FROM decision_log")), "no content"
     with ann, ann.cursor() as cursor:
         cursor.execute("UPDATE case_member SET added_at = '2001-01-01'")
-    assert world.control("SELECT 1 FROM case_member WHERE added_at < now() - interval '1 minute'") == [], "it joins now"
+    assert (
+        world.control("SELECT 1 FROM case_member WHERE added_at < now() - interval '1 minute'")
+        == []
+    ), "it joins now"
     # The duties' own logins change all of it as before.
     world.control("TRUNCATE decision_log, decision_checkpoint; UPDATE case_file SET summary = 's2'")
     assert world.control(LOG) == []
@@ -316,8 +447,11 @@ def test_an_entry_about_something_else_covers_no_change_by_sql(world: World, ann
     world.control(SEEN)
     world.control("UPDATE case_file SET topic = 'payments' WHERE case_id = 3")
     with ann, ann.cursor() as cursor:
-        for statement in ("SELECT append_decision('ann', 'leave', 'case 3', 'w', '{}')", "UPDATE case_file SET summary = 'x'",
-                          "UPDATE resend_request SET not_before = 'infinity'"):  # fmt: skip
+        for statement in (
+            "SELECT append_decision('ann', 'leave', 'case 3', 'w', '{}')",
+            "UPDATE case_file SET summary = 'x'",
+            "UPDATE resend_request SET not_before = 'infinity'",
+        ):
             cursor.execute(statement)
     by_sql = [("UPDATE by SQL", "case 1"), ("UPDATE by SQL", "case 2"), ("UPDATE by SQL", "orders")]
     assert [entry[2:4] for entry in world.control(LOG)] == [("leave", "case 3"), *by_sql]
@@ -325,7 +459,10 @@ def test_an_entry_about_something_else_covers_no_change_by_sql(world: World, ann
         cursor.execute("SELECT append_decision('ann', 'pause', '*', 'w', '{}')")
         cursor.execute("UPDATE resend_request SET not_before = now()")
         cursor.execute("INSERT INTO pause (topic, paused_by, why) VALUES ('*', 'ann', 'w')")
-    assert [entry[2:4] for entry in world.control(LOG)][4:] == [("pause", "*"), ("UPDATE by SQL", "orders")]
+    assert [entry[2:4] for entry in world.control(LOG)][4:] == [
+        ("pause", "*"),
+        ("UPDATE by SQL", "orders"),
+    ]
     # What one transaction said covers nothing of the next.
     with ann, ann.cursor() as cursor:
         cursor.execute("UPDATE case_file SET summary = 'y' WHERE case_id = 3")
@@ -339,38 +476,53 @@ def test_an_entry_about_something_else_covers_no_change_by_sql(world: World, ann
         " VALUES ('sweep', '*', gen_random_uuid(), '1', '1')",
         "UPDATE run SET state = 'done', finished_at = now() WHERE run_id = 3",
         "UPDATE run SET state = 'abandoned', finished_at = now() WHERE run_id = 3",
-        "UPDATE run SET heartbeat_at = '-infinity' WHERE run_id = 3", "UPDATE run SET counts = '{}' WHERE run_id = 3",
-        "UPDATE duty_lease SET token = gen_random_uuid()", "UPDATE duty_lease SET heartbeat_at = '-infinity'",
-        "UPDATE duty_lease SET run_id = 1", "DELETE FROM duty_lease",
+        "UPDATE run SET heartbeat_at = '-infinity' WHERE run_id = 3",
+        "UPDATE run SET counts = '{}' WHERE run_id = 3",
+        "UPDATE duty_lease SET token = gen_random_uuid()",
+        "UPDATE duty_lease SET heartbeat_at = '-infinity'",
+        "UPDATE duty_lease SET run_id = 1",
+        "DELETE FROM duty_lease",
         "INSERT INTO duty_lease (duty, scope, token, run_id) VALUES ('sweep', '*', gen_random_uuid(), 1)",
         "INSERT INTO duty_lease (duty, scope, token, run_id, heartbeat_at)"
         " SELECT duty, scope, token, run_id, 'infinity' FROM run WHERE run_id = 1",
         "INSERT INTO owed_since (topic, consumer_group, owed_from) VALUES ('orders', 'shipping', 'infinity')",
         "INSERT INTO owed_since (topic, consumer_group) VALUES ('orders', 'shipping')",
     ],
-)  # fmt: skip
-def test_by_hand_a_person_opens_runs_that_are_dry_or_of_some_topics_alone(world: World, ann: Any, statement: str) -> None:
+)
+def test_by_hand_a_person_opens_runs_that_are_dry_or_of_some_topics_alone(
+    world: World, ann: Any, statement: str
+) -> None:
     world.control(SEEN)
     with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
         cursor.execute(statement)
     assert world.control("SELECT state, counts FROM run WHERE run_id = 3") == [("running", {})]
 
 
-def test_a_person_opens_a_dry_run_over_everything_also_after_one_that_died(world: World, ann: Any) -> None:
+def test_a_person_opens_a_dry_run_over_everything_also_after_one_that_died(
+    world: World, ann: Any
+) -> None:
     world.control(SEEN)
     world.control("UPDATE duty_lease SET heartbeat_at = now() - interval '3 min'")
     world.control("UPDATE run SET heartbeat_at = now() - interval '3 min'")
-    with pytest.raises(ConfigurationError, match="may not open the run: the login ann opens runs that are dry or of some topics"):
+    with pytest.raises(
+        ConfigurationError,
+        match="may not open the run: the login ann opens runs that are dry or of some topics",
+    ):
         open_run(ann, "sweep", "*", world.settings)
     run = open_run(ann, "reconcile", "*", world.settings, dry_run=True)
-    assert world.control("SELECT run_id, state FROM run WHERE duty = 'reconcile' ORDER BY run_id") == [
-        (3, "abandoned"), (run.run_id, "running"),
-    ]  # fmt: skip
+    assert world.control(
+        "SELECT run_id, state FROM run WHERE duty = 'reconcile' ORDER BY run_id"
+    ) == [
+        (3, "abandoned"),
+        (run.run_id, "running"),
+    ]
     close_run(ann, run, "done", {})
     assert world.control("SELECT 1 FROM duty_lease") == [] and world.control(LOG) == []
 
 
-def test_a_withdrawal_that_one_stub_refuses_is_done_for_the_others_by_a_persons_login_too(world: World, ann: Any) -> None:
+def test_a_withdrawal_that_one_stub_refuses_is_done_for_the_others_by_a_persons_login_too(
+    world: World, ann: Any
+) -> None:
     world.stub("a")
     world.stub("sent", sends=1, under_way=True)
     done = decided(world, ann, found(world, "unknown", "a", "sent"), "void")
@@ -378,14 +530,18 @@ def test_a_withdrawal_that_one_stub_refuses_is_done_for_the_others_by_a_persons_
     assert [world.stub_now(name)["status"] for name in ("a", "sent")] == ["voided", "pending"]
 
 
-def test_a_persons_refused_answer_puts_back_what_another_had_decided(world: World, ann: Any) -> None:
+def test_a_persons_refused_answer_puts_back_what_another_had_decided(
+    world: World, ann: Any
+) -> None:
     world.stub("a")
     case_id = found(world, "overdue", "a")
     decide(world.conn, world.settings, world.connections, case_id, "leave", "olga", "known", {})
     world.log("a", "billing", state="CONSUMING")
     with pytest.raises(DecisionRefused, match="does not fit"):
         decided(world, ann, case_id, "discard")
-    assert world.control("SELECT state, decision, decided_by, why FROM case_file") == [("decided", "leave", "olga", "known")]
+    assert world.control("SELECT state, decision, decided_by, why FROM case_file") == [
+        ("decided", "leave", "olga", "known")
+    ]
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -396,50 +552,87 @@ def test_a_refused_answer_puts_back_what_was_decided_and_not_what_a_person_wrote
     case_id = found(world, "overdue", "a")
     if left:
         decide(world.conn, world.settings, world.connections, case_id, "leave", "bob", "known", {})
-    before = world.control("SELECT state, decision, decided_by, why, decided_at, intention FROM case_file")
+    before = world.control(
+        "SELECT state, decision, decided_by, why, decided_at, intention FROM case_file"
+    )
     forged = """{"before": {"decision": "leave", "decided_by": "olga", "why": "refunded", "decided_at": "2026-11-20T10:00:00Z",
         "until": "9999-01-01"}}"""
     # In nobody's name, and in another's, nobody is about to decide.
     for name in ("", ", decision = 'leave', decided_by = 'olga', why = 'refunded'"):
         with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
-            cursor.execute(f"UPDATE case_file SET state = 'open', decided_at = NULL, intention = %s{name}", (forged,))
+            cursor.execute(
+                f"UPDATE case_file SET state = 'open', decided_at = NULL, intention = %s{name}",
+                (forged,),
+            )
     with ann, ann.cursor() as cursor:
-        cursor.execute("UPDATE case_file SET state = 'open', decided_at = NULL, decision = 'void', decided_by = 'ann', why = 'w',"
-                       " intention = %s", (forged,))  # fmt: skip
+        cursor.execute(
+            "UPDATE case_file SET state = 'open', decided_at = NULL, decision = 'void', decided_by = 'ann', why = 'w',"
+            " intention = %s",
+            (forged,),
+        )
     world.log("a", "billing", state="CONSUMING")
     with pytest.raises(DecisionRefused, match="does not fit"):
-        decide(world.conn, world.settings, world.connections, case_id, "discard", "carl", "because", {"once": "run 1"})
-    after = world.control("SELECT state, decision, decided_by, why, decided_at, intention FROM case_file")
+        decide(
+            world.conn,
+            world.settings,
+            world.connections,
+            case_id,
+            "discard",
+            "carl",
+            "because",
+            {"once": "run 1"},
+        )
+    after = world.control(
+        "SELECT state, decision, decided_by, why, decided_at, intention FROM case_file"
+    )
     assert after == (before if left else [("open", None, None, None, None, None)])
 
 
-def test_what_another_decided_before_is_not_decided_again_in_their_name(world: World, ann: Any) -> None:
+def test_what_another_decided_before_is_not_decided_again_in_their_name(
+    world: World, ann: Any
+) -> None:
     case_id = found(world, "overdue", "a")
     decide(world.conn, world.settings, world.connections, case_id, "leave", "olga", "known", {})
-    world.control("UPDATE case_file SET state = 'open', decided_at = NULL, decision = NULL, decided_by = NULL, why = NULL")
+    world.control(
+        "UPDATE case_file SET state = 'open', decided_at = NULL, decision = NULL, decided_by = NULL, why = NULL"
+    )
     again = "UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'olga', why = 'known', decided_at = now()"
     with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
         cursor.execute(again)
     # Nor is an answer that olga is giving now ended in her name.
-    world.control("UPDATE case_file SET decision = 'discard', decided_by = 'olga', why = 'w', intention = '{}'")
+    world.control(
+        "UPDATE case_file SET decision = 'discard', decided_by = 'olga', why = 'w', intention = '{}'"
+    )
     with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
-        cursor.execute("UPDATE case_file SET state = 'decided', decided_at = now(), intention = NULL")
-    assert world.control("SELECT state, decision, decided_by FROM case_file") == [("open", "discard", "olga")]
+        cursor.execute(
+            "UPDATE case_file SET state = 'decided', decided_at = now(), intention = NULL"
+        )
+    assert world.control("SELECT state, decision, decided_by FROM case_file") == [
+        ("open", "discard", "olga")
+    ]
 
 
 def test_a_decision_that_goes_without_being_put_back_is_in_the_log(world: World, ann: Any) -> None:
     case_id = found(world, "overdue", "a")
     decide(world.conn, world.settings, world.connections, case_id, "leave", "olga", "known", {})
     with ann, ann.cursor() as cursor:
-        cursor.execute("UPDATE case_file SET state = 'open', decided_at = NULL, decision = 'void', decided_by = 'ann', why = 'w',"
-                       " intention = '{}'")  # fmt: skip
+        cursor.execute(
+            "UPDATE case_file SET state = 'open', decided_at = NULL, decision = 'void', decided_by = 'ann', why = 'w',"
+            " intention = '{}'"
+        )
     assert [entry[2] for entry in world.control(LOG)] == ["leave"], "it may be put back"
     with ann, ann.cursor() as cursor:
-        cursor.execute("UPDATE case_file SET decision = NULL, decided_by = NULL, why = NULL, intention = NULL")
-    assert world.control(LOG)[1:] == [("ann", "ann", "UPDATE by SQL", f"case {case_id}", "changed beside the program")]
+        cursor.execute(
+            "UPDATE case_file SET decision = NULL, decided_by = NULL, why = NULL, intention = NULL"
+        )
+    assert world.control(LOG)[1:] == [
+        ("ann", "ann", "UPDATE by SQL", f"case {case_id}", "changed beside the program")
+    ]
 
 
-def test_when_anything_of_a_case_happened_is_by_the_databases_clock_and_in_the_log(world: World, ann: Any) -> None:
+def test_when_anything_of_a_case_happened_is_by_the_databases_clock_and_in_the_log(
+    world: World, ann: Any
+) -> None:
     case_id = found(world, "overdue", "a")
     decide(world.conn, world.settings, world.connections, case_id, "leave", "olga", "known", {})
     world.control("TRUNCATE decision_log, decision_checkpoint")
@@ -452,38 +645,68 @@ def test_when_anything_of_a_case_happened_is_by_the_databases_clock_and_in_the_l
             assert world.control(LOG)[-1][2:4] == ("UPDATE by SQL", f"case {case_id}")
     assert len(world.control(LOG)) == 6
     with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
-        cursor.execute("INSERT INTO case_note (case_id, written_by, note, written_at) VALUES (1, 'ann', 'n', '2001-01-01')")
+        cursor.execute(
+            "INSERT INTO case_note (case_id, written_by, note, written_at) VALUES (1, 'ann', 'n', '2001-01-01')"
+        )
 
 
 def test_an_answer_with_the_name_of_a_colleagues_is_another_answer(world: World, ann: Any) -> None:
     world.stub("a")
     case_id = found(world, "unknown", "a")
     with ann, ann.cursor() as cursor:
-        cursor.execute("INSERT INTO proposal (case_id, action, who, why, options) VALUES (%s, 'void', 'ann', 'w', %s)",
-                       (case_id, '{"once": "q"}'))  # fmt: skip
+        cursor.execute(
+            "INSERT INTO proposal (case_id, action, who, why, options) VALUES (%s, 'void', 'ann', 'w', %s)",
+            (case_id, '{"once": "q"}'),
+        )
         cursor.execute("UPDATE proposal SET ended_at = now(), ended_by = 'ann', how = 'rejected'")
         cursor.execute("""UPDATE case_file SET evidence = '{"decisions": [{"by": "ann", "once": "q"}]}', decision = 'discard',
             decided_by = 'ann', why = 'w', intention = '{"once": "q", "reached": true}'""")
     assert begun(world.conn, case_id, "q", "ann") and not begun(world.conn, case_id, "q", "olga")
-    done = decide(world.conn, world.settings, world.connections, case_id, "discard", "olga", "refunded", {"once": "q"})
-    assert not done.again and world.control("SELECT decided_by FROM delivery_decision") == [("olga",)]
+    done = decide(
+        world.conn,
+        world.settings,
+        world.connections,
+        case_id,
+        "discard",
+        "olga",
+        "refunded",
+        {"once": "q"},
+    )
+    assert not done.again and world.control("SELECT decided_by FROM delivery_decision") == [
+        ("olga",)
+    ]
     assert begun(world.conn, case_id, "q", "olga")
 
 
 @pytest.mark.parametrize(
     "change",
-    ["evidence = '[]'", "evidence = '5'", "evidence = '{\"decisions\": null}'", "intention = '[]'", "intention = '5'",
-     "intention = '{\"reached\": \"banana\"}'"],
-)  # fmt: skip
+    [
+        "evidence = '[]'",
+        "evidence = '5'",
+        "evidence = '{\"decisions\": null}'",
+        "intention = '[]'",
+        "intention = '5'",
+        'intention = \'{"reached": "banana"}\'',
+    ],
+)
 def test_nobody_makes_a_case_that_cannot_be_decided(world: World, ann: Any, change: str) -> None:
     world.stub("a")
     case_id = found(world, "unknown", "a")
     mine = ", decision = 'void', decided_by = 'ann', why = 'w'"
-    with pytest.raises((errors.CheckViolation, errors.InvalidParameterValue)), ann, ann.cursor() as cursor:
+    with (
+        pytest.raises((errors.CheckViolation, errors.InvalidParameterValue)),
+        ann,
+        ann.cursor() as cursor,
+    ):
         cursor.execute(f"UPDATE case_file SET {change}{mine}")
     with pytest.raises(errors.CheckViolation):
         world.control(f"UPDATE case_file SET {change}{mine}")
-    assert decide(world.conn, world.settings, world.connections, case_id, "discard", "bob", "w", {}).counts["discarded"] == 1
+    assert (
+        decide(
+            world.conn, world.settings, world.connections, case_id, "discard", "bob", "w", {}
+        ).counts["discarded"]
+        == 1
+    )
 
 
 def test_a_person_asks_for_a_list_and_the_duties_send_it(
@@ -492,18 +715,24 @@ def test_a_person_asks_for_a_list_and_the_duties_send_it(
     world.stub("a")
     listing = Listing("orders", ("a",), "ann", "lost")
     assert run_duty(world.settings, Connections(), scope=name_of(["orders"]), listing=listing) == {}
-    assert world.control("SELECT requested_by, state FROM resend_request") == [("person ann", "open")]
+    assert world.control("SELECT requested_by, state FROM resend_request") == [
+        ("person ann", "open")
+    ]
     assert world.control("SELECT state FROM run WHERE duty = 'resend'") == [("done",)]
     assert [entry[2:4] for entry in world.control(LOG)] == [("resend", "1 ids of orders")]
     for database in ROLES:
-        monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", world.postgres.admin_dsn(database))
+        monkeypatch.setenv(
+            f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", world.postgres.admin_dsn(database)
+        )
     assert run_duty(world.settings, Connections())["sent"] == 1
 
 
 def test_the_owner_of_the_tables_is_no_person_although_it_made_the_role(world: World) -> None:
     password = world.postgres.create_role("maker")
     world.run("control", "ALTER ROLE maker CREATEROLE; GRANT CONNECT ON DATABASE control TO maker")
-    world.run("control", "GRANT backstop_person TO maker WITH ADMIN OPTION, INHERIT FALSE, SET FALSE")
+    world.run(
+        "control", "GRANT backstop_person TO maker WITH ADMIN OPTION, INHERIT FALSE, SET FALSE"
+    )
     connection = psycopg2.connect(world.postgres.dsn("maker", password, "control"))
     try:
         assert person(connection) is None
@@ -517,25 +746,42 @@ def test_a_person_edits_and_another_approves_each_with_their_own_login(
     dead(world, "m", "poison")
     with world.conn, world.conn.cursor() as cur:
         case_id = open_case(
-            cur, kind="dead_letters", topic="orders", group="billing", subject="f", severity="warning", summary="s", evidence={},
-            members=[("shop_a", "orders", "m", "billing")], run_id=None,
-        )  # fmt: skip
+            cur,
+            kind="dead_letters",
+            topic="orders",
+            group="billing",
+            subject="f",
+            severity="warning",
+            summary="s",
+            evidence={},
+            members=[("shop_a", "orders", "m", "billing")],
+            run_id=None,
+        )
         cur.execute("UPDATE dead_letter SET case_id = %s", (case_id,))
     keep_policy(world.conn, world.settings.model_copy(update={"people": PeopleSettings()}))
-    assert decided(world, ann, case_id, "edit", message_ids=["m"], content=b"mended").counts == {"proposed": 1}
+    assert decided(world, ann, case_id, "edit", message_ids=["m"], content=b"mended").counts == {
+        "proposed": 1
+    }
     ((number,),) = world.control("SELECT proposal_id FROM proposal")
     with pytest.raises(DecisionRefused, match="cannot approve it"):
         decided(world, ann, case_id, "approve", proposal=number)
     # What bob has looked at by now is not changed beneath its number.
     for change in ("content = 'another'", "options = '{}'", "action = 'void'"):
-        with pytest.raises((errors.IntegrityConstraintViolation, errors.InsufficientPrivilege)), ann, ann.cursor() as cursor:
+        with (
+            pytest.raises((errors.IntegrityConstraintViolation, errors.InsufficientPrivilege)),
+            ann,
+            ann.cursor() as cursor,
+        ):
             cursor.execute(f"UPDATE proposal SET {change}")
         with pytest.raises(errors.IntegrityConstraintViolation):
             world.control(f"UPDATE proposal SET {change}")
     password = world.postgres.create_role("bob")
     world.run("control", "GRANT backstop_person TO bob")
     for database in ROLES:
-        monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", world.postgres.dsn("bob", password, database))
+        monkeypatch.setenv(
+            f"AIRFLOW_CONN_BACKSTOP_{database.upper()}",
+            world.postgres.dsn("bob", password, database),
+        )
     bob = connect(world.settings, Connections())
     decided(world, bob, case_id, "approve", who="bob", proposal=number)
     bob.close()
@@ -543,8 +789,10 @@ def test_a_person_edits_and_another_approves_each_with_their_own_login(
     versions = world.control("SELECT written_by FROM message_version ORDER BY content_version")
     assert versions == [("the producer",), ("ann, approved by bob",)]
     assert world.control("SELECT login, who, action FROM decision_log ORDER BY entry") == [
-        ("ann", "ann", "propose to edit"), ("bob", "bob", "begin to edit"), ("bob", "bob", "edit"),
-    ]  # fmt: skip
+        ("ann", "ann", "propose to edit"),
+        ("bob", "bob", "begin to edit"),
+        ("bob", "bob", "edit"),
+    ]
 
 
 def test_two_names_stand_where_one_proposed_it_and_the_other_approves_it_now_and_nowhere_else(
@@ -554,7 +802,10 @@ def test_two_names_stand_where_one_proposed_it_and_the_other_approves_it_now_and
     case_id, other = found(world, "unknown", "a", "b"), found(world, "overdue", "c")
     keep_policy(world.conn, world.settings.model_copy(update={"people": PeopleSettings()}))
     assert decided(world, ann, case_id, "void", message_ids=["a"]).counts == {"proposed": 1}
-    world.control("INSERT INTO proposal (case_id, action, who, why) VALUES (%s, 'raise', 'carl', 'w')", (other,))
+    world.control(
+        "INSERT INTO proposal (case_id, action, who, why) VALUES (%s, 'raise', 'carl', 'w')",
+        (other,),
+    )
     password = world.postgres.create_role("bob")
     world.run("control", "GRANT backstop_person TO bob")
     bob = psycopg2.connect(world.postgres.dsn("bob", password, "control"))
@@ -585,30 +836,45 @@ def test_two_names_stand_where_one_proposed_it_and_the_other_approves_it_now_and
         assert refused(who, mine.format(f"ended_by = '{name}', how = 'approved', ended_at = now()"))
     assert not refused(bob, mine.format("ended_by = 'bob'"))
     assert refused(ann, mine.format("ended_by = NULL")), "bob is applying it"
-    for statement in (withdraw(other, "a"), withdraw(other, "c"), withdraw(case_id, "b"), version,
-                      withdraw(case_id, "a").replace("'ann,", "'carl,"),
-                      "UPDATE case_file SET decision = 'void', decided_by = 'ann, approved by bob', why = 'w'"
-                      f" WHERE case_id = {other}",
-                      f"""
+    for statement in (
+        withdraw(other, "a"),
+        withdraw(other, "c"),
+        withdraw(case_id, "b"),
+        version,
+        withdraw(case_id, "a").replace("'ann,", "'carl,"),
+        "UPDATE case_file SET decision = 'void', decided_by = 'ann, approved by bob', why = 'w'"
+        f" WHERE case_id = {other}",
+        f"""
                       INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, case_id, decided_by, why)
-                      VALUES ('orders', 'a', 'billing', 'discard', {case_id}, 'ann, approved by bob', 'w')"""):  # fmt: skip
+                      VALUES ('orders', 'a', 'billing', 'discard', {case_id}, 'ann, approved by bob', 'w')""",
+    ):
         assert refused(bob, statement), statement
     assert not refused(bob, withdraw(case_id, "a"))
     assert not refused(bob, mine.format("how = 'approved', ended_at = now()"))
     assert refused(bob, withdraw(case_id, "a").replace("shop_a", "shop_b")), "it has ended"
-    assert refused(bob, mine.format("how = NULL, ended_at = NULL, ended_by = NULL")), "what has ended stays so"
+    assert refused(bob, mine.format("how = NULL, ended_at = NULL, ended_by = NULL")), (
+        "what has ended stays so"
+    )
     bob.close()
 
 
-def test_who_reads_a_content_is_in_the_log_before_it_is_shown(world: World, ann: Any, tmp_path: Any, capfd: Any) -> None:
+def test_who_reads_a_content_is_in_the_log_before_it_is_shown(
+    world: World, ann: Any, tmp_path: Any, capfd: Any
+) -> None:
     number = dead(world, "m", "poison")
-    for arguments in (["show", str(number)], ["show", str(number), "--raw"], ["export", "--output", str(tmp_path / "x")]):
+    for arguments in (
+        ["show", str(number)],
+        ["show", str(number), "--raw"],
+        ["export", "--output", str(tmp_path / "x")],
+    ):
         assert run_app(["dead-letters", *arguments]) == 0, capfd.readouterr()
     read = f"dead letter {number}"
     told = [("ann", "ann", "read contents", what) for what in (read, read, "dead letters")]
     assert [entry[:4] for entry in world.control(LOG)] == told
     # Where it cannot be noted nothing is shown.
-    world.control("REVOKE EXECUTE ON FUNCTION append_decision(text, text, text, text, jsonb) FROM backstop_person")
+    world.control(
+        "REVOKE EXECUTE ON FUNCTION append_decision(text, text, text, text, jsonb) FROM backstop_person"
+    )
     capfd.readouterr()
     assert run_app(["dead-letters", "show", str(number), "--raw"]) != 0
     assert capfd.readouterr().out == ""
@@ -627,14 +893,20 @@ def test_what_a_newer_program_kept_of_the_policy_is_passed_over(world: World, an
     assert decided(world, ann, found(world, "unknown", "a"), "discard").counts["discarded"] == 1
 
 
-def test_a_table_of_the_same_name_does_not_swallow_what_somebody_decides(world: World, ann: Any) -> None:
+def test_a_table_of_the_same_name_does_not_swallow_what_somebody_decides(
+    world: World, ann: Any
+) -> None:
     with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
         cursor.execute("CREATE TEMP TABLE decision_log (x int)")
     # The duties' login may make one.
-    other = connect(world.settings, Connections(resolver=lambda _: world.postgres.admin_dsn("control")))
+    other = connect(
+        world.settings, Connections(resolver=lambda _: world.postgres.admin_dsn("control"))
+    )
     with other, other.cursor() as cursor:
         cursor.execute("CREATE TEMP TABLE decision_log (LIKE public.decision_log INCLUDING ALL)")
-        cursor.execute("CREATE TEMP TABLE decision_checkpoint AS SELECT 99::bigint AS entry, 'x'::text AS hash")
+        cursor.execute(
+            "CREATE TEMP TABLE decision_checkpoint AS SELECT 99::bigint AS entry, 'x'::text AS hash"
+        )
         cursor.execute("SELECT append_decision('ann', 'void', 'case 1', 'w', '{}')")
     other.close()
     assert world.control("SELECT entry, previous, who FROM decision_log") == [(1, "", "ann")]
@@ -646,22 +918,32 @@ BROKEN = "SELECT entry FROM ({}) AS found (entry, topic, message_id, consumer_gr
 @pytest.mark.parametrize(
     ("change", "broken"),
     [
-        ("SELECT 1", []), ("UPDATE decision_log SET why = 'x' WHERE entry = 2", ["2"]),
+        ("SELECT 1", []),
+        ("UPDATE decision_log SET why = 'x' WHERE entry = 2", ["2"]),
         ("UPDATE decision_log SET at = at + interval '1 s' WHERE entry = 3", ["3"]),
-        ("DELETE FROM decision_log WHERE entry = 2", ["3"]), ("DELETE FROM decision_log WHERE entry = 1", ["2"]),
+        ("DELETE FROM decision_log WHERE entry = 2", ["3"]),
+        ("DELETE FROM decision_log WHERE entry = 1", ["2"]),
         ("UPDATE decision_log SET entry = 9 WHERE entry = 4", ["9"]),
-        ("SELECT forget_decisions((SELECT at + interval '1 us' FROM decision_log WHERE entry = 2))", []),
+        (
+            "SELECT forget_decisions((SELECT at + interval '1 us' FROM decision_log WHERE entry = 2))",
+            [],
+        ),
         ("SELECT forget_decisions('infinity')", []),
-        ("SELECT forget_decisions((SELECT at + interval '1 us' FROM decision_log WHERE entry = 2));"
-         " DELETE FROM decision_log WHERE entry = 3", ["4"]),
+        (
+            "SELECT forget_decisions((SELECT at + interval '1 us' FROM decision_log WHERE entry = 2));"
+            " DELETE FROM decision_log WHERE entry = 3",
+            ["4"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_audit_finds_every_entry_that_was_changed_or_taken_out(
     world: World, ann: Any, change: str, broken: list[str]
 ) -> None:
     with ann, ann.cursor() as cursor:
         for place in range(4):
-            cursor.execute("SELECT append_decision('ann', 'void', %s, 'w', '{}')", (f"case {place}",))
+            cursor.execute(
+                "SELECT append_decision('ann', 'void', %s, 'w', '{}')", (f"case {place}",)
+            )
     world.control(change)
     query = BROKEN.format(load("backstop.audit", "control.sql")["decisions_are_whole"])
     assert [entry for (entry,) in world.control(query)] == broken

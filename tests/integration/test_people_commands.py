@@ -33,7 +33,10 @@ def ann(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     world.run("control", "GRANT backstop_person TO ann")
     world.control("TRUNCATE decision_log, decision_checkpoint")
     for database in ROLES:
-        monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", world.postgres.dsn("ann", password, database))
+        monkeypatch.setenv(
+            f"AIRFLOW_CONN_BACKSTOP_{database.upper()}",
+            world.postgres.dsn("ann", password, database),
+        )
     # As a duty's run keeps it.
     keep_policy(world.conn, world.settings)
     connection = connect(world.settings, Connections())
@@ -49,23 +52,32 @@ def told(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     return code, said.out + said.err
 
 
-def test_a_person_sees_what_duties_would_do_and_changes_nothing(world: World, ann: Any, capfd: Any) -> None:
+def test_a_person_sees_what_duties_would_do_and_changes_nothing(
+    world: World, ann: Any, capfd: Any
+) -> None:
     world.stub("m")
     world.log("ended", "billing", state="CONSUMING")
-    world.run("consumer_billing", "UPDATE consumer_log SET lease_expires_at = now() - interval '1 hour'")
+    world.run(
+        "consumer_billing", "UPDATE consumer_log SET lease_expires_at = now() - interval '1 hour'"
+    )
     world.control("""
         INSERT INTO watch_finding (rule, severity, title, body, over_at)
         VALUES ('backlog_age', 'warning', 't', 'b', now() - interval '9 years')""")
     dead(world, "d", "poison")
     for arguments, said in (
-        (("sweep", "--dry-run"), '"due":1'), (("retention", "--dry-run"), '"watch_finding":1'),
-        (("triage", "--dry-run"), "would ask a person"), (("resend", "--dry-run"), "counts"),
-    ):  # fmt: skip
+        (("sweep", "--dry-run"), '"due":1'),
+        (("retention", "--dry-run"), '"watch_finding":1'),
+        (("triage", "--dry-run"), "would ask a person"),
+        (("resend", "--dry-run"), "counts"),
+    ):
         code, text = told(capfd, "run", *arguments, "--json")
-        assert code == 0 and said in text.replace(": ", ":").replace("would:", "would "), (arguments, text)
-    assert world.control("SELECT duty, scope, state, dry_run, opened_by FROM run WHERE opened_by = 'ann' ORDER BY run_id") == [
-        (duty, "*", "done", True, "ann") for duty in ("sweep", "retention", "triage", "resend")
-    ]  # fmt: skip
+        assert code == 0 and said in text.replace(": ", ":").replace("would:", "would "), (
+            arguments,
+            text,
+        )
+    assert world.control(
+        "SELECT duty, scope, state, dry_run, opened_by FROM run WHERE opened_by = 'ann' ORDER BY run_id"
+    ) == [(duty, "*", "done", True, "ann") for duty in ("sweep", "retention", "triage", "resend")]
     ((newest,),) = world.control("SELECT max(run_id) FROM run")
     assert "by the login ann, ended" in told(capfd, "runs", "show", str(newest))[1]
     for table in ("duty_lease", "sweep_look", "sweep_place", "resend_request", "decision_log"):
@@ -74,15 +86,22 @@ def test_a_person_sees_what_duties_would_do_and_changes_nothing(world: World, an
 
 
 REFUSED = (
-    (("run", "reconcile"), "backstop where"), (("run", "reconcile", "--dry-run"), "backstop where"),
-    (("run", "reconcile", "--topic", "orders"), "backstop where"), (("run", "resend"), "--ids"),
-    (("run", "resend", "--topic", "orders"), "--ids"), (("run", "sweep"), "--dry-run"),
-    (("run", "sweep", "--group", "billing"), "--dry-run"), (("run", "triage"), "--dry-run"),
-    (("run", "triage", "--topic", "orders"), "--dry-run"), (("run", "retention", "--now"), "--dry-run"),
-    (("run", "audit"), "the duty itself"), (("run", "watch"), "the duty itself"), (("alerts", "deliver"), "the duty itself"),
+    (("run", "reconcile"), "backstop where"),
+    (("run", "reconcile", "--dry-run"), "backstop where"),
+    (("run", "reconcile", "--topic", "orders"), "backstop where"),
+    (("run", "resend"), "--ids"),
+    (("run", "resend", "--topic", "orders"), "--ids"),
+    (("run", "sweep"), "--dry-run"),
+    (("run", "sweep", "--group", "billing"), "--dry-run"),
+    (("run", "triage"), "--dry-run"),
+    (("run", "triage", "--topic", "orders"), "--dry-run"),
+    (("run", "retention", "--now"), "--dry-run"),
+    (("run", "audit"), "the duty itself"),
+    (("run", "watch"), "the duty itself"),
+    (("alerts", "deliver"), "the duty itself"),
     (("prove", "orders", "--from", "2026-11-01T00:00Z", "--to", "2026-11-02T00:00Z"), "DAG prove"),
     (("erase", "--topic", "orders", "--id", "gone", "--why", "w"), "--by ann"),
-)  # fmt: skip
+)
 
 
 def test_what_the_duties_alone_may_do_is_refused_in_a_sentence_before_anything_is_touched(
@@ -99,14 +118,22 @@ def test_what_the_duties_alone_may_do_is_refused_in_a_sentence_before_anything_i
         code, said = told(capfd, *arguments)
         assert code == 2 and "The login ann does not" in said and instead in said, said
         assert "unexpected" not in said and "unaffected" in said
-        assert {table: world.control(f"SELECT count(*) FROM {table}") for table in UNTOUCHED} == seen, arguments
+        assert {
+            table: world.control(f"SELECT count(*) FROM {table}") for table in UNTOUCHED
+        } == seen, arguments
     assert world.control("SELECT xmin, * FROM resend_request") == before
 
 
-def test_a_privilege_that_is_missing_is_said_in_a_sentence(world: World, ann: Any, capfd: Any) -> None:
+def test_a_privilege_that_is_missing_is_said_in_a_sentence(
+    world: World, ann: Any, capfd: Any
+) -> None:
     world.control("REVOKE SELECT ON case_file FROM backstop_person")
     code, said = told(capfd, "cases", "list")
-    assert code == 2 and "This login may not do that: permission denied for table case_file." in said and "unexpected" not in said
+    assert (
+        code == 2
+        and "This login may not do that: permission denied for table case_file." in said
+        and "unexpected" not in said
+    )
 
 
 def test_a_dry_run_keeps_no_duty_waiting(world: World, ann: Any) -> None:
@@ -117,25 +144,33 @@ def test_a_dry_run_keeps_no_duty_waiting(world: World, ann: Any) -> None:
     with pytest.raises(RunRefused, match="Another sweep over everything"):
         open_run(world.conn, "sweep", "*", world.settings)
     assert world.control("SELECT duty, dry_run, opened_by FROM run ORDER BY run_id") == [
-        ("sweep", True, "ann"), ("sweep", False, world.control("SELECT session_user::text")[0][0]),
-    ]  # fmt: skip
+        ("sweep", True, "ann"),
+        ("sweep", False, world.control("SELECT session_user::text")[0][0]),
+    ]
     # One that died is taken over by the next dry run, and abandoned by the next run of any kind.
     world.control("UPDATE duty_lease SET heartbeat_at = now() - interval '3 min'")
     world.control("UPDATE run SET heartbeat_at = now() - interval '3 min'")
     open_run(world.conn, "sweep", "*", world.settings)
-    assert world.control("SELECT state FROM run ORDER BY run_id") == [("abandoned",), ("abandoned",), ("running",)]
+    assert world.control("SELECT state FROM run ORDER BY run_id") == [
+        ("abandoned",),
+        ("abandoned",),
+        ("running",),
+    ]
     assert world.control("SELECT duty, scope FROM duty_lease") == [("sweep", "*")]
 
 
-def test_by_sql_a_person_holds_no_lease_of_a_duty_and_none_into_the_future(world: World, ann: Any) -> None:
+def test_by_sql_a_person_holds_no_lease_of_a_duty_and_none_into_the_future(
+    world: World, ann: Any
+) -> None:
     run = open_run(ann, "sweep", "*", world.settings, dry_run=True)
     with ann, ann.cursor() as cursor:
         cursor.execute("UPDATE duty_lease SET heartbeat_at = clock_timestamp() + interval '59 s'")
     assert world.control("SELECT heartbeat_at <= clock_timestamp() FROM duty_lease") == [(True,)]
     for statement in (
-        "UPDATE duty_lease SET duty = 'sweep'", "UPDATE duty_lease SET scope = 'x'",
+        "UPDATE duty_lease SET duty = 'sweep'",
+        "UPDATE duty_lease SET scope = 'x'",
         "INSERT INTO duty_lease (duty, scope, token, run_id) SELECT duty, scope, token, run_id FROM run",
-    ):  # fmt: skip
+    ):
         with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
             cursor.execute(statement)
     # Its own it keeps, adds to and ends.
@@ -151,11 +186,15 @@ def test_a_run_of_some_topics_is_whose_login_opened_it(world: World, ann: Any, o
     if opener == "bob":
         world.control("UPDATE run SET opened_by = 'bob'")
     for statement in (
-        "UPDATE duty_lease SET token = gen_random_uuid()", "UPDATE duty_lease SET heartbeat_at = '-infinity'",
-        "DELETE FROM duty_lease", "UPDATE run SET state = 'done', finished_at = now()",
-        "UPDATE run SET heartbeat_at = '-infinity'", "UPDATE run SET counts = '{\"sent\": 7}'", "UPDATE run SET error = 'x'",
+        "UPDATE duty_lease SET token = gen_random_uuid()",
+        "UPDATE duty_lease SET heartbeat_at = '-infinity'",
+        "DELETE FROM duty_lease",
+        "UPDATE run SET state = 'done', finished_at = now()",
+        "UPDATE run SET heartbeat_at = '-infinity'",
+        "UPDATE run SET counts = '{\"sent\": 7}'",
+        "UPDATE run SET error = 'x'",
         "UPDATE run SET only_ids = '{}'",
-    ):  # fmt: skip
+    ):
         with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
             cursor.execute(statement)
     beat(world.conn, run)
@@ -169,16 +208,24 @@ def test_a_run_of_some_topics_is_whose_login_opened_it(world: World, ann: Any, o
 def test_no_run_of_a_person_breaks_what_everybody_reads(world: World, ann: Any, capfd: Any) -> None:
     open_run(ann, "sweep", "*", world.settings, dry_run=True)
     for column, value in (
-        ("counts", "5"), ("counts", "[]"), ("counts", '{"due": "many"}'), ("counts", '{"due": 1e300}'),
+        ("counts", "5"),
+        ("counts", "[]"),
+        ("counts", '{"due": "many"}'),
+        ("counts", '{"due": 1e300}'),
         ("counts", '{"due": 0.5}'),
-        ("phases", "5"), ("phases", '{"judge": [1]}'),
-    ):  # fmt: skip
+        ("phases", "5"),
+        ("phases", '{"judge": [1]}'),
+    ):
         refused = (errors.InsufficientPrivilege, errors.CheckViolation)
         with pytest.raises(refused), ann, ann.cursor() as cursor:
             cursor.execute(f"UPDATE run SET {column} = %s", (value,))
     with ann, ann.cursor() as cursor:
-        cursor.execute("UPDATE run SET state = 'done', finished_at = 'infinity', heartbeat_at = 'infinity'")
-    assert world.control("SELECT finished_at <= clock_timestamp(), heartbeat_at <= clock_timestamp() FROM run") == [(True, True)]
+        cursor.execute(
+            "UPDATE run SET state = 'done', finished_at = 'infinity', heartbeat_at = 'infinity'"
+        )
+    assert world.control(
+        "SELECT finished_at <= clock_timestamp(), heartbeat_at <= clock_timestamp() FROM run"
+    ) == [(True, True)]
     code, said = told(capfd, "runs", "list", "--json")
     assert code == 0 and json.loads(said), said
 
@@ -202,17 +249,25 @@ def test_a_persons_dead_run_is_abandoned_by_another_person(world: World, ann: An
     world.control(dead_since.format("duty_lease"))
     run = open_run(ann, "resend", name_of(["orders"]), world.settings)
     assert world.control("SELECT state FROM run ORDER BY run_id") == [("abandoned",), ("running",)]
-    assert world.control("SELECT run_id FROM duty_lease") == [(run.run_id,)] and world.control(LOG) == []
+    assert (
+        world.control("SELECT run_id FROM duty_lease") == [(run.run_id,)]
+        and world.control(LOG) == []
+    )
 
 
 def test_the_pages_login_reads_no_table_and_no_column_that_nobody_named(world: World) -> None:
-    world.control("CREATE TABLE told_in_confidence (word text); GRANT ALL ON told_in_confidence TO backstop_duty")
+    world.control(
+        "CREATE TABLE told_in_confidence (word text); GRANT ALL ON told_in_confidence TO backstop_duty"
+    )
     world.control("ALTER TABLE dead_letter ADD COLUMN opened_text text")
     grant(world.postgres.admin_dsn("control"), "control")
     reads = "SELECT has_column_privilege('backstop_reader', %s, %s, 'SELECT')"
     for table, column, may in (
-        ("told_in_confidence", "word", False), ("dead_letter", "opened_text", False), ("dead_letter", "state", True),
-        ("run", "opened_by", True), ("dead_letter", "content", False),
-    ):  # fmt: skip
+        ("told_in_confidence", "word", False),
+        ("dead_letter", "opened_text", False),
+        ("dead_letter", "state", True),
+        ("run", "opened_by", True),
+        ("dead_letter", "content", False),
+    ):
         assert world.control(reads, (table, column)) == [(may,)], (table, column)
     world.control("DROP TABLE told_in_confidence; ALTER TABLE dead_letter DROP COLUMN opened_text")

@@ -82,8 +82,18 @@ def with_history(never_analysed: PostgresWorld) -> tuple[PostgresWorld, datetime
 
 @pytest.mark.parametrize(
     "name",
-    ["stubs", "attempts", "contents", "sizes", "claim", "settle", "promote", "stub_columns of_keys",
-     "attempt_columns attempts_of_keys", "logs"],
+    [
+        "stubs",
+        "attempts",
+        "contents",
+        "sizes",
+        "claim",
+        "settle",
+        "promote",
+        "stub_columns of_keys",
+        "attempt_columns attempts_of_keys",
+        "logs",
+    ],
 )
 def test_what_is_asked_by_key_goes_through_the_primary_key_even_without_statistics(
     never_analysed: PostgresWorld, name: str
@@ -107,7 +117,8 @@ def test_what_is_asked_by_key_goes_through_the_primary_key_even_without_statisti
         "queue_offsets": [1],
         "queue_epochs": ["e"],
         "broker_message_ids": [None],
-        "errors": [None], "max_send_seconds": [None],
+        "errors": [None],
+        "max_send_seconds": [None],
         "old_statuses": ["pending"],
         "new_statuses": ["confirmed"],
         "send_counts": [2],
@@ -119,24 +130,36 @@ def test_what_is_asked_by_key_goes_through_the_primary_key_even_without_statisti
         "as_of": datetime.now(UTC),
         "own_as_of": datetime.now(UTC),
     }
-    database, file = ("consumer", "postgresql_logs.sql") if name == "logs" else ("producer", "postgresql_stubs.sql")
+    database, file = (
+        ("consumer", "postgresql_logs.sql")
+        if name == "logs"
+        else ("producer", "postgresql_stubs.sql")
+    )
     queries = load("backstop.stores", file)
     if name == "logs":
         statement = f"SELECT {queries['rule_columns']}, {queries['broken']} {queries['of_keys']}"
     else:
         statement = " ".join(queries[part] for part in name.split())
     nodes = plan_nodes(never_analysed, statement, values, database=database)
-    ours = [node for node in nodes if node.get("Relation Name") in ("message_stub", "send_attempt", "consumer_log")]
+    ours = [
+        node
+        for node in nodes
+        if node.get("Relation Name") in ("message_stub", "send_attempt", "consumer_log")
+    ]
     assert ours and not [node for node in ours if node["Node Type"] == "Seq Scan"]
     used = {node["Index Name"] for node in nodes if "Index Name" in node}
     assert used <= {"message_stub_pkey", "send_attempt_pkey", "consumer_log_pkey"} and used
 
 
-def plan_nodes(world: PostgresWorld, statement: str, values: Any = None, *, database: str = "producer") -> list[dict[str, Any]]:
+def plan_nodes(
+    world: PostgresWorld, statement: str, values: Any = None, *, database: str = "producer"
+) -> list[dict[str, Any]]:
     """Every node of the plan; executed unless there are values (of a statement that would change
     something)."""
     how = "FORMAT JSON" if values else "ANALYZE, FORMAT JSON"
-    ((plan,),) = [row.values() for row in world.run(database, f"EXPLAIN ({how}) {statement}", values)]
+    ((plan,),) = [
+        row.values() for row in world.run(database, f"EXPLAIN ({how}) {statement}", values)
+    ]
     waiting, nodes = [plan[0]["Plan"]], []
     while waiting:
         node = waiting.pop()
@@ -163,7 +186,9 @@ def test_what_a_scan_reads_follows_what_is_due_and_not_history(
     read = 0.0
     for part in parts:
         nodes = plan_nodes(world, part.statements["stubs"])
-        assert {node.get("Index Name") for node in nodes if "Index Name" in node} == {"message_stub_due"}
+        assert {node.get("Index Name") for node in nodes if "Index Name" in node} == {
+            "message_stub_due"
+        }
         assert not [node for node in nodes if node["Node Type"] == "Seq Scan"]
         read += rows_touched(nodes, "message_stub")
         nodes = plan_nodes(world, part.statements["attempts"])
@@ -187,7 +212,9 @@ def test_finding_what_is_due_and_what_was_left_under_way_reads_no_history(
         world,
         "SELECT 1 FROM message_stub WHERE attempt_token IS NOT NULL AND attempt_deadline <= statement_timestamp()",
     )
-    assert [node.get("Index Name") for node in nodes if "Index Name" in node] == ["message_stub_under_way"]
+    assert [node.get("Index Name") for node in nodes if "Index Name" in node] == [
+        "message_stub_under_way"
+    ]
 
 
 def test_each_due_stub_is_read_once_through_the_scan(
@@ -197,7 +224,9 @@ def test_each_due_stub_is_read_once_through_the_scan(
     monkeypatch.setattr(postgresql_scan, "FEW_ROWS", 0)
     odd = ["it's ?", 'a "b" {fn now()}', "back\\slash", "per%cent:x", "emoji-🚚", "line\nend"]
     for topic in odd:
-        world.put_stub(topic=topic, message_id=topic, next_check_at=datetime.now(UTC) - timedelta(hours=1))
+        world.put_stub(
+            topic=topic, message_id=topic, next_check_at=datetime.now(UTC) - timedelta(hours=1)
+        )
     try:
         with world.stubs() as store:
             parts = world.read(store.scan_due(datetime.now(UTC), Scope(topics=[*odd, "orders"]), 3))
@@ -213,8 +242,11 @@ def test_each_due_stub_is_read_once_through_the_scan(
 def test_rows_that_row_level_security_would_hide_are_refused(running: PostgresWorld) -> None:
     server, secret = running.server, running.server.create_role("tenant")
     running.put_stub()
-    running.run("producer", "GRANT CONNECT ON DATABASE producer TO tenant; GRANT SELECT ON message_stub TO tenant;"
-                            " ALTER TABLE message_stub ENABLE ROW LEVEL SECURITY")
+    running.run(
+        "producer",
+        "GRANT CONNECT ON DATABASE producer TO tenant; GRANT SELECT ON message_stub TO tenant;"
+        " ALTER TABLE message_stub ENABLE ROW LEVEL SECURITY",
+    )
     try:
         with (
             PostgresStubs("shop_a", server.dsn("tenant", secret, "producer")) as store,
@@ -262,7 +294,9 @@ def test_a_server_that_freezes_is_told_after_a_bounded_time(running: PostgresWor
     connection.close()
 
 
-def test_a_statement_beyond_a_limit_of_the_server_is_refused_and_the_connection_stays(running: PostgresWorld) -> None:
+def test_a_statement_beyond_a_limit_of_the_server_is_refused_and_the_connection_stays(
+    running: PostgresWorld,
+) -> None:
     connection = PostgresConnection("shard shop_a", running.server.admin_dsn("producer"))
     before = connection.rows("SELECT pg_backend_pid()")
     with pytest.raises(StoreUnavailable, match="refused: index row"):
@@ -274,7 +308,9 @@ def test_a_statement_beyond_a_limit_of_the_server_is_refused_and_the_connection_
     connection.close()
 
 
-def test_a_commit_that_no_synchronous_standby_confirmed_is_not_called_done(running: PostgresWorld) -> None:
+def test_a_commit_that_no_synchronous_standby_confirmed_is_not_called_done(
+    running: PostgresWorld,
+) -> None:
     """Somebody cancels the wait, and the server only warns: a failover may lose what was written."""
     url = running.server.admin_dsn("producer")
     connection = PostgresConnection("shard shop_a", url)
@@ -283,7 +319,9 @@ def test_a_commit_that_no_synchronous_standby_confirmed_is_not_called_done(runni
     owner.autocommit = True
 
     def write() -> list[tuple[Any, ...]]:
-        return connection.rows("UPDATE message_stub SET tag = 'x' WHERE message_id = 'not replicated' RETURNING tag")
+        return connection.rows(
+            "UPDATE message_stub SET tag = 'x' WHERE message_id = 'not replicated' RETURNING tag"
+        )
 
     with owner.cursor() as cursor, ThreadPoolExecutor() as threads:
         try:
@@ -296,11 +334,15 @@ def test_a_commit_that_no_synchronous_standby_confirmed_is_not_called_done(runni
             cancelled: list[Any] = []
             while not cancelled:
                 assert time.monotonic() < given_up
-                cursor.execute("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+                cursor.execute(
+                    "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+                )
                 cancelled = cursor.fetchall()
             with pytest.raises(StoreUnavailable, match="synchronous standby"):
                 writing.result()
-            assert connection.rows("SELECT tag FROM message_stub WHERE message_id = 'not replicated'") == [("x",)]
+            assert connection.rows(
+                "SELECT tag FROM message_stub WHERE message_id = 'not replicated'"
+            ) == [("x",)]
         finally:
             cursor.execute("ALTER SYSTEM RESET synchronous_standby_names")
             cursor.execute("SELECT pg_reload_conf()")
@@ -322,8 +364,14 @@ def test_a_store_whose_tables_are_missing_is_silent_not_empty(running: PostgresW
     assert not privileges.good and "SELECT on consumer_log" in privileges.says
 
 
-@pytest.mark.parametrize("url", ["postgresql://u:pa/ss@127.0.0.1:5432/x", "postgresql://u:p@ss@127.0.0.1/x", "::"])
+@pytest.mark.parametrize(
+    "url", ["postgresql://u:pa/ss@127.0.0.1:5432/x", "postgresql://u:p@ss@127.0.0.1/x", "::"]
+)
 def test_a_password_with_bare_signs_in_it_is_not_shown_by_the_driver_either(url: str) -> None:
     with pytest.raises(StoreUnavailable) as caught:
         PostgresConnection("shard shop_a", url).rows("SELECT 1")
-    assert "pa/ss" not in str(caught.value) and "ss@" not in str(caught.value) and '"pa"' not in str(caught.value)
+    assert (
+        "pa/ss" not in str(caught.value)
+        and "ss@" not in str(caught.value)
+        and '"pa"' not in str(caught.value)
+    )

@@ -41,7 +41,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
         for role in ROLES:
             running.create_database(role)
             migrate(running.admin_dsn(role), role)
-        with ThreadPoolExecutor(3) as pool:  # the roles belong to the server: three databases make them at once
+        with ThreadPoolExecutor(
+            3
+        ) as pool:  # the roles belong to the server: three databases make them at once
             list(pool.map(lambda role: grant(running.admin_dsn(role), role), ROLES))
         yield running
 
@@ -50,7 +52,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
 def logins(server: Postgres) -> dict[str, str]:
     """role -> password of a login that has this role alone."""
     passwords = {}
-    for role in ("backstop_app", "backstop_duty", "backstop_consumer", "backstop_reader", "backstop_person"):
+    for role in (
+        "backstop_app",
+        "backstop_duty",
+        "backstop_consumer",
+        "backstop_reader",
+        "backstop_person",
+    ):
         passwords[role] = server.create_role(f"login_of_{role}")
         run(server.admin_dsn(), f"GRANT {role} TO login_of_{role}")
     passwords["nobody"] = server.create_role("login_of_nobody")
@@ -88,20 +96,30 @@ def refused(url: str, statement: str) -> bool:
     return False
 
 
-def test_a_duty_can_do_all_that_the_store_of_stubs_does(server: Postgres, logins: dict[str, str]) -> None:
+def test_a_duty_can_do_all_that_the_store_of_stubs_does(
+    server: Postgres, logins: dict[str, str]
+) -> None:
     put_stub(server)
     now = datetime.now(UTC)
     with PostgresStubs("shop_a", as_(server, logins, "backstop_duty", "producer")) as store:
         assert store.count_due(now, Scope(), 5) == 1
         with store.scan_due(now, Scope(), 2) as scan:
-            read = [store.read_part(part, lambda name, table: (name, table.num_rows)) for part in scan.parts]
+            read = [
+                store.read_part(part, lambda name, table: (name, table.num_rows))
+                for part in scan.parts
+            ]
         assert read == [[("stubs", 1)]]
         assert store.claim([Claim(KEY, 1, TOKEN, ["billing"], "r", 60, 60, 5, 5, True)]) == {KEY}
         assert store.settle([Settlement(KEY, 1, TOKEN, Outcome.SENT, Position(0, 0, "e"))]) == {KEY}
         assert store.recover(5) == []
-        assert store.promote([StubOutcome(KEY, "pending", "exhausted", 1, None)], datetime.now(UTC)) == 1
+        assert (
+            store.promote([StubOutcome(KEY, "pending", "exhausted", 1, None)], datetime.now(UTC))
+            == 1
+        )
         assert store.raise_max_sends(KEY, 9) and store.void(KEY)
-        assert len(store.stubs([KEY])) == len(store.attempts([KEY])) == len(store.contents([KEY])) == 1
+        assert (
+            len(store.stubs([KEY])) == len(store.attempts([KEY])) == len(store.contents([KEY])) == 1
+        )
         assert all(finding.good for finding in store.check()), store.check()
 
 
@@ -121,11 +139,15 @@ def test_a_duty_can_do_all_that_the_store_of_stubs_does(server: Postgres, logins
         "CREATE TABLE x (y int)",
     ],
 )
-def test_a_duty_cannot_change_a_message_or_what_was_recorded(server: Postgres, logins: dict[str, str], statement: str) -> None:
+def test_a_duty_cannot_change_a_message_or_what_was_recorded(
+    server: Postgres, logins: dict[str, str], statement: str
+) -> None:
     assert refused(as_(server, logins, "backstop_duty", "producer"), statement)
 
 
-def test_the_application_can_run_the_statements_of_the_wire_contract(server: Postgres, logins: dict[str, str]) -> None:
+def test_the_application_can_run_the_statements_of_the_wire_contract(
+    server: Postgres, logins: dict[str, str]
+) -> None:
     run(server.admin_dsn("producer"), "TRUNCATE message_stub, send_attempt")
     url = as_(server, logins, "backstop_app", "producer")
     values = {
@@ -169,23 +191,38 @@ def test_the_application_can_run_the_statements_of_the_wire_contract(server: Pos
         "UPDATE message_stub SET content = ''",
     ],
 )
-def test_the_application_cannot_decide_what_became_of_a_message(server: Postgres, logins: dict[str, str], statement: str) -> None:
+def test_the_application_cannot_decide_what_became_of_a_message(
+    server: Postgres, logins: dict[str, str], statement: str
+) -> None:
     assert refused(as_(server, logins, "backstop_app", "producer"), statement)
 
 
-def test_a_duty_takes_leases_back_and_changes_nothing_else_of_the_logs(server: Postgres, logins: dict[str, str]) -> None:
+def test_a_duty_takes_leases_back_and_changes_nothing_else_of_the_logs(
+    server: Postgres, logins: dict[str, str]
+) -> None:
     consumer = as_(server, logins, "backstop_consumer", "consumer")
     duty = as_(server, logins, "backstop_duty", "consumer")
-    run(consumer, "INSERT INTO consumer_log (consumer_group, topic, message_id, state, lease_expires_at)"
-                  " VALUES ('g', 'orders', 'stuck', 'CONSUMING', now() - interval '1 s')")  # fmt: skip
+    run(
+        consumer,
+        "INSERT INTO consumer_log (consumer_group, topic, message_id, state, lease_expires_at)"
+        " VALUES ('g', 'orders', 'stuck', 'CONSUMING', now() - interval '1 s')",
+    )
     with PostgresLeases("billing_db", duty) as leases:
         _, taken = leases.settle(["g"], {}, 10, False, lambda seen: seen)
     assert taken == {("g", "orders", "stuck")}
-    for column in ("consumed_at = now()", "owner_token = NULL", "attempts = 0", "fence = 9", "consumer_group = 'x'"):
+    for column in (
+        "consumed_at = now()",
+        "owner_token = NULL",
+        "attempts = 0",
+        "fence = 9",
+        "consumer_group = 'x'",
+    ):
         assert refused(duty, f"UPDATE consumer_log SET {column}")
 
 
-def test_a_duty_only_reads_the_logs_and_a_consumer_writes_them(server: Postgres, logins: dict[str, str]) -> None:
+def test_a_duty_only_reads_the_logs_and_a_consumer_writes_them(
+    server: Postgres, logins: dict[str, str]
+) -> None:
     consumer = as_(server, logins, "backstop_consumer", "consumer")
     duty = as_(server, logins, "backstop_duty", "consumer")
     insert = "INSERT INTO consumer_log (consumer_group, topic, message_id, state) VALUES ('g', 'orders', 'm-1', 'FAILED')"
@@ -195,28 +232,40 @@ def test_a_duty_only_reads_the_logs_and_a_consumer_writes_them(server: Postgres,
         assert store.logs("g", [KEY])[KEY].state == "EXPIRED"
         assert store.floor("g").year == 1
         assert all(finding.good for finding in store.check()), store.check()
-    for statement in (insert, "UPDATE consumer_log SET consumed_at = now()", "TRUNCATE consumer_log"):
+    for statement in (
+        insert,
+        "UPDATE consumer_log SET consumed_at = now()",
+        "TRUNCATE consumer_log",
+    ):
         assert refused(duty, statement)
     assert refused(consumer, "DELETE FROM consumer_log")
     assert refused(consumer, "UPDATE consumer_log_floor SET log_floor = now()")
 
 
-def test_a_duty_can_purge_and_erase_and_services_cannot(server: Postgres, logins: dict[str, str]) -> None:
+def test_a_duty_can_purge_and_erase_and_services_cannot(
+    server: Postgres, logins: dict[str, str]
+) -> None:
     put_stub(server)
     url = server.admin_dsn("producer")
     run(url, "UPDATE message_stub SET status = 'voided', updated_at = now() - interval '1 h'")
-    run(url, """
+    run(
+        url,
+        """
         INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)
-        VALUES ('orders', 'm-1', 1, 'producer', now(), 'sent')""")
+        VALUES ('orders', 'm-1', 1, 'producer', now(), 'sent')""",
+    )
     stubs = PostgresStubPurge("shop_a", as_(server, logins, "backstop_duty", "producer"))
     assert stubs.erase(KEY)
     assert stubs.purge_stubs(stubs.old_stubs("orders", 60, 60, FIRST_STUB, 5)) == 1
     assert run(url, "SELECT 1 FROM send_attempt") == []
     stubs.close()
-    run(server.admin_dsn("consumer"), """
+    run(
+        server.admin_dsn("consumer"),
+        """
         TRUNCATE consumer_log;
         INSERT INTO consumer_log (consumer_group, topic, message_id, state, updated_at, first_received_at)
-        VALUES ('g', 'orders', 'm-1', 'FAILED', now() - interval '1 h', now() - interval '1 h')""")
+        VALUES ('g', 'orders', 'm-1', 'FAILED', now() - interval '1 h', now() - interval '1 h')""",
+    )
     logs = PostgresLogPurge("billing_db", as_(server, logins, "backstop_duty", "consumer"))
     run(server.admin_dsn("consumer"), "UPDATE consumer_log SET last_error = 'of anna'")
     assert logs.erase(KEY, ["g"]) == 1
@@ -227,10 +276,18 @@ def test_a_duty_can_purge_and_erase_and_services_cannot(server: Postgres, logins
 
 
 CONTENTS = (
-    ("dead_letter", "content"), ("dead_letter", "headers"), ("dead_letter", "error"), ("dead_letter_aside", "content"),
-    ("message_version", "content"), ("proposal", "content"), ("case_question", "given"), ("incident", "given"),
-)  # fmt: skip
+    ("dead_letter", "content"),
+    ("dead_letter", "headers"),
+    ("dead_letter", "error"),
+    ("dead_letter_aside", "content"),
+    ("message_version", "content"),
+    ("proposal", "content"),
+    ("case_question", "given"),
+    ("incident", "given"),
+)
 """What pages do not show."""
+
+
 def test_metrics_are_served_with_the_pages_login(server: Postgres, logins: dict[str, str]) -> None:
     connection = psycopg2.connect(as_(server, logins, "backstop_reader", "control"))
     try:
@@ -244,9 +301,14 @@ UNWRITTEN = ("backstop_control_version", "decision_log", "decision_checkpoint")
 """What nobody but the owner of the tables writes; decisions are appended by a function that runs as the owner."""
 
 
-def test_a_duty_writes_every_control_table_and_a_reader_none(server: Postgres, logins: dict[str, str]) -> None:
+def test_a_duty_writes_every_control_table_and_a_reader_none(
+    server: Postgres, logins: dict[str, str]
+) -> None:
     admin = server.admin_dsn("control")
-    tables = [name for (name,) in run(admin, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'")]
+    tables = [
+        name
+        for (name,) in run(admin, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+    ]
     assert len(tables) > 20
     for table in tables:
         for role, may in (("duty", table not in UNWRITTEN), ("reader", False)):
@@ -254,7 +316,9 @@ def test_a_duty_writes_every_control_table_and_a_reader_none(server: Postgres, l
                 query = "SELECT has_table_privilege(%s, %s, %s), has_any_column_privilege(%s, %s, 'SELECT')"
                 values = (f"backstop_{role}", table, privilege, f"backstop_{role}", table)
                 assert run(admin, query, values) == [(may, True)], (role, table, privilege)
-    duty, reader = (as_(server, logins, f"backstop_{role}", "control") for role in ("duty", "reader"))
+    duty, reader = (
+        as_(server, logins, f"backstop_{role}", "control") for role in ("duty", "reader")
+    )
     # An identity column's sequence needs no privilege of its own.
     run(
         duty,
@@ -263,15 +327,23 @@ def test_a_duty_writes_every_control_table_and_a_reader_none(server: Postgres, l
     assert len(run(reader, "SELECT 1 FROM run")) == 1
     assert refused(reader, "DELETE FROM run")
     for table, column in CONTENTS:
-        assert refused(reader, f"SELECT {column} FROM {table}") and not refused(duty, f"SELECT {column} FROM {table}"), table
+        assert refused(reader, f"SELECT {column} FROM {table}") and not refused(
+            duty, f"SELECT {column} FROM {table}"
+        ), table
     # Again, as an upgrade does: where a reader might read whole tables before.
     run(admin, "GRANT SELECT ON ALL TABLES IN SCHEMA public TO backstop_reader")
     grant(admin, "control")
-    assert refused(reader, "SELECT template FROM cause") and not refused(reader, "SELECT shown FROM cause")
-    assert refused(reader, "SELECT content FROM dead_letter") and not refused(reader, "SELECT state FROM dead_letter")
+    assert refused(reader, "SELECT template FROM cause") and not refused(
+        reader, "SELECT shown FROM cause"
+    )
+    assert refused(reader, "SELECT content FROM dead_letter") and not refused(
+        reader, "SELECT state FROM dead_letter"
+    )
 
 
-def test_a_login_without_a_role_can_look_at_nothing_and_is_told_what_is_missing(server: Postgres, logins: dict[str, str]) -> None:
+def test_a_login_without_a_role_can_look_at_nothing_and_is_told_what_is_missing(
+    server: Postgres, logins: dict[str, str]
+) -> None:
     run(server.admin_dsn(), "GRANT CONNECT ON DATABASE producer TO login_of_nobody")
     with PostgresStubs("shop_a", as_(server, logins, "nobody", "producer")) as store:
         with pytest.raises(StoreUnavailable, match=r"refused: permission denied") as caught:
@@ -280,20 +352,35 @@ def test_a_login_without_a_role_can_look_at_nothing_and_is_told_what_is_missing(
         privileges = next(finding for finding in store.check() if "privileges" in finding.subject)
     assert not privileges.good
     missing = re.findall(r"(\w+) on ([\w.]+)", privileges.says)
-    assert ("UPDATE", "message_stub.next_check_at") in missing and ("INSERT", "send_attempt") in missing
+    assert ("UPDATE", "message_stub.next_check_at") in missing and (
+        "INSERT",
+        "send_attempt",
+    ) in missing
 
 
 @pytest.mark.parametrize(
     ("database", "role", "table", "taken", "missing"),
     [
         # As the grants of 0.1.0 left it: the client's message goes out, and its outcome cannot be stored.
-        ("producer", "backstop_app", "message_stub", "UPDATE (attempted_at)", "UPDATE on message_stub.attempted_at"),
+        (
+            "producer",
+            "backstop_app",
+            "message_stub",
+            "UPDATE (attempted_at)",
+            "UPDATE on message_stub.attempted_at",
+        ),
         ("producer", "backstop_app", "send_attempt", "INSERT", "INSERT on send_attempt"),
         ("consumer", "backstop_consumer", "consumer_log", "UPDATE", "UPDATE on consumer_log"),
     ],
 )
 def test_a_check_says_what_the_services_own_role_cannot_do(
-    server: Postgres, logins: dict[str, str], database: str, role: str, table: str, taken: str, missing: str
+    server: Postgres,
+    logins: dict[str, str],
+    database: str,
+    role: str,
+    table: str,
+    taken: str,
+    missing: str,
 ) -> None:
     def finding() -> Finding:
         kind: Any = PostgresStubs if database == "producer" else PostgresLogs
@@ -314,27 +401,41 @@ def test_a_check_says_what_the_services_own_role_cannot_do(
     assert finding().says == "all that the client needs"
 
 
-@pytest.mark.parametrize(("database", "table"), [("producer", "message_stub"), ("consumer", "consumer_log")])
+@pytest.mark.parametrize(
+    ("database", "table"), [("producer", "message_stub"), ("consumer", "consumer_log")]
+)
 def test_rows_that_row_level_security_hides_are_refused_and_never_absent(
     server: Postgres, logins: dict[str, str], database: str, table: str
 ) -> None:
     """Filtered rows would look like rows that are not there: a consumed message would be LOST, a lost stub would not exist."""
     admin, duty = server.admin_dsn(database), as_(server, logins, "backstop_duty", database)
     store: Any = PostgresStubs("one", duty) if database == "producer" else PostgresLogs("one", duty)
-    ask = (lambda: store.stubs([KEY])) if database == "producer" else (lambda: store.logs("g", [KEY]))
+    ask = (
+        (lambda: store.stubs([KEY])) if database == "producer" else (lambda: store.logs("g", [KEY]))
+    )
     with store:
-        run(admin, f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY; CREATE POLICY tenant ON {table} USING (topic = 'other')")
+        run(
+            admin,
+            f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY; CREATE POLICY tenant ON {table} USING (topic = 'other')",
+        )
         try:
-            with pytest.raises(StoreUnavailable, match="refused: query would be affected by row-level security"):
+            with pytest.raises(
+                StoreUnavailable, match="refused: query would be affected by row-level security"
+            ):
                 ask()
-            (finding,) = [finding for finding in store.check() if "row-level security" in finding.subject]
+            (finding,) = [
+                finding for finding in store.check() if "row-level security" in finding.subject
+            ]
             assert (finding.good, finding.says) == (False, f"hides rows of {table} from this login")
             run(server.admin_dsn(), "ALTER ROLE login_of_backstop_duty BYPASSRLS")
             ask()
             assert all(finding.good for finding in store.check()), store.check()
         finally:
             run(server.admin_dsn(), "ALTER ROLE login_of_backstop_duty NOBYPASSRLS")
-            run(admin, f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY; DROP POLICY tenant ON {table}")
+            run(
+                admin,
+                f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY; DROP POLICY tenant ON {table}",
+            )
 
 
 def test_check_names_what_a_bulk_scan_is_not_granted_and_a_grant_of_just_that_is_enough(
@@ -343,27 +444,39 @@ def test_check_names_what_a_bulk_scan_is_not_granted_and_a_grant_of_just_that_is
     admin = server.admin_dsn("consumer")
     with PostgresLogs("one", as_(server, logins, "backstop_duty", "consumer")) as store:
         try:
-            run(admin, "REVOKE EXECUTE ON FUNCTION pg_control_system(), pg_walfile_name(pg_lsn) FROM PUBLIC")
+            run(
+                admin,
+                "REVOKE EXECUTE ON FUNCTION pg_control_system(), pg_walfile_name(pg_lsn) FROM PUBLIC",
+            )
             with pytest.raises(Unavailable):
                 store.lineage()
             (bad,) = [finding for finding in store.check() if not finding.good]
             assert bad.subject.endswith("bulk scans")
             assert "may not call pg_control_system(), pg_walfile_name(pg_lsn)" in bad.says
             run(admin, bad.do.removeprefix("Let a superuser run: "))
-            assert store.continues(store.lineage()) and all(finding.good for finding in store.check())
+            assert store.continues(store.lineage()) and all(
+                finding.good for finding in store.check()
+            )
         finally:
-            run(admin, "REVOKE EXECUTE ON FUNCTION pg_control_system(), pg_walfile_name(pg_lsn) FROM backstop_duty;"
-                "GRANT EXECUTE ON FUNCTION pg_control_system(), pg_walfile_name(pg_lsn) TO PUBLIC")  # fmt: skip
+            run(
+                admin,
+                "REVOKE EXECUTE ON FUNCTION pg_control_system(), pg_walfile_name(pg_lsn) FROM backstop_duty;"
+                "GRANT EXECUTE ON FUNCTION pg_control_system(), pg_walfile_name(pg_lsn) TO PUBLIC",
+            )
 
 
-def test_the_duties_may_stage_where_nobody_else_may_make_temporary_tables(server: Postgres, logins: dict[str, str]) -> None:
+def test_the_duties_may_stage_where_nobody_else_may_make_temporary_tables(
+    server: Postgres, logins: dict[str, str]
+) -> None:
     statement = "CREATE TEMP TABLE incoming (LIKE staged_verdict) ON COMMIT DROP"
     run(server.dsn("login_of_backstop_duty", logins["backstop_duty"], "control"), statement)
     with pytest.raises(errors.InsufficientPrivilege):
         run(server.dsn("login_of_backstop_reader", logins["backstop_reader"], "control"), statement)
 
 
-def test_no_content_lands_in_the_servers_log_where_its_check_is_good(server: Postgres, logins: dict[str, str]) -> None:
+def test_no_content_lands_in_the_servers_log_where_its_check_is_good(
+    server: Postgres, logins: dict[str, str]
+) -> None:
     def finding() -> Finding:
         with PostgresStubs("shop_a", as_(server, logins, "backstop_duty", "producer")) as store:
             return next(one for one in store.check() if "server's log" in one.subject)
@@ -374,23 +487,31 @@ def test_no_content_lands_in_the_servers_log_where_its_check_is_good(server: Pos
         log = server.directory / "server.log"
         before = len(log.read_text(errors="replace"))
         with pytest.raises(errors.UniqueViolation):
-            run(as_(server, logins, "backstop_app", "producer"),
+            run(
+                as_(server, logins, "backstop_app", "producer"),
                 "INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('orders', 'm-1', %s, now())",
-                (content.encode(),))  # fmt: skip
+                (content.encode(),),
+            )
         return log.read_text(errors="replace")[before:]
 
     assert finding().good
     assert b"IBAN".hex() not in fails("IBAN DE89")
     app = "login_of_backstop_app"
     try:
-        loudest = {"log_min_error_statement": "error", "log_statement": "mod", "log_min_duration_statement": "0"}
+        loudest = {
+            "log_min_error_statement": "error",
+            "log_statement": "mod",
+            "log_min_duration_statement": "0",
+        }
         for setting, loud in loudest.items():
             run(server.admin_dsn(), f"ALTER ROLE {app} SET {setting} = '{loud}'")
             told = finding()
             assert not told.good and f"{setting} is {loud} for {app}" in told.says
             assert f"ALTER ROLE {app} SET {setting}" in told.do
             # How long a statement took is logged of those that do not fail.
-            assert (b"IBAN".hex() in fails("IBAN DE89")) is (setting != "log_min_duration_statement")
+            assert (b"IBAN".hex() in fails("IBAN DE89")) is (
+                setting != "log_min_duration_statement"
+            )
             run(server.admin_dsn(), f"ALTER ROLE {app} RESET ALL")
             assert finding().good
     finally:

@@ -19,7 +19,10 @@ from system import System, build_template, system
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as postgres, Valkey(tmp_path_factory.mktemp("valkey")) as valkey:
+    with (
+        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
+        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+    ):
         build_template(postgres)
         yield postgres, valkey
 
@@ -50,10 +53,19 @@ def test_an_earlier_run_is_done_only_when_all_its_shards_were_reached(world: Sys
     earlier = open_run(conn, "reconcile", "*", world.settings)
     for shard in ("shop_a", "shop_b"):
         key = world.stub(shard, shard=shard)
-        world.rows("control", "INSERT INTO staged_stub (run_id, stage, shard, topic, message_id, old_status, new_status,"
-                   " send_count, deliveries) VALUES (%s, 0, %s, %s, %s, 'pending', 'confirmed', 1, 2)",
-                   earlier.run_id, shard, *key)  # fmt: skip
-    world.rows("control", "INSERT INTO verdict_count VALUES (%s, 'orders', 'billing', 'CONFIRMED', 2, 0, 2)", earlier.run_id)
+        world.rows(
+            "control",
+            "INSERT INTO staged_stub (run_id, stage, shard, topic, message_id, old_status, new_status,"
+            " send_count, deliveries) VALUES (%s, 0, %s, %s, %s, 'pending', 'confirmed', 1, 2)",
+            earlier.run_id,
+            shard,
+            *key,
+        )
+    world.rows(
+        "control",
+        "INSERT INTO verdict_count VALUES (%s, 'orders', 'billing', 'CONFIRMED', 2, 0, 2)",
+        earlier.run_id,
+    )
     close_run(conn, earlier, "failed", {}, error="no shard answered")
     conn.close()
     away = Connections(resolver={**world.urls, "shop_b": "postgresql://x@127.0.0.1:1/gone"}.get)
@@ -80,11 +92,20 @@ def test_a_raise_by_a_person_is_kept_where_the_shards_clock_is_behind(
     for message_id, changed in (("raised", 0), ("left", 60)):
         key = world.stub(message_id)
         # By a clock 10 s behind: raised since the run looked, or left alone for a minute before.
-        world.rows("shop_a", "UPDATE message_stub SET updated_at = now() - interval '10 s' - %s * interval '1 s'"
-                   " WHERE message_id = %s", changed, message_id)  # fmt: skip
-        world.rows("control", "INSERT INTO staged_stub (run_id, stage, shard, topic, message_id, old_status, new_status,"
-                   " send_count, deliveries) VALUES (%s, 0, 'shop_a', %s, %s, 'pending', 'exhausted', 1, 2)",
-                   run.run_id, *key)  # fmt: skip
+        world.rows(
+            "shop_a",
+            "UPDATE message_stub SET updated_at = now() - interval '10 s' - %s * interval '1 s'"
+            " WHERE message_id = %s",
+            changed,
+            message_id,
+        )
+        world.rows(
+            "control",
+            "INSERT INTO staged_stub (run_id, stage, shard, topic, message_id, old_status, new_status,"
+            " send_count, deliveries) VALUES (%s, 0, 'shop_a', %s, %s, 'pending', 'exhausted', 1, 2)",
+            run.run_id,
+            *key,
+        )
     promote(world.settings, world.connections, conn, run)
     close_run(conn, run, "done", {})
     conn.close()

@@ -45,16 +45,27 @@ def system(servers: tuple[Postgres, Valkey]) -> Iterator[System]:
 
 @pytest.fixture
 def prove(system: System, spark: Any, tmp_path: Path) -> Any:
-    def proving(*, folder: Path | None = None, settings: Any = None, start: datetime | None = None) -> Proof:
+    def proving(
+        *, folder: Path | None = None, settings: Any = None, start: datetime | None = None
+    ) -> Proof:
         now = datetime.now(UTC)
 
         def audit(run: Run, suite: str) -> None:
-            run_suite(suite, system.urls["control"], run.run_id, None, tmp_path / "docs", repair_topics=[])
+            run_suite(
+                suite, system.urls["control"], run.run_id, None, tmp_path / "docs", repair_topics=[]
+            )
 
         return run_proof(
-            settings or system.settings, system.connections, lambda: spark, audit, "orders", start or now - HOUR, now,
-            folder=folder, formats=("jsonl", "parquet"),
-        )  # fmt: skip
+            settings or system.settings,
+            system.connections,
+            lambda: spark,
+            audit,
+            "orders",
+            start or now - HOUR,
+            now,
+            folder=folder,
+            formats=("jsonl", "parquet"),
+        )
 
     return proving
 
@@ -80,7 +91,9 @@ def standings(proof: Proof) -> dict[str, int]:
     return found
 
 
-def test_nothing_was_lost_when_every_group_logged_every_message(system: System, prove: Any, tmp_path: Path) -> None:
+def test_nothing_was_lost_when_every_group_logged_every_message(
+    system: System, prove: Any, tmp_path: Path
+) -> None:
     for number in range(5):
         consumed_by_all(system, confirmed(system, f"done-{number}"))
     consumed_by_all(system, system.sent("not promoted yet"))
@@ -91,14 +104,20 @@ def test_nothing_was_lost_when_every_group_logged_every_message(system: System, 
     assert proof.stubs == {"confirmed": 5, "pending": 1, "voided": 1}
     assert proof.sentence.startswith("Nothing was lost of orders between ")
     rows = {
-        kind: sorted(json.dumps(row) for row in read_export(tmp_path / "proof" / f"deliveries.{kind}"))
+        kind: sorted(
+            json.dumps(row) for row in read_export(tmp_path / "proof" / f"deliveries.{kind}")
+        )
         for kind in ("jsonl", "parquet")
     }
     assert rows["jsonl"] == rows["parquet"] and len(rows["jsonl"]) == 14
     assert verify(tmp_path / "proof") == []
-    stored = system.rows("control", "SELECT answer, deliveries, sentence FROM proof WHERE run_id = %s", proof.run_id)
+    stored = system.rows(
+        "control", "SELECT answer, deliveries, sentence FROM proof WHERE run_id = %s", proof.run_id
+    )
     assert stored == [("nothing_lost", 14, proof.sentence)]
-    assert system.rows("control", "SELECT passed FROM data_check WHERE run_id = %s", proof.run_id) == [(True,)]
+    assert system.rows(
+        "control", "SELECT passed FROM data_check WHERE run_id = %s", proof.run_id
+    ) == [(True,)]
 
 
 def test_exactly_what_was_lost_is_named(system: System, prove: Any) -> None:
@@ -110,12 +129,16 @@ def test_exactly_what_was_lost_is_named(system: System, prove: Any) -> None:
     proof = prove()
     assert proof.answer is Answer.LOST
     assert {one[:3] for one in proof.lost} == {
-        ("lost by shipping", "shipping", "LOST"), ("never sent", "billing", "UNSENT"), ("never sent", "shipping", "UNSENT"),
-    }  # fmt: skip
+        ("lost by shipping", "shipping", "LOST"),
+        ("never sent", "billing", "UNSENT"),
+        ("never sent", "shipping", "UNSENT"),
+    }
     assert standings(proof) == {"done": 3, "lost": 3}
     # Nothing was promoted, asked for or sent.
     assert system.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
-    assert system.rows("shop_a", "SELECT count(*) FROM message_stub WHERE status = 'pending'") == [(2,)]
+    assert system.rows("shop_a", "SELECT count(*) FROM message_stub WHERE status = 'pending'") == [
+        (2,)
+    ]
 
 
 def test_what_is_still_under_way_is_not_finished_and_not_lost(system: System, prove: Any) -> None:
@@ -134,7 +157,9 @@ def test_a_confirmed_stub_without_its_log_proves_nothing(system: System, prove: 
     assert "their logs are not there though nothing was purged" in proof.sentence
 
 
-def test_a_log_that_breaks_its_contract_proves_nothing_though_it_says_consumed(system: System, prove: Any) -> None:
+def test_a_log_that_breaks_its_contract_proves_nothing_though_it_says_consumed(
+    system: System, prove: Any
+) -> None:
     key = confirmed(system, "m")
     consumed_by_all(system, key)
     pass_all(system)
@@ -148,10 +173,16 @@ def test_a_log_that_breaks_its_contract_proves_nothing_though_it_says_consumed(s
 
 def test_logs_purged_since_are_said_and_do_not_spoil_the_answer(system: System, prove: Any) -> None:
     system.log(confirmed(system, "old"), "billing")
-    system.rows("shipping_db", "INSERT INTO consumer_log_floor (consumer_group, log_floor) VALUES ('shipping', now())")
+    system.rows(
+        "shipping_db",
+        "INSERT INTO consumer_log_floor (consumer_group, log_floor) VALUES ('shipping', now())",
+    )
     pass_all(system)
     proof = prove()
-    assert (proof.answer, standings(proof)) == (Answer.NOTHING_LOST, {"done": 1, "confirmed_earlier": 1})
+    assert (proof.answer, standings(proof)) == (
+        Answer.NOTHING_LOST,
+        {"done": 1, "confirmed_earlier": 1},
+    )
     assert "their logs purged since" in proof.sentence
 
 
@@ -162,7 +193,9 @@ def test_what_cannot_be_read_makes_the_proof_incomplete(
     consumed_by_all(system, confirmed(system, "done"))
     pass_all(system)
     reference = {"billing_db": "billing_db", "shop_b": "shop_b"}[away]
-    connection = (system.settings.consumers.get(reference) or system.settings.producers[reference]).connection
+    connection = (
+        system.settings.consumers.get(reference) or system.settings.producers[reference]
+    ).connection
     system.connections._urls[connection] = "postgresql://u:p@127.0.0.1:1/x"
     proof = prove()
     assert proof.answer is Answer.INCOMPLETE
@@ -203,7 +236,9 @@ def test_only_the_window_and_the_topic_are_read(system: System, prove: Any) -> N
 def test_a_window_that_producers_may_still_fill_is_cut(system: System, prove: Any) -> None:
     proof = prove()
     policy = system.settings.policy_for("orders")
-    assert proof.window.end <= datetime.now(UTC) - policy.longest_transaction - policy.max_clock_skew
+    assert (
+        proof.window.end <= datetime.now(UTC) - policy.longest_transaction - policy.max_clock_skew
+    )
     with pytest.raises(ConfigurationError, match="may still commit"):
         prove(start=datetime.now(UTC) - timedelta(milliseconds=100))
 
@@ -212,10 +247,20 @@ def test_a_signed_proof_shows_every_change(system: System, prove: Any, tmp_path:
     consumed_by_all(system, confirmed(system, "done"))
     pass_all(system)
     private, public = tmp_path / "private.pem", tmp_path / "public.pem"
-    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True, capture_output=True)
-    subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True, capture_output=True)
+    subprocess.run(
+        ["openssl", "genpkey", "-algorithm", "ed25519", "-out", private],
+        check=True,
+        capture_output=True,
+    )
+    subprocess.run(
+        ["openssl", "pkey", "-in", private, "-pubout", "-out", public],
+        check=True,
+        capture_output=True,
+    )
     private.chmod(0o600)
-    settings = system.settings.model_copy(update={"prove": type("P", (), {"signing_key": str(private)})()})
+    settings = system.settings.model_copy(
+        update={"prove": type("P", (), {"signing_key": str(private)})()}
+    )
     folder = tmp_path / "proof"
     assert prove(folder=folder, settings=settings).answer is Answer.NOTHING_LOST
     key = public.read_bytes()
@@ -229,15 +274,27 @@ def test_a_signed_proof_shows_every_change(system: System, prove: Any, tmp_path:
     }
     for name, change in changes.items():
         (folder / name).write_bytes(change(originals[name]))
-        assert any(name in sentence or "manifest.sig" in sentence for sentence in verify(folder, key)), name
+        assert any(
+            name in sentence or "manifest.sig" in sentence for sentence in verify(folder, key)
+        ), name
         (folder / name).unlink()
         assert verify(folder, key) if name != "manifest.json" else True, name
         (folder / name).write_bytes(originals[name])
     assert verify(folder, key) == []
     other = tmp_path / "other.pem"
-    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", tmp_path / "x.pem"], check=True, capture_output=True)
-    subprocess.run(["openssl", "pkey", "-in", tmp_path / "x.pem", "-pubout", "-out", other], check=True, capture_output=True)
-    assert verify(folder, other.read_bytes()) == ["manifest.sig does not fit the manifest and this key."]
+    subprocess.run(
+        ["openssl", "genpkey", "-algorithm", "ed25519", "-out", tmp_path / "x.pem"],
+        check=True,
+        capture_output=True,
+    )
+    subprocess.run(
+        ["openssl", "pkey", "-in", tmp_path / "x.pem", "-pubout", "-out", other],
+        check=True,
+        capture_output=True,
+    )
+    assert verify(folder, other.read_bytes()) == [
+        "manifest.sig does not fit the manifest and this key."
+    ]
     private.chmod(0o644)
     with pytest.raises(ConfigurationError, match="others than its owner"):
         prove(folder=tmp_path / "again", settings=settings)

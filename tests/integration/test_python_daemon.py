@@ -14,10 +14,14 @@ def test_a_worker_has_our_imports_and_reads_no_archive_again(spark: Any) -> None
         import zipimport
 
         for _ in batches:
-            yield pa.RecordBatch.from_pydict({
-                "had": ["duckdb" in sys.modules and "backstop.verdicts.evaluate" in sys.modules],
-                "reads": [zipimport.zipimporter.invalidate_caches.__module__],
-            })  # fmt: skip
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "had": [
+                        "duckdb" in sys.modules and "backstop.verdicts.evaluate" in sys.modules
+                    ],
+                    "reads": [zipimport.zipimporter.invalidate_caches.__module__],
+                }
+            )
 
     rows = spark.range(0, 2, 1, 2).mapInArrow(told, "had boolean, reads string").collect()
     assert {(row["had"], row["reads"]) for row in rows} == {(True, "backstop.spark.python_daemon")}
@@ -32,10 +36,15 @@ def test_a_package_that_is_sent_along_later_is_found(spark: Any, tmp_path: Any) 
             archive.writestr(f"sent_along_{number}.py", f"NUMBER = {number}\n")
         spark.sparkContext.addPyFile(str(package))
 
-        def found(batches: Iterator[pa.RecordBatch], name: str = f"sent_along_{number}") -> Iterator[pa.RecordBatch]:
+        def found(
+            batches: Iterator[pa.RecordBatch], name: str = f"sent_along_{number}"
+        ) -> Iterator[pa.RecordBatch]:
             import importlib
 
             for _ in batches:
                 yield pa.RecordBatch.from_pydict({"number": [importlib.import_module(name).NUMBER]})
 
-        assert [row["number"] for row in spark.range(0, 1, 1, 1).mapInArrow(found, "number long").collect()] == [number]
+        assert [
+            row["number"]
+            for row in spark.range(0, 1, 1, 1).mapInArrow(found, "number long").collect()
+        ] == [number]

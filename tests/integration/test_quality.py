@@ -53,24 +53,49 @@ class Control:
             return row[0] if row else None
 
     def stage(
-        self, message_id: str = "m-1", *, verdict: str = "LOST", eligible: bool = True, **other: object
+        self,
+        message_id: str = "m-1",
+        *,
+        verdict: str = "LOST",
+        eligible: bool = True,
+        **other: object,
     ) -> None:
         self.insert(
             "staged_stub",
-            shard=other.get("shard", "shop_a"), message_id=message_id, old_status="pending",
-            new_status=other.get("new_status", "pending"), send_count=1, deliveries=2,
-        )  # fmt: skip
+            shard=other.get("shard", "shop_a"),
+            message_id=message_id,
+            old_status="pending",
+            new_status=other.get("new_status", "pending"),
+            send_count=1,
+            deliveries=2,
+        )
         self.insert(
             "staged_verdict",
-            shard=other.get("shard", "shop_a"), message_id=message_id, consumer_group="billing",
-            verdict=verdict, reason="passed_over", eligible=eligible, send_count=1,
+            shard=other.get("shard", "shop_a"),
+            message_id=message_id,
+            consumer_group="billing",
+            verdict=verdict,
+            reason="passed_over",
+            eligible=eligible,
+            send_count=1,
             next_look_at=other.get("next_look_at"),
             evidence=json.dumps(other.get("evidence", {"refusals": 0, "budget": 5})),
-        )  # fmt: skip
-        self.insert("staged_count", consumer_group="billing", verdict=verdict, deliveries=1,
-                    eligible=int(eligible), newly=0)  # fmt: skip
+        )
         self.insert(
-            "staged_count", consumer_group="shipping", verdict="CONFIRMED", deliveries=1, eligible=0, newly=1
+            "staged_count",
+            consumer_group="billing",
+            verdict=verdict,
+            deliveries=1,
+            eligible=int(eligible),
+            newly=0,
+        )
+        self.insert(
+            "staged_count",
+            consumer_group="shipping",
+            verdict="CONFIRMED",
+            deliveries=1,
+            eligible=0,
+            newly=1,
         )
         self.insert("staged_read", topic=None, subject="shard shop_a", rows_read=1, complete=True)
 
@@ -88,20 +113,31 @@ class Control:
         )
 
     def ask(self, message_id: str = "m-1", *, send_number: int = 2, **other: object) -> None:
-        self.insert("resend_request", stage=None, shard="shop_a", message_id=message_id,
-                    send_number=send_number, reason="LOST", requested_by="reconcile", **other)  # fmt: skip
+        self.insert(
+            "resend_request",
+            stage=None,
+            shard="shop_a",
+            message_id=message_id,
+            send_number=send_number,
+            reason="LOST",
+            requested_by="reconcile",
+            **other,
+        )
 
     def insert(self, table: str, **values: object) -> None:
         row = {"run_id": self.run_id, "stage": STAGE, "topic": "orders", **values}
         row = {name: value for name, value in row.items() if value is not None}
         self.one(
-            f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join(['%s'] * len(row))})", *row.values()
+            f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join(['%s'] * len(row))})",
+            *row.values(),
         )
 
     def audit(self, suite: str, topics: tuple[str, ...] = ("orders",)) -> SuiteResult:
         return run_suite(suite, self.url, self.run_id, STAGE, self.docs, repair_topics=topics)
 
-    def broken(self, suite: str, topics: tuple[str, ...] = ("orders",)) -> dict[str, dict[str, Any]]:
+    def broken(
+        self, suite: str, topics: tuple[str, ...] = ("orders",)
+    ) -> dict[str, dict[str, Any]]:
         """The checks that fail, by name, as the data_check row has them."""
         with pytest.raises(AuditFailed):
             self.audit(suite, topics)
@@ -167,18 +203,25 @@ def test_verdicts_that_were_staged_but_not_counted_are_found(control: Control) -
     ("change", "check"),
     [
         ("UPDATE staged_verdict SET verdict = 'GONE'", "names_known"),
-        ("UPDATE staged_count SET verdict = 'FINE' WHERE verdict = 'CONFIRMED'", "counted_names_known"),
-        ("UPDATE staged_verdict SET verdict = 'BACKLOGGED', next_look_at = now() + interval '1 day'",
-         "only_losses_are_eligible"),
+        (
+            "UPDATE staged_count SET verdict = 'FINE' WHERE verdict = 'CONFIRMED'",
+            "counted_names_known",
+        ),
+        (
+            "UPDATE staged_verdict SET verdict = 'BACKLOGGED', next_look_at = now() + interval '1 day'",
+            "only_losses_are_eligible",
+        ),
         ("UPDATE staged_stub SET new_status = 'confirmed'", "confirmed_is_complete"),
         ("UPDATE staged_stub SET new_status = 'exhausted'", "exhausted_is_spent"),
         ("UPDATE staged_stub SET old_status = 'voided'", "final_stays_final"),
         ("UPDATE staged_stub SET send_count = 3", "verdicts_have_stubs"),
         ("UPDATE staged_verdict SET send_count = 5", "sends_within_budget"),
-        ("UPDATE staged_verdict SET verdict = 'UNKNOWN', eligible = false, next_look_at = 'epoch'",
-         "waiting_looks_ahead"),
+        (
+            "UPDATE staged_verdict SET verdict = 'UNKNOWN', eligible = false, next_look_at = 'epoch'",
+            "waiting_looks_ahead",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_verdict_stops_the_promotion(control: Control, change: str, check: str) -> None:
     control.stage()
     control.one(change)
@@ -190,11 +233,23 @@ def test_a_wrong_verdict_stops_the_promotion(control: Control, change: str, chec
 def test_progress_that_went_back_stops_the_step_unless_a_regression_isolates_its_queue(
     control: Control,
 ) -> None:
-    place = {"stage": None, "consumer_group": "billing", "broker": "embedded", "queue_id": 0, "epoch": "e"}
+    place = {
+        "stage": None,
+        "consumer_group": "billing",
+        "broker": "embedded",
+        "queue_id": 0,
+        "epoch": "e",
+    }
     control.insert(
-        "progress_history", **place, next_offset=9, passed_until="2026-01-01Z", recorded_at="2026-01-01Z"
+        "progress_history",
+        **place,
+        next_offset=9,
+        passed_until="2026-01-01Z",
+        recorded_at="2026-01-01Z",
     )
-    control.insert("progress", **place, next_offset=5, passed_until="2026-01-02Z", recorded_at="2026-01-02Z")
+    control.insert(
+        "progress", **place, next_offset=5, passed_until="2026-01-02Z", recorded_at="2026-01-02Z"
+    )
     assert set(control.broken("verdicts")) == {"progress_never_backwards"}
     control.one(
         "INSERT INTO anomaly (kind, subject, topic, consumer_group, first_run_id)"
@@ -206,8 +261,15 @@ def test_progress_that_went_back_stops_the_step_unless_a_regression_isolates_its
 
 def test_one_id_judged_on_two_shards_stops_at_the_door(control: Control) -> None:
     control.stage()
-    control.insert("staged_stub", shard="shop_b", message_id="m-1", old_status="pending",
-                   new_status="pending", send_count=1, deliveries=2)  # fmt: skip
+    control.insert(
+        "staged_stub",
+        shard="shop_b",
+        message_id="m-1",
+        old_status="pending",
+        new_status="pending",
+        send_count=1,
+        deliveries=2,
+    )
     broken = control.broken("stubs_at_the_door")
     assert broken["no_stub_twice"]["ids"] == [{"topic": "orders", "message_id": "m-1"}]
 
@@ -215,8 +277,15 @@ def test_one_id_judged_on_two_shards_stops_at_the_door(control: Control) -> None
 def test_stubs_that_were_set_aside_stop_nothing_at_the_door(control: Control) -> None:
     control.stage()
     for shard in ("shop_a", "shop_b"):
-        control.insert("staged_stub", shard=shard, message_id="m-2", old_status="nonsense",
-                       new_status="nonsense", send_count=1, deliveries=0)  # fmt: skip
+        control.insert(
+            "staged_stub",
+            shard=shard,
+            message_id="m-2",
+            old_status="nonsense",
+            new_status="nonsense",
+            send_count=1,
+            deliveries=0,
+        )
     assert control.audit("stubs_at_the_door").passed
 
 
@@ -230,11 +299,22 @@ def test_a_source_that_was_not_read_must_say_why(control: Control) -> None:
     assert control.audit("logs_at_the_door").passed
 
 
-def test_a_broken_row_is_not_judged_and_a_broken_log_makes_nothing_eligible(control: Control) -> None:
+def test_a_broken_row_is_not_judged_and_a_broken_log_makes_nothing_eligible(
+    control: Control,
+) -> None:
     control.stage()
     for store, group in (("shard shop_a", None), ("store billing_db", "billing")):
-        control.insert("quarantine", run_id=None, stage=None, store=store, row_key="m-1", reason="no_time",
-                       message_id="m-1", consumer_group=group, first_run_id=control.run_id)  # fmt: skip
+        control.insert(
+            "quarantine",
+            run_id=None,
+            stage=None,
+            store=store,
+            row_key="m-1",
+            reason="no_time",
+            message_id="m-1",
+            consumer_group=group,
+            first_run_id=control.run_id,
+        )
     assert set(control.broken("stubs_at_the_door")) == {"broken_rows_not_judged"}
     assert set(control.broken("logs_at_the_door")) == {"broken_logs_decide_nothing"}
 
@@ -242,18 +322,28 @@ def test_a_broken_row_is_not_judged_and_a_broken_log_makes_nothing_eligible(cont
 @pytest.mark.parametrize(
     ("change", "topics", "check"),
     [
-        ("UPDATE verdict SET eligible = false; UPDATE verdict_count SET eligible = 0", ("orders",),
-         "only_eligible_requested"),
+        (
+            "UPDATE verdict SET eligible = false; UPDATE verdict_count SET eligible = 0",
+            ("orders",),
+            "only_eligible_requested",
+        ),
         ("SELECT 1", ("payments",), "only_in_repair"),
         ("UPDATE resend_request SET send_number = 4", ("orders",), "next_send_number"),
         ("UPDATE verdict SET verdict = 'EXHAUSTED'", ("orders",), "exhausted_has_case"),
-        ("UPDATE verdict_count SET deliveries = 7 WHERE verdict = 'LOST'", ("orders",), "verdicts_promoted"),
+        (
+            "UPDATE verdict_count SET deliveries = 7 WHERE verdict = 'LOST'",
+            ("orders",),
+            "verdicts_promoted",
+        ),
         ("UPDATE verdict_count SET deliveries = 7 WHERE newly = 1", ("orders",), "counts_promoted"),
-        ("INSERT INTO case_file (kind, topic, summary, opened_by_run) "
-         " SELECT 'exhausted', 'orders', 's', run_id FROM run",
-         ("orders",), "case_has_alert"),
+        (
+            "INSERT INTO case_file (kind, topic, summary, opened_by_run) "
+            " SELECT 'exhausted', 'orders', 's', run_id FROM run",
+            ("orders",),
+            "case_has_alert",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_promotion_is_found(
     control: Control, change: str, topics: tuple[str, ...], check: str
 ) -> None:
@@ -266,26 +356,46 @@ def test_a_wrong_promotion_is_found(
 
 def test_claims_left_behind_and_closed_requests_that_are_open_are_found(control: Control) -> None:
     control.ask(closed_by_run=control.run_id)
-    control.ask("m-2", state="claimed", claim_token=str(uuid.uuid4()), updated_at="2026-01-01T00:00Z",
-                claim_deadline="2026-01-01T00:05Z")  # fmt: skip
+    control.ask(
+        "m-2",
+        state="claimed",
+        claim_token=str(uuid.uuid4()),
+        updated_at="2026-01-01T00:00Z",
+        claim_deadline="2026-01-01T00:05Z",
+    )
     control.one('UPDATE run SET counts = \'{"published": 2, "handed_out": 1}\'')
     broken = control.broken("attempts")
-    assert set(broken) == {"closed_means_closed", "no_claim_left_behind", "published_within_handed_out"}
+    assert set(broken) == {
+        "closed_means_closed",
+        "no_claim_left_behind",
+        "published_within_handed_out",
+    }
     assert broken["no_claim_left_behind"]["ids"][0]["message_id"] == "m-2"
 
 
 def test_a_stage_that_a_later_judge_left_behind_is_not_audited(control: Control) -> None:
     control.stage()
-    control.insert("staged_verdict", stage=STAGE - 1, shard="shop_a", message_id="m-0",
-                   consumer_group="billing", verdict="GONE", reason="r",
-                   eligible=True, send_count=1, evidence="{}")  # fmt: skip
+    control.insert(
+        "staged_verdict",
+        stage=STAGE - 1,
+        shard="shop_a",
+        message_id="m-0",
+        consumer_group="billing",
+        verdict="GONE",
+        reason="r",
+        eligible=True,
+        send_count=1,
+        evidence="{}",
+    )
     assert control.audit("verdicts").passed
     assert run_suite("verdicts", control.url, control.run_id, None, control.docs).passed
     with pytest.raises(AuditFailed):
         run_suite("verdicts", control.url, control.run_id, STAGE - 1, control.docs)
 
 
-def test_a_failed_suite_says_what_happened_what_was_not_lost_and_what_to_do(control: Control) -> None:
+def test_a_failed_suite_says_what_happened_what_was_not_lost_and_what_to_do(
+    control: Control,
+) -> None:
     control.stage()
     control.one("UPDATE staged_verdict SET verdict = 'GONE'")
     with pytest.raises(AuditFailed) as failure:
@@ -297,7 +407,9 @@ def test_a_failed_suite_says_what_happened_what_was_not_lost_and_what_to_do(cont
 
 
 @pytest.mark.parametrize("suite", ["stubs_at_the_door", "logs_at_the_door", "verdicts"])
-def test_the_work_of_a_check_grows_with_what_was_staged_and_not_with_its_square(control: Control, suite: str) -> None:
+def test_the_work_of_a_check_grows_with_what_was_staged_and_not_with_its_square(
+    control: Control, suite: str
+) -> None:
     """No statistics know the rows that were staged a moment ago."""
     staged = 4_000
     control.one("ALTER TABLE staged_stub SET (autovacuum_enabled = off)")
@@ -306,8 +418,9 @@ def test_the_work_of_a_check_grows_with_what_was_staged_and_not_with_its_square(
     control.one(
         "INSERT INTO staged_stub SELECT %s, %s, 'shop_a', 'orders', 'm-' || n, 'pending',"
         " CASE WHEN n %% 3 = 0 THEN 'confirmed' WHEN n %% 7 = 0 THEN 'exhausted' ELSE 'pending' END, 1, 2"
-        " FROM generate_series(1, %s) AS n", *values,
-    )  # fmt: skip
+        " FROM generate_series(1, %s) AS n",
+        *values,
+    )
     control.one(
         "INSERT INTO staged_verdict (run_id, stage, shard, topic, message_id, consumer_group, verdict, reason, eligible,"
         " send_count, evidence) SELECT %s, %s, 'shop_a', 'orders', 'm-' || n, g,"
@@ -315,13 +428,18 @@ def test_the_work_of_a_check_grows_with_what_was_staged_and_not_with_its_square(
         " n %% 7 <> 0, 1, '{}' FROM generate_series(1, %s) AS n, unnest(ARRAY['billing', 'shipping']) AS g WHERE n %% 3 <> 0",
         *values,
     )
-    connection = psycopg2.connect(control.url, options=session_options(control.run_id, STAGE, ["orders"]))
+    connection = psycopg2.connect(
+        control.url, options=session_options(control.run_id, STAGE, ["orders"])
+    )
     with connection, connection.cursor() as cursor:
         for check in checks_of(suite):
             query = check.sql.replace("{batch}", f"({BATCH})")
             cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {query}")
             ((explained,),) = cursor.fetchall()
-            pages = explained[0]["Plan"]["Shared Hit Blocks"] + explained[0]["Plan"]["Shared Read Blocks"]
+            pages = (
+                explained[0]["Plan"]["Shared Hit Blocks"]
+                + explained[0]["Plan"]["Shared Read Blocks"]
+            )
             assert pages < 10 * staged, check.name
     connection.close()
 
@@ -347,7 +465,11 @@ def test_neither_the_site_nor_the_row_keeps_a_payload_or_a_password(control: Con
     control.one("UPDATE staged_verdict SET verdict = 'GONE', reason = 'payload-5f1c'")
     broken = control.broken("verdicts")
     password = psycopg2.extensions.parse_dsn(control.url)["password"]
-    pages = [page for page in control.docs.rglob("*") if page.is_file() and page.suffix in (".html", ".json")]
+    pages = [
+        page
+        for page in control.docs.rglob("*")
+        if page.is_file() and page.suffix in (".html", ".json")
+    ]
     assert any("validations" in page.parts for page in pages)
     for text in [json.dumps(broken), *(page.read_text() for page in pages)]:
         assert "payload-5f1c" not in text
@@ -382,8 +504,6 @@ def test_a_second_suite_compiles_no_page_again_and_great_expectations_does_not_l
 
 
 def test_importing_the_package_imports_no_great_expectations() -> None:
-    code = (
-        "import sys, backstop.checks; print('great_expectations' in sys.modules, 'psycopg2' in sys.modules)"
-    )
+    code = "import sys, backstop.checks; print('great_expectations' in sys.modules, 'psycopg2' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

@@ -48,18 +48,25 @@ def confirm(world: World, *message_ids: str) -> None:
 
 
 def batch(world: World) -> dict[str, Any]:
-    ((row,),) = world.sql("control", "SELECT to_jsonb(b) FROM resend_batch b ORDER BY batch_id DESC LIMIT 1")
+    ((row,),) = world.sql(
+        "control", "SELECT to_jsonb(b) FROM resend_batch b ORDER BY batch_id DESC LIMIT 1"
+    )
     return dict(row)
 
 
 def cases(world: World) -> list[tuple[Any, ...]]:
-    return world.sql("control", "SELECT case_id, kind, topic, state, summary, evidence FROM case_file ORDER BY case_id")
+    return world.sql(
+        "control",
+        "SELECT case_id, kind, topic, state, summary, evidence FROM case_file ORDER BY case_id",
+    )
 
 
 def decided(world: World, case_id: int, action: str) -> Counts:
     connection = connect(world.settings, world.connections)
     try:
-        return decide(connection, world.settings, world.connections, case_id, action, "ann", "because").counts
+        return decide(
+            connection, world.settings, world.connections, case_id, action, "ann", "because"
+        ).counts
     finally:
         connection.close()
 
@@ -71,12 +78,16 @@ def test_as_many_as_a_canary_go_out_at_once_without_a_batch(ramped: World) -> No
     assert ramped.sql("control", "SELECT count(*) FROM resend_batch") == [(0,)]
 
 
-def test_a_large_batch_begins_with_a_canary_and_grows_only_by_what_was_confirmed(ramped: World) -> None:
+def test_a_large_batch_begins_with_a_canary_and_grows_only_by_what_was_confirmed(
+    ramped: World,
+) -> None:
     wanted = asked(ramped, 20)
     ramped.resend()
     assert out(ramped) == wanted[:4] and batch(ramped)["step_size"] == 4
 
-    assert ramped.resend()["batches_waiting"] == 1, "no group has passed them: its clock does not run"
+    assert ramped.resend()["batches_waiting"] == 1, (
+        "no group has passed them: its clock does not run"
+    )
     assert out(ramped) == wanted[:4]
     confirm(ramped, *wanted[:3])
     ramped.resend()
@@ -106,7 +117,9 @@ def test_what_is_asked_for_while_a_batch_is_live_joins_it(ramped: World) -> None
     ramped.resend()
     late = asked(ramped, 2, prefix="z")
     ramped.resend()
-    assert out(ramped) == wanted[:4], "also two more, fewer than a canary, wait for the canary that is out"
+    assert out(ramped) == wanted[:4], (
+        "also two more, fewer than a canary, wait for the canary that is out"
+    )
     confirm(ramped, *wanted[:4])
     ramped.resend()
     assert out(ramped) == sorted(wanted + late)
@@ -120,7 +133,10 @@ def passed_by(world: World) -> None:
         for group in ("billing", "shipping"):
             world.raw.xgroup_setid(stream, group, "$")
     for shard in "ab":
-        world.sql(f"producer_{shard}", "UPDATE message_stub SET next_check_at = now() - interval '1 second'")
+        world.sql(
+            f"producer_{shard}",
+            "UPDATE message_stub SET next_check_at = now() - interval '1 second'",
+        )
 
 
 @pytest.mark.parametrize("harm", ["failed", "lost_again", "refused", "parked", "exhausted"])
@@ -129,16 +145,28 @@ def test_harm_stops_the_batch_with_a_case_until_a_person_decides(ramped: World, 
     ramped.resend()
     confirm(ramped, *wanted[:3])
     if harm == "failed":
-        ramped.sql("consumer_billing", """INSERT INTO consumer_log (consumer_group, topic, message_id, state, updated_at)
-            VALUES ('billing', %s, %s, 'FAILED', clock_timestamp())""", [TOPIC, wanted[3]])  # fmt: skip
+        ramped.sql(
+            "consumer_billing",
+            """INSERT INTO consumer_log (consumer_group, topic, message_id, state, updated_at)
+            VALUES ('billing', %s, %s, 'FAILED', clock_timestamp())""",
+            [TOPIC, wanted[3]],
+        )
     elif harm == "parked":
         ramped.consume(wanted[3], "billing", state="PARKED")
     elif harm == "refused":
-        ramped.sql("control", "UPDATE resend_request SET state = 'refused' WHERE message_id = %s", [wanted[3]])
+        ramped.sql(
+            "control",
+            "UPDATE resend_request SET state = 'refused' WHERE message_id = %s",
+            [wanted[3]],
+        )
     else:
         passed_by(ramped)
         if harm == "exhausted":
-            ramped.sql("producer_a", "UPDATE message_stub SET max_sends = 1 WHERE message_id = %s", [wanted[3]])
+            ramped.sql(
+                "producer_a",
+                "UPDATE message_stub SET max_sends = 1 WHERE message_id = %s",
+                [wanted[3]],
+            )
 
     counts = ramped.resend()
 
@@ -147,11 +175,15 @@ def test_harm_stops_the_batch_with_a_case_until_a_person_decides(ramped: World, 
     assert (kind, topic, state) == ("ramp_stopped", TOPIC, "open")
     assert f"1 {harm.replace('_', ' ')} ({wanted[3]})" in summary and "after 4 messages" in summary
     assert evidence["examples"] == {harm: [wanted[3]]} and evidence["done"] == 3
-    assert ramped.sql("control", "SELECT count(*) FROM alert WHERE case_id = %s", [case_id]) == [(1,)]
+    assert ramped.sql("control", "SELECT count(*) FROM alert WHERE case_id = %s", [case_id]) == [
+        (1,)
+    ]
     assert batch(ramped)["state"] == "stopped"
 
     ramped.resend()
-    assert out(ramped) == wanted[:4] and len(cases(ramped)) == 1, "it sends nothing more, and asks once"
+    assert out(ramped) == wanted[:4] and len(cases(ramped)) == 1, (
+        "it sends nothing more, and asks once"
+    )
 
     decided(ramped, case_id, "go_on")
     ramped.resend()
@@ -168,7 +200,10 @@ def test_a_batch_given_up_is_closed_and_only_a_person_asks_for_it_again(ramped: 
     ramped.resend()
     ((case_id, *_),) = cases(ramped)
     assert decided(ramped, case_id, "give_up") == {"given_up": 6}
-    assert batch(ramped)["state"] == "given_up" and ramped.requests() == {"sent": 4, "not_needed": 6}
+    assert batch(ramped)["state"] == "given_up" and ramped.requests() == {
+        "sent": 4,
+        "not_needed": 6,
+    }
     assert "ann: because" in ramped.request(wanted[9])["error"]
 
     assert ramped.ask(wanted[4:], ramped=True) == {"already_asked": 6}
@@ -179,7 +214,9 @@ def test_a_batch_given_up_is_closed_and_only_a_person_asks_for_it_again(ramped: 
     assert out(ramped) == [*wanted[:4], wanted[9]]
 
 
-def test_what_a_dead_worker_held_of_a_batch_given_up_is_not_sent_when_it_is_free_again(ramped: World) -> None:
+def test_what_a_dead_worker_held_of_a_batch_given_up_is_not_sent_when_it_is_free_again(
+    ramped: World,
+) -> None:
     wanted = asked(ramped, 10)
     ramped.resend(limit=2)
     held = "UPDATE resend_request SET state = 'claimed', claim_token = gen_random_uuid(), claim_deadline = now() + interval '1 h'"
@@ -220,7 +257,9 @@ def test_two_runs_at_once_release_one_step(ramped: World) -> None:
             ready.wait()
             done.append(run_once(ramped.settings, ramped.connections, run))
 
-    threads = [threading.Thread(target=one, args=topics) for topics in ((), (TOPIC,), (OTHER, TOPIC))]
+    threads = [
+        threading.Thread(target=one, args=topics) for topics in ((), (TOPIC,), (OTHER, TOPIC))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -251,7 +290,9 @@ def test_a_paused_topics_batch_stays_where_it_is(ramped: World) -> None:
     wanted = asked(ramped, 10)
     ramped.resend()
     confirm(ramped, *wanted[:4])
-    ramped.sql("control", "INSERT INTO pause (topic, paused_by, why) VALUES (%s, 'ann', 'x')", [TOPIC])
+    ramped.sql(
+        "control", "INSERT INTO pause (topic, paused_by, why) VALUES (%s, 'ann', 'x')", [TOPIC]
+    )
     assert ramped.resend() == {}
     assert batch(ramped)["step"] == 1
 
@@ -281,20 +322,30 @@ def test_a_canary_of_zero_switches_the_ramp_off(world: World) -> None:
 def test_a_dry_run_shows_what_is_held_and_releases_nothing(ramped: World) -> None:
     asked(ramped, 10)
     told: list[str] = []
-    assert ramped.resend(dry_run=True, tell=lambda planned: told.append(str(planned)))["would_send"] == 10
+    assert (
+        ramped.resend(dry_run=True, tell=lambda planned: told.append(str(planned)))["would_send"]
+        == 10
+    )
     assert all("held until a step" in line for line in told)
     assert ramped.sql("control", "SELECT count(*) FROM resend_request WHERE held") == [(10,)]
 
 
 def letter(world: World, message_id: str, entry_id: str = "*", group: str = "billing") -> None:
     """The group's queue of dead letters holds the message; `entry_id` 1-0: since 1970."""
-    world.raw.xadd(world.keys.dead(TOPIC, group), {
-        "headers": json.dumps({"backstop-message-id": message_id, "backstop-topic": TOPIC}),
-        "origin-topic": TOPIC, "origin-group": group,
-    }, id=entry_id)  # fmt: skip
+    world.raw.xadd(
+        world.keys.dead(TOPIC, group),
+        {
+            "headers": json.dumps({"backstop-message-id": message_id, "backstop-topic": TOPIC}),
+            "origin-topic": TOPIC,
+            "origin-group": group,
+        },
+        id=entry_id,
+    )
 
 
-def test_messages_dead_lettered_before_the_ramp_do_not_stop_it_and_a_new_letter_does(ramped: World) -> None:
+def test_messages_dead_lettered_before_the_ramp_do_not_stop_it_and_a_new_letter_does(
+    ramped: World,
+) -> None:
     wanted = ids(12)
     ramped.stubs(wanted)
     for number, message_id in enumerate(wanted, 1):
@@ -305,7 +356,9 @@ def test_messages_dead_lettered_before_the_ramp_do_not_stop_it_and_a_new_letter_
     assert ramped.resend()["batches_waiting"] == 1 and cases(ramped) == []
     confirm(ramped, *wanted[:4])
     ramped.resend()
-    assert out(ramped) == wanted and cases(ramped) == [], "the log proves the copy; the old letter says nothing"
+    assert out(ramped) == wanted and cases(ramped) == [], (
+        "the log proves the copy; the old letter says nothing"
+    )
     letter(ramped, wanted[5])
     assert ramped.resend()["batches_stopped"] == 1
     ((_, kind, _, _, summary, evidence),) = cases(ramped)
@@ -327,7 +380,9 @@ def test_letters_that_were_drained_count_as_those_in_the_queue(ramped: World) ->
     assert ramped.resend()["batches_stopped"] == 1
 
 
-def test_a_step_waits_when_nobody_can_say_how_old_its_dead_letters_are(ramped: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_waits_when_nobody_can_say_how_old_its_dead_letters_are(
+    ramped: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = ids(12)
     ramped.stubs(wanted)
     for number, message_id in enumerate(wanted, 1):
@@ -338,8 +393,12 @@ def test_a_step_waits_when_nobody_can_say_how_old_its_dead_letters_are(ramped: W
     confirm(ramped, *out(ramped))
     answers = RedisStreams.dead_letters
 
-    def gone_since_the_judge_looked(self: RedisStreams, group: str, **options: Any) -> Iterator[DeadLetterRef]:
-        if sys._getframe(2).f_code.co_filename.endswith("old_letters.py"):  # behind what guards each broker
+    def gone_since_the_judge_looked(
+        self: RedisStreams, group: str, **options: Any
+    ) -> Iterator[DeadLetterRef]:
+        if sys._getframe(2).f_code.co_filename.endswith(
+            "old_letters.py"
+        ):  # behind what guards each broker
             raise BrokerUnavailable("The broker is away.", kept="All.", next_step="Bring it back.")
         return answers(self, group, **options)
 
@@ -349,7 +408,9 @@ def test_a_step_waits_when_nobody_can_say_how_old_its_dead_letters_are(ramped: W
     assert batch(ramped)["step"] == 1 and out(ramped) == wanted[:4], "not one of the next step"
 
 
-def test_a_message_parked_before_its_step_is_left_behind_and_the_ramp_goes_on(ramped: World) -> None:
+def test_a_message_parked_before_its_step_is_left_behind_and_the_ramp_goes_on(
+    ramped: World,
+) -> None:
     wanted = asked(ramped, 10)
     for group in ("billing", "shipping"):
         ramped.consume(wanted[0], group, state="PARKED")

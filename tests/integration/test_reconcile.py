@@ -56,15 +56,23 @@ def reconcile(world: System, spark: Any) -> Callable[..., Counts]:
 
 
 def verdicts(world: System) -> dict[tuple[str, str], tuple[str, str]]:
-    rows = world.rows("control", "SELECT message_id, consumer_group, verdict, reason FROM verdict ORDER BY run_id")
+    rows = world.rows(
+        "control", "SELECT message_id, consumer_group, verdict, reason FROM verdict ORDER BY run_id"
+    )
     return {(message_id, group): (verdict, reason) for message_id, group, verdict, reason in rows}
 
 
 def status(world: System, key: Key, shard: str = "shop_a") -> str:
-    return str(world.rows(shard, "SELECT status FROM message_stub WHERE topic = %s AND message_id = %s", *key)[0][0])
+    return str(
+        world.rows(
+            shard, "SELECT status FROM message_stub WHERE topic = %s AND message_id = %s", *key
+        )[0][0]
+    )
 
 
-def test_a_message_done_by_every_group_is_confirmed_and_never_looked_at_again(world: System, reconcile: Any) -> None:
+def test_a_message_done_by_every_group_is_confirmed_and_never_looked_at_again(
+    world: System, reconcile: Any
+) -> None:
     done = world.sent("m:1%'ü")
     world.consume("billing")
     world.consume("shipping")
@@ -82,7 +90,9 @@ def test_a_message_that_one_group_passed_without_a_log_is_lost_for_that_group_al
     world.pass_over("shipping")
     reconcile()
     assert verdicts(world) == {("m-1", "shipping"): ("LOST", "passed_over")}
-    requests = world.rows("control", "SELECT shard, send_number, groups, state, requested_by FROM resend_request")
+    requests = world.rows(
+        "control", "SELECT shard, send_number, groups, state, requested_by FROM resend_request"
+    )
     assert requests == [("shop_b", 2, ["shipping"], "open", "reconcile")]
     assert status(world, key, "shop_b") == "pending"
 
@@ -96,16 +106,22 @@ def test_asking_twice_makes_one_request(world: System, reconcile: Any) -> None:
     assert world.rows("control", "SELECT groups, state FROM resend_request") == [(None, "open")]
 
 
-def test_a_backlog_is_never_resent_and_is_looked_at_again_later(world: System, reconcile: Any) -> None:
+def test_a_backlog_is_never_resent_and_is_looked_at_again_later(
+    world: System, reconcile: Any
+) -> None:
     for number in range(20):
         world.sent(f"m-{number}")
     counts = reconcile()
     assert counts["backlogged"] == 40
     assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
-    assert world.rows("shop_a", "SELECT count(*) FROM message_stub WHERE next_check_at > judged_at") == [(20,)]
+    assert world.rows(
+        "shop_a", "SELECT count(*) FROM message_stub WHERE next_check_at > judged_at"
+    ) == [(20,)]
 
 
-def test_a_message_never_sent_is_unsent_once_its_first_check_is_over(world: System, reconcile: Any) -> None:
+def test_a_message_never_sent_is_unsent_once_its_first_check_is_over(
+    world: System, reconcile: Any
+) -> None:
     world.stub("never", send_count=0)
     world.stub("died-before-the-send")
     world.stub("new", send_count=0, first_seen_at=None)
@@ -114,7 +130,9 @@ def test_a_message_never_sent_is_unsent_once_its_first_check_is_over(world: Syst
     assert seen["never", "billing"] == ("UNSENT", "never_sent")
     assert seen["died-before-the-send", "billing"] == ("UNSENT", "not_stored")
     assert ("new", "billing") not in seen
-    assert world.rows("shop_a", "SELECT first_seen_at IS NOT NULL FROM message_stub WHERE message_id = 'new'") == [(True,)]
+    assert world.rows(
+        "shop_a", "SELECT first_seen_at IS NOT NULL FROM message_stub WHERE message_id = 'new'"
+    ) == [(True,)]
 
 
 def test_a_send_whose_outcome_is_unknown_waits_while_the_group_has_older_messages(
@@ -145,7 +163,9 @@ def test_logs_that_cannot_be_read_decide_nothing(world: System, reconcile: Any) 
     assert verdicts(world)["m-1", "billing"] == ("LOST", "passed_over")
 
 
-def test_a_shard_that_is_away_does_not_keep_the_others_from_being_judged(world: System, reconcile: Any) -> None:
+def test_a_shard_that_is_away_does_not_keep_the_others_from_being_judged(
+    world: System, reconcile: Any
+) -> None:
     there = world.sent("there")
     world.sent("away", shard="shop_b")
     world.consume("billing")
@@ -166,7 +186,9 @@ def test_lost_logs_look_like_a_mass_loss_and_nothing_is_sent(world: System, reco
     counts = reconcile()
     assert counts["lost"] == 40
     assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
-    assert world.rows("control", "SELECT kind, consumer_group, state FROM case_file") == [("mass_loss", "billing", "open")]
+    assert world.rows("control", "SELECT kind, consumer_group, state FROM case_file") == [
+        ("mass_loss", "billing", "open")
+    ]
     assert world.rows("control", "SELECT count(*) FROM case_member") == [(40,)]
     assert world.rows("control", "SELECT count(*) FROM alert") == [(1,)]
 
@@ -195,7 +217,9 @@ def test_a_group_that_takes_no_duplicates_makes_a_case_instead_of_a_resend_to_th
         world.pass_over("billing")
         world.consume("shipping")
         run_once(world.settings, world.connections, lambda: spark, no_audit)
-        assert world.rows("control", "SELECT kind, consumer_group FROM case_file") == [("no_route", "billing")]
+        assert world.rows("control", "SELECT kind, consumer_group FROM case_file") == [
+            ("no_route", "billing")
+        ]
         assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
 
 
@@ -208,7 +232,9 @@ def test_a_message_never_sent_waits_for_a_group_without_duplicates_that_cannot_b
     }
     with system(postgres, valkey, groups=groups) as world:
         world.stub("never", send_count=0)
-        away = Connections(resolver={**world.urls, "shipping_db": "postgresql://x@127.0.0.1:1/gone"}.get)
+        away = Connections(
+            resolver={**world.urls, "shipping_db": "postgresql://x@127.0.0.1:1/gone"}.get
+        )
         with pytest.raises(StoreUnavailable, match="shipping_db"):
             run_once(world.settings, away, lambda: spark, no_audit)
         assert verdicts(world)["never", "billing"] == ("UNSENT", "never_sent")
@@ -228,7 +254,10 @@ def test_a_stub_that_moves_between_two_ranges_of_the_scan_counts_once(
     @contextmanager
     def moves_meanwhile(store: PostgresStubs, *given: Any) -> Iterator[Scan]:
         with scan_due(store, *given) as scan:
-            world.rows("shop_a", "UPDATE message_stub SET next_check_at = next_check_at - interval '1 hour'")
+            world.rows(
+                "shop_a",
+                "UPDATE message_stub SET next_check_at = next_check_at - interval '1 hour'",
+            )
             yield scan
 
     monkeypatch.setattr(PostgresStubs, "scan_due", moves_meanwhile)
@@ -238,7 +267,9 @@ def test_a_stub_that_moves_between_two_ranges_of_the_scan_counts_once(
     assert status(world, key) == "confirmed"
 
 
-def test_an_id_that_no_key_of_the_control_database_holds_stops_no_other(world: System, reconcile: Any) -> None:
+def test_an_id_that_no_key_of_the_control_database_holds_stops_no_other(
+    world: System, reconcile: Any
+) -> None:
     """It fits the stub's own index, in a table that was there before its lengths were checked."""
     world.stub(random.Random(1).randbytes(1300).hex(), schema_version=1, send_count=0)
     key = world.sent("sound")
@@ -247,14 +278,18 @@ def test_an_id_that_no_key_of_the_control_database_holds_stops_no_other(world: S
     for _ in range(2):
         reconcile()
     assert status(world, key) == "confirmed"
-    assert world.rows("control", "SELECT reason, length(message_id) FROM quarantine") == [("key_too_long", 2600)]
+    assert world.rows("control", "SELECT reason, length(message_id) FROM quarantine") == [
+        ("key_too_long", 2600)
+    ]
 
 
 def test_broken_rows_are_set_aside_once_and_counted(world: System, reconcile: Any) -> None:
     for shard in ("shop_a", "shop_b"):
         world.stub("twice", shard=shard, send_count=0)
     world.stub("lost-topic", topic="nobody's", send_count=0)
-    world.rows("billing_db", "ALTER TABLE consumer_log DROP CONSTRAINT consumer_log_consumed_has_time")
+    world.rows(
+        "billing_db", "ALTER TABLE consumer_log DROP CONSTRAINT consumer_log_consumed_has_time"
+    )
     broken = world.sent("no-time")
     world.consume("shipping")
     world.pass_over("billing")
@@ -262,9 +297,11 @@ def test_broken_rows_are_set_aside_once_and_counted(world: System, reconcile: An
     reconcile()
     found = world.rows("control", "SELECT store, message_id, reason FROM quarantine ORDER BY 1, 2")
     assert [row[:2] for row in found] == [
-        ("shard shop_a", "lost-topic"), ("shard shop_a", "twice"), ("shard shop_b", "twice"),
+        ("shard shop_a", "lost-topic"),
+        ("shard shop_a", "twice"),
+        ("shard shop_b", "twice"),
         ("store billing_db", "no-time"),
-    ]  # fmt: skip
+    ]
     assert verdicts(world)["no-time", "billing"] == ("UNKNOWN", "log_invalid")
     assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
     world.rows("shop_a", "UPDATE message_stub SET next_check_at = now()")
@@ -274,9 +311,12 @@ def test_broken_rows_are_set_aside_once_and_counted(world: System, reconcile: An
 
 
 def test_a_thousand_broken_rows_do_not_stop_the_sound_one(world: System, reconcile: Any) -> None:
-    world.rows("shop_a", """
+    world.rows(
+        "shop_a",
+        """
         INSERT INTO message_stub (topic, message_id, content, next_check_at)
-        SELECT 'unheard of', 'b-' || n, '', now() - interval '1 minute' FROM generate_series(1, 1000) n""")
+        SELECT 'unheard of', 'b-' || n, '', now() - interval '1 minute' FROM generate_series(1, 1000) n""",
+    )
     sound = world.sent("sound")
     world.consume("billing")
     world.consume("shipping")
@@ -285,7 +325,9 @@ def test_a_thousand_broken_rows_do_not_stop_the_sound_one(world: System, reconci
     assert world.rows("control", "SELECT count(*) FROM quarantine") == [(1000,)]
 
 
-def test_a_new_epoch_decides_nothing_until_a_person_accepts_it(world: System, reconcile: Any) -> None:
+def test_a_new_epoch_decides_nothing_until_a_person_accepts_it(
+    world: System, reconcile: Any
+) -> None:
     world.sent("before")
     reconcile()
     world.broker.delete_topic("orders")
@@ -295,7 +337,9 @@ def test_a_new_epoch_decides_nothing_until_a_person_accepts_it(world: System, re
     world.rows("shop_a", "UPDATE message_stub SET next_check_at = now()")
     reconcile()
     assert verdicts(world)["before", "billing"] == ("UNKNOWN", "new_epoch")
-    assert ("new_epoch", "billing") in world.rows("control", "SELECT kind, consumer_group FROM case_file")
+    assert ("new_epoch", "billing") in world.rows(
+        "control", "SELECT kind, consumer_group FROM case_file"
+    )
     assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
     world.rows("control", "UPDATE queue_epoch SET accepted = true WHERE present")
     world.rows("shop_a", "UPDATE message_stub SET next_check_at = now()")
@@ -303,17 +347,23 @@ def test_a_new_epoch_decides_nothing_until_a_person_accepts_it(world: System, re
     assert verdicts(world)["before", "billing"] == ("LOST", "passed_over")
 
 
-def test_an_exhausted_stub_is_confirmed_by_a_log_that_came_late(world: System, reconcile: Any) -> None:
+def test_an_exhausted_stub_is_confirmed_by_a_log_that_came_late(
+    world: System, reconcile: Any
+) -> None:
     key = world.stub("m-1", send_count=3, refusals=3)
     for number in (1, 2, 3):
         world.rows(
             "shop_a",
             "INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)"
-            " VALUES (%s, %s, %s, 'producer', now() - interval '1 minute', 'refused')", *key, number,
-        )  # fmt: skip
+            " VALUES (%s, %s, %s, 'producer', now() - interval '1 minute', 'refused')",
+            *key,
+            number,
+        )
     reconcile()
     assert status(world, key) == "exhausted"
-    assert world.rows("control", "SELECT DISTINCT kind, state FROM case_file") == [("exhausted", "open")]
+    assert world.rows("control", "SELECT DISTINCT kind, state FROM case_file") == [
+        ("exhausted", "open")
+    ]
     for group in ("billing", "shipping"):
         world.log(key, group)
     reconcile()
@@ -323,9 +373,18 @@ def test_an_exhausted_stub_is_confirmed_by_a_log_that_came_late(world: System, r
 def test_a_stub_that_no_group_owes_is_set_aside_after_the_overdue_horizon(
     postgres: Postgres, valkey: Valkey, spark: Any
 ) -> None:
-    filtered = {"orders": {"broker": "embedded", "groups": {"billing": {"tags": ["paid"]}}, "mode": "repair"}}
+    filtered = {
+        "orders": {
+            "broker": "embedded",
+            "groups": {"billing": {"tags": ["paid"]}},
+            "mode": "repair",
+        }
+    }
     with system(postgres, valkey, topics=filtered) as world:
-        young, old = world.stub("young", tag="open"), world.stub("old", tag="open", age=timedelta(hours=1))
+        young, old = (
+            world.stub("young", tag="open"),
+            world.stub("old", tag="open", age=timedelta(hours=1)),
+        )
         run_once(world.settings, world.connections, lambda: spark, no_audit)
         assert (status(world, young), status(world, old)) == ("pending", "no_taker")
 
@@ -358,7 +417,9 @@ def test_a_dry_run_judges_and_promotes_nothing(world: System, reconcile: Any) ->
     world.pass_over("shipping")
     counts = reconcile(dry_run=True)
     assert counts["lost"] == 2
-    assert world.rows("control", "SELECT (SELECT count(*) FROM verdict), (SELECT count(*) FROM resend_request)") == [(0, 0)]
+    assert world.rows(
+        "control", "SELECT (SELECT count(*) FROM verdict), (SELECT count(*) FROM resend_request)"
+    ) == [(0, 0)]
     assert status(world, key) == "pending"
 
 
@@ -394,7 +455,10 @@ def test_a_promotion_that_was_cut_off_is_finished_by_the_next_run(
     other = world.sent("m-2")
     world.consume("billing")
     world.consume("shipping")
-    world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() + interval '1 hour' WHERE message_id = 'm-1'")
+    world.rows(
+        "shop_a",
+        "UPDATE message_stub SET next_check_at = now() + interval '1 hour' WHERE message_id = 'm-1'",
+    )
     reconcile()
     assert (status(world, key), status(world, other)) == ("confirmed", "confirmed")
 
@@ -415,8 +479,12 @@ def test_a_driver_that_outlives_its_run_changes_nothing(world: System, spark: An
     with pytest.raises(RunLost):
         judge(spark, world.settings, world.connections, control, late, Scope())
     control.close()
-    assert world.rows("control", "SELECT (SELECT count(*) FROM verdict), (SELECT count(*) FROM resend_request)") == [(0, 0)]
-    assert world.rows("shop_a", "SELECT judged_at FROM message_stub WHERE message_id = %s", key.message_id) == [(None,)]
+    assert world.rows(
+        "control", "SELECT (SELECT count(*) FROM verdict), (SELECT count(*) FROM resend_request)"
+    ) == [(0, 0)]
+    assert world.rows(
+        "shop_a", "SELECT judged_at FROM message_stub WHERE message_id = %s", key.message_id
+    ) == [(None,)]
 
 
 def test_odd_logs_are_counted_beside_the_verdicts(world: System, reconcile: Any) -> None:
@@ -427,7 +495,9 @@ def test_odd_logs_are_counted_beside_the_verdicts(world: System, reconcile: Any)
     assert found == [("DUPLICATE", "often", 3), ("ORPHAN", "nobody-promised", 1)]
 
 
-def test_the_broker_away_leaves_everything_unknown(postgres: Postgres, tmp_path: Any, spark: Any) -> None:
+def test_the_broker_away_leaves_everything_unknown(
+    postgres: Postgres, tmp_path: Any, spark: Any
+) -> None:
     with Valkey(tmp_path / "valkey") as own, system(postgres, own) as world:
         world.sent("m-1")
         own.kill()
@@ -437,12 +507,19 @@ def test_the_broker_away_leaves_everything_unknown(postgres: Postgres, tmp_path:
         own.start()
 
 
-def test_a_control_database_that_is_away_ends_the_run_with_three_sentences(world: System, spark: Any) -> None:
+def test_a_control_database_that_is_away_ends_the_run_with_three_sentences(
+    world: System, spark: Any
+) -> None:
     gone = world.connections.url("control").rsplit("/", 1)[0] + "/nowhere"
     from backstop.config.connections import Connections
 
     with pytest.raises(StoreUnavailable) as error:
-        run_once(world.settings, Connections(resolver={**world.urls, "control": gone}.get), lambda: spark, no_audit)
+        run_once(
+            world.settings,
+            Connections(resolver={**world.urls, "control": gone}.get),
+            lambda: spark,
+            no_audit,
+        )
     assert error.value.exit_code == 3
     assert all((error.value.what, error.value.kept, error.value.next_step))
     with psycopg2.connect(world.urls["shop_a"]) as connection, connection.cursor() as cursor:
@@ -457,15 +534,19 @@ def test_a_resend_that_the_broker_refused_for_good_makes_a_case_while_it_is_stil
         world.rows(
             "shop_a",
             "INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)"
-            " VALUES (%s, %s, %s, 'reconcile', now() - interval '1 minute', 'refused')", *key, number,
-        )  # fmt: skip
+            " VALUES (%s, %s, %s, 'reconcile', now() - interval '1 minute', 'refused')",
+            *key,
+            number,
+        )
     world.rows(
         "control",
         "INSERT INTO resend_request (shard, topic, message_id, send_number, groups, reason, requested_by, state, error)"
         " VALUES ('shop_a', %s, %s, 2, NULL, 'never_sent', 'reconcile', 'refused', %s)",
-        *key, "refused for good: 2 MB",
-    )  # fmt: skip
+        *key,
+        "refused for good: 2 MB",
+    )
     reconcile()
     assert world.rows("control", "SELECT kind, consumer_group FROM case_file ORDER BY 2") == [
-        ("refused", "billing"), ("refused", "shipping"),
-    ]  # fmt: skip
+        ("refused", "billing"),
+        ("refused", "shipping"),
+    ]

@@ -15,14 +15,26 @@ from backstop.incidents.replay import Mode, Plan, Wanted, run_incident
 from backstop.model.errors import DecisionRefused
 from backstop.model.records import Counts
 from control_world import World, servers, world  # noqa: F401
-from triage_world import cases, classify, dead, letter, letters, requests, resend, set_policy, triage
+from triage_world import (
+    cases,
+    classify,
+    dead,
+    letter,
+    letters,
+    requests,
+    resend,
+    set_policy,
+    triage,
+)
 
 
 def replayed(
     world: World, mode: Mode = "full", plan: int | None = None, approved: bool = False, **given: Any
-) -> tuple[Plan, Counts]:  # fmt: skip
+) -> tuple[Plan, Counts]:
     wanted = Wanted(topic="orders", who="ann", why="outage", **given)
-    return run_incident(world.settings, world.connections, plan or wanted, mode, "ann", approved=approved)
+    return run_incident(
+        world.settings, world.connections, plan or wanted, mode, "ann", approved=approved
+    )
 
 
 def lost(world: World, *message_ids: str) -> None:
@@ -45,7 +57,12 @@ def lost(world: World, *message_ids: str) -> None:
 def test_a_dry_run_shows_the_plan_and_asks_for_nothing(world: World) -> None:
     lost(world, "a", "b")
     plan, counts = replayed(world, "dry_run", verdicts=("UNSENT",))
-    assert (plan.total, plan.asked, plan.counts, plan.examples) == (2, 0, {"billing: UNSENT: never_sent": 2}, ("a", "b"))
+    assert (plan.total, plan.asked, plan.counts, plan.examples) == (
+        2,
+        0,
+        {"billing: UNSENT: never_sent": 2},
+        ("a", "b"),
+    )
     assert (counts, requests(world)) == ({}, [])
 
 
@@ -95,17 +112,27 @@ def test_a_plan_that_joins_a_persons_request_leaves_it_theirs(world: World) -> N
     plan, _ = replayed(world, "dry_run", verdicts=("UNSENT",))
     world.control(
         "INSERT INTO resend_request (shard, topic, message_id, send_number, groups, reason, requested_by, route, run_id)"
-        " VALUES ('shop_a', 'orders', 'a', 1, '{billing}', 'lost', 'case 7', 'topic', %s)", (plan.incident_id,)
-    )  # fmt: skip
+        " VALUES ('shop_a', 'orders', 'a', 1, '{billing}', 'lost', 'case 7', 'topic', %s)",
+        (plan.incident_id,),
+    )
     assert replayed(world, plan=plan.incident_id)[1]["joined"] == 1
     assert requests(world)[0][3] == "case 7"
 
 
 def test_only_the_window_is_replayed(world: World) -> None:
     lost(world, "old", "new")
-    world.run("producer_a", "UPDATE message_stub SET created_at = now() - interval '30 minutes' WHERE message_id = 'old'")
+    world.run(
+        "producer_a",
+        "UPDATE message_stub SET created_at = now() - interval '30 minutes' WHERE message_id = 'old'",
+    )
     now = datetime.now(UTC)
-    plan, _ = replayed(world, "dry_run", verdicts=("UNSENT",), start=now - timedelta(minutes=40), end=now - timedelta(minutes=20))
+    plan, _ = replayed(
+        world,
+        "dry_run",
+        verdicts=("UNSENT",),
+        start=now - timedelta(minutes=40),
+        end=now - timedelta(minutes=20),
+    )
     assert plan.examples == ("old",)
 
 
@@ -136,7 +163,9 @@ def test_more_than_the_blast_radius_needs_a_yes(world: World) -> None:
     assert world.control("SELECT approved_by FROM incident") == [("ann",)]
 
 
-def test_canaries_of_one_plan_after_another_take_a_second_person_beyond_the_blast_radius(world: World) -> None:
+def test_canaries_of_one_plan_after_another_take_a_second_person_beyond_the_blast_radius(
+    world: World,
+) -> None:
     set_policy(world, blast_floor=5, canary=2)
     world.settings = world.settings.model_copy(update={"people": PeopleSettings()})
     for number in range(9):
@@ -151,9 +180,13 @@ def test_canaries_of_one_plan_after_another_take_a_second_person_beyond_the_blas
         with pytest.raises(DecisionRefused, match="when somebody else says yes"):
             replayed(world, mode, plan=third.incident_id, approved=True)
     assert len(requests(world)) == 4
-    run_incident(world.settings, world.connections, third.incident_id, "canary", "bob", approved=True)
+    run_incident(
+        world.settings, world.connections, third.incident_id, "canary", "bob", approved=True
+    )
     assert len(requests(world)) == 6
-    assert world.control("SELECT approved_by FROM incident WHERE run_id = %s", (third.incident_id,)) == [("bob",)]
+    assert world.control(
+        "SELECT approved_by FROM incident WHERE run_id = %s", (third.incident_id,)
+    ) == [("bob",)]
 
 
 def test_dead_letters_of_a_cause_are_replayed_and_leave_their_case(world: World) -> None:
@@ -179,16 +212,26 @@ def test_a_letter_that_was_decided_after_the_plan_is_left_alone(world: World) ->
     assert (counts, requests(world)) == ({"moved_on": 1}, [])
 
 
-def test_a_letter_that_is_decided_otherwise_or_classified_anew_after_the_plan_is_left_alone(world: World) -> None:
+def test_a_letter_that_is_decided_otherwise_or_classified_anew_after_the_plan_is_left_alone(
+    world: World,
+) -> None:
     left, anew = dead(world, "m", "poison"), dead(world, "n", "poison", fingerprint="1:other")
     dead(world, "o", "poison", fingerprint="1:third")
     triage(world)
     plan, _ = replayed(world, "dry_run", verdicts=("DEAD_LETTERED",))
-    ((case_id,),) = world.control("SELECT case_id FROM dead_letter WHERE dead_letter_id = %s", (left,))
-    decide(world.conn, world.settings, world.connections, case_id, "leave", "bob", "the shop knows", {})
+    ((case_id,),) = world.control(
+        "SELECT case_id FROM dead_letter WHERE dead_letter_id = %s", (left,)
+    )
+    decide(
+        world.conn, world.settings, world.connections, case_id, "leave", "bob", "the shop knows", {}
+    )
     classify(world, anew, "conflict")
     _, counts = replayed(world, plan=plan.incident_id)
-    assert (counts["moved_on"], counts["replaying"], [row[0] for row in requests(world)]) == (2, 1, ["o"])
+    assert (counts["moved_on"], counts["replaying"], [row[0] for row in requests(world)]) == (
+        2,
+        1,
+        ["o"],
+    )
     assert (letters(world)["m"]["reason"], letters(world)["n"]["state"]) == ("left", "open")
     again, _ = replayed(world, "dry_run", verdicts=("DEAD_LETTERED",))
     assert again.left_out["a person left it on purpose: answer its case"] == 1
@@ -196,7 +239,10 @@ def test_a_letter_that_is_decided_otherwise_or_classified_anew_after_the_plan_is
 
 def test_a_conflict_that_the_log_shows_is_not_called_done(world: World) -> None:
     dead(world, "m", "already_confirmed")
-    world.run("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now(), conflicts = 1")
+    world.run(
+        "consumer_billing",
+        "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now(), conflicts = 1",
+    )
     plan, _ = replayed(world, "dry_run", verdicts=("DEAD_LETTERED",))
     assert plan.total == 0 and "with another content" in next(iter(plan.left_out))
 
@@ -205,8 +251,10 @@ def test_verdicts_of_runs_before_the_window_are_not_looked_through(world: World)
     lost(world, "a")
     start = datetime.now(UTC) - timedelta(hours=1)
     assert replayed(world, "dry_run", verdicts=("UNSENT",), start=start)[0].total == 1
-    world.control("UPDATE run SET as_of = as_of - interval '2 hours', started_at = started_at - interval '2 hours'"
-                  " WHERE duty = 'reconcile'")  # fmt: skip
+    world.control(
+        "UPDATE run SET as_of = as_of - interval '2 hours', started_at = started_at - interval '2 hours'"
+        " WHERE duty = 'reconcile'"
+    )
     assert replayed(world, "dry_run", verdicts=("UNSENT",), start=start)[0].total == 0
 
 
@@ -220,11 +268,15 @@ def test_a_group_without_duplicates_and_a_used_budget_are_left_to_their_cases(wo
 def test_a_rate_spreads_the_requests_over_time(world: World) -> None:
     lost(world, "a", "b", "c")
     replayed(world, verdicts=("UNSENT",), rate=0.1)
-    ((spread,),) = world.control("SELECT extract(epoch FROM max(not_before) - min(not_before)) FROM resend_request")
+    ((spread,),) = world.control(
+        "SELECT extract(epoch FROM max(not_before) - min(not_before)) FROM resend_request"
+    )
     assert 19 < spread < 21
 
 
-def test_a_rate_counts_from_when_the_rest_was_asked_for_and_not_from_the_canary(world: World) -> None:
+def test_a_rate_counts_from_when_the_rest_was_asked_for_and_not_from_the_canary(
+    world: World,
+) -> None:
     set_policy(world, canary=1)
     lost(world, "a", "b", "c", "d")
     plan, _ = replayed(world, "canary", verdicts=("UNSENT",), rate=0.1)
@@ -244,7 +296,9 @@ def test_a_rate_holds_over_two_calls_in_a_row(world: World) -> None:
     lost(world, "a", "b", "c")
     plan, _ = replayed(world, "canary", verdicts=("UNSENT",), rate=0.1)
     replayed(world, plan=plan.incident_id)
-    ((spread,),) = world.control("SELECT extract(epoch FROM max(not_before) - min(not_before)) FROM resend_request")
+    ((spread,),) = world.control(
+        "SELECT extract(epoch FROM max(not_before) - min(not_before)) FROM resend_request"
+    )
     assert 19 < spread < 21
 
 
@@ -253,29 +307,43 @@ def test_who_said_yes_is_kept_and_a_yes_to_all_of_it_is_the_one_that_counts(worl
     lost(world, "a", "b")
     plan, _ = replayed(world, "canary", verdicts=("UNSENT",))
     assert world.control("SELECT approved_by FROM incident") == [(None,)], "nobody was asked"
-    run_incident(world.settings, world.connections, plan.incident_id, "canary", "bob", approved=True)
+    run_incident(
+        world.settings, world.connections, plan.incident_id, "canary", "bob", approved=True
+    )
     run_incident(world.settings, world.connections, plan.incident_id, "full", "eve", approved=True)
     assert world.control("SELECT approved_by FROM incident") == [("eve",)]
 
 
-def test_what_is_left_out_when_its_turn_comes_says_why_and_is_not_counted_as_asked_for(world: World) -> None:
+def test_what_is_left_out_when_its_turn_comes_says_why_and_is_not_counted_as_asked_for(
+    world: World,
+) -> None:
     lost(world, "a", "b")
     plan, _ = replayed(world, "dry_run", verdicts=("UNSENT",))
     letter(world, "a", "poison")
     after, _ = replayed(world, plan=plan.incident_id)
-    assert (after.asked, after.to_ask, after.left_out) == (1, 0, {"it has a dead letter that the plan does not know": 1})
-    assert world.control("SELECT message_id, asked_at IS NULL FROM incident_delivery ORDER BY 1") == [("a", True), ("b", False)]
+    assert (after.asked, after.to_ask, after.left_out) == (
+        1,
+        0,
+        {"it has a dead letter that the plan does not know": 1},
+    )
+    assert world.control(
+        "SELECT message_id, asked_at IS NULL FROM incident_delivery ORDER BY 1"
+    ) == [("a", True), ("b", False)]
 
 
 def test_letters_of_one_delivery_that_were_read_apart_are_one_of_the_limit(
     world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(plan_incident, "_BATCH", 1)
     dead(world, "m", "poison")
     letter(world, "m", "poison")
     dead(world, "n", "poison")
     plan, counts = replayed(world, verdicts=("DEAD_LETTERED",), limit=2)
-    assert (plan.total, counts["replaying"], [row[0] for row in requests(world)]) == (2, 3, ["m", "n"])
+    assert (plan.total, counts["replaying"], [row[0] for row in requests(world)]) == (
+        2,
+        3,
+        ["m", "n"],
+    )
 
 
 def test_what_other_plans_asked_for_counts_to_the_blast_radius(world: World) -> None:
@@ -287,7 +355,9 @@ def test_what_other_plans_asked_for_counts_to_the_blast_radius(world: World) -> 
     assert (first.too_wide, later.examples[0], later.too_wide) == (False, "a00", True)
 
 
-def test_plans_that_are_within_the_blast_radius_each_are_not_all_run_without_a_yes(world: World) -> None:
+def test_plans_that_are_within_the_blast_radius_each_are_not_all_run_without_a_yes(
+    world: World,
+) -> None:
     set_policy(world, blast_floor=25)
     lost(world, *[f"n{number:02}" for number in range(20)])
     one, _ = replayed(world, "dry_run", verdicts=("UNSENT",), limit=20)
@@ -300,21 +370,43 @@ def test_plans_that_are_within_the_blast_radius_each_are_not_all_run_without_a_y
 
 def test_what_cannot_be_planned_is_refused(world: World) -> None:
     for wrong, match in (
-        ({}, "Nothing says which"), ({"verdicts": ("CONFIRMED",)}, "not replayed by hand"),
-        ({"causes": (4711, 1_000_000)}, "no cause 4711, 1000000"), ({"verdicts": ("LOST",), "group": "nobody"}, "does not take"),
+        ({}, "Nothing says which"),
+        ({"verdicts": ("CONFIRMED",)}, "not replayed by hand"),
+        ({"causes": (4711, 1_000_000)}, "no cause 4711, 1000000"),
+        ({"verdicts": ("LOST",), "group": "nobody"}, "does not take"),
         ({"verdicts": ("LOST",), "rate": 0}, "more than 0"),
         ({"verdicts": ("LOST",), "rate": float("nan")}, "more than 0"),
-        ({"verdicts": ("LOST",), "start": datetime.now(UTC), "end": datetime.now(UTC) - timedelta(hours=1)}, "holds nothing"),
-    ):  # fmt: skip
+        (
+            {
+                "verdicts": ("LOST",),
+                "start": datetime.now(UTC),
+                "end": datetime.now(UTC) - timedelta(hours=1),
+            },
+            "holds nothing",
+        ),
+    ):
         with pytest.raises(DecisionRefused, match=match):
             replayed(world, "dry_run", **wrong)  # type: ignore[arg-type]
 
 
 def test_the_command_line_plans_and_asks(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     lost(world, "a")
-    arguments = ["replay", "--topic", "orders", "--verdict", "UNSENT", "--by", "ann", "--why", "outage"]
+    arguments = [
+        "replay",
+        "--topic",
+        "orders",
+        "--verdict",
+        "UNSENT",
+        "--by",
+        "ann",
+        "--why",
+        "outage",
+    ]
     assert run_app(arguments) == 0
-    assert "1 deliveries of orders" in (told := capsys.readouterr().out) and "Nothing was asked for" in told
+    assert (
+        "1 deliveries of orders" in (told := capsys.readouterr().out)
+        and "Nothing was asked for" in told
+    )
     assert run_app([*arguments, "--full"]) == 0
     assert "Asked for (full): requests 1" in capsys.readouterr().out
     assert run_app([*arguments, "--full", "--canary"]) == 2
@@ -322,11 +414,24 @@ def test_the_command_line_plans_and_asks(world: World, capsys: pytest.CaptureFix
 
 def test_the_command_line_shows_the_plan_before_it_asks_and_says_yes_to_a_shown_plan_only(
     world: World, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+) -> None:
     lost(world, "a")
-    arguments = ["replay", "--topic", "orders", "--verdict", "UNSENT", "--by", "ann", "--why", "outage"]
+    arguments = [
+        "replay",
+        "--topic",
+        "orders",
+        "--verdict",
+        "UNSENT",
+        "--by",
+        "ann",
+        "--why",
+        "outage",
+    ]
     assert run_app([*arguments, "--full", "--approve", "4f1d09aa52c3"]) == 2
     assert "a plan that was shown" in capsys.readouterr().err and requests(world) == []
     assert run_app([*arguments, "--full"]) == 0
     shown = capsys.readouterr().out
-    assert "1 deliveries of orders, 0 asked for already" in shown and "Asked for (full): requests 1" in shown
+    assert (
+        "1 deliveries of orders, 0 asked for already" in shown
+        and "Asked for (full): requests 1" in shown
+    )

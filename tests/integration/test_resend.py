@@ -37,26 +37,43 @@ def test_a_request_publishes_its_number_once_and_the_rows_say_so(world: World) -
     assert world.attempts() == {"sent": 3}
     for i in wanted:
         stub = world.stub(i)
-        assert stub["send_count"] == 1 and stub["attempt_token"] is None and stub["queue_offset"] is not None
+        assert (
+            stub["send_count"] == 1
+            and stub["attempt_token"] is None
+            and stub["queue_offset"] is not None
+        )
     assert all(GROUPS_HEADER not in headers for headers in world.published())
     assert world.resend() == {}, "done twice, nothing more"
 
 
 def test_a_request_belongs_to_whoever_may_overrule_most(world: World) -> None:
     world.stubs(["m"])
-    for by, belongs_to in (("reconcile", "reconcile"), ("triage", "triage"), ("reconcile", "triage"), ("case 1", "case 1"),
-                           ("triage", "case 1"), ("reconcile", "case 1")):  # fmt: skip
+    for by, belongs_to in (
+        ("reconcile", "reconcile"),
+        ("triage", "triage"),
+        ("reconcile", "triage"),
+        ("case 1", "case 1"),
+        ("triage", "case 1"),
+        ("reconcile", "case 1"),
+    ):
         world.ask(["m"], by=by)
         assert world.request("m")["requested_by"] == belongs_to, by
-    world.sql("control", """WITH c AS (
+    world.sql(
+        "control",
+        """WITH c AS (
         INSERT INTO case_file (kind, topic, summary) VALUES ('ramp_stopped', 'orders', 's') RETURNING case_id)
-        UPDATE resend_request SET state = 'not_needed', given_up_by = c.case_id, given_up_groups = '{*}' FROM c""")
+        UPDATE resend_request SET state = 'not_needed', given_up_by = c.case_id, given_up_groups = '{*}' FROM c""",
+    )
     for machine in ("reconcile", "triage"):
-        assert world.ask(["m"], by=machine) == {"already_asked": 1}, "what a person gave up only a person asks for again"
+        assert world.ask(["m"], by=machine) == {"already_asked": 1}, (
+            "what a person gave up only a person asks for again"
+        )
     assert world.ask(["m"], by="case 2") == {"reopened": 1}
 
 
-def test_asking_joins_an_open_request_reopens_a_closed_one_and_leaves_a_taken_one(world: World) -> None:
+def test_asking_joins_an_open_request_reopens_a_closed_one_and_leaves_a_taken_one(
+    world: World,
+) -> None:
     world.stubs(["m"])
     assert world.ask(["m"], groups=("billing",)) == {"requests": 1}
     assert world.ask(["m"], groups=("shipping",)) == {"joined": 1}
@@ -81,7 +98,9 @@ def test_one_call_may_ask_for_two_groups_of_one_message(world: World) -> None:
     from backstop.requests.ask import Ask, ask
 
     connection = connect(world.settings, world.connections)
-    asks = [Ask("shop_a", TOPIC, "m", 1, (group,), group, "case 1") for group in ("shipping", "billing")]
+    asks = [
+        Ask("shop_a", TOPIC, "m", 1, (group,), group, "case 1") for group in ("shipping", "billing")
+    ]
     with connection, connection.cursor() as cursor:
         assert ask(cursor, asks, None) == {"requests": 1}
     connection.close()
@@ -99,7 +118,9 @@ def test_two_runs_at_once_publish_nothing_twice(world: World) -> None:
         with world.run(*topics) as run:
             done.append(Counter(run_once(world.settings, world.connections, run)))
 
-    threads = [threading.Thread(target=one, args=topics) for topics in ((), (TOPIC,), (OTHER, TOPIC))]
+    threads = [
+        threading.Thread(target=one, args=topics) for topics in ((), (TOPIC,), (OTHER, TOPIC))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -110,7 +131,9 @@ def test_two_runs_at_once_publish_nothing_twice(world: World) -> None:
     assert sum(counts["published"] > 0 for counts in done) > 1, "they worked side by side"
 
 
-def test_a_delivery_confirmed_meanwhile_is_not_needed_and_its_number_stays_free(world: World) -> None:
+def test_a_delivery_confirmed_meanwhile_is_not_needed_and_its_number_stays_free(
+    world: World,
+) -> None:
     world.stubs(["both", "one"])
     world.ask(["both", "one"])
     for group in ("billing", "shipping"):
@@ -152,19 +175,25 @@ def test_a_number_that_is_gone_is_superseded(world: World) -> None:
     assert world.copies() == {} and world.stub("m")["send_count"] == 1
 
 
-def test_a_used_budget_stops_the_machine_at_the_verdict_and_a_person_at_the_claim(world: World) -> None:
+def test_a_used_budget_stops_the_machine_at_the_verdict_and_a_person_at_the_claim(
+    world: World,
+) -> None:
     for i in ("machine", "person"):
         world.stubs([i], send_count=2, max_sends=2, attempted_at="2020-01-01T00:00:00Z")
-        world.sql("producer_a", """INSERT INTO send_attempt (topic, message_id, send_number, requested_by,
+        world.sql(
+            "producer_a",
+            """INSERT INTO send_attempt (topic, message_id, send_number, requested_by,
         started_at, outcome)
             SELECT %s, %s, n, 'producer', now() - interval '50 seconds', 'unknown' FROM generate_series(1, 2)
             n""",
-            [TOPIC, i])  # fmt: skip
+            [TOPIC, i],
+        )
     world.ask(["machine"], number=3)
     world.ask(["person"], number=3, by="case 1")
     world.resend()
     assert (
-        world.request("machine")["state"] == "not_needed" and "EXHAUSTED" in world.request("machine")["error"]
+        world.request("machine")["state"] == "not_needed"
+        and "EXHAUSTED" in world.request("machine")["error"]
     )
     assert world.request("person")["state"] == "superseded"
     assert world.copies() == {} and world.stub("person")["send_count"] == 2
@@ -179,15 +208,25 @@ def test_a_refused_message_counts_its_refusals_until_it_is_exhausted(world: Worl
         world.ask(["m"], number=number)
         assert world.resend()["refused"] == 1
         found = world.stub("m")
-        assert (found["send_count"], found["refusals"], found["attempt_token"]) == (number, number, None)
+        assert (found["send_count"], found["refusals"], found["attempt_token"]) == (
+            number,
+            number,
+            None,
+        )
         # The backoff passes.
-        world.sql("producer_a", "UPDATE message_stub SET next_check_at = now() - interval '1 second'")
-    errors = world.sql("control", "SELECT DISTINCT left(error, %s) FROM resend_request", [len(FOR_GOOD)])
+        world.sql(
+            "producer_a", "UPDATE message_stub SET next_check_at = now() - interval '1 second'"
+        )
+    errors = world.sql(
+        "control", "SELECT DISTINCT left(error, %s) FROM resend_request", [len(FOR_GOOD)]
+    )
     assert errors == [(FOR_GOOD,)]
     assert world.attempts() == {"refused": 3}
     world.ask(["m"], number=4)
     world.resend()
-    ((state, error),) = world.sql("control", "SELECT state, error FROM resend_request WHERE send_number = 4")
+    ((state, error),) = world.sql(
+        "control", "SELECT state, error FROM resend_request WHERE send_number = 4"
+    )
     assert state == "not_needed" and "EXHAUSTED" in error
     assert world.copies() == {}
 
@@ -219,7 +258,9 @@ def test_a_topic_in_mode_observe_and_topics_out_of_scope_send_nothing(world: Wor
     assert world.copies(TOPIC) == {} and world.copies(OTHER) == {("m", "1"): 1}
 
 
-def test_a_route_through_a_group_that_takes_no_duplicates_is_closed_as_no_route(world: World) -> None:
+def test_a_route_through_a_group_that_takes_no_duplicates_is_closed_as_no_route(
+    world: World,
+) -> None:
     world.set("groups", "shipping", "duplicates", to="no")
     world.stubs(["m"])
     world.ask(["m"], groups=("billing",))
@@ -229,7 +270,9 @@ def test_a_route_through_a_group_that_takes_no_duplicates_is_closed_as_no_route(
     assert world.copies() == {}
 
 
-def test_a_message_never_sent_waits_for_a_group_without_duplicates_that_cannot_be_read(world: World) -> None:
+def test_a_message_never_sent_waits_for_a_group_without_duplicates_that_cannot_be_read(
+    world: World,
+) -> None:
     world.set("groups", "shipping", "duplicates", to="no")
     for message_id, sends in (("never", 0), ("refused", 1)):
         world.stubs([message_id], send_count=sends, refusals=sends)
@@ -316,9 +359,13 @@ def test_a_dry_run_lists_what_would_go_and_changes_nothing(world: World) -> None
         ]
     assert counts == {"would_send": 1, "would_close": 1, "would_postpone": 1}
     assert {one.request.key.message_id: type(one.decision) for one in told} == {
-        "send": Send, "done": NotNeeded, "wait": Postpone
-    }  # fmt: skip
-    assert "would go to all groups" in str(next(one for one in told if isinstance(one.decision, Send)))
+        "send": Send,
+        "done": NotNeeded,
+        "wait": Postpone,
+    }
+    assert "would go to all groups" in str(
+        next(one for one in told if isinstance(one.decision, Send))
+    )
     assert world.sql("control", "SELECT to_jsonb(r) FROM resend_request r ORDER BY 1") == before
     assert world.copies() == {} and world.stub("send")["send_count"] == 0
 
@@ -434,7 +481,9 @@ def test_a_zombie_whose_own_clock_stood_still_is_stopped_by_the_send_number(worl
     counts = world.hooked_resend({"claim before": once(meanwhile)})
     assert counts["superseded"] == 1 and "published" not in counts
     assert world.copies() == {("m", "1"): 1}
-    assert world.requests() == {"sent": 1}, "and it does not touch the request that is not its own any more"
+    assert world.requests() == {"sent": 1}, (
+        "and it does not touch the request that is not its own any more"
+    )
 
 
 def test_an_attempt_recovered_while_it_was_settled_counts_as_unknown(world: World) -> None:
@@ -442,7 +491,9 @@ def test_an_attempt_recovered_while_it_was_settled_counts_as_unknown(world: Worl
     world.ask(["m"])
 
     def recovered() -> None:
-        world.sql("producer_a", "UPDATE message_stub SET attempt_deadline = now() - interval '1 second'")
+        world.sql(
+            "producer_a", "UPDATE message_stub SET attempt_deadline = now() - interval '1 second'"
+        )
         with world.run(TOPIC) as run, world.worker(run) as worker:
             assert worker.judge.sources.shard("shop_a").recover(10)
 
@@ -457,21 +508,30 @@ def test_backoff_and_the_lag_of_the_slowest_group_set_the_next_look(world: World
     world.stubs(["m"])
     world.ask(["m"])
     with world.run(duty="reconcile") as run:
-        world.sql("control", """INSERT INTO queue_epoch (broker, topic, queue_id, epoch, accepted,
+        world.sql(
+            "control",
+            """INSERT INTO queue_epoch (broker, topic, queue_id, epoch, accepted,
         next_offset)
-            VALUES ('embedded', %s, 0, 'e', true, 100)""", [TOPIC])  # fmt: skip
+            VALUES ('embedded', %s, 0, 'e', true, 100)""",
+            [TOPIC],
+        )
         for group, offset, before in (("billing", 100, 0), ("shipping", 40, 20)):
             values = [group, TOPIC, run.run_id]
             for table, at, seconds in (("progress", offset, 2), ("progress_history", before, 0)):
-                world.sql("control", f"""INSERT INTO {table} (consumer_group, broker, topic, queue_id, epoch,
+                world.sql(
+                    "control",
+                    f"""INSERT INTO {table} (consumer_group, broker, topic, queue_id, epoch,
                     next_offset,
                     passed_until, recorded_at, run_id) VALUES (%s, 'embedded', %s, 0, 'e', {at}, now(),
-                    '2026-01-01T00:00:0{seconds}Z', %s)""", values)  # fmt: skip
+                    '2026-01-01T00:00:0{seconds}Z', %s)""",
+                    values,
+                )
     world.resend()
     # 60 messages at 10 a second, after the first backoff.
     policy = world.settings.policy_for(TOPIC)
     expected = backoff(1, Key(TOPIC, "m"), policy).total_seconds() + 6
     ((wait,),) = world.sql(
-        "producer_a", "SELECT extract(epoch FROM next_check_at - attempted_at)::float8 FROM message_stub"
+        "producer_a",
+        "SELECT extract(epoch FROM next_check_at - attempted_at)::float8 FROM message_stub",
     )
     assert policy.backoff_base.total_seconds() + 6 <= wait == pytest.approx(expected, abs=0.001)

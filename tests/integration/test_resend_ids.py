@@ -14,12 +14,18 @@ from backstop.runs.scope import name_of
 from resend_world import OTHER, TOPIC, World, ids, servers, world  # noqa: F401
 
 
-def send_list(world: World, *wanted: str, dry_run: bool = False, who: str = "ann") -> tuple[Counts, dict[str, str]]:
+def send_list(
+    world: World, *wanted: str, dry_run: bool = False, who: str = "ann"
+) -> tuple[Counts, dict[str, str]]:
     listed: list[Listed] = []
     counts = run_duty(
-        world.settings, world.connections, scope=name_of([TOPIC]), dry_run=dry_run,
-        listing=Listing(TOPIC, wanted, who, "the shop asked for it"), tell_listed=listed.append,
-    )  # fmt: skip
+        world.settings,
+        world.connections,
+        scope=name_of([TOPIC]),
+        dry_run=dry_run,
+        listing=Listing(TOPIC, wanted, who, "the shop asked for it"),
+        tell_listed=listed.append,
+    )
     return counts, {one.message_id: one.says for one in listed}
 
 
@@ -35,7 +41,9 @@ def test_only_the_listed_messages_go_out_whether_asked_for_or_not(world: World) 
 
     counts, says = send_list(world, "asked", "not asked")
 
-    assert counts["sent"] == 2 and out(world) == ["asked", "not asked"] and world.copies(OTHER) == {}
+    assert (
+        counts["sent"] == 2 and out(world) == ["asked", "not asked"] and world.copies(OTHER) == {}
+    )
     assert says == {
         "asked": "a request for it is open already",
         "not asked": "to send to all groups as send 1, when ramp and rate let it",
@@ -56,7 +64,9 @@ def test_what_cannot_go_is_listed_with_the_reason(world: World) -> None:
     world.stubs(["used up"], send_count=4, refusals=0)
     world.stubs(["twice"], "a")
     world.stubs(["twice"], "b")
-    counts, says = send_list(world, "confirmed", "withdrawn", "consumed", "used up", "twice", "no such")
+    counts, says = send_list(
+        world, "confirmed", "withdrawn", "consumed", "used up", "twice", "no such"
+    )
     assert says["confirmed"] == "CONFIRMED already" and says["withdrawn"] == "VOIDED already"
     assert says["consumed"].startswith("nothing to send: billing CONFIRMED")
     assert says["no such"] == "no shard has it" and "several shards" in says["twice"]
@@ -100,7 +110,9 @@ def test_sent_twice_the_same_list_sends_once(world: World) -> None:
     assert says["m"].startswith("not yet: ") and world.copies() == {("m", "1"): 1}
 
 
-def test_a_list_needs_a_name_and_a_topic_in_mode_repair_and_a_shard_that_answers(world: World) -> None:
+def test_a_list_needs_a_name_and_a_topic_in_mode_repair_and_a_shard_that_answers(
+    world: World,
+) -> None:
     world.stubs(["m"])
     with pytest.raises(ConfigurationError, match="a name and a reason"):
         send_list(world, "m", who=" ")
@@ -121,13 +133,17 @@ def test_ids_are_read_one_a_line_each_once_with_any_character() -> None:
         read_ids("\n \n")
 
 
-def test_a_list_beyond_the_blast_radius_is_refused_whole_and_small_lists_add_up_to_it(world: World) -> None:
+def test_a_list_beyond_the_blast_radius_is_refused_whole_and_small_lists_add_up_to_it(
+    world: World,
+) -> None:
     policy = world.settings.policy_for(TOPIC)
     wanted = [f"m-{place:03}" for place in range(policy.blast_floor)]
     world.stubs(wanted)
     with pytest.raises(DecisionRefused, match="more than the blast radius"):
         send_list(world, *wanted)
-    assert out(world) == [] and world.sql("control", "SELECT count(*) FROM resend_request") == [(0,)]
+    assert out(world) == [] and world.sql("control", "SELECT count(*) FROM resend_request") == [
+        (0,)
+    ]
     half = policy.blast_floor // 2
     send_list(world, *wanted[:half])
     with pytest.raises(DecisionRefused, match="more than the blast radius"):
@@ -143,8 +159,16 @@ def test_a_list_is_taken_once_from_each_run_in_airflow(world: World) -> None:
         run = open_run(control, "resend", name_of([TOPIC]), world.settings, dry_run=dry_run)
         try:
             listed = ask_for_ids(
-                world.settings, world.connections, control, run, TOPIC, wanted, "ann", "w", listed_in=listed_in
-            )  # fmt: skip
+                world.settings,
+                world.connections,
+                control,
+                run,
+                TOPIC,
+                wanted,
+                "ann",
+                "w",
+                listed_in=listed_in,
+            )
         finally:
             control.rollback()
             close_run(control, run, "done", Counts())

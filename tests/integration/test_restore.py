@@ -44,41 +44,68 @@ def statuses(world: World) -> dict[str, str]:
     return dict(world.run(SHARDS["shop_a"], "SELECT message_id, status FROM message_stub"))
 
 
-def closed(world: World, message_id: str, status: str, *, written: datetime, judged: datetime) -> None:
+def closed(
+    world: World, message_id: str, status: str, *, written: datetime, judged: datetime
+) -> None:
     """A stub that a run closed: it judged as of an instant, and promoted later."""
     world.stub(message_id, sends=1, status=status)
     world.run(
-        SHARDS["shop_a"], "UPDATE message_stub SET updated_at = %s, judged_at = %s WHERE message_id = %s",
+        SHARDS["shop_a"],
+        "UPDATE message_stub SET updated_at = %s, judged_at = %s WHERE message_id = %s",
         (written, judged, message_id),
-    )  # fmt: skip
+    )
 
 
-def test_a_restored_consumer_has_judged_again_what_was_closed_since_by_when_it_was_written(quiet: World) -> None:
+def test_a_restored_consumer_has_judged_again_what_was_closed_since_by_when_it_was_written(
+    quiet: World,
+) -> None:
     since = datetime.now(UTC) - HOUR
     skew = quiet.settings.policy_for("orders").max_clock_skew
     closed(quiet, "confirmed", "confirmed", written=since + HOUR / 2, judged=since + HOUR / 2)
     # Its logs were read before the backup and may have been written into it, or after: the run promoted after the backup.
-    closed(quiet, "judged before, promoted since", "confirmed", written=since + HOUR / 2, judged=since - HOUR)
+    closed(
+        quiet,
+        "judged before, promoted since",
+        "confirmed",
+        written=since + HOUR / 2,
+        judged=since - HOUR,
+    )
     # It was exhausted by a log of FAILED that is gone, or because of a log of CONSUMED that is back.
     closed(quiet, "exhausted", "exhausted", written=since + HOUR / 2, judged=since + HOUR / 2)
-    closed(quiet, "by a clock that is behind", "confirmed", written=since - skew / 2, judged=since - skew / 2)
+    closed(
+        quiet,
+        "by a clock that is behind",
+        "confirmed",
+        written=since - skew / 2,
+        judged=since - skew / 2,
+    )
     closed(quiet, "before the backup", "confirmed", written=since - HOUR, judged=since - HOUR)
     closed(quiet, "withdrawn since", "voided", written=since + HOUR / 2, judged=since + HOUR / 2)
     assert consumer(quiet, since)["reopened"] == 4
     assert statuses(quiet) == {
-        "confirmed": "pending", "judged before, promoted since": "pending", "exhausted": "pending",
-        "by a clock that is behind": "pending", "before the backup": "confirmed", "withdrawn since": "voided",
-    }  # fmt: skip
+        "confirmed": "pending",
+        "judged before, promoted since": "pending",
+        "exhausted": "pending",
+        "by a clock that is behind": "pending",
+        "before the backup": "confirmed",
+        "withdrawn since": "voided",
+    }
 
 
 def half_promoted(world: World, message_id: str) -> None:
     """A run that wrote its answers and died before this stub was told of them."""
     run = open_run(world.conn, "reconcile", "*", world.settings)
-    world.control("INSERT INTO verdict_count VALUES (%s, 'orders', 'billing', 'CONFIRMED', 1, 0, 1)", (run.run_id,))
-    world.control("""
+    world.control(
+        "INSERT INTO verdict_count VALUES (%s, 'orders', 'billing', 'CONFIRMED', 1, 0, 1)",
+        (run.run_id,),
+    )
+    world.control(
+        """
         INSERT INTO staged_stub (run_id, stage, shard, topic, message_id, old_status, new_status, send_count, deliveries)
         SELECT run_id, stage, 'shop_a', 'orders', %s, 'pending', 'confirmed', 1, 1 FROM run WHERE run_id = %s
-        """, (message_id, run.run_id))  # fmt: skip
+        """,
+        (message_id, run.run_id),
+    )
     close_run(world.conn, run, "failed", {})
 
 
@@ -110,14 +137,19 @@ def test_a_restore_waits_for_runs_that_are_alive(
     restore(quiet, since)
 
 
-def request(world: World, message_id: str, state: str, *, updated: str, deadline: str | None = None) -> None:
-    world.control("""
+def request(
+    world: World, message_id: str, state: str, *, updated: str, deadline: str | None = None
+) -> None:
+    world.control(
+        """
         INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, claim_token,
             claim_deadline, updated_at)
         VALUES ('shop_a', 'orders', %(id)s, 2, 'lost', 'reconcile', %(state)s,
             CASE WHEN %(state)s = 'claimed' THEN gen_random_uuid() END, now() + %(deadline)s::interval,
             now() + %(updated)s::interval)
-        """, {"id": message_id, "state": state, "updated": updated, "deadline": deadline})  # fmt: skip
+        """,
+        {"id": message_id, "state": state, "updated": updated, "deadline": deadline},
+    )
 
 
 def attempts(world: World, message_id: str) -> list[tuple[Any, ...]]:
@@ -143,5 +175,8 @@ def test_a_number_that_the_broker_refused_stays_refused_and_counts(quiet: World)
     for state in ("refused", "sent"):
         request(quiet, state, state, updated="-10 minutes")
     assert producer(quiet, datetime.now(UTC) - HOUR)["raised"] == 2
-    found = {name: (quiet.stub_now(name)["refusals"], attempts(quiet, name)[1][1]) for name in ("refused", "sent")}
+    found = {
+        name: (quiet.stub_now(name)["refusals"], attempts(quiet, name)[1][1])
+        for name in ("refused", "sent")
+    }
     assert found == {"refused": (1, "refused"), "sent": (0, "unknown")}

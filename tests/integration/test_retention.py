@@ -42,20 +42,38 @@ def world(kept: System) -> System:
     return emptied(kept)
 
 
-def old_stub(world: System, message_id: str, status: str = "confirmed", shard: str = "shop_a", **columns: Any) -> Key:
+def old_stub(
+    world: System, message_id: str, status: str = "confirmed", shard: str = "shop_a", **columns: Any
+) -> Key:
     """A stub with one attempt that has not moved for two days."""
-    key = world.stub(message_id, shard=shard, age=OLD, status=status, updated_at=datetime.now(UTC) - OLD, **columns)
+    key = world.stub(
+        message_id,
+        shard=shard,
+        age=OLD,
+        status=status,
+        updated_at=datetime.now(UTC) - OLD,
+        **columns,
+    )
     world.rows(
-        shard, "INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)"
-        " VALUES (%s, %s, 1, 'producer', now(), 'sent')", *key,
-    )  # fmt: skip
+        shard,
+        "INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)"
+        " VALUES (%s, %s, 1, 'producer', now(), 'sent')",
+        *key,
+    )
     return key
 
 
-def old_log(world: System, message_id: str, state: str = "CONSUMED", group: str = "billing", **columns: Any) -> Key:
+def old_log(
+    world: System, message_id: str, state: str = "CONSUMED", group: str = "billing", **columns: Any
+) -> Key:
     then = datetime.now(UTC) - OLD
     key = Key("orders", message_id)
-    given = {"updated_at": then, "first_received_at": then, **({"consumed_at": then} if state == "CONSUMED" else {}), **columns}
+    given = {
+        "updated_at": then,
+        "first_received_at": then,
+        **({"consumed_at": then} if state == "CONSUMED" else {}),
+        **columns,
+    }
     world.log(key, group, state, **given)
     return key
 
@@ -65,7 +83,11 @@ def retain(world: System, **options: Any) -> dict[str, int]:
 
 
 def stubs_left(world: System) -> set[str]:
-    return {i for shard in ("shop_a", "shop_b") for (i,) in world.rows(shard, "SELECT message_id FROM message_stub")}
+    return {
+        i
+        for shard in ("shop_a", "shop_b")
+        for (i,) in world.rows(shard, "SELECT message_id FROM message_stub")
+    }
 
 
 def logs_left(world: System, group: str = "billing") -> set[str]:
@@ -87,9 +109,15 @@ def test_closed_stubs_go_with_their_attempts_and_open_ones_stay_with_theirs(worl
     world.stub("young", status="confirmed")
     old_stub(world, "under way", attempt_token="00000000-0000-0000-0000-000000000001")
     assert retain(world)["stubs"] == 6
-    stay = {f"{status}-{shard}" for status in ("pending", "exhausted") for shard in ("shop_a", "shop_b")}
+    stay = {
+        f"{status}-{shard}" for status in ("pending", "exhausted") for shard in ("shop_a", "shop_b")
+    }
     assert stubs_left(world) == {"young", "under way"} | stay
-    attempts = {i for shard in ("shop_a", "shop_b") for (i,) in world.rows(shard, "SELECT message_id FROM send_attempt")}
+    attempts = {
+        i
+        for shard in ("shop_a", "shop_b")
+        for (i,) in world.rows(shard, "SELECT message_id FROM send_attempt")
+    }
     assert attempts == {"under way"} | stay
 
 
@@ -97,7 +125,9 @@ def test_a_broker_that_keeps_everything_is_trimmed_below_the_settled_progress_of
     world: System,
 ) -> None:
     broker, queues = world.broker, len(world.broker.queues("orders"))
-    broker.publish([Message("orders", f"m-{number}", b"x", partition_key=str(number)) for number in range(12)])
+    broker.publish(
+        [Message("orders", f"m-{number}", b"x", partition_key=str(number)) for number in range(12)]
+    )
     for group, done in (("billing", 12), ("shipping", 8)):
         got: list[Received] = []
         subscription = broker.subscribe(group, ["orders"], "trim")
@@ -117,28 +147,47 @@ def test_a_broker_that_keeps_everything_is_trimmed_below_the_settled_progress_of
 
     assert "broker_messages" not in trim(), "nothing goes without the option"
     assert "broker_messages" not in trim(retention="1h")
-    assert "broker_messages" not in trim("received", retention="1s"), "what was received may come again for hours"
+    assert "broker_messages" not in trim("received", retention="1s"), (
+        "what was received may come again for hours"
+    )
     removed = trim(retention="1s")["broker_messages"]
     assert 0 < removed <= 8
     held = {position.queue_id: position.next_offset for position in before[1]}
     states = broker.queues("orders")
-    assert {state.queue_id: state.first_offset for state in states} == held, "the lowest place of all groups"
+    assert {state.queue_id: state.first_offset for state in states} == held, (
+        "the lowest place of all groups"
+    )
     assert len(states) == queues
     after = [broker.progress("orders", group) for group in ("billing", "shipping")]
-    assert [[one.next_offset for one in some] for some in after] == [[one.next_offset for one in some] for some in before]
+    assert [[one.next_offset for one in some] for some in after] == [
+        [one.next_offset for one in some] for some in before
+    ]
 
 
-def test_a_stub_without_a_taker_is_kept_until_nothing_of_it_may_be_published_any_more(servers: Any) -> None:
-    with system(*servers, policy={"replay_horizon": "10d", "log_retention": "12d", "stub_retention": "12d"}) as world:
+def test_a_stub_without_a_taker_is_kept_until_nothing_of_it_may_be_published_any_more(
+    servers: Any,
+) -> None:
+    with system(
+        *servers, policy={"replay_horizon": "10d", "log_retention": "12d", "stub_retention": "12d"}
+    ) as world:
         purge = open_stub_purge(world.settings, world.connections, "shop_a")
         old_stub(world, "waits", "no_taker")
         assert purge.old_stubs("orders", 3600, 3 * 86400, FIRST_STUB, 10) == []
-        assert [stub.key.message_id for stub in purge.old_stubs("orders", 3600, 86400, FIRST_STUB, 10)] == ["waits"]
+        assert [
+            stub.key.message_id for stub in purge.old_stubs("orders", 3600, 86400, FIRST_STUB, 10)
+        ] == ["waits"]
         purge.close()
 
 
-def test_a_log_goes_when_its_stub_is_closed_or_gone_and_stays_while_it_is_open_in_any_shard(world: System) -> None:
-    for status, shard in (("confirmed", "shop_a"), ("voided", "shop_b"), ("pending", "shop_b"), ("exhausted", "shop_a")):
+def test_a_log_goes_when_its_stub_is_closed_or_gone_and_stays_while_it_is_open_in_any_shard(
+    world: System,
+) -> None:
+    for status, shard in (
+        ("confirmed", "shop_a"),
+        ("voided", "shop_b"),
+        ("pending", "shop_b"),
+        ("exhausted", "shop_a"),
+    ):
         world.stub(status, shard=shard, age=OLD, status=status)
         old_log(world, status)
     for state in ("CONSUMED", "FAILED", "EXPIRED", "PARKED"):
@@ -155,12 +204,15 @@ def test_a_log_goes_when_its_stub_is_closed_or_gone_and_stays_while_it_is_open_i
 def test_a_log_whose_content_a_parked_key_keeps_stays_however_old_it_is(world: System) -> None:
     for message_id in ("waits", "discarded"):
         old_log(world, message_id, "PARKED")
-    world.rows("billing_db", """
+    world.rows(
+        "billing_db",
+        """
         INSERT INTO parked_key (consumer_group, topic, ordering_key, queue_id, state, messages, bytes)
         VALUES ('billing', 'orders', 'k', 0, 'PARKED', 1, 2);
         INSERT INTO parked_message (consumer_group, topic, message_id, ordering_key, content, queue_id)
         VALUES ('billing', 'orders', 'waits', 'k', '', 0)
-        """)  # fmt: skip
+        """,
+    )
     retain(world)
     assert logs_left(world) == {"waits"}
 
@@ -173,7 +225,12 @@ def test_the_floor_is_the_newest_purged_log_and_never_falls(world: System) -> No
     retain(world)
     assert floor(world) == newest
     assert floor(world, "shipping") == datetime.min.replace(tzinfo=UTC)
-    old_log(world, "older", updated_at=newest - timedelta(days=9), first_received_at=newest - timedelta(days=9))
+    old_log(
+        world,
+        "older",
+        updated_at=newest - timedelta(days=9),
+        first_received_at=newest - timedelta(days=9),
+    )
     retain(world)
     assert logs_left(world) == set()
     assert floor(world) == newest
@@ -184,7 +241,10 @@ def test_a_log_that_moves_between_the_look_and_the_purge_stays(world: System) ->
     purge = open_log_purge(world.settings, world.connections, "billing_db")
     seen, _ = purge.old_logs("billing", {"orders": 60.0}, FIRST_LOG, 10)
     assert {log.key for log in seen if log.is_old} == {moves, stays}
-    world.rows("billing_db", "UPDATE consumer_log SET state = 'CONSUMING', updated_at = now() WHERE message_id = 'moves'")
+    world.rows(
+        "billing_db",
+        "UPDATE consumer_log SET state = 'CONSUMING', updated_at = now() WHERE message_id = 'moves'",
+    )
     assert purge.purge_logs("billing", seen) == 1
     purge.close()
     assert logs_left(world) == {"moves"}
@@ -209,7 +269,9 @@ def test_what_a_request_a_letter_or_a_case_still_needs_stays(world: System) -> N
     for name in ("requested", "dead", "dead without topic", "asked about", "settled", "free"):
         old_stub(world, name)
         old_log(world, name)
-    world.rows("control", """
+    world.rows(
+        "control",
+        """
         INSERT INTO run (duty, token, policy_version, code_version) VALUES ('test', gen_random_uuid(), '', '');
         INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by)
         VALUES ('shop_a', 'orders', 'requested', 2, 'LOST', 'test');
@@ -221,9 +283,14 @@ def test_what_a_request_a_letter_or_a_case_still_needs_stays(world: System) -> N
         INSERT INTO case_member (case_id, shard, topic, message_id, settled_at)
         SELECT case_id, 'shop_a', 'orders', x.id, x.at
         FROM case_file, (VALUES ('asked about', NULL), ('settled', now())) AS x (id, at);
-        """)
+        """,
+    )
     retain(world)
-    assert stubs_left(world) == logs_left(world) == {"requested", "dead", "dead without topic", "asked about"}
+    assert (
+        stubs_left(world)
+        == logs_left(world)
+        == {"requested", "dead", "dead without topic", "asked about"}
+    )
 
 
 def test_a_shard_that_does_not_answer_keeps_every_log_and_its_own_stubs(world: System) -> None:
@@ -234,7 +301,9 @@ def test_a_shard_that_does_not_answer_keeps_every_log_and_its_own_stubs(world: S
         retain(world)
     assert logs_left(world) == {"closed"}
     assert stubs_left_in(world, "shop_b") == set(), "the shard that answers is purged"
-    assert world.rows("control", "SELECT state FROM run WHERE duty = 'retention'") == [("incomplete",)]
+    assert world.rows("control", "SELECT state FROM run WHERE duty = 'retention'") == [
+        ("incomplete",)
+    ]
 
 
 def stubs_left_in(world: System, shard: str) -> set[str]:
@@ -292,11 +361,21 @@ def test_outside_its_window_it_does_nothing(servers: Any) -> None:
         assert stubs_left(world) == {"m"}
 
 
-@pytest.mark.parametrize(("window", "at", "left"), [
-    ("01:00-05:00", "01:00", timedelta(hours=4)), ("01:00-05:00", "04:59", timedelta(minutes=1)),
-    ("01:00-05:00", "05:00", None), ("01:00-05:00", "00:59", None), ("22:00-02:00", "23:00", timedelta(hours=3)),
-    ("22:00-02:00", "01:00", timedelta(hours=1)), ("22:00-02:00", "02:00", None), ("03:00-03:00", "17:00", timedelta(days=1)),
-])  # fmt: skip
-def test_a_window_is_open_between_its_hours_also_over_midnight(window: str, at: str, left: timedelta | None) -> None:
+@pytest.mark.parametrize(
+    ("window", "at", "left"),
+    [
+        ("01:00-05:00", "01:00", timedelta(hours=4)),
+        ("01:00-05:00", "04:59", timedelta(minutes=1)),
+        ("01:00-05:00", "05:00", None),
+        ("01:00-05:00", "00:59", None),
+        ("22:00-02:00", "23:00", timedelta(hours=3)),
+        ("22:00-02:00", "01:00", timedelta(hours=1)),
+        ("22:00-02:00", "02:00", None),
+        ("03:00-03:00", "17:00", timedelta(days=1)),
+    ],
+)
+def test_a_window_is_open_between_its_hours_also_over_midnight(
+    window: str, at: str, left: timedelta | None
+) -> None:
     hour, minute = map(int, at.split(":"))
     assert time_left(window, datetime(2026, 11, 21, hour, minute, tzinfo=UTC)) == left

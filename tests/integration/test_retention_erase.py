@@ -34,47 +34,92 @@ def world(kept: System) -> System:
     return emptied(kept)
 
 
-def message(world: System, message_id: str, status: str = "confirmed", letter: str | None = "discarded", **columns: Any) -> Key:
+def message(
+    world: System,
+    message_id: str,
+    status: str = "confirmed",
+    letter: str | None = "discarded",
+    **columns: Any,
+) -> Key:
     """A message whose content stands in its stub, a dead letter (and beside it), and an edit."""
     given = {
-        "content": SECRET, "headers": Json({"customer": "anna"}), "message_key": "anna", "ordering_key": "anna's account",
+        "content": SECRET,
+        "headers": Json({"customer": "anna"}),
+        "message_key": "anna",
+        "ordering_key": "anna's account",
         **columns,
-    }  # fmt: skip
+    }
     key = world.stub(message_id, status=status, **given)
-    world.rows("control", """
+    world.rows(
+        "control",
+        """
         INSERT INTO run (duty, token, policy_version, code_version) VALUES ('triage', gen_random_uuid(), '', '');
         INSERT INTO drain_batch (run_id, broker, queue, letters, acknowledged_at)
         SELECT max(run_id), 'embedded', 'q', 1, now() FROM run;
         INSERT INTO message_version (shard, topic, message_id, content_version, content, written_by, why)
         VALUES ('shop_a', 'orders', %(id)s, 1, %(secret)s, 'bo', 'a typo');
-        """.replace("%(id)s", f"'{message_id}'").replace("%(secret)s", f"'{SECRET.decode()}'"))  # fmt: skip
+        """.replace("%(id)s", f"'{message_id}'").replace("%(secret)s", f"'{SECRET.decode()}'"),
+    )
     if letter:
-        world.rows("control", """
+        world.rows(
+            "control",
+            """
             INSERT INTO dead_letter (batch_id, broker, queue, broker_id, topic, message_id, headers, content, content_bytes,
                 properties, error, cause_text, tag, invalid, state, closed_at, proof, decided_by)
             SELECT max(batch_id), 'embedded', 'q', %s, 'orders', %s, %s, %s, 30, %s, t, t, t, t, %s,
                 CASE WHEN %s = 'discarded' THEN now() END, '{}', 'triage' FROM drain_batch, (VALUES (%s)) AS said (t) GROUP BY t
-            """, message_id, message_id, b'{"customer": "anna"}', SECRET, Json({"k": "anna"}), letter, letter, f"bad: {SECRET!r}")
-        world.rows("control", "INSERT INTO dead_letter_aside SELECT max(dead_letter_id), %s FROM dead_letter", SECRET)
-        world.rows("control", """
+            """,
+            message_id,
+            message_id,
+            b'{"customer": "anna"}',
+            SECRET,
+            Json({"k": "anna"}),
+            letter,
+            letter,
+            f"bad: {SECRET!r}",
+        )
+        world.rows(
+            "control",
+            "INSERT INTO dead_letter_aside SELECT max(dead_letter_id), %s FROM dead_letter",
+            SECRET,
+        )
+        world.rows(
+            "control",
+            """
             INSERT INTO cause (fingerprint, template, shown, category, first_seen_at, last_seen_at, dead_letters)
             VALUES ('f', 'payment for anna refused', 'payment for <*> refused', 'poison', now(), now(), 1)
             ON CONFLICT (fingerprint) DO UPDATE SET dead_letters = cause.dead_letters + 1;
             UPDATE dead_letter SET cause_id = (SELECT cause_id FROM cause), category = 'poison', classified_at = now()
             WHERE cause_id IS NULL;
             INSERT INTO case_file (kind, topic, consumer_group, subject, summary, evidence, state, closed_at)
-            VALUES ('dead_letters', 'orders', 'billing', 'f', '', '{"template": "payment for anna refused"}', 'closed', now())""")
-    world.rows("control", """
+            VALUES ('dead_letters', 'orders', 'billing', 'f', '', '{"template": "payment for anna refused"}', 'closed', now())""",
+        )
+    world.rows(
+        "control",
+        """
         INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, error)
-        VALUES ('shop_a', 'orders', %s, 2, 'LOST', 'test', 'refused', 'too large: anna')""", message_id)
-    world.rows("shop_a", """
+        VALUES ('shop_a', 'orders', %s, 2, 'LOST', 'test', 'refused', 'too large: anna')""",
+        message_id,
+    )
+    world.rows(
+        "shop_a",
+        """
         INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome, error)
-        VALUES ('orders', %s, 1, 'test', now(), 'refused', 'too large: anna')""", message_id)
-    world.log(key, "billing", last_error="no such customer: anna", payload_hash=hashlib.sha256(SECRET).digest())
+        VALUES ('orders', %s, 1, 'test', now(), 'refused', 'too large: anna')""",
+        message_id,
+    )
+    world.log(
+        key,
+        "billing",
+        last_error="no such customer: anna",
+        payload_hash=hashlib.sha256(SECRET).digest(),
+    )
     return key
 
 
-def ask(world: System, *ids: str, why: str = "asked to be forgotten", who: str = "anna") -> list[Erased]:
+def ask(
+    world: System, *ids: str, why: str = "asked to be forgotten", who: str = "anna"
+) -> list[Erased]:
     control = world.control()
     try:
         return erase(world.settings, world.connections, control, "orders", ids, who, why)
@@ -86,47 +131,78 @@ def everything(world: System) -> str:
     """All that the databases hold, as one text."""
     found = []
     for database in ("shop_a", "shop_b", "billing_db", "shipping_db", "control"):
-        for (table,) in world.rows(database, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"):
+        for (table,) in world.rows(
+            database, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+        ):
             found += world.rows(database, f"SELECT row_to_json(t)::text FROM {table} t")
     return "\n".join(row for (row,) in found)
 
 
 @pytest.mark.parametrize("status", ["confirmed", "voided", "no_taker"])
-def test_of_a_message_that_is_over_only_ids_hash_and_the_asking_are_left(world: System, status: str) -> None:
+def test_of_a_message_that_is_over_only_ids_hash_and_the_asking_are_left(
+    world: System, status: str
+) -> None:
     message(world, "m", status)
     for trace in (SECRET.hex(), "anna", "customer"):
         assert trace in everything(world)
     (erased,) = ask(world, "m", who="the data officer")
     assert {place: rows for place, rows in erased.places.items() if rows} == {
-        "shard shop_a": 1, "attempts in shop_a": 1, "logs in billing_db": 1, "dead_letter": 1, "dead_letter_aside": 1, "cause": 1,
-        "resend_request": 1, "message_version": 1,
-    }  # fmt: skip
+        "shard shop_a": 1,
+        "attempts in shop_a": 1,
+        "logs in billing_db": 1,
+        "dead_letter": 1,
+        "dead_letter_aside": 1,
+        "cause": 1,
+        "resend_request": 1,
+        "message_version": 1,
+    }
     for trace in (SECRET.hex(), SECRET.decode(), "anna", "customer"):
         assert trace not in everything(world), trace
-    ((content, erased_hash, now),) = world.rows("shop_a", "SELECT content, erased_hash, status FROM message_stub")
+    ((content, erased_hash, now),) = world.rows(
+        "shop_a", "SELECT content, erased_hash, status FROM message_stub"
+    )
     assert (bytes(content), len(erased_hash), now) == (b"", 32, status)
     assert bytes(erased_hash) != hashlib.sha256(SECRET).digest(), "a short content could be guessed"
-    assert world.rows("billing_db", "SELECT message_id, last_error, payload_hash, state FROM consumer_log") == [
+    assert world.rows(
+        "billing_db", "SELECT message_id, last_error, payload_hash, state FROM consumer_log"
+    ) == [
         ("m", None, None, "CONSUMED"),
-    ]  # fmt: skip
-    assert world.rows("control", "SELECT fingerprint, template, shown, dead_letters FROM cause") == [
-        (f"erased-{cause}", "(erased)", "(erased)", 1) for (cause,) in world.rows("control", "SELECT cause_id FROM cause")
-    ]  # fmt: skip
-    ((asked_by, why, done, what),) = world.rows("control", "SELECT asked_by, why, done_at IS NOT NULL, erased FROM erasure")
-    assert (asked_by, why, done, what) == ("the data officer", "asked to be forgotten", True, erased.places)
-    assert world.rows("control", "SELECT message_id, state, content_bytes, invalid, cause_text, error, tag FROM dead_letter") == [
+    ]
+    assert world.rows(
+        "control", "SELECT fingerprint, template, shown, dead_letters FROM cause"
+    ) == [
+        (f"erased-{cause}", "(erased)", "(erased)", 1)
+        for (cause,) in world.rows("control", "SELECT cause_id FROM cause")
+    ]
+    ((asked_by, why, done, what),) = world.rows(
+        "control", "SELECT asked_by, why, done_at IS NOT NULL, erased FROM erasure"
+    )
+    assert (asked_by, why, done, what) == (
+        "the data officer",
+        "asked to be forgotten",
+        True,
+        erased.places,
+    )
+    assert world.rows(
+        "control",
+        "SELECT message_id, state, content_bytes, invalid, cause_text, error, tag FROM dead_letter",
+    ) == [
         ("m", "discarded", 30, "erased", "", "", None),
-    ]  # fmt: skip
+    ]
 
 
 def test_other_messages_keep_their_contents_and_the_texts_that_they_share(world: System) -> None:
     message(world, "other")
     message(world, "m")
     ask(world, "m")
-    ((content,),) = world.rows("shop_a", "SELECT content FROM message_stub WHERE message_id = 'other'")
+    ((content,),) = world.rows(
+        "shop_a", "SELECT content FROM message_stub WHERE message_id = 'other'"
+    )
     assert bytes(content) == SECRET
     assert world.rows("control", "SELECT template FROM cause") == [("payment for anna refused",)]
-    assert world.rows("billing_db", "SELECT message_id FROM consumer_log WHERE last_error IS NOT NULL") == [("other",)]
+    assert world.rows(
+        "billing_db", "SELECT message_id FROM consumer_log WHERE last_error IS NOT NULL"
+    ) == [("other",)]
 
 
 def test_an_ordering_key_stays_while_a_message_of_it_is_open(world: System) -> None:
@@ -138,23 +214,29 @@ def test_an_ordering_key_stays_while_a_message_of_it_is_open(world: System) -> N
     (erased,) = ask(world, "m")
     assert "ordering key" not in str(erased)
     assert world.rows("shop_a", "SELECT message_id, ordering_key FROM message_stub ORDER BY 1") == [
-        ("later", "anna's account"), ("m", None),
-    ]  # fmt: skip
+        ("later", "anna's account"),
+        ("m", None),
+    ]
 
 
 def test_a_cause_whose_text_comes_again_after_an_erasure_is_another_one(world: System) -> None:
     message(world, "m")
     ask(world, "m")
     assert world.rows("control", "SELECT subject, evidence ->> 'template' FROM case_file") == [
-        (fingerprint, "(erased)") for (fingerprint,) in world.rows("control", "SELECT fingerprint FROM cause")
-    ]  # fmt: skip
+        (fingerprint, "(erased)")
+        for (fingerprint,) in world.rows("control", "SELECT fingerprint FROM cause")
+    ]
 
 
-@pytest.mark.parametrize(("status", "letter", "columns", "why"), [
-    ("pending", None, {}, "void it first"), ("exhausted", None, {}, "void it first"),
-    ("confirmed", "open", {}, "decide their case first"),
-    ("confirmed", None, {"attempt_token": "00000000-0000-0000-0000-000000000001"}, "under way"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "letter", "columns", "why"),
+    [
+        ("pending", None, {}, "void it first"),
+        ("exhausted", None, {}, "void it first"),
+        ("confirmed", "open", {}, "decide their case first"),
+        ("confirmed", None, {"attempt_token": "00000000-0000-0000-0000-000000000001"}, "under way"),
+    ],
+)
 def test_what_may_still_be_sent_or_waits_for_a_person_is_not_erased_nor_are_those_asked_for_with_it(
     world: System, status: str, letter: str | None, columns: dict[str, Any], why: str
 ) -> None:
@@ -166,9 +248,14 @@ def test_what_may_still_be_sent_or_waits_for_a_person_is_not_erased_nor_are_thos
     assert [bytes(content) for (content,) in contents] == [SECRET, SECRET]
 
 
-def test_an_erasure_that_was_cut_short_is_finished_by_asking_again_and_asking_twice_changes_nothing(world: System) -> None:
+def test_an_erasure_that_was_cut_short_is_finished_by_asking_again_and_asking_twice_changes_nothing(
+    world: System,
+) -> None:
     message(world, "m")
-    world.rows("control", "INSERT INTO erasure (topic, message_id, asked_by, why) VALUES ('orders', 'm', 'anna', 'x')")
+    world.rows(
+        "control",
+        "INSERT INTO erasure (topic, message_id, asked_by, why) VALUES ('orders', 'm', 'anna', 'x')",
+    )
     ask(world, "m")
     assert world.rows("control", "SELECT DISTINCT done_at IS NOT NULL FROM erasure") == [(True,)]
     before = world.rows("shop_a", "SELECT erased_hash FROM message_stub")
@@ -191,21 +278,31 @@ def test_without_a_reason_a_topic_or_every_shard_nothing_is_erased(world: System
     assert world.rows("control", "SELECT 1 FROM erasure") == []
 
 
-def test_a_content_that_a_parked_key_keeps_goes_and_what_is_left_of_the_key_waits_on(world: System) -> None:
+def test_a_content_that_a_parked_key_keeps_goes_and_what_is_left_of_the_key_waits_on(
+    world: System,
+) -> None:
     for message_id in ("m", "other"):
         message(world, message_id, letter=None)
-    world.rows("billing_db", """
+    world.rows(
+        "billing_db",
+        """
         INSERT INTO parked_key (consumer_group, topic, ordering_key, queue_id, state, messages, bytes, last_error)
         VALUES ('billing', 'orders', 'k', 0, 'PARKED', 2, 64, 'cannot read anna')
-        """)
+        """,
+    )
     for message_id in ("m", "other"):
         world.rows(
-            "billing_db", "INSERT INTO parked_message (consumer_group, topic, message_id, ordering_key, content, queue_id)"
-            " VALUES ('billing', 'orders', %s, 'k', %s, 0)", message_id, SECRET,
-        )  # fmt: skip
+            "billing_db",
+            "INSERT INTO parked_message (consumer_group, topic, message_id, ordering_key, content, queue_id)"
+            " VALUES ('billing', 'orders', %s, 'k', %s, 0)",
+            message_id,
+            SECRET,
+        )
     key = "SELECT state, messages, bytes, last_error FROM parked_key"
     ask(world, "m")
     assert world.rows("billing_db", "SELECT message_id FROM parked_message") == [("other",)]
     assert world.rows("billing_db", key) == [("PARKED", 1, 32, None)]
     ask(world, "other")
-    assert world.rows("billing_db", key) == [("RELEASING", 0, 0, None)], "its queue's owner unparks it"
+    assert world.rows("billing_db", key) == [("RELEASING", 0, 0, None)], (
+        "its queue's owner unparks it"
+    )

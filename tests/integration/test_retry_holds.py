@@ -11,18 +11,30 @@ from backstop.brokers.redis_streams import RedisStreams
 from control_world import World, servers, world  # noqa: F401
 
 
-def test_nothing_is_found_missing_while_a_retry_queue_may_hold_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_found_missing_while_a_retry_queue_may_hold_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.stub("a", sends=1)
-    assert {group: str(one.verdict) for group, one in world.judge("a").items()} == {"billing": "UNSENT", "shipping": "UNSENT"}
+    assert {group: str(one.verdict) for group, one in world.judge("a").items()} == {
+        "billing": "UNSENT",
+        "shipping": "UNSENT",
+    }
     monkeypatch.setattr(
-        RedisStreams, "list_retries", lambda self, topic, group, since=None: Retries(int(group == "billing"), None, {})
+        RedisStreams,
+        "list_retries",
+        lambda self, topic, group, since=None: Retries(int(group == "billing"), None, {}),
     )
     verdicts = world.judge("a")
-    assert str(verdicts["billing"].verdict) in ("UNKNOWN", "BACKLOGGED") and not verdicts["billing"].eligible
+    assert (
+        str(verdicts["billing"].verdict) in ("UNKNOWN", "BACKLOGGED")
+        and not verdicts["billing"].eligible
+    )
     assert str(verdicts["shipping"].verdict) == "UNSENT", "each group has a queue of its own"
 
 
-def test_what_is_known_to_wait_holds_back_itself_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_known_to_wait_holds_back_itself_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.stub("a", sends=1)
     world.stub("b", sends=1)
 

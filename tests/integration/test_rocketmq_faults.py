@@ -67,7 +67,9 @@ def topic() -> str:
 
 @pytest.fixture
 def broker(server: RocketMQServer, topic: str) -> Iterator[RocketMQ]:
-    with RocketMQ(server.url(), delivery_limit=DEMO_DELIVERIES, delay_levels=DEMO_DELAY_LEVELS) as opened:
+    with RocketMQ(
+        server.url(), delivery_limit=DEMO_DELIVERIES, delay_levels=DEMO_DELAY_LEVELS
+    ) as opened:
         opened.create_topic(topic, 2)
         for group in GROUPS:
             opened.create_group(group, topic, at="start")
@@ -75,8 +77,14 @@ def broker(server: RocketMQServer, topic: str) -> Iterator[RocketMQ]:
 
 
 @pytest.fixture
-def faults(server: RocketMQServer, broker: RocketMQ, topic: str, tmp_path: Path) -> Iterator[RocketMQFaults]:
-    made = RocketMQFaults(server, Tools(Ledger(tmp_path / "ledger"), {}, {topic: GROUPS}), delivery_limit=DEMO_DELIVERIES)
+def faults(
+    server: RocketMQServer, broker: RocketMQ, topic: str, tmp_path: Path
+) -> Iterator[RocketMQFaults]:
+    made = RocketMQFaults(
+        server,
+        Tools(Ledger(tmp_path / "ledger"), {}, {topic: GROUPS}),
+        delivery_limit=DEMO_DELIVERIES,
+    )
     yield made
     made.close()
 
@@ -112,7 +120,10 @@ def received(broker: RocketMQ, topic: str, group: str, number: int) -> list[str]
     subscription = broker.subscribe(group, [topic], "test")
     try:
         wait_for(
-            f"{number} messages for {group}", lambda: len(take(subscription, found)) >= number, 60.0, lambda: f"{len(found)} came"
+            f"{number} messages for {group}",
+            lambda: len(take(subscription, found)) >= number,
+            60.0,
+            lambda: f"{len(found)} came",
         )
         take(subscription, found, seconds=0.5)
     finally:
@@ -138,7 +149,10 @@ def letters(broker: RocketMQ, group: str) -> list[DeadLetter]:
 
 
 def lines(tmp_path: Path, fault: str) -> list[tuple[str, str | None]]:
-    return sorted((line["message_id"], line["consumer_group"]) for line in Ledger(tmp_path / "ledger").lines(fault))
+    return sorted(
+        (line["message_id"], line["consumer_group"])
+        for line in Ledger(tmp_path / "ledger").lines(fault)
+    )
 
 
 def test_what_a_killed_broker_had_acknowledged_and_not_written_is_lost_and_nothing_else(
@@ -146,11 +160,15 @@ def test_what_a_killed_broker_had_acknowledged_and_not_written_is_lost_and_nothi
 ) -> None:
     maker = Maker(broker, topic)
     lost = [message_id for _, message_id in faults.lose(topic, maker, 11, 3)]
-    assert sorted(lost) == sorted(maker.made[5:8]), "acknowledged last, and none of them was written"
+    assert sorted(lost) == sorted(maker.made[5:8]), (
+        "acknowledged last, and none of them was written"
+    )
     assert {outcomes[one] for one in maker.made[:8]} == {Outcome.SENT}
     assert lines(tmp_path, LOST) == sorted((one, None) for one in lost)
     assert lines(tmp_path, CUT_OFF) == sorted((one, None) for one in maker.made[8:])
-    assert {outcomes[one] for one in maker.made[8:]} == {Outcome.UNKNOWN}, "the broker was killed in the middle of the send"
+    assert {outcomes[one] for one in maker.made[8:]} == {Outcome.UNKNOWN}, (
+        "the broker was killed in the middle of the send"
+    )
     for group in GROUPS:
         assert sorted(received(broker, topic, group, 5)) == sorted(maker.made[:5])
 
@@ -160,8 +178,12 @@ def test_a_group_is_set_past_messages_that_the_other_one_gets(
 ) -> None:
     maker = Maker(broker, topic)
     skipped = [message_id for _, message_id in faults.skip(topic, "shipping", maker, 10, 2)]
-    assert len(skipped) in (1, 2) and lines(tmp_path, OFFSET_MOVED) == sorted((one, "shipping") for one in skipped)
-    assert set(received(broker, topic, "shipping", 10 - len(skipped))) == set(maker.made) - set(skipped)
+    assert len(skipped) in (1, 2) and lines(tmp_path, OFFSET_MOVED) == sorted(
+        (one, "shipping") for one in skipped
+    )
+    assert set(received(broker, topic, "shipping", 10 - len(skipped))) == set(maker.made) - set(
+        skipped
+    )
     assert sorted(received(broker, topic, "billing", 10)) == sorted(maker.made)
 
 
@@ -171,7 +193,9 @@ def test_retention_removes_what_no_group_was_given(
     maker = Maker(broker, topic)
     gone = faults.remove_by_retention(topic, maker, 4)
     assert sorted(set(gone)) == sorted((topic, one) for one in maker.made) and len(gone) == 8
-    assert lines(tmp_path, FILES_REMOVED) == sorted((one, group) for one in maker.made for group in GROUPS)
+    assert lines(tmp_path, FILES_REMOVED) == sorted(
+        (one, group) for one in maker.made for group in GROUPS
+    )
     for state in broker.queues(topic):
         assert state.first_offset == state.next_offset
     again = make(broker, topic, 3)
@@ -209,8 +233,17 @@ def test_given_up_messages_are_dead_letters_with_their_origin(
     assert lines(tmp_path, GIVEN_UP_DONE) == [(done[0], "billing")]
     assert lines(tmp_path, GIVEN_UP_UNDONE) == sorted((one, "shipping") for one in ids[:2])
     pairs = [(topic, group) for group in GROUPS]
-    wait_for("The letters", lambda: faults.letters_waiting(pairs) == 3, 30.0, lambda: str(faults.letters_waiting(pairs)))
-    told = {(letter.group, letter.message_id): letter for group in GROUPS for letter in letters(broker, group)}
+    wait_for(
+        "The letters",
+        lambda: faults.letters_waiting(pairs) == 3,
+        30.0,
+        lambda: str(faults.letters_waiting(pairs)),
+    )
+    told = {
+        (letter.group, letter.message_id): letter
+        for group in GROUPS
+        for letter in letters(broker, group)
+    }
     assert set(told) == {("billing", done[0]), ("shipping", ids[0]), ("shipping", ids[1])}
     assert all(letter.topic == topic and letter.position is not None for letter in told.values())
     assert faults.letters_waiting(pairs) == 0
@@ -219,7 +252,9 @@ def test_given_up_messages_are_dead_letters_with_their_origin(
     assert sorted(received(broker, topic, "billing", 4)) == sorted(ids)
 
 
-def test_a_read_only_topic_refuses_and_can_be_looked_at(faults: RocketMQFaults, broker: RocketMQ, topic: str) -> None:
+def test_a_read_only_topic_refuses_and_can_be_looked_at(
+    faults: RocketMQFaults, broker: RocketMQ, topic: str
+) -> None:
     ids = make(broker, topic, 1)
     faults.refuse(topic, [topic])
     [receipt] = broker.publish([message(topic, "late")])

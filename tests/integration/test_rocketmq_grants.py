@@ -21,14 +21,23 @@ PRODUCER = {f"Topic:{TOPIC}": ["Pub"]}
 CONSUMER = {f"Topic:{TOPIC}": ["Sub"], f"Group:{GROUP}": ["Sub", "Get"]}
 RESEND = {f"Topic:{TOPIC}": ["Pub"], f"Group:{GROUP}": ["Sub", "Get"]}
 DUTIES = {
-    f"Topic:{TOPIC}": ["Get", "Sub"], f"Group:{GROUP}*": ["Get", "Sub"], "Topic:SELF_TEST_TOPIC": ["Get"],
-    "Group:BACKSTOP_CLOCK": ["Get"], "Topic:SCHEDULE_TOPIC_XXXX": ["Get", "Sub"], "Topic:rmq_sys_wheel_timer": ["Get", "Sub"],
-    f"Topic:%DLQ%{GROUP}": ["Get", "Sub"], "Group:TOOLS_CONSUMER": ["Sub"], "Group:BACKSTOP_DRAIN": ["Get", "Sub"],
+    f"Topic:{TOPIC}": ["Get", "Sub"],
+    f"Group:{GROUP}*": ["Get", "Sub"],
+    "Topic:SELF_TEST_TOPIC": ["Get"],
+    "Group:BACKSTOP_CLOCK": ["Get"],
+    "Topic:SCHEDULE_TOPIC_XXXX": ["Get", "Sub"],
+    "Topic:rmq_sys_wheel_timer": ["Get", "Sub"],
+    f"Topic:%DLQ%{GROUP}": ["Get", "Sub"],
+    "Group:TOOLS_CONSUMER": ["Sub"],
+    "Group:BACKSTOP_DRAIN": ["Get", "Sub"],
     "Cluster:DefaultCluster": ["Get"],
-}  # fmt: skip
+}
 LOGINS: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "producer": PRODUCER, "consumer": CONSUMER, "resend": RESEND, "duties": DUTIES,
-}  # fmt: skip
+    "producer": PRODUCER,
+    "consumer": CONSUMER,
+    "resend": RESEND,
+    "duties": DUTIES,
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +53,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def connect(server: Server, login: str, **options: Any) -> RocketMQ:
     return RocketMQ(
-        server.url(login, f"secret-of-{login}"), delay_levels=server.settings["messageDelayLevel"], delivery_limit=2, **options
+        server.url(login, f"secret-of-{login}"),
+        delay_levels=server.settings["messageDelayLevel"],
+        delivery_limit=2,
+        **options,
     )
 
 
 def test_each_login_does_its_part_with_the_rights_of_the_page_and_no_more(server: Server) -> None:
     with connect(server, "producer") as producer:
-        assert [one.outcome for one in producer.publish([Message(TOPIC, f"m-{n}", b"x") for n in range(4)])] == [Outcome.SENT] * 4
+        assert [
+            one.outcome
+            for one in producer.publish([Message(TOPIC, f"m-{n}", b"x") for n in range(4)])
+        ] == [Outcome.SENT] * 4
     consumer = connect(server, "consumer")
     with consumer.subscribe(GROUP, [TOPIC], "one") as subscription:
         received = []
@@ -71,9 +86,14 @@ def test_each_login_does_its_part_with_the_rights_of_the_page_and_no_more(server
         with connect(server, "duties") as duties:
             assert duties.holders(TOPIC, GROUP)
     consumer.close()
-    wanted = {TOPIC: WantedTopic(timedelta(hours=1), {
-        GROUP: WantedGroup(None, True, timedelta(hours=9), timedelta(0), delivery_limit=2),
-    })}  # fmt: skip
+    wanted = {
+        TOPIC: WantedTopic(
+            timedelta(hours=1),
+            {
+                GROUP: WantedGroup(None, True, timedelta(hours=9), timedelta(0), delivery_limit=2),
+            },
+        )
+    }
     with connect(server, "duties", wanted=wanted) as duties:
         duties.clock()
         assert sum(one.next_offset for one in duties.queues(TOPIC)) == 4
@@ -82,20 +102,31 @@ def test_each_login_does_its_part_with_the_rights_of_the_page_and_no_more(server
         [queue] = duties.dead_letter_queues([GROUP])
         with duties.open_dead_letters(queue) as reader:
             [letter] = reader.read(10)
-            assert letter.message_id == received[3].message.message_id and letter.position is not None
+            assert (
+                letter.message_id == received[3].message.message_id and letter.position is not None
+            )
             reader.acknowledge([letter])
         assert list(duties.dead_letters(GROUP)) == []
-        unread = [finding for finding in duties.durability([TOPIC]) if "may not read" in finding.says]
+        unread = [
+            finding for finding in duties.durability([TOPIC]) if "may not read" in finding.says
+        ]
         assert not unread, unread
 
 
 def test_what_is_missing_is_said_and_nothing_is_taken_for_granted(server: Server) -> None:
     with connect(server, "producer") as producer:
-        for look in (lambda: producer.progress(TOPIC, GROUP), lambda: producer.retry_pending(TOPIC, GROUP)):
+        for look in (
+            lambda: producer.progress(TOPIC, GROUP),
+            lambda: producer.retry_pending(TOPIC, GROUP),
+        ):
             with pytest.raises(BrokerUnavailable, match="NO_PERMISSION"):
                 look()
         [copy] = producer.publish([Message(TOPIC, "m-9", b"x")], group=GROUP)
-        assert copy.outcome is Outcome.REFUSED and not copy.refused_for_good and "NO_PERMISSION" in (copy.error or "")
+        assert (
+            copy.outcome is Outcome.REFUSED
+            and not copy.refused_for_good
+            and "NO_PERMISSION" in (copy.error or "")
+        )
     with connect(server, "duties") as duties:
         [refused] = duties.publish([Message(TOPIC, "m-9", b"x")])
         assert refused.outcome is Outcome.REFUSED and not refused.refused_for_good

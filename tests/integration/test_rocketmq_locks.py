@@ -42,20 +42,28 @@ def java(shared_rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) ->
         yield peer
 
 
-def test_an_ordered_groups_consumers_tell_which_queues_they_have_locked(world: World, broker: Adapter, java: JavaPeer) -> None:
+def test_an_ordered_groups_consumers_tell_which_queues_they_have_locked(
+    world: World, broker: Adapter, java: JavaPeer
+) -> None:
     topic = world.made(4)
     group = f"g-{topic}"
     assert broker.holders(topic, group) == [], "nobody is connected"
     begun = datetime.now(UTC)
     consumer = java.consume(group, topic, mode="ordered")
-    world.until(lambda: [one.queue_id for one in broker.holders(topic, group) if one.locked] == [0, 1, 2, 3])
+    world.until(
+        lambda: [one.queue_id for one in broker.holders(topic, group) if one.locked] == [0, 1, 2, 3]
+    )
     told = broker.holders(topic, group)
     [client] = java.clients(group)
     assert {one.consumer for one in told} == {client}
-    assert all(one.locked_at is not None and begun - timedelta(seconds=1) <= one.locked_at for one in told)
+    assert all(
+        one.locked_at is not None and begun - timedelta(seconds=1) <= one.locked_at for one in told
+    )
     assert {(one.queue_id, one.locked) for one in told} == {
-        (queue, locked) for (of, _, queue), (locked, _) in java.locks(group, client).items() if of == topic
-    }  # fmt: skip
+        (queue, locked)
+        for (of, _, queue), (locked, _) in java.locks(group, client).items()
+        if of == topic
+    }
     world.send(topic, queue=2)
     consumer.wait_until("a message of a queue that was looked at", lambda c: c.done)
     consumer.close()
@@ -68,13 +76,17 @@ def test_a_copy_for_an_ordered_group_alone_is_refused_because_rocketmq_would_bur
     topic = world.made(2)
     group = f"g-{topic}"
     consumer = java.consume(group, topic, mode="ordered")
-    world.until(lambda: [one.queue_id for one in broker.holders(topic, group) if one.locked] == [0, 1])
+    world.until(
+        lambda: [one.queue_id for one in broker.holders(topic, group) if one.locked] == [0, 1]
+    )
     [receipt] = broker.publish([Message(topic, "again", b"x")], group=group)
     assert (receipt.outcome, receipt.refused_for_good) == (Outcome.REFUSED, False)
     assert "in order" in (receipt.error or "")
     assert list(broker.dead_letters(group)) == []
     # What it is kept from: the server acknowledges the copy, and no consumer ever gets it.
-    world.store(f"%RETRY%{group}", 0, f"backstop-message-id\x01buried\x02RETRY_TOPIC\x01{topic}\x02")
+    world.store(
+        f"%RETRY%{group}", 0, f"backstop-message-id\x01buried\x02RETRY_TOPIC\x01{topic}\x02"
+    )
     world.until(lambda: [one.message_id for one in broker.dead_letters(group)] == ["buried"])
     consumer.close()
 
@@ -114,7 +126,12 @@ def test_a_consumer_that_does_not_answer_is_one_that_does_not_tell(
 def test_a_consumer_of_ours_tells_its_queues_too(world: World, broker: Adapter) -> None:
     topic = world.made(2)
     subscription = broker.subscribe(f"g-{topic}", [topic], "ours")
-    world.until(lambda: subscription.fetch(1, timedelta(milliseconds=20)) or len(broker.holders(topic, f"g-{topic}")) == 2)
+    world.until(
+        lambda: (
+            subscription.fetch(1, timedelta(milliseconds=20))
+            or len(broker.holders(topic, f"g-{topic}")) == 2
+        )
+    )
     told = broker.holders(topic, f"g-{topic}")
     assert [(one.queue_id, one.locked) for one in told] == [(0, False), (1, False)]
     subscription.close()
@@ -132,20 +149,28 @@ class Watched:
     def minutes(self, number: int) -> None:
         for _ in range(number):
             for table, columns in (
-                ("watch_topic", ("taken_at", "counted_until")), ("watch_group", ("taken_at", "counted_until")),
-                ("watch_queue", ("taken_at", "stands_since")), ("run", ("started_at", "finished_at")),
-            ):  # fmt: skip
+                ("watch_topic", ("taken_at", "counted_until")),
+                ("watch_group", ("taken_at", "counted_until")),
+                ("watch_queue", ("taken_at", "stands_since")),
+                ("run", ("started_at", "finished_at")),
+            ):
                 moved = ", ".join(f"{name} = {name} - interval '1 minute'" for name in columns)
                 self.world.rows("control", f"UPDATE {table} SET {moved}")
             run_once(self.settings, self.world.connections)
 
     def cases(self) -> list[tuple[Any, ...]]:
-        return self.world.rows("control", "SELECT kind, topic, consumer_group, state, evidence FROM case_file ORDER BY case_id")
+        return self.world.rows(
+            "control",
+            "SELECT kind, topic, consumer_group, state, evidence FROM case_file ORDER BY case_id",
+        )
 
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as postgres, Valkey(tmp_path_factory.mktemp("valkey")) as valkey:
+    with (
+        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
+        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+    ):
         build_template(postgres)
         yield postgres, valkey
 
@@ -158,13 +183,20 @@ def test_a_message_that_an_ordered_consumer_cannot_process_makes_a_case_of_its_q
     consumer = java.consume(group, topic, mode="ordered", fail_keys={"poison": -1})
     changes: dict[str, Any] = {
         "policy": {"watch_window": "2m"},
-        "brokers": {**settings_dict()["brokers"], "cluster": {
-            "kind": "rocketmq", "connection": "cluster", "retry_schedule": "10s",
-        }},
-        "groups": {group: {"store": "billing_db", "duplicates": "guard", "progress": "acknowledged"}},
+        "brokers": {
+            **settings_dict()["brokers"],
+            "cluster": {
+                "kind": "rocketmq",
+                "connection": "cluster",
+                "retry_schedule": "10s",
+            },
+        },
+        "groups": {
+            group: {"store": "billing_db", "duplicates": "guard", "progress": "acknowledged"}
+        },
         "topics": {topic: {"broker": "cluster", "groups": [group]}},
         "watch": {"allowed_age": {}},
-    }  # fmt: skip
+    }
     with system(*stores, **changes) as found:
         found.urls["cluster"] = shared_rocketmq.url()
         watched = Watched(found, found.settings)
@@ -179,7 +211,12 @@ def test_a_message_that_an_ordered_consumer_cannot_process_makes_a_case_of_its_q
         [(kind, of, whose, state, evidence)] = watched.cases()
         assert (kind, of, whose, state) == ("queue_blocked", topic, group, "open")
         [queue] = evidence["queues"]
-        assert (queue["queue"], queue["offset"], queue["waiting"], queue["came_since"]) == (0, 0, 4, 3)
+        assert (queue["queue"], queue["offset"], queue["waiting"], queue["came_since"]) == (
+            0,
+            0,
+            4,
+            3,
+        )
         [holder] = queue["held_by"]
         [client] = java.clients(group)
         assert (holder["consumer"], holder["locked"]) == (client, True)

@@ -56,7 +56,9 @@ def test_the_brokers_clock_is_told_to_the_millisecond_and_never_ahead(world: Wor
         assert before - MILLISECOND <= told <= now()
 
 
-def test_the_time_at_an_offset_is_that_of_its_message_and_past_the_end_that_of_the_look(world: World) -> None:
+def test_the_time_at_an_offset_is_that_of_its_message_and_past_the_end_that_of_the_look(
+    world: World,
+) -> None:
     topic = world.made(2)
     instants = [now()]
     for _ in range(3):
@@ -89,27 +91,35 @@ def test_looks_within_a_second_share_a_time_that_is_never_later_than_what_is_pas
     assert last.passed_until > first.passed_until
 
 
-def test_more_messages_than_one_page_of_pulls_are_looked_up_each_for_its_own_queue(world: World) -> None:
+def test_more_messages_than_one_page_of_pulls_are_looked_up_each_for_its_own_queue(
+    world: World,
+) -> None:
     topic = world.made(120)
     for queue in range(120):
         world.store(topic, queue)
     world.until(lambda: world.end(topic, 119))
     told = world.look.passed_until(topic, dict.fromkeys(range(120), 0))
     stored = [told[queue] for queue in range(120)]
-    assert stored == sorted(stored) and len(set(stored)) > 20, "each has the time of its own message"
+    assert stored == sorted(stored) and len(set(stored)) > 20, (
+        "each has the time of its own message"
+    )
 
 
 # Progress.
 
 
-def test_a_queue_that_a_group_never_committed_is_passed_only_if_nothing_was_ever_stored(world: World) -> None:
+def test_a_queue_that_a_group_never_committed_is_passed_only_if_nothing_was_ever_stored(
+    world: World,
+) -> None:
     topic = world.made(2)
     before = now()
     world.send(topic, 2, queue=1)
     empty, filled = world.look.progress(topic, f"g-{topic}")
     assert (empty.next_offset, filled.next_offset) == (0, 0)
     assert (empty.epoch, filled.epoch) == (EPOCH, EPOCH)
-    assert filled.passed_until < empty.passed_until, "the one is passed up to now, the other up to its first message"
+    assert filled.passed_until < empty.passed_until, (
+        "the one is passed up to now, the other up to its first message"
+    )
     assert before - MILLISECOND <= filled.passed_until
 
 
@@ -128,7 +138,9 @@ def test_progress_is_what_was_committed_even_when_it_goes_back(world: World) -> 
     assert world.at(topic, "other") == [(0, 0)], "groups do not know of each other"
 
 
-def test_offsets_reset_by_an_operator_past_messages_are_the_progress(world: World, java: JavaPeer) -> None:
+def test_offsets_reset_by_an_operator_past_messages_are_the_progress(
+    world: World, java: JavaPeer
+) -> None:
     topic = world.made(1)
     world.send(topic, 5)
     world.commit(f"g-{topic}", topic, 0, 1)
@@ -137,7 +149,9 @@ def test_offsets_reset_by_an_operator_past_messages_are_the_progress(world: Worl
     assert java.committed(f"g-{topic}", topic) == {("broker-a", 0): 4}
 
 
-def test_a_topic_made_again_begins_a_new_life_and_an_older_commit_says_nothing_about_it(world: World) -> None:
+def test_a_topic_made_again_begins_a_new_life_and_an_older_commit_says_nothing_about_it(
+    world: World,
+) -> None:
     topic = world.made(1)
     world.send(topic, 3)
     world.commit(f"g-{topic}", topic, 0, 3)
@@ -150,7 +164,10 @@ def test_a_topic_made_again_begins_a_new_life_and_an_older_commit_says_nothing_a
     world.commit(f"g-{topic}", topic, 0, 3)  # a consumer that still has its old offset
     [after] = world.look.queues(topic)
     assert (before.next_offset, after.next_offset) == (3, 2)
-    assert present_epoch(after.epoch, after.next_offset, before.epoch, before.next_offset) == (f"{EPOCH}~1", False)
+    assert present_epoch(after.epoch, after.next_offset, before.epoch, before.next_offset) == (
+        f"{EPOCH}~1",
+        False,
+    )
     [position] = world.look.progress(topic, f"g-{topic}")
     assert position.next_offset == 0
     assert position.passed_until == world.look.passed_until(topic, {0: 0})[0]
@@ -170,7 +187,9 @@ def test_a_group_passes_what_its_filter_leaves_out(world: World, java: JavaPeer)
     assert world.at(topic) in ([(0, 4)], [(0, 7)])
 
 
-def test_a_delayed_message_is_in_its_topic_only_when_it_is_due_and_is_no_retry(world: World) -> None:
+def test_a_delayed_message_is_in_its_topic_only_when_it_is_due_and_is_no_retry(
+    world: World,
+) -> None:
     topic = world.made(1)
     world.send(topic, 1, level=4)
     assert [(q.first_offset, q.next_offset) for q in world.look.queues(topic)] == [(0, 0)]
@@ -178,7 +197,9 @@ def test_a_delayed_message_is_in_its_topic_only_when_it_is_due_and_is_no_retry(w
     world.until(lambda: world.look.queues(topic)[0].next_offset == 1)
 
 
-def test_nothing_counts_as_passed_after_a_delayed_message_is_due_and_not_delivered(world: World) -> None:
+def test_nothing_counts_as_passed_after_a_delayed_message_is_due_and_not_delivered(
+    world: World,
+) -> None:
     topic, before = world.made(1), now()
     world.send(topic, 1, level=10)
     # To the hasty one it was due when it was stored.
@@ -188,32 +209,43 @@ def test_nothing_counts_as_passed_after_a_delayed_message_is_due_and_not_deliver
     late = world.hasty.progress(topic, f"g-{topic}")[0].passed_until
     assert before - MILLISECOND <= late <= now()
     world.send(other, 1)
-    assert world.hasty.progress(topic, f"g-{topic}")[0].passed_until == late, "it stays there until it is delivered"
+    assert world.hasty.progress(topic, f"g-{topic}")[0].passed_until == late, (
+        "it stays there until it is delivered"
+    )
     assert world.hasty.passed_until(topic, {0: 0}) == {0: late}
     assert world.hasty.progress(other, f"g-{other}")[0].passed_until > late, "it is of one topic"
 
 
-def test_a_group_that_pops_is_passed_at_receipt_and_what_it_fails_waits_in_its_retry_topic(world: World, java: JavaPeer) -> None:
+def test_a_group_that_pops_is_passed_at_receipt_and_what_it_fails_waits_in_its_retry_topic(
+    world: World, java: JavaPeer
+) -> None:
     topic = world.made(1)
     world.send(topic, 1)
     consumer = java.consume(f"g-{topic}", topic, mode="pop", hold=True, invisible_ms=10_000)
     consumer.wait_until("the message", lambda c: c.begun)
     world.until(lambda: world.at(topic) == [(0, 1)])
-    assert not consumer.ended, "passed, and nobody has done it: which is why such a group is declared `received`"
+    assert not consumer.ended, (
+        "passed, and nobody has done it: which is why such a group is declared `received`"
+    )
 
 
 # What is not there.
 
 
 def test_what_is_not_there_is_not_nothing_and_is_not_made_by_looking(tmp_path: Path) -> None:
-    with RocketMQ(tmp_path, settings={"autoCreateSubscriptionGroup": "true", "autoCreateTopicEnable": "true"}) as server:
+    with RocketMQ(
+        tmp_path, settings={"autoCreateSubscriptionGroup": "true", "autoCreateTopicEnable": "true"}
+    ) as server:
         world = World(server)
         topic = world.made(1)
         for look in (
-            lambda: world.look.queues("nowhere"), lambda: world.look.progress("nowhere", f"g-{topic}"),
-            lambda: world.look.progress(topic, "nobody"), lambda: world.retries.pending("nowhere", f"g-{topic}"),
-            lambda: world.look.passed_until("nowhere", {0: 0}), lambda: world.look.queues("x" * 200),
-        ):  # fmt: skip
+            lambda: world.look.queues("nowhere"),
+            lambda: world.look.progress("nowhere", f"g-{topic}"),
+            lambda: world.look.progress(topic, "nobody"),
+            lambda: world.retries.pending("nowhere", f"g-{topic}"),
+            lambda: world.look.passed_until("nowhere", {0: 0}),
+            lambda: world.look.queues("x" * 200),
+        ):
             with pytest.raises(BrokerUnavailable) as raised:
                 look()
             assert raised.value.kept and raised.value.next_step
@@ -221,14 +253,20 @@ def test_what_is_not_there_is_not_nothing_and_is_not_made_by_looking(tmp_path: P
         groups = json.loads(server.ask(201).body)["subscriptionGroupTable"]
         assert f"g-{topic}" in groups and "nobody" not in groups
         topics = json.loads(server.ask(21).body)["topicConfigTable"]
-        assert not [name for name in topics if "nowhere" in name or "nobody" in name or name.startswith(f"%RETRY%g-{topic}_")]
+        assert not [
+            name
+            for name in topics
+            if "nowhere" in name or "nobody" in name or name.startswith(f"%RETRY%g-{topic}_")
+        ]
         world.close()
 
 
 # Retries.
 
 
-def test_what_failed_waits_while_it_is_scheduled_and_while_it_is_in_the_retry_topic(world: World) -> None:
+def test_what_failed_waits_while_it_is_scheduled_and_while_it_is_in_the_retry_topic(
+    world: World,
+) -> None:
     topic = world.made(1, "g", "other")
     group, retry = f"g-{topic}", f"%RETRY%g-{topic}"
     sent = world.send(topic, 3)
@@ -277,20 +315,28 @@ def test_a_retry_of_a_popped_message_waits_too(world: World, java: JavaPeer) -> 
     topic = world.made(1)
     group = f"g-{topic}"
     world.send(topic, 1)
-    java.consume(group, topic, mode="pop", fail=-1, limit=1, invisible_ms=5_000, name=f"pop-{topic}")
+    java.consume(
+        group, topic, mode="pop", fail=-1, limit=1, invisible_ms=5_000, name=f"pop-{topic}"
+    )
     world.until(lambda: world.retries.pending(topic, group) == 1)
-    names = [name for name in json.loads(world.server.ask(21).body)["topicConfigTable"] if group in name]
+    names = [
+        name for name in json.loads(world.server.ask(21).body)["topicConfigTable"] if group in name
+    ]
     assert any(name != f"%RETRY%{group}" and name.endswith(topic) for name in names), names
 
 
-def test_what_could_not_be_read_of_the_schedule_counts_as_waiting(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_read_of_the_schedule_counts_as_waiting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = world.made(1)
     monkeypatch.setattr("backstop.brokers.rocketmq.inspect.schedule.SCANNED", 0)
     mine = World(world.server)
     world.send(topic, 4, level=7)
     assert mine.retries.pending(topic, f"g-{topic}") >= 4
     monkeypatch.setattr("backstop.brokers.rocketmq.inspect.schedule.SCANNED", 1000)
-    assert mine.retries.pending(topic, f"g-{topic}") == 0, "read now: they are for the topic, and no retries"
+    assert mine.retries.pending(topic, f"g-{topic}") == 0, (
+        "read now: they are for the topic, and no retries"
+    )
     mine.close()
 
 
@@ -301,12 +347,16 @@ def named(message_id: str) -> str:
 def test_what_failed_is_listed_by_id_wherever_it_is(world: World) -> None:
     topic = world.made(1, "g", "other")
     group, retry = f"g-{topic}", f"%RETRY%g-{topic}"
-    sent = [world.store(topic, 0, named(f"m-{number}")) for number in range(3)] + [world.store(topic, 0, "")]
+    sent = [world.store(topic, 0, named(f"m-{number}")) for number in range(3)] + [
+        world.store(topic, 0, "")
+    ]
     world.until(lambda: world.end(topic) == 4)
     assert world.retries.listed(topic, group, None).ids == frozenset()
     for message_id, _ in (*sent[:2], sent[3]):
         world.send_back(group, topic, message_id, 6)
-    assert world.retries.listed(topic, group, None).ids == {"m-0", "m-1"}, "scheduled; one without an id is nobody's"
+    assert world.retries.listed(topic, group, None).ids == {"m-0", "m-1"}, (
+        "scheduled; one without an id is nobody's"
+    )
     assert world.retries.listed(topic, f"other-{topic}", None).ids == frozenset()
     world.until(lambda: world.end(retry) == 3)
     there = world.retries.listed(topic, group, None)
@@ -315,10 +365,16 @@ def test_what_failed_is_listed_by_id_wherever_it_is(world: World) -> None:
     world.until(lambda: world.retries.listed(topic, group, None).places != there.places)
     after = world.retries.listed(topic, group, None)
     assert (after.ids, after.count) == (frozenset(), 0)
-    assert world.retries.listed(topic, group, there.places).ids == {"m-0", "m-1"}, "as it was when they were not committed"
-    assert world.retries.listed(topic, group, {}).ids == {"m-0", "m-1"}, "from the beginning, where no place is known"
+    assert world.retries.listed(topic, group, there.places).ids == {"m-0", "m-1"}, (
+        "as it was when they were not committed"
+    )
+    assert world.retries.listed(topic, group, {}).ids == {"m-0", "m-1"}, (
+        "from the beginning, where no place is known"
+    )
     beyond = dict.fromkeys(there.places, 1_000)
-    assert world.retries.listed(topic, group, beyond).ids == {"m-0", "m-1"}, "a place beyond the end is of another life"
+    assert world.retries.listed(topic, group, beyond).ids == {"m-0", "m-1"}, (
+        "a place beyond the end is of another life"
+    )
 
 
 def test_an_id_that_no_stub_can_have_is_left_out_and_stops_nothing(world: World) -> None:
@@ -334,7 +390,9 @@ def test_an_id_that_no_stub_can_have_is_left_out_and_stops_nothing(world: World)
 
 
 @pytest.mark.parametrize("missing", ["its id", "its topic too"])
-def test_beside_a_message_that_is_cut_off_nothing_is_listed_by_id(world: World, missing: str) -> None:
+def test_beside_a_message_that_is_cut_off_nothing_is_listed_by_id(
+    world: World, missing: str
+) -> None:
     """It may be any message of ours: what a killed broker did not write is NUL."""
     topic = world.made(1)
     group = f"g-{topic}"
@@ -366,7 +424,9 @@ def test_a_delayed_message_of_the_topic_is_listed_for_each_of_its_groups(world: 
 
 
 @pytest.mark.parametrize("limit", ["LISTED", "LISTED_BYTES"])
-def test_more_than_may_be_read_is_not_listed_at_all(world: World, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+def test_more_than_may_be_read_is_not_listed_at_all(
+    world: World, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
     topic = world.made(1)
     group = f"g-{topic}"
     message_id, _ = world.store(topic, 0, named("m"), b"x" * 4000)
@@ -380,7 +440,9 @@ def test_more_than_may_be_read_is_not_listed_at_all(world: World, monkeypatch: p
     assert (seen.ids, seen.count) == (None, 2)
 
 
-def test_a_message_that_goes_round_is_never_missing_from_the_list(world: World, java: JavaPeer) -> None:
+def test_a_message_that_goes_round_is_never_missing_from_the_list(
+    world: World, java: JavaPeer
+) -> None:
     topic = world.made(1)
     group = f"g-{topic}"
     consumer = java.consume(group, topic, fail=4)
@@ -410,7 +472,9 @@ def test_a_message_that_goes_round_is_never_missing_from_the_list(world: World, 
 # Faults.
 
 
-def test_files_removed_before_consumption_are_seen_as_a_first_offset_above_the_group(tmp_path: Path) -> None:
+def test_files_removed_before_consumption_are_seen_as_a_first_offset_above_the_group(
+    tmp_path: Path,
+) -> None:
     with RocketMQ(tmp_path, settings=RETENTION_AT_ONCE) as server:
         world = World(server)
         topic = world.made(1, "g", "never")
@@ -419,16 +483,23 @@ def test_files_removed_before_consumption_are_seen_as_a_first_offset_above_the_g
         oldest = world.look.passed_until(topic, {0: 1})[0]
         world.send(topic, 9, size=250_000)
         begun = time.monotonic()
-        world.until(lambda: (server.delete_expired_files(), world.look.queues(topic)[0].first_offset)[1], seconds=120.0)
+        world.until(
+            lambda: (server.delete_expired_files(), world.look.queues(topic)[0].first_offset)[1],
+            seconds=120.0,
+        )
         print(f"removed after {time.monotonic() - begun:.1f} s")
         [queue] = world.look.queues(topic)
         assert queue.first_offset is not None and 2 <= queue.first_offset < queue.next_offset == 11
         assert world.at(topic) == [(0, 1)], "what it committed stays what it is"
         told = world.look.passed_until(topic, {0: queue.first_offset})[0]
         [position] = world.look.progress(topic, f"g-{topic}")
-        assert position.passed_until == told > oldest, "nothing that is still there was stored before"
+        assert position.passed_until == told > oldest, (
+            "nothing that is still there was stored before"
+        )
         # The broker goes on removing files.
-        world.until(lambda: world.at(topic, "never") == [(0, world.look.queues(topic)[0].first_offset)])
+        world.until(
+            lambda: world.at(topic, "never") == [(0, world.look.queues(topic)[0].first_offset)]
+        )
         world.close()
 
 
@@ -439,9 +510,12 @@ def test_a_master_that_is_away_or_comes_back_with_older_offsets(tmp_path: Path) 
         world.send(topic, 3)
         world.commit(f"g-{topic}", topic, 0, 1)
         looks: list[Callable[[], Any]] = [
-            world.look.clock, lambda: world.look.queues(topic), lambda: world.at(topic),
-            lambda: world.look.passed_until(topic, {0: 0}), lambda: world.retries.pending(topic, f"g-{topic}"),
-        ]  # fmt: skip
+            world.look.clock,
+            lambda: world.look.queues(topic),
+            lambda: world.at(topic),
+            lambda: world.look.passed_until(topic, {0: 0}),
+            lambda: world.retries.pending(topic, f"g-{topic}"),
+        ]
         for look in looks:
             look()
         server.kill_namesrv()
@@ -461,13 +535,18 @@ def test_a_master_that_is_away_or_comes_back_with_older_offsets(tmp_path: Path) 
                 look()
         server.start()
         world.until(lambda: server.ask_namesrv(105, {"topic": topic}, ok=(0, 17)).code == 0)
-        assert world.at(topic) == [(0, 1)], "the later commit died with the broker: the group is behind"
+        assert world.at(topic) == [(0, 1)], (
+            "the later commit died with the broker: the group is behind"
+        )
         assert [queue.next_offset for queue in world.look.queues(topic)] == [3]
         world.close()
 
 
 def test_all_masters_count_and_one_that_is_away_is_not_left_out(tmp_path: Path) -> None:
-    with RocketMQ(tmp_path / "a") as first, RocketMQ(tmp_path / "b", name="broker-b", joins=first) as second:
+    with (
+        RocketMQ(tmp_path / "a") as first,
+        RocketMQ(tmp_path / "b", name="broker-b", joins=first) as second,
+    ):
         world = World(first, ["broker-a", "broker-b"])
         topic = world.made(2)
         second.create_topic(topic, 1)
@@ -476,7 +555,11 @@ def test_all_masters_count_and_one_that_is_away_is_not_left_out(tmp_path: Path) 
         world.send(topic, 2, queue=1)
         world.send(topic, 3, server=second)
         world.commit(f"g-{topic}", topic, 0, 2, server=second)
-        assert [(q.queue_id, q.next_offset) for q in world.look.queues(topic)] == [(0, 0), (1, 2), (10_000, 3)]
+        assert [(q.queue_id, q.next_offset) for q in world.look.queues(topic)] == [
+            (0, 0),
+            (1, 2),
+            (10_000, 3),
+        ]
         assert world.at(topic) == [(0, 0), (1, 0), (10_000, 2)]
         times = world.look.passed_until(topic, {1: 0, 10_000: 0})
         assert times[1] < times[10_000]
@@ -496,7 +579,10 @@ def test_all_masters_count_and_one_that_is_away_is_not_left_out(tmp_path: Path) 
             with pytest.raises(BrokerUnavailable, match="broker-b"):
                 look()
         # Without the option the look is whole in itself: who calls it must remember that there were two.
-        assert [(queue.queue_id, queue.next_offset) for queue in alone.look.queues(topic)] == [(0, 0), (1, 2)]
+        assert [(queue.queue_id, queue.next_offset) for queue in alone.look.queues(topic)] == [
+            (0, 0),
+            (1, 2),
+        ]
         assert alone.look.servers(topic) == world.look.servers(topic) == {"broker-a"}
         alone.close()
         world.close()

@@ -55,7 +55,10 @@ class World:
         self.broker.create_group(self.group, self.topic, at="start")
 
     def publish(self, number: int, start: int = 0, **fields: Any) -> list[str]:
-        messages = [Message(self.topic, f"m-{i}", b"content %d" % i, **fields) for i in range(start, start + number)]
+        messages = [
+            Message(self.topic, f"m-{i}", b"content %d" % i, **fields)
+            for i in range(start, start + number)
+        ]
         receipts = self.broker.publish(messages)
         assert {receipt.outcome for receipt in receipts} == {Outcome.SENT}, receipts
         return [message.message_id for message in messages]
@@ -64,7 +67,9 @@ class World:
         return self.broker.subscribe(self.group, [self.topic], consumer, **options)
 
     def committed(self) -> dict[int, int]:
-        return {one.queue_id: one.next_offset for one in self.broker.progress(self.topic, self.group)}
+        return {
+            one.queue_id: one.next_offset for one in self.broker.progress(self.topic, self.group)
+        }
 
     def stored(self) -> int:
         return sum(queue.next_offset for queue in self.broker.queues(self.topic))
@@ -116,7 +121,11 @@ class Worker(threading.Thread):
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(daemon=True)
-        self.subscription, self.seen, self.leaving = world.subscribe(name), Counter[str](), threading.Event()
+        self.subscription, self.seen, self.leaving = (
+            world.subscribe(name),
+            Counter[str](),
+            threading.Event(),
+        )
         self.errors: list[BaseException] = []
         self.start()
 
@@ -137,7 +146,9 @@ class Worker(threading.Thread):
 
 
 class TestSharing:
-    def test_members_that_come_and_go_under_traffic_skip_nothing_and_repeat_nothing(self, world: Callable[[int], World]) -> None:
+    def test_members_that_come_and_go_under_traffic_skip_nothing_and_repeat_nothing(
+        self, world: Callable[[int], World]
+    ) -> None:
         """Each finishes its batch in time, so that a queue changes hands between two batches."""
         its = world(4)
         workers = [Worker(its, "a")]
@@ -151,7 +162,10 @@ class TestSharing:
                 until(lambda: workers[2].seen, "the third has a share")
                 workers[2].leave()
         seen: Counter[str] = Counter()
-        until(lambda: sum(sum(worker.seen.values()) for worker in workers) >= len(sent), "all of them came")
+        until(
+            lambda: sum(sum(worker.seen.values()) for worker in workers) >= len(sent),
+            "all of them came",
+        )
         for worker in workers[:2]:
             worker.leave()
         for worker in workers:
@@ -171,7 +185,10 @@ class TestSharing:
             until(lambda: len(java.done) and sum(ours.seen.values()), "both have a share")
             sent += its.publish(200, 40)
             # As one of them learned of the other, the queues that changed hands may have been in hand.
-            until(lambda: {one.keys for one in java.done} | set(ours.seen) == set(sent), "all of them came")
+            until(
+                lambda: {one.keys for one in java.done} | set(ours.seen) == set(sent),
+                "all of them came",
+            )
             java_queues = {one.queue for one in java.done[-20:]}
             assert len(java_queues) <= 2, "two of four queues"
             java.close()
@@ -190,14 +207,19 @@ class TestSharing:
         del first
         assert sorted(ids(get(its.subscribe("b"), 6))) == sorted(sent)
 
-    def test_a_consumer_that_works_long_stays_a_member_and_answers(self, world: Callable[[int], World]) -> None:
+    def test_a_consumer_that_works_long_stays_a_member_and_answers(
+        self, world: Callable[[int], World]
+    ) -> None:
         its = world(1)
         its.publish(2)
         subscription = its.subscribe()
         get(subscription, 2)
         # Nothing is fetched from here on: only the thread beside it can answer.
         [holder] = until(
-            lambda: [one for one in its.broker.holders(its.topic, its.group) if one.queue_id is not None], "it answers"
+            lambda: [
+                one for one in its.broker.holders(its.topic, its.group) if one.queue_id is not None
+            ],
+            "it answers",
         )
         assert (holder.queue_id, holder.locked) == (0, False)
         subscription.close()
@@ -234,17 +256,23 @@ class TestDying:
         for seed in range(3):
             consumer = subprocess.Popen(
                 [sys.executable, "-c", CONSUMER, its.server.url(), its.topic, its.group, str(seed)],
-                stdout=subprocess.PIPE, text=True,
-            )  # fmt: skip
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             assert consumer.stdout is not None
             for _ in range(draw.randrange(3, 12)):
-                acknowledged |= {(queue, offset): name for queue, offset, name in json.loads(consumer.stdout.readline())}
+                acknowledged |= {
+                    (queue, offset): name
+                    for queue, offset, name in json.loads(consumer.stdout.readline())
+                }
             consumer.kill()
             rest, _ = consumer.communicate()
             # Written before it was acknowledged: what is not here was not.
             for line in rest.splitlines(keepends=True):
                 if line.endswith("\n"):
-                    acknowledged |= {(queue, offset): name for queue, offset, name in json.loads(line)}
+                    acknowledged |= {
+                        (queue, offset): name for queue, offset, name in json.loads(line)
+                    }
             for queue, committed in its.committed().items():
                 assert {(queue, offset) for offset in range(committed)} <= set(acknowledged)
         came: set[str] = set()
@@ -254,9 +282,13 @@ class TestDying:
                 got = get(heir, 1)
                 came |= set(ids(got))
                 heir.acknowledge(got)
-            until(lambda: heir.acknowledge(heir.fetch(100, SHORT)) or its.all_passed(), "all passed")
+            until(
+                lambda: heir.acknowledge(heir.fetch(100, SHORT)) or its.all_passed(), "all passed"
+            )
 
-    def test_a_broker_killed_and_a_name_server_restarted_under_a_consumer_skip_nothing(self, own: Server) -> None:
+    def test_a_broker_killed_and_a_name_server_restarted_under_a_consumer_skip_nothing(
+        self, own: Server
+    ) -> None:
         its = World(own, 2)
         subscription = its.subscribe()
         sent = its.publish(20)
@@ -287,16 +319,27 @@ class TestDying:
             came.update(ids(got))
             subscription.acknowledge(got)
         assert max(came.values()) == 1
-        until(lambda: subscription.acknowledge(subscription.fetch(100, SHORT)) or its.all_passed(), "all passed")
+        until(
+            lambda: subscription.acknowledge(subscription.fetch(100, SHORT)) or its.all_passed(),
+            "all passed",
+        )
 
 
 class TestMoving:
-    def test_offsets_that_somebody_sets_are_followed_and_what_was_in_hand_is_nobodys(self, world: Callable[[int], World]) -> None:
+    def test_offsets_that_somebody_sets_are_followed_and_what_was_in_hand_is_nobodys(
+        self, world: Callable[[int], World]
+    ) -> None:
         its = world(1)
         its.publish(6)
         subscription = its.subscribe()
         held = get(subscription, 4)
-        reset = {"group": its.group, "topic": its.topic, "queueId": 0, "timestamp": -1, "isForce": True}
+        reset = {
+            "group": its.group,
+            "topic": its.topic,
+            "queueId": 0,
+            "timestamp": -1,
+            "isForce": True,
+        }
         its.server.ask(222, {**reset, "offset": 1})
         assert ids(get(subscription, 2)) == ["m-1", "m-2"], "back"
         subscription.acknowledge(held)
@@ -305,25 +348,39 @@ class TestMoving:
         assert ids(get(subscription, 1)) == ["m-5"], "and past messages"
         assert its.committed() == {0: 5}
 
-    def test_an_offset_committed_by_hand_is_noticed_when_the_queues_are_shared_anew(self, world: Callable[[int], World]) -> None:
+    def test_an_offset_committed_by_hand_is_noticed_when_the_queues_are_shared_anew(
+        self, world: Callable[[int], World]
+    ) -> None:
         its = world(1)
         its.publish(6)
         subscription = its.subscribe("a")
         subscription.acknowledge(get(subscription, 6))
         assert subscription.fetch(1, SHORT) == []  # a pull from behind the last one is on its way
-        its.server.ask(15, {"consumerGroup": its.group, "topic": its.topic, "queueId": 0, "commitOffset": 2})
+        its.server.ask(
+            15, {"consumerGroup": its.group, "topic": its.topic, "queueId": 0, "commitOffset": 2}
+        )
         other = its.subscribe("b")  # the broker tells the first one of it
         other.fetch(1, SHORT)
         came: list[str] = []
-        until(lambda: came.extend(ids(subscription.fetch(9, SHORT) + other.fetch(9, SHORT))) or len(came) >= 4, "they come again")
+        until(
+            lambda: (
+                came.extend(ids(subscription.fetch(9, SHORT) + other.fetch(9, SHORT)))
+                or len(came) >= 4
+            ),
+            "they come again",
+        )
         assert came == ["m-2", "m-3", "m-4", "m-5"]
 
-    def test_a_queue_that_begins_above_the_committed_offset_is_read_from_there(self, tmp_path: Path) -> None:
+    def test_a_queue_that_begins_above_the_committed_offset_is_read_from_there(
+        self, tmp_path: Path
+    ) -> None:
         with Server(tmp_path / "server", settings=RETENTION_AT_ONCE) as server:
             its = World(server, 1)
             large = [Message(its.topic, f"m-{i}", os.urandom(100_000)) for i in range(40)]
             for start in range(0, 40, 10):
-                assert {receipt.outcome for receipt in its.broker.publish(large[start : start + 10])} == {Outcome.SENT}
+                assert {
+                    receipt.outcome for receipt in its.broker.publish(large[start : start + 10])
+                } == {Outcome.SENT}
 
             def first_offset() -> int:
                 server.delete_expired_files()
@@ -334,7 +391,10 @@ class TestMoving:
             got = get(subscription, 1)
             assert got[0].position is not None and got[0].position.offset >= first > 0
             subscription.acknowledge(got)
-            until(lambda: subscription.fetch(1, SHORT) and its.committed()[0] > first, "the place is told")
+            until(
+                lambda: subscription.fetch(1, SHORT) and its.committed()[0] > first,
+                "the place is told",
+            )
             subscription.close()
 
 
@@ -343,15 +403,25 @@ class TestHandingBack:
         self, world: Callable[[int], World]
     ) -> None:
         its = world(2)
-        [receipt] = its.broker.publish([Message(its.topic, "poison", b"x", {"a": "b"}, tag="t", partition_key="k")])
+        [receipt] = its.broker.publish(
+            [Message(its.topic, "poison", b"x", {"a": "b"}, tag="t", partition_key="k")]
+        )
         its.publish(3)
         subscription = its.subscribe()
         got = {one.message.message_id: one for one in get(subscription, 4)}
         first = poison = got.pop("poison")
-        assert (first.message.headers["a"], first.message.tag, first.message.partition_key) == ("b", "t", "k")
+        assert (first.message.headers["a"], first.message.tag, first.message.partition_key) == (
+            "b",
+            "t",
+            "k",
+        )
         subscription.acknowledge(list(got.values()))
         for deliveries in range(1, LIMIT + 1):
-            assert (poison.message, poison.position, poison.deliveries) == (first.message, receipt.position, deliveries)
+            assert (poison.message, poison.position, poison.deliveries) == (
+                first.message,
+                receipt.position,
+                deliveries,
+            )
             subscription.hand_back(poison, after=NOTHING, counts=True)
             subscription.hand_back(poison, after=NOTHING, counts=True)
             if deliveries < LIMIT:
@@ -364,16 +434,38 @@ class TestHandingBack:
         until(lambda: its.broker.retry_pending(its.topic, its.group) == 0, "nothing waits any more")
         subscription.close()
 
-    def test_a_message_that_is_cut_off_is_processed_by_nobody_and_buried_at_once(self, world: Callable[[int], World]) -> None:
+    def test_a_message_that_is_cut_off_is_processed_by_nobody_and_buried_at_once(
+        self, world: Callable[[int], World]
+    ) -> None:
         """A batch is stored as it comes: here as a broker leaves one that was killed while it wrote the last message."""
         its = world(1)
-        whole = "backstop-message-id\x01m-1\x02backstop-groups\x01[\"other\"]\x02"
+        whole = 'backstop-message-id\x01m-1\x02backstop-groups\x01["other"]\x02'
         cut = [whole[:at] + "\0" * (len(whole) - at) for at in (22, 30)]
-        body = write_batch([("backstop-message-id\x01m-0\x02", b"whole"), (cut[0], b"in its id"), (cut[1], b"behind it")])
-        its.server.ask(320, {
-            "a": "tests", "b": its.topic, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", "j": 0, "k": False,
-            "m": True,
-        }, body)  # fmt: skip
+        body = write_batch(
+            [
+                ("backstop-message-id\x01m-0\x02", b"whole"),
+                (cut[0], b"in its id"),
+                (cut[1], b"behind it"),
+            ]
+        )
+        its.server.ask(
+            320,
+            {
+                "a": "tests",
+                "b": its.topic,
+                "c": "TBW102",
+                "d": 4,
+                "e": 0,
+                "f": 0,
+                "g": 1,
+                "h": 0,
+                "i": "",
+                "j": 0,
+                "k": False,
+                "m": True,
+            },
+            body,
+        )
         its.publish(1, 2)
         subscription = its.subscribe()
         first, in_its_id, behind_it, last = get(subscription, 4)
@@ -384,15 +476,25 @@ class TestHandingBack:
             subscription.hand_back(one, after=NOTHING, counts=True)
         subscription.acknowledge([first, last])
         assert subscription.fetch(1, SHORT) == [] and its.all_passed()
-        assert its.broker.retry_pending(its.topic, its.group) == 0, "never again: without its headers it could pass for whole"
+        assert its.broker.retry_pending(its.topic, its.group) == 0, (
+            "never again: without its headers it could pass for whole"
+        )
         assert {ref.message_id for ref in its.broker.dead_letters(its.group)} == {None, "m-1"}
         with its.broker.open_dead_letters(f"%DLQ%{its.group}") as reader:
             letters = {letter.content: letter for letter in reader.read(10)}
-        assert {content: letter.message_id for content, letter in letters.items()} == {b"in its id": None, b"behind it": "m-1"}
-        assert letters[b"in its id"].position == in_its_id.position and "cut off" in str(letters[b"in its id"].invalid)
+        assert {content: letter.message_id for content, letter in letters.items()} == {
+            b"in its id": None,
+            b"behind it": "m-1",
+        }
+        assert letters[b"in its id"].position == in_its_id.position and "cut off" in str(
+            letters[b"in its id"].invalid
+        )
 
     def test_while_origins_cannot_be_looked_up_what_comes_again_has_no_position_and_holds_up_nothing(
-        self, world: Callable[[int], World], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self,
+        world: Callable[[int], World],
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         its = world(1)
         its.publish(1)
@@ -401,10 +503,15 @@ class TestHandingBack:
         subscription.hand_back(failed, after=NOTHING, counts=True)
 
         def away(*_: object) -> None:
-            raise BrokerUnavailable("The master of the broker broker-b is away.", kept="", next_step="")
+            raise BrokerUnavailable(
+                "The master of the broker broker-b is away.", kept="", next_step=""
+            )
 
         monkeypatch.setattr("backstop.brokers.rocketmq.routes.find_origins.Origins.find", away)
-        until(lambda: its.broker.retry_pending(its.topic, its.group) == 1, "it waits in the retry topic")
+        until(
+            lambda: its.broker.retry_pending(its.topic, its.group) == 1,
+            "it waits in the retry topic",
+        )
         its.publish(1, 1)
         came = {one.message.message_id: one for one in get(subscription, 2)}
         assert set(came) == {"m-0", "m-1"} and came["m-1"].position is not None
@@ -415,7 +522,9 @@ class TestHandingBack:
         until(its.all_passed, "all passed")
         assert caplog.text.count("is away") == 1, "told once"
 
-    def test_what_is_handed_back_uncounted_spends_nothing_and_is_not_passed(self, world: Callable[[int], World]) -> None:
+    def test_what_is_handed_back_uncounted_spends_nothing_and_is_not_passed(
+        self, world: Callable[[int], World]
+    ) -> None:
         its = world(1)
         its.publish(3)
         subscription = its.subscribe()
@@ -428,19 +537,34 @@ class TestHandingBack:
             [held] = get(subscription, 1)
             assert time.monotonic() - begun >= 0.2
             assert (held.message.message_id, held.deliveries) == ("m-0", 1)
-        assert its.broker.retry_pending(its.topic, its.group) == 0 and list(its.broker.dead_letters(its.group)) == []
+        assert (
+            its.broker.retry_pending(its.topic, its.group) == 0
+            and list(its.broker.dead_letters(its.group)) == []
+        )
         subscription.acknowledge([held])
         assert its.committed() == {0: 3}
         subscription.close()
 
-    def test_a_copy_for_one_group_comes_without_a_position(self, world: Callable[[int], World]) -> None:
+    def test_a_copy_for_one_group_comes_without_a_position(
+        self, world: Callable[[int], World]
+    ) -> None:
         its = world(1)
         subscription = its.subscribe()
-        subscription.fetch(1, SHORT)  # the broker makes the retry topic when it hears of the first member
+        subscription.fetch(
+            1, SHORT
+        )  # the broker makes the retry topic when it hears of the first member
         copy = Message(its.topic, "again", b"x")
-        until(lambda: its.broker.publish([copy], group=its.group)[0].outcome is Outcome.SENT, "it was sent")
+        until(
+            lambda: its.broker.publish([copy], group=its.group)[0].outcome is Outcome.SENT,
+            "it was sent",
+        )
         [got] = get(subscription, 1)
-        assert (got.message.topic, got.message.message_id, got.position, got.deliveries) == (its.topic, "again", None, 1)
+        assert (got.message.topic, got.message.message_id, got.position, got.deliveries) == (
+            its.topic,
+            "again",
+            None,
+            1,
+        )
         subscription.acknowledge([got])
         subscription.close()
 
@@ -451,7 +575,9 @@ class TestHandingBack:
 
 
 class TestWaiting:
-    def test_a_wait_costs_next_to_nothing_and_ends_when_a_message_comes(self, world: Callable[[int], World]) -> None:
+    def test_a_wait_costs_next_to_nothing_and_ends_when_a_message_comes(
+        self, world: Callable[[int], World]
+    ) -> None:
         its = world(8)
         subscription = its.subscribe()
         subscription.fetch(1, timedelta(seconds=2))  # joined, and every queue is empty
@@ -467,7 +593,9 @@ class TestWaiting:
         assert ids(got) == ["m-0"] and came - at[0] < 3.0
         subscription.close()
 
-    def test_a_filter_leaves_out_other_tags_and_the_place_passes_them(self, world: Callable[[int], World]) -> None:
+    def test_a_filter_leaves_out_other_tags_and_the_place_passes_them(
+        self, world: Callable[[int], World]
+    ) -> None:
         its = world(1)
         # "Aa" and "BB" have one hash, which is all that the broker compares.
         for place, tag in enumerate(["Aa", "BB", "other", None, "Aa", "other", "other"]):
@@ -476,7 +604,10 @@ class TestWaiting:
         got = get(subscription, 2)
         assert ids(got) == ["m-0", "m-4"]
         subscription.acknowledge(got)
-        until(lambda: subscription.fetch(1, SHORT) == [] and its.all_passed(), "what was left out is passed")
+        until(
+            lambda: subscription.fetch(1, SHORT) == [] and its.all_passed(),
+            "what was left out is passed",
+        )
         subscription.close()
 
     def test_a_broker_that_does_nothing_is_told_from_one_that_has_nothing(
@@ -488,7 +619,9 @@ class TestWaiting:
         its.broker = connect(own, answer_timeout=timedelta(seconds=5))
         subscription = its.subscribe()
         for _ in range(12):
-            assert subscription.fetch(1, timedelta(seconds=1)) == [], "pulls that the broker holds and gives back are no silence"
+            assert subscription.fetch(1, timedelta(seconds=1)) == [], (
+                "pulls that the broker holds and gives back are no silence"
+            )
         own.stall(namesrv=False)
         try:
             with pytest.raises(BrokerUnavailable):
@@ -497,11 +630,15 @@ class TestWaiting:
             own.wake()
 
 
-def test_a_place_beyond_the_queue_s_end_is_corrected_at_once_and_nothing_is_skipped(world: Callable[[int], World]) -> None:
+def test_a_place_beyond_the_queue_s_end_is_corrected_at_once_and_nothing_is_skipped(
+    world: Callable[[int], World],
+) -> None:
     its = world(1)
     its.publish(3)
     # As after a loss of the log's end: the group had committed what is not there any more.
-    its.server.ask(15, {"consumerGroup": its.group, "topic": its.topic, "queueId": 0, "commitOffset": 50})
+    its.server.ask(
+        15, {"consumerGroup": its.group, "topic": its.topic, "queueId": 0, "commitOffset": 50}
+    )
     with its.subscribe() as consumer:
         assert consumer.fetch(10, SHORT) == []
         assert its.committed() == {0: 3}, "the broker knows where the group goes on"
@@ -514,13 +651,29 @@ def test_a_place_beyond_the_queue_s_end_is_corrected_at_once_and_nothing_is_skip
         assert its.committed() == {0: 6}
 
 
-def test_a_message_in_the_topic_is_of_that_topic_whatever_its_properties_say(world: Callable[[int], World]) -> None:
+def test_a_message_in_the_topic_is_of_that_topic_whatever_its_properties_say(
+    world: Callable[[int], World],
+) -> None:
     its = world(1)
     properties = "backstop-message-id\x01m-0\x02RETRY_TOPIC\x01another\x02"
-    its.server.ask(310, {
-        "a": "tests", "b": its.topic, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": properties, "j": 0, "k": False,
-        "m": False,
-    }, b"x")  # fmt: skip
+    its.server.ask(
+        310,
+        {
+            "a": "tests",
+            "b": its.topic,
+            "c": "TBW102",
+            "d": 4,
+            "e": 0,
+            "f": 0,
+            "g": 1,
+            "h": 0,
+            "i": properties,
+            "j": 0,
+            "k": False,
+            "m": False,
+        },
+        b"x",
+    )
     with its.subscribe() as consumer:
         [one] = get(consumer, 1)
         assert (one.message.topic, one.message.message_id) == (its.topic, "m-0")

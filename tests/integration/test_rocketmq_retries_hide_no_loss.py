@@ -40,16 +40,24 @@ def java(shared_rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as postgres, Valkey(tmp_path_factory.mktemp("valkey")) as valkey:
+    with (
+        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
+        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+    ):
         build_template(postgres)
         yield postgres, valkey
 
 
 def stub(made: System, topic: str, message_id: str, position: Position) -> None:
     made.stub(
-        message_id, topic, queue_id=position.queue_id, queue_offset=position.offset, queue_epoch=position.epoch, broker="cluster",
+        message_id,
+        topic,
+        queue_id=position.queue_id,
+        queue_offset=position.offset,
+        queue_epoch=position.epoch,
+        broker="cluster",
         sent_at=made.rows("control", "SELECT now() - interval '50 s'")[0][0],
-    )  # fmt: skip
+    )
 
 
 def no_audit(run: Run, suite: str) -> None:
@@ -58,18 +66,28 @@ def no_audit(run: Run, suite: str) -> None:
 
 @pytest.mark.parametrize("progress", ["acknowledged", "received"])
 def test_a_poison_message_hides_no_loss(
-    world: World, broker: Adapter, java: JavaPeer, stores: tuple[Postgres, Valkey], shared_rocketmq: RocketMQ, spark: Any,
+    world: World,
+    broker: Adapter,
+    java: JavaPeer,
+    stores: tuple[Postgres, Valkey],
+    shared_rocketmq: RocketMQ,
+    spark: Any,
     progress: str,
-) -> None:  # fmt: skip
+) -> None:
     topic = world.made(1)
     group = f"g-{topic}"
     changes: dict[str, Any] = {
-        "brokers": {**settings_dict()["brokers"], "cluster": {
-            "kind": "rocketmq", "connection": "cluster", "retry_schedule": "10s",
-        }},
+        "brokers": {
+            **settings_dict()["brokers"],
+            "cluster": {
+                "kind": "rocketmq",
+                "connection": "cluster",
+                "retry_schedule": "10s",
+            },
+        },
         "groups": {group: {"store": "billing_db", "duplicates": "guard", "progress": progress}},
         "topics": {topic: {"broker": "cluster", "groups": [group], "mode": "repair"}},
-    }  # fmt: skip
+    }
     with system(*stores, **changes) as made:
         made.urls["cluster"] = shared_rocketmq.url()
         messages = [Message(topic, message_id, b"x") for message_id in ("poison", "lost")]
@@ -87,15 +105,21 @@ def test_a_poison_message_hides_no_loss(
             run_once(made.settings, made.connections, lambda: spark, no_audit)
             # A settle grace passes.
             for table in ("progress", "progress_history", "retry_place"):
-                made.rows("control", f"UPDATE {table} SET recorded_at = recorded_at - interval '20 s'")
-            found = made.rows("control", "SELECT message_id, verdict, reason FROM verdict ORDER BY run_id")
+                made.rows(
+                    "control", f"UPDATE {table} SET recorded_at = recorded_at - interval '20 s'"
+                )
+            found = made.rows(
+                "control", "SELECT message_id, verdict, reason FROM verdict ORDER BY run_id"
+            )
             return {message_id: (verdict, reason) for message_id, verdict, reason in found}
 
         run()
         seen = run()
         assert seen["lost"] == ("LOST", "passed_over")
         assert seen["poison"] == ("BACKLOGGED", "unacknowledged")
-        assert made.rows("control", "SELECT message_id, send_number FROM resend_request") == [("lost", 2)]
+        assert made.rows("control", "SELECT message_id, send_number FROM resend_request") == [
+            ("lost", 2)
+        ]
         assert world.retries.pending(topic, group) > 0, "it fails still"
         consumer.heal()
         consumer.close()

@@ -38,7 +38,11 @@ def listening(pid: int) -> list[str]:
     """Addresses that a process listens on, from the kernel's tables."""
     sockets = {
         link.split("[")[1].rstrip("]")
-        for link in (str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink())
+        for link in (
+            str(entry.readlink())
+            for entry in Path(f"/proc/{pid}/fd").iterdir()
+            if entry.is_symlink()
+        )
         if link.startswith("socket:[")
     }
     found = []
@@ -73,22 +77,39 @@ def test_the_java_producer_and_push_consumers_concurrent_and_ordered_work_and_le
     server.create_topic(fifo, 2)
     for group in (concurrent, ordered):
         server.create_group(group, retry_max=1)
-    sent = java.send(topic, [{"body": b"%d" % n, "keys": f"k{n}", "tags": "t", "properties": {"mine": "é"}} for n in range(4)])
+    sent = java.send(
+        topic,
+        [
+            {"body": b"%d" % n, "keys": f"k{n}", "tags": "t", "properties": {"mine": "é"}}
+            for n in range(4)
+        ],
+    )
     assert all(one["status"] == "SEND_OK" for one in sent)
     java.send(fifo, [{"body": b"%d" % n, "keys": f"f{n}", "sharding": "same"} for n in range(3)])
     first = java.consume(concurrent, topic, fail_keys={"k0": 1, "k1": -1}, limit=1)
     second = java.consume(ordered, fifo, mode="ordered", fail_keys={"f0": -1}, limit=1)
-    first.wait_until("all but the dead one", lambda one: {m.keys for m in one.done} == {"k0", "k2", "k3"})
-    second.wait_until("all but the dead one", lambda one: [m.keys for m in one.done] == ["f1", "f2"])
+    first.wait_until(
+        "all but the dead one", lambda one: {m.keys for m in one.done} == {"k0", "k2", "k3"}
+    )
+    second.wait_until(
+        "all but the dead one", lambda one: [m.keys for m in one.done] == ["f1", "f2"]
+    )
     assert [m.retries for m in first.done if m.keys == "k0"] == [1]
     assert {m.properties["mine"] for m in first.done} == {"é"}
-    java.until("the dead letters", lambda: server.knows(f"%DLQ%{concurrent}") and server.knows(f"%DLQ%{ordered}"))
+    java.until(
+        "the dead letters",
+        lambda: server.knows(f"%DLQ%{concurrent}") and server.knows(f"%DLQ%{ordered}"),
+    )
     assert [m.keys for m in java.letters(concurrent)] == ["k1"]
     assert [m.keys for m in java.letters(ordered)] == ["f0"]
-    assert {(s["broker"], s["queue"], s["offset"]) for s in sent} == {(m.broker, m.queue, m.offset) for m in java.read(topic)}
+    assert {(s["broker"], s["queue"], s["offset"]) for s in sent} == {
+        (m.broker, m.queue, m.offset) for m in java.read(topic)
+    }
     first.close()
     second.close()
-    assert java.committed(concurrent, topic) == {queue: end for queue, (_, end) in java.offsets(topic).items()}
+    assert java.committed(concurrent, topic) == {
+        queue: end for queue, (_, end) in java.offsets(topic).items()
+    }
 
 
 def test_a_pop_consumer_receives_and_its_failure_comes_again(
@@ -132,15 +153,21 @@ def test_access_control_and_tls_hold_for_the_java_client_too(tmp_path: Path) -> 
             with socket.create_connection((LOOPBACK, port), 10) as plain:
                 trusting = ssl.create_default_context(cafile=str(server.ca))
                 trusting.wrap_socket(plain, server_hostname=LOOPBACK).close()
-        with JavaPeer(server, tmp_path / "all") as everything, \
-                JavaPeer(server, tmp_path / "limited", login=("limited", "secret-of-limited")) as limited:  # fmt: skip
+        with (
+            JavaPeer(server, tmp_path / "all") as everything,
+            JavaPeer(
+                server, tmp_path / "limited", login=("limited", "secret-of-limited")
+            ) as limited,
+        ):
             [allowed] = everything.send("closed", [b"x"])
             [sent], [refused] = limited.send("orders", [b"x"]), limited.send("closed", [b"x"])
         assert allowed.get("status") == sent.get("status") == "SEND_OK", (allowed, sent)
         assert "CODE: 16" in refused["error"]
 
 
-def test_a_broker_whose_flush_is_asynchronous_loses_acknowledged_messages_when_it_is_killed(tmp_path: Path) -> None:
+def test_a_broker_whose_flush_is_asynchronous_loses_acknowledged_messages_when_it_is_killed(
+    tmp_path: Path,
+) -> None:
     with RocketMQ(tmp_path / "server", settings=LOSES_WHEN_KILLED) as server:
         server.create_topic("orders", 1)
         with JavaPeer(server, tmp_path / "java") as java:
@@ -152,20 +179,30 @@ def test_a_broker_whose_flush_is_asynchronous_loses_acknowledged_messages_when_i
         assert stored < acknowledged > 400, [one for one in sent if "error" in one]
 
 
-def test_two_brokers_at_one_name_server_share_a_topic_and_a_restarted_name_server_learns_the_routes_again(tmp_path: Path) -> None:
-    with RocketMQ(tmp_path / "a") as one, RocketMQ(tmp_path / "b", name="broker-b", joins=one) as other:
+def test_two_brokers_at_one_name_server_share_a_topic_and_a_restarted_name_server_learns_the_routes_again(
+    tmp_path: Path,
+) -> None:
+    with (
+        RocketMQ(tmp_path / "a") as one,
+        RocketMQ(tmp_path / "b", name="broker-b", joins=one) as other,
+    ):
         for server in (one, other):
             server.create_topic("orders", 2)
         assert one.brokers_of("orders") == {"broker-a": one.address, "broker-b": other.address}
         other.kill_broker()
-        one.until("a route without the dead broker", lambda: one.brokers_of("orders") == {"broker-a": one.address})
+        one.until(
+            "a route without the dead broker",
+            lambda: one.brokers_of("orders") == {"broker-a": one.address},
+        )
         one.restart_namesrv()
         assert one.brokers_of("orders") == {"broker-a": one.address}
         other.start()
         assert one.brokers_of("orders") == {"broker-a": one.address, "broker-b": other.address}
 
 
-def test_a_stalled_server_answers_nothing_and_answers_again_when_it_is_woken(tmp_path: Path) -> None:
+def test_a_stalled_server_answers_nothing_and_answers_again_when_it_is_woken(
+    tmp_path: Path,
+) -> None:
     with RocketMQ(tmp_path / "server") as server:
         server.create_topic("orders", 1)
         server.stall()

@@ -61,22 +61,45 @@ def pool(address: Address) -> Iterator[Pool]:
 def send(message_id: str, queue: int, size: int = 100) -> Request:
     message = Message(TOPIC, message_id, message_id.encode() + b"x" * size)
     fields = {
-        "a": "P", "b": TOPIC, "c": "TBW102", "d": 4, "e": queue, "f": 0, "g": int(time.time() * 1000), "h": 0,
-        "i": write_properties(properties_of(message)), "j": 0, "k": False, "m": False,
-    }  # fmt: skip
+        "a": "P",
+        "b": TOPIC,
+        "c": "TBW102",
+        "d": 4,
+        "e": queue,
+        "f": 0,
+        "g": int(time.time() * 1000),
+        "h": 0,
+        "i": write_properties(properties_of(message)),
+        "j": 0,
+        "k": False,
+        "m": False,
+    }
     return Request(Ask.SEND_MESSAGE_V2, fields, message.content, lane=queue)
 
 
-def read_all(pool: Pool, broker: str, topic: str = TOPIC, queues: int = QUEUES) -> dict[tuple[int, int], Stored]:
+def read_all(
+    pool: Pool, broker: str, topic: str = TOPIC, queues: int = QUEUES
+) -> dict[tuple[int, int], Stored]:
     found: dict[tuple[int, int], Stored] = {}
     for queue in range(queues):
         offset = 0
         while True:
-            pull = Request(Ask.PULL_MESSAGE, {
-                "consumerGroup": "TOOLS_CONSUMER", "topic": topic, "queueId": queue, "queueOffset": offset, "maxMsgNums": 32,
-                "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*", "subVersion": 0,
-                "expressionType": "TAG",
-            })  # fmt: skip
+            pull = Request(
+                Ask.PULL_MESSAGE,
+                {
+                    "consumerGroup": "TOOLS_CONSUMER",
+                    "topic": topic,
+                    "queueId": queue,
+                    "queueOffset": offset,
+                    "maxMsgNums": 32,
+                    "sysFlag": 4,
+                    "commitOffset": 0,
+                    "suspendTimeoutMillis": 0,
+                    "subscription": "*",
+                    "subVersion": 0,
+                    "expressionType": "TAG",
+                },
+            )
             answer = pool.ask(broker, pull, soon())
             if answer.code != Said.SUCCESS:
                 assert answer.code in (Said.PULL_NOT_FOUND, Said.PULL_OFFSET_MOVED), answer.said()
@@ -87,12 +110,18 @@ def read_all(pool: Pool, broker: str, topic: str = TOPIC, queues: int = QUEUES) 
     return found
 
 
-def test_what_was_sent_is_read_back_by_a_login_over_either_connection(server: RocketMQ, pool: Pool) -> None:
+def test_what_was_sent_is_read_back_by_a_login_over_either_connection(
+    server: RocketMQ, pool: Pool
+) -> None:
     routes = Routes(pool, brokers=None, answer_timeout=10)
     route = routes.route(TOPIC)
-    assert [(queue.number, queue.master) for queue in route.queues] == [(n, server.address) for n in range(QUEUES)]
+    assert [(queue.number, queue.master) for queue in route.queues] == [
+        (n, server.address) for n in range(QUEUES)
+    ]
     sent = [f"login-{place} {pool.address.tls}" for place in range(40)]
-    answers = pool.ask_many(server.address, [send(one, place % QUEUES) for place, one in enumerate(sent)], soon())
+    answers = pool.ask_many(
+        server.address, [send(one, place % QUEUES) for place, one in enumerate(sent)], soon()
+    )
     stored = read_all(pool, server.address)
     for one, answer in zip(sent, answers, strict=True):
         assert isinstance(answer, Command) and answer.code == Said.SUCCESS, str(answer)
@@ -101,8 +130,14 @@ def test_what_was_sent_is_read_back_by_a_login_over_either_connection(server: Ro
         assert answer.ext["msgId"] == found.store_id
 
 
-def test_a_wrong_secret_or_none_is_refused_in_an_answer_that_does_not_hold_it(server: RocketMQ, address: Address) -> None:
-    for login in (Login("backstop", "s3cret-that-is-wrong"), Login("nobody", "s3cret-that-is-wrong"), None):
+def test_a_wrong_secret_or_none_is_refused_in_an_answer_that_does_not_hold_it(
+    server: RocketMQ, address: Address
+) -> None:
+    for login in (
+        Login("backstop", "s3cret-that-is-wrong"),
+        Login("nobody", "s3cret-that-is-wrong"),
+        None,
+    ):
         with_it = Pool(replace(address, login=login), connect_timeout=10)
         answer = with_it.ask(server.address, send("refused", 0), soon())
         assert answer.code != Said.SUCCESS
@@ -113,16 +148,32 @@ def test_a_wrong_secret_or_none_is_refused_in_an_answer_that_does_not_hold_it(se
     good.close()
 
 
-def test_every_kind_of_request_is_signed_as_the_broker_signs_it(server: RocketMQ, pool: Pool) -> None:
+def test_every_kind_of_request_is_signed_as_the_broker_signs_it(
+    server: RocketMQ, pool: Pool
+) -> None:
     """Fields that are empty, hold any character or are many, with and without a body, long ones too."""
     requests = [
-        Request(Ask.GET_BROKER_RUNTIME_INFO), Request(Ask.GET_BROKER_CONFIG), Request(Ask.GET_TOPIC_CONFIG, {"topic": TOPIC}),
-        Request(Ask.QUERY_CONSUMER_OFFSET, {"consumerGroup": "g", "topic": TOPIC, "queueId": 0, "setZeroIfNotFound": False}),
-        Request(Ask.QUERY_MESSAGE, {"topic": TOPIC, "key": "ü 😀", "maxNum": 1, "beginTimestamp": 0, "endTimestamp": 2**62,
-                                   "_UNIQUE_KEY_QUERY": "true"}),
+        Request(Ask.GET_BROKER_RUNTIME_INFO),
+        Request(Ask.GET_BROKER_CONFIG),
+        Request(Ask.GET_TOPIC_CONFIG, {"topic": TOPIC}),
+        Request(
+            Ask.QUERY_CONSUMER_OFFSET,
+            {"consumerGroup": "g", "topic": TOPIC, "queueId": 0, "setZeroIfNotFound": False},
+        ),
+        Request(
+            Ask.QUERY_MESSAGE,
+            {
+                "topic": TOPIC,
+                "key": "ü 😀",
+                "maxNum": 1,
+                "beginTimestamp": 0,
+                "endTimestamp": 2**62,
+                "_UNIQUE_KEY_QUERY": "true",
+            },
+        ),
         Request(Ask.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": 0, "Zz": "", "AA": "x" * 5000}),
         send("größe 😀 \u2028", 1, 1_000_000),
-    ]  # fmt: skip
+    ]
     for answer in pool.ask_many(server.address, requests, soon()):
         assert isinstance(answer, Command), str(answer)
         assert answer.code in (Said.SUCCESS, Said.QUERY_NOT_FOUND), answer.said()
@@ -144,7 +195,9 @@ def test_a_certificate_must_name_the_host_unless_that_is_switched_off(server: Ro
     to = f"127.0.0.2:{port}"
     with Cut(server.address, host="127.0.0.2") as way:
         with pytest.raises(NotSent, match="CERTIFICATE_VERIFY_FAILED"):
-            Pool(strict, connect_timeout=10).ask(way.to, Request(Ask.GET_BROKER_RUNTIME_INFO), soon())
+            Pool(strict, connect_timeout=10).ask(
+                way.to, Request(Ask.GET_BROKER_RUNTIME_INFO), soon()
+            )
         lax = Pool(replace(strict, check_names=False), connect_timeout=10)
         assert lax.ask(way.to, Request(Ask.GET_BROKER_RUNTIME_INFO), soon()).code == Said.SUCCESS
         lax.close()
@@ -154,7 +207,9 @@ def test_a_certificate_must_name_the_host_unless_that_is_switched_off(server: Ro
 class Cut:
     """A way to the server that ends after so many bytes towards it, or back; both ends see a closed connection."""
 
-    def __init__(self, to: str, *, there: int | None = None, back: int | None = None, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, to: str, *, there: int | None = None, back: int | None = None, host: str = "127.0.0.1"
+    ) -> None:
         self._target, self._limits = split_endpoint(to), (there, back)
         self._listener = socket.create_server((host, 0))
         self.to = f"{host}:{self._listener.getsockname()[1]}"
@@ -174,7 +229,9 @@ class Cut:
                 return
             far = socket.create_connection(self._target)
             for source, sink, limit in ((near, far, self._limits[0]), (far, near, self._limits[1])):
-                threading.Thread(target=self._carry, args=(source, sink, limit), daemon=True).start()
+                threading.Thread(
+                    target=self._carry, args=(source, sink, limit), daemon=True
+                ).start()
 
     @staticmethod
     def _carry(source: socket.socket, sink: socket.socket, limit: int | None) -> None:
@@ -191,22 +248,33 @@ class Cut:
                 one.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.parametrize("where", [{"there": 100_000}, {"there": 300_000}, {"back": 30_000}, {"back": 100_000}],
-                         ids=["early there", "late there", "early back", "late back"])  # fmt: skip
+@pytest.mark.parametrize(
+    "where",
+    [{"there": 100_000}, {"there": 300_000}, {"back": 30_000}, {"back": 100_000}],
+    ids=["early there", "late there", "early back", "late back"],
+)
 def test_a_connection_cut_amid_a_thousand_requests_gives_each_its_answer_or_lost_or_not_sent(
     server: RocketMQ, pool: Pool, where: dict[str, int]
 ) -> None:
     name = f"cut {where} {pool.address.tls}"
     ids = [f"{name} {place}" for place in range(1000)]
     with Cut(server.address, **where) as way:
-        results = pool.ask_many(way.to, [replace(send(one, place % QUEUES), lane=None) for place, one in enumerate(ids)], soon())
+        results = pool.ask_many(
+            way.to,
+            [replace(send(one, place % QUEUES), lane=None) for place, one in enumerate(ids)],
+            soon(),
+        )
     # The broker may still be storing what came before the cut: what is sent after it to each queue is behind all of that.
-    ends = pool.ask_many(server.address, [send(f"{name} end", queue) for queue in range(QUEUES)], soon())
+    ends = pool.ask_many(
+        server.address, [send(f"{name} end", queue) for queue in range(QUEUES)], soon()
+    )
     assert all(isinstance(end, Command) and end.code == Said.SUCCESS for end in ends)
     stored = read_all(pool, server.address)
     there = {one.properties["backstop-message-id"] for one in stored.values()}
     kinds = [type(result) for result in results]
-    assert kinds.count(Command) > 10 and kinds.count(Lost) > 0 and kinds.count(NotSent) > 100, "the cut is in the middle"
+    assert kinds.count(Command) > 10 and kinds.count(Lost) > 0 and kinds.count(NotSent) > 100, (
+        "the cut is in the middle"
+    )
     for one, result in zip(ids, results, strict=True):
         if isinstance(result, Command):
             assert result.code == Said.SUCCESS
@@ -219,23 +287,37 @@ def test_a_connection_cut_amid_a_thousand_requests_gives_each_its_answer_or_lost
 def test_a_stalled_broker_loses_what_was_written_at_the_deadline_and_its_connection_is_not_used_again(
     server: RocketMQ, pool: Pool
 ) -> None:
-    assert pool.ask(server.address, Request(Ask.GET_BROKER_RUNTIME_INFO), soon()).code == Said.SUCCESS
+    assert (
+        pool.ask(server.address, Request(Ask.GET_BROKER_RUNTIME_INFO), soon()).code == Said.SUCCESS
+    )
     server.stall(namesrv=False)
     try:
         begun = time.monotonic()
-        results = pool.ask_many(server.address, [send(f"stalled {place}", place % QUEUES) for place in range(200)], soon(1.0))
+        results = pool.ask_many(
+            server.address,
+            [send(f"stalled {place}", place % QUEUES) for place in range(200)],
+            soon(1.0),
+        )
         took = time.monotonic() - begun
         with pytest.raises((Lost, NotSent)):  # a new TLS connection cannot even be made
             pool.ask(server.address, Request(Ask.GET_BROKER_RUNTIME_INFO), soon(1.0))
     finally:
         server.wake()
     assert 0.9 < took < 6
-    assert [type(result) for result in results] == [Lost] * QUEUES + [NotSent] * (200 - QUEUES), "one in each lane"
-    assert pool.ask(server.address, Request(Ask.GET_BROKER_RUNTIME_INFO), soon()).code == Said.SUCCESS
+    assert [type(result) for result in results] == [Lost] * QUEUES + [NotSent] * (200 - QUEUES), (
+        "one in each lane"
+    )
+    assert (
+        pool.ask(server.address, Request(Ask.GET_BROKER_RUNTIME_INFO), soon()).code == Said.SUCCESS
+    )
 
 
 def test_while_a_name_server_starts_again_no_topic_is_called_missing(server: RocketMQ) -> None:
-    routes = Routes(Pool(Address.parse(server.url(tls=False)), connect_timeout=10), brokers=None, answer_timeout=2)
+    routes = Routes(
+        Pool(Address.parse(server.url(tls=False)), connect_timeout=10),
+        brokers=None,
+        answer_timeout=2,
+    )
     saw: list[Route | BrokerUnavailable | NoSuchTopic] = []
     over = threading.Event()
 
@@ -271,7 +353,11 @@ def test_what_javas_producer_compressed_is_unpacked(
     with JavaPeer(server, tmp_path / "java") as java:
         # Its first send has 3 s for a cold JVM, the route and a connection; on a busy machine that is not enough.
         by = soon(120)
-        while "error" in (answer := java.send(topic, [{"body": content, "tags": "t", "keys": "k"}], compress=100)[0]):
+        while "error" in (
+            answer := java.send(topic, [{"body": content, "tags": "t", "keys": "k"}], compress=100)[
+                0
+            ]
+        ):
             assert time.monotonic() < by, answer
     pool = Pool(Address.parse(server.url()), connect_timeout=10)
     stored, *_ = read_all(pool, server.address, topic, 1).values()
@@ -282,7 +368,9 @@ def test_what_javas_producer_compressed_is_unpacked(
     assert message is not None and (message.content, message.tag) == (content, "t")
 
 
-def test_a_consumers_connection_hears_who_joins_its_group(server: RocketMQ, address: Address) -> None:
+def test_a_consumers_connection_hears_who_joins_its_group(
+    server: RocketMQ, address: Address
+) -> None:
     server.create_group("hears")
     heard: list[Command] = []
 
@@ -301,7 +389,10 @@ def test_a_consumers_connection_hears_who_joins_its_group(server: RocketMQ, addr
     assert second.ask(heartbeat("two"), soon()).code == Said.SUCCESS
     while not heard:
         first.collect(soon())
-    assert heard[0].code == Ask.NOTIFY_CONSUMER_IDS_CHANGED and heard[0].ext["consumerGroup"] == "hears"
+    assert (
+        heard[0].code == Ask.NOTIFY_CONSUMER_IDS_CHANGED
+        and heard[0].ext["consumerGroup"] == "hears"
+    )
     ids = first.ask(Request(Ask.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "hears"}), soon())
     assert sorted(ids.json()["consumerIdList"]) == ["one", "two"]
     first.close()

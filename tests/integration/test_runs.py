@@ -25,7 +25,14 @@ from backstop.config.load import load
 from backstop.config.settings import Settings
 from backstop.control.connection import connect
 from backstop.evidence.sources import Sources, guarded
-from backstop.model.errors import BackstopError, BrokerUnavailable, ConfigurationError, RunLost, RunRefused, StoreUnavailable
+from backstop.model.errors import (
+    BackstopError,
+    BrokerUnavailable,
+    ConfigurationError,
+    RunLost,
+    RunRefused,
+    StoreUnavailable,
+)
 from backstop.model.records import Counts
 from backstop.runs.run import Run, beat, begin_stage, close_run, find, hold, keep_alive, open_run
 from backstop.schema.revisions import head, whole
@@ -52,7 +59,10 @@ def settings() -> Settings:
 
 @pytest.fixture
 def open_connection(
-    postgres: Postgres, settings: Settings, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    postgres: Postgres,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Callable[[], Any]]:
     """Opens connections to a control database of this test's own."""
     name = f"control_{abs(hash(request.node.name)) % 10**8}"
@@ -91,19 +101,24 @@ def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
 
 def silent_for(conn: Any, run: Run) -> float:
     return float(
-        rows(conn, f"SELECT extract(epoch FROM clock_timestamp() - heartbeat_at) FROM duty_lease WHERE run_id = {run.run_id}")[0][
-            0
-        ]
+        rows(
+            conn,
+            f"SELECT extract(epoch FROM clock_timestamp() - heartbeat_at) FROM duty_lease WHERE run_id = {run.run_id}",
+        )[0][0]
     )
 
 
-def test_a_run_knows_the_control_databases_clock_and_is_stored_with_its_versions(conn: Any, settings: Settings) -> None:
+def test_a_run_knows_the_control_databases_clock_and_is_stored_with_its_versions(
+    conn: Any, settings: Settings
+) -> None:
     before = rows(conn, "SELECT clock_timestamp()")[0][0]
     run = open_run(conn, "reconcile", "*", settings)
     after = rows(conn, "SELECT clock_timestamp()")[0][0]
     assert before <= run.as_of <= after
     assert run.as_of.tzinfo is not None
-    stored = rows(conn, "SELECT run_id, token::text, as_of, state, policy_version, dry_run FROM run")
+    stored = rows(
+        conn, "SELECT run_id, token::text, as_of, state, policy_version, dry_run FROM run"
+    )
     assert stored == [(run.run_id, run.token, run.as_of, "running", settings.version, False)]
 
 
@@ -152,7 +167,9 @@ def test_a_dead_run_is_taken_over_and_its_later_writes_raise_run_lost(
     wait_for(lambda: silent_for(conn, dead) > SHORT.total_seconds())
     other = open_connection()
     heir = open_run(other, "reconcile", "*", settings, dead_after=SHORT)
-    assert rows(other, f"SELECT state, finished_at IS NOT NULL FROM run WHERE run_id = {dead.run_id}") == [("abandoned", True)]
+    assert rows(
+        other, f"SELECT state, finished_at IS NOT NULL FROM run WHERE run_id = {dead.run_id}"
+    ) == [("abandoned", True)]
     for late in (
         lambda: beat(conn, dead),
         lambda: begin_stage(conn, dead),
@@ -163,11 +180,15 @@ def test_a_dead_run_is_taken_over_and_its_later_writes_raise_run_lost(
             late()
     with pytest.raises(RunLost), conn, conn.cursor() as cursor:
         hold(cursor, dead)
-        cursor.execute("INSERT INTO pause (topic, paused_by, why) VALUES ('late', 'zombie', 'too late')")
+        cursor.execute(
+            "INSERT INTO pause (topic, paused_by, why) VALUES ('late', 'zombie', 'too late')"
+        )
     assert rows(conn, "SELECT * FROM pause") == []
     assert rows(conn, f"SELECT counts, stage FROM run WHERE run_id = {dead.run_id}") == [({}, 0)]
     close_run(other, heir, "done", Counts(judged=2))
-    assert rows(conn, f"SELECT state, counts FROM run WHERE run_id = {heir.run_id}") == [("done", {"judged": 2})]
+    assert rows(conn, f"SELECT state, counts FROM run WHERE run_id = {heir.run_id}") == [
+        ("done", {"judged": 2})
+    ]
 
 
 def test_a_lost_run_that_ends_as_failed_leaves_what_its_heir_wrote(
@@ -189,7 +210,11 @@ def test_a_take_over_waits_until_a_transaction_that_holds_the_run_has_ended(
     other, watcher, heirs = open_connection(), open_connection(), []
     cursor = conn.cursor()
     hold(cursor, dead)
-    taking = threading.Thread(target=lambda: heirs.append(open_run(other, "reconcile", "*", settings, dead_after=timedelta(0))))
+    taking = threading.Thread(
+        target=lambda: heirs.append(
+            open_run(other, "reconcile", "*", settings, dead_after=timedelta(0))
+        )
+    )
     taking.start()
     wait_for(lambda: rows(watcher, "SELECT count(*) FROM pg_locks WHERE NOT granted") != [(0,)])
     cursor.execute("INSERT INTO pause (topic, paused_by, why) VALUES ('orders', 'run', 'in time')")
@@ -231,7 +256,9 @@ def test_keep_alive_beats_so_that_a_living_run_is_never_taken_over(
     close_run(conn, run, "done", Counts())
 
 
-def test_keep_alive_tells_a_run_that_it_was_taken_over(conn: Any, open_connection: Callable[[], Any], settings: Settings) -> None:
+def test_keep_alive_tells_a_run_that_it_was_taken_over(
+    conn: Any, open_connection: Callable[[], Any], settings: Settings
+) -> None:
     run = open_run(conn, "reconcile", "*", settings)
     with keep_alive(open_connection, run, every=timedelta(milliseconds=200)) as lost:
         open_run(open_connection(), "reconcile", "*", settings, dead_after=timedelta(0))
@@ -259,7 +286,9 @@ def test_keep_alive_goes_on_after_the_control_database_was_away(
         assert not lost.is_set()
 
 
-def test_closing_a_run_frees_its_scope_and_adds_up_what_its_tasks_counted(conn: Any, settings: Settings) -> None:
+def test_closing_a_run_frees_its_scope_and_adds_up_what_its_tasks_counted(
+    conn: Any, settings: Settings
+) -> None:
     run = open_run(conn, "reconcile", "*", settings)
     assert begin_stage(conn, run) == 1
     assert begin_stage(conn, run) == 2
@@ -274,10 +303,14 @@ def test_closing_a_run_frees_its_scope_and_adds_up_what_its_tasks_counted(conn: 
 
 
 @pytest.mark.parametrize(("said", "shown"), [("\x00", "\\x00"), ("\ud800", "\\ud800")])
-def test_whatever_a_broker_said_is_stored_and_the_run_is_closed(conn: Any, settings: Settings, said: str, shown: str) -> None:
+def test_whatever_a_broker_said_is_stored_and_the_run_is_closed(
+    conn: Any, settings: Settings, said: str, shown: str
+) -> None:
     """A remark of RocketMQ and an error of Jolokia are JSON, which can hold what PostgreSQL refuses."""
     with Sources(settings, Connections()) as sources:
-        for number, error in enumerate((ValueError(said), BrokerUnavailable(f"It said {said}", kept="k", next_step="n"))):
+        for number, error in enumerate(
+            (ValueError(said), BrokerUnavailable(f"It said {said}", kept="k", next_step="n"))
+        ):
             try:
                 with guarded("broker main", BrokerUnavailable):
                     raise error
@@ -287,24 +320,37 @@ def test_whatever_a_broker_said_is_stored_and_the_run_is_closed(conn: Any, setti
     run = open_run(conn, "triage", "*", settings)
     with conn, conn.cursor() as cursor:
         for subject, detail in missed.items():
-            cursor.execute(load_sql("backstop.reconcile", "queries.sql")["stage_read"], {
-                "run_id": run.run_id, "stage": 1, "subject": subject, "rows_read": 0, "complete": False, "detail": detail,
-                "lineage": None,
-            })  # fmt: skip
+            cursor.execute(
+                load_sql("backstop.reconcile", "queries.sql")["stage_read"],
+                {
+                    "run_id": run.run_id,
+                    "stage": 1,
+                    "subject": subject,
+                    "rows_read": 0,
+                    "complete": False,
+                    "detail": detail,
+                    "lineage": None,
+                },
+            )
     assert rows(conn, "SELECT subject, detail FROM staged_read ORDER BY 1") == [
-        ("broker 0", f"Broker main failed: ValueError: {shown}."), ("broker 1", f"It said {shown}"),
-    ]  # fmt: skip
+        ("broker 0", f"Broker main failed: ValueError: {shown}."),
+        ("broker 1", f"It said {shown}"),
+    ]
     close_run(conn, run, "incomplete", Counts(), error=f"It said {said}")
     for end in (ValueError(said), BrokerUnavailable(f"It said {said}", kept=said, next_step=said)):
         run = open_run(conn, "triage", "*", settings)
         close_run(conn, run, "failed", Counts(), error=end)
     assert rows(conn, "SELECT state, error FROM run ORDER BY run_id") == [
-        ("incomplete", f"It said {shown}"), ("failed", shown), ("failed", f"It said {shown} {shown} {shown}"),
-    ]  # fmt: skip
+        ("incomplete", f"It said {shown}"),
+        ("failed", shown),
+        ("failed", f"It said {shown} {shown} {shown}"),
+    ]
     assert rows(conn, "SELECT * FROM duty_lease") == []
 
 
-def test_a_spark_job_finds_the_run_it_was_given_only_with_its_token(conn: Any, settings: Settings) -> None:
+def test_a_spark_job_finds_the_run_it_was_given_only_with_its_token(
+    conn: Any, settings: Settings
+) -> None:
     run = open_run(conn, "reconcile", "orders", settings, dry_run=True)
     assert find(conn, run.run_id, run.token) == run
     with pytest.raises(RunLost):
@@ -317,7 +363,10 @@ def test_a_spark_job_finds_the_run_it_was_given_only_with_its_token(conn: Any, s
 def test_a_control_database_that_is_away_is_said_in_three_parts_without_its_password(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for url in ("postgresql://me:s3cr3t-word@127.0.0.1:1/control", "postgresql://me:s3cr3t-word@[::1:x/control"):
+    for url in (
+        "postgresql://me:s3cr3t-word@127.0.0.1:1/control",
+        "postgresql://me:s3cr3t-word@[::1:x/control",
+    ):
         monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", url)
         with pytest.raises(Exception) as away:
             connect(settings, Connections(), connect_timeout=2)
@@ -344,7 +393,9 @@ TASK = """
 
 
 @pytest.mark.parametrize("generation", [0, 1])
-def test_a_driver_ends_itself_when_its_parent_or_the_task_above_it_is_killed(generation: int, tmp_path: Path) -> None:
+def test_a_driver_ends_itself_when_its_parent_or_the_task_above_it_is_killed(
+    generation: int, tmp_path: Path
+) -> None:
     """Task -> middle (as Java under spark-submit) -> driver; killing either of the two above ends the driver."""
     marker = tmp_path / "driver"
     code = [textwrap.dedent(text) for text in (TASK, MIDDLE, DRIVER)]
@@ -378,7 +429,9 @@ def test_a_run_is_not_opened_on_an_older_schema_and_goes_on_with_a_newer_one(
 
     def at(revision: str) -> None:
         with connection, connection.cursor() as cursor:
-            cursor.execute("CREATE TABLE IF NOT EXISTS backstop_control_version (version_num varchar(32))")
+            cursor.execute(
+                "CREATE TABLE IF NOT EXISTS backstop_control_version (version_num varchar(32))"
+            )
             cursor.execute("DELETE FROM backstop_control_version")
             cursor.execute("INSERT INTO backstop_control_version VALUES (%s)", (revision,))
 
@@ -404,7 +457,10 @@ def test_what_a_database_quotes_of_contents_is_in_no_run_no_log_and_no_terminal(
     def fail() -> None:
         try:
             with conn, conn.cursor() as cursor:
-                cursor.execute("INSERT INTO case_note (case_id, written_by, note) VALUES (NULL, 'ann', %s)", [CONTENT])
+                cursor.execute(
+                    "INSERT INTO case_note (case_id, written_by, note) VALUES (NULL, 'ann', %s)",
+                    [CONTENT],
+                )
         except psycopg2.Error as error:
             assert CONTENT in str(error)
             if not wrapped:
@@ -442,8 +498,13 @@ def test_what_a_database_quotes_of_contents_is_in_no_run_no_log_and_no_terminal(
     assert "Traceback" in shown.err and CONTENT not in shown.out + shown.err
 
 
-def test_the_password_of_a_refused_login_is_in_no_cause(postgres: Postgres, settings: Settings) -> None:
-    for url in (f"postgresql://backstop:S3cret-Pw@127.0.0.1:{postgres.port}/postgres", "postgresql://x:S3cret-Pw@h:port/db"):
+def test_the_password_of_a_refused_login_is_in_no_cause(
+    postgres: Postgres, settings: Settings
+) -> None:
+    for url in (
+        f"postgresql://backstop:S3cret-Pw@127.0.0.1:{postgres.port}/postgres",
+        "postgresql://x:S3cret-Pw@h:port/db",
+    ):
         with pytest.raises(BackstopError) as caught:
             connect(settings, Connections(resolver=lambda _, url=url: url))
         told, error = "", caught.value

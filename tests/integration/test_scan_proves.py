@@ -62,30 +62,60 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def fill(world: System, seed: int) -> int:
     """Stubs and logs of every kind, drawn by `seed`; returns how many deliveries a valid CONSUMED row proves."""
     draw = random.Random(seed)
-    world.rows("billing_db", "ALTER TABLE consumer_log DROP CONSTRAINT consumer_log_consumed_has_time")
+    world.rows(
+        "billing_db", "ALTER TABLE consumer_log DROP CONSTRAINT consumer_log_consumed_has_time"
+    )
     proven = 0
     for number in range(STUBS):
         shard, name = draw.choice(["shop_a", "shop_b"]), f"m-{number}"
-        kind = draw.choice(["sent", "sent", "sent", "sent", "never", "twice", "older_epoch", "broken", "unknown_topic"])
+        kind = draw.choice(
+            [
+                "sent",
+                "sent",
+                "sent",
+                "sent",
+                "never",
+                "twice",
+                "older_epoch",
+                "broken",
+                "unknown_topic",
+            ]
+        )
         if kind == "sent":
             key = world.sent(name, shard=shard)
         elif kind == "never":
             key = world.stub(name, shard=shard, send_count=0)
         elif kind == "twice":
             key = world.sent(name, shard=shard)
-            world.rows(shard, "UPDATE message_stub SET send_count = 2, queue_offset = NULL WHERE message_id = %s", name)
             world.rows(
-                shard, "INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome, groups)"
-                " VALUES ('orders', %s, 2, 'reconcile', now(), 'unknown', %s)", name, ["billing"],
-            )  # fmt: skip
+                shard,
+                "UPDATE message_stub SET send_count = 2, queue_offset = NULL WHERE message_id = %s",
+                name,
+            )
+            world.rows(
+                shard,
+                "INSERT INTO send_attempt (topic, message_id, send_number, requested_by, started_at, outcome, groups)"
+                " VALUES ('orders', %s, 2, 'reconcile', now(), 'unknown', %s)",
+                name,
+                ["billing"],
+            )
         elif kind == "older_epoch":
-            key = world.stub(name, shard=shard, queue_id=0, queue_offset=5, queue_epoch="before", broker="embedded")
+            key = world.stub(
+                name,
+                shard=shard,
+                queue_id=0,
+                queue_offset=5,
+                queue_epoch="before",
+                broker="embedded",
+            )
         elif kind == "broken":
             key = world.stub(name, shard=shard, send_count=LAST_NUMBER)
         else:
             key = world.stub(name, "nobody-knows-it", shard=shard)
         if kind == "sent" and draw.random() < 0.1:
-            world.stub(name, shard="shop_a" if shard == "shop_b" else "shop_b")  # the same promise twice
+            world.stub(
+                name, shard="shop_a" if shard == "shop_b" else "shop_b"
+            )  # the same promise twice
             kind = "broken"
         for group in ("billing", "shipping"):
             proven += put_log(world, key, group, draw) and kind not in ("broken", "unknown_topic")
@@ -99,7 +129,19 @@ def fill(world: System, seed: int) -> int:
 
 def put_log(world: System, key: Key, group: str, draw: random.Random) -> bool:
     """Whether a valid CONSUMED row is there."""
-    state = draw.choice(["CONSUMED", "CONSUMED", "CONSUMED", "none", "CONSUMING", "FAILED", "EXPIRED", "broken", "early"])
+    state = draw.choice(
+        [
+            "CONSUMED",
+            "CONSUMED",
+            "CONSUMED",
+            "none",
+            "CONSUMING",
+            "FAILED",
+            "EXPIRED",
+            "broken",
+            "early",
+        ]
+    )
     if state == "none":
         return False
     if state == "broken" and group == "billing":
@@ -121,14 +163,24 @@ def staged(world: System, spark: Any) -> tuple[Any, dict[str, int]]:
     close_run(control, run, "done", counts)
     control.close()
     found = [
-        world.rows("control", f"SELECT {columns} FROM {table} WHERE run_id = %s ORDER BY 1, 2, 3, 4", run.run_id)
+        world.rows(
+            "control",
+            f"SELECT {columns} FROM {table} WHERE run_id = %s ORDER BY 1, 2, 3, 4",
+            run.run_id,
+        )
         for table, columns in (
-            ("staged_verdict", "topic, message_id, consumer_group, shard, verdict, reason, eligible, send_count, case_kind,"
-                               " evidence::text"),
-            ("staged_stub", "topic, message_id, shard, old_status, new_status, send_count, deliveries"),
+            (
+                "staged_verdict",
+                "topic, message_id, consumer_group, shard, verdict, reason, eligible, send_count, case_kind,"
+                " evidence::text",
+            ),
+            (
+                "staged_stub",
+                "topic, message_id, shard, old_status, new_status, send_count, deliveries",
+            ),
             ("staged_count", "topic, consumer_group, verdict, deliveries, eligible, newly"),
         )
-    ]  # fmt: skip
+    ]
     broken = world.rows("control", "SELECT store, row_key, reason FROM quarantine ORDER BY 1, 2, 3")
     return (found, broken), dict(counts)
 
@@ -147,7 +199,10 @@ def test_a_scan_changes_no_verdict_and_asks_for_what_it_did_not_prove(
     assert scanned["asked_by_key"] + scanned["proven_by_scan"] == asked["deliveries"]
     # Only those that were received long before their stub was written are not found by the scan.
     missed = sum(
-        world.rows(f"{group}_db", "SELECT count(*) FROM consumer_log WHERE first_received_at < '2002-01-01'")[0][0]
+        world.rows(
+            f"{group}_db",
+            "SELECT count(*) FROM consumer_log WHERE first_received_at < '2002-01-01'",
+        )[0][0]
         for group in ("billing", "shipping")
     )
     assert proven - missed <= scanned["proven_by_scan"] <= proven
@@ -170,7 +225,9 @@ def test_a_scan_that_does_not_answer_costs_lookups_and_nothing_else(
     assert world.rows("control", "SELECT DISTINCT complete FROM staged_read") == [(True,)]
 
 
-def test_a_table_that_may_hold_two_rows_for_one_key_is_not_scanned(world: System, spark: Any, in_parts: None) -> None:
+def test_a_table_that_may_hold_two_rows_for_one_key_is_not_scanned(
+    world: System, spark: Any, in_parts: None
+) -> None:
     """The scan would find the row that is CONSUMED, and not the other one."""
     key = world.sent("m-1")
     world.rows("billing_db", "ALTER TABLE consumer_log DROP CONSTRAINT consumer_log_pkey")
@@ -179,7 +236,9 @@ def test_a_table_that_may_hold_two_rows_for_one_key_is_not_scanned(world: System
     world.log(key, "shipping")
     _, counts = staged(world, spark)
     assert (counts["asked_by_key"], counts["proven_by_scan"]) == (1, 1)
-    assert counts.get("confirmed") == 1  # of shipping; neither of billing's rows is taken for the truth
+    assert (
+        counts.get("confirmed") == 1
+    )  # of shipping; neither of billing's rows is taken for the truth
 
 
 def judged(world: System, spark: Any) -> tuple[Any, Any]:
@@ -191,7 +250,10 @@ def judged(world: System, spark: Any) -> tuple[Any, Any]:
         world.pass_over(group)
     control = world.control()
     run = open_run(control, "reconcile", "*", world.settings)
-    assert judge(spark, world.settings, world.connections, control, run, Scope())["proven_by_scan"] == 2
+    assert (
+        judge(spark, world.settings, world.connections, control, run, Scope())["proven_by_scan"]
+        == 2
+    )
     return control, run
 
 
@@ -210,11 +272,18 @@ def test_nothing_is_promoted_when_a_scanned_store_is_another_server_went_back_or
     control, run = judged(world, spark)
     connections = world.connections
     if now == "away":
-        connections = Connections(resolver={**world.urls, "billing_db": "postgresql://x@127.0.0.1:1/gone"}.get)
+        connections = Connections(
+            resolver={**world.urls, "billing_db": "postgresql://x@127.0.0.1:1/gone"}.get
+        )
     elif now == "another":
-        world.rows("control", "UPDATE staged_read SET lineage = '1' || lineage WHERE lineage IS NOT NULL")
+        world.rows(
+            "control", "UPDATE staged_read SET lineage = '1' || lineage WHERE lineage IS NOT NULL"
+        )
     else:  # the server has come less far than the one that was scanned
-        world.rows("control", "UPDATE staged_read SET lineage = regexp_replace(lineage, ' [^ ]*$', ' FFFF/0')")
+        world.rows(
+            "control",
+            "UPDATE staged_read SET lineage = regexp_replace(lineage, ' [^ ]*$', ' FFFF/0')",
+        )
     with pytest.raises(StoreUnavailable, match="billing_db"):
         promote(world.settings, connections, control, run)
     close_run(control, run, "failed", Counts())
@@ -232,14 +301,20 @@ def test_a_promotion_that_is_finished_later_leaves_due_what_a_store_may_have_los
 ) -> None:
     """`exhausted` too: it says that every other group of the message is done."""
     control, run = judged(world, spark)
-    world.rows("control", "UPDATE staged_stub SET new_status = %s WHERE message_id = 'done'", status)
+    world.rows(
+        "control", "UPDATE staged_stub SET new_status = %s WHERE message_id = 'done'", status
+    )
     with monkeypatch.context() as patched:
-        patched.setattr(PostgresStubs, "promote", lambda *_: (_ for _ in ()).throw(OSError("cut off")))
+        patched.setattr(
+            PostgresStubs, "promote", lambda *_: (_ for _ in ()).throw(OSError("cut off"))
+        )
         with pytest.raises(Exception, match="cut off"):
             promote(world.settings, world.connections, control, run)
     close_run(control, run, "failed", Counts())
     control.close()
-    world.rows("control", "UPDATE staged_read SET lineage = '1' || lineage WHERE lineage IS NOT NULL")
+    world.rows(
+        "control", "UPDATE staged_read SET lineage = '1' || lineage WHERE lineage IS NOT NULL"
+    )
     monkeypatch.setattr(scan_logs, "KEYS_WORTH_A_SCAN", 10**9)
     world.rows("billing_db", "DELETE FROM consumer_log")  # what the failover lost
     run_once(world.settings, world.connections, lambda: spark, lambda *_: None)
@@ -256,7 +331,12 @@ def test_a_proof_over_a_store_that_changed_is_incomplete(
     monkeypatch.setattr(PostgresLogs, "continues", lambda *_: False)
     control = world.control()
     now = datetime.now(UTC)
-    run = open_run(control, "prove", scope_now(control, world.settings, "orders", now - timedelta(hours=1), now), world.settings)
+    run = open_run(
+        control,
+        "prove",
+        scope_now(control, world.settings, "orders", now - timedelta(hours=1), now),
+        world.settings,
+    )
     assert prove(spark, world.settings, world.connections, control, run).answer is Answer.INCOMPLETE
     control.close()
 
@@ -271,7 +351,11 @@ def test_a_scan_reads_no_more_than_it_is_worth_however_wrong_the_estimate_is(wor
     with PostgresLogs("billing_db", world.urls["billing_db"]) as logs:
         scan = logs.scan_done({"billing": since}, {"billing": 10.0}, 1)
         assert scan is not None and scan.rows < 10
-        found = sum(rows for part in scan.parts for rows in logs.read_part(part, lambda name, table: table.num_rows))
+        found = sum(
+            rows
+            for part in scan.parts
+            for rows in logs.read_part(part, lambda name, table: table.num_rows)
+        )
     assert 0 < found <= 21
 
 

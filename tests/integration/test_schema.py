@@ -59,7 +59,9 @@ def rows(url: str, statement: str, values: Any = None) -> list[tuple[Any, ...]]:
 
 def test_a_revision_is_its_sql_file_and_nothing_else() -> None:
     folders = [Path(schema.__file__).parent / role for role in ROLES]
-    assert {file.suffix for folder in folders for file in folder.iterdir() if file.is_file()} == {".sql"}
+    assert {file.suffix for folder in folders for file in folder.iterdir() if file.is_file()} == {
+        ".sql"
+    }
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -87,7 +89,9 @@ def test_four_migrations_at_once_apply_each_revision_once(url: str) -> None:
     assert sorted(applied) == [[], [], [], sorted(revisions("producer"))]
 
 
-def test_roles_that_share_a_database_with_a_host_do_not_touch_its_versions_or_tables(url: str) -> None:
+def test_roles_that_share_a_database_with_a_host_do_not_touch_its_versions_or_tables(
+    url: str,
+) -> None:
     rows(
         url,
         "CREATE TABLE alembic_version (version_num varchar(32) PRIMARY KEY);"
@@ -121,8 +125,10 @@ OVERLONG = random.Random(2).randbytes(600).hex()
 
 
 def test_lengths_hold_for_new_stubs_and_older_ones_may_still_be_changed(url: str) -> None:
-    insert = ("INSERT INTO message_stub (topic, message_id, ordering_key, content, next_check_at)"
-              " VALUES ('orders', %s, %s, '', now())")  # fmt: skip
+    insert = (
+        "INSERT INTO message_stub (topic, message_id, ordering_key, content, next_check_at)"
+        " VALUES ('orders', %s, %s, '', now())"
+    )
     for revision, statements in sorted(revisions("producer").items()):
         if revision <= "0003":
             rows(url, statements)
@@ -130,14 +136,18 @@ def test_lengths_hold_for_new_stubs_and_older_ones_may_still_be_changed(url: str
     rows(url, "INSERT INTO backstop_producer_version VALUES ('0003')")
     rows(url, insert, (OVERLONG, OVERLONG))
     migrate(url, "producer")
-    assert rows(url, "UPDATE message_stub SET updated_at = now() RETURNING length(message_id)") == [(len(OVERLONG),)]
+    assert rows(url, "UPDATE message_stub SET updated_at = now() RETURNING length(message_id)") == [
+        (len(OVERLONG),)
+    ]
     for over in ((1, 0), (0, 1)):
         with pytest.raises(psycopg2.errors.CheckViolation, match="lengths"):
             rows(url, insert, tuple(OVERLONG[: 1024 + more] for more in over))
     rows(url, insert, (OVERLONG[:1024], OVERLONG[:1024]))
 
 
-def test_no_row_of_version_2_is_longer_also_where_each_statement_commits_by_itself(url: str) -> None:
+def test_no_row_of_version_2_is_longer_also_where_each_statement_commits_by_itself(
+    url: str,
+) -> None:
     before, coming = [], []
     for revision, statements in sorted(revisions("producer").items()):
         (coming if revision == "0006" else before).append(statements)
@@ -147,16 +157,26 @@ def test_no_row_of_version_2_is_longer_also_where_each_statement_commits_by_itse
             rows(url, statement)
             with suppress(psycopg2.errors.CheckViolation):
                 rows(
-                    url, "INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('orders', %s, '', now())",
+                    url,
+                    "INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('orders', %s, '', now())",
                     (f"{len(rows(url, 'SELECT 1 FROM message_stub'))}{OVERLONG}",),
-                )  # fmt: skip
-    found = rows(url, "SELECT schema_version, count(*) FROM message_stub WHERE octet_length(message_id) > 1024 GROUP BY 1")
+                )
+    found = rows(
+        url,
+        "SELECT schema_version, count(*) FROM message_stub WHERE octet_length(message_id) > 1024 GROUP BY 1",
+    )
     assert dict(found).keys() == {1}
 
 
 WIDEST = {
-    "topic": 255, "message_id": 1024, "consumer_group": 255, "subject": 2000, "row_key": 2000, "broker_id": 512, "queue": 1300,
-}  # fmt: skip
+    "topic": 255,
+    "message_id": 1024,
+    "consumer_group": 255,
+    "subject": 2000,
+    "row_key": 2000,
+    "broker_id": 512,
+    "queue": 1300,
+}
 """Bytes by column, as the contract or the code bounds them; every other column of a key is short."""
 
 
@@ -180,7 +200,10 @@ def test_an_unknown_role_and_an_unreachable_database_are_told_without_the_passwo
     ):
         with pytest.raises(ConfigurationError):
             ask()
-    for url in ("postgresql://u:s3cret-pass@127.0.0.1:1/x", "postgresql://u:s3cret-pass/y@127.0.0.1:1/x"):
+    for url in (
+        "postgresql://u:s3cret-pass@127.0.0.1:1/x",
+        "postgresql://u:s3cret-pass/y@127.0.0.1:1/x",
+    ):
         with pytest.raises(StoreUnavailable) as caught:
             migrate(url, "producer")
         assert "s3cret" not in str(caught.value) + repr(caught.value.__context__)

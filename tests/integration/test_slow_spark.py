@@ -20,7 +20,9 @@ class Started(Exception):
 
 
 @pytest.mark.parametrize("duty", ["reconcile", "resend", "sweep", "prove", "classify"])
-def test_a_run_beats_while_its_session_starts(duty: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_beats_while_its_session_starts(
+    duty: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = open_run(world.conn, duty, "*", world.settings)
 
     def beats() -> Any:

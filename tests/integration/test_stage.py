@@ -22,17 +22,35 @@ ODD = ["m-1", "", 'a "b", c', "line\nend", "back\\slash", "emoji-\U0001f69a", "\
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as postgres, Valkey(tmp_path_factory.mktemp("valkey")) as valkey:
+    with (
+        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
+        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+    ):
         build_template(postgres)
         with system(postgres, valkey) as running:
             yield running
 
 
 def rows_of(ids: list[str]) -> pa.Table:
-    one = {"shard": "shop_a", "topic": "orders", "old_status": "pending", "new_status": "pending", "send_count": 1}
-    return table(BROKEN_STAGED, [
-        {**one, "deliveries": 2, "message_id": name, "next_look_at": 1_000_000 if name else None} for name in ids
-    ])  # fmt: skip
+    one = {
+        "shard": "shop_a",
+        "topic": "orders",
+        "old_status": "pending",
+        "new_status": "pending",
+        "send_count": 1,
+    }
+    return table(
+        BROKEN_STAGED,
+        [
+            {
+                **one,
+                "deliveries": 2,
+                "message_id": name,
+                "next_look_at": 1_000_000 if name else None,
+            }
+            for name in ids
+        ],
+    )
 
 
 def test_a_part_is_written_by_one_try_and_again_only_after_that_one_failed(world: System) -> None:
@@ -58,6 +76,9 @@ def test_a_part_is_written_by_one_try_and_again_only_after_that_one_failed(world
     second.join(30)
     try_it(False)
     assert tried == [True, False]
-    found = world.rows("control", "SELECT message_id, extract(epoch FROM next_look_at)::int FROM staged_stub ORDER BY 1")
+    found = world.rows(
+        "control",
+        "SELECT message_id, extract(epoch FROM next_look_at)::int FROM staged_stub ORDER BY 1",
+    )
     assert sorted(found) == sorted((name, 1 if name else None) for name in ODD)
     control.close()

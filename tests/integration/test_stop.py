@@ -16,7 +16,9 @@ LIMIT = 5.0
 
 
 def pause(world: World, topic: str = TOPIC) -> float:
-    world.sql("control", "INSERT INTO pause (topic, paused_by, why) VALUES (%s, 'ann', 'stop')", [topic])
+    world.sql(
+        "control", "INSERT INTO pause (topic, paused_by, why) VALUES (%s, 'ann', 'stop')", [topic]
+    )
     return time.monotonic()
 
 
@@ -44,12 +46,16 @@ def stopped_after(world: World, hooks: dict[str, Any], wait_for: int, topic: str
     at = pause(world, topic)
     thread.join(60)
     assert ended, "the run goes on"
-    print(f"pause to last publish {max(published[-1] - at, 0):.2f} s, to the end of the run {ended[0] - at:.2f} s")
+    print(
+        f"pause to last publish {max(published[-1] - at, 0):.2f} s, to the end of the run {ended[0] - at:.2f} s"
+    )
     return ended[0] - at
 
 
 @pytest.mark.parametrize("topic", [TOPIC, "*"])
-def test_a_rate_so_low_that_the_next_turn_is_far_away_does_not_keep_it_from_stopping(world: World, topic: str) -> None:
+def test_a_rate_so_low_that_the_next_turn_is_far_away_does_not_keep_it_from_stopping(
+    world: World, topic: str
+) -> None:
     world.set("policy", "rate_limit", to=0.05)
     world.set("policy", "claim_timeout", to="5m")
     world.set("policy", "person_time", to="5m")
@@ -61,7 +67,9 @@ def test_a_rate_so_low_that_the_next_turn_is_far_away_does_not_keep_it_from_stop
     assert world.stub(wanted[1])["send_count"] == 0
 
 
-def test_a_batch_that_takes_long_to_publish_stops_between_its_chunks_and_hands_the_rest_back(world: World) -> None:
+def test_a_batch_that_takes_long_to_publish_stops_between_its_chunks_and_hands_the_rest_back(
+    world: World,
+) -> None:
     """A broker that needs 5 ms a message: the 3,000 of one claim would take 15 seconds."""
     world.set("policy", "rate_limit", to=100_000)
     world.set("policy", "claim_timeout", to="5m")
@@ -81,8 +89,12 @@ def test_a_batch_that_takes_long_to_publish_stops_between_its_chunks_and_hands_t
     assert seconds < LIMIT
     done = world.requests()
     assert set(done) == {"sent", "open"} and done["sent"] == sum(world.copies().values()) < 1_500
-    assert world.sql("producer_a", "SELECT count(*) FROM message_stub WHERE send_count > 0") == [(done["sent"],)]
-    assert world.sql("producer_a", "SELECT sum(refusals) FROM message_stub") == [(0,)], "a stop uses up nothing"
+    assert world.sql("producer_a", "SELECT count(*) FROM message_stub WHERE send_count > 0") == [
+        (done["sent"],)
+    ]
+    assert world.sql("producer_a", "SELECT sum(refusals) FROM message_stub") == [(0,)], (
+        "a stop uses up nothing"
+    )
 
     world.sql("control", "DELETE FROM pause")
     world.set("policy", "rate_limit", to=100_000)
@@ -93,7 +105,16 @@ def test_a_batch_that_takes_long_to_publish_stops_between_its_chunks_and_hands_t
 
 @pytest.mark.parametrize(
     ("number", "seconds", "expected"),
-    [(200, 0.1, 400), (200, 1.0, 200), (200, 4.0, 50), (1, 9.0, 1), (200, 0.0, 400), (10_000, 0.5, 20_000)],
+    [
+        (200, 0.1, 400),
+        (200, 1.0, 200),
+        (200, 4.0, 50),
+        (1, 9.0, 1),
+        (200, 0.0, 400),
+        (10_000, 0.5, 20_000),
+    ],
 )
-def test_a_chunk_is_about_what_goes_out_in_a_second(number: int, seconds: float, expected: int) -> None:
+def test_a_chunk_is_about_what_goes_out_in_a_second(
+    number: int, seconds: float, expected: int
+) -> None:
     assert paced(number, seconds) == expected

@@ -39,7 +39,9 @@ def world(postgres: Postgres, valkey: Valkey) -> Iterator[System]:
         yield running
 
 
-def letter(world: System, message_id: str | None, group: str | None = "billing", **given: Any) -> int:
+def letter(
+    world: System, message_id: str | None, group: str | None = "billing", **given: Any
+) -> int:
     connection = world.control()
     try:
         with connection, connection.cursor() as cursor:
@@ -66,7 +68,9 @@ def passed(world: System, message_id: str) -> Key:
     return key
 
 
-def test_an_undecided_letter_is_seen_by_key_and_by_a_run_and_only_for_its_group(world: System, spark: Any) -> None:
+def test_an_undecided_letter_is_seen_by_key_and_by_a_run_and_only_for_its_group(
+    world: System, spark: Any
+) -> None:
     key = passed(world, "m:1%'ü")
     letter(world, key.message_id)
     assert by_key(world, key) == {"billing": "DEAD_LETTERED", "shipping": "LOST"}
@@ -76,8 +80,9 @@ def test_an_undecided_letter_is_seen_by_key_and_by_a_run_and_only_for_its_group(
 
     run_once(world.settings, world.connections, lambda: spark, no_audit)
     assert world.rows("control", "SELECT consumer_group, verdict FROM verdict ORDER BY 1") == [
-        ("billing", "DEAD_LETTERED"), ("shipping", "LOST"),
-    ]  # fmt: skip
+        ("billing", "DEAD_LETTERED"),
+        ("shipping", "LOST"),
+    ]
     assert world.rows("control", "SELECT groups FROM resend_request") == [(["shipping"],)]
 
 
@@ -88,14 +93,18 @@ def test_a_decided_letter_says_nothing(world: System, state: str) -> None:
     assert by_key(world, key) == {"billing": "LOST", "shipping": "LOST"}
 
 
-def test_a_letter_without_a_group_counts_for_every_group_and_one_without_a_topic_for_every_topic(world: System) -> None:
+def test_a_letter_without_a_group_counts_for_every_group_and_one_without_a_topic_for_every_topic(
+    world: System,
+) -> None:
     first, second, third = (passed(world, f"m-{number}") for number in range(3))
     letter(world, "m-0", None)
     letter(world, "m-1", "billing", topic=None)
     letter(world, "m-2", "billing", topic="payments")
     assert by_key(world, first) == {"billing": "DEAD_LETTERED", "shipping": "DEAD_LETTERED"}
     assert by_key(world, second) == {"billing": "DEAD_LETTERED", "shipping": "LOST"}
-    assert by_key(world, third) == {"billing": "LOST", "shipping": "LOST"}, "another topic's message of the same id"
+    assert by_key(world, third) == {"billing": "LOST", "shipping": "LOST"}, (
+        "another topic's message of the same id"
+    )
 
 
 def test_a_letter_that_moves_from_the_queue_to_the_store_while_it_is_looked_for_is_seen(
@@ -105,14 +114,20 @@ def test_a_letter_that_moves_from_the_queue_to_the_store_while_it_is_looked_for_
     import redis
 
     raw, dead = redis.Redis.from_url(world.urls["broker"]), Keys().dead("orders", "billing")
-    raw.xadd(dead, {
-        "headers": json.dumps({"backstop-message-id": "m-1", "backstop-topic": "orders"}), "origin-topic": "orders",
-        "origin-group": "billing",
-    })  # fmt: skip
+    raw.xadd(
+        dead,
+        {
+            "headers": json.dumps({"backstop-message-id": "m-1", "backstop-topic": "orders"}),
+            "origin-topic": "orders",
+            "origin-group": "billing",
+        },
+    )
     raw.sadd(Keys().group("billing"), "orders")
     look = RedisStreams.dead_letters
 
-    def drained_just_before(self: RedisStreams, group: str, **options: Any) -> Iterator[DeadLetterRef]:
+    def drained_just_before(
+        self: RedisStreams, group: str, **options: Any
+    ) -> Iterator[DeadLetterRef]:
         if raw.delete(dead):
             letter(world, "m-1")
         return look(self, group, **options)

@@ -33,14 +33,22 @@ LEASE = timedelta(seconds=60)
 
 @pytest.fixture(autouse=True)
 def clean(world: World) -> None:
-    world.sql("control", "TRUNCATE sweep_count, sweep_look, sweep_sample, sweep_place, alert CASCADE")
+    world.sql(
+        "control", "TRUNCATE sweep_count, sweep_look, sweep_sample, sweep_place, alert CASCADE"
+    )
 
 
-def begin(world: World, names: list[str], host: str = "host-1", lease: float = 60) -> list[Acquired]:
+def begin(
+    world: World, names: list[str], host: str = "host-1", lease: float = 60
+) -> list[Acquired]:
     connection = psycopg2.connect(world.urls[f"backstop_{DB}"])
     try:
         begun = guard.begin_many(
-            connection, GROUP, [Arrival(TOPIC, name) for name in names], lease_seconds=lease, owner_host=host
+            connection,
+            GROUP,
+            [Arrival(TOPIC, name) for name in names],
+            lease_seconds=lease,
+            owner_host=host,
         )
         connection.commit()
     finally:
@@ -52,9 +60,10 @@ def begin(world: World, names: list[str], host: str = "host-1", lease: float = 6
 def end_leases(world: World, seconds: float = 1) -> None:
     """Time passes: every lease in the database ended so long ago."""
     world.sql(
-        DB, "UPDATE consumer_log SET lease_expires_at = clock_timestamp() - %s * interval '1 second' WHERE state = 'CONSUMING'",
+        DB,
+        "UPDATE consumer_log SET lease_expires_at = clock_timestamp() - %s * interval '1 second' WHERE state = 'CONSUMING'",
         [seconds],
-    )  # fmt: skip
+    )
 
 
 def end_records(world: World, group: str = GROUP) -> int:
@@ -82,7 +91,9 @@ def record(world: World, message_id: str, group: str = GROUP) -> Any:
 
 
 def front(world: World) -> Front:
-    return Front(RedisExchange(world.urls["backstop_leases"]), GROUP, lease=LEASE, owner_host="host-1")
+    return Front(
+        RedisExchange(world.urls["backstop_leases"]), GROUP, lease=LEASE, owner_host="host-1"
+    )
 
 
 def states(world: World) -> dict[str, str]:
@@ -99,13 +110,17 @@ def test_an_expired_lease_is_taken_back_and_the_next_begin_takes_it_over(world: 
     begin(world, ["held"])
     assert sweep(world)["reclaim"] == 1
     assert states(world) == {"stuck": "EXPIRED", "held": "CONSUMING"}
-    (((token,),),) = (world.sql(DB, "SELECT owner_token::text FROM consumer_log WHERE message_id = 'stuck'"),)
+    (((token,),),) = (
+        world.sql(DB, "SELECT owner_token::text FROM consumer_log WHERE message_id = 'stuck'"),
+    )
     assert token == old.token
     (new,) = begin(world, ["stuck"])
     assert new.fence > old.fence
 
 
-def test_a_late_worker_still_completes_while_nobody_has_taken_its_message_and_not_after(world: World) -> None:
+def test_a_late_worker_still_completes_while_nobody_has_taken_its_message_and_not_after(
+    world: World,
+) -> None:
     late, later = begin(world, ["late", "later"])
     end_leases(world)
     sweep(world)
@@ -155,7 +170,10 @@ def test_two_sweeps_at_once_take_each_lease_back_once(world: World) -> None:
 def test_a_lease_without_an_end_is_taken_back_when_nobody_touched_it_for_long(world: World) -> None:
     begin(world, ["touched", "untouched"])
     world.sql(DB, "UPDATE consumer_log SET lease_expires_at = NULL")
-    world.sql(DB, "UPDATE consumer_log SET updated_at = now() - interval '25 hours' WHERE message_id = 'untouched'")
+    world.sql(
+        DB,
+        "UPDATE consumer_log SET updated_at = now() - interval '25 hours' WHERE message_id = 'untouched'",
+    )
     assert sweep(world)["reclaim"] == 1
     assert states(world) == {"touched": "CONSUMING", "untouched": "EXPIRED"}
 
@@ -172,26 +190,39 @@ def test_redis_is_corrected_after_the_database_as_the_log_says(world: World) -> 
     (done, stuck, alive) = begin(world, ["done", "stuck", "alive"])
     it = front(world)
     it.held([(lease, Arrival(TOPIC, lease.message_id)) for lease in (done, stuck, alive)])
-    world.sql(DB, "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'done'")
-    world.sql(DB, "UPDATE consumer_log SET lease_expires_at = now() - interval '1 s' WHERE message_id = 'stuck'")
+    world.sql(
+        DB,
+        "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'done'",
+    )
+    world.sql(
+        DB,
+        "UPDATE consumer_log SET lease_expires_at = now() - interval '1 s' WHERE message_id = 'stuck'",
+    )
     assert end_records(world) == 3
     counts = sweep(world)
-    assert (counts["repair"], counts["reclaim"], counts["keep"]) == (1, 2, 1)  # stuck: in the database, and in front of it
+    assert (counts["repair"], counts["reclaim"], counts["keep"]) == (
+        1,
+        2,
+        1,
+    )  # stuck: in the database, and in front of it
     assert (record(world, "done"), record(world, "stuck")) == (None, None)
     assert record(world, "alive").state == "C"
     # Which content was done, and whether this copy's is the same, only the database knows.
     assert it.look([Arrival(TOPIC, "done"), Arrival(TOPIC, "stuck")]) == [None, None]
     assert isinstance(it.look([Arrival(TOPIC, "alive")])[0], Busy)
-    assert world.sql("control", "SELECT message_id, in_redis, in_database, repaired FROM sweep_sample") == [
-        ("done", "CONSUMING", "CONSUMED", True)
-    ]
+    assert world.sql(
+        "control", "SELECT message_id, in_redis, in_database, repaired FROM sweep_sample"
+    ) == [("done", "CONSUMING", "CONSUMED", True)]
 
 
 def test_a_done_in_redis_that_the_database_has_forgotten_is_removed(world: World) -> None:
     kept, forgotten = begin(world, ["kept", "forgotten"])
     it = front(world)
     it.done([(lease, Arrival(TOPIC, lease.message_id)) for lease in (kept, forgotten)])
-    world.sql(DB, "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'kept'")
+    world.sql(
+        DB,
+        "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'kept'",
+    )
     world.sql(DB, "DELETE FROM consumer_log WHERE message_id = 'forgotten'")
     counts = sweep(world)
     assert (counts["sampled"], counts["repair"]) == (2, 1)
@@ -238,8 +269,9 @@ def test_a_dry_run_tells_what_it_would_do_and_changes_nothing(world: World) -> N
     counts = sweep(world, dry_run=True, tell=told.append)
     assert counts["reclaim"] == 2
     assert {(one.line.place, one.line.host, one.message_id) for one in told} == {
-        ("database billing_db", "host-7", "stuck"), ("front of billing", "host-1", "stuck"),
-    }  # fmt: skip
+        ("database billing_db", "host-7", "stuck"),
+        ("front of billing", "host-1", "stuck"),
+    }
     assert states(world) == {"stuck": "CONSUMING"}
     assert record(world, "stuck").state == "C"
     assert world.sql("control", "SELECT count(*) FROM sweep_count") == [(0,)]
@@ -250,10 +282,12 @@ def test_counts_are_kept_by_group_topic_host_and_decision(world: World) -> None:
     begin(world, ["c"], host="host-2")
     end_leases(world)
     sweep(world)
-    assert world.sql("control", "SELECT owner_host, decision, leases FROM sweep_count ORDER BY 1") == [
-        ("host-1", "RECLAIM", 2), ("host-2", "RECLAIM", 1)
-    ]  # fmt: skip
-    assert world.sql("control", "SELECT state, (counts ->> 'reclaim')::int FROM run WHERE duty = 'sweep'") == [("done", 3)]
+    assert world.sql(
+        "control", "SELECT owner_host, decision, leases FROM sweep_count ORDER BY 1"
+    ) == [("host-1", "RECLAIM", 2), ("host-2", "RECLAIM", 1)]
+    assert world.sql(
+        "control", "SELECT state, (counts ->> 'reclaim')::int FROM run WHERE duty = 'sweep'"
+    ) == [("done", 3)]
 
 
 def test_one_group_by_hand_leaves_the_others(world: World) -> None:
@@ -270,8 +304,11 @@ def test_with_the_database_away_redis_frees_nothing_and_the_rest_is_swept(world:
     front(world).held([(lease, Arrival(TOPIC, "stuck"))])
     end_records(world)
     good = world.urls[f"backstop_{DB}"]
-    world.sql("consumer_shipping", """INSERT INTO consumer_log (consumer_group, topic, message_id, state, lease_expires_at)
-        VALUES ('shipping', 'orders', 'other', 'CONSUMING', now() - interval '1 s')""")
+    world.sql(
+        "consumer_shipping",
+        """INSERT INTO consumer_log (consumer_group, topic, message_id, state, lease_expires_at)
+        VALUES ('shipping', 'orders', 'other', 'CONSUMING', now() - interval '1 s')""",
+    )
     world.urls[f"backstop_{DB}"] = f"postgresql://x:secret@127.0.0.1:{free_port()}/gone"
     with pytest.raises(StoreUnavailable) as caught:
         sweep(world)
@@ -283,10 +320,15 @@ def test_with_the_database_away_redis_frees_nothing_and_the_rest_is_swept(world:
     assert world.sql("control", "SELECT state FROM run WHERE duty = 'sweep'") == [("incomplete",)]
 
 
-def test_a_place_that_cannot_even_be_opened_holds_up_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_cannot_even_be_opened_holds_up_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A line of backstop.yaml that names a connection which nobody knows, and an error that nobody foresaw."""
-    world.sql("consumer_shipping", """INSERT INTO consumer_log (consumer_group, topic, message_id, state, lease_expires_at)
-        VALUES ('shipping', 'orders', 'other', 'CONSUMING', now() - interval '1 s')""")
+    world.sql(
+        "consumer_shipping",
+        """INSERT INTO consumer_log (consumer_group, topic, message_id, state, lease_expires_at)
+        VALUES ('shipping', 'orders', 'other', 'CONSUMING', now() - interval '1 s')""",
+    )
     good = world.urls.pop(f"backstop_{DB}")
     with pytest.raises(StoreUnavailable, match=rf"database billing_db: .*backstop_{DB}"):
         sweep(world)
@@ -317,19 +359,26 @@ def test_with_redis_away_the_database_is_swept(world: World) -> None:
     assert states(world) == {"stuck": "EXPIRED"}
 
 
-def test_a_host_that_leaks_again_and_again_becomes_a_case_that_ends_when_it_stops(world: World) -> None:
+def test_a_host_that_leaks_again_and_again_becomes_a_case_that_ends_when_it_stops(
+    world: World,
+) -> None:
     for number in range(3):
         begin(world, [f"stuck {number}"], host="host-9")
         end_leases(world)
         sweep(world)
-    cases = world.sql("control", """SELECT kind, topic, consumer_group, subject, state, evidence -> 'leases',
+    cases = world.sql(
+        "control",
+        """SELECT kind, topic, consumer_group, subject, state, evidence -> 'leases',
             evidence ->> 'sweeps'
-        FROM case_file ORDER BY subject""")
+        FROM case_file ORDER BY subject""",
+    )
     assert cases == [
         ("lease_leak", "orders", "billing", "handler", "open", 3, "3"),
         ("lease_leak", "*", "billing", "host host-9", "open", 3, "3"),
     ]
-    assert world.sql("control", "SELECT count(*) FROM alert WHERE dedup_key LIKE 'case/%%'") == [(2,)]
+    assert world.sql("control", "SELECT count(*) FROM alert WHERE dedup_key LIKE 'case/%%'") == [
+        (2,)
+    ]
     world.sql("control", "UPDATE sweep_count SET swept_at = swept_at - interval '2 hours'")
     begin(world, ["stuck again"], host="host-9")
     end_leases(world)
@@ -337,10 +386,15 @@ def test_a_host_that_leaks_again_and_again_becomes_a_case_that_ends_when_it_stop
     assert world.sql("control", "SELECT DISTINCT state FROM case_file") == [("closed",)]
 
 
-def test_messages_that_fail_again_and_again_are_a_case_before_the_broker_gives_up(world: World) -> None:
-    world.sql(DB, """INSERT INTO consumer_log (consumer_group, topic, message_id, state, attempts, last_error)
+def test_messages_that_fail_again_and_again_are_a_case_before_the_broker_gives_up(
+    world: World,
+) -> None:
+    world.sql(
+        DB,
+        """INSERT INTO consumer_log (consumer_group, topic, message_id, state, attempts, last_error)
         VALUES ('billing', 'orders', 'twice', 'FAILED', 2, 'x'),
-            ('billing', 'orders', 'thrice', 'FAILED', 3, 'KeyError: Greta')""")
+            ('billing', 'orders', 'thrice', 'FAILED', 3, 'KeyError: Greta')""",
+    )
     sweep(world)
     ((kind, summary, state),) = world.sql("control", "SELECT kind, summary, state FROM case_file")
     assert (kind, state) == ("repeated_failure", "open")
@@ -355,10 +409,14 @@ def test_nothing_ended_costs_a_count_and_no_more(world: World) -> None:
     sweep(world)  # the first one takes a sample
     begin(world, ["held"])
     assert sweep(world) == {"due": 0}
-    assert world.sql("control", "SELECT count(*) FROM run WHERE duty = 'sweep' AND state = 'done'") == [(2,)]
+    assert world.sql(
+        "control", "SELECT count(*) FROM run WHERE duty = 'sweep' AND state = 'done'"
+    ) == [(2,)]
 
 
-def test_the_checks_pass_after_a_sweep_and_fail_when_an_old_lease_is_left(world: World, tmp_path: Any) -> None:
+def test_the_checks_pass_after_a_sweep_and_fail_when_an_old_lease_is_left(
+    world: World, tmp_path: Any
+) -> None:
     begin(world, ["stuck"])
     end_leases(world, 3600)
     audited: list[str] = []
@@ -382,15 +440,24 @@ def test_the_checks_pass_after_a_sweep_and_fail_when_an_old_lease_is_left(world:
         control.close()
 
 
-def test_check_says_whether_the_redis_of_the_leases_answers_and_keeps_what_it_must(world: World) -> None:
+def test_check_says_whether_the_redis_of_the_leases_answers_and_keeps_what_it_must(
+    world: World,
+) -> None:
     world.set("redis_guards", to={"mailer": {"redis": "backstop_leases", "consumed_for": "18d"}})
     assert [(f.subject, f.good) for f in check_leases(world.settings, world.connections)] == [
-        ("front of billing", True), ("front of shipping", True), ("redis of mailer", True), ("redis of mailer: eviction", True),
+        ("front of billing", True),
+        ("front of shipping", True),
+        ("redis of mailer", True),
+        ("redis of mailer: eviction", True),
         ("redis of mailer: conflicts", True),
-    ]  # fmt: skip
+    ]
     leases(world).config_set("maxmemory-policy", "allkeys-lru")
     try:
-        last = next(f for f in check_leases(world.settings, world.connections) if f.subject.endswith("eviction"))
+        last = next(
+            f
+            for f in check_leases(world.settings, world.connections)
+            if f.subject.endswith("eviction")
+        )
     finally:
         leases(world).config_set("maxmemory-policy", "noeviction")
     assert (last.good, last.says) == (False, "allkeys-lru")
@@ -406,10 +473,16 @@ def test_check_shows_the_conflicts_of_redis_alone(world: World) -> None:
     assert isinstance(alone.begin(Arrival(TOPIC, "twice: {used}", b"another one")), Conflict)
     alone.close()
     last = list(check_leases(world.settings, world.connections))[-1]
-    assert (last.subject, last.good, last.says) == ("redis of mailer: conflicts", False, "1: orders twice: {used}")
+    assert (last.subject, last.good, last.says) == (
+        "redis of mailer: conflicts",
+        False,
+        "1: orders twice: {used}",
+    )
 
 
-def test_an_old_dead_letter_neither_keeps_a_case_open_nor_hides_a_message_that_fails_now(world: World) -> None:
+def test_an_old_dead_letter_neither_keeps_a_case_open_nor_hides_a_message_that_fails_now(
+    world: World,
+) -> None:
     insert = """INSERT INTO consumer_log (consumer_group, topic, message_id, state, attempts, updated_at, first_received_at)
         SELECT 'billing', %s, 'm' || n, 'FAILED', %s, now() - %s::interval, now() - %s::interval FROM generate_series(1, %s) n"""
     world.sql(DB, insert, ["orders", 16, "1 day", "1 day", 1500])
@@ -455,6 +528,9 @@ def test_idle_runs_of_yesterday_are_dropped(world: World) -> None:
     sweep(world)
     for _ in range(3):
         sweep(world)
-    world.sql("control", "UPDATE run SET finished_at = finished_at - interval '2 days' WHERE counts = '{\"due\": 0}'")
+    world.sql(
+        "control",
+        "UPDATE run SET finished_at = finished_at - interval '2 days' WHERE counts = '{\"due\": 0}'",
+    )
     sweep(world)
     assert world.sql("control", "SELECT count(*) FROM run WHERE duty = 'sweep'") == [(2,)]

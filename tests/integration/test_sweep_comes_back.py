@@ -50,13 +50,19 @@ def die_holding(world: System, key: Key, *, acknowledged: bool) -> Acquired:
     connection = psycopg2.connect(world.urls["billing_db"])
     with connection:
         (lease,) = guard.begin_many(
-            connection, "billing", [Arrival(key.topic, key.message_id, position=received[0].position)], lease_seconds=60
+            connection,
+            "billing",
+            [Arrival(key.topic, key.message_id, position=received[0].position)],
+            lease_seconds=60,
         )
     connection.close()
     if acknowledged:
         subscription.acknowledge(received)
     assert isinstance(lease, Acquired)
-    world.rows("billing_db", "UPDATE consumer_log SET lease_expires_at = clock_timestamp() - interval '1 s'")
+    world.rows(
+        "billing_db",
+        "UPDATE consumer_log SET lease_expires_at = clock_timestamp() - interval '1 s'",
+    )
     return lease
 
 
@@ -71,9 +77,13 @@ def consume(world: System, key: Key) -> list[int]:
     broker = RedisStreams(world.urls["broker"], visibility=timedelta(seconds=1))
     subscription = broker.subscribe("billing", ["orders"], "the living worker")
     consumer = Consumer(
-        subscription, lambda: psycopg2.connect(world.urls["billing_db"]), "billing", handler,
-        retry_after=timedelta(seconds=1), wait=timedelta(seconds=1),
-    )  # fmt: skip
+        subscription,
+        lambda: psycopg2.connect(world.urls["billing_db"]),
+        "billing",
+        handler,
+        retry_after=timedelta(seconds=1),
+        wait=timedelta(seconds=1),
+    )
     for _ in range(60):
         consumer.run_once()
         if state(world) == "CONSUMED":
@@ -105,7 +115,10 @@ def test_what_the_broker_has_given_up_is_stalled_and_resent(world: System, spark
     held = die_holding(world, key, acknowledged=True)
     sweep(world.settings, world.connections)
     # Time passes: the group's last touch is beyond the redelivery horizon, and it passed the message long ago.
-    world.rows("billing_db", "UPDATE consumer_log SET updated_at = now() - interval '30 s', first_received_at = updated_at")
+    world.rows(
+        "billing_db",
+        "UPDATE consumer_log SET updated_at = now() - interval '30 s', first_received_at = updated_at",
+    )
     world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() - interval '1 s'")
 
     def audit(run: Run, suite: str) -> None:
@@ -116,12 +129,14 @@ def test_what_the_broker_has_given_up_is_stalled_and_resent(world: System, spark
         for table in ("progress", "progress_history"):
             world.rows("control", f"UPDATE {table} SET recorded_at = recorded_at - interval '30 s'")
         world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() - interval '1 s'")
-    verdicts = world.rows("control", "SELECT DISTINCT consumer_group, verdict FROM verdict WHERE verdict = 'STALLED'")
+    verdicts = world.rows(
+        "control", "SELECT DISTINCT consumer_group, verdict FROM verdict WHERE verdict = 'STALLED'"
+    )
     assert verdicts == [("billing", "STALLED")]
     resend(world.settings, world.connections)
     (fence,) = consume(world, key)
     assert fence > held.fence
     assert state(world) == "CONSUMED"
-    assert world.rows("shop_a", "SELECT send_number, requested_by FROM send_attempt ORDER BY 1") == [
-        (1, "producer"), (2, "request 1")
-    ]  # fmt: skip
+    assert world.rows(
+        "shop_a", "SELECT send_number, requested_by FROM send_attempt ORDER BY 1"
+    ) == [(1, "producer"), (2, "request 1")]

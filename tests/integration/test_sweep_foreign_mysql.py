@@ -48,15 +48,30 @@ class Table:
         return int(self.run("SELECT FLOOR(UNIX_TIMESTAMP(SYSDATE(3)) * 1000)")[0][0])
 
     def put(
-        self, message_id: str, *, ago: int = HOUR * 1000, status: str = "CONSUMING", topic: str = "orders", tag: str = "",
+        self,
+        message_id: str,
+        *,
+        ago: int = HOUR * 1000,
+        status: str = "CONSUMING",
+        topic: str = "orders",
+        tag: str = "",
         application: str = "billing-app",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A row whose time was over so many milliseconds ago."""
-        self.run("INSERT INTO t_rocketmq_dedup VALUES (%s, %s, %s, %s, %s, %s)",
-                 application, topic, tag, message_id, status, self.now() - ago)  # fmt: skip
+        self.run(
+            "INSERT INTO t_rocketmq_dedup VALUES (%s, %s, %s, %s, %s, %s)",
+            application,
+            topic,
+            tag,
+            message_id,
+            status,
+            self.now() - ago,
+        )
 
     def rows(self) -> dict[str, str]:
-        return dict(self.run("SELECT msg_uniq_key, status FROM t_rocketmq_dedup ORDER BY msg_uniq_key"))
+        return dict(
+            self.run("SELECT msg_uniq_key, status FROM t_rocketmq_dedup ORDER BY msg_uniq_key")
+        )
 
     def takes(self, message_id: str, tag: str = "") -> bool:
         """Whether the program's next delivery processes the message: its insert meets no row."""
@@ -69,12 +84,20 @@ class Table:
     def acknowledges(self, message_id: str) -> bool:
         """Whether the program's next delivery is taken for done: the row is there, CONSUMED and not over."""
         question = f"SELECT status FROM t_rocketmq_dedup WHERE {ROW} AND expire_time > %s"
-        return self.run(question, "billing-app", "orders", "", message_id, self.now()) == [("CONSUMED",)]
+        return self.run(question, "billing-app", "orders", "", message_id, self.now()) == [
+            ("CONSUMED",)
+        ]
 
     def finishes(self, message_id: str) -> None:
         """The owner's mark: it asks neither for a state nor for an owner."""
-        self.run(f"UPDATE t_rocketmq_dedup SET status = 'CONSUMED', expire_time = %s WHERE {ROW}",
-                 self.now() + 24 * HOUR * 1000, "billing-app", "orders", "", message_id)  # fmt: skip
+        self.run(
+            f"UPDATE t_rocketmq_dedup SET status = 'CONSUMED', expire_time = %s WHERE {ROW}",
+            self.now() + 24 * HOUR * 1000,
+            "billing-app",
+            "orders",
+            "",
+            message_id,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +107,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
         with connection.cursor() as cursor:
             cursor.execute(TABLE)
             # What docs/how-to/foreign-leases.md grants, and nothing else.
-            cursor.execute("GRANT SELECT, UPDATE, DELETE ON dedup.t_rocketmq_dedup TO sweeper@'127.0.0.1'")
+            cursor.execute(
+                "GRANT SELECT, UPDATE, DELETE ON dedup.t_rocketmq_dedup TO sweeper@'127.0.0.1'"
+            )
         connection.close()
         yield server
 
@@ -112,18 +137,28 @@ def test_an_expired_row_is_freed_so_that_the_next_delivery_is_processed(table: T
     assert table.takes("m-1")
 
 
-def test_a_row_that_has_not_expired_or_not_longer_ago_than_clocks_differ_is_not_touched(table: Table) -> None:
+def test_a_row_that_has_not_expired_or_not_longer_ago_than_clocks_differ_is_not_touched(
+    table: Table,
+) -> None:
     table.put("alive", ago=-60_000)
     table.put("within the skew", ago=SKEW - 3_000)
     assert sweep(table, done("alive", "within the skew")) == {}
     assert set(table.rows().values()) == {"CONSUMING"}
 
 
-def test_the_equal_instant_counts_as_expired_and_the_millisecond_before_does_not(table: Table) -> None:
+def test_the_equal_instant_counts_as_expired_and_the_millisecond_before_does_not(
+    table: Table,
+) -> None:
     table.put("m-1")
     ((expires,),) = table.run("SELECT expire_time FROM t_rocketmq_dedup")
-    records = MysqlRecords("table", table.server.url(), application="billing-app", topics=["orders"],
-                           skew=timedelta(milliseconds=SKEW), keep=timedelta(days=1))  # fmt: skip
+    records = MysqlRecords(
+        "table",
+        table.server.url(),
+        application="billing-app",
+        topics=["orders"],
+        skew=timedelta(milliseconds=SKEW),
+        keep=timedelta(days=1),
+    )
     leases = SweptRecords("table", "billing", records, walk=1000)
     for now, counts in ((expires + SKEW - 1, {}), (expires + SKEW, {"looked": 1, "reclaim": 1})):
         records._rows(f"SET SESSION timestamp = {now // 1000}.{now % 1000:03}", {})
@@ -131,7 +166,9 @@ def test_the_equal_instant_counts_as_expired_and_the_millisecond_before_does_not
     leases.close()
 
 
-def test_a_row_whose_work_the_log_proves_done_is_marked_done_for_as_long_as_its_program_keeps_it(table: Table) -> None:
+def test_a_row_whose_work_the_log_proves_done_is_marked_done_for_as_long_as_its_program_keeps_it(
+    table: Table,
+) -> None:
     table.put("m-1")
     before = table.now()
     assert sweep(table, done("m-1"), keep="2h") == {"looked": 1, "repair": 1}
@@ -149,14 +186,24 @@ def test_done_rows_stay_even_when_their_time_is_over(table: Table) -> None:
 
 def test_a_row_whose_message_a_live_lease_holds_is_kept(table: Table) -> None:
     table.put("m-1")
-    assert sweep(table, Log({Key("orders", "m-1"): ("CONSUMING", True)})) == {"looked": 1, "keep": 1}
-    assert sweep(table, Log({Key("orders", "m-1"): ("CONSUMING", False)})) == {"looked": 1, "reclaim": 1}
+    assert sweep(table, Log({Key("orders", "m-1"): ("CONSUMING", True)})) == {
+        "looked": 1,
+        "keep": 1,
+    }
+    assert sweep(table, Log({Key("orders", "m-1"): ("CONSUMING", False)})) == {
+        "looked": 1,
+        "reclaim": 1,
+    }
 
 
 def test_an_owner_that_finishes_between_the_look_and_the_delete_keeps_its_row(table: Table) -> None:
     table.put("m-1")
     table.put("m-2")
-    assert sweep(table, Log(meanwhile=lambda: table.finishes("m-1"))) == {"looked": 2, "moved_on": 1, "reclaim": 1}
+    assert sweep(table, Log(meanwhile=lambda: table.finishes("m-1"))) == {
+        "looked": 2,
+        "moved_on": 1,
+        "reclaim": 1,
+    }
     assert table.rows() == {"m-1": "CONSUMED"}
 
 
@@ -175,7 +222,10 @@ def test_a_row_that_was_taken_anew_since_the_look_is_another_row(table: Table) -
 
 def test_a_row_that_vanished_since_the_look_is_counted_as_moved_on(table: Table) -> None:
     table.put("m-1")
-    assert sweep(table, Log(meanwhile=lambda: table.run("DELETE FROM t_rocketmq_dedup"))) == {"looked": 1, "moved_on": 1}
+    assert sweep(table, Log(meanwhile=lambda: table.run("DELETE FROM t_rocketmq_dedup"))) == {
+        "looked": 1,
+        "moved_on": 1,
+    }
 
 
 def test_an_owner_whose_transaction_is_still_open_wins(table: Table) -> None:
@@ -208,7 +258,9 @@ def test_a_row_that_its_owner_holds_locked_does_not_hold_up_the_others(table: Ta
     assert table.rows() == {"m-3": "CONSUMED"}
 
 
-def test_a_locked_table_is_a_store_that_does_not_answer(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_table_is_a_store_that_does_not_answer(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("backstop.sweep.foreign.mysql_records.MOST_LOCKED", 1)
     for number in range(4):
         table.put(f"m-{number}")
@@ -228,7 +280,10 @@ def test_two_sweeps_at_once_free_each_row_once(table: Table) -> None:
     both = threading.Barrier(2)
     counts: list[dict[str, int]] = []
     threads = [
-        threading.Thread(target=lambda: counts.append(sweep(table, Log(meanwhile=lambda: both.wait(30))))) for _ in range(2)
+        threading.Thread(
+            target=lambda: counts.append(sweep(table, Log(meanwhile=lambda: both.wait(30))))
+        )
+        for _ in range(2)
     ]
     for thread in threads:
         thread.start()
@@ -305,24 +360,44 @@ def test_a_dry_run_lists_what_it_would_do_and_changes_nothing(table: Table) -> N
     counts = leases.sweep(done("done"), limit=10, dry_run=True, tell=told.append)
     assert dict(counts) == {"looked": 3, "repair": 1, "reclaim": 1, "unreadable": 1}
     assert decisions(told) == {
-        ("orders", "free me"): "reclaim", ("orders", "done"): "repair", ("", "billing-app orders  odd"): "unreadable",
-    }  # fmt: skip
+        ("orders", "free me"): "reclaim",
+        ("orders", "done"): "repair",
+        ("", "billing-app orders  odd"): "unreadable",
+    }
     assert {(one.where, one.group) for one in told} == {("table", "billing")}
     assert table.rows() == before
     leases.close()
 
 
-def test_a_large_table_is_walked_in_steps_and_from_the_place_where_the_last_process_stopped(table: Table) -> None:
+def test_a_large_table_is_walked_in_steps_and_from_the_place_where_the_last_process_stopped(
+    table: Table,
+) -> None:
     for topic in ("refunds", "orders"):
         values = [
-            ("billing-app", topic, "" if n % 2 else "eu", f"m-{n:04}", "CONSUMED" if n % 3 else "CONSUMING") for n in range(300)
+            (
+                "billing-app",
+                topic,
+                "" if n % 2 else "eu",
+                f"m-{n:04}",
+                "CONSUMED" if n % 3 else "CONSUMING",
+            )
+            for n in range(300)
         ]
         with table.connection.cursor() as cursor:
-            cursor.executemany("INSERT INTO t_rocketmq_dedup VALUES (%s, %s, %s, %s, %s, 1)", values)
+            cursor.executemany(
+                "INSERT INTO t_rocketmq_dedup VALUES (%s, %s, %s, %s, %s, 1)", values
+            )
     log, place, calls = Log({}), "", 0
     while calls == 0 or place:
-        records = MysqlRecords("table", table.server.url(), application="billing-app", topics=["orders", "refunds"],
-                               skew=timedelta(0), keep=timedelta(days=1), page=40)  # fmt: skip
+        records = MysqlRecords(
+            "table",
+            table.server.url(),
+            application="billing-app",
+            topics=["orders", "refunds"],
+            skew=timedelta(0),
+            keep=timedelta(days=1),
+            page=40,
+        )
         leases = SweptRecords("table", "billing", records, walk=100)
         leases.place = place
         counts = leases.sweep(log, limit=17, dry_run=True)
@@ -332,15 +407,27 @@ def test_a_large_table_is_walked_in_steps_and_from_the_place_where_the_last_proc
         assert calls < 40
     assert calls > 12
     # Every row that is stuck, in both topics and all tags; some twice, where a call's limit cut a page.
-    assert set(log.asked) == {Key(topic, f"m-{n:04}") for topic in ("orders", "refunds") for n in range(0, 300, 3)}
+    assert set(log.asked) == {
+        Key(topic, f"m-{n:04}") for topic in ("orders", "refunds") for n in range(0, 300, 3)
+    }
 
 
 def test_a_count_that_finds_nothing_goes_on_where_it_stopped(table: Table) -> None:
-    values = [("billing-app", "orders", "", f"m-{n:04}", "CONSUMED" if n < 250 else "CONSUMING") for n in range(260)]
+    values = [
+        ("billing-app", "orders", "", f"m-{n:04}", "CONSUMED" if n < 250 else "CONSUMING")
+        for n in range(260)
+    ]
     with table.connection.cursor() as cursor:
         cursor.executemany("INSERT INTO t_rocketmq_dedup VALUES (%s, %s, %s, %s, %s, 1)", values)
-    records = MysqlRecords("table", table.server.url(), application="billing-app", topics=["orders"],
-                           skew=timedelta(0), keep=timedelta(days=1), page=50)  # fmt: skip
+    records = MysqlRecords(
+        "table",
+        table.server.url(),
+        application="billing-app",
+        topics=["orders"],
+        skew=timedelta(0),
+        keep=timedelta(days=1),
+        page=50,
+    )
     leases = SweptRecords("table", "billing", records, walk=100)
     assert [leases.count(1000) for _ in range(4)] == [0, 0, 10, 10]
     assert json.loads(leases.place) == ["orders", "", "m-0199"]
@@ -351,11 +438,22 @@ def test_a_count_that_finds_nothing_goes_on_where_it_stopped(table: Table) -> No
 def test_a_page_reads_no_more_rows_than_a_page_has(table: Table) -> None:
     values = [("billing-app", "orders", "eu", f"m-{n:05}") for n in range(20_000)]
     with table.connection.cursor() as cursor:
-        cursor.executemany("INSERT INTO t_rocketmq_dedup VALUES (%s, %s, %s, %s, 'CONSUMED', 1)", values)
+        cursor.executemany(
+            "INSERT INTO t_rocketmq_dedup VALUES (%s, %s, %s, %s, 'CONSUMED', 1)", values
+        )
     where = {
-        "application": "billing-app", "topic": "orders", "tag": "eu", "id": "m-09999", "end_tag": "eu", "end_id": "m-10499",
-        "offset": 499, "skew": 0, "at_most": 1000, "from_start": False, "to_end": False,
-    }  # fmt: skip
+        "application": "billing-app",
+        "topic": "orders",
+        "tag": "eu",
+        "id": "m-09999",
+        "end_tag": "eu",
+        "end_id": "m-10499",
+        "offset": 499,
+        "skew": 0,
+        "at_most": 1000,
+        "from_start": False,
+        "to_end": False,
+    }
     for name in ("page_end", "stuck"):
         with table.connection.cursor() as cursor:
             cursor.execute("FLUSH STATUS")
@@ -385,14 +483,18 @@ def refused(table: Table, url: str) -> StoreUnavailable:
     return error.value
 
 
-def test_a_server_that_is_away_or_refuses_says_so_in_three_parts_and_without_a_password(table: Table) -> None:
+def test_a_server_that_is_away_or_refuses_says_so_in_three_parts_and_without_a_password(
+    table: Table,
+) -> None:
     url = table.server.url()
     refused(table, url.replace(str(table.server.port), str(free_port())))
     refused(table, url.replace("sweeper", "nobody"))
     refused(table, url.replace("/dedup", "/other"))
 
 
-def test_a_login_that_may_not_delete_frees_nothing_and_what_it_could_do_is_counted(table: Table) -> None:
+def test_a_login_that_may_not_delete_frees_nothing_and_what_it_could_do_is_counted(
+    table: Table,
+) -> None:
     table.put("done")
     table.put("free me")
     table.run("REVOKE DELETE ON dedup.t_rocketmq_dedup FROM sweeper@'127.0.0.1'")

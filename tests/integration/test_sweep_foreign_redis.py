@@ -33,7 +33,9 @@ class Keys:
         self.url = url
         self.client = redis.Redis.from_url(url, decode_responses=True)
 
-    def put(self, key: str | bytes, value: str = "CONSUMING", *, idle: int = LONG, expires: int = 0) -> None:
+    def put(
+        self, key: str | bytes, value: str = "CONSUMING", *, idle: int = LONG, expires: int = 0
+    ) -> None:
         """A key that nobody has touched for so many seconds: RESTORE sets that."""
         raw = redis.Redis.from_url(self.url)
         raw.set("made", value)
@@ -89,7 +91,9 @@ LISTENER = "MSGDEDUP:billing-app:orders:"
 # RocketMQDedupListener's keys
 
 
-def test_a_consuming_key_without_expiry_that_nobody_touched_is_freed_so_that_the_next_delivery_is_processed(keys: Keys) -> None:
+def test_a_consuming_key_without_expiry_that_nobody_touched_is_freed_so_that_the_next_delivery_is_processed(
+    keys: Keys,
+) -> None:
     keys.put(LISTENER + "m-1")
     assert not keys.takes(LISTENER + "m-1")
     keys.put(LISTENER + "m-1")
@@ -106,7 +110,9 @@ def test_a_key_that_expires_by_itself_or_was_touched_lately_is_kept(keys: Keys) 
     assert keys.state(LISTENER + "expires")[0] == keys.state(LISTENER + "touched")[0] == "CONSUMING"
 
 
-def test_a_key_whose_work_the_log_proves_done_is_marked_done_with_an_expiry_however_lately_it_was_touched(keys: Keys) -> None:
+def test_a_key_whose_work_the_log_proves_done_is_marked_done_with_an_expiry_however_lately_it_was_touched(
+    keys: Keys,
+) -> None:
     keys.put(LISTENER + "m-1", idle=0)
     assert sweep(keys, "keys", done("m-1"), keep="2h") == {"looked": 1, "repair": 1}
     value, left = keys.state(LISTENER + "m-1")
@@ -126,7 +132,10 @@ def test_a_done_key_without_expiry_is_kept(keys: Keys) -> None:
 
 def test_a_key_whose_message_a_live_lease_holds_is_kept(keys: Keys) -> None:
     keys.put(LISTENER + "m-1")
-    assert sweep(keys, "keys", Log({Key("orders", "m-1"): ("CONSUMING", True)})) == {"looked": 1, "keep": 1}
+    assert sweep(keys, "keys", Log({Key("orders", "m-1"): ("CONSUMING", True)})) == {
+        "looked": 1,
+        "keep": 1,
+    }
 
 
 def test_keys_that_the_program_would_not_write_are_counted_and_never_touched(keys: Keys) -> None:
@@ -137,16 +146,29 @@ def test_keys_that_the_program_would_not_write_are_counted_and_never_touched(key
     keys.put("MSGDEDUP:billing-app2:orders:m-3")
     keys.client.hset(LISTENER + "a hash", "field", "value")
     before = sorted(redis.Redis.from_url(keys.url).keys())
-    assert sweep(keys, "keys", done("m-1", "m-2", "m-3", "a hash")) == {"looked": 4, "unreadable": 4}
+    assert sweep(keys, "keys", done("m-1", "m-2", "m-3", "a hash")) == {
+        "looked": 4,
+        "unreadable": 4,
+    }
     assert sorted(redis.Redis.from_url(keys.url).keys()) == before
     assert keys.client.ttl(LISTENER + "m-1") == -1
 
 
-def test_an_id_with_colons_is_freed_only_when_the_log_says_the_same_of_every_reading(keys: Keys) -> None:
+def test_an_id_with_colons_is_freed_only_when_the_log_says_the_same_of_every_reading(
+    keys: Keys,
+) -> None:
     for message_id in ("eu:1", "eu:2", "eu:3", "a:b", 'c "d" %'):
         keys.put(LISTENER + message_id)
-    log = Log({Key("orders", "1"): ("CONSUMED", False),  # tag eu, id 1; or no tag, id eu:1, of which there is no row
-               Key("orders", "2"): ("CONSUMED", False), Key("orders", "eu:2"): ("CONSUMED", False)})  # fmt: skip
+    log = Log(
+        {
+            Key("orders", "1"): (
+                "CONSUMED",
+                False,
+            ),  # tag eu, id 1; or no tag, id eu:1, of which there is no row
+            Key("orders", "2"): ("CONSUMED", False),
+            Key("orders", "eu:2"): ("CONSUMED", False),
+        }
+    )
     assert sweep(keys, "keys", log) == {"looked": 5, "keep": 1, "repair": 1, "reclaim": 3}
     assert keys.state(LISTENER + "eu:1") == ("CONSUMING", -1)
     assert keys.state(LISTENER + "eu:2")[0] == "CONSUMED"
@@ -167,8 +189,12 @@ def may_read_untouched(keys: Keys) -> bool:
 def test_a_plain_key_that_nobody_touched_and_whose_work_is_not_done_is_freed(keys: Keys) -> None:
     for name, idle in (("old", LONG), ("young", SHORT), ("failed", LONG), ("lease", LONG)):
         keys.put(f"dedup:orders:{name}", "1", idle=idle)
-    log = Log({Key("orders", "failed"): ("FAILED", False), Key("orders", "lease"): ("CONSUMING", True)})
-    assert sweep(keys, "plain", log) == {"looked": 4, "keep": 2, "reclaim": 2} or shares_numbers(keys)
+    log = Log(
+        {Key("orders", "failed"): ("FAILED", False), Key("orders", "lease"): ("CONSUMING", True)}
+    )
+    assert sweep(keys, "plain", log) == {"looked": 4, "keep": 2, "reclaim": 2} or shares_numbers(
+        keys
+    )
     assert keys.client.exists("dedup:orders:young", "dedup:orders:lease") == 2
 
 
@@ -191,20 +217,28 @@ def shares_numbers(keys: Keys) -> bool:
     return shared
 
 
-def test_a_new_key_is_not_taken_for_old_because_its_value_is_shared_with_old_keys(keys: Keys) -> None:
+def test_a_new_key_is_not_taken_for_old_because_its_value_is_shared_with_old_keys(
+    keys: Keys,
+) -> None:
     keys.client.set("dedup:orders:old", "1")
     keys.client.get("dedup:orders:old")
-    time.sleep(2.2)  # real idle time, which the server counts in whole seconds: RESTORE does not set that of a shared value
+    time.sleep(
+        2.2
+    )  # real idle time, which the server counts in whole seconds: RESTORE does not set that of a shared value
     keys.client.setnx("dedup:orders:new", "1")
     pattern = "dedup:{topic}:{id}"
     shape = KeyFormat(plain_glob(pattern), plain_key(pattern, ["orders"]), says_state=False)
-    records = RedisRecords("plain", keys.url, shape, untouched_for=timedelta(seconds=1.5), keep=timedelta(days=1))
+    records = RedisRecords(
+        "plain", keys.url, shape, untouched_for=timedelta(seconds=1.5), keep=timedelta(days=1)
+    )
     leases = SweptRecords("plain", "billing", records, walk=1000)
     counts = leases.sweep(Log(), limit=10, dry_run=False)
     leases.close()
     assert keys.client.exists("dedup:orders:new")
     # Where values are shared nobody knows how old it is: only the log could free it.
-    assert dict(counts) == ({"looked": 2, "keep": 2} if shares_numbers(keys) else {"looked": 2, "keep": 1, "reclaim": 1})
+    assert dict(counts) == (
+        {"looked": 2, "keep": 2} if shares_numbers(keys) else {"looked": 2, "keep": 1, "reclaim": 1}
+    )
 
 
 def test_where_the_server_keeps_no_idle_times_only_the_log_frees(keys: Keys) -> None:
@@ -229,40 +263,61 @@ BOTH = pytest.mark.parametrize("name", list(KEYS))
 
 
 @BOTH
-@pytest.mark.parametrize("rows", [{}, {Key("orders", "m-1"): ("CONSUMED", False)}], ids=["free", "done"])
-def test_an_owner_that_finishes_between_the_look_and_the_change_keeps_its_key(keys: Keys, name: str, rows: Any) -> None:
+@pytest.mark.parametrize(
+    "rows", [{}, {Key("orders", "m-1"): ("CONSUMED", False)}], ids=["free", "done"]
+)
+def test_an_owner_that_finishes_between_the_look_and_the_change_keeps_its_key(
+    keys: Keys, name: str, rows: Any
+) -> None:
     keys.put(KEYS[name])
-    assert sweep(keys, name, Log(rows, meanwhile=lambda: keys.finishes(KEYS[name]))) == {"looked": 1, "moved_on": 1}
+    assert sweep(keys, name, Log(rows, meanwhile=lambda: keys.finishes(KEYS[name]))) == {
+        "looked": 1,
+        "moved_on": 1,
+    }
     value, left = keys.state(KEYS[name])
     assert value == "CONSUMED"
     assert left > DAY - 10
 
 
 @BOTH
-def test_a_key_that_was_taken_anew_or_only_touched_since_the_look_is_not_freed(keys: Keys, name: str) -> None:
+def test_a_key_that_was_taken_anew_or_only_touched_since_the_look_is_not_freed(
+    keys: Keys, name: str
+) -> None:
     def taken_anew() -> None:
         keys.client.delete(KEYS[name])
         keys.client.setnx(KEYS[name], "CONSUMING")
 
-    for meanwhile in (taken_anew, lambda: keys.client.get(KEYS[name]), lambda: keys.client.setnx(KEYS[name], "CONSUMING")):
+    for meanwhile in (
+        taken_anew,
+        lambda: keys.client.get(KEYS[name]),
+        lambda: keys.client.setnx(KEYS[name], "CONSUMING"),
+    ):
         keys.put(KEYS[name])
         assert sweep(keys, name, Log(meanwhile=meanwhile)) == {"looked": 1, "moved_on": 1}
         assert keys.client.exists(KEYS[name])
 
 
 @BOTH
-def test_a_key_that_vanishes_or_becomes_something_else_is_counted_as_moved_on(keys: Keys, name: str) -> None:
+def test_a_key_that_vanishes_or_becomes_something_else_is_counted_as_moved_on(
+    keys: Keys, name: str
+) -> None:
     keys.put(KEYS[name])
-    assert sweep(keys, name, Log(meanwhile=lambda: keys.client.delete(KEYS[name]))) == {"looked": 1, "moved_on": 1}
+    assert sweep(keys, name, Log(meanwhile=lambda: keys.client.delete(KEYS[name]))) == {
+        "looked": 1,
+        "moved_on": 1,
+    }
 
     def becomes_a_list() -> None:
         keys.client.delete(KEYS[name])
         keys.client.rpush(KEYS[name], "x")
 
     keys.put(KEYS[name])
-    assert sweep(keys, name, Log({Key("orders", "m-1"): ("CONSUMED", False)}, meanwhile=becomes_a_list)) == {
-        "looked": 1, "moved_on": 1,
-    }  # fmt: skip
+    assert sweep(
+        keys, name, Log({Key("orders", "m-1"): ("CONSUMED", False)}, meanwhile=becomes_a_list)
+    ) == {
+        "looked": 1,
+        "moved_on": 1,
+    }
     assert keys.client.ttl(KEYS[name]) == -1
 
 
@@ -273,7 +328,11 @@ def test_a_dry_run_and_a_count_and_a_sweep_that_keeps_touch_nothing(keys: Keys, 
     told: list[Any] = []
     leases = opened(name, keys.url)
     assert leases.count(100) == 1
-    assert dict(leases.sweep(Log(), limit=10, dry_run=True, tell=told.append)) == {"looked": 2, "keep": 1, "reclaim": 1}
+    assert dict(leases.sweep(Log(), limit=10, dry_run=True, tell=told.append)) == {
+        "looked": 2,
+        "keep": 1,
+        "reclaim": 1,
+    }
     assert decisions(told) == {("orders", "m-1"): "reclaim", ("orders", "m-1-young"): "keep"}
     live = Log({Key("orders", "m-1"): ("CONSUMING", True)})
     assert dict(leases.sweep(live, limit=10, dry_run=False)) == {"looked": 2, "keep": 2}
@@ -282,7 +341,9 @@ def test_a_dry_run_and_a_count_and_a_sweep_that_keeps_touch_nothing(keys: Keys, 
     assert keys.idle(KEYS[name] + "-young") >= SHORT
 
 
-def test_on_a_server_that_counts_our_reads_as_touches_values_are_read_only_by_the_change_itself(keys: Keys) -> None:
+def test_on_a_server_that_counts_our_reads_as_touches_values_are_read_only_by_the_change_itself(
+    keys: Keys,
+) -> None:
     try:  # a login that may not ask for it stands for a server that does not know it (before Redis 7.2)
         keys.client.execute_command("ACL SETUSER old on >pass ~* +@all -client|no-touch")
     except redis.ResponseError as error:
@@ -299,11 +360,17 @@ def test_on_a_server_that_counts_our_reads_as_touches_values_are_read_only_by_th
     told: list[Any] = []
     leases.sweep(Log(), limit=10, dry_run=True, tell=told.append)
     assert leases.count(100) == 3
-    assert {key.removeprefix(LISTENER) for key in keys.client.scan_iter() if keys.idle(key) < SHORT} == set()
+    assert {
+        key.removeprefix(LISTENER) for key in keys.client.scan_iter() if keys.idle(key) < SHORT
+    } == set()
     log = Log({Key("orders", "repair"): ("CONSUMED", False)})
     assert dict(leases.sweep(log, limit=10, dry_run=False)) == {
-        "looked": 5, "reclaim": 1, "keep": 2, "unreadable": 1, "repair": 1,
-    }  # fmt: skip
+        "looked": 5,
+        "reclaim": 1,
+        "keep": 2,
+        "unreadable": 1,
+        "repair": 1,
+    }
     leases.close()
     assert keys.idle(LISTENER + "young") >= SHORT
     assert not keys.client.exists(LISTENER + "consuming")
@@ -325,7 +392,9 @@ def test_nothing_is_freed_when_the_log_does_not_answer(keys: Keys, name: str) ->
 
 
 @pytest.mark.parametrize("size", [5000, 400])
-def test_a_large_keyspace_is_scanned_in_steps_and_from_the_place_where_the_last_process_stopped(keys: Keys, size: int) -> None:
+def test_a_large_keyspace_is_scanned_in_steps_and_from_the_place_where_the_last_process_stopped(
+    keys: Keys, size: int
+) -> None:
     pipe = keys.client.pipeline()
     for number in range(size):
         pipe.set(f"dedup:orders:m-{number}", "w")
@@ -338,7 +407,11 @@ def test_a_large_keyspace_is_scanned_in_steps_and_from_the_place_where_the_last_
         leases.place = place
         counts = leases.sweep(log, limit=size // 10, dry_run=False)
         assert counts.get("looked", 0) <= size // 10
-        repaired, kept, calls = repaired + counts.get("repair", 0), kept + counts.get("keep", 0), calls + 1
+        repaired, kept, calls = (
+            repaired + counts.get("repair", 0),
+            kept + counts.get("keep", 0),
+            calls + 1,
+        )
         place = leases.place
         leases.close()
         assert calls <= 40
@@ -349,7 +422,9 @@ def test_a_large_keyspace_is_scanned_in_steps_and_from_the_place_where_the_last_
     assert keys.client.ttl("other:1") == -1
 
 
-def test_one_object_decides_every_key_however_small_the_limit_and_a_new_one_never_stands_still(keys: Keys) -> None:
+def test_one_object_decides_every_key_however_small_the_limit_and_a_new_one_never_stands_still(
+    keys: Keys,
+) -> None:
     for number in range(40):
         keys.client.set(f"dedup:orders:m-{number}", "w")
     leases, log = opened("plain", keys.url), Log()
@@ -375,14 +450,20 @@ def test_a_login_as_the_how_to_makes_it_may_do_what_the_sweep_does(keys: Keys, n
     try:
         keys.client.execute_command(line.replace(">...", ">pass"))
     except redis.ResponseError:
-        keys.client.execute_command(line.replace(">...", ">pass").replace(" +client|no-touch", ""))  # before Redis 7.2
+        keys.client.execute_command(
+            line.replace(">...", ">pass").replace(" +client|no-touch", "")
+        )  # before Redis 7.2
     login = keys.url.partition("//")[2].rpartition("@")[0]
     url = keys.url.replace(f"//{login}@" if login else "//", "//backstop_sweep:pass@")
     keys.put(KEYS[name])
     keys.put(KEYS[name] + "-done")
     leases = opened(name, url)
     assert leases.count(10) == 2
-    assert dict(leases.sweep(done("m-1-done"), limit=10, dry_run=False)) == {"looked": 2, "reclaim": 1, "repair": 1}
+    assert dict(leases.sweep(done("m-1-done"), limit=10, dry_run=False)) == {
+        "looked": 2,
+        "reclaim": 1,
+        "repair": 1,
+    }
     leases.close()
 
 
@@ -400,9 +481,15 @@ def refused(name: str, url: str) -> StoreUnavailable:
 
 
 @BOTH
-def test_a_server_that_is_away_or_refuses_says_so_in_three_parts_and_without_a_password(keys: Keys, name: str) -> None:
+def test_a_server_that_is_away_or_refuses_says_so_in_three_parts_and_without_a_password(
+    keys: Keys, name: str
+) -> None:
     refused(name, f"redis://:s3cret-pass@127.0.0.1:{free_port()}/0")
-    wrong = keys.url.replace(keys.url.partition("//")[2].rpartition("@")[0], ":s3cret-pass") if "@" in keys.url else None
+    wrong = (
+        keys.url.replace(keys.url.partition("//")[2].rpartition("@")[0], ":s3cret-pass")
+        if "@" in keys.url
+        else None
+    )
     if wrong:
         assert "s3cret-pass" not in str(refused(name, wrong))
 

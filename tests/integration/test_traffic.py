@@ -29,7 +29,9 @@ def test_traffic_is_made_and_worked_until_it_is_stopped(tmp_path: Path) -> None:
     platform = Platform(tmp_path / "platform")
     platform.start(airflow=False)
     stop, made = threading.Event(), []
-    thread = threading.Thread(target=lambda: made.append(drive(platform, tmp_path / "traffic", 30, stop)))
+    thread = threading.Thread(
+        target=lambda: made.append(drive(platform, tmp_path / "traffic", 30, stop))
+    )
     try:
         thread.start()
         effects = platform.connections()["backstop_consumer_billing"]
@@ -43,7 +45,9 @@ def test_traffic_is_made_and_worked_until_it_is_stopped(tmp_path: Path) -> None:
         thread.join(60)
         assert done >= 60
         assert made and made[0] >= 60
-        assert count(effects, "SELECT count(*) - count(DISTINCT (topic, message_id)) FROM effect") == 0
+        assert (
+            count(effects, "SELECT count(*) - count(DISTINCT (topic, message_id)) FROM effect") == 0
+        )
     finally:
         stop.set()
         thread.join(60)
@@ -53,7 +57,10 @@ def test_traffic_is_made_and_worked_until_it_is_stopped(tmp_path: Path) -> None:
 def test_without_a_platform_it_says_how_to_start_one(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "backstop_lab.demo.traffic", "--root", str(tmp_path)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert ended.returncode == 3
     assert "make up" in ended.stderr

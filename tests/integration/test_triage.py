@@ -11,7 +11,19 @@ from backstop.decisions.decide import decide
 from backstop.model.errors import Unavailable
 from backstop.requests.ask import Ask, ask
 from control_world import World, servers, world  # noqa: F401
-from triage_world import cases, classify, dead, letter, letters, look_now, requests, resend, set_policy, states, triage
+from triage_world import (
+    cases,
+    classify,
+    dead,
+    letter,
+    letters,
+    look_now,
+    requests,
+    resend,
+    set_policy,
+    states,
+    triage,
+)
 
 
 def published(world: World, group: str = "billing") -> list[tuple[str, str | None]]:
@@ -47,7 +59,9 @@ def test_a_letter_is_discarded_by_the_log_of_its_own_group_alone(world: World) -
     assert triage(world)["replaying"] == 1
 
 
-def test_a_transient_letter_is_replayed_to_its_group_and_ends_when_its_copy_is_out(world: World) -> None:
+def test_a_transient_letter_is_replayed_to_its_group_and_ends_when_its_copy_is_out(
+    world: World,
+) -> None:
     number = dead(world, "m")
     assert triage(world) == {"requests": 1, "replaying": 1}
     assert requests(world) == [("m", 2, ["billing"], "triage", "open")]
@@ -76,14 +90,22 @@ def test_one_case_holds_all_letters_of_a_cause_topic_and_group(world: World) -> 
     dead(world, "else", "poison", fingerprint="1:else")
     assert triage(world)["escalated"] == 6
     assert sorted(cases(world)) == [
-        ("orders", "billing", "1:else", "warning", "open"), ("orders", "billing", "1:poison", "warning", "open"),
+        ("orders", "billing", "1:else", "warning", "open"),
+        ("orders", "billing", "1:poison", "warning", "open"),
         ("orders", "shipping", "1:poison", "warning", "open"),
-    ]  # fmt: skip
+    ]
     ((summary, evidence),) = world.control(
         "SELECT summary, evidence FROM case_file WHERE subject = '1:poison' AND consumer_group = 'billing'"
     )
-    assert summary == "4 dead letters of orders to billing have a content that the handler cannot process"
-    assert (evidence["letters"], evidence["reasons"], evidence["template"]) == (4, {"poison": 4}, "ValueError: <*>")
+    assert (
+        summary
+        == "4 dead letters of orders to billing have a content that the handler cannot process"
+    )
+    assert (evidence["letters"], evidence["reasons"], evidence["template"]) == (
+        4,
+        {"poison": 4},
+        "ValueError: <*>",
+    )
     assert [one["id"] for one in evidence["examples"]] == ["p0", "p1", "p2", "p3"]
     assert world.control("SELECT count(*) FROM alert") == [(3,)]
     look_now(world)
@@ -98,9 +120,17 @@ def test_a_letter_that_names_no_delivery_is_a_case_of_its_own_kind(world: World)
     letter(world, "unpromised", "transient")
     assert triage(world)["escalated"] == 4
     assert sorted((row[0], row[1]) for row in cases(world)) == [
-        ("nowhere", "billing"), ("orders", "*"), ("orders", "billing"), ("orders", "billing"),
-    ]  # fmt: skip
-    assert {one["reason"] for one in letters(world).values()} == {"no_id", "unknown_topic", "unknown_group", "no_stub"}
+        ("nowhere", "billing"),
+        ("orders", "*"),
+        ("orders", "billing"),
+        ("orders", "billing"),
+    ]
+    assert {one["reason"] for one in letters(world).values()} == {
+        "no_id",
+        "unknown_topic",
+        "unknown_group",
+        "no_stub",
+    }
 
 
 def test_a_loop_stops_at_max_replays_and_becomes_a_critical_case(world: World) -> None:
@@ -113,8 +143,12 @@ def test_a_loop_stops_at_max_replays_and_becomes_a_critical_case(world: World) -
         assert len(published(world)) == 1
         assert triage(world) == {"replayed": 1}
         letter(world, "m")  # it died again
-        world.run("consumer_billing", "UPDATE consumer_log SET updated_at = now() - interval '1 minute'")
-        world.run("producer_a", "UPDATE message_stub SET attempted_at = now() - interval '1 minute'")
+        world.run(
+            "consumer_billing", "UPDATE consumer_log SET updated_at = now() - interval '1 minute'"
+        )
+        world.run(
+            "producer_a", "UPDATE message_stub SET attempted_at = now() - interval '1 minute'"
+        )
     assert triage(world)["escalated"] == 1
     assert letters(world)["m"]["reason"] == "loop"
     assert cases(world)[0][3:] == ("critical", "open")
@@ -131,7 +165,9 @@ def test_several_letters_of_one_delivery_are_one_replay(world: World) -> None:
     assert triage(world) == {"replayed": 3}
 
 
-def test_a_request_waits_while_another_letter_of_its_delivery_waits_for_a_person(world: World) -> None:
+def test_a_request_waits_while_another_letter_of_its_delivery_waits_for_a_person(
+    world: World,
+) -> None:
     dead(world, "m")
     triage(world)
     letter(world, "m", "poison")
@@ -140,10 +176,14 @@ def test_a_request_waits_while_another_letter_of_its_delivery_waits_for_a_person
     assert [row[4] for row in requests(world)] == ["open"]
 
 
-def test_what_the_broker_refused_for_good_is_not_replayed_by_another_letter_of_its_delivery(world: World) -> None:
+def test_what_the_broker_refused_for_good_is_not_replayed_by_another_letter_of_its_delivery(
+    world: World,
+) -> None:
     dead(world, "m")
     assert triage(world)["replaying"] == 1
-    world.control("UPDATE resend_request SET state = 'refused', error = 'refused for good: too large'")
+    world.control(
+        "UPDATE resend_request SET state = 'refused', error = 'refused for good: too large'"
+    )
     world.run("producer_a", "UPDATE message_stub SET send_count = 2, refusals = 1")
     letter(world, "m", "transient")
     assert triage(world)["escalated"] == 2
@@ -162,7 +202,9 @@ def test_a_replay_for_one_group_does_not_touch_the_letter_of_another(world: Worl
     assert letters(world)["m"]["decision"] == "escalate"
 
 
-def test_a_group_that_joined_a_request_of_triage_is_not_replayed_when_its_letter_is_poison(world: World) -> None:
+def test_a_group_that_joined_a_request_of_triage_is_not_replayed_when_its_letter_is_poison(
+    world: World,
+) -> None:
     dead(world, "m")
     triage(world)
     with world.conn, world.conn.cursor() as cur:
@@ -173,7 +215,9 @@ def test_a_group_that_joined_a_request_of_triage_is_not_replayed_when_its_letter
     assert published(world) == [("m", '["billing"]')]
 
 
-def test_a_request_that_ends_unpublished_opens_the_letter_again_and_the_log_discards_it(world: World) -> None:
+def test_a_request_that_ends_unpublished_opens_the_letter_again_and_the_log_discards_it(
+    world: World,
+) -> None:
     number = dead(world, "m")
     triage(world)
     world.run("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now()")
@@ -199,7 +243,9 @@ def test_a_letter_that_was_not_classified_waits_undecided(world: World) -> None:
     assert triage(world)["replaying"] == 1
 
 
-def test_a_letter_whose_category_changes_is_decided_anew_at_once_and_leaves_its_case(world: World) -> None:
+def test_a_letter_whose_category_changes_is_decided_anew_at_once_and_leaves_its_case(
+    world: World,
+) -> None:
     number = dead(world, "m", "unknown")
     triage(world)
     assert cases(world)[0][4] == "open"
@@ -209,7 +255,9 @@ def test_a_letter_whose_category_changes_is_decided_anew_at_once_and_leaves_its_
     assert letters(world)["m"]["case_id"] is None
 
 
-def test_work_that_was_done_while_a_person_was_asked_discards_the_letter_and_closes_the_case(world: World) -> None:
+def test_work_that_was_done_while_a_person_was_asked_discards_the_letter_and_closes_the_case(
+    world: World,
+) -> None:
     dead(world, "m", "poison")
     triage(world)
     world.run("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now()")
@@ -235,9 +283,13 @@ def test_a_cause_that_comes_back_opens_its_case_again_and_tells_people(world: Wo
     triage(world)
     dead(world, "b", "poison")
     triage(world)
-    ((case_id, state, reopened, closed_at),) = world.control("SELECT case_id, state, reopened, closed_at FROM case_file")
+    ((case_id, state, reopened, closed_at),) = world.control(
+        "SELECT case_id, state, reopened, closed_at FROM case_file"
+    )
     assert (state, reopened, closed_at) == ("open", 1, None)
-    assert world.control("SELECT count(*) FROM alert WHERE dedup_key = %s", (f"case/{case_id}/reopened/1",)) == [(1,)]
+    assert world.control(
+        "SELECT count(*) FROM alert WHERE dedup_key = %s", (f"case/{case_id}/reopened/1",)
+    ) == [(1,)]
 
 
 def test_a_topic_that_is_only_observed_asks_a_person(world: World) -> None:
@@ -279,17 +331,22 @@ def test_what_a_person_gave_up_is_not_asked_for_again(world: World) -> None:
     assert letters(world)["m"]["reason"] == "given_up"
 
 
-def test_a_number_given_up_for_one_group_is_free_for_the_letters_of_the_others(world: World) -> None:
+def test_a_number_given_up_for_one_group_is_free_for_the_letters_of_the_others(
+    world: World,
+) -> None:
     dead(world, "m")
     world.log("m", "shipping", state="FAILED", moved="1 minute")
     ((case_id,),) = world.control(
         "INSERT INTO case_file (kind, topic, summary) VALUES ('ramp_stopped', 'orders', 's') RETURNING case_id"
     )
-    world.control("""
+    world.control(
+        """
         INSERT INTO resend_request (shard, topic, message_id, send_number, groups, reason, requested_by, state, given_up_by,
             given_up_groups)
         VALUES ('shop_a', 'orders', 'm', 2, '{billing}', 'lost', 'reconcile', 'not_needed', %s, '{billing}')
-        """, (case_id,))  # fmt: skip
+        """,
+        (case_id,),
+    )
     ((billing,),) = world.control("SELECT dead_letter_id FROM dead_letter")
     shipping = letter(world, "m", group="shipping")
     triage(world)
@@ -300,12 +357,19 @@ def test_a_number_given_up_for_one_group_is_free_for_the_letters_of_the_others(w
     # Also with the next number only a person asks for the group that was given up.
     look_now(world)
     assert triage(world)["replayed"] == 1
-    assert [row[:2] for row in requests(world)] == [("m", 2)] and letters(world)["m"]["state"] == "replayed"
-    ((reason, case_id),) = world.control("SELECT reason, case_id FROM dead_letter WHERE dead_letter_id = %s", (billing,))
+    assert [row[:2] for row in requests(world)] == [("m", 2)] and letters(world)["m"][
+        "state"
+    ] == "replayed"
+    ((reason, case_id),) = world.control(
+        "SELECT reason, case_id FROM dead_letter WHERE dead_letter_id = %s", (billing,)
+    )
     assert reason == "given_up"
     decide(world.conn, world.settings, world.connections, case_id, "replay", "ann", "mended", {})
     assert requests(world)[1] == ("m", 3, ["billing"], f"case {case_id}", "open")
-    assert world.control("SELECT given_up_by, given_up_groups FROM resend_request") == [(None, None)] * 2
+    assert (
+        world.control("SELECT given_up_by, given_up_groups FROM resend_request")
+        == [(None, None)] * 2
+    )
 
 
 def test_a_dry_run_tells_and_changes_nothing(world: World) -> None:
@@ -325,7 +389,9 @@ def test_a_store_that_is_away_decides_nothing_for_its_group_and_holds_up_nobody_
 
     dead(world, "a")
     dead(world, "b", group="shipping")
-    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONSUMER_BILLING", "postgresql://nobody@127.0.0.1:1/gone")
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_BACKSTOP_CONSUMER_BILLING", "postgresql://nobody@127.0.0.1:1/gone"
+    )
     world.connections = Connections()
     with pytest.raises(Unavailable, match="store billing_db"):
         triage(world)
@@ -333,24 +399,34 @@ def test_a_store_that_is_away_decides_nothing_for_its_group_and_holds_up_nobody_
 
 
 def in_order(world: World) -> None:
-    world.run("producer_a", "UPDATE message_stub SET ordering_key = 'k', sequence = (message_id = 'second')::integer")
+    world.run(
+        "producer_a",
+        "UPDATE message_stub SET ordering_key = 'k', sequence = (message_id = 'second')::integer",
+    )
 
 
-def test_a_later_message_of_a_key_is_not_replayed_before_one_that_a_person_must_decide(world: World) -> None:
+def test_a_later_message_of_a_key_is_not_replayed_before_one_that_a_person_must_decide(
+    world: World,
+) -> None:
     dead(world, "first", "poison")
     dead(world, "second")
     in_order(world)
     assert triage(world) == {"escalated": 1, "waits": 1}
     assert letters(world)["second"]["reason"].startswith("behind first of its key")
     look_now(world)
-    assert triage(world) == {"escalated": 1, "waits": 1}, "also when the first one was decided in an earlier run"
+    assert triage(world) == {"escalated": 1, "waits": 1}, (
+        "also when the first one was decided in an earlier run"
+    )
 
 
 def test_letters_of_a_key_are_replayed_in_its_order(world: World) -> None:
     dead(world, "second")
     dead(world, "first")
     in_order(world)
-    world.run("producer_a", "UPDATE message_stub SET send_count = 0, attempted_at = NULL WHERE message_id = 'second'")
+    world.run(
+        "producer_a",
+        "UPDATE message_stub SET send_count = 0, attempted_at = NULL WHERE message_id = 'second'",
+    )
     world.run("producer_a", "DELETE FROM send_attempt WHERE message_id = 'second'")
     assert triage(world)["replaying"] == 2
     resend(world)

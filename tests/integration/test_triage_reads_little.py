@@ -25,12 +25,16 @@ def waiting(world: World, letters: int) -> None:
     """Letters that were decided, and are not due for another look."""
     letter(world, "first")
     classify(world)
-    world.sql("control", """INSERT INTO dead_letter (batch_id, broker, queue, broker_id, consumer_group, topic, message_id,
+    world.sql(
+        "control",
+        """INSERT INTO dead_letter (batch_id, broker, queue, broker_id, consumer_group, topic, message_id,
             headers, content_bytes, cause_id, category, classified_at, classified_by, decision, reason, decided_at, decided_by,
             look_at)
         SELECT batch_id, broker, queue, 'w' || n, consumer_group, topic, 'w' || n, headers, 0, cause_id, category, now(),
             classified_by, 'wait', 'x', now() + interval '1 minute', 'triage', now() + interval '1 day'
-        FROM dead_letter, generate_series(1, %s) n WHERE message_id = 'first'""", (letters,))  # fmt: skip
+        FROM dead_letter, generate_series(1, %s) n WHERE message_id = 'first'""",
+        (letters,),
+    )
     world.sql("control", "DELETE FROM dead_letter WHERE message_id = 'first'")
     world.sql("control", "ANALYZE dead_letter")
 
@@ -44,12 +48,17 @@ def test_every_letter_that_is_due_is_counted_once_and_no_more_than_asked_for(wor
     waiting(world, 7)
     assert due(world) == (0, 0, 0)
     for message_id, change in {
-        "w1": "look_at = NULL", "w2": "look_at = now() - interval '1 s'", "w3": "classified_at = now() + interval '1 hour'",
-        "w4": "classified_by = 'a'", "w5": "classified_by = 'z'",
+        "w1": "look_at = NULL",
+        "w2": "look_at = now() - interval '1 s'",
+        "w3": "classified_at = now() + interval '1 hour'",
+        "w4": "classified_by = 'a'",
+        "w5": "classified_by = 'z'",
         "w6": "cause_id = NULL, category = NULL, classified_at = NULL, classified_by = NULL",
         "w7": "cause_id = NULL, category = NULL, classified_at = NULL",
-    }.items():  # fmt: skip
-        world.sql("control", f"UPDATE dead_letter SET {change} WHERE message_id = %s", (message_id,))
+    }.items():
+        world.sql(
+            "control", f"UPDATE dead_letter SET {change} WHERE message_id = %s", (message_id,)
+        )
     assert due(world) == (4, 3, 0)
     world.sql("control", "UPDATE dead_letter SET look_at = NULL WHERE message_id = 'w3'")
     assert due(world) == (4, 3, 0)
@@ -58,7 +67,9 @@ def test_every_letter_that_is_due_is_counted_once_and_no_more_than_asked_for(wor
 
 def rows_read(plan: dict[str, Any]) -> Iterator[int]:
     if "Relation Name" in plan:
-        yield int(plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)) * int(plan["Actual Loops"])
+        yield int(plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)) * int(
+            plan["Actual Loops"]
+        )
     for part in plan.get("Plans", ()):
         yield from rows_read(part)
 
@@ -73,19 +84,31 @@ def test_letters_that_wait_are_not_read_to_see_that_none_is_due(world: World) ->
 
 
 def test_a_claim_reads_no_request_of_another_topic_or_shard(world: World) -> None:
-    world.sql("control", """
+    world.sql(
+        "control",
+        """
         INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, not_before)
         SELECT CASE WHEN n <= 10 THEN 'shop_a' ELSE 'shop_b' END, 'orders', 'm' || n, 2, 'lost', 'reconcile',
             CASE n % 2 WHEN 1 THEN 'sent' ELSE 'open' END, now() - interval '1 day' - n * interval '1 s'
-        FROM generate_series(1, 40000) n""")  # fmt: skip
+        FROM generate_series(1, 40000) n""",
+    )
     world.sql("control", "ANALYZE resend_request")
     statement = "EXPLAIN (ANALYZE, FORMAT JSON) " + load("backstop.resend", "queries.sql")["claim"]
-    values = {"cut": datetime.now(UTC), "topic": "orders", "shard": "shop_a", "limit": 200, "ids": None, "token": str(uuid4()),
-              "seconds": 60}  # fmt: skip
+    values = {
+        "cut": datetime.now(UTC),
+        "topic": "orders",
+        "shard": "shop_a",
+        "limit": 200,
+        "ids": None,
+        "token": str(uuid4()),
+        "seconds": 60,
+    }
     ((found,),) = world.sql("control", statement, values)
     plan = found if isinstance(found, list) else json.loads(found)
     assert sum(rows_read(plan[0]["Plan"])) < 100
-    assert world.sql("control", "SELECT count(*) FROM resend_request WHERE state = 'claimed'") == [(5,)]
+    assert world.sql("control", "SELECT count(*) FROM resend_request WHERE state = 'claimed'") == [
+        (5,)
+    ]
 
 
 def test_only_causes_that_could_make_a_pattern_with_what_was_staged_are_read(
@@ -94,13 +117,18 @@ def test_only_causes_that_could_make_a_pattern_with_what_was_staged_are_read(
     for name in ("alice", "bob"):
         letter(world, name, error=f"Declined: the card of {name} is not accepted here")
     classify(world)
-    for number, error in enumerate(("KeyError: 'a'", "no rate for this currency", "it is Sunday and nobody is there")):
+    for number, error in enumerate(
+        ("KeyError: 'a'", "no rate for this currency", "it is Sunday and nobody is there")
+    ):
         letter(world, f"other-{number}", error=error)
     classify(world)
     monkeypatch.setattr(stage_patterns, "CANDIDATES", 3)
     letter(world, "carol", error="Declined: the card of carol is not accepted here")
     classify(world, audit=tmp_path)
-    assert causes(world)["handler failed || Declined: the card of <name> is not accepted here"] == ("unknown", 3)
+    assert causes(world)["handler failed || Declined: the card of <name> is not accepted here"] == (
+        "unknown",
+        3,
+    )
     kept = load("backstop.triage.causes", "classify.sql")["kept_patterns"]
     pattern = "handler failed || Declined: the card of <name> is not accepted here"
     assert world.sql("control", kept, {"blanks": [pattern.count(" ")]}) == [(pattern,)]

@@ -29,12 +29,19 @@ def dies(world: World, errors: dict[str, str], group: str = "billing") -> None:
         world.stub(message_id, sends=1)
         world.log(message_id, group, state="FAILED", moved="1 minute")
     with open_broker(world.settings, world.connections, "embedded") as broker:
-        broker.publish([Message("orders", message_id, b"{}", {"backstop-message-id": message_id}) for message_id in errors])
+        broker.publish(
+            [
+                Message("orders", message_id, b"{}", {"backstop-message-id": message_id})
+                for message_id in errors
+            ]
+        )
         subscription = broker.subscribe(group, ["orders"], "worker")
         left, deadline = len(errors) * 5, time.monotonic() + 60
         while left and time.monotonic() < deadline:
             for one in subscription.fetch(100, timedelta(milliseconds=50)):
-                subscription.hand_back(one, after=timedelta(0), counts=True, error=errors[one.message.message_id])
+                subscription.hand_back(
+                    one, after=timedelta(0), counts=True, error=errors[one.message.message_id]
+                )
                 left -= 1
         subscription.close()
         assert left == 0 and len(list(broker.dead_letters(group))) == len(errors)
@@ -45,30 +52,50 @@ def triage(world: World, docs: Path | None = None, **options: Any) -> dict[str, 
         assert docs is not None
         run_suite(suite, world.connections.url(world.settings.control), run.run_id, None, docs)
 
-    return run_once.run_duty(world.settings, world.connections, audit=audit if docs else None, **options)
+    return run_once.run_duty(
+        world.settings, world.connections, audit=audit if docs else None, **options
+    )
 
 
-def test_letters_of_real_consumers_go_the_whole_way_and_every_check_holds(world: World, tmp_path: Path) -> None:
+def test_letters_of_real_consumers_go_the_whole_way_and_every_check_holds(
+    world: World, tmp_path: Path
+) -> None:
     dies(world, {"poison": POISON, "away": AWAY, "false": AWAY})
-    world.run("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'false'")
+    world.run(
+        "consumer_billing",
+        "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'false'",
+    )
     counts = triage(world, tmp_path)
-    assert {name: counts.get(name) for name in ("stored", "escalated", "replaying", "discarded")} == {
-        "stored": 3, "escalated": 1, "replaying": 1, "discarded": 1,
-    }  # fmt: skip
+    assert {
+        name: counts.get(name) for name in ("stored", "escalated", "replaying", "discarded")
+    } == {
+        "stored": 3,
+        "escalated": 1,
+        "replaying": 1,
+        "discarded": 1,
+    }
     found = letters(world)
     assert {name: (one["state"], one["category"]) for name, one in found.items()} == {
-        "poison": ("open", "poison"), "away": ("replaying", "transient"), "false": ("discarded", "already_confirmed"),
-    }  # fmt: skip
+        "poison": ("open", "poison"),
+        "away": ("replaying", "transient"),
+        "false": ("discarded", "already_confirmed"),
+    }
     assert resend(world)["published"] == 1
     assert triage(world)["replayed"] == 1
-    assert world.control("SELECT counts ->> 'replayed' FROM run WHERE duty = 'triage' ORDER BY run_id DESC LIMIT 1") == [("1",)]
+    assert world.control(
+        "SELECT counts ->> 'replayed' FROM run WHERE duty = 'triage' ORDER BY run_id DESC LIMIT 1"
+    ) == [("1",)]
     ((case_id, fingerprint),) = world.control("SELECT case_id, subject FROM case_file")
-    assert world.control("SELECT category FROM cause WHERE fingerprint = %s", (fingerprint,)) == [("poison",)]
+    assert world.control("SELECT category FROM cause WHERE fingerprint = %s", (fingerprint,)) == [
+        ("poison",)
+    ]
     decide(world.conn, world.settings, world.connections, case_id, "discard", "ann", "a test", {})
     assert cases(world)[0][4] == "closed"
     assert world.control("SELECT suite, passed FROM data_check ORDER BY suite") == [
-        ("causes", True), ("letters_decided", True), ("letters_drained", True),
-    ]  # fmt: skip
+        ("causes", True),
+        ("letters_decided", True),
+        ("letters_drained", True),
+    ]
 
 
 def test_a_dry_run_of_the_duty_takes_nothing_from_the_broker(world: World) -> None:
@@ -95,9 +122,14 @@ BROKEN = {
 }
 
 
-def test_each_check_of_what_was_decided_fails_when_it_is_broken(world: World, tmp_path: Path) -> None:
+def test_each_check_of_what_was_decided_fails_when_it_is_broken(
+    world: World, tmp_path: Path
+) -> None:
     dies(world, {"poison": POISON, "away": AWAY, "false": AWAY})
-    world.run("consumer_billing", "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'false'")
+    world.run(
+        "consumer_billing",
+        "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'false'",
+    )
     triage(world)
     assert len(requests(world)) == 1
     look_now(world)
@@ -106,5 +138,11 @@ def test_each_check_of_what_was_decided_fails_when_it_is_broken(world: World, tm
     for statement in BROKEN.values():
         world.control(statement)
     with pytest.raises(AuditFailed) as failed:
-        run_suite("letters_decided", world.connections.url(world.settings.control), run.run_id, None, tmp_path)
+        run_suite(
+            "letters_decided",
+            world.connections.url(world.settings.control),
+            run.run_id,
+            None,
+            tmp_path,
+        )
     assert {name for name in BROKEN if name in failed.value.what} == set(BROKEN)

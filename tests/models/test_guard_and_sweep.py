@@ -24,9 +24,14 @@ from guard_machine import GuardAndSweep, KeptDatabase, Stage
 from guard_world import KINDS
 
 SETTINGS = settings(
-    max_examples=80, stateful_step_count=40, derandomize=True, deadline=None, database=None,
-    suppress_health_check=list(HealthCheck), print_blob=False,
-)  # fmt: skip
+    max_examples=80,
+    stateful_step_count=40,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=False,
+)
 Switch = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -38,7 +43,9 @@ def stages(postgres: Any, valkey: Any) -> Iterator[Callable[[str], Stage]]:
         opened.append(Stage(kind, KeptDatabase(postgres.admin_dsn("consumer")), valkey.url()))
         return opened[-1]
 
-    Database(postgres.admin_dsn("consumer")).run("ALTER DATABASE consumer SET synchronous_commit = off")
+    Database(postgres.admin_dsn("consumer")).run(
+        "ALTER DATABASE consumer SET synchronous_commit = off"
+    )
     Database(postgres.admin_dsn("consumer")).run(
         "TRUNCATE consumer_log, effect; CREATE INDEX IF NOT EXISTS effect_of ON effect (consumer_group)"
     )
@@ -92,30 +99,66 @@ def done_for_everybody(patch: pytest.MonkeyPatch) -> None:
 def sweep_of_all(patch: pytest.MonkeyPatch) -> None:
     """It looks twice whether a lease has ended, at its choice and at its change: both are gone."""
     for statement in ("expired", "reclaim"):
-        without(postgresql_leases, "_SQL", statement, ("l.lease_expires_at <= clock_timestamp()", "true"))(patch)
+        without(
+            postgresql_leases,
+            "_SQL",
+            statement,
+            ("l.lease_expires_at <= clock_timestamp()", "true"),
+        )(patch)
 
 
 OURS = "AND l.owner_token = g.token AND l.state IN ('CONSUMING', 'EXPIRED')"
 WEAKENED: dict[str, tuple[str, str, Switch]] = {
-    "complete without the token": ("database", "complete: taken from one", without(
-        guard, "_SQL", "complete", (OURS, ""), ("l.message_id, l.owner_token\n", "l.message_id, g.token AS owner_token\n"),
-        ("AND l.owner_token = h.owner_token", ""), ("RETURNING l.owner_token", "RETURNING h.owner_token"),
-    )),
-    "begin without looking at the lease": ("database", "two holders", without(
-        guard, "_SQL", "begin", ("l.lease_expires_at <= statement_timestamp()", "true"))),
-    "begin of what is done": ("front", "what is done is begun again", without(
-        guard, "_SQL", "begin", ("('FAILED', 'EXPIRED')", "('FAILED', 'EXPIRED', 'CONSUMED')"))),
-    "begin that never takes over": ("database", "nobody is at work|is stuck", without(
-        guard, "_SQL", "begin", ("l.lease_expires_at <= statement_timestamp()", "false"))),
+    "complete without the token": (
+        "database",
+        "complete: taken from one",
+        without(
+            guard,
+            "_SQL",
+            "complete",
+            (OURS, ""),
+            ("l.message_id, l.owner_token\n", "l.message_id, g.token AS owner_token\n"),
+            ("AND l.owner_token = h.owner_token", ""),
+            ("RETURNING l.owner_token", "RETURNING h.owner_token"),
+        ),
+    ),
+    "begin without looking at the lease": (
+        "database",
+        "two holders",
+        without(guard, "_SQL", "begin", ("l.lease_expires_at <= statement_timestamp()", "true")),
+    ),
+    "begin of what is done": (
+        "front",
+        "what is done is begun again",
+        without(
+            guard, "_SQL", "begin", ("('FAILED', 'EXPIRED')", "('FAILED', 'EXPIRED', 'CONSUMED')")
+        ),
+    ),
+    "begin that never takes over": (
+        "database",
+        "nobody is at work|is stuck",
+        without(guard, "_SQL", "begin", ("l.lease_expires_at <= statement_timestamp()", "false")),
+    ),
     "sweep of leases that run": ("database", "a lease that runs was taken back", sweep_of_all),
     "done before it is": ("front", "called done", done_for_everybody),
-    "redis: begin without looking at the lease": ("redis", "two holders", without_in_script(
-        redis_guard, "_BEGIN", "begin", "elseif left > 0", "elseif false")),
-    "redis: complete without the token": ("redis", "complete: taken from one", without_in_script(
-        redis_guard, "_COMPLETE", "complete", "sub(record, 35, 66) == token", "true")),
-    "redis: a sweep that does not compare": ("redis", "a record is not as its owner left it", without_in_script(
-        redis_bucket, "_SETTLE", "settle", "if record ~= seen", "if false")),
-}  # fmt: skip
+    "redis: begin without looking at the lease": (
+        "redis",
+        "two holders",
+        without_in_script(redis_guard, "_BEGIN", "begin", "elseif left > 0", "elseif false"),
+    ),
+    "redis: complete without the token": (
+        "redis",
+        "complete: taken from one",
+        without_in_script(
+            redis_guard, "_COMPLETE", "complete", "sub(record, 35, 66) == token", "true"
+        ),
+    ),
+    "redis: a sweep that does not compare": (
+        "redis",
+        "a record is not as its owner left it",
+        without_in_script(redis_bucket, "_SETTLE", "settle", "if record ~= seen", "if false"),
+    ),
+}
 """Which store, what the machine says then, and what is taken away."""
 
 
@@ -126,6 +169,8 @@ def test_with_one_protection_taken_away_the_machine_finds_it(
     kind, found, switch = WEAKENED[weakness]
     switch(monkeypatch)
     stage = stages(kind)
-    bounded = settings(SETTINGS, max_examples=300, phases=[Phase.generate], report_multiple_bugs=False)
+    bounded = settings(
+        SETTINGS, max_examples=300, phases=[Phase.generate], report_multiple_bugs=False
+    )
     with pytest.raises(AssertionError, match=found):
         run_state_machine_as_test(lambda: GuardAndSweep(stage), settings=bounded)

@@ -19,9 +19,14 @@ from guard_machine import KeptDatabase
 from order_machine import EFFECT, OrderMachine, Stage
 
 SETTINGS = settings(
-    max_examples=20, stateful_step_count=30, derandomize=True, deadline=None, database=None,
-    suppress_health_check=list(HealthCheck), print_blob=False,
-)  # fmt: skip
+    max_examples=20,
+    stateful_step_count=30,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=False,
+)
 Switch = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -36,7 +41,9 @@ def stage(postgres: Any, valkey: Any) -> Iterator[Stage]:
         stage.close()
 
 
-def test_the_effects_of_each_key_are_its_messages_in_order_each_once_whatever_happens(stage: Stage) -> None:
+def test_the_effects_of_each_key_are_its_messages_in_order_each_once_whatever_happens(
+    stage: Stage,
+) -> None:
     run_state_machine_as_test(lambda: OrderMachine(stage), settings=SETTINGS)
 
 
@@ -66,7 +73,10 @@ WEAKENED: dict[str, tuple[str, Switch]] = {
     "no adoption of an expired owner's work": (r"[abc]: \[|something is lost", without_adoption),
     "no comparison of the fence with the handler's effects": ("had an effect", without_comparison),
     "no lock around the question whether a key is parked": ("parked_message_has_key", without_lock),
-    "no comparison of the fence at begin": ("began a message|had an effect", without_fence_at_begin),
+    "no comparison of the fence at begin": (
+        "began a message|had an effect",
+        without_fence_at_begin,
+    ),
 }
 """What the machine says then, and what is taken away."""
 
@@ -77,6 +87,8 @@ def test_with_one_protection_taken_away_the_machine_finds_it(
 ) -> None:
     found, switch = WEAKENED[weakness]
     switch(monkeypatch)
-    bounded = settings(SETTINGS, max_examples=60, phases=[Phase.generate], report_multiple_bugs=False)
+    bounded = settings(
+        SETTINGS, max_examples=60, phases=[Phase.generate], report_multiple_bugs=False
+    )
     with pytest.raises(Exception, match=found):
         run_state_machine_as_test(lambda: OrderMachine(stage), settings=bounded)

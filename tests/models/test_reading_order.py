@@ -15,7 +15,20 @@ from typing import Any
 
 import pytest
 
-from rule_rows import ATTEMPT, EARLY, LATE, START, YEAR_1, S, by_the_rule, group_state, log, no_rows, policy, progress
+from rule_rows import (
+    ATTEMPT,
+    EARLY,
+    LATE,
+    START,
+    YEAR_1,
+    S,
+    by_the_rule,
+    group_state,
+    log,
+    no_rows,
+    policy,
+    progress,
+)
 
 SAFE = ("stubs", "progress", "offsets", "logs", "floor")
 
@@ -157,19 +170,40 @@ def verdicts(ends: list[World], model: Model) -> list[tuple[str, bool]]:
         # One instant for all: a run at EARLY is moved to LATE with everything it knows of time.
         moved = LATE - as_of
         topic, known = f"t{number}", {"topic": f"t{number}", "consumer_group": "g"}
-        tables["delivery"].append({
-            "stub_id": number, "shard": "s", **known, "message_id": "m", "status": "pending", "send_count": 1, "refusals": 0,
-            "max_sends": None, "next_check_at": START, "created_at": START + moved, "first_seen_at": START, "judged_at": None,
-            "deliver_at": None, "attempted_at": START + moved, "sent_at": None if acknowledged is None else EARLY + moved,
-            "attempt_deadline": START + ATTEMPT + moved, "settled": acknowledged is not None, "broker": "main",
-            "queue_id": None if acknowledged is None else 0,
-            "queue_offset": acknowledged, "queue_epoch": None if acknowledged is None else "e", "first_to_all": True,
-            **log(seen["logs"]),
-        })  # fmt: skip
+        tables["delivery"].append(
+            {
+                "stub_id": number,
+                "shard": "s",
+                **known,
+                "message_id": "m",
+                "status": "pending",
+                "send_count": 1,
+                "refusals": 0,
+                "max_sends": None,
+                "next_check_at": START,
+                "created_at": START + moved,
+                "first_seen_at": START,
+                "judged_at": None,
+                "deliver_at": None,
+                "attempted_at": START + moved,
+                "sent_at": None if acknowledged is None else EARLY + moved,
+                "attempt_deadline": START + ATTEMPT + moved,
+                "settled": acknowledged is not None,
+                "broker": "main",
+                "queue_id": None if acknowledged is None else 0,
+                "queue_offset": acknowledged,
+                "queue_epoch": None if acknowledged is None else "e",
+                "first_to_all": True,
+                **log(seen["logs"]),
+            }
+        )
         tables["policy"].append(policy(topic, "main"))
-        tables["group_state"].append({
-            **group_state(topic, "main", passed_until + moved), "log_floor": seen["floor"] + (moved if seen["floor"] > 0 else 0),
-        })  # fmt: skip
+        tables["group_state"].append(
+            {
+                **group_state(topic, "main", passed_until + moved),
+                "log_floor": seen["floor"] + (moved if seen["floor"] > 0 else 0),
+            }
+        )
         tables["progress"].append(progress(topic, "main", passed, seen["offsets"]))
     return by_the_rule(tables)
 
@@ -184,7 +218,11 @@ def false_losses(model: Model) -> list[World]:
     """States whose run would send m again although a worker has processed it, or will."""
     ends = sorted(explore(model), key=repr)
     judged = verdicts(ends, model)
-    return [world for world, (_, eligible) in zip(ends, judged, strict=True) if eligible and not is_lost(world)]
+    return [
+        world
+        for world, (_, eligible) in zip(ends, judged, strict=True)
+        if eligible and not is_lost(world)
+    ]
 
 
 def test_no_run_in_the_safe_order_calls_a_message_lost_that_is_not() -> None:
@@ -192,7 +230,11 @@ def test_no_run_in_the_safe_order_calls_a_message_lost_that_is_not() -> None:
     ends = sorted(explore(model), key=repr)
     judged = verdicts(ends, model)
     assert len(ends) > 1_000
-    assert [world for world, (_, eligible) in zip(ends, judged, strict=True) if eligible and not is_lost(world)] == []
+    assert [
+        world
+        for world, (_, eligible) in zip(ends, judged, strict=True)
+        if eligible and not is_lost(world)
+    ] == []
     # The exploration meets what it is about: confirmed, waiting for the group, and really lost in both ways.
     assert {"CONFIRMED", "BACKLOGGED", "LOST", "UNSENT"} <= {verdict for verdict, _ in judged}
 
@@ -217,9 +259,10 @@ def test_a_forbidden_order_has_false_losses(forbidden: tuple[str, ...], purges: 
 def test_every_real_loss_is_found_once_the_group_is_past_it() -> None:
     """After everything has come to rest, one more run sees a loss as a loss, and nothing else as one."""
     at_rest = {
-        replace(world, read=()) for world in _at_rest()
+        replace(world, read=())
+        for world in _at_rest()
         if world.late and not world.held and len(world.taken) == len(world.queue)
-    }  # fmt: skip
+    }
     model = Model()
     ends = []
     for world in sorted(at_rest, key=repr):

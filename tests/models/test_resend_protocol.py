@@ -74,7 +74,9 @@ def in_a_database(state: State, move: Move) -> tuple[State, Move]:
     """What of it a database, or a call to one, meets: the rows of the message and what the one who moves knows."""
     mine = state.workers[move.who] if move.kind in OF_A_WORKER else DONE
     recovery = state.recovery if move.kind == "recover request" else ()
-    return State(state.requests, state.stub, state.attempts, (), (mine, DONE), recovery, 0), Move(move.kind)
+    return State(state.requests, state.stub, state.attempts, (), (mine, DONE), recovery, 0), Move(
+        move.kind
+    )
 
 
 def put_back(state: State, move: Move, after: State) -> State:
@@ -99,8 +101,15 @@ def canonical(state: State) -> State:
 
 def _named(state: State) -> State:
     count, refusals, token, by = state.stub
-    tokens = [t for _, _, t in state.requests] + [token] + [worker[1] for worker in state.workers] + [*state.recovery[1:2]]
-    names: dict[str | None, str | None] = dict(zip(dict.fromkeys(filter(None, tokens)), "abcdef", strict=False))
+    tokens = (
+        [t for _, _, t in state.requests]
+        + [token]
+        + [worker[1] for worker in state.workers]
+        + [*state.recovery[1:2]]
+    )
+    names: dict[str | None, str | None] = dict(
+        zip(dict.fromkeys(filter(None, tokens)), "abcdef", strict=False)
+    )
     if all(token == name for token, name in names.items()):
         return state
     names[None] = None
@@ -108,7 +117,9 @@ def _named(state: State) -> State:
         requests=tuple((n, s, names[t]) for n, s, t in state.requests),
         stub=(count, refusals, names[token], by),
         workers=tuple((step, names[t], *rest) for step, t, *rest in state.workers),  # type: ignore[misc]
-        recovery=(state.recovery[0], names[state.recovery[1]], *state.recovery[2:]) if state.recovery else (),
+        recovery=(state.recovery[0], names[state.recovery[1]], *state.recovery[2:])
+        if state.recovery
+        else (),
     )
 
 
@@ -161,8 +172,22 @@ def decided(state: State, order: Sequence[str]) -> tuple[Any, ...]:
     count, under_way = both["stub"]
     end = recover.end_of(
         recover.LeftBehind(number, "shop_a", Key(TOPIC, "m"), number, token, True),
-        Stub("shop_a", TOPIC, "m", "pending", count, 0, None, LONG_AGO, LONG_AGO, attempt_token="t" if under_way else None),
-        [Attempt(TOPIC, "m", n, None, f"request {by}", LONG_AGO, LONG_AGO, outcome) for n, outcome, by in both["attempts"]],
+        Stub(
+            "shop_a",
+            TOPIC,
+            "m",
+            "pending",
+            count,
+            0,
+            None,
+            LONG_AGO,
+            LONG_AGO,
+            attempt_token="t" if under_way else None,
+        ),
+        [
+            Attempt(TOPIC, "m", n, None, f"request {by}", LONG_AGO, LONG_AGO, outcome)
+            for n, outcome, by in both["attempts"]
+        ],
     )
     return () if end is None else (number, token, (), str(end[0]))
 
@@ -191,7 +216,9 @@ class Databases:
         for database in ("producer_a", "control"):
             world.sql(database, "ALTER ROLE CURRENT_USER SET synchronous_commit = off")
         # Ids that the rows loaded here never have.
-        world.sql("control", "ALTER TABLE resend_request ALTER request_id RESTART WITH 1000000000000")
+        world.sql(
+            "control", "ALTER TABLE resend_request ALTER request_id RESTART WITH 1000000000000"
+        )
 
     def close(self) -> None:
         self.producer.close()
@@ -207,35 +234,62 @@ class Databases:
         for place, state in enumerate(states, first):
             count, refusals, token, by = state.stub
             deadline, who = (PAST, f"request {place * 10 + by}") if token else (NULL, NULL)
-            stubs.write(f"{TOPIC}\t{place}\t\\\\x63\t{count}\t{refusals}\t{PAST}\t{PAST if count else NULL}\t"
-                        f"{TOKENS[token] if token else NULL}\t{deadline}\t{who}\n")  # fmt: skip
+            stubs.write(
+                f"{TOPIC}\t{place}\t\\\\x63\t{count}\t{refusals}\t{PAST}\t{PAST if count else NULL}\t"
+                f"{TOKENS[token] if token else NULL}\t{deadline}\t{who}\n"
+            )
             for number, outcome, by in state.attempts:
-                attempts.write(f"{TOPIC}\t{place}\t{number}\trequest {place * 10 + by}\t{PAST}\t{outcome}\n")
+                attempts.write(
+                    f"{TOPIC}\t{place}\t{number}\trequest {place * 10 + by}\t{PAST}\t{outcome}\n"
+                )
             for number, name, token in state.requests:
-                requests.write(f"{place * 10 + number}\tshop_a\t{TOPIC}\t{place}\t{number}\tlost\treconcile\t{name}\t"
-                               f"{TOKENS[token] if token else NULL}\t{PAST if token else NULL}\t{PAST}\n")  # fmt: skip
-        self._copy(self.producer, "message_stub (topic, message_id, content, send_count, refusals, next_check_at,"
-                   " attempted_at, attempt_token, attempt_deadline, attempt_requested_by)", stubs)  # fmt: skip
-        self._copy(self.producer, "send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)", attempts)
-        self._copy(self.control, "resend_request (request_id, shard, topic, message_id, send_number, reason, requested_by,"
-                   " state, claim_token, claim_deadline, not_before)", requests)  # fmt: skip
+                requests.write(
+                    f"{place * 10 + number}\tshop_a\t{TOPIC}\t{place}\t{number}\tlost\treconcile\t{name}\t"
+                    f"{TOKENS[token] if token else NULL}\t{PAST if token else NULL}\t{PAST}\n"
+                )
+        self._copy(
+            self.producer,
+            "message_stub (topic, message_id, content, send_count, refusals, next_check_at,"
+            " attempted_at, attempt_token, attempt_deadline, attempt_requested_by)",
+            stubs,
+        )
+        self._copy(
+            self.producer,
+            "send_attempt (topic, message_id, send_number, requested_by, started_at, outcome)",
+            attempts,
+        )
+        self._copy(
+            self.control,
+            "resend_request (request_id, shard, topic, message_id, send_number, reason, requested_by,"
+            " state, claim_token, claim_deadline, not_before)",
+            requests,
+        )
 
     def rows(self) -> dict[int, dict[str, Any]]:
         """What the rows of each message say now: `requests`, `stub`, `attempts` as in State, with real tokens."""
         found: dict[int, dict[str, Any]] = defaultdict(lambda: {"requests": [], "attempts": []})
         numbers: dict[int, int] = {}
-        for place, request_id, *row in self._run(self.control, """
+        for place, request_id, *row in self._run(
+            self.control,
+            """
             SELECT message_id::int, request_id, send_number, state, claim_token::text FROM resend_request
-            ORDER BY message_id, send_number"""):  # fmt: skip
+            ORDER BY message_id, send_number""",
+        ):
             found[place]["requests"].append(tuple(row))
             numbers[request_id] = row[0]
-        for place, number, outcome, by in self._run(self.producer, """
+        for place, number, outcome, by in self._run(
+            self.producer,
+            """
             SELECT message_id::int, send_number, outcome, substr(requested_by, 9)::bigint FROM send_attempt
-            ORDER BY message_id, send_number"""):  # fmt: skip
+            ORDER BY message_id, send_number""",
+        ):
             found[place]["attempts"].append((number, outcome, numbers[by]))
-        for place, count, refusals, token, by in self._run(self.producer, """
+        for place, count, refusals, token, by in self._run(
+            self.producer,
+            """
             SELECT message_id::int, send_count, refusals, attempt_token::text, substr(attempt_requested_by, 9)::bigint
-            FROM message_stub"""):  # fmt: skip
+            FROM message_stub""",
+        ):
             found[place]["stub"] = (count, refusals, token, numbers[by] if by is not None else 0)
         return found
 
@@ -272,7 +326,11 @@ class Databases:
                 state = with_worker(state, who, (step, token, numbers, row["stub"][0], outcome))
             ends[pairs[place - 1]] = state._replace(
                 requests=tuple((n, s, LETTERS.get(t, t)) for n, s, t in row["requests"]),
-                stub=(*row["stub"][:2], LETTERS.get(row["stub"][2], row["stub"][2]), row["stub"][3]),
+                stub=(
+                    *row["stub"][:2],
+                    LETTERS.get(row["stub"][2], row["stub"][2]),
+                    row["stub"][3],
+                ),
                 attempts=tuple(row["attempts"]),
             )
         return ends
@@ -280,7 +338,9 @@ class Databases:
     # One method for each kind of move: `some` are the messages to which it happens, and whose worker does it.
 
     def recover_attempt(self, some: dict[int, tuple[State, int]]) -> dict[int, State]:
-        return {place: state for place, (state, _) in some.items()}  # done, before the others were there
+        return {
+            place: state for place, (state, _) in some.items()
+        }  # done, before the others were there
 
     def claim(self, some: dict[int, tuple[State, int]]) -> dict[int, State]:
         self.worker.only = tuple(str(place) for place in some)
@@ -289,7 +349,9 @@ class Databases:
         for request in claimed.requests:
             got[int(request.key.message_id)].append(request.send_number)
         return {
-            place: with_worker(state, who, ("take", claimed.token, tuple(sorted(got[place])), 0, ""))
+            place: with_worker(
+                state, who, ("take", claimed.token, tuple(sorted(got[place])), 0, "")
+            )
             for place, (state, who) in some.items()
         }
 
@@ -298,9 +360,15 @@ class Databases:
         for claimed in _claims(some):
             requests = [r for r in claimed.requests if r.send_number == min(_numbers(some, r))]
             decisions: dict[int, Decision] = {r.request_id: ALL for r in requests}
-            won |= {_place(r) for r in take_numbers(
-                self.worker, self.store, Claimed(LOT, claimed.token, requests, 0.0, 0.0), decisions
-            ).values()}  # fmt: skip
+            won |= {
+                _place(r)
+                for r in take_numbers(
+                    self.worker,
+                    self.store,
+                    Claimed(LOT, claimed.token, requests, 0.0, 0.0),
+                    decisions,
+                ).values()
+            }
         after = {}
         for place, (state, who) in some.items():
             _, token, numbers, _, _ = state.workers[who]
@@ -316,12 +384,14 @@ class Databases:
                 state, who = some[_place(r)]
                 _, _, numbers, taken, outcome = state.workers[who]
                 if r.send_number == min(numbers):
-                    requests[r.request_id] = Request(r.request_id, r.key, taken, None, r.reason, r.requested_by)
+                    requests[r.request_id] = Request(
+                        r.request_id, r.key, taken, None, r.reason, r.requested_by
+                    )
                     receipts[r.request_id] = Receipt(Outcome(outcome))
             max_send = self.worker.policy(TOPIC).max_send_duration
             for request_id, counted in settle_attempts(
                 self.store, claimed.token, "embedded", max_send, requests, receipts
-            ).items():  # fmt: skip
+            ).items():
                 outcomes[request_id // 10] = counted
         return {
             place: with_worker(state, who, ("end", *state.workers[who][1:4], str(outcomes[place])))
@@ -336,7 +406,8 @@ class Databases:
                 _, _, numbers, taken, outcome = state.workers[who]
                 first = r.send_number == min(numbers)
                 ends[r.request_id] = End(
-                    RequestState(outcome) if first else RequestState.OPEN, send=ALL if first and taken else None
+                    RequestState(outcome) if first else RequestState.OPEN,
+                    send=ALL if first and taken else None,
                 )
             end_requests(self.worker, claimed, ends)
         return {place: with_worker(state, who, DONE) for place, (state, who) in some.items()}
@@ -345,9 +416,14 @@ class Databases:
         ends = []
         for place, (state, _) in some.items():
             number, token, _, end = state.recovery
-            ends.append({
-                "request_id": place * 10 + number, "claim_token": TOKENS[token], "state": end, "error": None,
-            })  # fmt: skip
+            ends.append(
+                {
+                    "request_id": place * 10 + number,
+                    "claim_token": TOKENS[token],
+                    "state": end,
+                    "error": None,
+                }
+            )
         with self.worker.control, self.worker.control.cursor() as cursor:
             hold(cursor, self.worker.run)
             values = {"ends": json.dumps(ends), "run_id": self.worker.run.run_id}
@@ -356,7 +432,8 @@ class Databases:
 
     def ask(self, some: dict[int, tuple[State, int]]) -> dict[int, State]:
         asks = [
-            Ask("shop_a", TOPIC, str(place), state.stub[0] + 1, None, "lost", "reconcile") for place, (state, _) in some.items()
+            Ask("shop_a", TOPIC, str(place), state.stub[0] + 1, None, "lost", "reconcile")
+            for place, (state, _) in some.items()
         ]
         with self.worker.control, self.worker.control.cursor() as cursor:
             ask(cursor, asks, None)
@@ -364,9 +441,13 @@ class Databases:
 
     def bring_to_an_end(self, states: Sequence[State]) -> list[State]:
         """Everybody died and every deadline passed; then one whole recovery and a fresh worker, until nothing is open."""
-        dead = sorted({
-            canonical(state._replace(workers=(DONE, DONE), recovery=(), left=0)) for state in states
-        }, key=repr)  # fmt: skip
+        dead = sorted(
+            {
+                canonical(state._replace(workers=(DONE, DONE), recovery=(), left=0))
+                for state in states
+            },
+            key=repr,
+        )
         self.empty()
         self.load(dead, 1)
         self.worker.only = None
@@ -374,9 +455,10 @@ class Databases:
         for _ in range(ASKS):
             found = self.rows()
             some = {
-                place: (state._replace(workers=(DONE, DONE)), 0) for place, state in enumerate(dead, 1)
+                place: (state._replace(workers=(DONE, DONE)), 0)
+                for place, state in enumerate(dead, 1)
                 if any(s == "open" for _, s, _ in found[place]["requests"])
-            }  # fmt: skip
+            }
             if not some:
                 break
             at = self.take(_by_the_first(self.claim(some)))
@@ -386,14 +468,21 @@ class Databases:
                 step, token, numbers, _, _ = state.workers[0]
                 if step == "publish":
                     taken = found[place]["stub"][0]
-                    dead[place - 1] = dead[place - 1]._replace(out=tuple(sorted((*dead[place - 1].out, taken))))
-                    sending[place] = with_worker(state, 0, ("settle", token, numbers, taken, "sent"))
+                    dead[place - 1] = dead[place - 1]._replace(
+                        out=tuple(sorted((*dead[place - 1].out, taken)))
+                    )
+                    sending[place] = with_worker(
+                        state, 0, ("settle", token, numbers, taken, "sent")
+                    )
             self.end(_by_the_first(at | self.settle(_by_the_first(sending))))
         found = self.rows()
         return [
-            state._replace(requests=tuple(row["requests"]), stub=row["stub"], attempts=tuple(row["attempts"]))
-            for place, state in enumerate(dead, 1) for row in [found[place]]
-        ]  # fmt: skip
+            state._replace(
+                requests=tuple(row["requests"]), stub=row["stub"], attempts=tuple(row["attempts"])
+            )
+            for place, state in enumerate(dead, 1)
+            for row in [found[place]]
+        ]
 
     def _run(self, connection: Any, statement: str) -> list[tuple[Any, ...]]:
         with connection, connection.cursor() as cursor:
@@ -431,7 +520,9 @@ def _claims(some: dict[int, tuple[State, int]]) -> Iterator[Claimed]:
         assert token is not None
         for number in numbers:
             by_token[TOKENS.get(token, token)].append(
-                Request(place * 10 + number, Key(TOPIC, str(place)), number, None, "lost", "reconcile")
+                Request(
+                    place * 10 + number, Key(TOPIC, str(place)), number, None, "lost", "reconcile"
+                )
             )
     for token, requests in by_token.items():
         yield Claimed(LOT, token, requests, 0.0, 0.0)
@@ -462,7 +553,9 @@ def wrong(state: State) -> str | None:
     return None
 
 
-def explore(databases: Databases, order: Sequence[str] = SHIPPED, *, stop: bool = False) -> tuple[set[State], dict[str, State]]:
+def explore(
+    databases: Databases, order: Sequence[str] = SHIPPED, *, stop: bool = False
+) -> tuple[set[State], dict[str, State]]:
     """Every state there is, and one for each thing that is wrong; `stop`: as soon as something is."""
     start = State(requests=((1, "open", None),), stub=(0, 0, None, 0))
     states, level, bad = {start}, {start}, dict[str, State]()
@@ -489,15 +582,21 @@ def databases(world: World) -> Iterator[Databases]:
         made.close()
 
 
-def test_no_interleaving_sends_a_number_twice_or_more_than_was_asked_and_nothing_stays_stuck(databases: Databases) -> None:
+def test_no_interleaving_sends_a_number_twice_or_more_than_was_asked_and_nothing_stays_stuck(
+    databases: Databases,
+) -> None:
     states, bad = explore(databases)
     assert bad == {}
     # It meets what it is about: both numbers out, a refusal, an attempt whose end nobody knows, a number that came too late.
     assert any(state.out == (1, 2) for state in states) and any(state.stub[1] for state in states)
-    assert {"sent", "refused", "unknown", "superseded"} <= {name for state in states for _, name, *_ in state.requests}
+    assert {"sent", "refused", "unknown", "superseded"} <= {
+        name for state in states for _, name, *_ in state.requests
+    }
     for state in databases.bring_to_an_end(list(states)):
         assert wrong(state) is None, state
-        assert state.stub[2] is None and {name for _, name, *_ in state.requests}.isdisjoint({"open", "claimed"}), state
+        assert state.stub[2] is None and {name for _, name, *_ in state.requests}.isdisjoint(
+            {"open", "claimed"}
+        ), state
 
 
 def test_a_free_token_in_the_send_numbers_place_sends_more_than_was_asked(
@@ -506,9 +605,10 @@ def test_a_free_token_in_the_send_numbers_place_sends_more_than_was_asked(
     queries = load("backstop.stores.postgresql", "stubs.sql")
     weak = queries["claim"]
     for strong, free in (
-        ("m.send_count = a.send_number - 1 AND ", ""), ("s.send_count = a.send_number - 1 AND ", ""),
+        ("m.send_count = a.send_number - 1 AND ", ""),
+        ("s.send_count = a.send_number - 1 AND ", ""),
         ("send_count = a.send_number,", "send_count = s.send_count + 1,"),
-    ):  # fmt: skip
+    ):
         assert weak.count(strong) == 1
         weak = weak.replace(strong, free)
     monkeypatch.setitem(queries, "claim", weak)
@@ -516,6 +616,15 @@ def test_a_free_token_in_the_send_numbers_place_sends_more_than_was_asked(
     assert "more sends than requests" in bad
 
 
-def test_a_recovery_that_reads_attempts_before_the_stub_forgets_how_a_number_ended(databases: Databases) -> None:
+def test_a_recovery_that_reads_attempts_before_the_stub_forgets_how_a_number_ended(
+    databases: Databases,
+) -> None:
     _, bad = explore(databases, ("attempts", "stub"), stop=True)
-    assert bad.keys() <= {"a request says unknown, its attempt sent", "a request says unknown, its attempt refused"} and bad
+    assert (
+        bad.keys()
+        <= {
+            "a request says unknown, its attempt sent",
+            "a request says unknown, its attempt refused",
+        }
+        and bad
+    )

@@ -14,7 +14,18 @@ from typing import Any
 
 import pytest
 
-from rule_rows import ATTEMPT, EARLY, LATE, START, by_the_rule, group_state, log, no_rows, policy, progress
+from rule_rows import (
+    ATTEMPT,
+    EARLY,
+    LATE,
+    START,
+    by_the_rule,
+    group_state,
+    log,
+    no_rows,
+    policy,
+    progress,
+)
 
 SAFE = ("progress", "place", "schedule", "retry", "logs")
 FAILURES, DEATHS = 3, 1
@@ -41,7 +52,13 @@ class World:
 
     def over(self) -> bool:
         """Nobody will ever process m, and nobody has."""
-        return not self.logged and not self.hands and self.passed and self.schedule == 0 and self.place == self.stored
+        return (
+            not self.logged
+            and not self.hands
+            and self.passed
+            and self.schedule == 0
+            and self.place == self.stored
+        )
 
 
 @dataclass(frozen=True)
@@ -67,7 +84,9 @@ def steps(world: World, model: Model) -> Iterator[World]:
             yield replace(world, hands=ended, logged=True)
             yield replace(world, hands=ended)  # acknowledged, and never processed
             if world.failures < FAILURES:
-                yield replace(world, hands=ended, schedule=world.schedule + 1, failures=world.failures + 1)
+                yield replace(
+                    world, hands=ended, schedule=world.schedule + 1, failures=world.failures + 1
+                )
         elif hand[0] == TOPIC:
             yield replace(world, hands=rest, passed=True)
         elif hand[0] == world.place:
@@ -144,29 +163,58 @@ def verdicts(ends: list[World]) -> list[tuple[str, bool]]:
 def delivery(number: int, topic: str, broker: str | None, *, found: bool) -> dict[str, Any]:
     """m, sent once and acknowledged at offset 0 of this broker's queue 0."""
     return {
-        "stub_id": number, "shard": "s", "topic": topic, "consumer_group": "g", "message_id": "m", "status": "pending",
-        "send_count": 1, "refusals": 0, "max_sends": None, "next_check_at": START, "created_at": START, "first_seen_at": START,
-        "judged_at": None, "deliver_at": None, "attempted_at": START, "sent_at": EARLY, "attempt_deadline": START + ATTEMPT,
-        "settled": True, "broker": broker, "queue_id": 0, "queue_offset": 0, "queue_epoch": "e", "first_to_all": True,
+        "stub_id": number,
+        "shard": "s",
+        "topic": topic,
+        "consumer_group": "g",
+        "message_id": "m",
+        "status": "pending",
+        "send_count": 1,
+        "refusals": 0,
+        "max_sends": None,
+        "next_check_at": START,
+        "created_at": START,
+        "first_seen_at": START,
+        "judged_at": None,
+        "deliver_at": None,
+        "attempted_at": START,
+        "sent_at": EARLY,
+        "attempt_deadline": START + ATTEMPT,
+        "settled": True,
+        "broker": broker,
+        "queue_id": 0,
+        "queue_offset": 0,
+        "queue_epoch": "e",
+        "first_to_all": True,
         **log(found),
-    }  # fmt: skip
+    }
 
 
 def false_losses(model: Model) -> list[World]:
     """States whose run would send m again although a worker has processed it, or may."""
     ends = explore(model)
-    return [world for world, (_, eligible) in zip(ends, verdicts(ends), strict=True) if eligible and not world.over()]
+    return [
+        world
+        for world, (_, eligible) in zip(ends, verdicts(ends), strict=True)
+        if eligible and not world.over()
+    ]
 
 
 RECORDED = ("recorded", "progress", "schedule", "retry", "logs")
 
 
-@pytest.mark.parametrize("model", [Model(), Model(RECORDED, commits_at_receipt=True)], ids=["acknowledged", "received"])
+@pytest.mark.parametrize(
+    "model", [Model(), Model(RECORDED, commits_at_receipt=True)], ids=["acknowledged", "received"]
+)
 def test_what_comes_again_is_never_lost_and_what_does_not_is(model: Model) -> None:
     ends = explore(model)
     judged = verdicts(ends)
     assert len(ends) > 300
-    assert [world for world, (_, eligible) in zip(ends, judged, strict=True) if eligible and not world.over()] == []
+    assert [
+        world
+        for world, (_, eligible) in zip(ends, judged, strict=True)
+        if eligible and not world.over()
+    ] == []
     assert {"CONFIRMED", "BACKLOGGED", "LOST"} <= {verdict for verdict, _ in judged}
 
 
@@ -188,9 +236,17 @@ def test_a_loss_that_was_over_before_the_run_began_is_found_by_it() -> None:
         (("logs", "progress", "place", "schedule", "retry"), False),
         (("recorded", "progress", "place", "schedule", "retry", "logs"), True),
     ],
-    ids=["place after schedule", "retry before schedule", "progress last", "logs first", "the place of today"],
+    ids=[
+        "place after schedule",
+        "retry before schedule",
+        "progress last",
+        "logs first",
+        "the place of today",
+    ],
 )
-def test_a_forbidden_order_has_false_losses(order: tuple[str, ...], commits_at_receipt: bool) -> None:
+def test_a_forbidden_order_has_false_losses(
+    order: tuple[str, ...], commits_at_receipt: bool
+) -> None:
     assert false_losses(Model(order, commits_at_receipt)) != []
 
 
@@ -212,4 +268,6 @@ def test_a_copy_is_judged_by_its_own_broker_in_every_interleaving() -> None:
                 processed.append(logged or not at_old)
                 number += 1
     assert [eligible for _, eligible in by_the_rule(tables)] == [not one for one in processed]
-    assert any(eligible and one for (_, eligible), one in zip(by_the_rule(wrong), processed, strict=True))
+    assert any(
+        eligible and one for (_, eligible), one in zip(by_the_rule(wrong), processed, strict=True)
+    )

@@ -39,7 +39,14 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres
 class Incident:
     """One system, its backups, and a hand that follows a page."""
 
-    def __init__(self, system: System, postgres: Postgres, spark: Any, patch: pytest.MonkeyPatch, folder: Path) -> None:
+    def __init__(
+        self,
+        system: System,
+        postgres: Postgres,
+        spark: Any,
+        patch: pytest.MonkeyPatch,
+        folder: Path,
+    ) -> None:
         self.system, self._postgres, self._spark = system, postgres, spark
         self.said: list[str] = []
         patch.chdir(folder)
@@ -55,7 +62,9 @@ class Incident:
         since = datetime.now(UTC) - timedelta(seconds=1)
         name = self.system.urls[database].rpartition("/")[2].partition("?")[0]
         # A copy needs the database for itself; a real backup does not.
-        self._admin(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+        self._admin(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+        )
         self._admin(f"CREATE DATABASE {name}_backup TEMPLATE {name}")
         return since
 
@@ -77,7 +86,12 @@ class Incident:
     def follow(self, page: str, *, accept: set[int] | None = None, **words: str) -> None:
         """Every command of the page, in its order; `words` stand for its $NAMES."""
         text = (PAGES / page).read_text(encoding="utf-8")
-        commands = [line for block in re.findall(r"```\n(.*?)```", text, re.DOTALL) for line in block.splitlines() if line]
+        commands = [
+            line
+            for block in re.findall(r"```\n(.*?)```", text, re.DOTALL)
+            for line in block.splitlines()
+            if line
+        ]
         assert commands, page
         for command in commands:
             for name, value in words.items():
@@ -93,13 +107,20 @@ class Incident:
     def settle_time(self) -> None:
         """Minutes pass: what is under way has ended, what waits is due."""
         for shard in ("shop_a", "shop_b"):
-            self.system.rows(shard, """
+            self.system.rows(
+                shard,
+                """
                 UPDATE message_stub SET next_check_at = least(next_check_at, now() - interval '1 second'),
                     attempted_at = attempted_at - interval '1 minute', attempt_deadline = attempt_deadline - interval '1 minute',
                     first_seen_at = first_seen_at - interval '1 minute', created_at = created_at - interval '1 minute'
-                WHERE status = 'pending'""")
-            self.system.rows(shard, "UPDATE send_attempt SET started_at = started_at - interval '1 minute'")
-        self.system.rows("control", "UPDATE resend_request SET not_before = now() WHERE state = 'open'")
+                WHERE status = 'pending'""",
+            )
+            self.system.rows(
+                shard, "UPDATE send_attempt SET started_at = started_at - interval '1 minute'"
+            )
+        self.system.rows(
+            "control", "UPDATE resend_request SET not_before = now() WHERE state = 'open'"
+        )
 
     def copies(self, key: Key) -> int:
         """How often a message went out, by what the broker stores."""
@@ -122,11 +143,21 @@ def incident(
 
 
 def status(system: System, key: Key) -> str:
-    return str(system.rows("shop_a", "SELECT status FROM message_stub WHERE topic = %s AND message_id = %s", *key)[0][0])
+    return str(
+        system.rows(
+            "shop_a", "SELECT status FROM message_stub WHERE topic = %s AND message_id = %s", *key
+        )[0][0]
+    )
 
 
 def sends(system: System, key: Key) -> int:
-    return int(system.rows("shop_a", "SELECT send_count FROM message_stub WHERE topic = %s AND message_id = %s", *key)[0][0])
+    return int(
+        system.rows(
+            "shop_a",
+            "SELECT send_count FROM message_stub WHERE topic = %s AND message_id = %s",
+            *key,
+        )[0][0]
+    )
 
 
 def lose(system: System, message_id: str) -> Key:
@@ -142,8 +173,14 @@ def test_a_restored_producer_hands_out_no_number_twice(incident: Incident) -> No
     lost, withdrawn = lose(system, "lost"), lose(system, "withdrawn")
     since = incident.back_up("shop_a")
     incident.run("run", "reconcile")
-    system.rows("control", "INSERT INTO case_file (kind, topic, summary) VALUES ('overdue', 'orders', 's')")
-    system.rows("control", "INSERT INTO case_member (case_id, shard, topic, message_id) VALUES (1, 'shop_a', %s, %s)", *withdrawn)
+    system.rows(
+        "control", "INSERT INTO case_file (kind, topic, summary) VALUES ('overdue', 'orders', 's')"
+    )
+    system.rows(
+        "control",
+        "INSERT INTO case_member (case_id, shard, topic, message_id) VALUES (1, 'shop_a', %s, %s)",
+        *withdrawn,
+    )
     incident.run("cases", "decide", "1", "void", "--by", "ann", "--why", "w")
     assert status(system, withdrawn) == "voided"
     incident.run("run", "resend")
@@ -158,7 +195,11 @@ def test_a_restored_producer_hands_out_no_number_twice(incident: Incident) -> No
         assert {message.message_id for message in system.consume(group)} == {"lost"}
     incident.run("run", "reconcile")
     incident.run("run", "resend")
-    assert (status(system, lost), incident.copies(lost), incident.copies(withdrawn)) == ("confirmed", 2, 1)
+    assert (status(system, lost), incident.copies(lost), incident.copies(withdrawn)) == (
+        "confirmed",
+        2,
+        1,
+    )
 
 
 def test_what_a_restored_producer_forgot_is_sent_again_when_it_was_lost(incident: Incident) -> None:
@@ -179,7 +220,9 @@ def test_what_a_restored_producer_forgot_is_sent_again_when_it_was_lost(incident
     assert numbers == [(1, "sent"), (2, "unknown"), (3, "sent")]
 
 
-def test_without_the_runbook_a_restored_producer_is_found_out_by_the_control_database(incident: Incident) -> None:
+def test_without_the_runbook_a_restored_producer_is_found_out_by_the_control_database(
+    incident: Incident,
+) -> None:
     system = incident.system
     lost = lose(system, "lost")
     incident.back_up("shop_a")
@@ -193,7 +236,9 @@ def test_without_the_runbook_a_restored_producer_is_found_out_by_the_control_dat
     assert incident.copies(lost) == 2
 
 
-def test_a_restored_consumer_gets_back_what_it_lost_and_nobody_else_gets_it_twice(incident: Incident) -> None:
+def test_a_restored_consumer_gets_back_what_it_lost_and_nobody_else_gets_it_twice(
+    incident: Incident,
+) -> None:
     system = incident.system
     kept = system.sent("kept")
     for group in ("billing", "shipping"):
@@ -210,7 +255,9 @@ def test_a_restored_consumer_gets_back_what_it_lost_and_nobody_else_gets_it_twic
     incident.run("run", "resend")
     assert (status(system, kept), status(system, gone)) == ("confirmed", "pending")
     assert (incident.copies(kept), incident.copies(gone)) == (1, 2)
-    (attempt,) = system.rows("shop_a", "SELECT groups FROM send_attempt WHERE message_id = 'gone' AND send_number = 2")
+    (attempt,) = system.rows(
+        "shop_a", "SELECT groups FROM send_attempt WHERE message_id = 'gone' AND send_number = 2"
+    )
     assert attempt == (["billing"],)
     system.consume("billing")
     incident.settle_time()
@@ -221,10 +268,15 @@ def test_a_restored_consumer_gets_back_what_it_lost_and_nobody_else_gets_it_twic
 def test_a_restored_control_database_sends_nothing_twice(incident: Incident) -> None:
     system = incident.system
     early, late = lose(system, "asked before the backup"), lose(system, "asked after it")
-    system.rows("shop_a", "UPDATE message_stub SET next_check_at = now() + interval '1 hour' WHERE message_id LIKE '%%after%%'")
+    system.rows(
+        "shop_a",
+        "UPDATE message_stub SET next_check_at = now() + interval '1 hour' WHERE message_id LIKE '%%after%%'",
+    )
     incident.run("run", "reconcile")
     incident.back_up("control")
-    system.rows("shop_a", "UPDATE message_stub SET next_check_at = now() WHERE message_id LIKE '%%after%%'")
+    system.rows(
+        "shop_a", "UPDATE message_stub SET next_check_at = now() WHERE message_id LIKE '%%after%%'"
+    )
     incident.run("run", "reconcile")
     incident.run("run", "resend")
     assert [incident.copies(key) for key in (early, late)] == [2, 2]
@@ -241,7 +293,9 @@ def test_a_restored_control_database_sends_nothing_twice(incident: Incident) -> 
     incident.run("run", "reconcile")
     assert [status(system, key) for key in (early, late)] == ["confirmed", "confirmed"]
     assert [incident.copies(key) for key in (early, late)] == [2, 2]
-    assert "open" not in {state for (state,) in system.rows("control", "SELECT state FROM resend_request")}
+    assert "open" not in {
+        state for (state,) in system.rows("control", "SELECT state FROM resend_request")
+    }
 
 
 def test_a_rebuilt_broker_waits_for_a_person_and_then_loses_nothing(incident: Incident) -> None:
@@ -261,26 +315,40 @@ def test_a_rebuilt_broker_waits_for_a_person_and_then_loses_nothing(incident: In
     incident.settle_time()
     incident.run("run", "reconcile")
     incident.run("run", "resend")
-    cases = system.rows("control", "SELECT case_id FROM case_file WHERE kind = 'new_epoch' AND state = 'open' ORDER BY 1")
-    assert len(cases) == 2 and incident.copies(unread) == 0, "nothing is sent before a person accepts the new life"
+    cases = system.rows(
+        "control",
+        "SELECT case_id FROM case_file WHERE kind = 'new_epoch' AND state = 'open' ORDER BY 1",
+    )
+    assert len(cases) == 2 and incident.copies(unread) == 0, (
+        "nothing is sent before a person accepts the new life"
+    )
     for (case,) in cases:
         incident.settle_time()
         incident.follow("broker-rebuilt.md", CASE=str(case), accept={0, 1})
     incident.settle_time()
     incident.run("run", "reconcile")
     incident.run("run", "resend")
-    assert (incident.copies(unread), incident.copies(done), status(system, done)) == (1, 0, "confirmed")
+    assert (incident.copies(unread), incident.copies(done), status(system, done)) == (
+        1,
+        0,
+        "confirmed",
+    )
 
 
 @pytest.mark.parametrize("page", ["producer shop_a", "consumer billing_db"])
-def test_nothing_is_restored_while_resends_may_go_out(incident: Incident, page: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_restored_while_resends_may_go_out(
+    incident: Incident, page: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_app(["restore", *page.split(), "--since", "2026-11-21T02:00Z"]) == 6
     assert "Resends are not paused" in capsys.readouterr().err
 
 
 def test_every_runbook_says_what_cannot_be_known_and_is_followed_here() -> None:
-    followed = set(re.findall(r'follow\("([a-z-]+\.md)"', Path(__file__).read_text(encoding="utf-8")))
+    followed = set(
+        re.findall(r'follow\("([a-z-]+\.md)"', Path(__file__).read_text(encoding="utf-8"))
+    )
     assert followed == {path.name for path in PAGES.glob("*.md")}
-    assert all("## What Backstop cannot know" in path.read_text(encoding="utf-8") for path in PAGES.glob("*.md"))
-
-
+    assert all(
+        "## What Backstop cannot know" in path.read_text(encoding="utf-8")
+        for path in PAGES.glob("*.md")
+    )

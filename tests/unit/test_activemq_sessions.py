@@ -18,21 +18,32 @@ from backstop.model.errors import ConfigurationError
 from backstop.model.records import Outcome
 
 
-@pytest.mark.parametrize(("message", "outcome"), [
-    ("COMMIT FAILED: Transaction rolled back", Outcome.REFUSED),
-    ("Transaction 'b-7' has not been started. Transaction marked rollback only", Outcome.REFUSED),
-    ("STORE COMMIT FAILED: Transaction rolled back", Outcome.UNKNOWN),
-    ("STORE COMMIT FAILED: Transaction marked rollback only", Outcome.UNKNOWN),
-    ("POST COMMIT FAILED", Outcome.UNKNOWN),
-    ("No space left on device", Outcome.UNKNOWN),
-])  # fmt: skip
-def test_a_commit_is_refused_only_where_the_store_was_never_asked(message: str, outcome: Outcome) -> None:
+@pytest.mark.parametrize(
+    ("message", "outcome"),
+    [
+        ("COMMIT FAILED: Transaction rolled back", Outcome.REFUSED),
+        (
+            "Transaction 'b-7' has not been started. Transaction marked rollback only",
+            Outcome.REFUSED,
+        ),
+        ("STORE COMMIT FAILED: Transaction rolled back", Outcome.UNKNOWN),
+        ("STORE COMMIT FAILED: Transaction marked rollback only", Outcome.UNKNOWN),
+        ("POST COMMIT FAILED", Outcome.UNKNOWN),
+        ("No space left on device", Outcome.UNKNOWN),
+    ],
+)
+def test_a_commit_is_refused_only_where_the_store_was_never_asked(
+    message: str, outcome: Outcome
+) -> None:
     trace = b"javax.transaction.xa.XAException: COMMIT FAILED\n caused by: Transaction rolled back, marked rollback only"
     assert _uncommitted(Frame("ERROR", {"message": message}, trace)).outcome is outcome
 
 
 def test_a_port_that_is_a_piece_of_a_password_is_not_told() -> None:
-    for url in ("stomp://u:S3cret/word@host:61613", "stomp://u:p@host:61613?jolokia=http%3A%2F%2Fu%3AS3cret%2Fword%40host%3A8161"):
+    for url in (
+        "stomp://u:S3cret/word@host:61613",
+        "stomp://u:p@host:61613?jolokia=http%3A%2F%2Fu%3AS3cret%2Fword%40host%3A8161",
+    ):
         with pytest.raises(ConfigurationError) as refused:
             Address.parse(url)
         assert "S3cret" not in str(refused.value) and refused.value.__cause__ is None
@@ -57,7 +68,9 @@ def test_a_forked_child_does_not_use_its_parents_connections() -> None:
             theirs.sendall(type(error).__name__.encode())
         os._exit(0)
     os.waitpid(child, 0)
-    assert ours.recv(100) == b"NotSent", "it makes a connection of its own, and nobody listens there"
+    assert ours.recv(100) == b"NotSent", (
+        "it makes a connection of its own, and nobody listens there"
+    )
     assert isinstance(pool.take(), Session)
 
 
@@ -73,12 +86,20 @@ def test_two_messages_that_name_themselves_alike_are_acknowledged_each_for_itsel
 
     pool = Pool(Address.parse("stomp://u:p@127.0.0.1:1"), connect_timeout=0.1)
     made = ActiveMQSubscription(
-        pool, Names(), None, group="g", topics=["t"], seconds=1,
+        pool,
+        Names(),
+        None,
+        group="g",
+        topics=["t"],
+        seconds=1,
         delivery_limit=None,
-    )  # fmt: skip
+    )
     made._session = Session()  # type: ignore[assignment]
     first, second = (
-        made._take(Frame("MESSAGE", {"message-id": "order 7", "ack": ack, "subscription": "0"}, b"x")) for ack in ("A1", "A2")
+        made._take(
+            Frame("MESSAGE", {"message-id": "order 7", "ack": ack, "subscription": "0"}, b"x")
+        )
+        for ack in ("A1", "A2")
     )
     made.acknowledge([first])
     assert b"id:A1" in Session.sent and b"A2" not in Session.sent
@@ -86,10 +107,16 @@ def test_two_messages_that_name_themselves_alike_are_acknowledged_each_for_itsel
     assert b"id:A2" in Session.sent
 
 
-@pytest.mark.parametrize(("why", "said"), [
-    ("User name [shop] or password is invalid.", "ActiveMQ refused connecting: User name [shop]"),
-    ("Jolokia answered 403: Forbidden", "ActiveMQ refused connecting: Jolokia"),
-    ("Connection refused", "ActiveMQ did not answer while connecting: Connection refused"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        (
+            "User name [shop] or password is invalid.",
+            "ActiveMQ refused connecting: User name [shop]",
+        ),
+        ("Jolokia answered 403: Forbidden", "ActiveMQ refused connecting: Jolokia"),
+        ("Connection refused", "ActiveMQ did not answer while connecting: Connection refused"),
+    ],
+)
 def test_a_broker_that_lets_nobody_in_is_not_called_silent(why: str, said: str) -> None:
     assert unavailable("connecting", why).what.startswith(said)

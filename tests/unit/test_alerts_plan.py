@@ -15,16 +15,36 @@ from backstop.config.alerts import AlertsSettings
 
 def some(number: int, severity: str = "warning") -> list[Due]:
     return [
-        Due(n, f"case/{n}", f"case/{n}", False, severity, f"Case {n}: overdue in orders", "lost", {}, "overdue", "orders")
+        Due(
+            n,
+            f"case/{n}",
+            f"case/{n}",
+            False,
+            severity,
+            f"Case {n}: overdue in orders",
+            "lost",
+            {},
+            "overdue",
+            "orders",
+        )
         for n in range(number)
     ]
 
 
-@pytest.mark.parametrize(("due", "sent", "newest", "messages"), [
-    (0, 0, None, []), (1, 0, None, [1]), (5, 0, None, [1] * 5), (6, 0, None, [6]),
-    (5, 12, 1.0, [5]),  # the free half would not suffice for five
-    (1, 15, 239.0, []), (1, 15, 240.0, [1]), (9, 20, 240.0, [9]), (9, 30, 3599.0, []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("due", "sent", "newest", "messages"),
+    [
+        (0, 0, None, []),
+        (1, 0, None, [1]),
+        (5, 0, None, [1] * 5),
+        (6, 0, None, [6]),
+        (5, 12, 1.0, [5]),  # the free half would not suffice for five
+        (1, 15, 239.0, []),
+        (1, 15, 240.0, [1]),
+        (9, 20, 240.0, [9]),
+        (9, 30, 3599.0, []),
+    ],
+)
 def test_alerts_are_sent_singly_until_there_are_too_many_at_once_or_within_the_hour(
     due: int, sent: int, newest: float | None, messages: list[int]
 ) -> None:
@@ -33,7 +53,9 @@ def test_alerts_are_sent_singly_until_there_are_too_many_at_once_or_within_the_h
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_storm_of_any_shape_exceeds_the_messages_of_an_hour_and_nothing_waits_longer_than_its_share(seed: int) -> None:
+def test_no_storm_of_any_shape_exceeds_the_messages_of_an_hour_and_nothing_waits_longer_than_its_share(
+    seed: int,
+) -> None:
     chance, an_hour = random.Random(seed), random.Random(seed).randint(2, 60)
     sent: list[float] = []
     waiting, oldest = 0, 0.0
@@ -43,7 +65,13 @@ def test_no_storm_of_any_shape_exceeds_the_messages_of_an_hour_and_nothing_waits
         oldest = now if not waiting else oldest
         waiting += arrived
         lately = [at for at in sent if at > now - 3600]
-        messages = plan(some(waiting), len(lately), now - lately[-1] if lately else None, digest_above=20, an_hour=an_hour)
+        messages = plan(
+            some(waiting),
+            len(lately),
+            now - lately[-1] if lately else None,
+            digest_above=20,
+            an_hour=an_hour,
+        )
         if messages:
             assert sum(len(message.alerts) for message in messages) == waiting
             sent += [now] * len(messages)
@@ -59,8 +87,13 @@ def test_a_digest_names_the_gravest_and_counts_the_rest_by_kind_topic_and_severi
     assert said["title"] == "[critical] Backstop: 34 alerts: 30 critical, 3 warning, 1 over"
     lines = said["body"].splitlines()
     assert sum(line.startswith("critical: Case") for line in lines) == 20
-    assert {"and 10 more critical ones", "30 critical overdue in orders", "2 warning overdue in orders", "1 warning watch",
-            "Over: 1"} <= set(lines)  # fmt: skip
+    assert {
+        "and 10 more critical ones",
+        "30 critical overdue in orders",
+        "2 warning overdue in orders",
+        "1 warning watch",
+        "Over: 1",
+    } <= set(lines)
 
 
 def test_one_line_has_no_character_that_steers_whoever_shows_it() -> None:
@@ -68,11 +101,19 @@ def test_one_line_has_no_character_that_steers_whoever_shows_it() -> None:
     assert one_line("x" * 300, 10) == "x" * 9 + "…"
 
 
-@pytest.mark.parametrize("wrong", [
-    {"channels": {"notify": {"url": "env:X"}}}, {"channels": {"a/b": {"url": "env:X"}}}, {"channels": {"a@b": {"url": "env:X"}}},
-    {"channels": {"a": {"url": "slack://secret/x/y"}}}, {"escalate": {"warning": ["2h", "1h"]}}, {"escalate": {"warning": [0]}},
-    {"timeout": "2m"}, {"messages_an_hour": 1},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"channels": {"notify": {"url": "env:X"}}},
+        {"channels": {"a/b": {"url": "env:X"}}},
+        {"channels": {"a@b": {"url": "env:X"}}},
+        {"channels": {"a": {"url": "slack://secret/x/y"}}},
+        {"escalate": {"warning": ["2h", "1h"]}},
+        {"escalate": {"warning": [0]}},
+        {"timeout": "2m"},
+        {"messages_an_hour": 1},
+    ],
+)
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         AlertsSettings.model_validate(wrong)

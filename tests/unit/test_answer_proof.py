@@ -13,7 +13,9 @@ WINDOW = Window("orders", START, START + timedelta(hours=1))
 
 
 def counted(**standings: int) -> list[Counted]:
-    return [Counted("billing", name, "CONFIRMED", "r", number) for name, number in standings.items()]
+    return [
+        Counted("billing", name, "CONFIRMED", "r", number) for name, number in standings.items()
+    ]
 
 
 def test_stubs_that_no_group_owes_are_proven_by_nobody() -> None:
@@ -37,7 +39,9 @@ def test_stubs_that_no_group_owes_are_proven_by_nobody() -> None:
         (counted(done=8, unknown=1, lost=1), {"shard shop_b": "it did not answer"}, Answer.LOST),
     ],
 )
-def test_the_gravest_of_what_was_found_is_the_answer(counts: list[Counted], missed: dict[str, str], expected: Answer) -> None:
+def test_the_gravest_of_what_was_found_is_the_answer(
+    counts: list[Counted], missed: dict[str, str], expected: Answer
+) -> None:
     said, sentence = answer(WINDOW, 10, 10, counts, 0, missed)
     assert said is expected
     assert all(why in sentence for why in missed.values()), "a gap is told beside a loss, too"

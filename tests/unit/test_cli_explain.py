@@ -16,17 +16,44 @@ from backstop.verdicts import frames
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 JUDGED = Judged(
-    "shop_a", "orders", "a", "billing", "pending", 2, 0, 5, Verdict.LOST, "passed_over", True, None, None,
+    "shop_a",
+    "orders",
+    "a",
+    "billing",
+    "pending",
+    2,
+    0,
+    5,
+    Verdict.LOST,
+    "passed_over",
+    True,
+    None,
+    None,
     {**dict.fromkeys(frames.EVIDENCE), "queue_id": 1, "copy_offset": 4, "settled_offset": 9},
-)  # fmt: skip
-OPEN = {"request_id": 7, "send_number": 3, "groups": ["billing"], "state": "open", "not_before": AT, "claim_deadline": AT}
+)
+OPEN = {
+    "request_id": 7,
+    "send_number": 3,
+    "groups": ["billing"],
+    "state": "open",
+    "not_before": AT,
+    "claim_deadline": AT,
+}
 
 
 def reasons() -> list[str]:
     """The reasons in verdict.sql: what `reason`, `missing` and `spent` can be."""
     text = frames.portable_sql("verdict")
-    parts = [re.search(rf"CASE((?:(?!CASE).)*?)END AS {name}\b", text, re.DOTALL) for name in ("reason", "missing", "spent")]
-    found = {reason for part in parts if part for reason in re.findall(r"(?:THEN|ELSE|,) '([a-z_]+)'", part[1])}
+    parts = [
+        re.search(rf"CASE((?:(?!CASE).)*?)END AS {name}\b", text, re.DOTALL)
+        for name in ("reason", "missing", "spent")
+    ]
+    found = {
+        reason
+        for part in parts
+        if part
+        for reason in re.findall(r"(?:THEN|ELSE|,) '([a-z_]+)'", part[1])
+    }
     assert len(found) > 30
     return sorted(found)
 
@@ -45,18 +72,65 @@ def test_every_reason_of_the_rule_has_its_own_sentence(reason: str) -> None:
     [
         (JUDGED, "repair", None, [], "the next reconcile asks for send 3"),
         (JUDGED, "observe", None, [], "nothing is sent: the topic is in mode observe"),
-        (JUDGED, "repair", "moving, by ann", [], "asks for send 3; it then waits: sending is paused (moving, by ann)"),
-        (JUDGED, "repair", None, [OPEN], "send 3 (request 7) is claimed from 2026-01-02 03:04:05 on"),
+        (
+            JUDGED,
+            "repair",
+            "moving, by ann",
+            [],
+            "asks for send 3; it then waits: sending is paused (moving, by ann)",
+        ),
+        (
+            JUDGED,
+            "repair",
+            None,
+            [OPEN],
+            "send 3 (request 7) is claimed from 2026-01-02 03:04:05 on",
+        ),
         (JUDGED, "repair", "moving, by ann", [OPEN], "send 3 (request 7) waits: sending is paused"),
-        (JUDGED, "repair", None, [{**OPEN, "state": "claimed"}], "is under way until 2026-01-02 03:04:05"),
-        (JUDGED, "repair", None, [{**OPEN, "groups": ["shipping"]}], "the next reconcile asks for send 3"),
-        (JUDGED, "repair", None, [{**OPEN, "state": "not_needed"}], "the next reconcile asks for send 3"),
+        (
+            JUDGED,
+            "repair",
+            None,
+            [{**OPEN, "state": "claimed"}],
+            "is under way until 2026-01-02 03:04:05",
+        ),
+        (
+            JUDGED,
+            "repair",
+            None,
+            [{**OPEN, "groups": ["shipping"]}],
+            "the next reconcile asks for send 3",
+        ),
+        (
+            JUDGED,
+            "repair",
+            None,
+            [{**OPEN, "state": "not_needed"}],
+            "the next reconcile asks for send 3",
+        ),
         (replace(JUDGED, verdict=Verdict.CONFIRMED), "repair", None, [OPEN], "nothing: it is done"),
-        (replace(JUDGED, verdict=Verdict.EXHAUSTED, eligible=False), "repair", None, [], "a person decides"),
-        (replace(JUDGED, verdict=Verdict.BACKLOGGED, eligible=False, next_look_at=AT, case_kind="backlog"), "repair", None, [],
-         "looked at again from 2026-01-02 03:04:05 on; a case asks a person (backlog)"),
+        (
+            replace(JUDGED, verdict=Verdict.EXHAUSTED, eligible=False),
+            "repair",
+            None,
+            [],
+            "a person decides",
+        ),
+        (
+            replace(
+                JUDGED,
+                verdict=Verdict.BACKLOGGED,
+                eligible=False,
+                next_look_at=AT,
+                case_kind="backlog",
+            ),
+            "repair",
+            None,
+            [],
+            "looked at again from 2026-01-02 03:04:05 on; a case asks a person (backlog)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_happens_next_is_said_with_when_and_what_holds_it(
     judged: Judged, mode: str, paused: str | None, requests: list[dict[str, object]], says: str
 ) -> None:

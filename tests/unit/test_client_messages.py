@@ -26,9 +26,18 @@ from backstop.sql.run import in_style, is_unavailable, parameter_style
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = ROOT / "docs" / "wire-contract.md"
 HEAVY = (
-    "airflow", "pyspark", "great_expectations", "pydantic", "sqlalchemy", "alembic", "pandas", "pyarrow",
-)  # fmt: skip
-FILES = {package: load(package, "queries.sql") for package in ("backstop.client", "backstop.leases")}
+    "airflow",
+    "pyspark",
+    "great_expectations",
+    "pydantic",
+    "sqlalchemy",
+    "alembic",
+    "pandas",
+    "pyarrow",
+)
+FILES = {
+    package: load(package, "queries.sql") for package in ("backstop.client", "backstop.leases")
+}
 
 
 def received(message_id: str = "m", content: bytes = b"{}", **headers: str) -> Received:
@@ -49,7 +58,9 @@ def test_importing_the_client_loads_nothing_heavy() -> None:
 
 
 def test_every_public_name_of_the_client_is_documented() -> None:
-    public = {name: getattr(client, name) for name in client.__all__ if name != "Handler"}  # a type alias
+    public = {
+        name: getattr(client, name) for name in client.__all__ if name != "Handler"
+    }  # a type alias
     assert [name for name, value in public.items() if not value.__doc__] == []
 
 
@@ -77,9 +88,7 @@ def test_named_queries_are_read_in_both_forms(
     package = f"sql_of_{'long' if 'name' in form else 'short'}"
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").touch()
-    text = (
-        f"-- About this file.\n\n{form}\nSELECT 1; -- two;\n\n{form.replace('first', 'second')}\nSELECT 2;\n"
-    )
+    text = f"-- About this file.\n\n{form}\nSELECT 1; -- two;\n\n{form.replace('first', 'second')}\nSELECT 2;\n"
     (tmp_path / package / "queries.sql").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert load(package, "queries.sql") == {"first": "SELECT 1; -- two", "second": "SELECT 2"}
@@ -108,8 +117,13 @@ def test_a_file_without_a_query_is_refused(
         ("qmark", "SELECT ?::text, ?, ?", (1, 2, 1)),
     ],
 )
-def test_a_statement_is_written_in_the_drivers_style(style: str, statement: str, parameters: object) -> None:
-    assert in_style(style, "SELECT %(a)s::text, %(b)s, %(a)s", {"a": 1, "b": 2}) == (statement, parameters)
+def test_a_statement_is_written_in_the_drivers_style(
+    style: str, statement: str, parameters: object
+) -> None:
+    assert in_style(style, "SELECT %(a)s::text, %(b)s, %(a)s", {"a": 1, "b": 2}) == (
+        statement,
+        parameters,
+    )
 
 
 def test_a_driver_of_another_style_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +139,9 @@ def test_a_drivers_errors_are_known_by_their_standard_names() -> None:
     assert is_unavailable(psycopg2.OperationalError())
     assert is_unavailable(psycopg2.InterfaceError())
     assert not is_unavailable(psycopg2.IntegrityError())
-    assert not is_unavailable(psycopg2.errors.ProgramLimitExceeded()), "the same statement fails each time"
+    assert not is_unavailable(psycopg2.errors.ProgramLimitExceeded()), (
+        "the same statement fails each time"
+    )
     assert not is_unavailable(ValueError())
 
 
@@ -138,12 +154,17 @@ def test_a_copy_without_headers_is_for_every_group_and_of_the_first_version() ->
 @pytest.mark.parametrize(
     "headers",
     [
-        {"backstop_groups": "billing"}, {"backstop_groups": "[]"}, {"backstop_groups": '["a", 1]'},
-        {"backstop_groups": '{"a": 1}'}, {"backstop_content_version": "0"},
-        {"backstop_content_version": "-1"}, {"backstop_content_version": "1" * 10},
-        {"backstop_content_version": "²"}, {"backstop_content_version": ""},
+        {"backstop_groups": "billing"},
+        {"backstop_groups": "[]"},
+        {"backstop_groups": '["a", 1]'},
+        {"backstop_groups": '{"a": 1}'},
+        {"backstop_content_version": "0"},
+        {"backstop_content_version": "-1"},
+        {"backstop_content_version": "1" * 10},
+        {"backstop_content_version": "²"},
+        {"backstop_content_version": ""},
     ],
-)  # fmt: skip
+)
 def test_headers_that_cannot_be_read_are_refused(headers: Mapping[str, str]) -> None:
     with pytest.raises(ContractBroken):
         read_headers(received(**headers))

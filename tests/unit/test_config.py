@@ -60,16 +60,40 @@ def test_a_new_topic_is_only_observed_and_a_group_that_says_nothing_takes_no_dup
 
 def test_the_defaults_are_those_of_the_specification_and_keep_every_rule() -> None:
     policy = from_mapping(SMALLEST).policy_for("orders", "billing")
-    minutes, hours, days = (lambda n: timedelta(minutes=n)), (lambda n: timedelta(hours=n)), (lambda n: timedelta(days=n))
+    minutes, hours, days = (
+        (lambda n: timedelta(minutes=n)),
+        (lambda n: timedelta(hours=n)),
+        (lambda n: timedelta(days=n)),
+    )
     assert policy.max_clock_skew == timedelta(seconds=5)
     assert policy.max_send_duration == timedelta(seconds=30)
-    assert (policy.attempt_timeout, policy.claim_timeout, policy.first_check) == (minutes(2), minutes(5), minutes(2))
-    assert (policy.lease, policy.sweep_interval, policy.retry_after) == (minutes(1), minutes(0.5), minutes(1 / 6))
+    assert (policy.attempt_timeout, policy.claim_timeout, policy.first_check) == (
+        minutes(2),
+        minutes(5),
+        minutes(2),
+    )
+    assert (policy.lease, policy.sweep_interval, policy.retry_after) == (
+        minutes(1),
+        minutes(0.5),
+        minutes(1 / 6),
+    )
     assert (policy.consume_timeout, policy.redelivery_horizon) == (minutes(15), hours(6))
-    assert (policy.unknown_horizon, policy.backlog_horizon, policy.overdue_horizon) == (hours(1), hours(24), hours(48))
+    assert (policy.unknown_horizon, policy.backlog_horizon, policy.overdue_horizon) == (
+        hours(1),
+        hours(24),
+        hours(48),
+    )
     assert (policy.max_sends, policy.max_refusals) == (5, 20)
-    assert (policy.backoff_base, policy.backoff_factor, policy.backoff_cap) == (minutes(3), 2, hours(1))
-    assert (policy.replay_horizon, policy.log_retention, policy.stub_retention) == (days(7), days(21), days(21))
+    assert (policy.backoff_base, policy.backoff_factor, policy.backoff_cap) == (
+        minutes(3),
+        2,
+        hours(1),
+    )
+    assert (policy.replay_horizon, policy.log_retention, policy.stub_retention) == (
+        days(7),
+        days(21),
+        days(21),
+    )
     assert (policy.blast_share, policy.blast_floor, policy.blast_window) == (0.05, 50, hours(1))
     assert policy.rate_limit == 200
 
@@ -81,9 +105,14 @@ def test_the_embedded_configuration_is_valid_in_seconds_and_in_mode_repair() -> 
     assert settings.groups_of("orders") == ("billing", "shipping")
     assert settings.topics_of("billing") == ("orders", "payments", "refunds")
     assert set(settings.connection_refs()) == {
-        "backstop_control", "backstop_producer_a", "backstop_producer_b", "backstop_consumer_billing",
-        "backstop_consumer_shipping", "backstop_broker", "backstop_leases",
-    }  # fmt: skip
+        "backstop_control",
+        "backstop_producer_a",
+        "backstop_producer_b",
+        "backstop_consumer_billing",
+        "backstop_consumer_shipping",
+        "backstop_broker",
+        "backstop_leases",
+    }
     assert settings.policy_for("orders", "billing").lease == timedelta(seconds=4)
 
 
@@ -92,15 +121,26 @@ def test_the_committed_json_schema_is_that_of_the_code() -> None:
 
 
 def test_the_subscriptions_policy_wins_over_the_groups_the_topics_and_the_general_one() -> None:
-    settings = from_mapping(changed(
-        ("policy", {"max_sends": 6, "recheck": "1m", "rate_limit": 10, "blast_floor": 7, "canary": 5}),
-        ("topics/orders/policy", {"max_sends": 7, "recheck": "2m", "rate_limit": 20}),
-        ("groups/billing/policy", {"max_sends": 8, "recheck": "3m"}),
-        ("topics/orders/groups", {"billing": {"policy": {"max_sends": 9}}, "shipping": {}}),
-    ))  # fmt: skip
+    settings = from_mapping(
+        changed(
+            (
+                "policy",
+                {"max_sends": 6, "recheck": "1m", "rate_limit": 10, "blast_floor": 7, "canary": 5},
+            ),
+            ("topics/orders/policy", {"max_sends": 7, "recheck": "2m", "rate_limit": 20}),
+            ("groups/billing/policy", {"max_sends": 8, "recheck": "3m"}),
+            ("topics/orders/groups", {"billing": {"policy": {"max_sends": 9}}, "shipping": {}}),
+        )
+    )
 
     def said(policy: Policy) -> tuple[object, ...]:
-        return policy.max_sends, policy.recheck.total_seconds(), policy.rate_limit, policy.blast_floor, policy.max_refusals
+        return (
+            policy.max_sends,
+            policy.recheck.total_seconds(),
+            policy.rate_limit,
+            policy.blast_floor,
+            policy.max_refusals,
+        )
 
     assert said(settings.policy_for("orders", "billing")) == (9, 180, 20, 7, 20)
     assert said(settings.policy_for("orders", "shipping")) == (7, 120, 20, 7, 20)
@@ -110,7 +150,9 @@ def test_the_subscriptions_policy_wins_over_the_groups_the_topics_and_the_genera
 
 
 def test_an_override_written_with_the_defaults_own_value_still_overrides() -> None:
-    settings = from_mapping(changed(("policy", {"max_sends": 9}), ("topics/orders/policy", {"max_sends": 5})))
+    settings = from_mapping(
+        changed(("policy", {"max_sends": 9}), ("topics/orders/policy", {"max_sends": 5}))
+    )
     assert settings.policy_for("orders").max_sends == 5
 
 
@@ -120,24 +162,43 @@ def test_no_policy_is_lent_to_a_topic_that_is_not_configured() -> None:
 
 
 def test_every_wrong_value_is_named_at_once_with_path_value_and_what_is_allowed() -> None:
-    lines = refused(changed(
-        ("topics/orders/mode", "fix"), ("policy", {"lease": "soon", "max_sends": 0, "bakcoff_base": "3s"}),
-        ("groups/billing/progress", "guessed"), ("brokers/main/kind", "carrier_pigeon"), ("producers", {}),
-    ))  # fmt: skip
+    lines = refused(
+        changed(
+            ("topics/orders/mode", "fix"),
+            ("policy", {"lease": "soon", "max_sends": 0, "bakcoff_base": "3s"}),
+            ("groups/billing/progress", "guessed"),
+            ("brokers/main/kind", "carrier_pigeon"),
+            ("producers", {}),
+        )
+    )
     assert "topics.orders.mode: 'fix'; allowed: 'observe' or 'repair'" in lines
-    assert any(line.startswith("policy.lease: 'soon'; allowed: a number with a unit") for line in lines)
+    assert any(
+        line.startswith("policy.lease: 'soon'; allowed: a number with a unit") for line in lines
+    )
     assert "policy.max_sends: 0; allowed: greater than or equal to 1" in lines
-    assert "policy.bakcoff_base: no such setting; allowed: backoff_base (did you mean that?)" in lines
-    assert "groups.billing.progress: 'guessed'; allowed: 'acknowledged', 'logged' or 'received'" in lines
-    assert "brokers.main.kind: 'carrier_pigeon'; allowed: 'redis_streams', 'activemq', 'rocketmq'" in lines
+    assert (
+        "policy.bakcoff_base: no such setting; allowed: backoff_base (did you mean that?)" in lines
+    )
+    assert (
+        "groups.billing.progress: 'guessed'; allowed: 'acknowledged', 'logged' or 'received'"
+        in lines
+    )
+    assert (
+        "brokers.main.kind: 'carrier_pigeon'; allowed: 'redis_streams', 'activemq', 'rocketmq'"
+        in lines
+    )
     assert len(lines) == 7
 
 
 def test_names_must_be_those_of_something_configured() -> None:
-    lines = refused(changed(
-        ("groups/billing/store", "nowhere"), ("topics/orders/broker", "other"),
-        ("topics/orders/groups", ["billing", "audit"]), ("producers/shop_b", {"connection": "producer"}),
-    ))  # fmt: skip
+    lines = refused(
+        changed(
+            ("groups/billing/store", "nowhere"),
+            ("topics/orders/broker", "other"),
+            ("topics/orders/groups", ["billing", "audit"]),
+            ("producers/shop_b", {"connection": "producer"}),
+        )
+    )
     assert lines == [
         "groups.billing.store: nowhere; allowed: one of consumers: billing_db",
         "topics.orders.broker: other; allowed: one of brokers: main",
@@ -147,8 +208,11 @@ def test_names_must_be_those_of_something_configured() -> None:
 
 
 def test_a_topic_belongs_to_one_team_at_most() -> None:
-    teams = [{"name": "a", "topics": ["orders"]}, {"name": "b", "topics": ["orders", "other"]},
-             {"name": "a", "topics": ["orders"]}]  # fmt: skip
+    teams = [
+        {"name": "a", "topics": ["orders"]},
+        {"name": "b", "topics": ["orders", "other"]},
+        {"name": "a", "topics": ["orders"]},
+    ]
     assert refused(changed(("teams", teams))) == [
         "teams.1.topics: orders; allowed: a topic of one team: a has it",
         "teams.1.topics: other; allowed: some of topics: orders",
@@ -161,9 +225,14 @@ def test_a_topic_belongs_to_one_team_at_most() -> None:
 def test_a_team_with_a_role_has_deciders_for_each_topic() -> None:
     """Its role may edit the questions' DAG: with nobody named, whoever has it could answer."""
     team = ("teams", [{"name": "a", "topics": ["orders"], "role": "team-a"}])
-    says = "a topic that people.deciders or people.rules name somebody for, where the team has a role"
+    says = (
+        "a topic that people.deciders or people.rules name somebody for, where the team has a role"
+    )
     assert refused(changed(team)) == [f"teams.0.topics: orders; allowed: {says}"]
-    for people in ({"deciders": ["olga", "otto"]}, {"rules": [{"deciders": ["olga", "otto"], "topics": ["orders"]}]}):
+    for people in (
+        {"deciders": ["olga", "otto"]},
+        {"rules": [{"deciders": ["olga", "otto"], "topics": ["orders"]}]},
+    ):
         assert from_mapping(changed(team, ("people", people))).teams_by_topic() == {"orders": "a"}
 
 
@@ -195,24 +264,41 @@ BROKEN_RULES = {
 
 @pytest.mark.parametrize("setting", BROKEN_RULES)
 @pytest.mark.parametrize("mode", ["observe", "repair"])
-def test_a_policy_that_breaks_a_rule_is_refused_where_it_was_written(setting: str, mode: str) -> None:
-    lines = refused(changed(("topics/orders/policy", BROKEN_RULES[setting]), ("topics/orders/mode", mode)))
-    assert any(line.startswith(f"topics.orders.policy.{setting}: ") and "; allowed: " in line for line in lines), lines
+def test_a_policy_that_breaks_a_rule_is_refused_where_it_was_written(
+    setting: str, mode: str
+) -> None:
+    lines = refused(
+        changed(("topics/orders/policy", BROKEN_RULES[setting]), ("topics/orders/mode", mode))
+    )
+    assert any(
+        line.startswith(f"topics.orders.policy.{setting}: ") and "; allowed: " in line
+        for line in lines
+    ), lines
 
 
 @pytest.mark.parametrize(
     ("setting", "boundary", "beyond"),
-    [("first_check", "90s", "89.9s"), ("consume_timeout", "1m", "59.9s"), ("attempt_timeout", "35.1s", "35s"),
-     ("blast_window", "30m", "1799s"), ("unknown_horizon", "1201s", "20m"), ("stub_retention", "21d", "503h")],
-)  # fmt: skip
-def test_a_rules_boundary_is_allowed_or_not_as_it_is_written(setting: str, boundary: str, beyond: str) -> None:
+    [
+        ("first_check", "90s", "89.9s"),
+        ("consume_timeout", "1m", "59.9s"),
+        ("attempt_timeout", "35.1s", "35s"),
+        ("blast_window", "30m", "1799s"),
+        ("unknown_horizon", "1201s", "20m"),
+        ("stub_retention", "21d", "503h"),
+    ],
+)
+def test_a_rules_boundary_is_allowed_or_not_as_it_is_written(
+    setting: str, boundary: str, beyond: str
+) -> None:
     from_mapping(changed(("policy", {setting: boundary})))
     assert refused(changed(("policy", {setting: beyond})))[0].startswith(f"policy.{setting}: ")
 
 
 def test_a_rule_that_a_default_breaks_names_the_default() -> None:
     lines = refused(changed(("policy", {"lease": "10s"})))
-    assert lines == ["policy.max_clock_skew (the default): 5s; allowed: less than lease / 3 (3.333333s)"]
+    assert lines == [
+        "policy.max_clock_skew (the default): 5s; allowed: less than lease / 3 (3.333333s)"
+    ]
 
 
 def test_a_rule_broken_for_everything_is_said_once() -> None:
@@ -222,13 +308,17 @@ def test_a_rule_broken_for_everything_is_said_once() -> None:
 def test_a_broker_that_gives_up_before_a_lease_is_over_is_refused() -> None:
     options = {"delivery_limit": 6, "visibility": "1s"}
     lines = refused(changed(("brokers/main/options", options)))
-    assert lines == ["policy.lease (the default): 1m; allowed: lease + sweep_interval less than the broker's tries x delay (6s)"]
+    assert lines == [
+        "policy.lease (the default): 1m; allowed: lease + sweep_interval less than the broker's tries x delay (6s)"
+    ]
     from_mapping(changed(("brokers/main/options", {"delivery_limit": 6, "visibility": 20})))
 
 
 def test_the_redelivery_horizon_covers_the_brokers_whole_retry_schedule() -> None:
     lines = refused(changed(("brokers/main/retry_schedule", "350m")))
-    assert lines[0].startswith("policy.redelivery_horizon (the default): 6h; allowed: at least the broker's retry")
+    assert lines[0].startswith(
+        "policy.redelivery_horizon (the default): 6h; allowed: at least the broker's retry"
+    )
 
 
 def rocketmq(**changes: Any) -> dict[str, Any]:
@@ -240,9 +330,16 @@ def test_rocketmq_redelivers_by_its_delay_levels_without_being_told() -> None:
     assert settings.brokers["main"].redelivers_for() == timedelta(hours=4, minutes=45, seconds=40)
     three = from_mapping(changed(("brokers", rocketmq(options={"delivery_limit": 6}))))
     assert three.brokers["main"].redelivers_for() == timedelta(seconds=10 + 30 + 60 + 120 + 180)
-    many = from_mapping(changed(("brokers", rocketmq(options={"delivery_limit": 19})), ("policy/redelivery_horizon", "10h"),
-                                ("policy/untouched_for", "11h")))  # fmt: skip
-    assert many.brokers["main"].redelivers_for() == timedelta(hours=8, minutes=45, seconds=40), "the last level is repeated"
+    many = from_mapping(
+        changed(
+            ("brokers", rocketmq(options={"delivery_limit": 19})),
+            ("policy/redelivery_horizon", "10h"),
+            ("policy/untouched_for", "11h"),
+        )
+    )
+    assert many.brokers["main"].redelivers_for() == timedelta(hours=8, minutes=45, seconds=40), (
+        "the last level is repeated"
+    )
 
 
 def test_the_redelivery_horizon_covers_rocketmqs_levels() -> None:
@@ -268,9 +365,14 @@ def test_a_url_in_the_place_of_a_connection_is_refused_without_showing_its_passw
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("control: [", "line 1"), ("control: a\ncontrol: b\n", "'control' is written twice"), ("- a", "holds no settings"),
-     ("", "holds no settings"), ("control: !!python/object:os.system x", "line 1")],
-)  # fmt: skip
+    [
+        ("control: [", "line 1"),
+        ("control: a\ncontrol: b\n", "'control' is written twice"),
+        ("- a", "holds no settings"),
+        ("", "holds no settings"),
+        ("control: !!python/object:os.system x", "line 1"),
+    ],
+)
 def test_a_file_that_cannot_be_meant_is_refused_with_its_place(text: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         parse(text)
@@ -288,7 +390,8 @@ def test_the_version_changes_with_what_is_written_and_not_with_how() -> None:
     assert len(one.version) == 12
     assert from_mapping(changed(("policy", {"max_sends": 6}))).version != one.version
     assert (
-        from_mapping(changed(("policy", {"recheck": 60}))).version == from_mapping(changed(("policy", {"recheck": "1m"}))).version
+        from_mapping(changed(("policy", {"recheck": 60}))).version
+        == from_mapping(changed(("policy", {"recheck": "1m"}))).version
     )
 
 
@@ -303,30 +406,61 @@ def test_settings_are_frozen_and_travel_to_executors() -> None:
 
 def test_start_offsets_without_active_from_are_refused_where_messages_are_resent() -> None:
     """What has no known place is owed by its creation, which nothing would bound."""
-    starts = ("topics/orders/groups", {"billing": {"start_offsets": {3: {"offset": 17, "epoch": "e1"}}}})
+    starts = (
+        "topics/orders/groups",
+        {"billing": {"start_offsets": {3: {"offset": 17, "epoch": "e1"}}}},
+    )
     lines = refused(changed(starts, ("topics/orders/mode", "repair")))
-    assert any(line.startswith("topics.orders.groups.billing.start_offsets: no active_from; allowed: ") for line in lines), lines
+    assert any(
+        line.startswith("topics.orders.groups.billing.start_offsets: no active_from; allowed: ")
+        for line in lines
+    ), lines
     from_mapping(changed(starts, ("topics/orders/mode", "observe")))
 
 
 def test_start_offsets_belong_to_one_epoch_of_a_queue() -> None:
-    settings = from_mapping(yaml.safe_load(yaml.safe_dump(changed(
-        ("topics/orders/groups", {"billing": {"tags": ["eu"], "start_offsets": {3: {"offset": 17, "epoch": "e1"}}}}),
-        ("groups/billing/active_from", "2026-01-01T00:00:00Z"),
-    ))))  # fmt: skip
+    settings = from_mapping(
+        yaml.safe_load(
+            yaml.safe_dump(
+                changed(
+                    (
+                        "topics/orders/groups",
+                        {
+                            "billing": {
+                                "tags": ["eu"],
+                                "start_offsets": {3: {"offset": 17, "epoch": "e1"}},
+                            }
+                        },
+                    ),
+                    ("groups/billing/active_from", "2026-01-01T00:00:00Z"),
+                )
+            )
+        )
+    )
     subscription = settings.topics["orders"].groups["billing"]
     assert subscription.tags == ("eu",)
     assert (subscription.start_offsets[3].offset, subscription.start_offsets[3].epoch) == (17, "e1")
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("30s", 30), ("5m", 300), ("2h", 7200), ("7d", 604800), ("500ms", 0.5), (1.5, 1.5), ("0.5h", 1800)]
+    ("text", "seconds"),
+    [
+        ("30s", 30),
+        ("5m", 300),
+        ("2h", 7200),
+        ("7d", 604800),
+        ("500ms", 0.5),
+        (1.5, 1.5),
+        ("0.5h", 1800),
+    ],
 )
 def test_a_duration_is_written_with_a_unit_or_in_seconds(text: object, seconds: float) -> None:
     assert parse_duration(text) == timedelta(seconds=seconds)
 
 
-@pytest.mark.parametrize("wrong", ["", "5", "-5s", -1, True, None, "5 years", "1e3s", [], "99999999999999d"])
+@pytest.mark.parametrize(
+    "wrong", ["", "5", "-5s", -1, True, None, "5 years", "1e3s", [], "99999999999999d"]
+)
 def test_anything_else_is_no_duration(wrong: object) -> None:
     with pytest.raises(ValueError, match="a number with a unit"):
         parse_duration(wrong)
@@ -340,7 +474,13 @@ def test_a_duration_that_is_printed_can_be_read_back(milliseconds: int) -> None:
 
 def test_the_backoff_grows_to_its_cap_and_never_overflows() -> None:
     policy = Policy()
-    assert [policy.backoff(n).total_seconds() for n in (1, 2, 3, 6, 10_000)] == [180, 360, 720, 3600, 3600]
+    assert [policy.backoff(n).total_seconds() for n in (1, 2, 3, 6, 10_000)] == [
+        180,
+        360,
+        720,
+        3600,
+        3600,
+    ]
 
 
 def test_the_how_to_names_every_setting_of_the_policy_with_its_default() -> None:
@@ -357,7 +497,11 @@ def test_the_how_to_names_every_setting_of_the_policy_with_its_default() -> None
         if value is None:  # another one stands in for it, and the page says which
             assert not defaults[name][0].isdigit(), name
             continue
-        meant = parse_duration(defaults[name]) if isinstance(value, timedelta) else type(value)(defaults[name])
+        meant = (
+            parse_duration(defaults[name])
+            if isinstance(value, timedelta)
+            else type(value)(defaults[name])
+        )
         assert meant == value, name
 
 

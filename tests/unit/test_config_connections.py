@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from backstop.config.connections import Connections, read_secrets_file, take_secrets_file, write_secrets_file
+from backstop.config.connections import (
+    Connections,
+    read_secrets_file,
+    take_secrets_file,
+    write_secrets_file,
+)
 from backstop.model.errors import ConfigurationError
 
 PASSWORD = "p@ss/w:rd %25"
@@ -27,16 +32,24 @@ def test_the_secrets_file_comes_first_then_the_resolver_then_airflows_variable(
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", "postgresql://variable/db")
     assert Connections().url("shop") == "postgresql://variable/db"
-    assert Connections({"shop": "postgresql://resolver/db"}.get).url("shop") == "postgresql://resolver/db"
+    assert (
+        Connections({"shop": "postgresql://resolver/db"}.get).url("shop")
+        == "postgresql://resolver/db"
+    )
     assert Connections({}.get).url("shop") == "postgresql://variable/db"
     write_secrets_file(tmp_path / "secrets", {"shop": "postgresql://file/db"})
     monkeypatch.setenv("BACKSTOP_SECRETS_FILE", str(tmp_path / "secrets"))
-    assert Connections({"shop": "postgresql://resolver/db"}.get).url("shop") == "postgresql://file/db"
+    assert (
+        Connections({"shop": "postgresql://resolver/db"}.get).url("shop") == "postgresql://file/db"
+    )
 
 
 def test_an_environment_reference_asks_only_that_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOP_URL", "postgresql://me@host/db")
-    assert Connections({"env:SHOP_URL": "postgresql://wrong/db"}.get).url("env:SHOP_URL") == "postgresql://me@host/db"
+    assert (
+        Connections({"env:SHOP_URL": "postgresql://wrong/db"}.get).url("env:SHOP_URL")
+        == "postgresql://me@host/db"
+    )
     monkeypatch.delenv("SHOP_URL")
     with pytest.raises(ConfigurationError, match="SHOP_URL"):
         Connections().url("env:SHOP_URL")
@@ -51,29 +64,73 @@ def test_an_unknown_connection_says_where_it_was_looked_for() -> None:
 @pytest.mark.parametrize(
     ("connection", "url"),
     [
-        ({"conn_type": "postgres", "host": "h", "port": 5432, "login": "me", "password": PASSWORD, "schema": "db"},
-         "postgresql://me:p%40ss%2Fw%3Ard%20%2525@h:5432/db"),
-        ({"conn_type": "postgres", "host": "::1", "login": "me", "schema": "my db", "extra": '{"sslmode": "require"}'},
-         "postgresql://me@[::1]/my%20db?sslmode=require"),
-        ({"conn_type": "redis", "host": "h", "port": 6379, "password": "x", "extra": {"db": 3}}, "redis://:x@h:6379/3"),
+        (
+            {
+                "conn_type": "postgres",
+                "host": "h",
+                "port": 5432,
+                "login": "me",
+                "password": PASSWORD,
+                "schema": "db",
+            },
+            "postgresql://me:p%40ss%2Fw%3Ard%20%2525@h:5432/db",
+        ),
+        (
+            {
+                "conn_type": "postgres",
+                "host": "::1",
+                "login": "me",
+                "schema": "my db",
+                "extra": '{"sslmode": "require"}',
+            },
+            "postgresql://me@[::1]/my%20db?sslmode=require",
+        ),
+        (
+            {"conn_type": "redis", "host": "h", "port": 6379, "password": "x", "extra": {"db": 3}},
+            "redis://:x@h:6379/3",
+        ),
         ({"conn_type": "redis", "host": "h", "extra": {"ssl": True}}, "rediss://h/0"),
-        ({"conn_type": "mysql", "host": "h", "port": 3306, "login": "me", "password": PASSWORD, "schema": "db",
-          "extra": {"charset": "utf8", "ssl_ca": "/ca.pem"}}, "mysql://me:p%40ss%2Fw%3Ard%20%2525@h:3306/db?ssl_ca=%2Fca.pem"),
+        (
+            {
+                "conn_type": "mysql",
+                "host": "h",
+                "port": 3306,
+                "login": "me",
+                "password": PASSWORD,
+                "schema": "db",
+                "extra": {"charset": "utf8", "ssl_ca": "/ca.pem"},
+            },
+            "mysql://me:p%40ss%2Fw%3Ard%20%2525@h:3306/db?ssl_ca=%2Fca.pem",
+        ),
     ],
-)  # fmt: skip
-def test_airflows_json_form_becomes_a_url(connection: dict[str, object], url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+)
+def test_airflows_json_form_becomes_a_url(
+    connection: dict[str, object], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(connection))
     assert Connections().url("shop") == url
 
 
 @pytest.mark.parametrize(
     ("written", "url"),
-    [("postgres://me:x@h:1/db?sslmode=require&cursor=dict", "postgresql://me:x@h:1/db?sslmode=require"),
-     ("postgres://me:x@h:1/db?require_auth=scram-sha-256", "postgresql://me:x@h:1/db?require_auth=scram-sha-256"),
-     ("postgres://me:x@h/db?__extra__=%7B%22sslmode%22%3A%20%22verify-full%22%7D", "postgresql://me:x@h/db?sslmode=verify-full"),
-     ("mariadb://me:x@h/db?charset=utf8&ssl_ca=/ca.pem", "mysql://me:x@h/db?ssl_ca=%2Fca.pem"),
-     ("redis://:x@h:1/2", "redis://:x@h:1/2"), ("https://hooks.example/x?y=z", "https://hooks.example/x?y=z")],
-)  # fmt: skip
+    [
+        (
+            "postgres://me:x@h:1/db?sslmode=require&cursor=dict",
+            "postgresql://me:x@h:1/db?sslmode=require",
+        ),
+        (
+            "postgres://me:x@h:1/db?require_auth=scram-sha-256",
+            "postgresql://me:x@h:1/db?require_auth=scram-sha-256",
+        ),
+        (
+            "postgres://me:x@h/db?__extra__=%7B%22sslmode%22%3A%20%22verify-full%22%7D",
+            "postgresql://me:x@h/db?sslmode=verify-full",
+        ),
+        ("mariadb://me:x@h/db?charset=utf8&ssl_ca=/ca.pem", "mysql://me:x@h/db?ssl_ca=%2Fca.pem"),
+        ("redis://:x@h:1/2", "redis://:x@h:1/2"),
+        ("https://hooks.example/x?y=z", "https://hooks.example/x?y=z"),
+    ],
+)
 def test_airflows_uri_form_becomes_a_url_with_what_the_driver_understands(
     written: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,9 +139,17 @@ def test_airflows_uri_form_becomes_a_url_with_what_the_driver_understands(
 
 
 @pytest.mark.parametrize(
-    "broken", ["hunter2", "{not json", '{"conn_type": "mystery", "password": "hunter2"}', "postgresql://hunter2@[::1:x/"]
+    "broken",
+    [
+        "hunter2",
+        "{not json",
+        '{"conn_type": "mystery", "password": "hunter2"}',
+        "postgresql://hunter2@[::1:x/",
+    ],
 )
-def test_a_connection_that_is_none_is_refused_without_showing_it(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_is_none_is_refused_without_showing_it(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", broken)
     with pytest.raises(ConfigurationError) as error:
         Connections().url("shop")
@@ -92,7 +157,9 @@ def test_a_connection_that_is_none_is_refused_without_showing_it(broken: str, mo
     assert error.value.__cause__ is None
 
 
-def test_no_text_shows_a_secret_and_pickling_carries_what_was_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_text_shows_a_secret_and_pickling_carries_what_was_resolved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", "postgresql://me:hunter2@h/db")
     connections = Connections().carrying(["shop"])
     for text in (repr(connections), str(connections), f"{connections}", repr([connections])):
@@ -118,12 +185,19 @@ def test_a_text_with_a_resolved_password_can_be_hidden(monkeypatch: pytest.Monke
     assert connections.hide("login hun@ter2 failed, hun%40ter2") == "login *** failed, ***"
 
 
-@pytest.mark.parametrize(("password", "text", "hidden"), [
-    ("shop", "shop_a of the shop: shops, shop@h, 'shop'", "shop_a of the ***: shops, ***@h, '***'"),
-    ("1", "21 rows, login 1", "21 rows, login ***"),
-    ("hunter2hunter", "xhunter2hunterx", "x***x"),
-    ("s3cr3t-and-long", r"\ns3cr3t-and-long\n", r"\n***\n"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("password", "text", "hidden"),
+    [
+        (
+            "shop",
+            "shop_a of the shop: shops, shop@h, 'shop'",
+            "shop_a of the ***: shops, ***@h, '***'",
+        ),
+        ("1", "21 rows, login 1", "21 rows, login ***"),
+        ("hunter2hunter", "xhunter2hunterx", "x***x"),
+        ("s3cr3t-and-long", r"\ns3cr3t-and-long\n", r"\n***\n"),
+    ],
+)
 def test_a_password_that_may_be_a_part_of_other_words_eats_none_of_them(
     password: str, text: str, hidden: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +205,9 @@ def test_a_password_that_may_be_a_part_of_other_words_eats_none_of_them(
     assert Connections().carrying(["shop"]).hide(text) == hidden
 
 
-def test_a_password_of_an_address_within_an_address_is_hidden_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_of_an_address_within_an_address_is_hidden_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     jolokia = "http%3A%2F%2Fadmin%3Asecr%2540et%40h%3A8161%2Fapi%2Fjolokia"
     monkeypatch.setenv("AIRFLOW_CONN_MQ", f"stomp://app:hunter2@h:61613?jolokia={jolokia}")
     connections = Connections().carrying(["mq"])
@@ -174,7 +250,9 @@ def test_a_file_for_one_reader_is_gone_when_it_was_read_and_its_reader_still_kno
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
-def test_a_secrets_file_that_others_can_read_is_refused(mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secrets_file_that_others_can_read_is_refused(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "secrets"
     write_secrets_file(path, {"shop": "postgresql://h/db"})
     path.chmod(mode)
@@ -184,7 +262,9 @@ def test_a_secrets_file_that_others_can_read_is_refused(mode: int, tmp_path: Pat
 
 
 @pytest.mark.parametrize("content", ["hunter2", '["hunter2"]', '{"shop": 1}'])
-def test_a_secrets_file_that_holds_something_else_is_refused_without_showing_it(content: str, tmp_path: Path) -> None:
+def test_a_secrets_file_that_holds_something_else_is_refused_without_showing_it(
+    content: str, tmp_path: Path
+) -> None:
     path = tmp_path / "secrets"
     path.write_text(content)
     path.chmod(0o600)

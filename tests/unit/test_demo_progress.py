@@ -59,13 +59,18 @@ def test_the_long_story_tells_each_step_and_each_wait(said: io.StringIO) -> None
     assert told[1:] == ["lose something: A message is lost.", "  waiting for: The end"]
 
 
-def test_a_long_wait_says_what_is_still_open(said: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_wait_says_what_is_still_open(
+    said: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     narrate(full=False, stream=said)
     monkeypatch.setattr(wait_for, "TELL_SECONDS", 0.0)
     left = ["two messages", "one message"]
     wait_for.wait_for("Quiet", lambda: not left, 10.0, lambda: left.pop(0), every=0.001)
     told = [line.split(" s  ", 1)[1] for line in said.getvalue().splitlines()]
-    assert told == ["  still waiting for: Quiet (two messages)", "  still waiting for: Quiet (one message)"]
+    assert told == [
+        "  still waiting for: Quiet (two messages)",
+        "  still waiting for: Quiet (one message)",
+    ]
 
 
 def test_nothing_is_waited_for_when_what_goes_on_beside_the_story_has_failed() -> None:
@@ -80,7 +85,10 @@ def test_nothing_is_waited_for_when_what_goes_on_beside_the_story_has_failed() -
 
 
 def test_the_demos_settings_are_accepted(tmp_path: Path) -> None:
-    assert load(write_config(tmp_path / "backstop.yaml")).policy_for("orders").recheck.total_seconds() == 10.0
+    assert (
+        load(write_config(tmp_path / "backstop.yaml")).policy_for("orders").recheck.total_seconds()
+        == 10.0
+    )
 
 
 def test_many_messages_get_more_workers() -> None:

@@ -22,7 +22,10 @@ FENCED = re.compile(r"^( *)```.*?^\1```", re.DOTALL | re.MULTILINE)
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub gives to a page's headings."""
     text = FENCED.sub("", page.read_text(encoding="utf-8"))
-    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE))
+    plain = (
+        re.sub(r"[^\w\- ]", "", heading.lower())
+        for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    )
     return {heading.replace(" ", "-") for heading in plain}
 
 
@@ -41,8 +44,13 @@ def test_every_link_of_the_documents_leads_somewhere(page: Path) -> None:
 
 def test_the_index_leads_to_every_page() -> None:
     index = (DOCS / "index.md").read_text(encoding="utf-8")
-    linked = {(DOCS / target.partition("#")[0]).resolve() for target in re.findall(r"\]\(([^)\s]+)\)", index)}
-    pages = {page for page in DOCS.rglob("*.md") if not re.match(r"\d{4}-", page.name)} - {DOCS / "index.md"}
+    linked = {
+        (DOCS / target.partition("#")[0]).resolve()
+        for target in re.findall(r"\]\(([^)\s]+)\)", index)
+    }
+    pages = {page for page in DOCS.rglob("*.md") if not re.match(r"\d{4}-", page.name)} - {
+        DOCS / "index.md"
+    }
     assert pages - linked == set()
 
 
@@ -54,7 +62,9 @@ def test_the_index_of_decisions_has_each_with_title_date_and_status() -> None:
     for page in pages:
         text = page.read_text(encoding="utf-8")
         number, title = re.findall(r"^# (\d+)\. (.*)$", text, re.MULTILINE)[0]
-        status, date = re.findall(r"^\*\*Status\*\*: (\w+).* \*\*Date\*\*: (\d{4}-\d\d-\d\d)\.$", text, re.MULTILINE)[0]
+        status, date = re.findall(
+            r"^\*\*Status\*\*: (\w+).* \*\*Date\*\*: (\d{4}-\d\d-\d\d)\.$", text, re.MULTILINE
+        )[0]
         assert f"| {number} | [{title}]({page.name}) | {date} | {status.capitalize()}" in index
         assert rows[page.name].split(" | ")[2].endswith("."), "one sentence"
 
@@ -62,7 +72,9 @@ def test_the_index_of_decisions_has_each_with_title_date_and_status() -> None:
 def drawn(heading: str) -> set[str]:
     """The states in the diagram under a heading of docs/states.md; each can be reached from the start."""
     text = (DOCS / "states.md").read_text(encoding="utf-8")
-    diagram = re.findall(rf"^## {heading}\n.*?```mermaid\nstateDiagram-v2\n(.*?)```", text, re.DOTALL | re.MULTILINE)[0]
+    diagram = re.findall(
+        rf"^## {heading}\n.*?```mermaid\nstateDiagram-v2\n(.*?)```", text, re.DOTALL | re.MULTILINE
+    )[0]
     arrows = [re.fullmatch(r"    (\S+) --> (\S+)(?: : .+)?", line) for line in diagram.splitlines()]
     assert None not in arrows, diagram
     steps = {(arrow[1], arrow[2]) for arrow in arrows if arrow}
@@ -75,7 +87,9 @@ def drawn(heading: str) -> set[str]:
 
 def checked(role: str, table: str, column: str) -> set[str]:
     """The states that the column's CHECK constraint allows; a later revision's replaces an earlier one's."""
-    statements = re.findall(rf"^(?:CREATE|ALTER) TABLE {table}\b.*?;$", whole(role), re.DOTALL | re.MULTILINE)
+    statements = re.findall(
+        rf"^(?:CREATE|ALTER) TABLE {table}\b.*?;$", whole(role), re.DOTALL | re.MULTILINE
+    )
     lists = re.findall(rf"CHECK \({column} IN\s*\((.*?)\)", "\n".join(statements), re.DOTALL)
     return set(re.findall(r"'(\w+)'", lists[-1]))
 
@@ -99,8 +113,13 @@ def test_each_state_that_the_schema_allows_is_drawn_and_no_other(
 
 def test_each_verdict_is_drawn_and_stands_in_the_readme() -> None:
     assert drawn("Delivery") == {str(verdict) for verdict in Verdict}
-    assert checked("control", "verdict", "verdict") == drawn("Delivery") - {"CONFIRMED", "WAITING"}  # only counted
-    rows = re.findall(r"^\| ([A-Z_, ]+) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert checked("control", "verdict", "verdict") == drawn("Delivery") - {
+        "CONFIRMED",
+        "WAITING",
+    }  # only counted
+    rows = re.findall(
+        r"^\| ([A-Z_, ]+) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     named = [verdict for row in rows for verdict in row.split(", ")]
     assert sorted(named) == sorted(drawn("Delivery"))
 
@@ -112,15 +131,25 @@ def test_each_version_of_the_changelog_begins_with_its_migration() -> None:
     for version in versions:
         parts = re.findall(r"^### (.*)$", version, re.MULTILINE)
         assert parts[0] == "Migration", version.splitlines()[0]
-        assert all(order.index(first) < order.index(second) for first, second in pairwise(parts)), parts
+        assert all(order.index(first) < order.index(second) for first, second in pairwise(parts)), (
+            parts
+        )
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "how-to" / "airflow.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", DOCS / "how-to" / "airflow.md"], ids=lambda page: page.name
+)
 def test_airflow_finds_the_dags_of_the_lines_that_the_documents_give(page: Path) -> None:
     """Airflow's safe mode passes over a file that does not contain both words."""
-    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if "from backstop.dags." in line]
+    lines = [
+        line
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if "from backstop.dags." in line
+    ]
     assert lines
-    assert [line for line in lines if "dag" not in line or "airflow" not in line.split(" > ")[0]] == []
+    assert [
+        line for line in lines if "dag" not in line or "airflow" not in line.split(" > ")[0]
+    ] == []
 
 
 def test_the_picture_is_self_contained() -> None:

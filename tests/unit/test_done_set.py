@@ -18,17 +18,25 @@ RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8)), max_size=40)
 
 @settings(max_examples=300, derandomize=True, database=None, deadline=None)
 @given(watermark=st.integers(0, 10), ranges=RANGES)
-def test_it_knows_exactly_what_was_added_however_it_came(watermark: int, ranges: list[tuple[int, int]]) -> None:
+def test_it_knows_exactly_what_was_added_however_it_came(
+    watermark: int, ranges: list[tuple[int, int]]
+) -> None:
     done, oracle = DoneSet(watermark), set(range(watermark))
     for start, length in ranges:
         done.add_range(start, start + length)
         oracle |= set(range(start, start + length))
-        assert [offset in done for offset in range(80)] == [offset in oracle for offset in range(80)]
+        assert [offset in done for offset in range(80)] == [
+            offset in oracle for offset in range(80)
+        ]
         intervals = done.intervals()
         assert done.highest == max(oracle, default=-1)
-        assert done.watermark == min(set(range(81)) - oracle), "all below it is finished, and it is not"
+        assert done.watermark == min(set(range(81)) - oracle), (
+            "all below it is finished, and it is not"
+        )
         ends = [done.watermark] + [end for _, end in intervals]
-        assert all(end < start for end, (start, _) in zip(ends, intervals, strict=False)), "apart and in order"
+        assert all(end < start for end, (start, _) in zip(ends, intervals, strict=False)), (
+            "apart and in order"
+        )
         assert done.gaps == len(intervals)
     again = DoneSet.from_bytes(done.to_bytes())
     assert (again.watermark, again.intervals()) == (done.watermark, done.intervals())
@@ -37,17 +45,22 @@ def test_it_knows_exactly_what_was_added_however_it_came(watermark: int, ranges:
 @pytest.mark.parametrize(
     "saved",
     [
-        b"", b"\x00" * 11, DoneSet(5).to_bytes() + b"x", DoneSet(5).to_bytes()[:-1],
+        b"",
+        b"\x00" * 11,
+        DoneSet(5).to_bytes() + b"x",
+        DoneSet(5).to_bytes()[:-1],
         b"\x00" * 7 + b"\x05\x00\x00\x00\x01" + b"\x00" * 7 + b"\x05" + b"\x00" * 7 + b"\x09",
     ],
     ids=["nothing", "too short", "too long", "cut", "an interval at the watermark"],
-)  # fmt: skip
+)
 def test_what_it_did_not_write_is_refused(saved: bytes) -> None:
     with pytest.raises(ContractBroken):
         DoneSet.from_bytes(saved)
 
 
-def test_a_million_messages_with_one_in_a_hundred_redelivered_need_memory_for_the_gaps_only() -> None:
+def test_a_million_messages_with_one_in_a_hundred_redelivered_need_memory_for_the_gaps_only() -> (
+    None
+):
     """The window of messages in work moves on: what is finished below it costs nothing."""
     done, chance = DoneSet(), random.Random(1)
     doubles = stopped = most = 0

@@ -18,7 +18,11 @@ from backstop.evidence.sources import Sources
 from backstop.model.errors import BrokerUnavailable, ConfigurationError
 from system import settings_dict
 
-METHODS = [*(name for name in vars(Broker) if not name.startswith("_") and name != "capabilities"), "__enter__", "__exit__"]
+METHODS = [
+    *(name for name in vars(Broker) if not name.startswith("_") and name != "capabilities"),
+    "__enter__",
+    "__exit__",
+]
 MODULE = """
 class Carrier:
     def __init__(self, url, **options):
@@ -57,7 +61,9 @@ def opened(kind: str, **options: Any) -> Any:
     return open_broker(*carrier_settings(kind, **options), "embedded")
 
 
-def test_an_installed_adapter_gets_its_url_its_options_and_its_topics_with_their_groups(installed: None) -> None:
+def test_an_installed_adapter_gets_its_url_its_options_and_its_topics_with_their_groups(
+    installed: None,
+) -> None:
     carrier = opened("carrier", send_timeout="900ms", loft="red")
     assert (carrier.url, carrier.options["loft"]) == ("carrier://here", "red")
     assert carrier.options["send_timeout"] == timedelta(milliseconds=900)
@@ -71,13 +77,20 @@ def test_an_adapter_without_a_method_of_the_protocol_is_refused_by_name(
 ) -> None:
     opened("carrier")
     monkeypatch.delattr(sys.modules["carrier_adapter"].Carrier, method)
-    with pytest.raises(ConfigurationError, match=rf"brokers\.\w+: the adapter for 'carrier' has no {method}"):
+    with pytest.raises(
+        ConfigurationError, match=rf"brokers\.\w+: the adapter for 'carrier' has no {method}"
+    ):
         opened("carrier")
 
 
-def test_what_an_adapter_raises_where_it_says_what_it_can_do_stops_nothing_else(installed: None) -> None:
+def test_what_an_adapter_raises_where_it_says_what_it_can_do_stops_nothing_else(
+    installed: None,
+) -> None:
     settings, connections = carrier_settings("carrier")
-    with Sources(settings, connections) as sources, pytest.raises(BrokerUnavailable, match="embedded failed: TimeoutError"):
+    with (
+        Sources(settings, connections) as sources,
+        pytest.raises(BrokerUnavailable, match="embedded failed: TimeoutError"),
+    ):
         _ = sources.broker("embedded").capabilities
 
 
@@ -87,5 +100,8 @@ def test_a_name_of_ours_stays_ours(installed: None) -> None:
 
 
 def test_a_kind_that_nobody_installed_is_refused_with_what_there_is(installed: None) -> None:
-    with pytest.raises(ConfigurationError, match="'pigeon'; allowed: 'redis_streams', 'activemq', 'rocketmq', 'carrier'"):
+    with pytest.raises(
+        ConfigurationError,
+        match="'pigeon'; allowed: 'redis_streams', 'activemq', 'rocketmq', 'carrier'",
+    ):
         opened("pigeon")

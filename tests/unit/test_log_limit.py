@@ -23,6 +23,7 @@ def test_a_fault_is_logged_once_in_some_minutes_with_how_often_it_was_met(
     now = log_limit.AGAIN_SECONDS
     limited.warning("Queue 7 cannot be read.")
     assert [record.getMessage() for record in caplog.records] == [
-        "Queue 0 cannot be read.", "The broker is away.",
+        "Queue 0 cannot be read.",
+        "The broker is away.",
         "Queue 7 cannot be read. (99 times more since it was logged last)",
-    ]  # fmt: skip
+    ]

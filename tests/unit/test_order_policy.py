@@ -14,7 +14,11 @@ from backstop.stores.protocol import Neighbours
 
 LATER = datetime(2026, 1, 1, tzinfo=UTC)
 SEND = Send(None, "topic")
-LOST, DEAD, USED_UP = [Verdict.LOST], [Verdict.DEAD_LETTERED, Verdict.CONFIRMED], [Verdict.EXHAUSTED]
+LOST, DEAD, USED_UP = (
+    [Verdict.LOST],
+    [Verdict.DEAD_LETTERED, Verdict.CONFIRMED],
+    [Verdict.EXHAUSTED],
+)
 
 
 @pytest.mark.parametrize(
@@ -34,10 +38,17 @@ LOST, DEAD, USED_UP = [Verdict.LOST], [Verdict.DEAD_LETTERED, Verdict.CONFIRMED]
     ],
 )
 def test_a_message_goes_after_those_before_it_and_not_after_those_behind_it(
-    before: str | None, after: str | None, head: list[Verdict], person: bool, gap: Literal["case", "resend"],
-    sends: bool, case: str | None,
-) -> None:  # fmt: skip
-    answer = decide_order(SEND, Neighbours("k", before, after), head, by_person=person, gap=gap, later=LATER)
+    before: str | None,
+    after: str | None,
+    head: list[Verdict],
+    person: bool,
+    gap: Literal["case", "resend"],
+    sends: bool,
+    case: str | None,
+) -> None:
+    answer = decide_order(
+        SEND, Neighbours("k", before, after), head, by_person=person, gap=gap, later=LATER
+    )
     assert answer.case == case
     assert (answer.decision == SEND) is sends
     assert sends or (isinstance(answer.decision, Postpone) and answer.decision.until == LATER)

@@ -16,7 +16,9 @@ from backstop_lab.servers.airflow import CALM, DEFAULTS
 from backstop_lab.supervise import schedules, write_environment
 
 
-def test_a_platform_that_stays_up_is_calm_and_keeps_its_settings_when_it_moves_to_another_port(tmp_path: Path) -> None:
+def test_a_platform_that_stays_up_is_calm_and_keeps_its_settings_when_it_moves_to_another_port(
+    tmp_path: Path,
+) -> None:
     up = Platform(tmp_path, airflow_settings=CALM)
     for _ in range(2):
         up.airflow.home.mkdir(parents=True, exist_ok=True)
@@ -28,7 +30,9 @@ def test_a_platform_that_stays_up_is_calm_and_keeps_its_settings_when_it_moves_t
     assert float(DEFAULTS["AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL"]) >= 300.0
 
 
-def test_reconcile_and_sweep_run_on_the_intervals_of_the_settings_and_every_dag_is_unpaused() -> None:
+def test_reconcile_and_sweep_run_on_the_intervals_of_the_settings_and_every_dag_is_unpaused() -> (
+    None
+):
     found = schedules(load(platform.PROJECT / "backstop.yaml"))
     assert (found["BACKSTOP_RECONCILE_SCHEDULE"], found["BACKSTOP_SWEEP_SCHEDULE"]) == ("10s", "5s")
     assert CALM["AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION"] == "False"
@@ -38,10 +42,16 @@ def test_what_a_shell_reads_is_private_and_quoted(tmp_path: Path) -> None:
     write_environment(tmp_path / "env.sh", {"PATH": "/elsewhere", "A_URL": "pg://u:it's $HOME@h"})
     assert (tmp_path / "env.sh").stat().st_mode & 0o777 == 0o600
     read = subprocess.run(
-        ["sh", "-c", f". {tmp_path}/env.sh; echo \"$A_URL\"; echo \"$PATH\""], env={"PATH": "/usr/bin:/bin"},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert read.stdout.splitlines() == ["pg://u:it's $HOME@h", f"{Path(sys.executable).parent}:/usr/bin:/bin"]
+        ["sh", "-c", f'. {tmp_path}/env.sh; echo "$A_URL"; echo "$PATH"'],
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert read.stdout.splitlines() == [
+        "pg://u:it's $HOME@h",
+        f"{Path(sys.executable).parent}:/usr/bin:/bin",
+    ]
 
 
 def test_the_archive_of_sparks_classes_is_used_only_where_set_up_could_make_it(
@@ -65,5 +75,7 @@ def test_the_archive_of_sparks_classes_is_used_only_where_set_up_could_make_it(
 
     monkeypatch.setattr(setup, "run", spark)
     setup.share_spark_classes(tmp_path)
-    assert platform.shared_classes()[0] == f"-XX:SharedArchiveFile={tmp_path / '.local' / 'spark.jsa'}"
+    assert (
+        platform.shared_classes()[0] == f"-XX:SharedArchiveFile={tmp_path / '.local' / 'spark.jsa'}"
+    )
     assert [file.name for file in (tmp_path / ".local").iterdir()] == ["spark.jsa"]

@@ -29,8 +29,25 @@ RELEASED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 AFTER, BEFORE = RELEASED_AT + timedelta(seconds=1), RELEASED_AT - timedelta(seconds=1)
 
 
-def judged(verdict: str, eligible: bool = False, group: str = "billing", sends: int = 1, **evidence: Any) -> Judged:
-    return Judged("shop_a", "orders", "m", group, "pending", sends, 0, 5, Verdict(verdict), "", eligible, None, None, evidence)
+def judged(
+    verdict: str, eligible: bool = False, group: str = "billing", sends: int = 1, **evidence: Any
+) -> Judged:
+    return Judged(
+        "shop_a",
+        "orders",
+        "m",
+        group,
+        "pending",
+        sends,
+        0,
+        5,
+        Verdict(verdict),
+        "",
+        eligible,
+        None,
+        None,
+        evidence,
+    )
 
 
 def failed(at: datetime, verdict: str = "BACKLOGGED") -> Judged:
@@ -70,7 +87,9 @@ def failed(at: datetime, verdict: str = "BACKLOGGED") -> Judged:
         ("sent", [], "done"),
     ],
 )
-def test_what_one_delivery_says_of_its_step(state: str, deliveries: list[Judged], expected: str) -> None:
+def test_what_one_delivery_says_of_its_step(
+    state: str, deliveries: list[Judged], expected: str
+) -> None:
     assert stand(Released(1, "m", 1, None, state, None), deliveries, RELEASED_AT) == expected
 
 
@@ -84,8 +103,16 @@ def parked(at: datetime) -> Judged:
         ("sent", [judged("DEAD_LETTERED")], "waits"),
         ("open", [judged("DEAD_LETTERED")], "done"),
         ("claimed", [judged("DEAD_LETTERED")], "waits"),
-        ("open", [judged("DEAD_LETTERED"), judged("LOST", eligible=True, group="shipping")], "waits"),
-        ("sent", [judged("DEAD_LETTERED"), judged("DEAD_LETTERED", group="shipping")], "dead_lettered"),
+        (
+            "open",
+            [judged("DEAD_LETTERED"), judged("LOST", eligible=True, group="shipping")],
+            "waits",
+        ),
+        (
+            "sent",
+            [judged("DEAD_LETTERED"), judged("DEAD_LETTERED", group="shipping")],
+            "dead_lettered",
+        ),
         ("open", [parked(BEFORE)], "done"),
         ("sent", [parked(BEFORE)], "parked"),
         ("sent", [parked(RELEASED_AT)], "parked"),
@@ -94,8 +121,13 @@ def parked(at: datetime) -> Judged:
         ("unknown", [judged("EXHAUSTED")], "exhausted"),
     ],
 )
-def test_what_was_bad_before_the_step_is_no_harm_of_it(state: str, deliveries: list[Judged], expected: str) -> None:
-    assert stand(Released(1, "m", 1, None, state, None), deliveries, RELEASED_AT, {"billing"}) == expected
+def test_what_was_bad_before_the_step_is_no_harm_of_it(
+    state: str, deliveries: list[Judged], expected: str
+) -> None:
+    assert (
+        stand(Released(1, "m", 1, None, state, None), deliveries, RELEASED_AT, {"billing"})
+        == expected
+    )
 
 
 def test_only_the_groups_that_were_addressed_count_and_what_waits_for_its_key_does_not() -> None:
@@ -124,7 +156,9 @@ def look(done: int = 0, waits: int = 0, harm: int = 0) -> StepLook:
         (look(waits=1, harm=1), False, True, Wait(1)),
     ],
 )
-def test_how_a_batch_goes_on_after_a_step_of_twenty(seen: StepLook, held: bool, pardoned: bool, expected: Next) -> None:
+def test_how_a_batch_goes_on_after_a_step_of_twenty(
+    seen: StepLook, held: bool, pardoned: bool, expected: Next
+) -> None:
     assert next_step(seen, held=held, size=20, pardoned=pardoned, policy=Policy()) == expected
 
 

@@ -47,21 +47,37 @@ POLICY = Policy()
 GUARDED = {"billing": "guard", "shipping": "guard"}
 
 
-def judged(group: str, verdict: Verdict, eligible: bool = False, next_look: datetime | None = None) -> Told:
+def judged(
+    group: str, verdict: Verdict, eligible: bool = False, next_look: datetime | None = None
+) -> Told:
     return Told(group, verdict, "reason", eligible, next_look)
 
 
-def decided(*deliveries: Told, asked: tuple[str, ...] | None = None, by: str = "reconcile",
-            duplicates: dict[str, str] = GUARDED, never_sent: bool = False,
-            age: timedelta = timedelta(minutes=5)) -> object:  # fmt: skip
+def decided(
+    *deliveries: Told,
+    asked: tuple[str, ...] | None = None,
+    by: str = "reconcile",
+    duplicates: dict[str, str] = GUARDED,
+    never_sent: bool = False,
+    age: timedelta = timedelta(minutes=5),
+) -> object:
     return decide(
-        asked, by, deliveries, as_of=NOW, replay_from=NOW - age, policy=POLICY, duplicates=duplicates,
-        own_retry_topic=False, never_sent=never_sent,
-    )  # fmt: skip
+        asked,
+        by,
+        deliveries,
+        as_of=NOW,
+        replay_from=NOW - age,
+        policy=POLICY,
+        duplicates=duplicates,
+        own_retry_topic=False,
+        never_sent=never_sent,
+    )
 
 
 @given(n=st.integers(1, 30), message_id=st.text(min_size=1))
-def test_backoff_grows_to_its_cap_and_jitter_only_adds_up_to_its_share(n: int, message_id: str) -> None:
+def test_backoff_grows_to_its_cap_and_jitter_only_adds_up_to_its_share(
+    n: int, message_id: str
+) -> None:
     wait = backoff(n, Key("t", message_id), POLICY)
     plain = min(POLICY.backoff_cap, POLICY.backoff_base * 2 ** (n - 1))
     assert plain <= wait <= plain * (1 + POLICY.backoff_jitter)
@@ -83,12 +99,19 @@ def test_queue_delay_is_that_of_the_slowest_group_up_to_the_cap() -> None:
     assert expected_queue_delay([(10**9, 1.0)], cap) == cap
 
 
-@pytest.mark.parametrize(("declared", "verdict", "way"), [
-    ("guard", "DEAD_LETTERED", "topic"), ("guard", "CONFIRMED", "topic"),
-    ("declared_safe", "CONFIRMED", "topic"), ("declared_safe", None, "topic"),
-    ("declared_safe", "DEAD_LETTERED", None), ("declared_safe", "PARKED", None),
-    ("no", "CONFIRMED", None), ("no", None, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("declared", "verdict", "way"),
+    [
+        ("guard", "DEAD_LETTERED", "topic"),
+        ("guard", "CONFIRMED", "topic"),
+        ("declared_safe", "CONFIRMED", "topic"),
+        ("declared_safe", None, "topic"),
+        ("declared_safe", "DEAD_LETTERED", None),
+        ("declared_safe", "PARKED", None),
+        ("no", "CONFIRMED", None),
+        ("no", None, None),
+    ],
+)
 def test_a_copy_to_the_topic_must_not_harm_another_group(
     declared: str, verdict: str | None, way: str | None
 ) -> None:
@@ -141,7 +164,9 @@ def test_for_a_person_only_confirmed_voided_and_in_progress_close_it(verdict: Ve
 
 @pytest.mark.parametrize("verdict", sorted(NOT_NEEDED - {Verdict.DEAD_LETTERED}))
 def test_triage_overrules_what_a_person_overrules(verdict: Verdict) -> None:
-    assert decided(judged("billing", verdict), by="triage") == decided(judged("billing", verdict), by="case 3")
+    assert decided(judged("billing", verdict), by="triage") == decided(
+        judged("billing", verdict), by="case 3"
+    )
 
 
 @pytest.mark.parametrize("by", ["triage", "ann (incident 3)"])
@@ -149,16 +174,22 @@ def test_triage_and_a_plan_wait_for_another_letter_that_nobody_has_decided(by: s
     dead, stalled = judged("billing", Verdict.DEAD_LETTERED), judged("shipping", Verdict.STALLED)
     assert isinstance(decided(dead, by=by), Postpone)
     assert isinstance(decided(dead, by="case 3"), Send)
-    assert decided(dead, stalled, by=by) == Send(("shipping",), "topic"), "what joined its request is not replayed by it"
+    assert decided(dead, stalled, by=by) == Send(("shipping",), "topic"), (
+        "what joined its request is not replayed by it"
+    )
 
 
 def test_only_who_looked_at_the_delivery_itself_counts_as_a_person() -> None:
-    assert [is_by_person(by) for by in ("case 3", "by hand: ann", "ann (incident 3)", "triage", "reconcile")] == [
-        True, True, False, False, False]  # fmt: skip
+    assert [
+        is_by_person(by)
+        for by in ("case 3", "by hand: ann", "ann (incident 3)", "triage", "reconcile")
+    ] == [True, True, False, False, False]
     assert not is_by_person(by_incident("ann", 3))
 
 
-@pytest.mark.parametrize(("verdict", "by"), list(product(sorted(WAITS), ["reconcile", "triage", "case 3"])))
+@pytest.mark.parametrize(
+    ("verdict", "by"), list(product(sorted(WAITS), ["reconcile", "triage", "case 3"]))
+)
 def test_a_verdict_that_waits_postpones_until_its_next_look(verdict: Verdict, by: str) -> None:
     later = NOW + timedelta(hours=2)
     assert decided(judged("billing", verdict, next_look=later), by=by).until == later  # type: ignore[attr-defined]
@@ -178,30 +209,40 @@ def test_no_way_to_send_closes_a_machines_request_for_reconcile_to_make_the_case
     blocked = {"billing": "guard", "shipping": "no"}
     assert decided(lost, duplicates=blocked) == NotNeeded(NO_ROUTE)
     for by in ("triage", "ann (incident 3)"):
-        assert decided(judged("billing", Verdict.STALLED), duplicates=blocked, by=by) == NotNeeded(NO_ROUTE)
+        assert decided(judged("billing", Verdict.STALLED), duplicates=blocked, by=by) == NotNeeded(
+            NO_ROUTE
+        )
     assert decided(lost, duplicates=blocked, by="case 5") == Send(("billing",), "topic"), (
         "a person decided so"
     )
 
 
-def test_while_no_copy_exists_a_group_without_duplicates_is_waited_for_until_its_verdict_is_known() -> None:
+def test_while_no_copy_exists_a_group_without_duplicates_is_waited_for_until_its_verdict_is_known() -> (
+    None
+):
     unsent = judged("billing", Verdict.UNSENT, eligible=True)
     unknown = judged("shipping", Verdict.UNKNOWN, next_look=NOW + timedelta(hours=1))
     blocked = {"billing": "guard", "shipping": "no"}
     waiting = decided(unsent, unknown, duplicates=blocked, never_sent=True)
     assert waiting == Postpone(NOW + timedelta(hours=1), "shipping UNKNOWN (reason)")
-    assert decided(unsent, unknown, duplicates=blocked) == NotNeeded(NO_ROUTE), "a copy may have reached it"
+    assert decided(unsent, unknown, duplicates=blocked) == NotNeeded(NO_ROUTE), (
+        "a copy may have reached it"
+    )
     for verdict in (Verdict.CONFIRMED, Verdict.VOIDED, Verdict.UNSENT):
         known = judged("shipping", verdict)
         assert decided(unsent, known, duplicates=blocked, never_sent=True) == NotNeeded(NO_ROUTE)
-    assert decided(unsent, unknown, duplicates=blocked, never_sent=True, by="case 5") == Send(("billing",), "topic")
+    assert decided(unsent, unknown, duplicates=blocked, never_sent=True, by="case 5") == Send(
+        ("billing",), "topic"
+    )
 
 
 @pytest.mark.parametrize("by", ["reconcile", "triage", "case 3"])
 def test_nothing_is_sent_beyond_the_replay_horizon_by_a_person_either(by: str) -> None:
     lost = judged("billing", Verdict.LOST, eligible=True)
     assert decided(lost, by=by, age=POLICY.replay_horizon) == NotNeeded(TOO_OLD)
-    assert isinstance(decided(lost, by=by, age=POLICY.replay_horizon - timedelta(microseconds=1)), Send)
+    assert isinstance(
+        decided(lost, by=by, age=POLICY.replay_horizon - timedelta(microseconds=1)), Send
+    )
 
 
 def test_a_message_that_no_group_owes_needs_no_send() -> None:
@@ -209,7 +250,9 @@ def test_a_message_that_no_group_owes_needs_no_send() -> None:
 
 
 def test_a_copy_carries_its_number_and_its_groups_and_keeps_everything_else() -> None:
-    message = Message("t", "i", b"\x00", {"x": "1", SEND_HEADER: "1", GROUPS_HEADER: '["old"]'}, "tag", "key")
+    message = Message(
+        "t", "i", b"\x00", {"x": "1", SEND_HEADER: "1", GROUPS_HEADER: '["old"]'}, "tag", "key"
+    )
     copy = as_copy(message, 3, ('a"b', "ü"))
     assert (copy.content, copy.tag, copy.partition_key) == (b"\x00", "tag", "key")
     assert copy.headers == {"x": "1", SEND_HEADER: "3", GROUPS_HEADER: '["a\\"b", "ü"]'}

@@ -19,20 +19,34 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "beside_a_group_that_takes_none"), [
-    ("redis_streams", None), ("activemq", "group"), ("rocketmq", "group"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "beside_a_group_that_takes_none"),
+    [
+        ("redis_streams", None),
+        ("activemq", "group"),
+        ("rocketmq", "group"),
+    ],
+)
 def test_a_copy_goes_around_a_group_that_takes_no_duplicates_where_the_broker_can(
     kind: str, beside_a_group_that_takes_none: str | None
 ) -> None:
     url, options = OPTIONS[kind]
     written = settings_dict()
-    written["brokers"] = {"embedded": {"kind": kind, "connection": "broker", "options": options,
-                                       "retry_schedule": "5s"}}  # fmt: skip
+    written["brokers"] = {
+        "embedded": {
+            "kind": kind,
+            "connection": "broker",
+            "options": options,
+            "retry_schedule": "5s",
+        }
+    }
     connections = Connections(resolver={"broker": url}.get)
     with Sources(Settings.model_validate(written), connections) as sources:
         assert route_for(sources, "orders", {"billing"}, {"shipping": "CONFIRMED"}) == "topic"
     written["groups"]["shipping"]["duplicates"] = "no"
     with Sources(Settings.model_validate(written), connections) as sources:
-        assert route_for(sources, "orders", {"billing"}, {"shipping": "CONFIRMED"}) == beside_a_group_that_takes_none
+        assert (
+            route_for(sources, "orders", {"billing"}, {"shipping": "CONFIRMED"})
+            == beside_a_group_that_takes_none
+        )
         assert route_for(sources, "orders", {"billing", "shipping"}, {}) == "topic"

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 
 from backstop.brokers.rocketmq.wire import fastjson
 from backstop.brokers.rocketmq.wire.codes import Ask, Said, word
-from backstop.brokers.rocketmq.wire.frames import MAX_FRAME, Command, Login, Malformed, Reader, Request, decode, encode
+from backstop.brokers.rocketmq.wire.frames import (
+    MAX_FRAME,
+    Command,
+    Login,
+    Malformed,
+    Reader,
+    Request,
+    decode,
+    encode,
+)
 
 TEXT = st.text(st.characters(blacklist_categories=["Cs"]), max_size=20)
 FIELDS = st.dictionaries(TEXT, TEXT, max_size=5)
@@ -25,11 +34,24 @@ FIELDS = st.dictionaries(TEXT, TEXT, max_size=5)
 ROUTE_HEAD = b'{"code":17,"extFields":{"a":"1"},"flag":1,"language":"JAVA","opaque":7,"remark":"none","version":485}'
 BY_JSON = struct.pack(">II", 4 + len(ROUTE_HEAD) + 2, len(ROUTE_HEAD)) + ROUTE_HEAD + b"\x00\xff"
 BY_BINARY = bytes.fromhex(
-    "00000030" "01000026"  # 48 bytes in all, a binary header of 38
-    "0011" "00" "01E5" "00000007" "00000001" "00000004" "6E6F6E65"  # 17, Java, 485, opaque 7, an answer, "none"
-    "0000000D" "0001" "61" "00000006" "C3BC2020C3A9"  # 13 bytes of fields: a = "ü  é"
-    "6869" "6869" "6869"  # a body
-)  # fmt: skip
+    "00000030"
+    "01000026"  # 48 bytes in all, a binary header of 38
+    "0011"
+    "00"
+    "01E5"
+    "00000007"
+    "00000001"
+    "00000004"
+    "6E6F6E65"  # 17, Java, 485, opaque 7, an answer, "none"
+    "0000000D"
+    "0001"
+    "61"
+    "00000006"
+    "C3BC2020C3A9"  # 13 bytes of fields: a = "ü  é"
+    "6869"
+    "6869"
+    "6869"  # a body
+)
 
 
 def whole(data: bytes) -> Command:
@@ -43,7 +65,11 @@ def whole(data: bytes) -> Command:
 def test_a_json_header_written_by_hand_is_read() -> None:
     command = whole(BY_JSON)
     assert command == Command(17, 7, 1, "none", {"a": "1"}, b"\x00\xff")
-    assert (command.is_answer, command.wants_answer, command.said()) == (True, False, "TOPIC_NOT_EXIST (17): none")
+    assert (command.is_answer, command.wants_answer, command.said()) == (
+        True,
+        False,
+        "TOPIC_NOT_EXIST (17): none",
+    )
 
 
 def test_a_binary_header_written_by_hand_is_read() -> None:
@@ -55,7 +81,9 @@ def test_a_binary_header_written_by_hand_is_read() -> None:
 def test_a_request_survives_however_it_arrives(
     ext: dict[str, str], body: bytes, opaque: int, binary: bool, step: int
 ) -> None:
-    sent = encode(Request(Ask.SEND_MESSAGE_V2, ext, body), opaque, binary=binary, flag=2, remark="ü")
+    sent = encode(
+        Request(Ask.SEND_MESSAGE_V2, ext, body), opaque, binary=binary, flag=2, remark="ü"
+    )
     reader, found = Reader(), []
     for at in range(0, len(sent), step):
         reader.feed(sent[at : at + step])
@@ -92,18 +120,42 @@ def test_a_length_that_no_frame_has_is_refused_before_anything_is_kept_for_it(le
 @pytest.mark.parametrize(
     "frame",
     [
-        b"\x00\x00\x00\x05{}", b"\x02\x00\x00\x00", b"\x00\x00\x00\x02[]", b"\x00\x00\x00\x02{}", b"\x00\x00\x00\x01\xff",
-        b'\x00\x00\x00\x12{"code":"x","o":1}', b'\x00\x00\x00\x22{"code":1,"opaque":1,"extFields":3}',
-        b'\x00\x00\x00\x1b{"code":1,"opaque":1e999999}', b"\x01\x00\x00\x02\x00\x01",
+        b"\x00\x00\x00\x05{}",
+        b"\x02\x00\x00\x00",
+        b"\x00\x00\x00\x02[]",
+        b"\x00\x00\x00\x02{}",
+        b"\x00\x00\x00\x01\xff",
+        b'\x00\x00\x00\x12{"code":"x","o":1}',
+        b'\x00\x00\x00\x22{"code":1,"opaque":1,"extFields":3}',
+        b'\x00\x00\x00\x1b{"code":1,"opaque":1e999999}',
+        b"\x01\x00\x00\x02\x00\x01",
         b"\x01\x00\x00\x15" + struct.pack(">hBhiii", 1, 0, 1, 1, 1, 99) + bytes(4),
         b"\x01\x00\x00\x15" + struct.pack(">hBhiii", 1, 0, 1, 1, 1, 0) + struct.pack(">i", -5),
         b"\x01\x00\x00\x17" + struct.pack(">hBhiii", 1, 0, 1, 1, 1, 0) + struct.pack(">ih", 2, -1),
-        b"\x01\x00\x00\x17" + struct.pack(">hBhiii", 1, 0, 1, 1, 1, 0) + struct.pack(">ih", 2, 30000),
-        b"\x00\x0f\x42\x40" + b'{"a":' * 200_000, b"\x00\x0f\x42\x40" + b"{{" * 500_000,
+        b"\x01\x00\x00\x17"
+        + struct.pack(">hBhiii", 1, 0, 1, 1, 1, 0)
+        + struct.pack(">ih", 2, 30000),
+        b"\x00\x0f\x42\x40" + b'{"a":' * 200_000,
+        b"\x00\x0f\x42\x40" + b"{{" * 500_000,
     ],
-    ids=["header too long", "kind", "no object", "no code", "no text", "code", "fields", "opaque", "short", "remark", "fields -5",
-         "name -1", "name 30000", "deep", "deep dialect"],
-)  # fmt: skip
+    ids=[
+        "header too long",
+        "kind",
+        "no object",
+        "no code",
+        "no text",
+        "code",
+        "fields",
+        "opaque",
+        "short",
+        "remark",
+        "fields -5",
+        "name -1",
+        "name 30000",
+        "deep",
+        "deep dialect",
+    ],
+)
 def test_what_is_no_frame_is_malformed_and_nothing_else(frame: bytes) -> None:
     with pytest.raises(Malformed):
         decode(frame)
@@ -117,10 +169,22 @@ def test_any_bytes_are_a_frame_or_malformed(frame: bytes) -> None:
 
 
 def test_a_login_signs_the_values_in_the_order_of_their_names_and_the_body() -> None:
-    sent = encode(Request(310, {"b": "2", "a": "ü", "c": None, "Z": True}, b"body"), 1, login=Login("me", "sec/ret"))
+    sent = encode(
+        Request(310, {"b": "2", "a": "ü", "c": None, "Z": True}, b"body"),
+        1,
+        login=Login("me", "sec/ret"),
+    )
     ext = dict(whole(sent).ext)
-    expected = hmac.new(b"sec/ret", b"me" + b"true" + "ü2".encode() + b"body", hashlib.sha1).digest()
-    assert ext == {"b": "2", "a": "ü", "Z": "true", "AccessKey": "me", "Signature": base64.b64encode(expected).decode()}
+    expected = hmac.new(
+        b"sec/ret", b"me" + b"true" + "ü2".encode() + b"body", hashlib.sha1
+    ).digest()
+    assert ext == {
+        "b": "2",
+        "a": "ü",
+        "Z": "true",
+        "AccessKey": "me",
+        "Signature": base64.b64encode(expected).decode(),
+    }
     assert b"sec/ret" not in sent and "sec/ret" not in repr(Login("me", "sec/ret"))
 
 
@@ -135,22 +199,32 @@ def test_codes_have_words_and_unknown_ones_their_number() -> None:
     assert (word(Said.TOPIC_NOT_EXIST), word(4711)) == ("TOPIC_NOT_EXIST (17)", "code 4711")
 
 
-@pytest.mark.parametrize(("text", "value"), [
-    ("{0:'x'}".replace("'", '"'), {"0": "x"}),
-    ('{-1:{"a":[1,2,{3:4}]}, "b" : null }', {"-1": {"a": [1, 2, {"3": 4}]}, "b": None}),
-    ('{{"brokerName":"b","queueId":0,"topic":"t"}:{"offset":9223372036854775807}}',
-     {(("brokerName", "b"), ("queueId", 0), ("topic", "t")): {"offset": 2**63 - 1}}),
-    ('{{}:1,{"a":"\\"}{"}:2}', {(): 1, (("a", '"}{'),): 2}), ('{true:1,null:2,1.5:3}', {"true": 1, "null": 2, "1.5": 3}),
-    ("[]", []), (" {} ", {}), ('{1:[],2:{}}', {"1": [], "2": {}}), ('{1:"a\tb"}', {"1": "a\tb"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{0:'x'}".replace("'", '"'), {"0": "x"}),
+        ('{-1:{"a":[1,2,{3:4}]}, "b" : null }', {"-1": {"a": [1, 2, {"3": 4}]}, "b": None}),
+        (
+            '{{"brokerName":"b","queueId":0,"topic":"t"}:{"offset":9223372036854775807}}',
+            {(("brokerName", "b"), ("queueId", 0), ("topic", "t")): {"offset": 2**63 - 1}},
+        ),
+        ('{{}:1,{"a":"\\"}{"}:2}', {(): 1, (("a", '"}{'),): 2}),
+        ("{true:1,null:2,1.5:3}", {"true": 1, "null": 2, "1.5": 3}),
+        ("[]", []),
+        (" {} ", {}),
+        ("{1:[],2:{}}", {"1": [], "2": {}}),
+        ('{1:"a\tb"}', {"1": "a\tb"}),
+    ],
+)
 def test_the_brokers_dialect_is_read(text: str, value: object) -> None:
     assert fastjson.read(text) == value
 
 
 JSON: Any = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | TEXT,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4), max_leaves=15,
-)  # fmt: skip
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=15,
+)
 
 
 @settings(deadline=None)
@@ -158,13 +232,37 @@ JSON: Any = st.recursive(
 def test_standard_json_is_read_the_same_by_our_own_reader(value: Any) -> None:
     assert fastjson.read(json.dumps(value)) == value
     # A bare number as a key makes the standard library refuse it, so that ours reads all of the rest too.
-    assert fastjson.read(f'{{1:{json.dumps(value, ensure_ascii=False)}}}') == {"1": value}
+    assert fastjson.read(f"{{1:{json.dumps(value, ensure_ascii=False)}}}") == {"1": value}
 
 
-@pytest.mark.parametrize("text", [
-    "", "{", "[", "{1", "{1:", "{1:2", "{1:2,", "{1:2,}", "{1 2}", "[1,]", "[1 2]", "{1:2}x", "{:1}", '{1:"x}', "{[1]:2}",
-    "{{1:{}}:2}", "{{{}:1}:2}", "nul", "{1:01x}", "{1:" + "9" * 5000 + "}", "[" * 100_000, "{1:" * 100_000, "{" * 100_000,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[",
+        "{1",
+        "{1:",
+        "{1:2",
+        "{1:2,",
+        "{1:2,}",
+        "{1 2}",
+        "[1,]",
+        "[1 2]",
+        "{1:2}x",
+        "{:1}",
+        '{1:"x}',
+        "{[1]:2}",
+        "{{1:{}}:2}",
+        "{{{}:1}:2}",
+        "nul",
+        "{1:01x}",
+        "{1:" + "9" * 5000 + "}",
+        "[" * 100_000,
+        "{1:" * 100_000,
+        "{" * 100_000,
+    ],
+)
 def test_what_is_no_json_is_an_error_of_value_however_deep_or_long(text: str) -> None:
     with pytest.raises(ValueError) as raised:
         fastjson.read(text)

@@ -14,9 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backstop.brokers.protocol import LETTER_PAGE_BYTES
-from backstop.brokers.rocketmq.dead_letters.dead_queue import DeadQueue, DeadQueues, Refused, _in_a_row
+from backstop.brokers.rocketmq.dead_letters.dead_queue import (
+    DeadQueue,
+    DeadQueues,
+    Refused,
+    _in_a_row,
+)
 from backstop.brokers.rocketmq.dead_letters.drain import Drain, RocketMQLetters
-from backstop.brokers.rocketmq.message.read_letter import broker_id_of, read_letter, ref_of, topic_of
+from backstop.brokers.rocketmq.message.read_letter import (
+    broker_id_of,
+    read_letter,
+    ref_of,
+    topic_of,
+)
 from backstop.brokers.rocketmq.message.stored import Stored
 from backstop.brokers.rocketmq.routes.find_origins import Dead, Origins, _original
 from backstop.brokers.rocketmq.wire.codes import Said
@@ -30,71 +40,134 @@ QUEUE = "%DLQ%billing"
 
 
 def entry(offset: int = 0, body: bytes = b"{}", **changes: Any) -> Stored:
-    properties = {ID_HEADER: f"m-{offset}", "UNIQ_KEY": f"U{offset}", "RETRY_TOPIC": "orders", "colour": "red", "DELAY": "0"}
+    properties = {
+        ID_HEADER: f"m-{offset}",
+        "UNIQ_KEY": f"U{offset}",
+        "RETRY_TOPIC": "orders",
+        "colour": "red",
+        "DELAY": "0",
+    }
     written = Stored(
-        QUEUE, 0, offset, 1000 + offset, "127.0.0.1:10911", "7F00000100002A9F00000000000003E8", AT,
-        AT + timedelta(seconds=offset), 3, 0, 0, body, None, properties,
-    )  # fmt: skip
+        QUEUE,
+        0,
+        offset,
+        1000 + offset,
+        "127.0.0.1:10911",
+        "7F00000100002A9F00000000000003E8",
+        AT,
+        AT + timedelta(seconds=offset),
+        3,
+        0,
+        0,
+        body,
+        None,
+        properties,
+    )
     more = changes.pop("properties", {})
-    return replace(written, properties={n: v for n, v in {**properties, **more}.items() if v is not None}, **changes)
+    return replace(
+        written,
+        properties={n: v for n, v in {**properties, **more}.items() if v is not None},
+        **changes,
+    )
 
 
 class TestReading:
     def test_a_letter_has_its_message_apart_from_what_the_broker_wrote(self) -> None:
         one = entry(7, b"\x00whole", properties={"TAGS": "eu", "__SHARDINGKEY": "k 1"})
         letter = read_letter(QUEUE, "broker-a", "billing", one, Position(1, 5, "0"))
-        assert (letter.message_id, letter.topic, letter.group, letter.content) == ("m-7", "orders", "billing", b"\x00whole")
+        assert (letter.message_id, letter.topic, letter.group, letter.content) == (
+            "m-7",
+            "orders",
+            "billing",
+            b"\x00whole",
+        )
         assert json.loads(letter.headers) == {ID_HEADER: "m-7", "colour": "red"}
-        assert (letter.tag, letter.partition_key, letter.position) == ("eu", "k 1", Position(1, 5, "0"))
-        assert (letter.deliveries, letter.cause, letter.died_at) == (3, "reconsumed 3 times", AT + timedelta(seconds=7))
+        assert (letter.tag, letter.partition_key, letter.position) == (
+            "eu",
+            "k 1",
+            Position(1, 5, "0"),
+        )
+        assert (letter.deliveries, letter.cause, letter.died_at) == (
+            3,
+            "reconsumed 3 times",
+            AT + timedelta(seconds=7),
+        )
         assert letter.properties["RETRY_TOPIC"] == "orders" and "colour" not in letter.properties
         assert letter.invalid is None
         ref = ref_of("broker-a", "billing", one)
         assert (ref.broker_id, ref.message_id, ref.topic, ref.group, ref.died_at) == (
-            letter.broker_id, "m-7", "orders", "billing", letter.died_at,
-        )  # fmt: skip
+            letter.broker_id,
+            "m-7",
+            "orders",
+            "billing",
+            letter.died_at,
+        )
 
-    @pytest.mark.parametrize(("written", "topic"), [
-        ("orders", "orders"),
-        ("%RETRY%billing_orders", "orders"),
-        ("%RETRY%billing+orders", "orders"),
-        ("%RETRY%billing_a_b", "a_b"),
-        ("%C3%BC%20x", "ü x"),
-        ("%RETRY%billing", None),  # a copy that was sent to the group alone, by somebody who did not say of which topic
-        ("%RETRY%other_orders", None),
-        ("", None),
-        (None, None),
-    ])  # fmt: skip
-    def test_the_topic_is_found_however_the_consumer_left_it(self, written: str | None, topic: str | None) -> None:
+    @pytest.mark.parametrize(
+        ("written", "topic"),
+        [
+            ("orders", "orders"),
+            ("%RETRY%billing_orders", "orders"),
+            ("%RETRY%billing+orders", "orders"),
+            ("%RETRY%billing_a_b", "a_b"),
+            ("%C3%BC%20x", "ü x"),
+            (
+                "%RETRY%billing",
+                None,
+            ),  # a copy that was sent to the group alone, by somebody who did not say of which topic
+            ("%RETRY%other_orders", None),
+            ("", None),
+            (None, None),
+        ],
+    )
+    def test_the_topic_is_found_however_the_consumer_left_it(
+        self, written: str | None, topic: str | None
+    ) -> None:
         assert topic_of(entry(properties={"RETRY_TOPIC": written}), "billing") == topic
 
     def test_an_id_names_another_entry_at_the_same_place_of_another_life(self) -> None:
         ids = {
-            broker_id_of("broker-a", one) for one in (
-                entry(7), entry(7, properties={"UNIQ_KEY": "V"}), entry(7, queue_id=1), entry(8),
-                entry(7, properties={"UNIQ_KEY": None}), entry(7, properties={"UNIQ_KEY": None}, stored_at=AT),
+            broker_id_of("broker-a", one)
+            for one in (
+                entry(7),
+                entry(7, properties={"UNIQ_KEY": "V"}),
+                entry(7, queue_id=1),
+                entry(8),
+                entry(7, properties={"UNIQ_KEY": None}),
+                entry(7, properties={"UNIQ_KEY": None}, stored_at=AT),
             )
-        } | {broker_id_of("broker-b", entry(7))}  # fmt: skip
+        } | {broker_id_of("broker-b", entry(7))}
         assert len(ids) == 7
         assert broker_id_of("broker-a", entry(7)) == "broker-a/0/7/U7"
-        assert broker_id_of("broker-a", entry(7, properties={"UNIQ_KEY": None}, stored_at=AT)) == "broker-a/0/7/1795255200123"
+        assert (
+            broker_id_of("broker-a", entry(7, properties={"UNIQ_KEY": None}, stored_at=AT))
+            == "broker-a/0/7/1795255200123"
+        )
 
     def test_a_content_that_cannot_be_unpacked_is_kept_as_it_is_stored_and_said(self) -> None:
         one = entry(0, b"\x04\x22packed", crc=7)
         letter = read_letter(QUEUE, "broker-a", "billing", one, None)
         assert (letter.content, letter.invalid, letter.message_id) == (
-            b"\x04\x22packed", "its content is not the one that was stored (the checksum differs)", "m-0"
+            b"\x04\x22packed",
+            "its content is not the one that was stored (the checksum differs)",
+            "m-0",
         )
 
     def test_what_is_missing_is_said(self) -> None:
-        letter = read_letter(QUEUE, "b", "billing", entry(properties={ID_HEADER: None, "RETRY_TOPIC": None}), None)
+        letter = read_letter(
+            QUEUE, "b", "billing", entry(properties={ID_HEADER: None, "RETRY_TOPIC": None}), None
+        )
         assert (letter.message_id, letter.topic) == (None, None)
         assert letter.invalid == f"it has no property {ID_HEADER}; it names no topic"
 
-    def test_the_original_is_named_by_the_brokers_id_and_by_nothing_that_looks_like_it(self) -> None:
+    def test_the_original_is_named_by_the_brokers_id_and_by_nothing_that_looks_like_it(
+        self,
+    ) -> None:
         broker_id, unique = "7F00000100002A9F00000000000003E8", "FD000000000000000000000000000248"
         assert _original(entry(properties={"ORIGIN_MESSAGE_ID": broker_id})) == 1000
-        assert _original(entry(properties={"ORIGIN_MESSAGE_ID": unique, "UNIQ_KEY": unique})) is None
+        assert (
+            _original(entry(properties={"ORIGIN_MESSAGE_ID": unique, "UNIQ_KEY": unique})) is None
+        )
         assert _original(entry(properties={"ORIGIN_MESSAGE_ID": "odd"})) is None
         assert _original(entry()) is None
 
@@ -149,7 +222,9 @@ class TestPullingAhead:
 class TestWhatTwoMastersSayOfAnOrigin:
     """The position is where the message was only when every master that may have it has answered."""
 
-    def find(self, monkeypatch: pytest.MonkeyPatch, *answers: Command | Exception) -> Position | None:
+    def find(
+        self, monkeypatch: pytest.MonkeyPatch, *answers: Command | Exception
+    ) -> Position | None:
         original = entry(5, topic="orders", properties={"UNIQ_KEY": "U7"})
 
         def read(body: bytes) -> list[Stored]:
@@ -158,7 +233,10 @@ class TestWhatTwoMastersSayOfAnOrigin:
             return [original] if body else []
 
         monkeypatch.setattr("backstop.brokers.rocketmq.routes.find_origins.read_stored", read)
-        routes = SimpleNamespace(brokers=("a", "b"), route=lambda *_, **__: SimpleNamespace(masters={"a": "a:1", "b": "b:1"}))
+        routes = SimpleNamespace(
+            brokers=("a", "b"),
+            route=lambda *_, **__: SimpleNamespace(masters={"a": "a:1", "b": "b:1"}),
+        )
         pool = SimpleNamespace(ask_all=lambda asked, deadline: list(answers))
         dead = Dead("orders", "a", "a:1", entry(7))
         return Origins(cast(Any, pool), cast(Any, routes), seconds=1).find([dead])[0]
@@ -169,9 +247,15 @@ class TestWhatTwoMastersSayOfAnOrigin:
         with pytest.raises(BrokerUnavailable):
             self.find(monkeypatch, found(b"one"), found(code=1))
 
-    def test_one_whose_answer_cannot_be_read_leaves_no_position(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.find(monkeypatch, found(b"one"), found(code=Said.QUERY_NOT_FOUND)) == Position(0, 5, "0")
-        assert self.find(monkeypatch, found(code=Said.QUERY_NOT_FOUND), found(b"one")) == Position(10_000, 5, "0")
+    def test_one_whose_answer_cannot_be_read_leaves_no_position(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self.find(monkeypatch, found(b"one"), found(code=Said.QUERY_NOT_FOUND)) == Position(
+            0, 5, "0"
+        )
+        assert self.find(monkeypatch, found(code=Said.QUERY_NOT_FOUND), found(b"one")) == Position(
+            10_000, 5, "0"
+        )
         assert self.find(monkeypatch, found(b"one"), found(b"one")) is None
         for unreadable in (found(b"odd"), found(code=Said.NO_PERMISSION)):
             assert self.find(monkeypatch, found(b"one"), unreadable) is None
@@ -187,7 +271,10 @@ class Log:
 
     def __init__(self, entries: Sequence[Sequence[Stored]]) -> None:
         self.entries, self.committed, self.fails = entries, [0] * len(entries), False
-        self.queues = [DeadQueue(QUEUE, "broker-a", "a:1", number, 0, len(some)) for number, some in enumerate(entries)]
+        self.queues = [
+            DeadQueue(QUEUE, "broker-a", "a:1", number, 0, len(some))
+            for number, some in enumerate(entries)
+        ]
 
     def find(self, topic: str) -> list[DeadQueue]:
         return self.queues
@@ -221,12 +308,18 @@ def reader_of(log: Log) -> RocketMQLetters:
 class TestAReader:
     @settings(max_examples=150, deadline=None)
     @given(
-        counts=st.lists(st.integers(0, 12), min_size=1, max_size=3), steps=st.lists(st.integers(0, 2**32), max_size=40),
-    )  # fmt: skip
+        counts=st.lists(st.integers(0, 12), min_size=1, max_size=3),
+        steps=st.lists(st.integers(0, 2**32), max_size=40),
+    )
     def test_in_whatever_order_letters_are_acknowledged_nothing_above_an_open_one_is_committed(
         self, counts: list[int], steps: list[int]
     ) -> None:
-        log = Log([[entry(offset, queue_id=queue) for offset in range(count)] for queue, count in enumerate(counts)])
+        log = Log(
+            [
+                [entry(offset, queue_id=queue) for offset in range(count)]
+                for queue, count in enumerate(counts)
+            ]
+        )
         reader = reader_of(log)
         out: list[Any] = []
         done: set[str] = set()

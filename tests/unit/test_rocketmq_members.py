@@ -45,12 +45,17 @@ def as_java(all_queues: list[MessageQueue], members: list[str], me: str) -> list
     else:
         size = len(all_queues) // len(members)
     start = index * size if modulo > 0 and index < modulo else index * size + modulo
-    return [all_queues[(start + i) % len(all_queues)] for i in range(max(0, min(size, len(all_queues) - start)))]
+    return [
+        all_queues[(start + i) % len(all_queues)]
+        for i in range(max(0, min(size, len(all_queues) - start)))
+    ]
 
 
 @settings(deadline=None, max_examples=60)
 @given(some.integers(0, 40), some.integers(1, 20))
-def test_queues_are_shared_as_the_java_client_reckons_it_and_each_has_one_member(number: int, size: int) -> None:
+def test_queues_are_shared_as_the_java_client_reckons_it_and_each_has_one_member(
+    number: int, size: int
+) -> None:
     members = sorted(f"10.0.0.{i}@{i}" for i in range(size))
     shares = [allocate(queues(number)[::-1], members[::-1], me) for me in members]
     if number:
@@ -70,22 +75,41 @@ def test_queues_are_sorted_by_topic_broker_and_number_not_as_text() -> None:
 
 def test_a_tag_has_the_hash_that_java_gives_it() -> None:
     assert [java_hash(text) for text in ("", "a", "TagA", "Größe", "polygenelubricants", "😀")] == [
-        0, 97, 2598919, 69209585, -2147483648, 1772899,
-    ]  # fmt: skip
+        0,
+        97,
+        2598919,
+        69209585,
+        -2147483648,
+        1772899,
+    ]
 
 
 def test_a_heartbeat_names_topics_and_tags() -> None:
     body = json.loads(heartbeat("c", "g", {"t": "a || b", "%RETRY%g": EVERY_TAG}, 7).body)
     [consumer] = body["consumerDataSet"]
-    assert (body["clientID"], consumer["groupName"], consumer["messageModel"]) == ("c", "g", "CLUSTERING")
-    assert [(one["topic"], one["subString"], one["tagsSet"], one["codeSet"]) for one in consumer["subscriptionDataSet"]] == [
-        ("t", "a || b", ["a", "b"], [97, 98]), ("%RETRY%g", "*", [], []),
-    ]  # fmt: skip
+    assert (body["clientID"], consumer["groupName"], consumer["messageModel"]) == (
+        "c",
+        "g",
+        "CLUSTERING",
+    )
+    assert [
+        (one["topic"], one["subString"], one["tagsSet"], one["codeSet"])
+        for one in consumer["subscriptionDataSet"]
+    ] == [
+        ("t", "a || b", ["a", "b"], [97, 98]),
+        ("%RETRY%g", "*", [], []),
+    ]
 
 
 def test_a_tag_that_rocketmq_cannot_name_is_left_to_us_to_filter() -> None:
     assert subscription(["b", "a"]) == "a || b"
-    assert subscription([]) == subscription(["a", "two words"]) == subscription(["a|b"]) == subscription(["*"]) == EVERY_TAG
+    assert (
+        subscription([])
+        == subscription(["a", "two words"])
+        == subscription(["a|b"])
+        == subscription(["*"])
+        == EVERY_TAG
+    )
 
 
 def test_what_a_consumer_says_of_itself_can_be_read_as_the_broker_writes_it() -> None:
@@ -99,7 +123,9 @@ def test_what_a_consumer_says_of_itself_can_be_read_as_the_broker_writes_it() ->
 
 @settings(deadline=None, max_examples=60)
 @given(some.data())
-def test_the_lowest_offset_is_never_above_one_that_is_not_acknowledged(data: some.DataObject) -> None:
+def test_the_lowest_offset_is_never_above_one_that_is_not_acknowledged(
+    data: some.DataObject,
+) -> None:
     """Whatever is pulled, handed out, acknowledged or left out by a filter, in whatever order."""
     hand = InHand(QUEUE, start=5, committed=5)
     open_offsets: set[int] = set()
@@ -110,7 +136,10 @@ def test_the_lowest_offset_is_never_above_one_that_is_not_acknowledged(data: som
                 found = sorted(data.draw(some.sets(some.integers(0, 8), max_size=5)))
                 at, behind = hand.next_offset, data.draw(some.integers(0, 3))
                 offsets = [at + one for one in found]
-                hand.pulled([stored(one) for one in offsets], max([at, *(one + 1 for one in offsets)]) + behind)
+                hand.pulled(
+                    [stored(one) for one in offsets],
+                    max([at, *(one + 1 for one in offsets)]) + behind,
+                )
                 open_offsets |= set(offsets)
             case "take":
                 taken += hand.take(data.draw(some.integers(0, 4)))

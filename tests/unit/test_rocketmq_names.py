@@ -46,8 +46,19 @@ from backstop.model.records import ID_HEADER, Message
 
 ANY = st.characters(blacklist_categories=["Cs"])
 NAME = st.text(ANY | st.sampled_from("%|+_DLQRETY0aF"), min_size=1, max_size=10) | st.sampled_from(
-    ["%RETRY%g", "%DLQ%g", "TBW102", "rmq_sys_x", "SCHEDULE_TOPIC_XXXX", "MQ_INST%orders", "100%25", "%%41", "%c3%a9", "%C3%A9"]
-)  # fmt: skip
+    [
+        "%RETRY%g",
+        "%DLQ%g",
+        "TBW102",
+        "rmq_sys_x",
+        "SCHEDULE_TOPIC_XXXX",
+        "MQ_INST%orders",
+        "100%25",
+        "%%41",
+        "%c3%a9",
+        "%C3%A9",
+    ]
+)
 TEXT = st.text(ANY | st.sampled_from("\x00\x01\x02 "), max_size=20)
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -61,29 +72,55 @@ def test_a_name_is_rocketmqs_and_comes_back_and_is_nobody_elses(one: str, other:
         assert group_of_dead_letters(dead_letter_topic(name)) == name
         for retry in pop_retry_topics(name, other):
             assert retry.startswith(retry_topic(name)) and topic_of_retry(retry, name) == other
-        assert topic_of_retry(retry_topic(name), name) is None and group_of_dead_letters(retry_topic(name)) is None
+        assert (
+            topic_of_retry(retry_topic(name), name) is None
+            and group_of_dead_letters(retry_topic(name)) is None
+        )
     assert (encode_topic(one) == encode_topic(other)) == (one == other)
     theirs = {encode_topic(one), retry_topic(one), dead_letter_topic(one)}
     assert len(theirs) == 3, "a topic is never the retry topic of a group"
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [
-    ("orders", "orders"), ("a.b:c", "a%2Eb%3Ac"), ("MQ_INST_1%orders", "MQ_INST_1%orders"), ("50%25", "50%2525"), ("a|b", "a|b"),
-    ("ü", "%C3%BC"), ("TBW102", "%54BW102"), ("TBW1023", "TBW1023"), ("%RETRY%x", "%25RETRY%x"), ("rmq_sys_a", "%72mq_sys_a"),
-])  # fmt: skip
-def test_names_that_rocketmq_takes_stay_as_they_are_and_its_own_are_never_ours(ours: str, theirs: str) -> None:
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("orders", "orders"),
+        ("a.b:c", "a%2Eb%3Ac"),
+        ("MQ_INST_1%orders", "MQ_INST_1%orders"),
+        ("50%25", "50%2525"),
+        ("a|b", "a|b"),
+        ("ü", "%C3%BC"),
+        ("TBW102", "%54BW102"),
+        ("TBW1023", "TBW1023"),
+        ("%RETRY%x", "%25RETRY%x"),
+        ("rmq_sys_a", "%72mq_sys_a"),
+    ],
+)
+def test_names_that_rocketmq_takes_stay_as_they_are_and_its_own_are_never_ours(
+    ours: str, theirs: str
+) -> None:
     assert (encode_topic(ours), decode(theirs)) == (theirs, ours)
 
 
-@pytest.mark.parametrize("foreign", ["a%zz", "%", "a%2", "%ff%fe", "%c3%bc", "%41", "TBW102", "%RETRY%x"])
+@pytest.mark.parametrize(
+    "foreign", ["a%zz", "%", "a%2", "%ff%fe", "%c3%bc", "%41", "TBW102", "%RETRY%x"]
+)
 def test_a_name_that_we_would_not_have_written_so_stays_as_it_is(foreign: str) -> None:
     assert decode(foreign) == foreign
 
 
 def test_what_cannot_be_a_name_there_is_refused() -> None:
-    assert len(encode_topic("t" * MAX_TOPIC)) == MAX_TOPIC and len(retry_topic("g" * MAX_GROUP)) == MAX_TOPIC
-    for encode, wrong in ((encode_topic, ""), (encode_topic, "t" * (MAX_TOPIC + 1)), (encode_group, "g" * (MAX_GROUP + 1)),
-                          (encode_topic, "ü" * 22), (encode_topic, "\ud800")):  # fmt: skip
+    assert (
+        len(encode_topic("t" * MAX_TOPIC)) == MAX_TOPIC
+        and len(retry_topic("g" * MAX_GROUP)) == MAX_TOPIC
+    )
+    for encode, wrong in (
+        (encode_topic, ""),
+        (encode_topic, "t" * (MAX_TOPIC + 1)),
+        (encode_group, "g" * (MAX_GROUP + 1)),
+        (encode_topic, "ü" * 22),
+        (encode_topic, "\ud800"),
+    ):
         with pytest.raises(ContractBroken) as raised:
             encode(wrong)
         assert raised.value.what and raised.value.kept and raised.value.next_step
@@ -110,18 +147,30 @@ def stored(properties: dict[str, str], content: bytes | None = b"x") -> Stored:
 
 @settings(deadline=None, max_examples=300)
 @given(
-    TEXT.filter(bool), st.binary(max_size=20),
-    st.dictionaries(TEXT | st.sampled_from([*sorted(BROKERS_OWN), "TIMER_OUT_MS", "backstop-tag", "backstop-headers"]), TEXT),
-    st.none() | TEXT | st.sampled_from(["*", "a||b", "tag"]), st.none() | TEXT,
-)  # fmt: skip
+    TEXT.filter(bool),
+    st.binary(max_size=20),
+    st.dictionaries(
+        TEXT
+        | st.sampled_from(
+            [*sorted(BROKERS_OWN), "TIMER_OUT_MS", "backstop-tag", "backstop-headers"]
+        ),
+        TEXT,
+    ),
+    st.none() | TEXT | st.sampled_from(["*", "a||b", "tag"]),
+    st.none() | TEXT,
+)
 def test_a_message_survives_its_properties(
     message_id: str, content: bytes, headers: dict[str, str], tag: str | None, key: str | None
 ) -> None:
-    written = properties_of(Message("orders", message_id, content, headers, tag, key), unique_key="F" * 32)
+    written = properties_of(
+        Message("orders", message_id, content, headers, tag, key), unique_key="F" * 32
+    )
     came = read_properties(write_properties(written))
     assert came == written, "nothing in it parts properties"
     assert all(came.values()), "the broker drops what is empty"
-    assert set(brokers_properties(came)) <= {"UNIQ_KEY", "WAIT", "KEYS", "TAGS", "__SHARDINGKEY"}, "no header is the broker's"
+    assert set(brokers_properties(came)) <= {"UNIQ_KEY", "WAIT", "KEYS", "TAGS", "__SHARDINGKEY"}, (
+        "no header is the broker's"
+    )
     expected = Message("orders", message_id, content, {**headers, ID_HEADER: message_id}, tag, key)
     assert message_of(stored(came, content), "orders") == expected
     assert (tag_of(came), partition_key_of(came)) == (tag, key)
@@ -129,15 +178,33 @@ def test_a_message_survives_its_properties(
 
 
 def test_what_other_clients_wrote_is_told_apart_from_what_the_producer_wrote() -> None:
-    came = {"UNIQ_KEY": "1", "WAIT": "true", "TIMER_OUT_MS": "3", "__RMQ.TRANSIENT.X": "1", "mine": "a", "TAGS": "t",
-            "backstop-headers": "{}", ID_HEADER: "7", "DELAY": "3"}  # fmt: skip
+    came = {
+        "UNIQ_KEY": "1",
+        "WAIT": "true",
+        "TIMER_OUT_MS": "3",
+        "__RMQ.TRANSIENT.X": "1",
+        "mine": "a",
+        "TAGS": "t",
+        "backstop-headers": "{}",
+        ID_HEADER: "7",
+        "DELAY": "3",
+    }
     assert own_headers(came) == {"mine": "a", ID_HEADER: "7"}
-    assert set(brokers_properties(came)) == {"UNIQ_KEY", "WAIT", "TIMER_OUT_MS", "__RMQ.TRANSIENT.X", "TAGS", "DELAY"}
+    assert set(brokers_properties(came)) == {
+        "UNIQ_KEY",
+        "WAIT",
+        "TIMER_OUT_MS",
+        "__RMQ.TRANSIENT.X",
+        "TAGS",
+        "DELAY",
+    }
 
 
 @pytest.mark.parametrize("wrong", ["x", "3", "[1]", '{"a":', "[" * 100_000, "9" * 5000, '{"a":1}'])
 def test_a_foreign_text_in_a_property_of_ours_stops_nobody(wrong: str) -> None:
-    message = message_of(stored({"backstop-headers": wrong, "backstop-tag": wrong, ID_HEADER: "1"}), "t")
+    message = message_of(
+        stored({"backstop-headers": wrong, "backstop-tag": wrong, ID_HEADER: "1"}), "t"
+    )
     assert message is not None
     assert (message.headers, message.tag) == ({ID_HEADER: "1"}, wrong)
 
@@ -152,13 +219,21 @@ def test_a_message_that_breaks_the_contract_is_refused() -> None:
     for message in (Message("t", "", b""), Message("t", "1", b"", bad)):
         with pytest.raises(ContractBroken):
             properties_of(message)
-    for message in (Message("t", "\ud800", b""), Message("t", "1", b"", {"a": "\ud800"}), Message("t", "1", b"", tag="\udfff")):
+    for message in (
+        Message("t", "\ud800", b""),
+        Message("t", "1", b"", {"a": "\ud800"}),
+        Message("t", "1", b"", tag="\udfff"),
+    ):
         with pytest.raises(UnicodeEncodeError):
             properties_of(message)
 
 
 def test_properties_that_a_message_cannot_keep_are_refused() -> None:
-    room = MAX_PROPERTIES - len(write_properties(properties_of(Message("t", "1", b"", {"a": "x"})))) + 1
+    room = (
+        MAX_PROPERTIES
+        - len(write_properties(properties_of(Message("t", "1", b"", {"a": "x"}))))
+        + 1
+    )
     assert write_properties(properties_of(Message("t", "1", b"", {"a": "x" * room})))
     for text in ("x" * (room + 1), "ü" * (room // 2 + 1)):
         with pytest.raises(ContractBroken):
@@ -180,7 +255,9 @@ def test_unique_keys_are_unique_over_threads_and_forked_processes_and_tell_their
     with ThreadPoolExecutor(4) as threads:
         keys = [key for some in threads.map(_some_keys, [5_000] * 4) for key in some]
     with multiprocessing.get_context("fork").Pool(2) as processes:
-        keys += [key for some in processes.map(_some_keys, [5_000] * 4, chunksize=1) for key in some]
+        keys += [
+            key for some in processes.map(_some_keys, [5_000] * 4, chunksize=1) for key in some
+        ]
     assert len(set(keys)) == len(keys) == 40_000
     assert all(re.fullmatch(r"[0-9A-F]{32}", key) for key in keys)
     month = datetime.now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
@@ -188,11 +265,19 @@ def test_unique_keys_are_unique_over_threads_and_forked_processes_and_tell_their
     assert abs(told - datetime.now().timestamp()) < 60
 
 
-@pytest.mark.parametrize(("now", "begun", "over"), [
-    ((2030, 1, 15), (2030, 1, 1), (2030, 2, 1)), ((2030, 12, 31), (2030, 12, 1), (2031, 1, 1)),
-    ((2032, 2, 29), (2032, 2, 1), (2032, 3, 1)), ((2030, 11, 1), (2030, 11, 1), (2030, 12, 1)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("now", "begun", "over"),
+    [
+        ((2030, 1, 15), (2030, 1, 1), (2030, 2, 1)),
+        ((2030, 12, 31), (2030, 12, 1), (2031, 1, 1)),
+        ((2032, 2, 29), (2032, 2, 1), (2032, 3, 1)),
+        ((2030, 11, 1), (2030, 11, 1), (2030, 12, 1)),
+    ],
+)
 def test_the_month_of_a_key_begins_on_its_first_day(
     now: tuple[int, int, int], begun: tuple[int, int, int], over: tuple[int, int, int]
 ) -> None:
-    assert props._month_of(datetime(*now).timestamp()) == (datetime(*begun).timestamp(), datetime(*over).timestamp())
+    assert props._month_of(datetime(*now).timestamp()) == (
+        datetime(*begun).timestamp(),
+        datetime(*over).timestamp(),
+    )

@@ -82,10 +82,14 @@ class Broker:
         if command.code == Ask.GET_BROKER_CLUSTER_INFO:
             body = json.dumps({"brokerAddrTable": {"a": {"brokerAddrs": {"0": self.to}}}}).encode()
         elif command.code == Ask.GET_ROUTEINFO_BY_TOPIC:
-            body = json.dumps({
-                "brokerDatas": [{"brokerName": "a", "brokerAddrs": {"0": self.to}}],
-                "queueDatas": [{"brokerName": "a", "perm": 6, "readQueueNums": 1, "writeQueueNums": 1}],
-            }).encode()  # fmt: skip
+            body = json.dumps(
+                {
+                    "brokerDatas": [{"brokerName": "a", "brokerAddrs": {"0": self.to}}],
+                    "queueDatas": [
+                        {"brokerName": "a", "perm": 6, "readQueueNums": 1, "writeQueueNums": 1}
+                    ],
+                }
+            ).encode()
         elif command.code == Ask.GET_CONSUMER_LIST_BY_GROUP:
             code, remark = Said.SYSTEM_ERROR, "no consumer for this group"
         else:
@@ -110,7 +114,9 @@ def broker() -> Iterator[Broker]:
 
 
 def send(broker: Broker, number: int = 1, seconds: float = 5.0) -> list[tuple[Outcome, bool]]:
-    receipts = broker.publisher(seconds).publish([Message("t", f"m-{i}", b"x") for i in range(number)], None)
+    receipts = broker.publisher(seconds).publish(
+        [Message("t", f"m-{i}", b"x") for i in range(number)], None
+    )
     return [(receipt.outcome, receipt.refused_for_good) for receipt in receipts]
 
 
@@ -127,14 +133,44 @@ def send(broker: Broker, number: int = 1, seconds: float = 5.0) -> list[tuple[Ou
         (Said.GO_AWAY, "please go away", Outcome.REFUSED, False),
         (Said.MESSAGE_ILLEGAL, "too large", Outcome.REFUSED, True),
         (Said.TOPIC_NOT_EXIST, "none", Outcome.REFUSED, True),
-        (Said.SYSTEM_ERROR, "[PC_SYNCHRONIZED]broker busy, start flow control for a while", Outcome.UNKNOWN, False),
+        (
+            Said.SYSTEM_ERROR,
+            "[PC_SYNCHRONIZED]broker busy, start flow control for a while",
+            Outcome.UNKNOWN,
+            False,
+        ),
         (Said.SYSTEM_ERROR, "in-sync replicas not enough", Outcome.UNKNOWN, False),
-        (Said.SYSTEM_ERROR, "create mapped file failed, server is busy or broken.", Outcome.REFUSED, False),
-        (Said.SYSTEM_ERROR, "[Broker] broker unable to service, until 2026-01-01", Outcome.UNKNOWN, False),
+        (
+            Said.SYSTEM_ERROR,
+            "create mapped file failed, server is busy or broken.",
+            Outcome.REFUSED,
+            False,
+        ),
+        (
+            Said.SYSTEM_ERROR,
+            "[Broker] broker unable to service, until 2026-01-01",
+            Outcome.UNKNOWN,
+            False,
+        ),
         (Said.SYSTEM_ERROR, "UNKNOWN_ERROR", Outcome.UNKNOWN, False),
-        (Said.SYSTEM_ERROR, "java.lang.NullPointerException, said in-sync replicas not enough", Outcome.UNKNOWN, False),
-        (Said.SYSTEM_ERROR, f"{TOO_MUCH}MessageExtEncoder.encode(MessageExtEncoder.java:290)", Outcome.REFUSED, True),
-        (Said.SYSTEM_ERROR, f"{TOO_MUCH}CommitLog.append(CommitLog.java:1)", Outcome.UNKNOWN, False),
+        (
+            Said.SYSTEM_ERROR,
+            "java.lang.NullPointerException, said in-sync replicas not enough",
+            Outcome.UNKNOWN,
+            False,
+        ),
+        (
+            Said.SYSTEM_ERROR,
+            f"{TOO_MUCH}MessageExtEncoder.encode(MessageExtEncoder.java:290)",
+            Outcome.REFUSED,
+            True,
+        ),
+        (
+            Said.SYSTEM_ERROR,
+            f"{TOO_MUCH}CommitLog.append(CommitLog.java:1)",
+            Outcome.UNKNOWN,
+            False,
+        ),
         (Said.SYSTEM_ERROR, None, Outcome.UNKNOWN, False),
         (9999, "from a later version", Outcome.UNKNOWN, False),
     ],
@@ -148,7 +184,11 @@ def test_only_what_the_broker_certainly_does_not_have_is_refused(
 
 
 def test_a_busy_broker_is_asked_again_and_nothing_else_is(broker: Broker) -> None:
-    broker.say = lambda _: (Said.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]") if len(broker.sends) < 3 else (Said.SUCCESS, None)
+    broker.say = lambda _: (
+        (Said.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]")
+        if len(broker.sends) < 3
+        else (Said.SUCCESS, None)
+    )
     assert send(broker, 5) == [(Outcome.SENT, False)] * 5
     assert [command.code for command in broker.sends] == [Ask.SEND_BATCH_MESSAGE] * 3
 
@@ -163,15 +203,22 @@ def test_a_broker_that_stays_busy_refuses_within_the_time(broker: Broker) -> Non
 def test_a_piece_with_one_illegal_message_is_sent_one_by_one(broker: Broker, how: str) -> None:
     def say(command: Command) -> tuple[int, str | None]:
         if command.code == Ask.SEND_BATCH_MESSAGE and how == "in words":
-            return Said.SYSTEM_ERROR, f"{TOO_MUCH}MessageExtEncoder.encode(MessageExtEncoder.java:290)"
+            return (
+                Said.SYSTEM_ERROR,
+                f"{TOO_MUCH}MessageExtEncoder.encode(MessageExtEncoder.java:290)",
+            )
         illegal = command.code == Ask.SEND_BATCH_MESSAGE or "m-2" in command.ext["i"]
         return (Said.MESSAGE_ILLEGAL, "illegal") if illegal else (Said.SUCCESS, None)
 
     broker.say = say
-    assert send(broker, 4) == [(Outcome.SENT, False)] * 2 + [(Outcome.REFUSED, True)] + [(Outcome.SENT, False)]
+    assert send(broker, 4) == [(Outcome.SENT, False)] * 2 + [(Outcome.REFUSED, True)] + [
+        (Outcome.SENT, False)
+    ]
 
 
-def test_what_a_busy_broker_put_off_does_not_come_behind_a_later_message_of_its_key(broker: Broker) -> None:
+def test_what_a_busy_broker_put_off_does_not_come_behind_a_later_message_of_its_key(
+    broker: Broker,
+) -> None:
     first = True
 
     def busy_once(command: Command) -> tuple[int, str | None]:
@@ -180,12 +227,16 @@ def test_what_a_busy_broker_put_off_does_not_come_behind_a_later_message_of_its_
         return (Said.SYSTEM_BUSY, "busy") if told else (Said.SUCCESS, None)
 
     broker.say = busy_once
-    keyed = [Message("t", f"m-{i}", b"x", partition_key="k") for i in range(20)]  # more than one piece
+    keyed = [
+        Message("t", f"m-{i}", b"x", partition_key="k") for i in range(20)
+    ]  # more than one piece
     outcomes = [receipt.outcome for receipt in broker.publisher().publish(keyed, None)]
     refused = outcomes.index(Outcome.SENT)
     assert refused > 0 and outcomes == [Outcome.REFUSED] * refused + [Outcome.SENT] * (20 - refused)
     first = True
-    assert {one for one, _ in send(broker, 20)} == {Outcome.SENT}, "without keys there is no order to keep"
+    assert {one for one, _ in send(broker, 20)} == {Outcome.SENT}, (
+        "without keys there is no order to keep"
+    )
 
 
 def test_pieces_that_are_asked_again_keep_the_order_of_their_key(broker: Broker) -> None:
@@ -197,7 +248,11 @@ def test_pieces_that_are_asked_again_keep_the_order_of_their_key(broker: Broker)
             return Said.SYSTEM_BUSY, "busy"
         if command.code == Ask.SEND_BATCH_MESSAGE and number <= 3:
             return Said.MESSAGE_ILLEGAL, "one of them"
-        stored.extend(f"m-{i:02}" for i in range(20) if f"m-{i:02}".encode() in command.body or f"m-{i:02}" in str(command.ext))
+        stored.extend(
+            f"m-{i:02}"
+            for i in range(20)
+            if f"m-{i:02}".encode() in command.body or f"m-{i:02}" in str(command.ext)
+        )
         return Said.SUCCESS, None
 
     broker.say = say
@@ -207,7 +262,9 @@ def test_pieces_that_are_asked_again_keep_the_order_of_their_key(broker: Broker)
 
 
 def test_the_others_of_a_piece_that_was_overtaken_may_be_sent_again(broker: Broker) -> None:
-    broker.say = lambda _: (Said.MESSAGE_ILLEGAL, "one of them") if len(broker.sends) == 1 else (Said.SUCCESS, None)
+    broker.say = lambda _: (
+        (Said.MESSAGE_ILLEGAL, "one of them") if len(broker.sends) == 1 else (Said.SUCCESS, None)
+    )
     keyed = [Message("t", f"m-{i}", b"x", partition_key="k") for i in range(20)]
     receipts = broker.publisher().publish(keyed, None)
     refused = [receipt for receipt in receipts if receipt.outcome is Outcome.REFUSED]
@@ -225,7 +282,9 @@ def test_no_send_names_a_topic_after_which_a_missing_one_would_be_made(broker: B
 
 
 @pytest.mark.parametrize("places", [{}, {"queueOffset": ""}, {"queueOffset": "seven"}])
-def test_an_answer_without_an_offset_has_no_position(broker: Broker, places: dict[str, str]) -> None:
+def test_an_answer_without_an_offset_has_no_position(
+    broker: Broker, places: dict[str, str]
+) -> None:
     [known] = broker.publisher().publish([Message("t", "m", b"x")], None)
     assert known.position and (known.position.queue_id, known.position.offset) == (0, 7)
     broker.places = places
@@ -235,8 +294,13 @@ def test_an_answer_without_an_offset_has_no_position(broker: Broker, places: dic
 
 def test_a_copy_for_one_group_goes_to_its_retry_topic_and_has_no_position(broker: Broker) -> None:
     [copy] = broker.publisher().publish([Message("t", "m", b"x")], "billing")
-    assert copy.outcome is Outcome.SENT and copy.position is None, "an offset in a retry topic is none of the topic's"
-    assert (broker.sends[-1].ext["b"], "RETRY_TOPIC\x01t\x02" in broker.sends[-1].ext["i"]) == ("%RETRY%billing", True)
+    assert copy.outcome is Outcome.SENT and copy.position is None, (
+        "an offset in a retry topic is none of the topic's"
+    )
+    assert (broker.sends[-1].ext["b"], "RETRY_TOPIC\x01t\x02" in broker.sends[-1].ext["i"]) == (
+        "%RETRY%billing",
+        True,
+    )
 
 
 # check
@@ -246,16 +310,26 @@ def test_what_a_login_may_not_read_is_said_to_be_unknown(broker: Broker) -> None
     broker.say = lambda _: (Said.NO_PERMISSION, "no")
     routes = Routes(broker.pool, brokers=None, answer_timeout=5.0)
     wanted = {"t": WantedTopic(timedelta(hours=1), {"billing": group()})}
-    found = Surveyor(broker.pool, routes, wanted, levels=DELAY_LEVELS, max_bytes=1, seconds=5.0).survey(["t"])
-    unknown = {finding.subject for finding in found if not finding.good and "may not read" in finding.says}
+    found = Surveyor(
+        broker.pool, routes, wanted, levels=DELAY_LEVELS, max_bytes=1, seconds=5.0
+    ).survey(["t"])
+    unknown = {
+        finding.subject for finding in found if not finding.good and "may not read" in finding.says
+    }
     assert unknown == {"a: configuration", "group billing"}
     assert {finding.subject for finding in found if finding.good} == {"topic t"}
 
 
 GOOD = {
-    "flushDiskType": "SYNC_FLUSH", "brokerRole": "SYNC_MASTER", "inSyncReplicas": "2", "fileReservedTime": "72",
-    "autoCreateTopicEnable": "false", "brokerPermission": "6", "messageDelayLevel": DELAY_LEVELS, "maxMessageSize": "4194304",
-}  # fmt: skip
+    "flushDiskType": "SYNC_FLUSH",
+    "brokerRole": "SYNC_MASTER",
+    "inSyncReplicas": "2",
+    "fileReservedTime": "72",
+    "autoCreateTopicEnable": "false",
+    "brokerPermission": "6",
+    "messageDelayLevel": DELAY_LEVELS,
+    "maxMessageSize": "4194304",
+}
 
 
 @pytest.mark.parametrize(
@@ -275,13 +349,23 @@ GOOD = {
         ({"enabledAppendPropCRC": "false", "forceVerifyPropCRC": "true"}, {"recovery"}),
     ],
 )
-def test_a_broker_is_bad_by_what_the_settings_rely_on(changes: dict[str, str], bad: set[str]) -> None:
+def test_a_broker_is_bad_by_what_the_settings_rely_on(
+    changes: dict[str, str], bad: set[str]
+) -> None:
     found = hold_broker("a", {**GOOD, **changes}, timedelta(hours=48), DELAY_LEVELS, 4194304)
-    assert {finding.subject for finding in found if not finding.good} == {f"a: {one}" for one in bad}
+    assert {finding.subject for finding in found if not finding.good} == {
+        f"a: {one}" for one in bad
+    }
     assert all(finding.do for finding in found if not finding.good)
 
 
-def group(tags: tuple[str, ...] | None = None, *, limit: int = 17, at_most: float = 17_100, more_than: float = 90) -> WantedGroup:
+def group(
+    tags: tuple[str, ...] | None = None,
+    *,
+    limit: int = 17,
+    at_most: float = 17_100,
+    more_than: float = 90,
+) -> WantedGroup:
     return WantedGroup(tags, True, timedelta(seconds=at_most), timedelta(seconds=more_than), limit)
 
 
@@ -296,9 +380,19 @@ def group(tags: tuple[str, ...] | None = None, *, limit: int = 17, at_most: floa
         (group(limit=4), 2, False),
         (group(limit=4), None, True),
     ],
-    ids=["as long", "longer", "enough", "too short", "the group's own is longer", "the group's own is shorter", "not known"],
+    ids=[
+        "as long",
+        "longer",
+        "enough",
+        "too short",
+        "the group's own is longer",
+        "the group's own is shorter",
+        "not known",
+    ],
 )
-def test_retries_fit_between_a_lease_and_the_horizon(wanted: WantedGroup, retry_max: int | None, good: bool) -> None:
+def test_retries_fit_between_a_lease_and_the_horizon(
+    wanted: WantedGroup, retry_max: int | None, good: bool
+) -> None:
     finding = hold_retries("g", DELAY_LEVELS, retry_max, wanted)
     assert finding.good is good, finding
     assert finding.good or finding.do
@@ -345,5 +439,7 @@ def test_a_group_that_pops_does_not_acknowledge_what_it_commits() -> None:
         ({}, [], False),
     ],
 )
-def test_every_queue_can_be_written_and_read(queues: dict[str, tuple[int, int]], away: list[str], good: bool) -> None:
+def test_every_queue_can_be_written_and_read(
+    queues: dict[str, tuple[int, int]], away: list[str], good: bool
+) -> None:
     assert hold_permissions("t", queues, away).good is good

@@ -26,7 +26,9 @@ Queues = dict[str, tuple[int, int, int]]
 class Names:
     """A name server: brokers it knows with their addresses, and topics by broker."""
 
-    def __init__(self, brokers: dict[str, str | None], topics: dict[str, Queues], *, dialect: bool = False) -> None:
+    def __init__(
+        self, brokers: dict[str, str | None], topics: dict[str, Queues], *, dialect: bool = False
+    ) -> None:
         self.brokers, self.topics, self.dialect = brokers, topics, dialect
         self.asked = 0
         self.code = 0
@@ -41,13 +43,21 @@ class Names:
                 self.asked += 1
                 code, body = self._route(command.ext["topic"])
             else:
-                code, body = 0, {"brokerAddrTable": {name: self._data(name) for name in self.brokers}, "clusterAddrTable": {}}
+                code, body = (
+                    0,
+                    {
+                        "brokerAddrTable": {name: self._data(name) for name in self.brokers},
+                        "clusterAddrTable": {},
+                    },
+                )
             written = json.dumps(body).encode() if self.raw is None else self.raw
             if self.dialect:
                 written = written.replace(b'"0": ', b"0:").replace(b'"1": ', b"1:")
             self.answered += 1
             self.brokers, self.topics = self.then.get(self.answered, (self.brokers, self.topics))
-            connection.sendall(encode(Request(self.code or code, {}, written), command.opaque, flag=ANSWER))
+            connection.sendall(
+                encode(Request(self.code or code, {}, written), command.opaque, flag=ANSWER)
+            )
 
     def _route(self, topic: str) -> tuple[int, dict[str, Any]]:
         parts = self.topics.get(topic)
@@ -57,11 +67,19 @@ class Names:
             {"brokerName": name, "perm": perm, "readQueueNums": read, "writeQueueNums": write}
             for name, (perm, read, write) in parts.items()
         ]
-        return 0, {"queueDatas": queues, "brokerDatas": [self._data(name) for name in parts], "filterServerTable": {}}
+        return 0, {
+            "queueDatas": queues,
+            "brokerDatas": [self._data(name) for name in parts],
+            "filterServerTable": {},
+        }
 
     def _data(self, name: str) -> dict[str, Any]:
         address = self.brokers.get(name)
-        return {"brokerName": name, "cluster": "c", "brokerAddrs": {"1": "10.9.9.9:1"} if address is None else {"0": address}}
+        return {
+            "brokerName": name,
+            "cluster": "c",
+            "brokerAddrs": {"1": "10.9.9.9:1"} if address is None else {"0": address},
+        }
 
 
 Start = Callable[..., Routes]
@@ -71,12 +89,21 @@ Start = Callable[..., Routes]
 def start() -> Iterator[Start]:
     peers: list[Peer] = []
 
-    def routes(*servers: Callable[[Peer, socket.socket], None], brokers: list[str] | None = None, seconds: float = 5.0,
-               removed: list[str] | None = None) -> Routes:  # fmt: skip
+    def routes(
+        *servers: Callable[[Peer, socket.socket], None],
+        brokers: list[str] | None = None,
+        seconds: float = 5.0,
+        removed: list[str] | None = None,
+    ) -> Routes:
         some = [Peer(server) for server in servers]
         peers.extend(some)
         address = Address.parse("rocketmq://" + ",".join(peer.to for peer in some))
-        return Routes(Pool(address, connect_timeout=2), brokers=brokers, answer_timeout=seconds, removed=removed or ())
+        return Routes(
+            Pool(address, connect_timeout=2),
+            brokers=brokers,
+            answer_timeout=seconds,
+            removed=removed or (),
+        )
 
     yield routes
     for peer in peers:
@@ -92,20 +119,30 @@ def away(peer: Peer, connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("dialect", [False, True])
-def test_queues_are_numbered_by_the_settings_order_of_the_brokers(start: Start, dialect: bool) -> None:
+def test_queues_are_numbered_by_the_settings_order_of_the_brokers(
+    start: Start, dialect: bool
+) -> None:
     names = Names({"b": B, "a": A}, {"t": {"b": (6, 1, 2), "a": (4, 2, 2)}}, dialect=dialect)
     route = start(names, brokers=["a", "b"]).route("t")
-    assert [(q.number, q.broker, q.queue_id, q.master, q.readable, q.writable) for q in route.queues] == [
-        (0, "a", 0, A, True, False), (1, "a", 1, A, True, False),
-        (10_000, "b", 0, B, True, True), (10_001, "b", 1, B, False, True),
-    ]  # fmt: skip
+    assert [
+        (q.number, q.broker, q.queue_id, q.master, q.readable, q.writable) for q in route.queues
+    ] == [
+        (0, "a", 0, A, True, False),
+        (1, "a", 1, A, True, False),
+        (10_000, "b", 0, B, True, True),
+        (10_001, "b", 1, B, False, True),
+    ]
     assert [q.number for q in route.readable()] == [0, 1, 10_000]
     assert [q.number for q in route.writable()] == [10_000, 10_001]
     assert [master for _, master in route.complete("looking")] == [A, A, B, B]
 
 
-def test_without_the_option_one_broker_is_numbered_as_it_numbers_itself_and_two_are_refused(start: Start) -> None:
-    assert [q.number for q in start(Names({"b": B}, {"one": {"b": (6, 2, 2)}})).route("one").queues] == [0, 1]
+def test_without_the_option_one_broker_is_numbered_as_it_numbers_itself_and_two_are_refused(
+    start: Start,
+) -> None:
+    assert [
+        q.number for q in start(Names({"b": B}, {"one": {"b": (6, 2, 2)}})).route("one").queues
+    ] == [0, 1]
     routes = start(Names({"a": A, "b": B}, {"one": {"b": (6, 2, 2)}}))
     # Also for a topic that lies on one: of a second one that is away nobody would know.
     with pytest.raises(ConfigurationError, match="brokers"):
@@ -116,7 +153,9 @@ def test_without_the_option_one_broker_is_numbered_as_it_numbers_itself_and_two_
 
 def test_a_broker_that_the_option_does_not_name_is_refused(start: Start) -> None:
     with pytest.raises(ConfigurationError, match="'b'"):
-        start(Names({"a": A, "b": B}, {"t": {"a": (6, 1, 1), "b": (6, 1, 1)}}), brokers=["a"]).route("t")
+        start(
+            Names({"a": A, "b": B}, {"t": {"a": (6, 1, 1), "b": (6, 1, 1)}}), brokers=["a"]
+        ).route("t")
 
 
 def test_a_topic_that_is_not_there_is_not_a_server_that_is_away(start: Start) -> None:
@@ -164,7 +203,9 @@ def test_a_topic_may_lie_on_some_of_the_brokers(start: Start) -> None:
     assert [queue.broker for queue in route.queues] == ["a"] and route.missing == ()
 
 
-def test_the_topic_is_there_when_one_name_server_knows_it_and_missing_only_when_all_answered(start: Start) -> None:
+def test_the_topic_is_there_when_one_name_server_knows_it_and_missing_only_when_all_answered(
+    start: Start,
+) -> None:
     knows, not_yet = Names({"a": A}, {"t": {"a": (6, 1, 1)}}), Names({"a": A}, {})
     for servers in ((not_yet, knows), (away, knows), (silent, knows)):
         assert len(start(*servers, seconds=2.0).route("t").queues) == 1
@@ -184,7 +225,9 @@ def test_silent_name_servers_cost_no_more_than_the_deadline(start: Start) -> Non
 
 
 def test_a_master_that_is_away_is_told_and_no_look_goes_on_without_it(start: Start) -> None:
-    route = start(Names({"a": A, "b": None}, {"t": {"a": (6, 1, 1), "b": (6, 1, 1)}}), brokers=["a", "b"]).route("t")
+    route = start(
+        Names({"a": A, "b": None}, {"t": {"a": (6, 1, 1), "b": (6, 1, 1)}}), brokers=["a", "b"]
+    ).route("t")
     assert route.masters == {"a": A, "b": None}
     with pytest.raises(BrokerUnavailable, match="broker b"):
         route.complete("looking")
@@ -209,7 +252,10 @@ def test_a_route_is_believed_for_a_while_unless_it_is_forgotten_or_asked_anew(st
 
 
 def test_the_masters_of_the_cluster_are_told(start: Start) -> None:
-    assert start(Names({"a": A, "b": None}, {}), brokers=["a", "b"]).masters() == {"a": A, "b": None}
+    assert start(Names({"a": A, "b": None}, {}), brokers=["a", "b"]).masters() == {
+        "a": A,
+        "b": None,
+    }
     with pytest.raises(BrokerUnavailable):
         start(Names({"a": A}, {}), brokers=["a", "b"]).masters()
 
@@ -239,14 +285,23 @@ def test_a_broker_that_was_removed_is_waited_for_no_more_and_keeps_its_number(st
     assert servers(routes, "t") == {"a", "b", "c"}
 
 
-@pytest.mark.parametrize("raw", [
-    b"", b"[]", b"{}", b"null", b"3", b'{"queueDatas":3,"brokerDatas":3}', b"\xff",
-    b'{"queueDatas":[{"brokerName":"a"}],"brokerDatas":[],"brokerAddrTable":{"a":{"brokerAddrs":{}}}}',
-    b'{"queueDatas":[],"brokerDatas":[{"brokerName":"a","brokerAddrs":{"0":7}}],"brokerAddrTable":{"a":{"brokerAddrs":{"0":7}}}}',
-    b'{"queueDatas":[],"brokerDatas":[{"brokerName":"a","brokerAddrs":[]}],"brokerAddrTable":{"a":{"brokerAddrs":{}}}}',
-    b'{"queueDatas":[{"brokerName":"a","perm":6,"readQueueNums":2000000000,"writeQueueNums":1}],'
-    b'"brokerDatas":[{"brokerName":"a","brokerAddrs":{}}],"brokerAddrTable":{"a":{"brokerAddrs":{}}}}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"null",
+        b"3",
+        b'{"queueDatas":3,"brokerDatas":3}',
+        b"\xff",
+        b'{"queueDatas":[{"brokerName":"a"}],"brokerDatas":[],"brokerAddrTable":{"a":{"brokerAddrs":{}}}}',
+        b'{"queueDatas":[],"brokerDatas":[{"brokerName":"a","brokerAddrs":{"0":7}}],"brokerAddrTable":{"a":{"brokerAddrs":{"0":7}}}}',
+        b'{"queueDatas":[],"brokerDatas":[{"brokerName":"a","brokerAddrs":[]}],"brokerAddrTable":{"a":{"brokerAddrs":{}}}}',
+        b'{"queueDatas":[{"brokerName":"a","perm":6,"readQueueNums":2000000000,"writeQueueNums":1}],'
+        b'"brokerDatas":[{"brokerName":"a","brokerAddrs":{}}],"brokerAddrTable":{"a":{"brokerAddrs":{}}}}',
+    ],
+)
 def test_a_route_that_cannot_be_read_is_no_answer(start: Start, raw: bytes) -> None:
     names = Names({"a": A}, {"t": {}})
     names.raw = raw
@@ -254,7 +309,9 @@ def test_a_route_that_cannot_be_read_is_no_answer(start: Start, raw: bytes) -> N
         start(names).route("t")
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b"null", b"3", b'{"queueDatas":3}', b'{"queueDatas":[{}]}', b"\xff"])
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b"{}", b"null", b"3", b'{"queueDatas":3}', b'{"queueDatas":[{}]}', b"\xff"]
+)
 def test_brokers_that_cannot_be_read_are_no_answer(start: Start, raw: bytes) -> None:
     names = Names({"a": A}, {"t": {}})
     names.raw = raw

@@ -109,10 +109,15 @@ def soon(seconds: float = SOON) -> float:
 
 
 def some(number: int, size: int = 10) -> list[Request]:
-    return [Request(Ask.SEND_MESSAGE_V2, {"e": place}, b"%d " % place + b"x" * size) for place in range(number)]
+    return [
+        Request(Ask.SEND_MESSAGE_V2, {"e": place}, b"%d " % place + b"x" * size)
+        for place in range(number)
+    ]
 
 
-def test_an_answer_goes_to_its_request_however_they_are_mixed(peer: Callable[[Script], Peer]) -> None:
+def test_an_answer_goes_to_its_request_however_they_are_mixed(
+    peer: Callable[[Script], Peer],
+) -> None:
     def backwards(server: Peer, connection: socket.socket) -> None:
         held: list[Command] = []
         for command in server.requests(connection):
@@ -125,7 +130,9 @@ def test_an_answer_goes_to_its_request_however_they_are_mixed(peer: Callable[[Sc
     with_one = session(peer(backwards))
     requests = some(1000)
     results = ask_many(with_one, requests, soon(LONG))
-    assert [result.body for result in results if isinstance(result, Command)] == [request.body for request in requests]
+    assert [result.body for result in results if isinstance(result, Command)] == [
+        request.body for request in requests
+    ]
     assert with_one.idle()
 
 
@@ -167,7 +174,9 @@ def test_never_more_are_in_flight_than_the_window(peer: Callable[[Script], Peer]
     assert max(seen) == 20
 
 
-def test_of_one_lane_only_one_is_under_way_and_lanes_do_not_wait_for_each_other(peer: Callable[[Script], Peer]) -> None:
+def test_of_one_lane_only_one_is_under_way_and_lanes_do_not_wait_for_each_other(
+    peer: Callable[[Script], Peer],
+) -> None:
     open_lanes: set[str] = set()
     together: list[int] = []
     wrong: list[str] = []
@@ -190,7 +199,9 @@ def test_of_one_lane_only_one_is_under_way_and_lanes_do_not_wait_for_each_other(
                 connection.sendall(answer(one))
 
     server = peer(watch)
-    requests = [Request(1, {"lane": place % 4, "place": place}, lane=place % 4) for place in range(80)]
+    requests = [
+        Request(1, {"lane": place % 4, "place": place}, lane=place % 4) for place in range(80)
+    ]
     results = ask_many(session(server), requests, soon(LONG))
     assert all(isinstance(result, Command) for result in results) and not wrong
     assert max(together) > 1
@@ -218,7 +229,9 @@ def test_a_server_that_does_not_answer_costs_no_more_than_the_deadline(
         for request, result in zip(some(20, size), results, strict=True):
             assert not (isinstance(result, NotSent) and request.body in executed)
     else:
-        assert (size < 100) == all(isinstance(result, Lost) for result in results), "large ones do not fit into the socket"
+        assert (size < 100) == all(isinstance(result, Lost) for result in results), (
+            "large ones do not fit into the socket"
+        )
         assert isinstance(results[-1], Lost if size < 100 else NotSent)
 
 
@@ -257,7 +270,9 @@ def test_a_connection_cut_amid_a_thousand_requests_gives_each_an_honest_end(
     assert isinstance(with_one.conclude(with_one.start([Request(1)])[0]), NotSent)
 
 
-def test_answers_that_came_before_the_connection_broke_count(peer: Callable[[Script], Peer]) -> None:
+def test_answers_that_came_before_the_connection_broke_count(
+    peer: Callable[[Script], Peer],
+) -> None:
     def answer_and_leave(server: Peer, connection: socket.socket) -> None:
         for command in server.requests(connection):
             connection.sendall(answer(command))
@@ -270,11 +285,15 @@ def test_answers_that_came_before_the_connection_broke_count(peer: Callable[[Scr
         [first] = with_one.start([Request(1, {}, b"a")])
         wait_until(lambda: server.ended == 1)  # noqa: B023
         results = with_one.start([Request(1, {}, b"b" * 1000)])
-        assert with_one.collect(soon(LONG))[first].body == b"a", "writing into the broken connection must not hide it"
+        assert with_one.collect(soon(LONG))[first].body == b"a", (
+            "writing into the broken connection must not hide it"
+        )
         assert isinstance(with_one.conclude(results[0]), Lost | NotSent)
 
 
-def test_a_request_that_timed_out_is_lost_and_its_late_answer_goes_to_nobody(peer: Callable[[Script], Peer]) -> None:
+def test_a_request_that_timed_out_is_lost_and_its_late_answer_goes_to_nobody(
+    peer: Callable[[Script], Peer],
+) -> None:
     def late(server: Peer, connection: socket.socket) -> None:
         for command in server.requests(connection):
             if command.body == b"slow":
@@ -290,9 +309,19 @@ def test_a_request_that_timed_out_is_lost_and_its_late_answer_goes_to_nobody(pee
     wait_until(with_one.idle)
 
 
-@pytest.mark.parametrize("garbage", [b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(100),
-                                     struct.pack(">ii", 8, 2 << 24) + bytes(4)])  # fmt: skip
-def test_a_server_of_another_kind_is_told_at_once(peer: Callable[[Script], Peer], garbage: bytes) -> None:
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x7f\xff\xff\xff",
+        b"\xff\xff\xff\xff",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        bytes(100),
+        struct.pack(">ii", 8, 2 << 24) + bytes(4),
+    ],
+)
+def test_a_server_of_another_kind_is_told_at_once(
+    peer: Callable[[Script], Peer], garbage: bytes
+) -> None:
     def speak(server: Peer, connection: socket.socket) -> None:
         next(server.requests(connection))
         connection.sendall(garbage)
@@ -304,30 +333,43 @@ def test_a_server_of_another_kind_is_told_at_once(peer: Callable[[Script], Peer]
     assert time.monotonic() - begun < LONG / 2
 
 
-def test_what_the_broker_asks_gets_an_answer_and_what_it_tells_gets_none(peer: Callable[[Script], Peer]) -> None:
+def test_what_the_broker_asks_gets_an_answer_and_what_it_tells_gets_none(
+    peer: Callable[[Script], Peer],
+) -> None:
     heard: list[int] = []
     answers: list[Command] = []
 
     def push(server: Peer, connection: socket.socket) -> None:
         requests = server.requests(connection)
         first = next(requests)
-        connection.sendall(encode(Request(40), 1, flag=2) + encode(Request(307), 2) + encode(Request(309), 3))
+        connection.sendall(
+            encode(Request(40), 1, flag=2) + encode(Request(307), 2) + encode(Request(309), 3)
+        )
         answers.extend([next(requests), next(requests)])
         connection.sendall(answer(first))
         server.over.wait(LONG)
 
     def hear(command: Command) -> Request | None:
         heard.append(command.code)
-        return Request(Said.SUCCESS, {}, b"running") if command.code == Ask.GET_CONSUMER_RUNNING_INFO else None
+        return (
+            Request(Said.SUCCESS, {}, b"running")
+            if command.code == Ask.GET_CONSUMER_RUNNING_INFO
+            else None
+        )
 
     with_one = session(peer(push), on_push=hear)
     assert with_one.ask(Request(1), soon(LONG)).code == 0
     assert heard == [40, 307, 309]
-    assert [(one.opaque, one.code, one.flag, one.body) for one in answers] == [(2, 0, 1, b"running"), (3, 3, 1, b"")]
+    assert [(one.opaque, one.code, one.flag, one.body) for one in answers] == [
+        (2, 0, 1, b"running"),
+        (3, 3, 1, b""),
+    ]
     assert with_one.idle()
 
 
-def test_collect_comes_back_for_an_answer_or_a_push_and_else_at_the_deadline(peer: Callable[[Script], Peer]) -> None:
+def test_collect_comes_back_for_an_answer_or_a_push_and_else_at_the_deadline(
+    peer: Callable[[Script], Peer],
+) -> None:
     go = [threading.Event(), threading.Event()]
 
     def by_word(server: Peer, connection: socket.socket) -> None:
@@ -353,11 +395,19 @@ def test_collect_comes_back_for_an_answer_or_a_push_and_else_at_the_deadline(pee
     assert (came[first].body, came[second].body) == (b"1", b"2")
 
 
-def test_the_numbers_of_requests_begin_again_before_they_are_too_large_for_java(peer: Callable[[Script], Peer]) -> None:
+def test_the_numbers_of_requests_begin_again_before_they_are_too_large_for_java(
+    peer: Callable[[Script], Peer],
+) -> None:
     with_one = session(peer(echo))
     with_one._last_opaque = 2**31 - 3
     results = ask_many(with_one, some(5), soon(LONG))
-    assert [result.opaque for result in results if isinstance(result, Command)] == [2**31 - 2, 2**31 - 1, 1, 2, 3]
+    assert [result.opaque for result in results if isinstance(result, Command)] == [
+        2**31 - 2,
+        2**31 - 1,
+        1,
+        2,
+        3,
+    ]
 
 
 def test_nobody_there_is_not_sent() -> None:
@@ -371,7 +421,7 @@ def test_nobody_there_is_not_sent() -> None:
 
 
 def test_a_pool_asks_several_servers_at_once_and_one_that_is_silent_takes_nothing_from_the_others(
-    peer: Callable[[Script], Peer]
+    peer: Callable[[Script], Peer],
 ) -> None:
     servers = [peer(echo), peer(silence), peer(echo)]
     pool = Pool(address(servers[0].to), connect_timeout=5)
@@ -380,12 +430,16 @@ def test_a_pool_asks_several_servers_at_once_and_one_that_is_silent_takes_nothin
     results = pool.ask_all(asked, soon(1.0))
     assert time.monotonic() - begun < 6
     assert [type(result) for result in results] == [Command, Lost, Command] * 30
-    assert all(result.body == asked[place][1].body for place, result in enumerate(results) if isinstance(result, Command))
+    assert all(
+        result.body == asked[place][1].body
+        for place, result in enumerate(results)
+        if isinstance(result, Command)
+    )
     pool.close()
 
 
 def test_a_pool_uses_a_connection_again_and_never_one_that_is_over_or_has_something_on_its_way(
-    peer: Callable[[Script], Peer]
+    peer: Callable[[Script], Peer],
 ) -> None:
     def until_told(server: Peer, connection: socket.socket) -> None:
         for command in server.requests(connection):
@@ -420,8 +474,14 @@ def test_a_pool_is_shared_by_threads(peer: Callable[[Script], Peer]) -> None:
     def work(who: int) -> None:
         for turn in range(30):
             body = b"%d %d" % (who, turn)
-            results = pool.ask_many(server.to, [Request(1, {}, body + b" %d" % n) for n in range(20)], soon(LONG))
-            wrong.extend(r for n, r in enumerate(results) if not (isinstance(r, Command) and r.body == body + b" %d" % n))
+            results = pool.ask_many(
+                server.to, [Request(1, {}, body + b" %d" % n) for n in range(20)], soon(LONG)
+            )
+            wrong.extend(
+                r
+                for n, r in enumerate(results)
+                if not (isinstance(r, Command) and r.body == body + b" %d" % n)
+            )
 
     threads = [threading.Thread(target=work, args=(who,)) for who in range(8)]
     for thread in threads:
@@ -432,12 +492,20 @@ def test_a_pool_is_shared_by_threads(peer: Callable[[Script], Peer]) -> None:
     pool.close()
 
 
-@pytest.mark.parametrize(("url", "servers", "login", "tls"), [
-    ("rocketmq://a:1", ("a:1",), None, False), ("rocketmq://a", ("a:9876",), None, False),
-    ("rocketmq://a:1,b:2;c/", ("a:1", "b:2", "c:9876"), None, False),
-    ("rocketmq://me:s%3A%2F%40@[::1]:1,10.0.0.1:2?tls=true&ca=%2Fca.pem&check_names=false", ("[::1]:1", "10.0.0.1:2"),
-     ("me", "s:/@"), True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("url", "servers", "login", "tls"),
+    [
+        ("rocketmq://a:1", ("a:1",), None, False),
+        ("rocketmq://a", ("a:9876",), None, False),
+        ("rocketmq://a:1,b:2;c/", ("a:1", "b:2", "c:9876"), None, False),
+        (
+            "rocketmq://me:s%3A%2F%40@[::1]:1,10.0.0.1:2?tls=true&ca=%2Fca.pem&check_names=false",
+            ("[::1]:1", "10.0.0.1:2"),
+            ("me", "s:/@"),
+            True,
+        ),
+    ],
+)
 def test_an_address_names_servers_login_and_tls(
     url: str, servers: tuple[str, ...], login: tuple[str, str] | None, tls: bool
 ) -> None:
@@ -449,12 +517,30 @@ def test_an_address_names_servers_login_and_tls(
     assert "s:/@" not in repr(found)
 
 
-@pytest.mark.parametrize("url", [
-    "stomp://a:1", "rocketmq://", "rocketmq://a:0", "rocketmq://a:65536", "rocketmq://a:b", "rocketmq://a,,b", "rocketmq://me@a",
-    "rocketmq://me:@a", "rocketmq://:s3cret@a", "rocketmq://me:s3cret@a/x", "rocketmq://me:s3cret@a?tls=yes",
-    "rocketmq://me:s3cret@a?what=1", "rocketmq://me:s3cret@a?ca=x", "rocketmq://me:s3cret@a?tls=true&tls=true",
-    "rocketmq://me:s3cret@a b:1", "rocketmq://me:s3cret@a#x", "rocketmq://me:s3cret@[::1:1", "a:1", "",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "url",
+    [
+        "stomp://a:1",
+        "rocketmq://",
+        "rocketmq://a:0",
+        "rocketmq://a:65536",
+        "rocketmq://a:b",
+        "rocketmq://a,,b",
+        "rocketmq://me@a",
+        "rocketmq://me:@a",
+        "rocketmq://:s3cret@a",
+        "rocketmq://me:s3cret@a/x",
+        "rocketmq://me:s3cret@a?tls=yes",
+        "rocketmq://me:s3cret@a?what=1",
+        "rocketmq://me:s3cret@a?ca=x",
+        "rocketmq://me:s3cret@a?tls=true&tls=true",
+        "rocketmq://me:s3cret@a b:1",
+        "rocketmq://me:s3cret@a#x",
+        "rocketmq://me:s3cret@[::1:1",
+        "a:1",
+        "",
+    ],
+)
 def test_an_address_that_is_none_is_refused_and_never_shown(url: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         Address.parse(url)
@@ -466,30 +552,40 @@ def test_certificates_that_cannot_be_read_are_refused_when_the_broker_is_opened(
         Pool(Address.parse("rocketmq://a:1?tls=true&ca=/no/such/file"), connect_timeout=1)
 
 
-def test_a_forked_child_does_not_speak_into_its_parents_connections(peer: Callable[[Script], Peer]) -> None:
+def test_a_forked_child_does_not_speak_into_its_parents_connections(
+    peer: Callable[[Script], Peer],
+) -> None:
     server = peer(echo)
     pool = Pool(address(server.to), connect_timeout=5)
     assert pool.ask(server.to, Request(1), soon(LONG)).code == 0
     child = os.fork()
     if child == 0:
-        os._exit(0 if pool.ask(server.to, Request(1, {}, b"child"), soon(LONG)).body == b"child" else 1)
+        os._exit(
+            0 if pool.ask(server.to, Request(1, {}, b"child"), soon(LONG)).body == b"child" else 1
+        )
     assert os.waitpid(child, 0)[1] == 0
     assert pool.ask(server.to, Request(1), soon(LONG)).code == 0
     assert server.connections == 2
     pool.close()
 
 
-def test_a_server_that_nobody_can_connect_to_leaves_time_for_the_others(peer: Callable[[Script], Peer]) -> None:
+def test_a_server_that_nobody_can_connect_to_leaves_time_for_the_others(
+    peer: Callable[[Script], Peer],
+) -> None:
     good = peer(echo)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         port = full.getsockname()[1]
         held = [socket.socket() for _ in range(4)]
-        for one in held:  # the queue of those who wait to be taken is full: further ones get no answer at all
+        for one in (
+            held
+        ):  # the queue of those who wait to be taken is full: further ones get no answer at all
             one.setblocking(False)
             with suppress(BlockingIOError):
                 one.connect(("127.0.0.1", port))
         pool = Pool(address(good.to), connect_timeout=60)
-        results = pool.ask_all([(f"127.0.0.1:{port}", Request(1)), (good.to, Request(1))], soon(2.0))
+        results = pool.ask_all(
+            [(f"127.0.0.1:{port}", Request(1)), (good.to, Request(1))], soon(2.0)
+        )
         for one in held:
             one.close()
     assert [type(result) for result in results] == [NotSent, Command]

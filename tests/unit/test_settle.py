@@ -69,7 +69,9 @@ def test_random_progress_settles_below_both_in_both_measures() -> None:
 
     def draw() -> dict[int, Progress]:
         return {
-            queue: Progress(random.choice(("e1", "e2")), random.randrange(9), at(random.randrange(9)))
+            queue: Progress(
+                random.choice(("e1", "e2")), random.randrange(9), at(random.randrange(9))
+            )
             for queue in range(4)
             if random.random() < 0.8
         }
@@ -103,7 +105,12 @@ def test_random_progress_settles_below_both_in_both_measures() -> None:
     ],
 )
 def test_a_queue_lives_on_or_begins_anew(
-    seen: str, next_offset: int, stored: str | None, stored_next_offset: int | None, label: str, same: bool
+    seen: str,
+    next_offset: int,
+    stored: str | None,
+    stored_next_offset: int | None,
+    label: str,
+    same: bool,
 ) -> None:
     assert present_epoch(seen, next_offset, stored, stored_next_offset) == (label, same)
 

@@ -17,21 +17,38 @@ from foreign_world import content, opened
 
 K = Key("orders", "m-1")
 KEEP, REPAIR, RECLAIM = Decision.KEEP, Decision.REPAIR, Decision.RECLAIM
-FREE = {"no row": None, "failed": LogStanding("FAILED", False), "expired": LogStanding("EXPIRED", False),
-        "lease over": LogStanding("CONSUMING", False), "parked": LogStanding("PARKED", False)}  # fmt: skip
+FREE = {
+    "no row": None,
+    "failed": LogStanding("FAILED", False),
+    "expired": LogStanding("EXPIRED", False),
+    "lease over": LogStanding("CONSUMING", False),
+    "parked": LogStanding("PARKED", False),
+}
 DONE, AT_WORK = LogStanding("CONSUMED", False), LogStanding("CONSUMING", True)
 
 # held, expiry, untouched -> the decision when the log says: done, a live lease, anything that leaves the message free
 TABLE: list[tuple[Held, Expiry, bool | None, tuple[Decision, Decision, Decision]]] = [
-    *((Held.CONSUMED, expiry, untouched, (KEEP, KEEP, KEEP)) for expiry, untouched in product(Expiry, (True, False, None))),
-    *((held, Expiry.LATER, untouched, (KEEP, KEEP, KEEP))
-      for held, untouched in product((Held.CONSUMING, Held.UNSAID), (True, False, None))),
-    *((held, Expiry.PAST, untouched, (REPAIR, KEEP, RECLAIM))
-      for held, untouched in product((Held.CONSUMING, Held.UNSAID), (True, False, None))),
-    *((held, Expiry.NEVER, True, (REPAIR, KEEP, RECLAIM)) for held in (Held.CONSUMING, Held.UNSAID)),
-    *((held, Expiry.NEVER, untouched, (REPAIR, KEEP, KEEP))
-      for held, untouched in product((Held.CONSUMING, Held.UNSAID), (False, None))),
-]  # fmt: skip
+    *(
+        (Held.CONSUMED, expiry, untouched, (KEEP, KEEP, KEEP))
+        for expiry, untouched in product(Expiry, (True, False, None))
+    ),
+    *(
+        (held, Expiry.LATER, untouched, (KEEP, KEEP, KEEP))
+        for held, untouched in product((Held.CONSUMING, Held.UNSAID), (True, False, None))
+    ),
+    *(
+        (held, Expiry.PAST, untouched, (REPAIR, KEEP, RECLAIM))
+        for held, untouched in product((Held.CONSUMING, Held.UNSAID), (True, False, None))
+    ),
+    *(
+        (held, Expiry.NEVER, True, (REPAIR, KEEP, RECLAIM))
+        for held in (Held.CONSUMING, Held.UNSAID)
+    ),
+    *(
+        (held, Expiry.NEVER, untouched, (REPAIR, KEEP, KEEP))
+        for held, untouched in product((Held.CONSUMING, Held.UNSAID), (False, None))
+    ),
+]
 
 
 def test_the_table_names_every_record_once() -> None:
@@ -41,7 +58,10 @@ def test_the_table_names_every_record_once() -> None:
 
 @pytest.mark.parametrize(("held", "expiry", "untouched", "expected"), TABLE)
 def test_a_record_is_kept_repaired_or_freed_by_the_table(
-    held: Held, expiry: Expiry, untouched: bool | None, expected: tuple[Decision, Decision, Decision]
+    held: Held,
+    expiry: Expiry,
+    untouched: bool | None,
+    expected: tuple[Decision, Decision, Decision],
 ) -> None:
     record = Record((K,), held, expiry, untouched)
     assert decide(record, {K: DONE})[0] is expected[0]
@@ -68,14 +88,29 @@ def test_a_key_of_two_readings_is_changed_only_when_the_log_says_the_same_of_bot
 
 
 def test_the_log_is_not_asked_about_what_is_kept_anyway() -> None:
-    assert keys_of([Record((K,), Held.CONSUMED, Expiry.NEVER, True), Record((K,), Held.CONSUMING, Expiry.LATER, True)]) == []
+    assert (
+        keys_of(
+            [
+                Record((K,), Held.CONSUMED, Expiry.NEVER, True),
+                Record((K,), Held.CONSUMING, Expiry.LATER, True),
+            ]
+        )
+        == []
+    )
 
 
-def test_a_dedup_listeners_key_is_read_by_application_and_known_topics_and_its_id_may_hold_colons() -> None:
+def test_a_dedup_listeners_key_is_read_by_application_and_known_topics_and_its_id_may_hold_colons() -> (
+    None
+):
     read = dedup_listener_key("app:1", ["orders", "orders:eu"], [""])
     assert read("MSGDEDUP:app:1:orders:a:b:") == (Key("orders", "a:b:"),)
     assert read("MSGDEDUP:app:1:orders:eu:7") == (Key("orders", "eu:7"), Key("orders:eu", "7"))
-    for foreign in ("MSGDEDUP:app:2:orders:1", "MSGDEDUP:app:1:other:1", "MSGDEDUP:app:1:orders:", "MSGDEDUP:app:1:orders"):
+    for foreign in (
+        "MSGDEDUP:app:2:orders:1",
+        "MSGDEDUP:app:1:other:1",
+        "MSGDEDUP:app:1:orders:",
+        "MSGDEDUP:app:1:orders",
+    ):
         assert read(foreign) == ()
 
 
@@ -105,18 +140,46 @@ def lines(name: str, **more: Any) -> str:
 @pytest.mark.parametrize(
     ("name", "more", "says"),
     [
-        ("table", {"group": "shipping"}, "foreign_leases.table.group: shipping; allowed: one of groups: billing"),
-        ("table", {"topics": ["ordres"]}, "foreign_leases.table.topics: ordres; allowed: one of the topics of billing"),
-        ("plain", {"pattern": "dedup:{id}"}, "foreign_leases.plain.pattern: dedup:{id}; allowed: with {topic}"),
+        (
+            "table",
+            {"group": "shipping"},
+            "foreign_leases.table.group: shipping; allowed: one of groups: billing",
+        ),
+        (
+            "table",
+            {"topics": ["ordres"]},
+            "foreign_leases.table.topics: ordres; allowed: one of the topics of billing",
+        ),
+        (
+            "plain",
+            {"pattern": "dedup:{id}"},
+            "foreign_leases.plain.pattern: dedup:{id}; allowed: with {topic}",
+        ),
         ("plain", {"pattern": "dedup:{topic}"}, "fixed text with {id} once"),
         ("plain", {"pattern": "{topic}:{id}"}, "fixed text with {id} once"),
         ("plain", {"pattern": "dedup:{topic}{id}"}, "something between them"),
         ("plain", {"pattern": "dedup:{id}:{date}"}, "fixed text with {id} once"),
-        ("plain", {"untouched_for": "15m"}, "untouched_for: 15m; allowed: at least consume_timeout + max_clock_skew (905s)"),
+        (
+            "plain",
+            {"untouched_for": "15m"},
+            "untouched_for: 15m; allowed: at least consume_timeout + max_clock_skew (905s)",
+        ),
         ("keys", {"untouched_for": "1m"}, "untouched_for: 1m; allowed: at least consume_timeout"),
-        ("keys", {"connection": "redis://:secret@host"}, "foreign_leases.keys.connection: (not shown)"),
-        ("plain", {"patern": "x"}, "foreign_leases.plain.patern: no such setting; allowed: pattern (did you mean that?)"),
-        ("table", {"untouched_for": "1h"}, "foreign_leases.table.untouched_for: no such setting; allowed: connection, group"),
+        (
+            "keys",
+            {"connection": "redis://:secret@host"},
+            "foreign_leases.keys.connection: (not shown)",
+        ),
+        (
+            "plain",
+            {"patern": "x"},
+            "foreign_leases.plain.patern: no such setting; allowed: pattern (did you mean that?)",
+        ),
+        (
+            "table",
+            {"untouched_for": "1h"},
+            "foreign_leases.table.untouched_for: no such setting; allowed: connection, group",
+        ),
         ("keys", {"kind": "setnx"}, "dedup_listener_mysql"),
     ],
 )
@@ -135,9 +198,16 @@ def test_one_topic_needs_no_place_in_the_pattern() -> None:
 
 @pytest.mark.parametrize(
     ("name", "url"),
-    [("table", "redis://h/0"), ("table", "mysql://u:secret@h"), ("keys", "mysql://u:secret@h/db"), ("plain", "https://h")],
+    [
+        ("table", "redis://h/0"),
+        ("table", "mysql://u:secret@h"),
+        ("keys", "mysql://u:secret@h/db"),
+        ("plain", "https://h"),
+    ],
 )
-def test_a_connection_to_another_kind_of_server_is_refused_without_its_password(name: str, url: str) -> None:
+def test_a_connection_to_another_kind_of_server_is_refused_without_its_password(
+    name: str, url: str
+) -> None:
     with pytest.raises(ConfigurationError) as error:
         opened(name, url)
     assert "secret" not in str(error.value)

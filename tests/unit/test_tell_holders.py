@@ -20,16 +20,30 @@ def has(consumer: str, *queues: int) -> list[Holder]:
     return [Holder(consumer, queue) for queue in queues]
 
 
-@pytest.mark.parametrize(("holders", "good", "says"), [
-    ([], True, "no consumer is connected now"),
-    (has("a", 0, 1, 2, 3), True, "a has 0-3"),
-    (locked("a", 0, 1) + locked("b", 2, 3), True,
-     "a has locked 0-1, last renewed 12:30:05 UTC; b has locked 2-3, last renewed 12:30:05 UTC"),
-    (locked("a", 0, 2) + has("a", 1, 3), True, "a has locked 0, 2, last renewed 12:30:05 UTC, and without a lock 1, 3"),
-    (has("a", 0, 1), False, "a has 0-1; held by nobody: 2-3"),
-    ([*has("a", 0, 1), Holder("b", None)], True, "a has 0-1; b does not say which queues it has"),
-    (locked("a", 0, 1, 2, 3) + locked("b", 3), False, "locked by two: 3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("holders", "good", "says"),
+    [
+        ([], True, "no consumer is connected now"),
+        (has("a", 0, 1, 2, 3), True, "a has 0-3"),
+        (
+            locked("a", 0, 1) + locked("b", 2, 3),
+            True,
+            "a has locked 0-1, last renewed 12:30:05 UTC; b has locked 2-3, last renewed 12:30:05 UTC",
+        ),
+        (
+            locked("a", 0, 2) + has("a", 1, 3),
+            True,
+            "a has locked 0, 2, last renewed 12:30:05 UTC, and without a lock 1, 3",
+        ),
+        (has("a", 0, 1), False, "a has 0-1; held by nobody: 2-3"),
+        (
+            [*has("a", 0, 1), Holder("b", None)],
+            True,
+            "a has 0-1; b does not say which queues it has",
+        ),
+        (locked("a", 0, 1, 2, 3) + locked("b", 3), False, "locked by two: 3"),
+    ],
+)
 def test_every_queue_and_its_lock_are_told(holders: list[Holder], good: bool, says: str) -> None:
     finding = tell_holders("orders", "billing", [0, 1, 2, 3], holders)
     assert finding.subject == "topic orders, group billing: queues held"

@@ -14,21 +14,35 @@ from backstop.model.errors import ConfigurationError, StoreUnavailable
 
 PROJECT = Path(__file__).resolve().parents[2]
 OPEN = [
-    "postgresql://u:p@db.example/control", "postgresql://u:p@db.example/control?sslmode=require",
-    "postgresql://u:p@db.example/control?sslmode=verify-ca", "postgresql://u:p@127.0.0.1,db.example/control",
-    "redis://:p@redis.example:6379/0", "rediss://:p@redis.example:6379/0?ssl_cert_reqs=none",
-    "mysql://u:p@db.example/x", "mysql://u:p@db.example/x?ssl_ca=/ca", "mysql://u:p@db.example/x?ssl_ca=/ca&ssl_verify_identity=false",
-    "stomp://u:p@mq.example:61613", "rocketmq://a:b@one.example:9876,two.example:9876",
-    "rocketmq://a:b@one.example:9876?tls=true&check_names=false", "kafka://one.example", "postgresql://localhost.example/x",
-    "postgresql://u:p@[2001:db8::1]:5432/x", "postgresql://u@127.0.0.1/x?host=db.example",
+    "postgresql://u:p@db.example/control",
+    "postgresql://u:p@db.example/control?sslmode=require",
+    "postgresql://u:p@db.example/control?sslmode=verify-ca",
+    "postgresql://u:p@127.0.0.1,db.example/control",
+    "redis://:p@redis.example:6379/0",
+    "rediss://:p@redis.example:6379/0?ssl_cert_reqs=none",
+    "mysql://u:p@db.example/x",
+    "mysql://u:p@db.example/x?ssl_ca=/ca",
+    "mysql://u:p@db.example/x?ssl_ca=/ca&ssl_verify_identity=false",
+    "stomp://u:p@mq.example:61613",
+    "rocketmq://a:b@one.example:9876,two.example:9876",
+    "rocketmq://a:b@one.example:9876?tls=true&check_names=false",
+    "kafka://one.example",
+    "postgresql://localhost.example/x",
+    "postgresql://u:p@[2001:db8::1]:5432/x",
+    "postgresql://u@127.0.0.1/x?host=db.example",
     "postgresql://u@localhost/x?hostaddr=192.0.2.1",
-]  # fmt: skip
+]
 CLOSED = [
-    "postgresql://u:p@db.example/control?sslmode=verify-full&sslrootcert=/ca", "postgresql://u:p@127.0.0.1:5432/control",
-    "postgresql://u:p@[::1]:5432/control", "postgresql://u@/control?host=/var/run/postgresql", "redis://:p@localhost:6379/0",
-    "rediss://:p@redis.example:6379/0", "mysql://u:p@db.example/x?ssl_ca=/ca&ssl_verify_identity=true",
-    "stomp+ssl://u:p@mq.example:61614", "rocketmq://a:b@one.example:9876,two.example:9876?tls=true&ca=/ca",
-]  # fmt: skip
+    "postgresql://u:p@db.example/control?sslmode=verify-full&sslrootcert=/ca",
+    "postgresql://u:p@127.0.0.1:5432/control",
+    "postgresql://u:p@[::1]:5432/control",
+    "postgresql://u@/control?host=/var/run/postgresql",
+    "redis://:p@localhost:6379/0",
+    "rediss://:p@redis.example:6379/0",
+    "mysql://u:p@db.example/x?ssl_ca=/ca&ssl_verify_identity=true",
+    "stomp+ssl://u:p@mq.example:61614",
+    "rocketmq://a:b@one.example:9876,two.example:9876?tls=true&ca=/ca",
+]
 
 
 @pytest.mark.parametrize("url", OPEN)
@@ -51,8 +65,16 @@ def test_nothing_is_started_over_an_open_connection_where_the_settings_want_none
     assert some in refused.value.what and "hidden" not in str(refused.value)
     # Nobody answers there: it got so far.
     with pytest.raises(StoreUnavailable):
-        connect(settings.model_copy(update={"require_tls": True}), Connections(resolver=urls.get), connect_timeout=2)
+        connect(
+            settings.model_copy(update={"require_tls": True}),
+            Connections(resolver=urls.get),
+            connect_timeout=2,
+        )
     # A line that names a connection which nobody knows stops only what uses it.
     with pytest.raises(StoreUnavailable):
         nobodys = {ref: url for ref, url in urls.items() if ref != some}
-        connect(settings.model_copy(update={"require_tls": True}), Connections(resolver=nobodys.get), connect_timeout=2)
+        connect(
+            settings.model_copy(update={"require_tls": True}),
+            Connections(resolver=nobodys.get),
+            connect_timeout=2,
+        )

@@ -29,7 +29,11 @@ def main() -> None:
                 with connection:
                     recorded = record(connection, "orders", b"{}", message_id=message_id)
                 connection.close()
-                print(message_id, send(recorded, broker, connect, broker_name="embedded").state, flush=True)
+                print(
+                    message_id,
+                    send(recorded, broker, connect, broker_name="embedded").state,
+                    flush=True,
+                )
             return
         subscription = broker.subscribe("billing", ["orders"], "worker")
 

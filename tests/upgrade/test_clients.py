@@ -39,7 +39,11 @@ def talk(version: str, *arguments: str) -> list[str]:
     """What a process with this version of the client printed."""
     environment = {**os.environ, "PYTHONPATH": CLIENTS[version]}
     done = subprocess.run(
-        [sys.executable, str(HERE / "talk.py"), *arguments], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, str(HERE / "talk.py"), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -86,11 +90,17 @@ def test_every_mixture_of_versions_sends_logs_and_consumes_once(
     broker = servers[1].url()
     ids = [f"{producer} to {consumer} over {schema} {n}" for n in range(3)]
     assert talk(producer, "producer", stubs, broker, *ids) == [f"{one} sent" for one in ids]
-    assert sorted(talk(consumer, "consumer", logs, broker)) == sorted(f"{one} consumed" for one in ids)
+    assert sorted(talk(consumer, "consumer", logs, broker)) == sorted(
+        f"{one} consumed" for one in ids
+    )
     assert talk(consumer, "consumer", logs, broker) == []
-    assert rows(stubs, "SELECT status, send_count, queue_offset IS NOT NULL, attempt_token FROM message_stub") == [
-        ("pending", 1, True, None)
-    ] * 3
+    assert (
+        rows(
+            stubs,
+            "SELECT status, send_count, queue_offset IS NOT NULL, attempt_token FROM message_stub",
+        )
+        == [("pending", 1, True, None)] * 3
+    )
     assert rows(stubs, "SELECT outcome, count(*) FROM send_attempt GROUP BY 1") == [("sent", 3)]
     assert rows(logs, "SELECT state, count(*) FROM consumer_log GROUP BY 1") == [("CONSUMED", 3)]
 

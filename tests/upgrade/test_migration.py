@@ -47,11 +47,15 @@ def before(server: Postgres, name: str, stubs: int) -> str:
     run(url, revisions("producer")["0001"])
     run(url, "CREATE TABLE backstop_producer_version (version_num varchar(32) PRIMARY KEY)")
     run(url, "INSERT INTO backstop_producer_version VALUES ('0001')")
-    run(url, """
+    run(
+        url,
+        """
         INSERT INTO message_stub (topic, message_id, content, status, send_count, next_check_at, created_at, ordering_key)
         SELECT 'orders', md5(n::text), decode(repeat('ab', 300), 'hex'), 'confirmed', 1, now(), now() - n * interval '1 s',
             CASE WHEN n %% 2 = 0 THEN 'key ' || n / 10 END
-        FROM generate_series(1, %s) n""", (stubs,))  # fmt: skip
+        FROM generate_series(1, %s) n""",
+        (stubs,),
+    )
     return url
 
 
@@ -93,13 +97,17 @@ def test_producers_go_on_while_millions_of_stubs_are_indexed(server: Postgres, s
     for producer in producers:
         producer.end()
     longest, recorded = max(p.longest for p in producers), sum(p.recorded for p in producers)
-    print(f"{stubs} stubs: migrated in {took:.1f} s, {recorded} recorded meanwhile, the longest in {longest:.2f} s")
+    print(
+        f"{stubs} stubs: migrated in {took:.1f} s, {recorded} recorded meanwhile, the longest in {longest:.2f} s"
+    )
     assert recorded > 0 and longest < LONGEST_STALL
     assert run(url, "SELECT count(*) FROM message_stub") == [(stubs + recorded,)]
     assert current(url, "producer") == head("producer")
 
 
-def test_a_reader_that_leaves_its_transaction_open_holds_up_the_migration_and_no_producer(server: Postgres) -> None:
+def test_a_reader_that_leaves_its_transaction_open_holds_up_the_migration_and_no_producer(
+    server: Postgres,
+) -> None:
     url = before(server, "read", 1_000)
     reader = psycopg2.connect(url)
     reader.cursor().execute("SELECT count(*) FROM message_stub")
@@ -122,10 +130,15 @@ def test_a_reader_that_leaves_its_transaction_open_holds_up_the_migration_and_no
     for producer in producers:
         producer.end()
     assert applied == [COMING]
-    assert all(producer.recorded for producer in producers) and max(producer.longest for producer in producers) < LONGEST_STALL
+    assert (
+        all(producer.recorded for producer in producers)
+        and max(producer.longest for producer in producers) < LONGEST_STALL
+    )
 
 
-def test_a_change_that_never_gets_its_moment_is_told_and_made_the_next_time(server: Postgres) -> None:
+def test_a_change_that_never_gets_its_moment_is_told_and_made_the_next_time(
+    server: Postgres,
+) -> None:
     url = before(server, "never", 10)
     reader, changer = psycopg2.connect(url), psycopg2.connect(url)
     changer.autocommit = True
@@ -148,7 +161,12 @@ def test_each_change_of_a_table_in_use_can_be_told_from_its_absence(role: str) -
         for table in re.findall(r"^CREATE TABLE (\w+) \(", sql, flags=re.MULTILINE):
             own = rf"^CREATE TABLE {table} \([^;]+;|^COMMENT ON TABLE {table} IS '[^']+';|^CREATE INDEX \w+ ON {table} [^;]+;"
             sql = re.sub(own, "", sql, flags=re.MULTILINE)
-        without = re.sub(r"^--.*$|^(CREATE INDEX IF NOT EXISTS|ALTER TABLE|UPDATE) [^;]+;", "", sql, flags=re.MULTILINE)
+        without = re.sub(
+            r"^--.*$|^(CREATE INDEX IF NOT EXISTS|ALTER TABLE|UPDATE) [^;]+;",
+            "",
+            sql,
+            flags=re.MULTILINE,
+        )
         assert without.strip() == "", "a statement of a kind that may lock a table in use"
 
 
@@ -156,14 +174,22 @@ def test_an_index_that_was_interrupted_is_built_again(server: Postgres) -> None:
     url = before(server, "interrupted", 100)
     (index, *_) = indexes_of(revisions("producer")["0002"])
     run(url, index.statement())
-    run(url, "UPDATE pg_index SET indisvalid = false WHERE indexrelid = %s::regclass", (index.name,))
+    run(
+        url, "UPDATE pg_index SET indisvalid = false WHERE indexrelid = %s::regclass", (index.name,)
+    )
     migrate(url, "producer")
     names = [index.name for index in indexes_of(revisions("producer")["0002"])]
-    valid = run(url, "SELECT bool_and(indisvalid), count(*) FROM pg_index WHERE indexrelid::regclass::text = ANY (%s)", (names,))
+    valid = run(
+        url,
+        "SELECT bool_and(indisvalid), count(*) FROM pg_index WHERE indexrelid::regclass::text = ANY (%s)",
+        (names,),
+    )
     assert valid == [(True, len(names))]
 
 
-def test_an_index_waits_for_an_open_transaction_for_a_limited_time_and_is_built_the_next_time(server: Postgres) -> None:
+def test_an_index_waits_for_an_open_transaction_for_a_limited_time_and_is_built_the_next_time(
+    server: Postgres,
+) -> None:
     url = before(server, "held_up", 100)
     sql = revisions("producer")["0002"]
     forgotten, builder = psycopg2.connect(url), psycopg2.connect(url)
@@ -174,7 +200,10 @@ def test_an_index_waits_for_an_open_transaction_for_a_limited_time_and_is_built_
         build_indexes(builder, "backstop_producer_version", [sql], lock_seconds=0.5)
     assert time.monotonic() - begun < 10 and "pg_stat_activity" in caught.value.next_step
     builder.close()
-    run(url, "INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('live', 'm', 'x', now())")
+    run(
+        url,
+        "INSERT INTO message_stub (topic, message_id, content, next_check_at) VALUES ('live', 'm', 'x', now())",
+    )
     assert current(url, "producer") == "0001"
     forgotten.rollback()
     assert migrate(url, "producer") == COMING
@@ -187,9 +216,13 @@ def test_a_migration_does_not_wait_for_ever_for_one_that_stands_still(server: Po
     url = before(server, "stands_still", 1)
     other, builder = psycopg2.connect(url), psycopg2.connect(url)
     builder.autocommit = True
-    other.cursor().execute("SELECT pg_advisory_lock(hashtextextended('backstop_producer_version', 1))")
+    other.cursor().execute(
+        "SELECT pg_advisory_lock(hashtextextended('backstop_producer_version', 1))"
+    )
     with pytest.raises(StoreUnavailable, match="Another migration"):
-        build_indexes(builder, "backstop_producer_version", [revisions("producer")["0002"]], turn_seconds=0.3)
+        build_indexes(
+            builder, "backstop_producer_version", [revisions("producer")["0002"]], turn_seconds=0.3
+        )
     other.close()
     builder.close()
 
@@ -197,7 +230,9 @@ def test_a_migration_does_not_wait_for_ever_for_one_that_stands_still(server: Po
 def test_two_migrations_at_once_wait_for_each_other_and_never_for_ever(server: Postgres) -> None:
     url = before(server, "at_once", 20_000)
     applied: list[list[str]] = []
-    threads = [threading.Thread(target=lambda: applied.append(migrate(url, "producer"))) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: applied.append(migrate(url, "producer"))) for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -205,26 +240,40 @@ def test_two_migrations_at_once_wait_for_each_other_and_never_for_ever(server: P
     assert sorted(applied) == [[], [], COMING]
 
 
-def test_open_messages_that_were_resent_before_the_upgrade_keep_the_place_and_groups_of_number_1(server: Postgres) -> None:
+def test_open_messages_that_were_resent_before_the_upgrade_keep_the_place_and_groups_of_number_1(
+    server: Postgres,
+) -> None:
     url = before(server, "resent", 1)
     for message_id, sends in (("resent", 2), ("first to one", 1), ("to all", 1)):
-        run(url, """
+        run(
+            url,
+            """
             INSERT INTO message_stub (topic, message_id, content, send_count, next_check_at, sent_at, broker, queue_id,
                 queue_offset, queue_epoch)
-            VALUES ('orders', %s, 'x', %s, now(), now(), 'main', 0, 200, 'e')""", (message_id, sends))  # fmt: skip
-        run(url, """
+            VALUES ('orders', %s, 'x', %s, now(), now(), 'main', 0, 200, 'e')""",
+            (message_id, sends),
+        )
+        run(
+            url,
+            """
             INSERT INTO send_attempt (topic, message_id, send_number, groups, requested_by, started_at, outcome, queue_id,
                 queue_offset, queue_epoch)
             SELECT 'orders', %s, n, CASE WHEN %s = 'first to one' THEN ARRAY['billing'] END, 'x', now(), 'sent', 0, n * 50, 'e'
-            FROM generate_series(1, %s) n""", (message_id, message_id, sends))  # fmt: skip
+            FROM generate_series(1, %s) n""",
+            (message_id, message_id, sends),
+        )
     migrate(url, "producer")
-    found = run(url, """
+    found = run(
+        url,
+        """
         SELECT message_id, first_broker, first_queue_id, first_queue_offset, first_queue_epoch, first_groups
-        FROM message_stub WHERE status = 'pending' ORDER BY message_id""")
+        FROM message_stub WHERE status = 'pending' ORDER BY message_id""",
+    )
     assert found == [
-        ("first to one", None, None, None, None, ["billing"]), ("resent", "main", 0, 50, "e", None),
+        ("first to one", None, None, None, None, ["billing"]),
+        ("resent", "main", 0, 50, "e", None),
         ("to all", None, None, None, None, None),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_database_made_anew_is_the_same_as_one_that_was_upgraded(server: Postgres) -> None:
@@ -233,5 +282,7 @@ def test_a_database_made_anew_is_the_same_as_one_that_was_upgraded(server: Postg
     server.create_database("anew")
     anew = server.admin_dsn("anew")
     migrate(anew, "producer")
-    structure = "SELECT indexdef FROM pg_indexes WHERE tablename = 'message_stub' ORDER BY indexname"
+    structure = (
+        "SELECT indexdef FROM pg_indexes WHERE tablename = 'message_stub' ORDER BY indexname"
+    )
     assert run(upgraded, structure) == run(anew, structure)

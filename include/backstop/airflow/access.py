@@ -36,9 +36,15 @@ def reader() -> Callable[..., Any]:
     except Exception:  # noqa: BLE001 - whatever is wrong with the helpers, the door stays shut
         return refuse
 
-    def let_pass(request: Request, user: GetUserDep, _: Annotated[None, Depends(may_see_site)]) -> None:
+    def let_pass(
+        request: Request, user: GetUserDep, _: Annotated[None, Depends(may_see_site)]
+    ) -> None:
         def may_read(dag_id: str) -> bool:
-            return bool(get_auth_manager().is_authorized_dag(method="GET", details=DagDetails(id=dag_id), user=user))
+            return bool(
+                get_auth_manager().is_authorized_dag(
+                    method="GET", details=DagDetails(id=dag_id), user=user
+                )
+            )
 
         request.state.backstop_visitor = Visitor(str(user.get_id()), user.get_name(), may_read)
 
@@ -52,4 +58,7 @@ def visitor_of(request: Request) -> Visitor:
 
 def refuse() -> None:
     """Nobody passes."""
-    raise HTTPException(403, "This Airflow's way of checking access is not known to Backstop: its pages stay closed.")
+    raise HTTPException(
+        403,
+        "This Airflow's way of checking access is not known to Backstop: its pages stay closed.",
+    )

@@ -37,8 +37,12 @@ def look_for_questions(ti: Any) -> list[dict[str, Any]]:
 
         def start_of(question: Question) -> dict[str, Any]:
             dag_id = dag_for(room.settings, topics[question.case_id])
-            return {"trigger_dag_id": dag_id, "dag_run_id": question.dag_run_id, "conf": {"case_id": question.case_id},
-                    "reset": False}  # fmt: skip
+            return {
+                "trigger_dag_id": dag_id,
+                "dag_run_id": question.dag_run_id,
+                "conf": {"case_id": question.case_id},
+                "reset": False,
+            }
 
         lapse(room.control, room.settings.people.proposals_lapse_after)
         starts, questions = [], live(room.control)
@@ -50,11 +54,24 @@ def look_for_questions(ti: Any) -> list[dict[str, Any]]:
                 starts.append(start)
             elif (state := run_state(ti, dag_id, run)) == "failed" and one.answered:
                 if (now := present(room.control, question.case_id)).state == "open" or one.needed:
-                    log.warning("backstop: clear the task apply of the run %s: it has an answer that was not applied", run)
+                    log.warning(
+                        "backstop: clear the task apply of the run %s: it has an answer that was not applied",
+                        run,
+                    )
                 else:
-                    end(room.control, run, "over", f"the case is {now.state}, and the answer of the run {run} was not applied")
+                    end(
+                        room.control,
+                        run,
+                        "over",
+                        f"the case is {now.state}, and the answer of the run {run} was not applied",
+                    )
             elif state in ("success", "failed"):
-                end(room.control, run, "lost", f"the run {run} ended ({state}) without applying an answer")
+                end(
+                    room.control,
+                    run,
+                    "lost",
+                    f"the run {run} ended ({state}) without applying an answer",
+                )
             elif not one.needed and is_waiting(ti, dag_id, run):
                 starts.append(start | {"reset": True})
         if not starts:
@@ -91,7 +108,10 @@ def run_state(ti: Any, dag_id: str, run: str) -> str:
 
 def is_waiting(ti: Any, dag_id: str, run: str) -> bool:
     """Whether the form of a run stands open: only then is it begun anew, never while an answer is applied."""
-    return str(ti.get_task_states(dag_id=dag_id, run_ids=[run]).get(run, {}).get("ask")) == "awaiting_input"
+    return (
+        str(ti.get_task_states(dag_id=dag_id, run_ids=[run]).get(run, {}).get("ask"))
+        == "awaiting_input"
+    )
 
 
 class StartRunOperator(BaseOperator):
@@ -103,17 +123,36 @@ class StartRunOperator(BaseOperator):
     template_fields = ()
 
     def __init__(
-        self, *, trigger_dag_id: str, dag_run_id: str, conf: dict[str, Any], reset: bool = False, **kwargs: Any
+        self,
+        *,
+        trigger_dag_id: str,
+        dag_run_id: str,
+        conf: dict[str, Any],
+        reset: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.trigger_dag_id, self.dag_run_id, self.conf, self.reset = trigger_dag_id, dag_run_id, conf, reset
+        self.trigger_dag_id, self.dag_run_id, self.conf, self.reset = (
+            trigger_dag_id,
+            dag_run_id,
+            conf,
+            reset,
+        )
 
     def execute(self, context: Any) -> None:
         """Airflow starts it when this task ends."""
         from airflow.sdk.exceptions import DagRunTriggerException
 
         raise DagRunTriggerException(
-            trigger_dag_id=self.trigger_dag_id, dag_run_id=self.dag_run_id, conf=self.conf, logical_date=None,
-            reset_dag_run=self.reset, skip_when_already_exists=True, wait_for_completion=False,
-            allowed_states=[], failed_states=[], poke_interval=60, deferrable=False,
-        )  # fmt: skip
+            trigger_dag_id=self.trigger_dag_id,
+            dag_run_id=self.dag_run_id,
+            conf=self.conf,
+            logical_date=None,
+            reset_dag_run=self.reset,
+            skip_when_already_exists=True,
+            wait_for_completion=False,
+            allowed_states=[],
+            failed_states=[],
+            poke_interval=60,
+            deferrable=False,
+        )

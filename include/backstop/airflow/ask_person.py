@@ -35,7 +35,11 @@ class AskPersonOperator(BaseOperator):
     template_fields = ()
 
     def __init__(
-        self, *, form: Callable[[Any], dict[str, Any]], receive: Callable[[Any, Answer], None], **kwargs: Any
+        self,
+        *,
+        form: Callable[[Any], dict[str, Any]],
+        receive: Callable[[Any, Answer], None],
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.form, self.receive = form, receive
@@ -46,7 +50,9 @@ class AskPersonOperator(BaseOperator):
 
         form = self.form(context)
         # Unwrapped, because the guard around it warns of operators that are called by hand.
-        unwrap(HITLOperator.execute)(HITLOperator(task_id=self.task_id, response_timeout=self._look_again(), **form), context)
+        unwrap(HITLOperator.execute)(
+            HITLOperator(task_id=self.task_id, response_timeout=self._look_again(), **form), context
+        )
 
     @staticmethod
     def _look_again() -> timedelta:
@@ -67,7 +73,10 @@ class AskPersonOperator(BaseOperator):
         try:
             self.receive(context, answer)
         except (Unavailable, OperationalError, InterfaceError) as error:
-            log.warning("backstop: the answer waits in Airflow until the control database is back: %s", error)
+            log.warning(
+                "backstop: the answer waits in Airflow until the control database is back: %s",
+                error,
+            )
             soon = min(self._look_again(), timedelta(minutes=1))
             raise TaskAwaitingInput(method_name="execute_complete", timeout=soon) from None
         forget_content(context["ti"].id, event)
@@ -78,10 +87,16 @@ def answer_of(event: Mapping[str, Any]) -> Answer:
     alone: no other task may ask for the record, and no user can write either."""
     user, inputs = event["responded_by_user"] or {}, event["params_input"] or {}
     # PostgreSQL keeps neither in a text: such a field is named, and the answer is not applied without it.
-    bad = sorted(name for name, value in inputs.items() if isinstance(value, str) and not _can_be_kept(value))
+    bad = sorted(
+        name for name, value in inputs.items() if isinstance(value, str) and not _can_be_kept(value)
+    )
     return {
         "option": "".join(event["chosen_options"][:1]),
-        "inputs": {name: value for name, value in inputs.items() if value not in (None, "") and name not in bad},
+        "inputs": {
+            name: value
+            for name, value in inputs.items()
+            if value not in (None, "") and name not in bad
+        },
         "user_id": user.get("id"),
         "user_name": user.get("name"),
     } | ({"unreadable": bad} if bad else {})
@@ -106,4 +121,6 @@ def forget_content(ti_id: Any, event: Mapping[str, Any]) -> None:
             upsert_hitl_detail(ti_id=ti_id, options=event["chosen_options"], subject="", params={})
         except AirflowRuntimeError:
             # The answer is received: a task that fails now would ask the person again.
-            log.exception("backstop: the new content could not be taken out of Airflow's record of this question")
+            log.exception(
+                "backstop: the new content could not be taken out of Airflow's record of this question"
+            )

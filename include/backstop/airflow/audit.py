@@ -32,12 +32,16 @@ def open_audit(context: Mapping[str, Any], day: str | None) -> steps.Opened:
         chosen = date.fromisoformat(named) if named else None
     except ValueError:
         raise ConfigurationError(
-            f"{named!r} is not a date.", kept="Nothing was started.", next_step="Write it as 2026-11-21."
+            f"{named!r} is not a date.",
+            kept="Nothing was started.",
+            next_step="Write it as 2026-11-21.",
         ) from None
     audited: list[str] = []
 
     def scope(room: Room) -> str:
-        audited.append(day_of(room.settings, datetime.now(UTC), chosen).name)  # refuses before a run is opened
+        audited.append(
+            day_of(room.settings, datetime.now(UTC), chosen).name
+        )  # refuses before a run is opened
         return "*"
 
     opened = steps.open_duty("audit", scope=scope)

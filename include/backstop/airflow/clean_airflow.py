@@ -20,7 +20,11 @@ SHORTEST = timedelta(days=2)
 """A run that is cleared within a day acts for who triggered it; its row must still be there."""
 KINDS = {"postgres": "postgresql+psycopg2", "mysql": "mysql+mysqldb"}
 # Airflow points these nowhere in a task's process.
-BLOCKED = ("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "AIRFLOW__CORE__SQL_ALCHEMY_CONN", "_AIRFLOW_PROCESS_CONTEXT")
+BLOCKED = (
+    "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN",
+    "AIRFLOW__CORE__SQL_ALCHEMY_CONN",
+    "_AIRFLOW_PROCESS_CONTEXT",
+)
 log = logging.getLogger(__name__)
 
 
@@ -36,7 +40,9 @@ def before() -> datetime:
         keep = timedelta(0)
     if keep < SHORTEST:
         raise ConfigurationError(
-            f"BACKSTOP_CLEAN_KEEP is {text!r}.", kept="Nothing was deleted.", next_step=f"Write two days or more: {ALLOWED}."
+            f"BACKSTOP_CLEAN_KEEP is {text!r}.",
+            kept="Nothing was deleted.",
+            next_step=f"Write two days or more: {ALLOWED}.",
         )
     return datetime.now(UTC) - keep
 
@@ -46,19 +52,37 @@ def before() -> datetime:
 def clean_database(params: dict[str, Any]) -> None:
     """Airflow's tables."""
     limit = before()
-    command = [sys.executable, "-m", "airflow", "db", "clean", "--clean-before-timestamp", limit.isoformat(), "--yes",
-               "--skip-archive", "--batch-size", "10000", "--error-on-cleanup-failure"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "airflow",
+        "db",
+        "clean",
+        "--clean-before-timestamp",
+        limit.isoformat(),
+        "--yes",
+        "--skip-archive",
+        "--batch-size",
+        "10000",
+        "--error-on-cleanup-failure",
+    ]
     command += ["--dry-run"] if params["dry_run"] else []
     environment = {name: value for name, value in os.environ.items() if name not in BLOCKED}
     child = subprocess.Popen(
-        command, env=environment | {BLOCKED[0]: database_url()}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        env=environment | {BLOCKED[0]: database_url()},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     with child:
         for line in child.stdout or ():
             if line.strip():
                 log.info("%s", line.rstrip())
     if child.returncode:
-        raise RuntimeError(f"`airflow db clean` ended with {child.returncode}: some tables still have what is older than {limit}")
+        raise RuntimeError(
+            f"`airflow db clean` ended with {child.returncode}: some tables still have what is older than {limit}"
+        )
 
 
 def database_url() -> str:
@@ -75,9 +99,10 @@ def database_url() -> str:
     kind = KINDS.get(connection.conn_type or "") if connection else None
     if connection is None or kind is None:
         raise ConfigurationError(
-            f"The connection {CONNECTION} is none to Airflow's own database.", kept="Nothing was deleted.",
+            f"The connection {CONNECTION} is none to Airflow's own database.",
+            kept="Nothing was deleted.",
             next_step=f"Define it (AIRFLOW_CONN_{CONNECTION.upper()}), with PostgreSQL or MySQL.",
-        )  # fmt: skip
+        )
     return f"{kind}://{connection.get_uri().partition('://')[2]}"
 
 
@@ -95,7 +120,12 @@ def clean_logs(params: dict[str, Any]) -> int:
                 deleted += 1
                 if not params["dry_run"]:
                     file.unlink()
-        if not params["dry_run"] and Path(folder) != root and not os.listdir(folder) and os.stat(folder).st_mtime < limit:
+        if (
+            not params["dry_run"]
+            and Path(folder) != root
+            and not os.listdir(folder)
+            and os.stat(folder).st_mtime < limit
+        ):
             os.rmdir(folder)
     log.info("backstop: %s files of logs are older than %s", deleted, before())
     return deleted

@@ -43,7 +43,11 @@ def log_errors(step: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return step(*arguments, **named)
         except BackstopError as error:
-            for part, text in (("what", error.what), ("kept", error.kept), ("next", error.next_step)):
+            for part, text in (
+                ("what", error.what),
+                ("kept", error.kept),
+                ("next", error.next_step),
+            ):
                 log.error("backstop %s: %s", part, text)
             drop_details(error)
             raise
@@ -83,7 +87,9 @@ def url_from_airflow(connection_id: str) -> str | None:
     if connection.conn_type not in ("postgres", "postgresql", "redis", "rediss"):
         return connection.get_uri()
     fields = ("conn_type", "host", "login", "password", "port", "schema")
-    return json.dumps({name: getattr(connection, name) for name in fields} | {"extra": connection.extra_dejson})
+    return json.dumps(
+        {name: getattr(connection, name) for name in fields} | {"extra": connection.extra_dejson}
+    )
 
 
 def docs_folder() -> Path:

@@ -27,14 +27,15 @@ DAG = "decide_case"
 log = logging.getLogger(__name__)
 
 
-
 def dags_of_teams() -> dict[str, str | None]:
     """The DAGs of teams with the role that may read each, when a DAG file is parsed. The settings are loaded only where they name
     teams: that takes longer than all else of the file."""
     from backstop.config.file import settings_file
 
     file = settings_file()
-    if not file.is_file() or not re.search(r"""\bteams["']?\s*:""", file.read_text(encoding="utf-8")):
+    if not file.is_file() or not re.search(
+        r"""\bteams["']?\s*:""", file.read_text(encoding="utf-8")
+    ):
         return {}
     from backstop.config.load import load
 
@@ -71,7 +72,9 @@ def form_of(case_id: int, dag_run_id: str, asked_by: str = "", dag_id: str = DAG
     with control_room() as room:
         topic = topics_of(room.control, [case_id]).get(case_id)
         if topic is not None and dag_for(room.settings, topic) != dag_id:
-            raise AirflowFailException(f"Case {case_id} is asked about by {dag_for(room.settings, topic)}, not by {dag_id}.")
+            raise AirflowFailException(
+                f"Case {case_id} is asked about by {dag_for(room.settings, topic)}, not by {dag_id}."
+            )
         try:
             asked = begin(room.control, case_id, dag_run_id)
         except DecisionRefused as error:
@@ -87,7 +90,13 @@ def form_of(case_id: int, dag_run_id: str, asked_by: str = "", dag_id: str = DAG
         before, waits = last_said(room.control, asked.question), proposed(room.control, case_id)
         return {
             "subject": subject_of(case),
-            "body": body_of(case, members, page=f"{base_url()}{PREFIX}/cases/{case_id}", said=before, proposal=waits),
+            "body": body_of(
+                case,
+                members,
+                page=f"{base_url()}{PREFIX}/cases/{case_id}",
+                said=before,
+                proposal=waits,
+            ),
             "options": list(case.actions),
             "params": fields_of(case.kind, case.actions),
             "assigned_users": askable(room.settings, case, waits),
@@ -98,21 +107,42 @@ def fields_of(kind: str, actions: tuple[str, ...]) -> dict[str, Any]:
     """The form's fields; all begin empty, so that nothing is decided by leaving one as it is."""
     # Not nullable: Airflow's form refuses to be sent without it.
     why = "The reason; it is kept with the case. Without it nothing is applied."
-    fields = {"why": Param(None, type="string", minLength=1, format="multiline", title="Why", description=why)}
+    fields = {
+        "why": Param(
+            None, type="string", minLength=1, format="multiline", title="Why", description=why
+        )
+    }
     if "approve" in actions:
         return fields
-    if kind not in ("lease_leak", "repeated_failure", "queue_blocked", "quota_full", "new_epoch", "ramp_stopped"):
-        fields["ids"] = _field("Only these", "Message ids, one a line; empty: every open delivery of the case", lines=True)
+    if kind not in (
+        "lease_leak",
+        "repeated_failure",
+        "queue_blocked",
+        "quota_full",
+        "new_epoch",
+        "ramp_stopped",
+    ):
+        fields["ids"] = _field(
+            "Only these",
+            "Message ids, one a line; empty: every open delivery of the case",
+            lines=True,
+        )
     if "drained" in actions:
-        fields["broker"] = _field("Broker", "For drained: the broker that the topic left, by its name in the settings")
+        fields["broker"] = _field(
+            "Broker", "For drained: the broker that the topic left, by its name in the settings"
+        )
     if "raise" in actions:
         fields["more"] = _number("More sends", "For raise: how many more; empty: one", most=100)
     if "replay_sample" in actions:
-        fields["sample"] = _number("Sample", "For replay_sample: how many; empty: as the policy's canary", most=10_000)
+        fields["sample"] = _number(
+            "Sample", "For replay_sample: how many; empty: as the policy's canary", most=10_000
+        )
     if "edit" in actions:
         kept = "For edit: the whole content, as text. Airflow has it until the answer is received."
         fields[CONTENT] = _field("New content", kept, lines=True)
-        fields[CONTENT_BASE64] = _field("New content, base64", "For edit: the same for content that is not text", lines=True)
+        fields[CONTENT_BASE64] = _field(
+            "New content, base64", "For edit: the same for content that is not text", lines=True
+        )
     return fields
 
 
@@ -122,7 +152,14 @@ def _field(title: str, description: str, *, lines: bool = False) -> Param:
 
 
 def _number(title: str, description: str, *, most: int) -> Param:
-    return Param(None, type=["null", "integer"], minimum=1, maximum=most, title=title, description=description)
+    return Param(
+        None,
+        type=["null", "integer"],
+        minimum=1,
+        maximum=most,
+        title=title,
+        description=description,
+    )
 
 
 def receive_answer(context: Any, answer: Answer) -> None:
@@ -130,15 +167,25 @@ def receive_answer(context: Any, answer: Answer) -> None:
     from backstop.decisions.questions import receive
 
     with control_room() as room:
-        if not receive(room.control, context["run_id"], answer, asked_by=str(context["ti"].id) if "ti" in context else ""):
-            log.warning("backstop: the form was written again or its case is closed: this answer does not belong to it")
+        if not receive(
+            room.control,
+            context["run_id"],
+            answer,
+            asked_by=str(context["ti"].id) if "ti" in context else "",
+        ):
+            log.warning(
+                "backstop: the form was written again or its case is closed: this answer does not belong to it"
+            )
 
 
 # A database may be down for hours, and the answer is stored: retry up to five minutes apart, for about two hours.
 @task(
-    retries=30, retry_exponential_backoff=2, max_retry_delay=timedelta(minutes=5), execution_timeout=timedelta(minutes=30),
+    retries=30,
+    retry_exponential_backoff=2,
+    max_retry_delay=timedelta(minutes=5),
+    execution_timeout=timedelta(minutes=30),
     outlets=[WORK],
-)  # fmt: skip
+)
 def apply(params: dict[str, Any], **context: Any) -> dict[str, Any]:
     """The answer is in the control database, where only the task `ask` puts it, with who gave it by Airflow's own record."""
     from airflow.sdk.exceptions import AirflowSkipException
@@ -170,11 +217,18 @@ def apply_answer(case_id: int, dag_run_id: str, dag_id: str = DAG) -> dict[str, 
         if question is not None and question.how is not None:
             return {"how": question.how, "said": question.said or ""}
         owner = dag_for(room.settings, topics_of(room.control, [case_id]).get(case_id, ""))
-        if question is not None and owner != dag_id:  # its topic has changed its team: the same question is asked there
-            return {"how": "not_applied", "said": f"case {case_id} is asked about by {owner}, not by {dag_id}"}
+        if (
+            question is not None and owner != dag_id
+        ):  # its topic has changed its team: the same question is asked there
+            return {
+                "how": "not_applied",
+                "said": f"case {case_id} is asked about by {owner}, not by {dag_id}",
+            }
         if question is None or question.given is None or question.question.case_id != case_id:
             said = f"nobody has answered the question about case {case_id}: Airflow has no answer of this run's task ask"
-            if question is None or question.question.case_id == case_id:  # not another case's question
+            if (
+                question is None or question.question.case_id == case_id
+            ):  # not another case's question
                 end(room.control, dag_run_id, "not_applied", said)
             return {"how": "not_applied", "said": said}
         answer, shown = question.given, question.shown
@@ -185,7 +239,10 @@ def apply_answer(case_id: int, dag_run_id: str, dag_id: str = DAG) -> dict[str, 
         now, once = present(room.control, case_id), question.name
         if option == APPROVE and shown.get("proposal") is not None:
             once = f"proposal {shown['proposal']}"
-        topic, waits = show(room.control, case_id, members=0)[0].topic, proposed(room.control, case_id)
+        topic, waits = (
+            show(room.control, case_id, members=0)[0].topic,
+            proposed(room.control, case_id),
+        )
         action = waits.action if waits is not None and option in (APPROVE, REJECT) else option
         if not may_decide(room.settings, answer.get("user_id"), action, topic):
             said = f"{who or 'nobody'} may not decide to {action} in {topic} (people in backstop.yaml, or the role op)"
@@ -199,11 +256,19 @@ def apply_answer(case_id: int, dag_run_id: str, dag_id: str = DAG) -> dict[str, 
         else:
             try:
                 decided = decide(
-                    room.control, room.settings, room.connections, case_id, option, who, why,
+                    room.control,
+                    room.settings,
+                    room.connections,
+                    case_id,
+                    option,
+                    who,
+                    why,
                     options_of(inputs) | {"once": once, "shown": shown},
-                )  # fmt: skip
+                )
                 how = "partly" if decided.left_out else "applied"
-                said = f"{who} chose {option}: {decided.counts}" + "".join(f"; left out: {one}" for one in decided.left_out[:5])
+                said = f"{who} chose {option}: {decided.counts}" + "".join(
+                    f"; left out: {one}" for one in decided.left_out[:5]
+                )
             except DecisionRefused as error:
                 said = f"{who} chose {option}, and it was refused: {error.what} {error.next_step}"
         end(room.control, dag_run_id, how, said, who=who or None, answer=option or None)
@@ -215,17 +280,25 @@ def options_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The form's fields as cases.decide takes them. Raises DecisionRefused for base64 that is none, and for two contents."""
     from backstop.model.errors import DecisionRefused
 
-    options: dict[str, Any] = {name: inputs[name] for name in ("more", "sample", "broker") if name in inputs}
+    options: dict[str, Any] = {
+        name: inputs[name] for name in ("more", "sample", "broker") if name in inputs
+    }
     if CONTENT in inputs and CONTENT_BASE64 in inputs:
         raise DecisionRefused(
-            "The new content is given twice.", kept="Nothing was applied.", next_step="Answer again with one of them."
+            "The new content is given twice.",
+            kept="Nothing was applied.",
+            next_step="Answer again with one of them.",
         )
     if CONTENT in inputs:
         options["content"] = str(inputs[CONTENT]).encode()
     elif CONTENT_BASE64 in inputs:
         options["content"] = _decoded(str(inputs[CONTENT_BASE64]))
     # Nothing else is cut: an id may begin and end with blanks, and hold what Unicode calls the end of a line.
-    ids = [line for line in (line.removesuffix("\r") for line in str(inputs.get("ids", "")).split("\n")) if line]
+    ids = [
+        line
+        for line in (line.removesuffix("\r") for line in str(inputs.get("ids", "")).split("\n"))
+        if line
+    ]
     return options | ({"message_ids": ids} if ids else {})
 
 
@@ -239,5 +312,7 @@ def _decoded(text: str) -> bytes:
         return b64decode("".join(text.split()), validate=True)
     except (Error, ValueError) as error:
         raise DecisionRefused(
-            f"The new content is no base64: {error}.", kept="Nothing was applied.", next_step="Answer again with the whole of it."
+            f"The new content is no base64: {error}.",
+            kept="Nothing was applied.",
+            next_step="Answer again with the whole of it.",
         ) from error

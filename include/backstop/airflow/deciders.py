@@ -25,7 +25,9 @@ def askable(settings: Any, case: Any, waits: Any) -> list[dict[str, str]]:
         return deciders(settings, case.topic, case.actions)
     named = deciders(settings, case.topic, [waits.action])
     others = [
-        one for one in named if not any(settings.people.is_same(known, waits.who) for known in (one["id"], one["name"]))
+        one
+        for one in named
+        if not any(settings.people.is_same(known, waits.who) for known in (one["id"], one["name"]))
     ]
     # Nobody named means everybody.
     return others or named
@@ -54,7 +56,10 @@ def _simple_deciders() -> tuple[str, ...] | None:
 
     if conf.getboolean("core", "simple_auth_manager_all_admins", fallback=False):
         return None
-    users = [entry.strip().split(":") for entry in str(conf.get("core", "simple_auth_manager_users", fallback="")).split(",")]
+    users = [
+        entry.strip().split(":")
+        for entry in str(conf.get("core", "simple_auth_manager_users", fallback="")).split(",")
+    ]
     return tuple(user[0] for user in users if len(user) > 1 and user[1].lower() in ("op", "admin"))
 
 

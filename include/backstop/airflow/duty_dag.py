@@ -23,7 +23,11 @@ template makes no dependency."""
 
 
 def backstop_dag(
-    runbook: str | None, *, max_active_runs: int = 1, default_args: Mapping[str, Any] | None = None, **arguments: Any
+    runbook: str | None,
+    *,
+    max_active_runs: int = 1,
+    default_args: Mapping[str, Any] | None = None,
+    **arguments: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., Any]]:
     """Airflow's `@dag` with what every DAG here has. `runbook`: the docstring of its file."""
     return dag(
@@ -39,10 +43,18 @@ def backstop_dag(
 
 
 def duty_dag(
-    runbook: str | None, *, retries: int = 1, task_timeout: timedelta = timedelta(minutes=15), **arguments: Any
+    runbook: str | None,
+    *,
+    retries: int = 1,
+    task_timeout: timedelta = timedelta(minutes=15),
+    **arguments: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., Any]]:
     """The same for a DAG that opens a run and closes it."""
-    default_args = {"retries": retries, "retry_delay": retry_delay(), "execution_timeout": task_timeout}
+    default_args = {
+        "retries": retries,
+        "retry_delay": retry_delay(),
+        "execution_timeout": task_timeout,
+    }
     return backstop_dag(runbook, default_args=default_args, **arguments)
 
 
@@ -58,7 +70,9 @@ def one_of_all(title: str, description: str) -> Param:
 
 def instant(title: str, description: str) -> Param:
     """The field for an end of a window; empty: open."""
-    return Param(None, type=["null", "string"], format="date-time", title=title, description=description)
+    return Param(
+        None, type=["null", "string"], format="date-time", title=title, description=description
+    )
 
 
 def switch(title: str, description: str) -> Param:
@@ -74,7 +88,9 @@ def with_links(done: Any, *more: Any) -> Any:
 
 def check(task_id: str, suite: str, opened: Any, says: str, **options: Any) -> Any:
     """A task that runs one suite of data checks over the run. `says`: its description in Airflow."""
-    checked = run_check.override(task_id=task_id, doc_md=says, **options)(suite=suite, opened=opened)
+    checked = run_check.override(task_id=task_id, doc_md=says, **options)(
+        suite=suite, opened=opened
+    )
     return with_links(checked, DataDocsLink())
 
 

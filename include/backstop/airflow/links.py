@@ -59,7 +59,9 @@ def arguments_of(operator: Any) -> dict[str, Any]:
     """A TaskFlow task's arguments as they were rendered, or an operator's fields of the same names."""
     if hasattr(operator, "op_kwargs"):
         return dict(operator.op_kwargs)
-    return {name: getattr(operator, name) for name in ("opened", "suite") if hasattr(operator, name)}
+    return {
+        name: getattr(operator, name) for name in ("opened", "suite") if hasattr(operator, name)
+    }
 
 
 def run_id_of(operator: Any) -> int | None:

@@ -39,13 +39,19 @@ def show_metrics(
     expected = kept_token()
     if expected is None:
         raise HTTPException(403, "No token is set for metrics: they stay closed.")
-    if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), expected.encode()):
-        raise HTTPException(401, "The token is not the right one.", headers={"WWW-Authenticate": "Bearer"})
+    if kind.lower() != "bearer" or not hmac.compare_digest(
+        given.strip().encode(), expected.encode()
+    ):
+        raise HTTPException(
+            401, "The token is not the right one.", headers={"WWW-Authenticate": "Bearer"}
+        )
     from backstop.reports.metrics import render
 
     with control_room() as room:
         text, content_type = render(room.control, room.settings, accept, import_errors())
-    return Response(text, media_type=None, headers={"Content-Type": content_type, "Cache-Control": "no-store"})
+    return Response(
+        text, media_type=None, headers={"Content-Type": content_type, "Cache-Control": "no-store"}
+    )
 
 
 class _Kept:
@@ -79,13 +85,18 @@ def token() -> str | None:
         settings = load()
         if settings.metrics is None:
             return None
-        password = urlsplit(Connections(resolver=url_from_airflow).url(settings.metrics.token)).password
+        password = urlsplit(
+            Connections(resolver=url_from_airflow).url(settings.metrics.token)
+        ).password
     except (BackstopError, ValueError) as error:
         log.error("backstop: no token for metrics is known (%s)", type(error).__name__)
         return None
     found = unquote(password or "")
     if len(found) < SHORTEST:
-        log.error("backstop: the token for metrics has fewer than %s characters: nobody may pass", SHORTEST)
+        log.error(
+            "backstop: the token for metrics has fewer than %s characters: nobody may pass",
+            SHORTEST,
+        )
         return None
     return found
 
@@ -100,6 +111,13 @@ def import_errors() -> dict[str, tuple[str, float]]:
         with create_session() as session:
             number: Any = session.scalar(select(func.count()).select_from(ParseImportError))
     except Exception as error:  # noqa: BLE001 - Airflow promises none of this; without it a duty that never runs is overdue
-        log.warning("backstop: Airflow does not report its import errors (%s)", type(error).__name__)
+        log.warning(
+            "backstop: Airflow does not report its import errors (%s)", type(error).__name__
+        )
         return {}
-    return {"backstop_airflow_dag_import_errors": ("DAG files of this Airflow that do not load", float(number))}
+    return {
+        "backstop_airflow_dag_import_errors": (
+            "DAG files of this Airflow that do not load",
+            float(number),
+        )
+    }

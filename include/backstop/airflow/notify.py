@@ -57,11 +57,15 @@ def tell_back(conn: Any) -> None:
 
         from backstop.watch.outbox import note_back
 
-        note_back(conn, str(away["since"]), int(away["unsaid"]), [str(run) for run in away["of_people"]])
+        note_back(
+            conn, str(away["since"]), int(away["unsaid"]), [str(run) for run in away["of_people"]]
+        )
         try:
             Variable.delete(AWAY)
         except Exception:
-            log.exception("backstop: it could not be noted that the control database is back; it is told once all the same")
+            log.exception(
+                "backstop: it could not be noted that the control database is back; it is told once all the same"
+            )
 
 
 def tell_unsaid(settings: Any, connections: Any, conn: Any) -> int:
@@ -78,7 +82,12 @@ def _tell_away(title: str, notice: dict[str, str]) -> None:
     from backstop.watch.outbox import EACH_RUN
 
     now = datetime.now(UTC)
-    away = _recall() or {"since": now.isoformat(timespec="seconds"), "told": None, "unsaid": 0, "of_people": []}
+    away = _recall() or {
+        "since": now.isoformat(timespec="seconds"),
+        "told": None,
+        "unsaid": 0,
+        "of_people": [],
+    }
     if away["told"] is None or now - datetime.fromisoformat(away["told"]) >= TOLD_AGAIN:
         away["told"] = now.isoformat() if _tell_unstored(title, notice) else away["told"]
     else:
@@ -88,7 +97,9 @@ def _tell_away(title: str, notice: dict[str, str]) -> None:
     try:
         Variable.set(AWAY, away, serialize_json=True)
     except Exception as error:  # noqa: BLE001 - whatever Airflow raises: the next failure is told as if it were the first
-        log.warning("backstop: what was told could not be kept in Airflow (%s)", type(error).__name__)
+        log.warning(
+            "backstop: what was told could not be kept in Airflow (%s)", type(error).__name__
+        )
 
 
 def _recall() -> dict[str, Any] | None:
@@ -114,10 +125,18 @@ def _tell_unstored(title: str, notice: dict[str, str]) -> bool:
     from backstop.config.load import load
 
     text = f"{notice['text']}. The control database does not answer: until it does, failed runs are told once an hour at most"
-    became = send_unstored(load(), Connections(), as_failure(notice["duty"], "warning", title, text, {**notice, "text": text}))
+    became = send_unstored(
+        load(),
+        Connections(),
+        as_failure(notice["duty"], "warning", title, text, {**notice, "text": text}),
+    )
     for name, error in became.items():
         if error is not None:
-            log.error("backstop: the notice could not be delivered by %s (%s); the run stays red", name, error)
+            log.error(
+                "backstop: the notice could not be delivered by %s (%s); the run stays red",
+                name,
+                error,
+            )
     return not became or None in became.values()
 
 
@@ -135,9 +154,12 @@ def notice_of(context: dict[str, Any]) -> dict[str, str]:
     )
     where = f", task {task}" if task else ""
     return {
-        "duty": duty, "run": run, "task": task, "next_step": step,
+        "duty": duty,
+        "run": run,
+        "task": task,
+        "next_step": step,
         "text": f"{duty} failed in run {run}{where}; nothing is lost, the next run goes on; next: {step}",
-    }  # fmt: skip
+    }
 
 
 class _control:

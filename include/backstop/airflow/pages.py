@@ -78,7 +78,9 @@ def _reading() -> Iterator[tuple[Room, Any]]:
         try:
             yield room, cursor
         except errors.QueryCanceled as error:
-            raise HTTPException(503, "The control database is too busy to show this page. Use the command line.") from error
+            raise HTTPException(
+                503, "The control database is too busy to show this page. Use the command line."
+            ) from error
 
 
 def make_app() -> FastAPI:
@@ -107,7 +109,10 @@ def require_reader_of_runs(visitor: Asking) -> None:
 def show_visitor(visitor: Asking) -> Response:
     """How Airflow knows who looks: what `people.deciders` takes."""
     line = f"{{id: {json.dumps(visitor.id)}, name: {json.dumps(visitor.name)}}}"
-    return page("You", f"<p>For <code>people.deciders</code> in backstop.yaml: <code>{escape(line)}</code></p>")
+    return page(
+        "You",
+        f"<p>For <code>people.deciders</code> in backstop.yaml: <code>{escape(line)}</code></p>",
+    )
 
 
 def list_runs() -> Response:
@@ -117,7 +122,9 @@ def list_runs() -> Response:
         rows = [row_of(cursor, row) for row in cursor.fetchall()]
     for row in rows:
         row["run"] = Link(f"runs/{row['run']}", str(row["run"]))
-    return page("Runs", f"<p>{Link('cases', 'Open cases and causes of dead letters')}</p>{table(rows)}")
+    return page(
+        "Runs", f"<p>{Link('cases', 'Open cases and causes of dead letters')}</p>{table(rows)}"
+    )
 
 
 def list_cases(visitor: Asking) -> Response:
@@ -125,16 +132,24 @@ def list_cases(visitor: Asking) -> Response:
     with _reading() as (room, cursor):
         of_teams = list(room.settings.teams_by_topic())
         readable = [topic for topic in of_teams if visitor.may_read(dag_for(room.settings, topic))]
-        cursor.execute(_SQL["open_cases"], {
-            "limit": LIMIT + 1, "of_teams": of_teams, "readable": readable, "others": visitor.may_read(DAG),
-        })  # fmt: skip
+        cursor.execute(
+            _SQL["open_cases"],
+            {
+                "limit": LIMIT + 1,
+                "of_teams": of_teams,
+                "readable": readable,
+                "others": visitor.may_read(DAG),
+            },
+        )
         cases = [row_of(cursor, row) for row in cursor.fetchall()]
         for case in cases:
             case["case"] = Link(f"cases/{case['case']}", str(case["case"]))
         body = table(cases)
         if visitor.may_read(DAG_OF_RUNS):
             cursor.execute(_SQL["causes"], {"limit": LIMIT + 1})
-            body += "<h2>Causes of dead letters</h2>" + table([row_of(cursor, row) for row in cursor.fetchall()])
+            body += "<h2>Causes of dead letters</h2>" + table(
+                [row_of(cursor, row) for row in cursor.fetchall()]
+            )
     return page("Open cases", body)
 
 
@@ -150,8 +165,12 @@ def show_case(case_id: int, visitor: Asking) -> Response:
         for title, query in OF_CASE:
             cursor.execute(_SQL[query], {"case_id": case_id, "limit": LIMIT + 1})
             sections.append((title, [row_of(cursor, row) for row in cursor.fetchall()]))
-    facts = [{"what": name, "value": value} for name, value in case.items() if value not in (None, {})]
-    body = table(facts) + "".join(f"<h2>{escape(title)}</h2>{table(rows)}" for title, rows in sections if rows)
+    facts = [
+        {"what": name, "value": value} for name, value in case.items() if value not in (None, {})
+    ]
+    body = table(facts) + "".join(
+        f"<h2>{escape(title)}</h2>{table(rows)}" for title, rows in sections if rows
+    )
     return page(f"Case {case_id}: {case['kind']}, {case['state']}", body)
 
 
@@ -171,8 +190,12 @@ def show_run(run_id: int) -> Response:
             sections.append((title, [row_of(cursor, row) for row in cursor.fetchall()]))
     for check in checks:
         check["report"] = Link(f"{run_id}/checks/{quote(check['suite'], safe='')}", "Data Docs")
-        check["failed"] = ", ".join(f"{broken['name']} ({broken['count']})" for broken in check["failed"])
-    facts = [{"what": name, "value": value} for name, value in run.items() if value not in (None, {})]
+        check["failed"] = ", ".join(
+            f"{broken['name']} ({broken['count']})" for broken in check["failed"]
+        )
+    facts = [
+        {"what": name, "value": value} for name, value in run.items() if value not in (None, {})
+    ]
     body = table(facts) + "<h2>Data checks</h2>" + table(checks)
     body += "".join(f"<h2>{escape(title)}</h2>{table(rows)}" for title, rows in sections if rows)
     return page(f"Run {run['run_id']}: {run['duty']}, {run['state']}", body)
@@ -187,17 +210,33 @@ def show_checks(run_id: int, suite: str) -> Response:
 
     with _reading() as (_, cursor):
         cursor.execute(_SQL["checks_of_run"], {"run_id": run_id})
-        kept = next((row for row in (row_of(cursor, row) for row in cursor.fetchall()) if row["suite"] == suite), None)
+        kept = next(
+            (
+                row
+                for row in (row_of(cursor, row) for row in cursor.fetchall())
+                if row["suite"] == suite
+            ),
+            None,
+        )
     if kept is None:
         raise HTTPException(404, "This run has no such data check.")
     failed = {broken["name"]: broken for broken in kept["failed"]}
     demands = {check.name: check.must_hold for check in checks_of(suite)} if suite in SUITES else {}
-    demands |= {name: broken.get("must_hold") for name, broken in failed.items() if name not in demands}
+    demands |= {
+        name: broken.get("must_hold") for name, broken in failed.items() if name not in demands
+    }
     rows = [
-        {"check": name, "must hold": text, "result": f"FAILED: {failed[name]['count']} rows" if name in failed else "holds"}
+        {
+            "check": name,
+            "must hold": text,
+            "result": f"FAILED: {failed[name]['count']} rows" if name in failed else "holds",
+        }
         for name, text in sorted(demands.items(), key=lambda one: one[0] not in failed)
     ]
-    body = f"<p>{Link(f'../../{run_id}', f'Run {run_id}')}, checked at {shown(kept['checked_at'])}</p>" + table(rows)
+    body = (
+        f"<p>{Link(f'../../{run_id}', f'Run {run_id}')}, checked at {shown(kept['checked_at'])}</p>"
+        + table(rows)
+    )
     for name, broken in failed.items():
         found = broken.get("ids") or []
         columns = list(dict.fromkeys(column for one in found for column in one))
@@ -209,8 +248,12 @@ def show_checks(run_id: int, suite: str) -> Response:
     report = folder / str(run_id) / suite / "validations"
     for page_of_result in sorted(report.glob("**/*.html")) if suite in SUITES else []:
         target = quote(str(page_of_result.relative_to(folder)))
-        body += f"<p>{Link(f'../../../docs/{target}', 'The result as Great Expectations shows it')}</p>"
-    return page(f"Data check {suite} of run {run_id}: {'passed' if kept['passed'] else 'FAILED'}", body)
+        body += (
+            f"<p>{Link(f'../../../docs/{target}', 'The result as Great Expectations shows it')}</p>"
+        )
+    return page(
+        f"Data check {suite} of run {run_id}: {'passed' if kept['passed'] else 'FAILED'}", body
+    )
 
 
 def show_docs(path: str) -> Response:
@@ -245,7 +288,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return "<p>None.</p>"
     head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
-    lines = ["<tr>" + "".join(f"<td>{shown(value)}</td>" for value in row.values()) + "</tr>" for row in rows[:LIMIT]]
+    lines = [
+        "<tr>" + "".join(f"<td>{shown(value)}</td>" for value in row.values()) + "</tr>"
+        for row in rows[:LIMIT]
+    ]
     more = f"<p>Only the first {LIMIT} are shown.</p>" if len(rows) > LIMIT else ""
     return f"<table><tr>{head}</tr>{''.join(lines)}</table>{more}"
 

@@ -16,6 +16,7 @@ async def pages(scope: dict[str, Any], receive: Any, send: Any) -> None:
     global _app
     if _app is None:
         from backstop.airflow.pages import make_app
+
         _app = make_app()
     await _app(scope, receive, send)
 
@@ -25,6 +26,7 @@ async def metrics(scope: dict[str, Any], receive: Any, send: Any) -> None:
     global _metrics
     if _metrics is None:
         from backstop.airflow.metrics import make_app
+
         _metrics = make_app()
     await _metrics(scope, receive, send)
 

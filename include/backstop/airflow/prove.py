@@ -37,5 +37,7 @@ def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
 
     with control_room() as room:
         proof = proof_of(room.control, int(opened["run_id"]))
-    log.info("backstop: %s", proof[1] if proof else "There is no proof: a task before this one failed.")
+    log.info(
+        "backstop: %s", proof[1] if proof else "There is no proof: a task before this one failed."
+    )
     return steps.close(opened, steps.ended(context))

@@ -22,9 +22,11 @@ def open_run(params: dict[str, Any], **context: Any) -> dict[str, Any]:
 
     try:
         opened = steps.open_duty(
-            "reconcile", scope=steps.scope_of(params["topic"], params["from"], params["to"]),
-            dry_run=params["dry_run"], no_send=params["no_send"],
-        )  # fmt: skip
+            "reconcile",
+            scope=steps.scope_of(params["topic"], params["from"], params["to"]),
+            dry_run=params["dry_run"],
+            no_send=params["no_send"],
+        )
     except RunRefused as error:
         # The live run judges what is due. If it never ends, `watch` reports an overdue duty.
         if context["dag_run"].run_type == "scheduled":

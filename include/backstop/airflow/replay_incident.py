@@ -54,18 +54,32 @@ def store_plan(params: Mapping[str, Any], who: str, dag_run_id: str) -> dict[str
             who = f"whoever cleared the run of {who}"
         try:
             wanted = Wanted(
-                topic=str(params["topic"]), who=who, why=str(params["why"] or ""), start=start, end=end,
-                verdicts=tuple(params["verdicts"] or ()), causes=tuple(params["causes"] or ()),
-                group=params["group"], limit=params["limit"], rate=params["rate"], planned_in=dag_run_id,
-            )  # fmt: skip
+                topic=str(params["topic"]),
+                who=who,
+                why=str(params["why"] or ""),
+                start=start,
+                end=end,
+                verdicts=tuple(params["verdicts"] or ()),
+                causes=tuple(params["causes"] or ()),
+                group=params["group"],
+                limit=params["limit"],
+                rate=params["rate"],
+                planned_in=dag_run_id,
+            )
             found, _ = run_incident(room.settings, room.connections, wanted, "dry_run", who)
         except DecisionRefused as error:
             raise AirflowFailException(str(error)) from error
     shown = {
-        "plan": found.incident_id, "topic": found.topic, "total": found.total, "counts": dict(found.counts),
-        "left_out": dict(found.left_out), "examples": list(found.examples), "too_wide": found.too_wide, "why": found.why,
+        "plan": found.incident_id,
+        "topic": found.topic,
+        "total": found.total,
+        "counts": dict(found.counts),
+        "left_out": dict(found.left_out),
+        "examples": list(found.examples),
+        "too_wide": found.too_wide,
+        "why": found.why,
         "by": found.planned_by,
-    }  # fmt: skip
+    }
     log.info("backstop: plan %s", shown)
     return shown
 
@@ -111,7 +125,9 @@ def _plan_of(room: Room, dag_run_id: str) -> tuple[Plan, int]:
 
     incident_id, made = planned_in(room.control, dag_run_id)
     if incident_id is None:
-        raise AirflowFailException("This run has made no plan: clear its task `plan` with what follows it.")
+        raise AirflowFailException(
+            "This run has made no plan: clear its task `plan` with what follows it."
+        )
     return read_plan(room.control, incident_id), made
 
 
@@ -149,12 +165,18 @@ def body_of(found: Plan, mode: str, yes: str) -> str:
     by = f"planned by {code(found.planned_by)}: {code(found.why)}"
     lines = [f"**{found.total}** deliveries of {code(found.topic)}, {by}", ""]
     lines += [f"- {number} to {code(name)}" for name, number in sorted(found.counts.items())]
-    lines += [f"- left out {number}: {code(reason)}" for reason, number in sorted(found.left_out.items())]
+    lines += [
+        f"- left out {number}: {code(reason)}" for reason, number in sorted(found.left_out.items())
+    ]
     if found.examples:
         lines += ["", "For example " + ", ".join(code(one) for one in found.examples) + "."]
     if found.too_wide:
         lines += ["", "**This is more than the blast radius of the policy.**"]
-    what = "only the first few, the policy's canary" if mode == "canary" else "all of it, in the steps of the ramp"
+    what = (
+        "only the first few, the policy's canary"
+        if mode == "canary"
+        else "all of it, in the steps of the ramp"
+    )
     lines += ["", f"- **{yes}**: asks for {what}; each is judged again before it goes out"]
     lines += [f"- **{NO}**: ends here", ""]
     page = f"{base_url()}{PREFIX}/runs/{found.incident_id}"
@@ -163,7 +185,11 @@ def body_of(found: Plan, mode: str, yes: str) -> str:
 
 
 # No approval may have been needed.
-@task(trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS, execution_timeout=timedelta(hours=1), outlets=[WORK])
+@task(
+    trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS,
+    execution_timeout=timedelta(hours=1),
+    outlets=[WORK],
+)
 def replay(params: dict[str, Any], **context: Any) -> dict[str, Any]:
     """In the name of who said yes, else of who planned."""
     done = request_planned(context["run_id"], params["mode"], context["dag_run"])
@@ -193,7 +219,9 @@ def request_planned(dag_run_id: str, mode: Mode, dag_run: Any) -> dict[str, Any]
         if answer is not None:
             who = str(answer["user_name"] or "")
             if not may_decide(room.settings, answer["user_id"], "replay", found.topic):
-                raise AirflowSkipException(f"{who or 'nobody'} may not decide to replay {found.topic}")
+                raise AirflowSkipException(
+                    f"{who or 'nobody'} may not decide to replay {found.topic}"
+                )
             if answer["option"] == NO:
                 raise AirflowSkipException(f"{who} said no")
         if answer is None and not _needs_no_yes(room, found, made, mode, dag_run):
@@ -208,8 +236,13 @@ def request_planned(dag_run_id: str, mode: Mode, dag_run: Any) -> dict[str, Any]
             )
         try:
             _, counts = run_incident(
-                room.settings, room.connections, found.incident_id, mode, who, approved=answer is not None
-            )  # fmt: skip
+                room.settings,
+                room.connections,
+                found.incident_id,
+                mode,
+                who,
+                approved=answer is not None,
+            )
         except DecisionRefused as error:
             raise AirflowFailException(str(error)) from error
     log.info("backstop: plan %s: %s", found.incident_id, counts)

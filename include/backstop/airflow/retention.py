@@ -38,4 +38,6 @@ def purge(opened: dict[str, Any], ti: Any) -> dict[str, int]:
     """The whole purge."""
     from backstop.retention.run_once import RetentionInput
 
-    return steps.do(opened, "purge", RetentionInput(bool(opened["now"]), docs_folder(), LONGEST), ti=ti)
+    return steps.do(
+        opened, "purge", RetentionInput(bool(opened["now"]), docs_folder(), LONGEST), ti=ti
+    )

@@ -31,7 +31,11 @@ AWAY = 3
 """How a job ends when a store or broker did not answer, and it did all else (errors.Unavailable)."""
 SECRETS = "connections.json"
 _PACKAGE = Path(__file__).resolve().parents[1]
-JOBS = next(folder / "spark_jobs" for folder in (_PACKAGE, _PACKAGE.parents[1]) if (folder / "spark_jobs").is_dir())
+JOBS = next(
+    folder / "spark_jobs"
+    for folder in (_PACKAGE, _PACKAGE.parents[1])
+    if (folder / "spark_jobs").is_dir()
+)
 """In the installed package, or in the source tree."""
 
 log = logging.getLogger(__name__)
@@ -58,9 +62,15 @@ class SparkDutyOperator(BaseOperator):
     ui_color = "#f7d5b5"
 
     def __init__(
-        self, *, duty: str, opened: Any, conn_id: str = "spark_default",
-        conf: Mapping[str, str] | None = None, here: Callable[[Any, Any], Any] | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        duty: str,
+        opened: Any,
+        conn_id: str = "spark_default",
+        conf: Mapping[str, str] | None = None,
+        here: Callable[[Any, Any], Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """`here`: does the same in the task's own process, when less is due than `spark_from`."""
         super().__init__(**kwargs)
         self.duty = duty
@@ -78,7 +88,9 @@ class SparkDutyOperator(BaseOperator):
         if self.opened["due"] is None:
             from airflow.sdk.exceptions import AirflowSkipException
 
-            log.info("backstop: nothing is due")  # the log of a skipped task does not show its reason
+            log.info(
+                "backstop: nothing is due"
+            )  # the log of a skipped task does not show its reason
             raise AirflowSkipException("nothing is due")
         if self.here is not None and int(self.opened["due"]) < spark_from():
             log.info("backstop: %s", self.here(self.opened, context["ti"]))
@@ -90,7 +102,9 @@ class SparkDutyOperator(BaseOperator):
                 self._submit(private)
         except Exception:
             if self._exit_code() == AWAY:
-                context["ti"].xcom_push(key=SOMETHING_AWAY, value="the log of the task names what did not answer")
+                context["ti"].xcom_push(
+                    key=SOMETHING_AWAY, value="the log of the task names what did not answer"
+                )
             raise
         finally:
             shutil.rmtree(private)
@@ -127,7 +141,12 @@ class SparkDutyOperator(BaseOperator):
             name=f"backstop {self.duty}",
             py_files=None if runs_here(self.conn_id) else pack_code(code),
             archives=archives_of(self.conn_id),
-            application_args=["--run-id", str(self.opened["run_id"]), "--token", str(self.opened["token"])],
+            application_args=[
+                "--run-id",
+                str(self.opened["run_id"]),
+                "--token",
+                str(self.opened["token"]),
+            ],
             deploy_mode="client",
         )
 
@@ -163,7 +182,11 @@ def remove_left_over() -> None:
         try:
             facts = folder.lstat()
             # A younger one may be about to be held.
-            if facts.st_uid != os.geteuid() or not stat.S_ISDIR(facts.st_mode) or time.time() - facts.st_mtime < 60:
+            if (
+                facts.st_uid != os.geteuid()
+                or not stat.S_ISDIR(facts.st_mode)
+                or time.time() - facts.st_mtime < 60
+            ):
                 continue
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
@@ -174,7 +197,9 @@ def remove_left_over() -> None:
             continue
         else:
             shutil.rmtree(folder, ignore_errors=True)
-            log.warning("backstop: removed the connections that a killed task had left in %s", folder)
+            log.warning(
+                "backstop: removed the connections that a killed task had left in %s", folder
+            )
         finally:
             os.close(descriptor)
 
@@ -216,7 +241,9 @@ def check_master(conn_id: str) -> None:
             next_step=f"Define it, as in AIRFLOW_CONN_{conn_id.upper()}={EXAMPLE}.",
         ) from error
     host = connection.host or ""
-    if connection.conn_type != "yarn" and not host.startswith(("local", "yarn", "spark://", "k8s://")):
+    if connection.conn_type != "yarn" and not host.startswith(
+        ("local", "yarn", "spark://", "k8s://")
+    ):
         raise ConfigurationError(
             f"The connection {conn_id} names no Spark master (host {host!r}).",
             kept="Nothing was read or changed.",
@@ -274,7 +301,9 @@ def job_environment(secrets: Path, archives: str | None = None) -> dict[str, str
     return {
         "BACKSTOP_SECRETS_FILE": str(secrets),
         "BACKSTOP_SECRETS_ONCE": "1",  # the driver alone reads it, and removes it
-        "PYTHONPATH": os.pathsep.join(filter(None, [source_root(backstop), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [source_root(backstop), os.environ.get("PYTHONPATH")])
+        ),
         "PYSPARK_PYTHON": executor_python,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         # This environment's spark-submit goes before another one on the machine.

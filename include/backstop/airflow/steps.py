@@ -28,8 +28,13 @@ anything."""
 
 @log_errors
 def open_duty(
-    name: str, given: Any = None, *, scope: str | Callable[[Room], str] = "*", dry_run: bool = False, no_send: bool = False,
-) -> Opened | None:  # fmt: skip
+    name: str,
+    given: Any = None,
+    *,
+    scope: str | Callable[[Room], str] = "*",
+    dry_run: bool = False,
+    no_send: bool = False,
+) -> Opened | None:
     """Opens a run of this duty and counts what is due. Null: nothing is, and the run is recorded as done.
 
     `scope`: a function may refuse what was asked for by the settings. Raises as `runs.duty.open_due`.
@@ -39,19 +44,33 @@ def open_duty(
 
     with control_room() as room:
         found = open_due(
-            duty_named(name), room.settings, room.connections, room.control, given,
-            scope=scope if isinstance(scope, str) else scope(room), dry_run=dry_run, no_send=no_send,
-        )  # fmt: skip
+            duty_named(name),
+            room.settings,
+            room.connections,
+            room.control,
+            given,
+            scope=scope if isinstance(scope, str) else scope(room),
+            dry_run=dry_run,
+            no_send=no_send,
+        )
         if found is None:
             return None
         work, missed = found
         run, due = work.run, work.due if work.duty.due is not None else 1
-        opened = {"run_id": run.run_id, "token": run.token, "dry_run": dry_run, "no_send": no_send, "due": due}
+        opened = {
+            "run_id": run.run_id,
+            "token": run.token,
+            "dry_run": dry_run,
+            "no_send": no_send,
+            "due": due,
+        }
         return opened | ({} if missed is None else {"away": missed.what})
 
 
 @log_errors
-def do(opened: Opened, step: str, given: Any = None, *, ti: Any = None, raises: bool = True) -> dict[str, int]:
+def do(
+    opened: Opened, step: str, given: Any = None, *, ti: Any = None, raises: bool = True
+) -> dict[str, int]:
     """Does one step of an opened run; returns its counts. What did not answer goes to the task that closes the run.
 
     `raises` false: the task is green all the same, because those after it can do without.
@@ -88,7 +107,9 @@ def opened_work(opened: Mapping[str, Any], given: Any = None) -> Iterator[Work[A
             yield work
 
 
-def scope_of(topic: str | None, start: str | None = None, end: str | None = None) -> Callable[[Room], str]:
+def scope_of(
+    topic: str | None, start: str | None = None, end: str | None = None
+) -> Callable[[Room], str]:
     """A topic (null: all) and the stubs created since `start` and before `end` (null: open)."""
 
     def scope(room: Room) -> str:
@@ -171,7 +192,11 @@ def check_all(suites: Sequence[str], opened: Opened) -> list[str]:
         url = work.connections.url(work.settings.control)
         for suite in suites:
             try:
-                reports.append(run_suite(suite, url, work.run.run_id, None, docs_folder(), repair_topics=repair).report)
+                reports.append(
+                    run_suite(
+                        suite, url, work.run.run_id, None, docs_folder(), repair_topics=repair
+                    ).report
+                )
             except AuditFailed as error:
                 log.error("backstop: %s", error.what)
                 failed.append(error)
@@ -196,8 +221,12 @@ def close(opened: Opened, tasks: Ended) -> dict[str, Any]:
     away = dict(tasks.away) | ({"open_run": opened["away"]} if "away" in opened else {})
     said = [f"failed tasks: {', '.join(tasks.failed)}"] * bool(tasks.failed)
     said += [f"away: {'; '.join(f'{name}: {what}' for name, what in away.items())}"] * bool(away)
-    errors: list[BaseException] = [Unavailable(f"{name}: {what}", kept="", next_step="") for name, what in away.items()]
-    errors += [AirflowFailException(". ".join(said))] * any(name not in away for name in tasks.failed)
+    errors: list[BaseException] = [
+        Unavailable(f"{name}: {what}", kept="", next_step="") for name, what in away.items()
+    ]
+    errors += [AirflowFailException(". ".join(said))] * any(
+        name not in away for name in tasks.failed
+    )
     with opened_work(opened) as work:
         counts = counts_of(work.control, work.run.run_id, int(opened["due"] or 0))
         state, worst = close_work(work, errors, counts)

@@ -39,7 +39,9 @@ def sweep_here(opened: steps.Opened, ti: Any) -> dict[str, int]:
     """What spark_jobs/sweep.py does, part after part in this process. Raises Unavailable, after all else was done, as it does."""
     from backstop.sweep.run_once import SweepInput
 
-    return steps.do(opened, "sweep", SweepInput(lambda told: log.info("backstop would %s", told)), ti=ti)
+    return steps.do(
+        opened, "sweep", SweepInput(lambda told: log.info("backstop would %s", told)), ti=ti
+    )
 
 
 @task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, outlets=[WORK])

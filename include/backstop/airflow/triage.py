@@ -24,7 +24,9 @@ log = logging.getLogger(__name__)
 @task(retries=0)
 def open_run(params: dict[str, Any]) -> dict[str, Any]:
     """Set-up: the run, its lease and its token; skips everything when there is nothing to do."""
-    return steps.or_skip(open_triage(params["topic"], params["dry_run"]), "no letter, and nothing due")
+    return steps.or_skip(
+        open_triage(params["topic"], params["dry_run"]), "no letter, and nothing due"
+    )
 
 
 def open_triage(topic: str | None, dry_run: bool) -> steps.Opened | None:
@@ -46,7 +48,11 @@ def promote(opened: dict[str, Any], ti: Any) -> dict[str, int]:
 
 
 # Classifying may have been skipped, but nothing before it may have failed: by a wrong category a poison would be replayed.
-@task(trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS, execution_timeout=timedelta(hours=1), outlets=[WORK])
+@task(
+    trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS,
+    execution_timeout=timedelta(hours=1),
+    outlets=[WORK],
+)
 def decide_and_apply(opened: str, **context: Any) -> dict[str, int]:
     """Discards, requests, cases."""
     counts = decide(json.loads(opened), context["ti"])

@@ -20,18 +20,33 @@ def check_channels(settings: Settings, connections: Connections) -> Iterator[Fin
     channels = settings.channels()
     if not channels and not settings.alerts.none_wanted:
         yield Finding(
-            "alerts", True, "no channel: alerts are stored, nobody gets them, and deliver_alerts fails when there are any",
+            "alerts",
+            True,
+            "no channel: alerts are stored, nobody gets them, and deliver_alerts fails when there are any",
             "Write one under `alerts.channels`, or `alerts: {none_wanted: true}`.",
-        )  # fmt: skip
+        )
     for name, channel in channels.items():
         error = _use(settings, connections, name, send=False)
-        if error is None and (why := open_to_others(raw(connections.url(channel.url)))) and why.startswith(NOT_ENCRYPTED):
-            yield Finding(f"channel {name}: transport", False, "others on the way could read its secret and the alerts", why)
-        says = f"takes {channel.at_least} and above" if error is None else f"cannot be used: {error}"
+        if (
+            error is None
+            and (why := open_to_others(raw(connections.url(channel.url))))
+            and why.startswith(NOT_ENCRYPTED)
+        ):
+            yield Finding(
+                f"channel {name}: transport",
+                False,
+                "others on the way could read its secret and the alerts",
+                why,
+            )
+        says = (
+            f"takes {channel.at_least} and above" if error is None else f"cannot be used: {error}"
+        )
         yield Finding(f"channel {name}", error is None, says, _DO)
 
 
-def send_test(settings: Settings, connections: Connections, names: list[str]) -> Iterator[tuple[str, str | None]]:
+def send_test(
+    settings: Settings, connections: Connections, names: list[str]
+) -> Iterator[tuple[str, str | None]]:
     """Sends one test message to each of these channels; yields its name with null, or the kind of failure."""
     for name in names:
         yield name, _use(settings, connections, name, send=True)

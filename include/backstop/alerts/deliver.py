@@ -53,7 +53,9 @@ class _Claim:
         return {"channel": self.channel, "token": self.token, "seconds": self.seconds}
 
 
-def deliver(settings: Settings, connections: Connections, conn: Any, within: timedelta | None = None) -> Counts:
+def deliver(
+    settings: Settings, connections: Connections, conn: Any, within: timedelta | None = None
+) -> Counts:
     """One look at the outbox; commits. Begins no message later than `within` from now.
 
     Counts `told` (alerts that somebody was told of now), `messages`, `digests`, `failed` (messages not taken), `held` (by the
@@ -83,7 +85,9 @@ def deliver(settings: Settings, connections: Connections, conn: Any, within: tim
     return counts
 
 
-def send_unstored(settings: Settings, connections: Connections, message: Mapping[str, Any]) -> dict[str, str | None]:
+def send_unstored(
+    settings: Settings, connections: Connections, message: Mapping[str, Any]
+) -> dict[str, str | None]:
     """Sends what could not be stored to every channel that takes its severity; by name null, or the kind of failure."""
     became: dict[str, str | None] = {}
     for name, channel in settings.channels().items():
@@ -115,9 +119,15 @@ def _serve(settings: Settings, claim: _Claim, url: str, deadline: float | None) 
         waiting = [Due(*row) for row in cursor.fetchall()]
         cursor.execute(_SQL["sent_lately"], {"channel": claim.channel})
         sent, newest = cursor.fetchone()
-    messages = plan(waiting, sent, newest, digest_above=alerts.digest_above, an_hour=alerts.messages_an_hour)
+    messages = plan(
+        waiting, sent, newest, digest_above=alerts.digest_above, an_hour=alerts.messages_an_hour
+    )
     if waiting and not messages:
-        log.info("backstop: %s alerts wait until the channel %s may take more messages this hour", len(waiting), claim.channel)
+        log.info(
+            "backstop: %s alerts wait until the channel %s may take more messages this hour",
+            len(waiting),
+            claim.channel,
+        )
         counts.add("held", len(waiting))
     if not messages:
         return counts
@@ -157,7 +167,11 @@ def _told(claim: _Claim, message: Message) -> Counts:
 
 
 def _not_told(claim: _Claim, message: Message, error: str) -> Counts:
-    values = {"channel": claim.channel, "alerts": [alert.alert_id for alert in message.alerts], "error": error}
+    values = {
+        "channel": claim.channel,
+        "alerts": [alert.alert_id for alert in message.alerts],
+        "error": error,
+    }
     with claim.conn, claim.conn.cursor() as cursor:
         cursor.execute(_SQL["one_at_a_time"])
         cursor.execute(_SQL["not_told"], values)
@@ -165,26 +179,41 @@ def _not_told(claim: _Claim, message: Message, error: str) -> Counts:
         failures, since = cursor.fetchone()
         if failures == _TOLD_AFTER:
             _say_failing(cursor, claim.channel, since, error)
-    log.error("backstop: the channel %s did not take a message (%s); it is tried again", claim.channel, error)
+    log.error(
+        "backstop: the channel %s did not take a message (%s); it is tried again",
+        claim.channel,
+        error,
+    )
     return Counts(failed=1)
 
 
 def _say_failing(cursor: Any, channel: str, since: int, error: str) -> None:
     """To the other channels, once for each time that it begins to fail."""
-    cursor.execute(_SQL["alert"], {
-        "dedup_key": f"channel/{channel}@{since}/failing", "severity": "warning", "facts": "{}",
-        "title": f"The channel {channel} takes no alerts",
-        "body": f"{_TOLD_AFTER} messages in a row were not taken since {datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M} UTC,"
-                f" the last one: {error}. Readers of this channel alone miss alerts; Backstop keeps trying. Do: check that the"
-                f" service is up and the connection still valid, then: backstop alerts test --channel {channel}",
-    })  # fmt: skip
+    cursor.execute(
+        _SQL["alert"],
+        {
+            "dedup_key": f"channel/{channel}@{since}/failing",
+            "severity": "warning",
+            "facts": "{}",
+            "title": f"The channel {channel} takes no alerts",
+            "body": f"{_TOLD_AFTER} messages in a row were not taken since {datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M} UTC,"
+            f" the last one: {error}. Readers of this channel alone miss alerts; Backstop keeps trying. Do: check that the"
+            f" service is up and the connection still valid, then: backstop alerts test --channel {channel}",
+        },
+    )
 
 
 def _say_over(cursor: Any, channel: str, since: int) -> None:
     key = f"channel/{channel}@{since}/failing"
     cursor.execute(_SQL["alert_exists"], {"dedup_key": key})
     if cursor.fetchone():
-        cursor.execute(_SQL["alert"], {
-            "dedup_key": f"channel/{channel}@{since}/over", "severity": "info", "facts": "{}",
-            "title": f"The channel {channel} takes alerts again", "body": "What waited for it is being sent.",
-        })  # fmt: skip
+        cursor.execute(
+            _SQL["alert"],
+            {
+                "dedup_key": f"channel/{channel}@{since}/over",
+                "severity": "info",
+                "facts": "{}",
+                "title": f"The channel {channel} takes alerts again",
+                "body": "What waited for it is being sent.",
+            },
+        )

@@ -9,7 +9,9 @@ from backstop.alerts.due import Due, Message
 _HOUR = 3600.0
 
 
-def plan(due: Sequence[Due], sent: int, newest: float | None, *, digest_above: int, an_hour: int) -> list[Message]:
+def plan(
+    due: Sequence[Due], sent: int, newest: float | None, *, digest_above: int, an_hour: int
+) -> list[Message]:
     """`sent`: messages that the channel took within the last hour, the newest of them `newest` seconds ago.
 
     The first half of the hour's messages may go at any time. The second half are spread over the hour, so that in a storm

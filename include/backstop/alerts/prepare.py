@@ -18,16 +18,28 @@ def prepare(conn: Any, alerts: AlertsSettings, channels: Mapping[str, ChannelSet
     """In one transaction, which commits; counts `escalated`, `spared`, `given_up` and `unrouted`. Safe to run at any time."""
     names = list(channels)
     values: dict[str, Any] = {
-        "severities": list(SEVERITIES), "channels": names, "at_least": [channels[name].at_least for name in names],
-        "give_up": alerts.give_up_after.total_seconds(), "limit": _AT_ONCE,
-    }  # fmt: skip
-    steps = [(severity, after.total_seconds()) for severity in SEVERITIES for after in getattr(alerts.escalate, severity)]
+        "severities": list(SEVERITIES),
+        "channels": names,
+        "at_least": [channels[name].at_least for name in names],
+        "give_up": alerts.give_up_after.total_seconds(),
+        "limit": _AT_ONCE,
+    }
+    steps = [
+        (severity, after.total_seconds())
+        for severity in SEVERITIES
+        for after in getattr(alerts.escalate, severity)
+    ]
     counts = Counts()
     with conn, conn.cursor() as cursor:
         cursor.execute(_SQL["one_at_a_time"])
-        cursor.execute(_SQL["escalate"], {
-            "severities": list(SEVERITIES), "owners": [step[0] for step in steps], "afters": [step[1] for step in steps],
-        })  # fmt: skip
+        cursor.execute(
+            _SQL["escalate"],
+            {
+                "severities": list(SEVERITIES),
+                "owners": [step[0] for step in steps],
+                "afters": [step[1] for step in steps],
+            },
+        )
         counts.add("escalated", cursor.rowcount)
         cursor.execute(_SQL["spare"])
         counts.add("spared", cursor.rowcount)

@@ -46,34 +46,44 @@ def run_once(settings: Settings, connections: Connections) -> Counts:
     return walk_duty(DELIVER_ALERTS, settings, connections, None).counts
 
 
-def undelivered(settings: Settings, connections: Connections, conn: Any) -> AlertsUndelivered | None:
+def undelivered(
+    settings: Settings, connections: Connections, conn: Any
+) -> AlertsUndelivered | None:
     """What to raise when nobody was told of what waits; null when all is well, or may still be."""
     channels = settings.channels()
-    unknown = [name for name, channel in channels.items() if not _is_known(connections, channel.url)]
+    unknown = [
+        name for name, channel in channels.items() if not _is_known(connections, channel.url)
+    ]
     with conn, conn.cursor() as cursor:
         cursor.execute(_SQL["untold"], {"unknown": unknown})
         waiting = {severity: (number, stuck) for severity, number, stuck in cursor.fetchall()}
         cursor.execute(_SQL["troubles"])
         troubles = cursor.fetchall()
-    kept = "Every alert stays in the outbox (`backstop alerts list --undelivered`) and is tried again."
+    kept = (
+        "Every alert stays in the outbox (`backstop alerts list --undelivered`) and is tried again."
+    )
     grave = sum(number for severity, (number, _) in waiting.items() if severity != "info")
     if not channels:
         if not grave or settings.alerts.none_wanted:
             return None
         return AlertsUndelivered(
-            f"{grave} alerts wait, and no channel is configured: nobody gets them.", kept=kept,
+            f"{grave} alerts wait, and no channel is configured: nobody gets them.",
+            kept=kept,
             next_step="Write one under `alerts.channels` in backstop.yaml (docs/how-to/alerts.md), or"
-                      " `alerts: {none_wanted: true}` if you want no alerts.",
-        )  # fmt: skip
+            " `alerts: {none_wanted: true}` if you want no alerts.",
+        )
     stuck = sum(stuck for _, stuck in waiting.values())
     if not stuck:
         return None
-    why = [f"{name}: {error} since {since:%Y-%m-%d %H:%M} UTC" for name, _, since, error in troubles]
+    why = [
+        f"{name}: {error} since {since:%Y-%m-%d %H:%M} UTC" for name, _, since, error in troubles
+    ]
     why += [f"{name}: its URL is not known here" for name in unknown]
     return AlertsUndelivered(
-        f"{stuck} alerts wait, and no channel takes them ({'; '.join(why)}).", kept=kept,
+        f"{stuck} alerts wait, and no channel takes them ({'; '.join(why)}).",
+        kept=kept,
         next_step="See whether these services are up and their connections still valid: backstop alerts test",
-    )  # fmt: skip
+    )
 
 
 def _is_known(connections: Connections, reference: str) -> bool:

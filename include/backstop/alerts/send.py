@@ -23,11 +23,29 @@ _LATER = 5.0
 broken process."""
 
 
-_INHERITED = frozenset({
-    "PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE",
-    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
-    *(form for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy") for form in (name, name.upper())),
-})  # fmt: skip
+_INHERITED = frozenset(
+    {
+        "PATH",
+        "HOME",
+        "USER",
+        "LANG",
+        "TZ",
+        "TMPDIR",
+        "LD_LIBRARY_PATH",
+        "VIRTUAL_ENV",
+        "PYTHONHOME",
+        "PYTHONDONTWRITEBYTECODE",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "REQUESTS_CA_BUNDLE",
+        "CURL_CA_BUNDLE",
+        *(
+            form
+            for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+            for form in (name, name.upper())
+        ),
+    }
+)
 """What the process may see of our environment: services' plugins have no business with whatever secrets are beside these."""
 
 
@@ -37,13 +55,27 @@ class Sender:
     def __init__(self, kind: str, url: str, timeout: float) -> None:
         self._limit = 3 * timeout
         source = str(Path(backstop.__file__).parents[1])
-        inherited = {name: value for name, value in os.environ.items() if name in _INHERITED or name.startswith("LC_")}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name in _INHERITED or name.startswith("LC_")
+        }
         path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "backstop.alerts.send_child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, env={**inherited, "PYTHONPATH": path}, start_new_session=True,
-        )  # fmt: skip
-        channel = {"kind": kind, "url": raw(url), "timeout": timeout, "start": _START + _LATER, "limit": self._limit + _LATER}
+            [sys.executable, "-m", "backstop.alerts.send_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**inherited, "PYTHONPATH": path},
+            start_new_session=True,
+        )
+        channel = {
+            "kind": kind,
+            "url": raw(url),
+            "timeout": timeout,
+            "start": _START + _LATER,
+            "limit": self._limit + _LATER,
+        }
         self.error = self._ask(channel, _START)
 
     def send(self, message: Mapping[str, Any]) -> str | None:

@@ -24,7 +24,9 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 Send = Callable[[Mapping[str, Any]], str | None]
 
-LOCAL = frozenset({"blink1", "dbus", "gio", "glib", "gnome", "kde", "macosx", "qt", "syslog", "windows"})
+LOCAL = frozenset(
+    {"blink1", "dbus", "gio", "glib", "gnome", "kde", "macosx", "qt", "syslog", "windows"}
+)
 """Plugins that speak to this machine: nobody reads what a server says to its own desktop."""
 UNANSWERED = frozenset({"rsyslog", "aprs", "growl"})
 """Whether anybody took it cannot be known, and silence is never success."""
@@ -55,7 +57,9 @@ def metadata_service(url: str) -> bool:
     except (OSError, ValueError):
         return False  # nobody is reached there either
     addresses = (ip_address(str(place[0]).partition("%")[0]) for *_, place in found)
-    return any((getattr(address, "ipv4_mapped", None) or address).is_link_local for address in addresses)
+    return any(
+        (getattr(address, "ipv4_mapped", None) or address).is_link_local for address in addresses
+    )
 
 
 def webhook(channel: Mapping[str, Any]) -> Send | str:
@@ -66,7 +70,9 @@ def webhook(channel: Mapping[str, Any]) -> Send | str:
 
     def send(message: Mapping[str, Any]) -> str | None:
         body = json.dumps(message["fields"]).encode()
-        request = Request(channel["url"], data=body, headers={"Content-Type": "application/json"}, method="POST")
+        request = Request(
+            channel["url"], data=body, headers={"Content-Type": "application/json"}, method="POST"
+        )
         try:
             with opener.open(request, timeout=channel["timeout"]):
                 return None
@@ -98,7 +104,9 @@ def apprise(channel: Mapping[str, Any]) -> Send | str:
     if scheme not in plugins or getattr(plugins[scheme], "category", None) == "custom":
         return "no service that Apprise knows has this scheme"
     # Nothing is kept on disk, and nobody is redirected elsewhere with our credentials.
-    asset = AppriseAsset(storage_mode="memory", secure_logging=True, http_redirects=False, app_id="Backstop")
+    asset = AppriseAsset(
+        storage_mode="memory", secure_logging=True, http_redirects=False, app_id="Backstop"
+    )
     plugin = Apprise.instantiate(channel["url"], asset=asset)
     if plugin is None:
         return "Apprise cannot read it"
@@ -108,7 +116,9 @@ def apprise(channel: Mapping[str, Any]) -> Send | str:
         # Apprise says only whether all of them took it: those who did would be told again and again.
         return f"it names {len(plugin)} targets or copies; one channel is for one: a list's address, a room, a service"
     plugin.socket_connect_timeout = plugin.socket_read_timeout = channel["timeout"]
-    plugin.request_rate_per_sec = min(plugin.request_rate_per_sec, 0.0 if scheme.startswith("mailto") else 1.0)
+    plugin.request_rate_per_sec = min(
+        plugin.request_rate_per_sec, 0.0 if scheme.startswith("mailto") else 1.0
+    )
     # A service refuses a text that is too long for it, again and again: the gravest stand first in ours.
     plugin.overflow_mode = OverflowMode.TRUNCATE
     types = {"info": NotifyType.INFO, "warning": NotifyType.WARNING, "critical": NotifyType.FAILURE}
@@ -120,9 +130,11 @@ def apprise(channel: Mapping[str, Any]) -> Send | str:
             # One incident a story: told again it is the same one, and its closing alert resolves it.
             plugin.action, plugin.dedup = "map", f"backstop/{message['thread']}"
         taken = plugin.notify(
-            body=_PINGS.sub("@ ", message["body"]), title=_PINGS.sub("@ ", message["title"]), notify_type=kind,
+            body=_PINGS.sub("@ ", message["body"]),
+            title=_PINGS.sub("@ ", message["title"]),
+            notify_type=kind,
             body_format=NotifyFormat.TEXT,
-        )  # fmt: skip
+        )
         return None if taken is True else said.kind()
 
     return send
@@ -145,7 +157,10 @@ class _Heard(logging.Handler):
         return "no connection" if "onnection" in text else "refused"
 
 
-WAYS: dict[str, Callable[[Mapping[str, Any]], Send | str]] = {"apprise": apprise, "webhook": webhook}
+WAYS: dict[str, Callable[[Mapping[str, Any]], Send | str]] = {
+    "apprise": apprise,
+    "webhook": webhook,
+}
 
 
 LINK_LOCAL = "a link-local address is nobody's channel"

@@ -23,28 +23,44 @@ def write(message: Message) -> dict[str, Any]:
 
 def one_line(text: str, limit: int) -> str:
     """Without line breaks and other characters that steer a header, a terminal or a page; not longer than `limit`."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text.strip())
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text.strip()
+    )
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def _one(alert: Due) -> dict[str, Any]:
     title, body = one_line(alert.title, _TITLE), one_line(alert.body, _BODY)
     fields = {
-        "duty": "watch", "severity": alert.severity, "title": title, "key": alert.key, "text": f"{title}. {body}",
+        "duty": "watch",
+        "severity": alert.severity,
+        "title": title,
+        "key": alert.key,
+        "text": f"{title}. {body}",
         **alert.facts,
-    }  # fmt: skip
+    }
     return {
-        "title": f"[{'over' if alert.closing else alert.severity}] {title}", "body": f"{body}\n\nalert {alert.alert_id}",
-        "severity": alert.severity, "closing": alert.closing, "thread": alert.thread, "fields": fields,
-    }  # fmt: skip
+        "title": f"[{'over' if alert.closing else alert.severity}] {title}",
+        "body": f"{body}\n\nalert {alert.alert_id}",
+        "severity": alert.severity,
+        "closing": alert.closing,
+        "thread": alert.thread,
+        "fields": fields,
+    }
 
 
 def _digest(alerts: tuple[Due, ...]) -> dict[str, Any]:
     news, over = [a for a in alerts if not a.closing], [a for a in alerts if a.closing]
     worst = max((a.severity for a in news), key=SEVERITIES.index, default="info")
     by_severity = Counter(a.severity for a in news)
-    parts = [f"{by_severity[severity]} {severity}" for severity in reversed(SEVERITIES) if by_severity[severity]]
-    title = f"Backstop: {len(alerts)} alerts: " + ", ".join([*parts, *([f"{len(over)} over"] if over else [])])
+    parts = [
+        f"{by_severity[severity]} {severity}"
+        for severity in reversed(SEVERITIES)
+        if by_severity[severity]
+    ]
+    title = f"Backstop: {len(alerts)} alerts: " + ", ".join(
+        [*parts, *([f"{len(over)} over"] if over else [])]
+    )
     named = [a for a in news if a.severity == worst][:_NAMED] if worst != "info" else []
     lines = [f"{a.severity}: {one_line(a.title, _TITLE)}" for a in named]
     if by_severity[worst] > len(named) and named:
@@ -55,21 +71,35 @@ def _digest(alerts: tuple[Due, ...]) -> dict[str, Any]:
         lines += ["", f"Over: {len(over)}"]
     lines += ["", "See: backstop alerts list; backstop cases list"]
     return {
-        "title": f"[{worst}] {title}", "body": "\n".join(lines), "severity": worst, "closing": not news, "thread": _STORM,
-        "fields": {"duty": "watch", "severity": worst, "title": title, "key": f"digest/{alerts[0].alert_id}",
-                   "text": f"{title}. {'; '.join(line for line in lines if line)}", "alerts": len(alerts)},
-    }  # fmt: skip
+        "title": f"[{worst}] {title}",
+        "body": "\n".join(lines),
+        "severity": worst,
+        "closing": not news,
+        "thread": _STORM,
+        "fields": {
+            "duty": "watch",
+            "severity": worst,
+            "title": title,
+            "key": f"digest/{alerts[0].alert_id}",
+            "text": f"{title}. {'; '.join(line for line in lines if line)}",
+            "alerts": len(alerts),
+        },
+    }
 
 
 def _counted(news: list[Due]) -> list[str]:
     counts = Counter((a.severity, a.kind, a.topic or "") for a in news)
-    ordered = sorted(counts.items(), key=lambda item: (-SEVERITIES.index(item[0][0]), -item[1], item[0]))
+    ordered = sorted(
+        counts.items(), key=lambda item: (-SEVERITIES.index(item[0][0]), -item[1], item[0])
+    )
     lines = [
         f"{number} {one_line(severity, 20)} {one_line(kind, 60)}{f' in {one_line(topic, 80)}' if topic else ''}"
         for (severity, kind, topic), number in ordered[:_KINDS]
     ]
     if len(ordered) > _KINDS:
-        lines.append(f"{sum(number for _, number in ordered[_KINDS:])} of {len(ordered) - _KINDS} more kinds and topics")
+        lines.append(
+            f"{sum(number for _, number in ordered[_KINDS:])} of {len(ordered) - _KINDS} more kinds and topics"
+        )
     return lines
 
 
@@ -78,10 +108,15 @@ def as_test(channel: str) -> dict[str, Any]:
     body = f"Sent by `backstop alerts test` to the channel {channel}. Nothing has happened"
     title = "Test of Backstop's alerts"
     # As the closing of a story that never began: nobody is called in the night by it.
-    return {**_one(Due(0, f"test/{channel}", f"test/{channel}", True, "info", title, body)), "title": title}
+    return {
+        **_one(Due(0, f"test/{channel}", f"test/{channel}", True, "info", title, body)),
+        "title": title,
+    }
 
 
-def as_failure(duty: str, severity: str, title: str, text: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+def as_failure(
+    duty: str, severity: str, title: str, text: str, facts: Mapping[str, Any]
+) -> dict[str, Any]:
     """The same for what could not be stored first, because the control database is away."""
     alert = Due(0, f"duty/{duty}/failed", f"duty/{duty}", False, severity, title, text, facts)
     return _one(alert)

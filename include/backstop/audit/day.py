@@ -38,7 +38,9 @@ def day_of(settings: Settings, as_of: datetime, day: date | None = None) -> Day:
             kept="Nothing was started.",
             next_step=f"Name a day of the last {written(kept)}.",
         )
-    return Day(chosen, start, min(start + timedelta(days=1), as_of), as_of, as_of - patience(settings))
+    return Day(
+        chosen, start, min(start + timedelta(days=1), as_of), as_of, as_of - patience(settings)
+    )
 
 
 def patience(settings: Settings) -> timedelta:

@@ -18,7 +18,10 @@ def erased_messages(control: Any) -> Iterator[list[Key]]:
     after = Key("", "")
     while True:
         with control, control.cursor() as cursor:
-            cursor.execute(_SQL["erased"], {"after_topic": after.topic, "after_id": after.message_id, "limit": PAGE})
+            cursor.execute(
+                _SQL["erased"],
+                {"after_topic": after.topic, "after_id": after.message_id, "limit": PAGE},
+            )
             page = [Key(*row) for row in cursor.fetchall()]
         if page:
             yield page

@@ -10,8 +10,7 @@ INVARIANTS: dict[str, str] = {
     "case_has_alert": "every case that waits for a person, or was opened on the day, has an alert",
     "alert_was_told": "no alert that somebody wants waits for long",
     "letters_acknowledged": "every page of dead letters that was stored was acknowledged to its broker",
-    "letters_decided":
-        "no dead letter stays undecided for long: it is replayed, discarded, waits until a time or for a person",
+    "letters_decided": "no dead letter stays undecided for long: it is replayed, discarded, waits until a time or for a person",
     "replay_has_request": "every dead letter that is being replayed, or was on the day, has its request",
     "discard_has_proof": "a machine discards a dead letter only with a proof that nothing was left to do",
     "causes_count_letters": "a cause's count is the number of its stored dead letters",
@@ -32,14 +31,26 @@ INVARIANTS: dict[str, str] = {
     "exhausted_stub_has_case": "every exhausted stub is before a person, or was",
     "overdue_stub_has_case": "every stub that is open beyond its overdue horizon is before a person, or was",
     "sent_requests_were_handed_out": "every request that took its number on the day is known to its stub",
-    "confirmed_stub_has_logs":
-        "every stub confirmed on the day has the logs of all groups that owed it, where none of its age was purged",
+    "confirmed_stub_has_logs": "every stub confirmed on the day has the logs of all groups that owed it, where none of its age was purged",
     "leases_end": "no lease that ended long ago is left for the sweep",
     "floor_is_old": "nothing was purged for which a copy may still come",
 }
-LATE = frozenset({
-    "alert_was_told", "broken_rows_do_not_grow", "causes_count_letters", "duties_ran", "erased_stays_erased", "erasures_end",
-    "leases_end", "letters_acknowledged", "letters_decided", "requests_end", "runs_end", "sends_end", "stubs_are_looked_at",
-    "withdrawals_end",
-})  # fmt: skip
+LATE = frozenset(
+    {
+        "alert_was_told",
+        "broken_rows_do_not_grow",
+        "causes_count_letters",
+        "duties_ran",
+        "erased_stays_erased",
+        "erasures_end",
+        "leases_end",
+        "letters_acknowledged",
+        "letters_decided",
+        "requests_end",
+        "runs_end",
+        "sends_end",
+        "stubs_are_looked_at",
+        "withdrawals_end",
+    }
+)
 """What is late or untidy: a warning. The others mean that something was lost, doubled, forgotten or kept from a person."""

@@ -38,7 +38,9 @@ SAMPLE = 50_000
 also what those before did not use; a cut is written down."""
 
 
-def look_at_consumers(settings: Settings, connections: Connections, control: Any, day: Day) -> list[Look]:
+def look_at_consumers(
+    settings: Settings, connections: Connections, control: Any, day: Day
+) -> list[Look]:
     """One look for each invariant and place."""
     return [
         *_confirmed(settings, connections, control, day),
@@ -48,14 +50,18 @@ def look_at_consumers(settings: Settings, connections: Connections, control: Any
     ]
 
 
-def _confirmed(settings: Settings, connections: Connections, control: Any, day: Day) -> Iterator[Look]:
+def _confirmed(
+    settings: Settings, connections: Connections, control: Any, day: Day
+) -> Iterator[Look]:
     engine = Engine()
     try:
         with Sources(settings, connections) as sources:
             for shard in settings.producers:
                 look = Look("confirmed_stub_has_logs", f"shard {shard}")
                 try:
-                    with closing(open_guarded(look.place, open_stub_audit, settings, connections, shard)) as stubs:
+                    with closing(
+                        open_guarded(look.place, open_stub_audit, settings, connections, shard)
+                    ) as stubs:
                         for topic in settings.topics:
                             cut = 0
                             for page in _sample(stubs, topic, day):
@@ -64,11 +70,15 @@ def _confirmed(settings: Settings, connections: Connections, control: Any, day: 
                                     _look_up(sources, engine, control, shard, page.keys, look)
                                 cut += page.cut
                             if cut:
-                                look.cut.append(f"{topic}: of {cut} hours only the first stubs ({SAMPLE} a day)")
+                                look.cut.append(
+                                    f"{topic}: of {cut} hours only the first stubs ({SAMPLE} a day)"
+                                )
                 except Unavailable as error:
                     look.missed = error.what
                 if sources.unreachable:
-                    look.missed = "; ".join(f"{name}: {why}" for name, why in sorted(sources.unreachable.items()))
+                    look.missed = "; ".join(
+                        f"{name}: {why}" for name, why in sorted(sources.unreachable.items())
+                    )
                 yield look
     finally:
         engine.close()
@@ -99,7 +109,9 @@ def _sample(stubs: StubAudit, topic: str, day: Day) -> Iterator[_Page]:
         start = end
 
 
-def _look_up(sources: Sources, engine: Engine, control: Any, shard: str, keys: list[Key], look: Look) -> None:
+def _look_up(
+    sources: Sources, engine: Engine, control: Any, shard: str, keys: list[Key], look: Look
+) -> None:
     """Deliveries of these stubs whose group has no log of the work, although none of that age was purged. The floor is read
     after the logs, because a purge raises it before it deletes."""
     settings = sources.settings
@@ -110,26 +122,38 @@ def _look_up(sources: Sources, engine: Engine, control: Any, shard: str, keys: l
     with control, control.cursor() as cursor:
         owed_from = read_owed_since(cursor, settings, topics)
         start_offsets = read_start_offsets(cursor, settings, topics)
-    owed = engine.run("deliveries", {
-        "stub": stubs.add_column(0, "stub_id", pa.array(range(stubs.num_rows), pa.int64())),
-        "policy": table(frames.POLICY, frames.policy_rows(settings, owed_from, topics)),
-        "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
-        "start_offset": table(frames.START_OFFSET, start_offsets),
-    })  # fmt: skip
+    owed = engine.run(
+        "deliveries",
+        {
+            "stub": stubs.add_column(0, "stub_id", pa.array(range(stubs.num_rows), pa.int64())),
+            "policy": table(frames.POLICY, frames.policy_rows(settings, owed_from, topics)),
+            "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
+            "start_offset": table(frames.START_OFFSET, start_offsets),
+        },
+    )
     logs, answered = read_logs(sources, owed, set())
     told = {row["consumer_group"] for row in answered.to_pylist() if row["answered"]}
     done = {
-        (row["topic"], row["message_id"], row["consumer_group"]) for row in logs.to_pylist()
+        (row["topic"], row["message_id"], row["consumer_group"])
+        for row in logs.to_pylist()
         if row["log_state"] == LogState.CONSUMED
-    }  # fmt: skip
+    }
     floors = {group: sources.logs_of(group).floor(group) for group in told}
     with control, control.cursor() as cursor:
-        cursor.execute(_SQL["discarded"], {"topics": [k.topic for k in keys], "message_ids": [k.message_id for k in keys]})
+        cursor.execute(
+            _SQL["discarded"],
+            {"topics": [k.topic for k in keys], "message_ids": [k.message_id for k in keys]},
+        )
         done |= set(cursor.fetchall())
     for row in owed.to_pylist():
         delivery = (row["topic"], row["message_id"], row["consumer_group"])
         created = instant(row["created_at"])
-        if delivery in done or row["consumer_group"] not in told or created is None or created < floors[row["consumer_group"]]:
+        if (
+            delivery in done
+            or row["consumer_group"] not in told
+            or created is None
+            or created < floors[row["consumer_group"]]
+        ):
             continue
         if len(look.breaches) < KEPT:
             look.breaches.append(Breach("/".join(delivery), *delivery))
@@ -175,7 +199,9 @@ def _erased(settings: Settings, connections: Connections, control: Any, group: s
 def _floor(settings: Settings, connections: Connections, group: str, day: Day) -> Look:
     """A floor newer than the longest way back of a copy: something was purged that a copy may still come for."""
     look = Look("floor_is_old", f"group {group}", rows_read=1)
-    ways = (longest_way_back(settings.policy_for(topic, group)) for topic in settings.topics_of(group))
+    ways = (
+        longest_way_back(settings.policy_for(topic, group)) for topic in settings.topics_of(group)
+    )
     way = min(ways, default=timedelta(0))
     try:
         with Sources(settings, connections) as sources:

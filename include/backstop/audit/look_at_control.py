@@ -16,16 +16,26 @@ def look_at_control(settings: Settings, control: Any, day: Day) -> list[Look]:
     """One look for each query of control.sql. The audit and retention themselves run once a day: they are not among the
     duties of which a run on the day is asked."""
     values = {
-        "day_from": day.start, "day_to": day.end, "patient_since": day.patient_since, "as_of": day.as_of,
+        "day_from": day.start,
+        "day_to": day.end,
+        "patient_since": day.patient_since,
+        "as_of": day.as_of,
         "duties": sorted(settings.watch.allowed_age),
-    }  # fmt: skip
+    }
     looks = []
     for invariant, query in _SQL.items():
         with control, control.cursor() as cursor:
-            cursor.execute(f"SELECT count(*) OVER (), found.* FROM ({query}) AS found LIMIT {KEPT:d}", values)
+            cursor.execute(
+                f"SELECT count(*) OVER (), found.* FROM ({query}) AS found LIMIT {KEPT:d}", values
+            )
             rows = cursor.fetchall()
         number = rows[0][0] if rows else 0
-        looks.append(Look(
-            invariant, by_database=True, breaches=[Breach(*row[1:]) for row in rows], more=number - len(rows),
-        ))  # fmt: skip
+        looks.append(
+            Look(
+                invariant,
+                by_database=True,
+                breaches=[Breach(*row[1:]) for row in rows],
+                more=number - len(rows),
+            )
+        )
     return looks

@@ -24,7 +24,9 @@ _SQL = load("backstop.audit", "queries.sql")
 PAGE = 5_000
 
 
-def look_at_producers(settings: Settings, connections: Connections, control: Any, day: Day) -> list[Look]:
+def look_at_producers(
+    settings: Settings, connections: Connections, control: Any, day: Day
+) -> list[Look]:
     """One look for each invariant and shard; a shard that does not answer says so in each of them."""
     looks: list[Look] = []
     overdue = {topic: _overdue_since(settings, topic, day) for topic in settings.topics}
@@ -37,9 +39,14 @@ def look_at_producers(settings: Settings, connections: Connections, control: Any
             continue
         with closing(stubs):
             looks += [
-                _answered(invariant, place, partial(ask, stubs, control, day, overdue)) for invariant, ask in _ASKED.items()
+                _answered(invariant, place, partial(ask, stubs, control, day, overdue))
+                for invariant, ask in _ASKED.items()
             ]
-    sent = _answered("sent_requests_were_handed_out", "control", lambda: _sent_requests(settings, connections, control, day))
+    sent = _answered(
+        "sent_requests_were_handed_out",
+        "control",
+        lambda: _sent_requests(settings, connections, control, day),
+    )
     return [*looks, sent]
 
 
@@ -47,8 +54,12 @@ _Ask = Callable[[StubAudit, Any, Day, dict[str, datetime]], Look]
 _ASKED: dict[str, _Ask] = {
     "numbers_within_count": lambda stubs, _, day, __: _numbers(stubs, day),
     "sends_end": lambda stubs, _, day, __: _named(stubs.never_ended(day.patient_since, KEPT + 1)),
-    "stubs_are_looked_at": lambda stubs, _, day, __: _named(stubs.never_looked_at(day.patient_since, KEPT + 1)),
-    "exhausted_stub_has_case": lambda stubs, control, *_: _without_case(control, lambda after: stubs.exhausted(after, PAGE)),
+    "stubs_are_looked_at": lambda stubs, _, day, __: _named(
+        stubs.never_looked_at(day.patient_since, KEPT + 1)
+    ),
+    "exhausted_stub_has_case": lambda stubs, control, *_: _without_case(
+        control, lambda after: stubs.exhausted(after, PAGE)
+    ),
     INVARIANT: lambda stubs, control, *_: _not_erased(stubs, control),
     "overdue_stub_has_case": lambda stubs, control, _, overdue: _without_case(
         control, lambda after: stubs.overdue(overdue, after, PAGE)
@@ -89,7 +100,9 @@ def _not_erased(stubs: StubAudit, control: Any) -> Look:
 
 def _named(keys: Sequence[Key]) -> Look:
     """At most one more than is kept is asked for: then there are more than are listed."""
-    return Look("", by_database=True, breaches=[_breach(key) for key in keys[:KEPT]], more=len(keys[KEPT:]))
+    return Look(
+        "", by_database=True, breaches=[_breach(key) for key in keys[:KEPT]], more=len(keys[KEPT:])
+    )
 
 
 def _without_case(control: Any, page_after: Callable[[Key], list[Key]]) -> Look:
@@ -98,7 +111,10 @@ def _without_case(control: Any, page_after: Callable[[Key], list[Key]]) -> Look:
         page = page_after(after)
         look.rows_read += len(page)
         with control, control.cursor() as cursor:
-            cursor.execute(_SQL["without_case"], {"topics": [k.topic for k in page], "message_ids": [k.message_id for k in page]})
+            cursor.execute(
+                _SQL["without_case"],
+                {"topics": [k.topic for k in page], "message_ids": [k.message_id for k in page]},
+            )
             for row in cursor.fetchall():
                 _add(look, Key(*row))
         if len(page) < PAGE:
@@ -114,7 +130,9 @@ def _sent_requests(settings: Settings, connections: Connections, control: Any, d
             look.rows_read += len(page)
             numbers: dict[Key, int] = {}
             for _, topic, message_id, number in page:
-                numbers[Key(topic, message_id)] = max(number, numbers.get(Key(topic, message_id), 0))
+                numbers[Key(topic, message_id)] = max(
+                    number, numbers.get(Key(topic, message_id), 0)
+                )
             for shard in settings.producers:
                 for key, stub in sources.shard(shard).stubs(numbers).items():
                     if stub.send_count < numbers[key]:

@@ -54,12 +54,20 @@ def record(control: Any, run: Run, day: Day, looks: Sequence[Look]) -> Counts:
         for look in looks:
             number = len(look.breaches) + look.more
             where = {"run_id": run.run_id, "invariant": look.invariant, "place": look.place}
-            cursor.execute(_SQL["record_look"], {
-                **where, "rows_read": None if look.by_database else look.rows_read, "breaches": number,
-                "complete": look.missed is None, "detail": look.missed or "; ".join(look.cut) or None,
-            })  # fmt: skip
+            cursor.execute(
+                _SQL["record_look"],
+                {
+                    **where,
+                    "rows_read": None if look.by_database else look.rows_read,
+                    "breaches": number,
+                    "complete": look.missed is None,
+                    "detail": look.missed or "; ".join(look.cut) or None,
+                },
+            )
             cursor.execute(_SQL["forget_findings"], where)
-            rows = [(run.run_id, look.invariant, look.place, *breach) for breach in look.breaches[:KEPT]]
+            rows = [
+                (run.run_id, look.invariant, look.place, *breach) for breach in look.breaches[:KEPT]
+            ]
             if rows:
                 execute_values(cursor, _SQL["record_findings"], rows)
                 cursor.execute(_SQL["alert"], _alert(run, day, look, number))

@@ -29,7 +29,9 @@ from backstop.sql.named import load
 _SQL = load("backstop.audit", "queries.sql")
 
 
-def look_everywhere(settings: Settings, connections: Connections, control: Any, run: Run, day: Day) -> Counts:
+def look_everywhere(
+    settings: Settings, connections: Connections, control: Any, run: Run, day: Day
+) -> Counts:
     """Every invariant at every place, recorded part by part; what did not answer is recorded as not read."""
     parts: Sequence[Callable[[], Sequence[Look]]] = (
         lambda: look_at_control(settings, control, day),
@@ -80,8 +82,14 @@ AUDIT = Duty(
 
 
 def run_duty(
-    settings: Settings, connections: Connections, *, day: date | None = None, audit: RunCheck | None = None,
+    settings: Settings,
+    connections: Connections,
+    *,
+    day: date | None = None,
+    audit: RunCheck | None = None,
     dead_after: timedelta = DEAD_AFTER,
-) -> Counts:  # fmt: skip
+) -> Counts:
     """The whole duty in this process, as `walk_duty`; raises AuditFailed when an invariant does not hold."""
-    return walk_duty(AUDIT, settings, connections, AuditInput(day), dead_after=dead_after, check=audit).counts
+    return walk_duty(
+        AUDIT, settings, connections, AuditInput(day), dead_after=dead_after, check=audit
+    ).counts

@@ -12,7 +12,9 @@ QUEUES = 4
 """For each topic: enough that workers share, few enough to look at."""
 
 
-def create_topics(broker: Any, topics: Mapping[str, Iterable[str]], queues: int | None = None) -> None:
+def create_topics(
+    broker: Any, topics: Mapping[str, Iterable[str]], queues: int | None = None
+) -> None:
     """`topics`: topic -> its groups. A new group begins at the start of its topic: it owes what was sent before it came.
 
     `queues` None: QUEUES for a new topic, and one that is there keeps its number.
@@ -47,6 +49,7 @@ def open_by_url(url: str) -> Any:
 
         return RocketMQ(url)
     raise ConfigurationError(
-        f"No broker has the scheme {scheme!r}.", kept="Nothing was created.",
+        f"No broker has the scheme {scheme!r}.",
+        kept="Nothing was created.",
         next_step="Name a URL that begins with redis://, rediss://, stomp:// or rocketmq://.",
-    )  # fmt: skip
+    )

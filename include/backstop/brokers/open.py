@@ -24,20 +24,49 @@ from backstop.config.settings import Settings
 from backstop.model.errors import ConfigurationError
 
 _DEFAULT_SEND = timedelta(seconds=10)
-_DURATIONS = frozenset({"visibility", "connect_timeout", "send_timeout", "answer_timeout", "retention"})
+_DURATIONS = frozenset(
+    {"visibility", "connect_timeout", "send_timeout", "answer_timeout", "retention"}
+)
 _NUMBERS = frozenset({"delivery_limit", "max_message_bytes", "prefetch", "pull_batch"})
-_METHODS: Final = [*(name for name in vars(Broker) if not name.startswith("_")), "__enter__", "__exit__"]
+_METHODS: Final = [
+    *(name for name in vars(Broker) if not name.startswith("_")),
+    "__enter__",
+    "__exit__",
+]
 _OPTIONS: Final = {
-    "redis_streams": {"visibility", "connect_timeout", "send_timeout", "retention", "delivery_limit", "prefix"},
+    "redis_streams": {
+        "visibility",
+        "connect_timeout",
+        "send_timeout",
+        "retention",
+        "delivery_limit",
+        "prefix",
+    },
     "activemq": {
-        "connect_timeout", "send_timeout", "answer_timeout", "delivery_limit", "max_message_bytes", "prefetch", "send_to",
-        "receive_from", "dead_letters", "redelivery",
+        "connect_timeout",
+        "send_timeout",
+        "answer_timeout",
+        "delivery_limit",
+        "max_message_bytes",
+        "prefetch",
+        "send_to",
+        "receive_from",
+        "dead_letters",
+        "redelivery",
     },
     "rocketmq": {
-        "brokers", "removed", "connect_timeout", "send_timeout", "answer_timeout", "delivery_limit", "max_message_bytes",
-        "drain_group", "pull_batch", "delay_levels",
+        "brokers",
+        "removed",
+        "connect_timeout",
+        "send_timeout",
+        "answer_timeout",
+        "delivery_limit",
+        "max_message_bytes",
+        "drain_group",
+        "pull_batch",
+        "delay_levels",
     },
-}  # fmt: skip
+}
 
 
 def open_broker(settings: Settings, connections: Connections, name: str) -> Broker:
@@ -62,15 +91,26 @@ def open_broker(settings: Settings, connections: Connections, name: str) -> Brok
 def _open_installed(settings: Settings, connections: Connections, name: str) -> Broker:
     """An adapter of others. It gets what ours get: the URL, its options, and which groups each of its topics has."""
     broker = settings.brokers[name]
-    options: dict[str, Any] = {"send_timeout": min(_DEFAULT_SEND, settings.shortest_send(name)), **broker.options}
+    options: dict[str, Any] = {
+        "send_timeout": min(_DEFAULT_SEND, settings.shortest_send(name)),
+        **broker.options,
+    }
     if not isinstance(options["send_timeout"], timedelta):
-        options["send_timeout"] = _duration(f"brokers.{name}.options.send_timeout", options["send_timeout"])
-    topics = {topic: tuple(its.groups) for topic, its in settings.topics.items() if its.broker == name}
+        options["send_timeout"] = _duration(
+            f"brokers.{name}.options.send_timeout", options["send_timeout"]
+        )
+    topics = {
+        topic: tuple(its.groups) for topic, its in settings.topics.items() if its.broker == name
+    }
     opened: Broker = installed()[broker.kind].load()(
         connections.url(broker.connection), topics=topics, **options
     )
     # By the class first: a property such as `capabilities` is not asked here.
-    missing = [method for method in _METHODS if not (hasattr(type(opened), method) or hasattr(opened, method))]
+    missing = [
+        method
+        for method in _METHODS
+        if not (hasattr(type(opened), method) or hasattr(opened, method))
+    ]
     if missing:
         raise ConfigurationError(
             f"brokers.{name}: the adapter for {broker.kind!r} has no {', '.join(missing)}, which"
@@ -93,9 +133,12 @@ def _open_rocketmq(settings: Settings, url: str, name: str, options: dict[str, A
             policy = settings.policy_for(topic, group)
             room = policy.redelivery_horizon - policy.consume_timeout - policy.max_clock_skew
             groups[group] = WantedGroup(
-                subscription.tags, acknowledged=settings.groups[group].progress == "acknowledged",
-                retries_at_most=room, retries_more_than=policy.lease + policy.sweep_interval, delivery_limit=limit,
-            )  # fmt: skip
+                subscription.tags,
+                acknowledged=settings.groups[group].progress == "acknowledged",
+                retries_at_most=room,
+                retries_more_than=policy.lease + policy.sweep_interval,
+                delivery_limit=limit,
+            )
         wanted[topic] = WantedTopic(settings.policy_for(topic).broker_retention, groups)
     return RocketMQ(url, wanted=wanted, **options)
 
@@ -113,7 +156,9 @@ def _open_activemq(settings: Settings, url: str, name: str, options: dict[str, A
             )
         logged = [group for group in its.groups if settings.groups[group].progress == "logged"]
         if logged:
-            raise _wrong(f"groups.{logged[0]}.progress: 'logged' needs offsets; allowed at ActiveMQ: acknowledged, received.")
+            raise _wrong(
+                f"groups.{logged[0]}.progress: 'logged' needs offsets; allowed at ActiveMQ: acknowledged, received."
+            )
         if one_group:
             groups |= dict.fromkeys([topic], next(iter(its.groups))) if its.groups else {}
     return ActiveMQ(url, groups=groups, **options)
@@ -123,7 +168,9 @@ def _options(path: str, written: Mapping[str, object], allowed: set[str]) -> dic
     options: dict[str, Any] = {}
     for name, value in written.items():
         if name not in allowed:
-            raise _wrong(f"{path}.{name}: an unknown option; allowed: {', '.join(sorted(allowed))}.")
+            raise _wrong(
+                f"{path}.{name}: an unknown option; allowed: {', '.join(sorted(allowed))}."
+            )
         if name in _DURATIONS:
             options[name] = _duration(f"{path}.{name}", value)
         elif name in _NUMBERS:
@@ -150,5 +197,7 @@ def _duration(path: str, value: object) -> timedelta:
 
 def _wrong(what: str) -> ConfigurationError:
     return ConfigurationError(
-        what, kept="Nothing was sent or read.", next_step="Correct backstop.yaml and run this again."
+        what,
+        kept="Nothing was sent or read.",
+        next_step="Correct backstop.yaml and run this again.",
     )

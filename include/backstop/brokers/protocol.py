@@ -241,7 +241,9 @@ class Broker(Protocol):
         decided by it, and a consumer that does not answer soon is one that does not tell."""
         ...
 
-    def dead_letters(self, group: str, *, since: Mapping[str, str] | None = None) -> Iterator[DeadLetterRef]:
+    def dead_letters(
+        self, group: str, *, since: Mapping[str, str] | None = None
+    ) -> Iterator[DeadLetterRef]:
         """The group's dead-letter queue, from its beginning to the end it has at the call, nothing removed.
 
         `since`: for each queue the place of the last entry that was read before: only those behind it. A queue that is not
@@ -269,7 +271,10 @@ class Broker(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
 
@@ -312,7 +317,10 @@ class DeadLetterReader(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
 

@@ -37,11 +37,16 @@ def close_settled(cur: Any) -> int:
     closed = cur.fetchall()
     for case_id, kind, topic, group, decision, reopened in closed:
         how = f"after the decision to {decision}" if decision else "by itself"
-        cur.execute(_SQL["alert"], {
-            "case_id": case_id, "dedup_key": closing_key(case_id, reopened), "severity": "info",
-            "title": f"Case {case_id} closed: {kind} in {topic}",
-            "body": f"Every delivery to {group} in it was done, withdrawn or discarded, {how}.",
-        })  # fmt: skip
+        cur.execute(
+            _SQL["alert"],
+            {
+                "case_id": case_id,
+                "dedup_key": closing_key(case_id, reopened),
+                "severity": "info",
+                "title": f"Case {case_id} closed: {kind} in {topic}",
+                "body": f"Every delivery to {group} in it was done, withdrawn or discarded, {how}.",
+            },
+        )
     _leave_rest(cur)
     return len(closed)
 
@@ -50,14 +55,21 @@ def _leave_rest(cur: Any) -> None:
     cur.execute(_SQL["lock_cases_left"])
     cur.execute(_SQL["leave_rest"], {"cases": [case_id for (case_id,) in cur.fetchall()]})
     for case_id, kind, topic, reopened in cur.fetchall():
-        cur.execute(_SQL["alert"], {
-            "case_id": case_id, "dedup_key": closing_key(case_id, reopened), "severity": "info",
-            "title": f"Case {case_id} closed: {kind} in {topic}",
-            "body": "All that is undecided of it was left on purpose.",
-        })  # fmt: skip
+        cur.execute(
+            _SQL["alert"],
+            {
+                "case_id": case_id,
+                "dedup_key": closing_key(case_id, reopened),
+                "severity": "info",
+                "title": f"Case {case_id} closed: {kind} in {topic}",
+                "body": "All that is undecided of it was left on purpose.",
+            },
+        )
 
 
-def close_by_cause(cur: Any, kind: str, still: Collection[Cause], why: str, groups: Collection[str] | None = None) -> int:
+def close_by_cause(
+    cur: Any, kind: str, still: Collection[Cause], why: str, groups: Collection[str] | None = None
+) -> int:
     """Closes the cases of a kind (of these groups; null: all) whose cause is not found any more; returns how many.
 
     One that a person left is closed with them: when its cause comes back, it is a new case.
@@ -66,10 +78,16 @@ def close_by_cause(cur: Any, kind: str, still: Collection[Cause], why: str, grou
     over = [row for row in cur.fetchall() if tuple(row[1:5]) not in still]
     for case_id, _, topic, group, subject, reopened in over:
         cur.execute(_SQL["close"], {"case_id": case_id})
-        cur.execute(_SQL["alert"], {
-            "case_id": case_id, "dedup_key": closing_key(case_id, reopened), "severity": "info",
-            "title": f"Case {case_id} closed: {kind} in {topic}", "body": f"{subject} of {group}: {why}.",
-        })  # fmt: skip
+        cur.execute(
+            _SQL["alert"],
+            {
+                "case_id": case_id,
+                "dedup_key": closing_key(case_id, reopened),
+                "severity": "info",
+                "title": f"Case {case_id} closed: {kind} in {topic}",
+                "body": f"{subject} of {group}: {why}.",
+            },
+        )
     return len(over)
 
 
@@ -80,6 +98,11 @@ def closing_key(case_id: int, reopened: int) -> str:
 
 def settle(cur: Any, done: Sequence[Delivery]) -> None:
     """Marks these deliveries as settled in every case that is not closed."""
-    cur.execute(_SQL["settle_members"], {
-        "topics": [d[0] for d in done], "ids": [d[1] for d in done], "groups": [d[2] for d in done],
-    })  # fmt: skip
+    cur.execute(
+        _SQL["settle_members"],
+        {
+            "topics": [d[0] for d in done],
+            "ids": [d[1] for d in done],
+            "groups": [d[2] for d in done],
+        },
+    )

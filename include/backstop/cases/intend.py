@@ -53,7 +53,9 @@ def intended(conn: Any, intent: Intent) -> Iterator[None]:
             conn.rollback()
             _take_back(conn, intent, reached=isinstance(error, DecisionRefused))
         except psycopg2.Error as away:
-            error.add_note(f"The intention stands with the case: the control database did not answer ({type(away).__name__}).")
+            error.add_note(
+                f"The intention stands with the case: the control database did not answer ({type(away).__name__})."
+            )
         raise
 
 
@@ -112,15 +114,23 @@ def require_mine(cur: Any, intent: Intent) -> None:
         )
 
 
-def record(cur: Any, intent: Intent, counts: Mapping[str, int], left_out: Sequence[str], *, whole: bool) -> None:
+def record(
+    cur: Any, intent: Intent, counts: Mapping[str, int], left_out: Sequence[str], *, whole: bool
+) -> None:
     """Keeps what the decision did; `whole`: nothing of the case waits for a person any more, else it stays open."""
     entry = {
-        "action": intent["action"], "by": intent["who"], "why": intent["why"], "did": dict(counts),
-        "left_out": len(left_out), "at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }  # fmt: skip
+        "action": intent["action"],
+        "by": intent["who"],
+        "why": intent["why"],
+        "did": dict(counts),
+        "left_out": len(left_out),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     if intent.get("once"):
         entry["once"] = intent["once"]
-    cur.execute(_SQL["record_decision"], {"case_id": intent["case_id"], "entry": json.dumps([entry])})
+    cur.execute(
+        _SQL["record_decision"], {"case_id": intent["case_id"], "entry": json.dumps([entry])}
+    )
     cur.execute(_SQL["decided" if whole else "stays_open"], intent)
 
 
@@ -130,16 +140,26 @@ def append_decision(cur: Any, decided: Decided, intent: Intent) -> Decided:
         cur.execute(_SQL["end_proposal"], intent)
         if cur.rowcount == 0:
             raise refused(
-                "What was proposed was answered by somebody else meanwhile.", f"See: backstop cases show {intent['case_id']}"
+                "What was proposed was answered by somebody else meanwhile.",
+                f"See: backstop cases show {intent['case_id']}",
             )
     _append(cur, intent, decided.action, {**decided.counts, "left_out": len(decided.left_out)})
     return decided
 
 
 def _append(cur: Any, intent: Intent, action: str, did: Mapping[str, Any]) -> None:
-    append(cur, intent.get("approved_by") or intent["who"], action, f"case {intent['case_id']}", intent["why"], {
-        **did, "once": intent.get("once"), **({"by": intent["who"]} if intent.get("approved_by") else {}),
-    })  # fmt: skip
+    append(
+        cur,
+        intent.get("approved_by") or intent["who"],
+        action,
+        f"case {intent['case_id']}",
+        intent["why"],
+        {
+            **did,
+            "once": intent.get("once"),
+            **({"by": intent["who"]} if intent.get("approved_by") else {}),
+        },
+    )
 
 
 def refused(what: str, next_step: str) -> DecisionRefused:

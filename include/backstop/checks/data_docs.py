@@ -66,7 +66,11 @@ def validate(
             name=suite_name,
             validation_definitions=[
                 context.validation_definitions.add(
-                    gx.ValidationDefinition(name=suite_name, data=rows.add_batch_definition_whole_table("run"), suite=suite)
+                    gx.ValidationDefinition(
+                        name=suite_name,
+                        data=rows.add_batch_definition_whole_table("run"),
+                        suite=suite,
+                    )
                 )
             ],
             actions=[UpdateDataDocsAction(name=SITE, site_names=[SITE])],
@@ -95,7 +99,9 @@ def prepare() -> None:
 
     Compiling the pages takes longer than running a suite and filling them in.
     """
-    os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read at the import: nothing is reported to anyone
+    os.environ["GX_ANALYTICS_ENABLED"] = (
+        "false"  # read at the import: nothing is reported to anyone
+    )
     # It logs each field of each expectation that has no value; Airflow stores every line of a task.
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
     importlib.import_module("great_expectations.checkpoint")

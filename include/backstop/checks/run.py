@@ -89,7 +89,9 @@ def run_suite(
         raise _away(suite_name) from error
     try:
         _find_run(connection, run_id)
-        held, report = validate(suite_name, checks, BATCH, control_url, options, run_id, Path(docs_folder).resolve())
+        held, report = validate(
+            suite_name, checks, BATCH, control_url, options, run_id, Path(docs_folder).resolve()
+        )
         failed = tuple(_breaches(connection, check) for check in checks if not held[check.name])
         result = SuiteResult(suite_name, not failed, len(checks), failed, report)
         _keep(connection, run_id, result)
@@ -144,7 +146,12 @@ def _breaches(connection: Connection, check: Check) -> dict[str, Any]:
         row = cursor.fetchone()
         cursor.execute(f"SELECT to_jsonb(breach) FROM ({query}) AS breach LIMIT {IDS_KEPT:d}")
         ids = [found for (found,) in cursor.fetchall()]
-    return {"name": check.name, "must_hold": check.must_hold, "count": row[0] if row else 0, "ids": ids}
+    return {
+        "name": check.name,
+        "must_hold": check.must_hold,
+        "count": row[0] if row else 0,
+        "ids": ids,
+    }
 
 
 def _keep(connection: Connection, run_id: int, result: SuiteResult) -> None:

@@ -32,9 +32,18 @@ def list_them(
     else:
         out.table(
             ["alert", "at", "severity", "title", "told", "channels"],
-            [[a.alert_id, a.created_at, a.severity, a.title, a.delivered_at or a.ended,
-              ", ".join(f"{name}: {state}" for name, state in sorted(a.channels.items()))] for a in alerts],
-        )  # fmt: skip
+            [
+                [
+                    a.alert_id,
+                    a.created_at,
+                    a.severity,
+                    a.title,
+                    a.delivered_at or a.ended,
+                    ", ".join(f"{name}: {state}" for name, state in sorted(a.channels.items())),
+                ]
+                for a in alerts
+            ],
+        )
 
 
 @app.command("deliver")
@@ -52,7 +61,9 @@ def deliver_now(as_json: out.Json = False) -> None:
 
 @app.command("test")
 def test_channels(
-    channel: Annotated[list[str] | None, typer.Option("--channel", help="Only this channel; may be repeated.")] = None,
+    channel: Annotated[
+        list[str] | None, typer.Option("--channel", help="Only this channel; may be repeated.")
+    ] = None,
     as_json: out.Json = False,
 ) -> None:
     """Send one test message to each channel. Ends with 3 when one did not take it."""
@@ -63,14 +74,20 @@ def test_channels(
     channels = settings.channels()
     if unknown := sorted(set(channel or ()) - set(channels)) or not channels:
         raise ConfigurationError(
-            f"There is no channel {', '.join(unknown)}." if isinstance(unknown, list) else "There is no channel.",
-            kept="Nothing was sent.", next_step="Write it under `alerts.channels` in backstop.yaml.",
-        )  # fmt: skip
+            f"There is no channel {', '.join(unknown)}."
+            if isinstance(unknown, list)
+            else "There is no channel.",
+            kept="Nothing was sent.",
+            next_step="Write it under `alerts.channels` in backstop.yaml.",
+        )
     became: dict[str, str | None] = {}
     for name, error in send_test(settings, known, channel or list(channels)):
         became[name] = error
         if not as_json:
-            out.line(f"{'ok ' if error is None else 'BAD'} {name}: {error or 'took it'}", None if error is None else "red")
+            out.line(
+                f"{'ok ' if error is None else 'BAD'} {name}: {error or 'took it'}",
+                None if error is None else "red",
+            )
     if as_json:
         out.document(became)
     if any(became.values()):

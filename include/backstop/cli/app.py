@@ -81,7 +81,10 @@ def command_of(arguments: Sequence[str]) -> str | None:
 
 def options(
     config: Annotated[
-        Path | None, typer.Option("--config", help="The settings; default: $BACKSTOP_CONFIG or ./backstop.yaml.")
+        Path | None,
+        typer.Option(
+            "--config", help="The settings; default: $BACKSTOP_CONFIG or ./backstop.yaml."
+        ),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
 ) -> None:
@@ -101,7 +104,10 @@ def run_app(arguments: list[str]) -> int:
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except KeyboardInterrupt:
-        print("backstop: stopped; what was committed stays, and doing it again is safe.", file=sys.stderr)
+        print(
+            "backstop: stopped; what was committed stays, and doing it again is safe.",
+            file=sys.stderr,
+        )
         return 130
     except BrokenPipeError:
         # Whoever read our output has enough (`| head`). Without this Python complains once more at the end.
@@ -113,7 +119,11 @@ def run_app(arguments: list[str]) -> int:
     except ModuleNotFoundError as missing:
         if not (extra := extra_of(missing.name)):
             return _say_unexpected(missing)
-        _say(f"{missing.name} is not installed.", "What was committed stays valid.", f"{install(extra)}, then run it again.")
+        _say(
+            f"{missing.name} is not installed.",
+            "What was committed stays valid.",
+            f"{install(extra)}, then run it again.",
+        )
         return 2
     except Exception as error:  # noqa: BLE001  the last resort: a person reads a sentence, not a traceback
         return _say_unexpected(error)

@@ -34,7 +34,9 @@ def list_them(
     require_known("--kind", [kind] if kind else [], KINDS)
     settings = context.load_settings()
     with context.control(settings, context.connections()) as conn:
-        cases = list_cases(conn, state=None if every else state, topic=topic, kind=kind, limit=limit)
+        cases = list_cases(
+            conn, state=None if every else state, topic=topic, kind=kind, limit=limit
+        )
     if not cases:
         explain_nothing(settings, [topic] if topic else [])
     if as_json:
@@ -44,15 +46,29 @@ def list_them(
     else:
         out.table(
             ["case", "kind", "topic", "group", "state", "open", "of", "since", "summary"],
-            [[c.case_id, c.kind, c.topic, c.consumer_group, c.state, c.open_members, c.members, c.opened_at, c.summary]
-             for c in cases],
-        )  # fmt: skip
+            [
+                [
+                    c.case_id,
+                    c.kind,
+                    c.topic,
+                    c.consumer_group,
+                    c.state,
+                    c.open_members,
+                    c.members,
+                    c.opened_at,
+                    c.summary,
+                ]
+                for c in cases
+            ],
+        )
 
 
 @app.command("show")
 def show_one(
     case_id: CaseId,
-    members: Annotated[int, typer.Option("--members", min=0, max=LARGEST, help="How many deliveries to list.")] = 20,
+    members: Annotated[
+        int, typer.Option("--members", min=0, max=LARGEST, help="How many deliveries to list.")
+    ] = 20,
     as_json: out.Json = False,
 ) -> None:
     """Show one case: why it was opened, its deliveries, what can be decided, what was."""
@@ -66,9 +82,19 @@ def show_one(
         case, looks = show(conn, case_id, members)
         notes, waits = notes_of(conn, case_id), proposed(conn, case_id)
     if as_json:
-        out.document({**_as_document(case), "deliveries": looks, "notes": notes, "proposed": str(waits) if waits else None})
+        out.document(
+            {
+                **_as_document(case),
+                "deliveries": looks,
+                "notes": notes,
+                "proposed": str(waits) if waits else None,
+            }
+        )
         return
-    out.line(f"Case {case.case_id} ({case.kind}, {case.severity}, {case.state}): {case.summary}", style="bold")
+    out.line(
+        f"Case {case.case_id} ({case.kind}, {case.severity}, {case.state}): {case.summary}",
+        style="bold",
+    )
     out.line(
         f"  opened {out.cell(case.opened_at)} by run {out.cell(case.opened_by_run)}, last seen {out.cell(case.last_seen_at)}"
         + (f", came back {case.reopened} times" if case.reopened else "")
@@ -78,16 +104,32 @@ def show_one(
             out.line(f"  {name}: {value}")
     for entry in case.evidence.get("decisions", []):
         out.line(f"  {entry['at']} {entry['by']} decided to {entry['action']}: {entry['why']}")
-        out.line(f"    did: {', '.join(f'{name} {n}' for name, n in entry['did'].items()) or 'nothing else'}")
+        out.line(
+            f"    did: {', '.join(f'{name} {n}' for name, n in entry['did'].items()) or 'nothing else'}"
+        )
     for note in notes:
         out.line(f"  {out.cell(note.written_at)} {note.written_by} noted: {note.note}")
     if case.state == "open" and case.decision:
-        out.line(f"  {case.decided_by} began to {case.decision} and did not finish; deciding again is safe", style="yellow")
+        out.line(
+            f"  {case.decided_by} began to {case.decision} and did not finish; deciding again is safe",
+            style="yellow",
+        )
     out.line(f"  {case.open_members} of {case.members} deliveries are still open")
     if looks:
         out.table(
             ["message", "group", "shard", "last verdict", "reason", "run", "settled"],
-            [[m.message_id, m.consumer_group, m.shard, m.verdict, m.reason, m.run_id, m.settled_at] for m in looks],
+            [
+                [
+                    m.message_id,
+                    m.consumer_group,
+                    m.shard,
+                    m.verdict,
+                    m.reason,
+                    m.run_id,
+                    m.settled_at,
+                ]
+                for m in looks
+            ],
         )
     if waits is not None:
         out.line(f"  proposal {waits.proposal_id}: {waits}", style="yellow")
@@ -100,21 +142,39 @@ def decide_one(
     case_id: CaseId,
     action: Annotated[str, typer.Argument(help="What to do; `cases show` lists what fits.")],
     why: Annotated[str, typer.Option("--why", help="The reason; it is kept with the case.")],
-    by: Annotated[str | None, typer.Option("--by", help="Who; default: the name you are logged in with.")] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", help="Who; default: the name you are logged in with.")
+    ] = None,
     more: Annotated[
-        int | None, typer.Option("--more", min=1, max=100, help="For raise: how many more sends; default: 1.")
+        int | None,
+        typer.Option("--more", min=1, max=100, help="For raise: how many more sends; default: 1."),
     ] = None,
-    message: Annotated[list[str] | None, typer.Option("--message", help="Only this message id; may be repeated.")] = None,
+    message: Annotated[
+        list[str] | None, typer.Option("--message", help="Only this message id; may be repeated.")
+    ] = None,
     letter: Annotated[
-        list[int] | None, typer.Option("--letter", min=1, max=LARGEST, help="Only this dead letter; may be repeated.")
+        list[int] | None,
+        typer.Option(
+            "--letter", min=1, max=LARGEST, help="Only this dead letter; may be repeated."
+        ),
     ] = None,
-    sample: Annotated[int | None, typer.Option("--sample", min=1, help="For replay_sample: how many deliveries.")] = None,
+    sample: Annotated[
+        int | None, typer.Option("--sample", min=1, help="For replay_sample: how many deliveries.")
+    ] = None,
     content_file: Annotated[
-        str | None, typer.Option("--content-file", help="For edit: a file with the new content; - reads it from stdin.")
+        str | None,
+        typer.Option(
+            "--content-file", help="For edit: a file with the new content; - reads it from stdin."
+        ),
     ] = None,
-    broker: Annotated[str | None, typer.Option("--broker", help="For drained: the broker that the topic left.")] = None,
+    broker: Annotated[
+        str | None, typer.Option("--broker", help="For drained: the broker that the topic left.")
+    ] = None,
     proposal: Annotated[
-        int | None, typer.Option("--proposal", min=1, max=LARGEST, help="For approve: the proposal that you read.")
+        int | None,
+        typer.Option(
+            "--proposal", min=1, max=LARGEST, help="For approve: the proposal that you read."
+        ),
     ] = None,
     as_json: out.Json = False,
 ) -> None:
@@ -138,8 +198,13 @@ def decide_one(
         options["proposal"] = proposal
     if (content := _content(content_file)) is not None:
         options["content"] = content
-    with context.control(settings, known) as conn, out.progress(f"case {case_id}: reading the present state"):
-        decided = decide(conn, settings, known, case_id, action, speaker(conn, by, out.who()), why, options)
+    with (
+        context.control(settings, known) as conn,
+        out.progress(f"case {case_id}: reading the present state"),
+    ):
+        decided = decide(
+            conn, settings, known, case_id, action, speaker(conn, by, out.who()), why, options
+        )
     if as_json:
         out.document(decided)
         return
@@ -158,7 +223,12 @@ def decide_one(
 @app.command("proposed")
 def show_proposed(
     case_id: CaseId,
-    diff: Annotated[bool, typer.Option("--diff", help="The dead letter's content as it is now beside it, line by line.")] = False,
+    diff: Annotated[
+        bool,
+        typer.Option(
+            "--diff", help="The dead letter's content as it is now beside it, line by line."
+        ),
+    ] = False,
 ) -> None:
     """Write a proposed new content to stdout, unchanged; the rest of the proposal goes to stderr."""
     from backstop.decisions.propose import proposed
@@ -172,14 +242,22 @@ def show_proposed(
         if waits is not None and waits.content is not None:
             context.note_reading(conn, f"case {case_id}", {"proposal": waits.proposal_id})
             if diff:
-                letters = read_letters(conn, LetterFilter(None, None, UNDECIDED, None, None, case_id, None))
+                letters = read_letters(
+                    conn, LetterFilter(None, None, UNDECIDED, None, None, case_id, None)
+                )
                 named = waits.named
-                old = [one for one in letters if not named or {str(one["message_id"]), str(one["dead_letter_id"])} & set(named)]
+                old = [
+                    one
+                    for one in letters
+                    if not named
+                    or {str(one["message_id"]), str(one["dead_letter_id"])} & set(named)
+                ]
     if waits is None:
         raise DecisionRefused(
-            f"Nothing is proposed of case {case_id}.", kept="Nothing was changed.",
+            f"Nothing is proposed of case {case_id}.",
+            kept="Nothing was changed.",
             next_step=f"See: backstop cases show {case_id}",
-        )  # fmt: skip
+        )
     print(out.printable(f"proposal {waits.proposal_id}: {waits}"), file=sys.stderr)
     if waits.content is None:
         return
@@ -188,13 +266,16 @@ def show_proposed(
         return
     if not old:
         raise DecisionRefused(
-            "There is no undecided dead letter to compare with.", kept="Nothing was changed.",
+            "There is no undecided dead letter to compare with.",
+            kept="Nothing was changed.",
             next_step=f"See the new content alone: backstop cases proposed {case_id}",
-        )  # fmt: skip
+        )
     for letter in old:
         before, now = (_lines(content) for content in (letter["content"] or b"", waits.content))
         name = f"dead letter {letter['dead_letter_id']}, {letter['message_id']}"
-        for changed in unified_diff(before, now, name, f"proposal {waits.proposal_id}", lineterm=""):
+        for changed in unified_diff(
+            before, now, name, f"proposal {waits.proposal_id}", lineterm=""
+        ):
             out.line(changed)
 
 
@@ -206,7 +287,9 @@ def _lines(content: bytes) -> list[str]:
 def note_one(
     case_id: CaseId,
     text: Annotated[str, typer.Option("--text", help="What there is to say.")],
-    by: Annotated[str | None, typer.Option("--by", help="Who; default: the name you are logged in with.")] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", help="Who; default: the name you are logged in with.")
+    ] = None,
 ) -> None:
     """Write a note to a case; it is shown with it."""
     from backstop.control.speaker import speaker
@@ -228,7 +311,9 @@ def _content(path: str | None) -> bytes | None:
         return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise ConfigurationError(
-            f"The content cannot be read: {error}.", kept="Nothing was changed.", next_step="Name a file that is there."
+            f"The content cannot be read: {error}.",
+            kept="Nothing was changed.",
+            next_step="Name a file that is there.",
         ) from None
 
 

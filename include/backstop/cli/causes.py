@@ -16,9 +16,15 @@ _WIDEST = 110
 
 
 def causes(
-    topic: Annotated[str | None, typer.Option("--topic", help="Count only open dead letters of this topic.")] = None,
-    category: Annotated[str | None, typer.Option("--category", help="Only causes of this category.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also causes without open dead letters.")] = False,
+    topic: Annotated[
+        str | None, typer.Option("--topic", help="Count only open dead letters of this topic.")
+    ] = None,
+    category: Annotated[
+        str | None, typer.Option("--category", help="Only causes of this category.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also causes without open dead letters.")
+    ] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST)] = 50,
     as_json: out.Json = False,
 ) -> None:
@@ -30,7 +36,9 @@ def causes(
     query = load("backstop.triage.causes", "classify.sql")["causes"]
     settings, known = context.load_settings(), context.connections()
     with context.control(settings, known) as conn:
-        rows = read(conn, query, {"topic": topic, "category": category, "all": everything, "limit": limit})
+        rows = read(
+            conn, query, {"topic": topic, "category": category, "all": everything, "limit": limit}
+        )
     if not rows:
         explain_nothing(settings, [topic] if topic else [])
     if as_json:
@@ -42,17 +50,36 @@ def causes(
     out.table(
         ("cause", "category", "open", "letters", "first seen", "last seen", "what they died of"),
         [
-            (*(row[name] for name in ("cause_id", "category", "open", "dead_letters", "first_seen_at", "last_seen_at")),
-             _short(row["template"]))
+            (
+                *(
+                    row[name]
+                    for name in (
+                        "cause_id",
+                        "category",
+                        "open",
+                        "dead_letters",
+                        "first_seen_at",
+                        "last_seen_at",
+                    )
+                ),
+                _short(row["template"]),
+            )
             for row in rows
         ],
-    )  # fmt: skip
+    )
 
 
 def try_rules(
-    file: Annotated[Path, typer.Argument(help="A backstop.yaml, or a file with `rules:` as under dead_letters.")],
-    topic: Annotated[list[str] | None, typer.Option("--topic", help="Only dead letters of this topic; may be repeated.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST, help="How many open dead letters to read.")] = 100_000,
+    file: Annotated[
+        Path, typer.Argument(help="A backstop.yaml, or a file with `rules:` as under dead_letters.")
+    ],
+    topic: Annotated[
+        list[str] | None,
+        typer.Option("--topic", help="Only dead letters of this topic; may be repeated."),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=LARGEST, help="How many open dead letters to read.")
+    ] = 100_000,
     as_json: out.Json = False,
 ) -> None:
     """Show how a file's rules would classify the open dead letters. Changes nothing."""
@@ -67,18 +94,30 @@ def try_rules(
     if as_json:
         out.document(trial)
         return
-    out.line(f"{trial.letters} open letters, by {len(rules)} rules and the built-in ones; {trial.same} stay what they are.")
+    out.line(
+        f"{trial.letters} open letters, by {len(rules)} rules and the built-in ones; {trial.same} stay what they are."
+    )
     if trial.waits:
-        out.line(f"{trial.waits} could not be judged, because a log did not answer: {'; '.join(trial.away)}")
+        out.line(
+            f"{trial.waits} could not be judged, because a log did not answer: {'; '.join(trial.away)}"
+        )
     if trial.changes:
         out.table(
             ("from", "to", "letters", "for example", "what they died of"),
             [
-                (one.before, one.after, one.letters, ", ".join(map(str, one.examples)), _short(one.template))
+                (
+                    one.before,
+                    one.after,
+                    one.letters,
+                    ", ".join(map(str, one.examples)),
+                    _short(one.template),
+                )
                 for one in trial.changes
             ],
         )
-    out.line("Nothing was changed. Put the rules under dead_letters.rules: the next triage classifies open dead letters by them.")
+    out.line(
+        "Nothing was changed. Put the rules under dead_letters.rules: the next triage classifies open dead letters by them."
+    )
 
 
 def _rules_in(file: Path) -> list[dict[str, Any]]:
@@ -93,7 +132,9 @@ def _rules_in(file: Path) -> list[dict[str, Any]]:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"{file} cannot be read: {type(error).__name__}.", kept=kept, next_step=next_step) from error
+        raise ConfigurationError(
+            f"{file} cannot be read: {type(error).__name__}.", kept=kept, next_step=next_step
+        ) from error
     if isinstance(content, dict) and isinstance(content.get("dead_letters"), dict):
         content = content["dead_letters"]
     if not isinstance(content, dict) or not isinstance(content.get("rules"), list):
@@ -101,7 +142,9 @@ def _rules_in(file: Path) -> list[dict[str, Any]]:
     try:
         checked = DeadLetterSettings.model_validate({"rules": content["rules"]})
     except ValidationError as error:
-        lines = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        lines = "; ".join(
+            f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()
+        )
         raise ConfigurationError(f"{file}: {lines}.", kept=kept, next_step=next_step) from None
     return [rule.plain() for rule in checked.rules]
 

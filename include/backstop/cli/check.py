@@ -40,7 +40,10 @@ def check(as_json: out.Json = False) -> None:
 
 
 def _print(finding: Finding) -> None:
-    out.line(f"{'ok ' if finding.good else 'BAD'} {finding.subject}: {finding.says}", None if finding.good else "red")
+    out.line(
+        f"{'ok ' if finding.good else 'BAD'} {finding.subject}: {finding.says}",
+        None if finding.good else "red",
+    )
     if not finding.good and finding.do:
         out.line(f"      do: {finding.do}")
 
@@ -55,10 +58,11 @@ def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> 
 
     repair = [name for name, topic in settings.topics.items() if topic.mode == "repair"]
     yield Finding(
-        "configuration", True,
+        "configuration",
+        True,
         f"version {settings.version}, {len(settings.topics)} topics, {len(settings.groups)} groups; "
         f"mode repair: {', '.join(repair) or 'none'}",
-    )  # fmt: skip
+    )
     yield from _transport(settings, known)
     try:
         control = context.control(settings, known, any_schema=True)
@@ -87,7 +91,11 @@ def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> 
                 yield from _one(f"store {store}", partial(sources.logs_of, group), conn, skew)
             for name in settings.brokers:
                 say(f"broker {name}")
-                topics = {topic: list(its.groups) for topic, its in settings.topics.items() if its.broker == name}
+                topics = {
+                    topic: list(its.groups)
+                    for topic, its in settings.topics.items()
+                    if its.broker == name
+                }
                 yield from _one(
                     f"broker {name}",
                     partial(sources.broker, name),
@@ -125,14 +133,22 @@ def _transport(settings: Settings, known: Connections) -> Iterator[Finding]:
             continue
         subject = f"connection {ref}"
         if why is None:
-            yield Finding(subject, True, "encrypted, and the server's name is checked; or it does not leave this machine")
+            yield Finding(
+                subject,
+                True,
+                "encrypted, and the server's name is checked; or it does not leave this machine",
+            )
         else:
             says = "others on the way could read it, or answer in the server's place"
             yield Finding(subject, False, says, f"{why[0].upper()}{why[1:]}.")
 
 
 def _one(
-    subject: str, opened: Callable[[], Any], conn: Any, skew: Any, topics: dict[str, list[str]] | None = None
+    subject: str,
+    opened: Callable[[], Any],
+    conn: Any,
+    skew: Any,
+    topics: dict[str, list[str]] | None = None,
 ) -> Iterator[Finding]:
     """Does it answer, is its clock right, and what does it say about itself? `topics`: of a broker, with their groups."""
     from backstop.brokers.protocol import Finding
@@ -147,13 +163,18 @@ def _one(
             with conn, conn.cursor() as cursor:
                 good = Clocks(cursor).within(source, skew)
             yield Finding(
-                f"{subject}: clock", good,
+                f"{subject}: clock",
+                good,
                 f"{'within' if good else 'not within'} {skew.total_seconds():g} s of the control database's",
                 "Synchronise the servers' clocks (NTP); until then everything it takes part in is UNKNOWN.",
-            )  # fmt: skip
+            )
         if topics is not None:
             yield Finding(f"{subject}: capabilities", True, _capabilities(source.capabilities))
-        found = source.check() if topics is None else [*source.durability(list(topics)), *_holders(source, topics)]
+        found = (
+            source.check()
+            if topics is None
+            else [*source.durability(list(topics)), *_holders(source, topics)]
+        )
         for finding in found:
             about = finding.subject.removeprefix(f"{subject}: ")
             yield Finding(f"{subject}: {about}", finding.good, finding.says, finding.do)
@@ -198,9 +219,11 @@ def _schema_of_control(settings: Settings, known: Connections) -> Iterator[Findi
         yield Finding("control: schema", False, error.what, error.next_step)
         return
     yield Finding(
-        "control: schema", now == wanted, f"version {now or 'none'}, this program's is {wanted}",
+        "control: schema",
+        now == wanted,
+        f"version {now or 'none'}, this program's is {wanted}",
         "Run `backstop migrate --role control`.",
-    )  # fmt: skip
+    )
 
 
 def _space(conn: Any, settings: Settings) -> Iterator[Finding]:
@@ -217,7 +240,9 @@ def _space(conn: Any, settings: Settings) -> Iterator[Finding]:
         yield Finding("control: dead letters", True, f"take {sum(kept.values())} of {limit} bytes")
     for finding in near:
         says, _, do = finding.body.partition(" Do: ")
-        yield Finding("control: dead letters", False, f"{finding.title}: {says}", f"{do[0].upper()}{do[1:]}")
+        yield Finding(
+            "control: dead letters", False, f"{finding.title}: {says}", f"{do[0].upper()}{do[1:]}"
+        )
 
 
 def _accepts_writes(conn: Any) -> Iterator[Finding]:
@@ -228,14 +253,27 @@ def _accepts_writes(conn: Any) -> Iterator[Finding]:
     with conn, conn.cursor() as cursor:
         cursor.execute("SELECT current_setting('server_encoding')")
         encoding = cursor.fetchone()[0]
-        yield Finding("control: encoding", encoding == "UTF8", encoding, "Make it with ENCODING 'UTF8': ids are any Unicode.")
+        yield Finding(
+            "control: encoding",
+            encoding == "UTF8",
+            encoding,
+            "Make it with ENCODING 'UTF8': ids are any Unicode.",
+        )
         cursor.execute(QUERY, {"role": "backstop_person"})
         yield finding("control", cursor.fetchall())
-        for setting, good in (("fsync", "on"), ("full_page_writes", "on"), ("synchronous_commit", "on")):
+        for setting, good in (
+            ("fsync", "on"),
+            ("full_page_writes", "on"),
+            ("synchronous_commit", "on"),
+        ):
             cursor.execute("SELECT current_setting(%s)", (setting,))
             value = cursor.fetchone()[0]
-            fine = value == good or (setting == "synchronous_commit" and value in ("remote_write", "remote_apply"))
+            fine = value == good or (
+                setting == "synchronous_commit" and value in ("remote_write", "remote_apply")
+            )
             yield Finding(f"control: {setting}", fine, value, f"Set {setting} to {good}.")
         cursor.execute("SELECT pg_is_in_recovery()")
         standby = cursor.fetchone()[0]
-        yield Finding("control: primary", not standby, "a standby" if standby else "yes", "Name the primary.")
+        yield Finding(
+            "control: primary", not standby, "a standby" if standby else "yes", "Name the primary."
+        )

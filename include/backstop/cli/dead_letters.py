@@ -22,11 +22,14 @@ app.command("try-rules")(causes.try_rules)
 Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
 Group = Annotated[str | None, typer.Option("--group", help="Only this consumer group.")]
 States = Annotated[
-    list[str] | None, typer.Option("--state", help="Only this state; may be repeated. Default: open and replaying.")
+    list[str] | None,
+    typer.Option("--state", help="Only this state; may be repeated. Default: open and replaying."),
 ]
 Every = Annotated[bool, typer.Option("--all", help="In every state.")]
 CategoryName = Annotated[str | None, typer.Option("--category", help="Only this category.")]
-Cause = Annotated[int | None, typer.Option("--cause", min=1, max=LARGEST, help="Only of this cause.")]
+Cause = Annotated[
+    int | None, typer.Option("--cause", min=1, max=LARGEST, help="Only of this cause.")
+]
 Case = Annotated[int | None, typer.Option("--case", min=1, max=LARGEST, help="Only of this case.")]
 Since = Annotated[str | None, typer.Option("--since", help="Died since, as 2026-11-21T02:00Z.")]
 _TEXT_CHARACTERS = 2000
@@ -36,11 +39,19 @@ _CAUSES = 20
 
 @app.command("list")
 def list_them(
-    topic: Topic = None, group: Group = None, state: States = None, every: Every = False, category: CategoryName = None,
-    cause: Cause = None, case: Case = None, since: Since = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST, help="How many dead letters to list.")] = 20,
+    topic: Topic = None,
+    group: Group = None,
+    state: States = None,
+    every: Every = False,
+    category: CategoryName = None,
+    cause: Cause = None,
+    case: Case = None,
+    since: Since = None,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=LARGEST, help="How many dead letters to list.")
+    ] = 20,
     as_json: out.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """List causes, then dead letters, the newest first; undecided ones by default."""
     from backstop.reports.letters import count_by_cause, list_letters
 
@@ -58,21 +69,57 @@ def list_them(
         return
     out.table(
         ["cause", "category", "letters", "first", "last", "what they died of"],
-        [[c["cause_id"], c["category"], c["letters"], c["first_at"], c["last_at"], c["template"] or "not classified yet"]
-         for c in counts],
-    )  # fmt: skip
+        [
+            [
+                c["cause_id"],
+                c["category"],
+                c["letters"],
+                c["first_at"],
+                c["last_at"],
+                c["template"] or "not classified yet",
+            ]
+            for c in counts
+        ],
+    )
     out.table(
-        ["letter", "topic", "group", "message", "state", "category", "decision", "why", "case", "died"],
-        [[one["dead_letter_id"], one["topic"], one["consumer_group"], one["message_id"], one["state"], one["category"],
-          one["decision"], one["reason"] or one["invalid"], one["case_id"], one["died_at"] or one["drained_at"]]
-         for one in letters],
-    )  # fmt: skip
+        [
+            "letter",
+            "topic",
+            "group",
+            "message",
+            "state",
+            "category",
+            "decision",
+            "why",
+            "case",
+            "died",
+        ],
+        [
+            [
+                one["dead_letter_id"],
+                one["topic"],
+                one["consumer_group"],
+                one["message_id"],
+                one["state"],
+                one["category"],
+                one["decision"],
+                one["reason"] or one["invalid"],
+                one["case_id"],
+                one["died_at"] or one["drained_at"],
+            ]
+            for one in letters
+        ],
+    )
 
 
 @app.command("show")
 def show_one(
-    dead_letter_id: Annotated[int, typer.Argument(min=1, max=LARGEST, help="The dead letter's number.")],
-    raw: Annotated[bool, typer.Option("--raw", help="Write the content to stdout as it is, and nothing else.")] = False,
+    dead_letter_id: Annotated[
+        int, typer.Argument(min=1, max=LARGEST, help="The dead letter's number.")
+    ],
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Write the content to stdout as it is, and nothing else.")
+    ] = False,
     as_json: out.Json = False,
 ) -> None:
     """Show one dead letter: where and why it died, what was decided, its headers and content."""
@@ -82,7 +129,11 @@ def show_one(
     with context.control(settings, context.connections()) as conn:
         letter = show_letter(conn, dead_letter_id)
         if letter["content"] is not None:
-            context.note_reading(conn, f"dead letter {dead_letter_id}", {"topic": letter["topic"], "id": letter["message_id"]})
+            context.note_reading(
+                conn,
+                f"dead letter {dead_letter_id}",
+                {"topic": letter["topic"], "id": letter["message_id"]},
+            )
     headers, content = letter.pop("headers"), letter.pop("content")
     if raw:
         if content is None:
@@ -94,11 +145,24 @@ def show_one(
         out.content(content)
         return
     if as_json:
-        out.document({**letter, "headers": _as_text(headers), "content": None if content is None else _as_text(content)})
+        out.document(
+            {
+                **letter,
+                "headers": _as_text(headers),
+                "content": None if content is None else _as_text(content),
+            }
+        )
         return
-    out.line(f"Dead letter {dead_letter_id}: {letter['topic'] or '?'} {letter['message_id'] or '?'}", style="bold")
+    out.line(
+        f"Dead letter {dead_letter_id}: {letter['topic'] or '?'} {letter['message_id'] or '?'}",
+        style="bold",
+    )
     for name, value in letter.items():
-        if name not in ("dead_letter_id", "template", "cause_text", "error") and value not in (None, "", {}):
+        if name not in ("dead_letter_id", "template", "cause_text", "error") and value not in (
+            None,
+            "",
+            {},
+        ):
             out.line(f"  {name}: {out.cell(value)}")
     for name in ("template", "cause_text", "error"):
         for number, text in enumerate((letter[name] or "").splitlines()):
@@ -116,33 +180,65 @@ def show_one(
 
 @app.command("export")
 def export(
-    output: Annotated[Path, typer.Option("--output", help="The file; only you may read it, because it holds payloads.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", help="The file; only you may read it, because it holds payloads."),
+    ],
     form: Annotated[str, typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
-    topic: Topic = None, group: Group = None, state: States = None, every: Every = False, category: CategoryName = None,
-    cause: Cause = None, case: Case = None, since: Since = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, max=LARGEST, help="At most so many, the oldest.")] = None,
+    topic: Topic = None,
+    group: Group = None,
+    state: States = None,
+    every: Every = False,
+    category: CategoryName = None,
+    cause: Cause = None,
+    case: Case = None,
+    since: Since = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, max=LARGEST, help="At most so many, the oldest.")
+    ] = None,
     as_json: out.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write dead letters with headers and contents to a file, the oldest first."""
     from backstop.reports.export_letters import FORMATS, export_letters
 
     require_known("--format", [form], FORMATS)
     if not output.parent.is_dir():
-        raise misused(f"There is no folder {output.parent}.", "Make it first, or name another file.")
+        raise misused(
+            f"There is no folder {output.parent}.", "Make it first, or name another file."
+        )
     if output.is_dir():
         raise misused(f"{output} is a folder.", "Name a file.")
     if output.exists():
-        raise misused(f"{output} exists already.", "Name a new file, or remove this one first.", kept="It was not touched.")
+        raise misused(
+            f"{output} exists already.",
+            "Name a new file, or remove this one first.",
+            kept="It was not touched.",
+        )
     wanted = _wanted(topic, group, state, every, category, cause, case, since)
     settings = context.load_settings()
     try:
-        with context.control(settings, context.connections()) as conn, out.progress(f"writing {output}"):
-            said = {"topic": topic, "group": group, "cause": cause, "case": case, "since": since, "limit": limit}
-            context.note_reading(conn, "dead letters", {name: value for name, value in said.items() if value is not None})
+        with (
+            context.control(settings, context.connections()) as conn,
+            out.progress(f"writing {output}"),
+        ):
+            said = {
+                "topic": topic,
+                "group": group,
+                "cause": cause,
+                "case": case,
+                "since": since,
+                "limit": limit,
+            }
+            context.note_reading(
+                conn,
+                "dead letters",
+                {name: value for name, value in said.items() if value is not None},
+            )
             written = export_letters(conn, wanted, form, output, limit)
     except OSError as error:
         raise misused(
-            f"{output} cannot be written: {error.strerror or error}.", "Name a place where you may write, with room for it.",
+            f"{output} cannot be written: {error.strerror or error}.",
+            "Name a place where you may write, with room for it.",
             kept="Nothing is there under this name.",
         ) from error
     if not written:
@@ -154,15 +250,29 @@ def export(
 
 
 def _wanted(
-    topic: str | None, group: str | None, states: list[str] | None, every: bool, category: str | None, cause: int | None,
-    case: int | None, since: str | None,
-) -> LetterFilter:  # fmt: skip
+    topic: str | None,
+    group: str | None,
+    states: list[str] | None,
+    every: bool,
+    category: str | None,
+    cause: int | None,
+    case: int | None,
+    since: str | None,
+) -> LetterFilter:
     from backstop.reports.letters import UNDECIDED, LetterFilter
 
     require_known("--state", states or [], LetterState)
     require_known("--category", [category] if category else [], Category)
     wanted = None if every else states or UNDECIDED
-    return LetterFilter(topic, group, wanted, category, cause, case, None if since is None else read_instant("--since", since))
+    return LetterFilter(
+        topic,
+        group,
+        wanted,
+        category,
+        cause,
+        case,
+        None if since is None else read_instant("--since", since),
+    )
 
 
 def _as_text(value: bytes) -> str:

@@ -13,7 +13,9 @@ def erase(
     topic: Annotated[str, typer.Option("--topic", help="The topic.")],
     id_: Annotated[list[str], typer.Option("--id", help="A message's id; may be repeated.")],
     why: Annotated[str, typer.Option("--why", help="The reason; it is kept.")] = "",
-    by: Annotated[str | None, typer.Option("--by", help="Who asks; default: the name you are logged in with.")] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", help="Who asks; default: the name you are logged in with.")
+    ] = None,
     as_json: out.Json = False,
 ) -> None:
     """Empty stubs, dead letters and edits of finished messages; ids, hashes, who and why stay. It cannot be undone."""

@@ -69,7 +69,9 @@ def evidence(judged: Judged) -> str:
     return says.get(judged.reason) or _MISSING.get(judged.reason) or judged.verdict.sentence
 
 
-def next_step(judged: Judged, *, mode: str, paused: str | None, requests: Sequence[Mapping[str, Any]]) -> str:
+def next_step(
+    judged: Judged, *, mode: str, paused: str | None, requests: Sequence[Mapping[str, Any]]
+) -> str:
     """What happens next to this delivery, and when."""
     if judged.verdict in (Verdict.CONFIRMED, Verdict.VOIDED):
         return "nothing: it is done"

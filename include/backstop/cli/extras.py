@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 _EXTRAS = {
-    "platform": ("click", "cryptography", "duckdb", "prometheus_client", "pyarrow", "pydantic", "re2", "rich", "typer", "yaml"),
+    "platform": (
+        "click",
+        "cryptography",
+        "duckdb",
+        "prometheus_client",
+        "pyarrow",
+        "pydantic",
+        "re2",
+        "rich",
+        "typer",
+        "yaml",
+    ),
     "quality": ("great_expectations", "sqlalchemy"),
     "spark": ("pandas", "pyspark"),
     "alerts": ("apprise",),

@@ -15,7 +15,12 @@ from backstop.cli import context
 
 def metrics(
     to: Annotated[
-        Path | None, typer.Option("--to", help="Write to this file (ending in .prom), whole or not at all.", dir_okay=False)
+        Path | None,
+        typer.Option(
+            "--to",
+            help="Write to this file (ending in .prom), whole or not at all.",
+            dir_okay=False,
+        ),
     ] = None,
 ) -> None:
     """Print when each duty last succeeded and what waits, in Prometheus' text format."""

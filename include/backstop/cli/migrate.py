@@ -13,11 +13,18 @@ if TYPE_CHECKING:
 
 
 def migrate(
-    role: Annotated[str | None, typer.Option("--role", help="control, producer or consumer; default: all.")] = None,
-    as_sql: Annotated[bool, typer.Option("--sql", help="Only print the SQL, for a DBA to run.")] = False,
+    role: Annotated[
+        str | None, typer.Option("--role", help="control, producer or consumer; default: all.")
+    ] = None,
+    as_sql: Annotated[
+        bool, typer.Option("--sql", help="Only print the SQL, for a DBA to run.")
+    ] = False,
     database: Annotated[
         str | None,
-        typer.Option("--database", help="Only this one, without backstop.yaml: a URL, or env:NAME for the one in $NAME."),
+        typer.Option(
+            "--database",
+            help="Only this one, without backstop.yaml: a URL, or env:NAME for the one in $NAME.",
+        ),
     ] = None,
     as_json: out.Json = False,
 ) -> None:
@@ -27,7 +34,9 @@ def migrate(
 
     if role is not None and role not in ROLES:
         raise ConfigurationError(
-            f"There is no database role {role!r}.", kept="Nothing was changed.", next_step=f"Use one of: {', '.join(ROLES)}."
+            f"There is no database role {role!r}.",
+            kept="Nothing was changed.",
+            next_step=f"Use one of: {', '.join(ROLES)}.",
         )
     from backstop.schema.migrate import as_sql as sql_of
     from backstop.schema.migrate import migrate as bring_up
@@ -45,7 +54,9 @@ def migrate(
     if database is not None:
         applied = migrate_one(known, role, database)
         if as_json:
-            out.document([{"database": database.rpartition("@")[2], "role": role, "applied": applied}])
+            out.document(
+                [{"database": database.rpartition("@")[2], "role": role, "applied": applied}]
+            )
         else:
             out.line(f"{role}: {text_of_migration(applied)}")
         return

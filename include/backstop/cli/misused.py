@@ -24,10 +24,15 @@ def require_known(option: str, given: Iterable[str], known: Iterable[str]) -> No
     names = [str(name) for name in known]
     for one in given:
         if one not in names:
-            raise misused(f"{option} {one}: there is no such {option.removeprefix('--')}.", f"Name one of: {', '.join(names)}.")
+            raise misused(
+                f"{option} {one}: there is no such {option.removeprefix('--')}.",
+                f"Name one of: {', '.join(names)}.",
+            )
 
 
-def explain_nothing(settings: Settings, topics: Iterable[str] = (), groups: Iterable[str] = ()) -> None:
+def explain_nothing(
+    settings: Settings, topics: Iterable[str] = (), groups: Iterable[str] = ()
+) -> None:
     """To be asked when nothing was found: raises ConfigurationError for a topic or group that there is not.
 
     What is stored of one that left the settings is found, and then nobody asks.

@@ -24,7 +24,9 @@ def document(value: Any) -> None:
 def plain(value: Any) -> Any:
     """Records, times and sets as what JSON knows; instants in ISO 8601."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {
+            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -40,7 +42,10 @@ def plain(value: Any) -> Any:
 
 def printable(text: str, *, lines: bool = False) -> str:
     """Text that cannot steer a terminal: ids are other people's, and may contain anything."""
-    return "".join(c if c.isprintable() or (lines and c == "\n") else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c.isprintable() or (lines and c == "\n") else c.encode("unicode_escape").decode()
+        for c in text
+    )
 
 
 def content(written: bytes) -> None:
@@ -55,7 +60,9 @@ def line(text: str = "", style: str | None = None) -> None:
     """One line, never wrapped nor read as markup."""
     from rich.console import Console
 
-    Console(soft_wrap=True).print(printable(text), markup=False, highlight=False, emoji=False, style=style)
+    Console(soft_wrap=True).print(
+        printable(text), markup=False, highlight=False, emoji=False, style=style
+    )
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

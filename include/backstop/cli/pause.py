@@ -12,13 +12,17 @@ from backstop.reports.read import read
 
 Topic = Annotated[str | None, typer.Argument(help="The topic; or --all.")]
 All = Annotated[bool, typer.Option("--all", help="Every topic.")]
-By = Annotated[str | None, typer.Option("--by", help="Who; default: the name you are logged in with.")]
+By = Annotated[
+    str | None, typer.Option("--by", help="Who; default: the name you are logged in with.")
+]
 
 
 def pause(
     topic: Topic = None,
     everything: All = False,
-    why: Annotated[str, typer.Option("--why", help="The reason, for those who find it paused.")] = "",
+    why: Annotated[
+        str, typer.Option("--why", help="The reason, for those who find it paused.")
+    ] = "",
     by: By = None,
     as_json: out.Json = False,
 ) -> None:
@@ -29,7 +33,9 @@ def pause(
     from backstop.sql.named import load
 
     if not why.strip():
-        raise ConfigurationError("A pause needs a reason.", kept="Nothing was paused.", next_step='Say it: --why "..."')
+        raise ConfigurationError(
+            "A pause needs a reason.", kept="Nothing was paused.", next_step='Say it: --why "..."'
+        )
     queries = load("backstop.cli", "queries.sql")
     settings = context.load_settings()
     name = _name(settings.topics, topic, everything)
@@ -69,14 +75,18 @@ def _name(known: Iterable[str], topic: str | None, everything: bool) -> str:
 
     if everything == (topic is not None):
         raise ConfigurationError(
-            "It is not clear what is meant.", kept="Nothing was changed.", next_step="Name one topic, or give --all."
+            "It is not clear what is meant.",
+            kept="Nothing was changed.",
+            next_step="Name one topic, or give --all.",
         )
     if topic is None:
         return "*"
     names = list(known)
     if topic not in names:
         raise ConfigurationError(
-            f"There is no topic {topic!r}.", kept="Nothing was changed.", next_step=f"Name one of: {', '.join(names)}."
+            f"There is no topic {topic!r}.",
+            kept="Nothing was changed.",
+            next_step=f"Name one of: {', '.join(names)}.",
         )
     return topic
 
@@ -92,4 +102,6 @@ def _show(conn: Any, query: str, as_json: bool, changed: bool, sentence: str) ->
         return
     out.line(sentence)
     for row in rows:
-        out.line(f"  paused: {_said(row['topic'])}, by {row['paused_by']} at {out.cell(row['paused_at'])}: {row['why']}")
+        out.line(
+            f"  paused: {_said(row['topic'])}, by {row['paused_by']} at {out.cell(row['paused_at'])}: {row['why']}"
+        )

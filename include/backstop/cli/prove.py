@@ -18,17 +18,34 @@ FORMATS = {"both": ("jsonl", "parquet"), "jsonl": ("jsonl",), "parquet": ("parqu
 
 
 def prove(
-    topic: Annotated[str | None, typer.Argument(help="The topic; not needed with --verify.")] = None,
-    start: Annotated[str | None, typer.Option("--from", help="Stubs created since, as 2026-11-21T02:00Z.")] = None,
+    topic: Annotated[
+        str | None, typer.Argument(help="The topic; not needed with --verify.")
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", help="Stubs created since, as 2026-11-21T02:00Z.")
+    ] = None,
     end: Annotated[str | None, typer.Option("--to", help="... and before.")] = None,
-    export: Annotated[Path | None, typer.Option("--export", help="Write the deliveries and a manifest into this folder.")] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", help="Write the deliveries and a manifest into this folder."),
+    ] = None,
     form: Annotated[str, typer.Option("--format", help="jsonl, parquet or both.")] = "both",
-    verify: Annotated[Path | None, typer.Option("--verify", help="Check the proof in this folder instead.")] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="With --verify: the public key (PEM) of who signed it.")] = None,
+    verify: Annotated[
+        Path | None, typer.Option("--verify", help="Check the proof in this folder instead.")
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", help="With --verify: the public key (PEM) of who signed it."),
+    ] = None,
     local_spark: Annotated[
-        bool, typer.Option("--local-spark", help="Spark on this machine, whatever $BACKSTOP_SPARK_MASTER says.")
+        bool,
+        typer.Option(
+            "--local-spark", help="Spark on this machine, whatever $BACKSTOP_SPARK_MASTER says."
+        ),
     ] = False,
-    docs: Annotated[Path, typer.Option("--docs", help="Where the report of the data checks goes.")] = Path("build/data-docs"),
+    docs: Annotated[
+        Path, typer.Option("--docs", help="Where the report of the data checks goes.")
+    ] = Path("build/data-docs"),
     as_json: out.Json = False,
 ) -> None:
     """Was anything lost? Reads every stub of a topic created in a window, and every group's log of it.
@@ -45,7 +62,9 @@ def prove(
             "As in: backstop prove orders --from 2026-11-21T02:00Z --to 2026-11-21T03:00Z",
         )
     if form not in FORMATS:
-        raise _misused(f"--format {form}: there is no such format.", f"Name one of: {', '.join(FORMATS)}.")
+        raise _misused(
+            f"--format {form}: there is no such format.", f"Name one of: {', '.join(FORMATS)}."
+        )
     if export is not None and export.exists() and any(export.iterdir()):
         raise _misused(f"{export} is not empty.", "Name a new folder: one proof, one folder.")
     from backstop.reconcile.answer_proof import EXIT_CODES
@@ -60,9 +79,17 @@ def prove(
 
     with out.progress("prove") as say:
         proof = run_proof(
-            settings, known, start_spark, context.data_checks(settings, known, docs), topic,
-            read_instant("--from", start), read_instant("--to", end), folder=export, formats=FORMATS[form], say=say,
-        )  # fmt: skip
+            settings,
+            known,
+            start_spark,
+            context.data_checks(settings, known, docs),
+            topic,
+            read_instant("--from", start),
+            read_instant("--to", end),
+            folder=export,
+            formats=FORMATS[form],
+            say=say,
+        )
     if as_json:
         out.document(proof)
     else:
@@ -73,10 +100,15 @@ def prove(
 def _show(proof: Proof, asked: str) -> None:
     out.line(proof.sentence)
     if proof.window.end < read_instant("--to", asked):
-        out.line("  The window ends earlier than asked: producers may still commit stubs of the time since.")
+        out.line(
+            "  The window ends earlier than asked: producers may still commit stubs of the time since."
+        )
     out.table(
         ("group", "standing", "verdict", "reason", "deliveries"),
-        [(one.consumer_group, one.standing, one.verdict, one.reason, one.deliveries) for one in proof.counts],
+        [
+            (one.consumer_group, one.standing, one.verdict, one.reason, one.deliveries)
+            for one in proof.counts
+        ],
     )
     if proof.lost:
         from backstop.reconcile.prove import LOST_SHOWN
@@ -93,13 +125,18 @@ def _verify(folder: Path, key: Path | None) -> None:
     try:
         public = None if key is None else key.read_bytes()
     except OSError as error:
-        raise _misused(f"{key} cannot be read ({type(error).__name__}).", "Name the file of the public key.") from error
+        raise _misused(
+            f"{key} cannot be read ({type(error).__name__}).", "Name the file of the public key."
+        ) from error
     wrong = verify(folder, public)
     for sentence in wrong:
         out.line(sentence)
     if wrong:
         raise typer.Exit(1)
-    out.line(f"The proof in {folder} agrees with itself" + (" and with the key." if public else "; no key was given."))
+    out.line(
+        f"The proof in {folder} agrees with itself"
+        + (" and with the key." if public else "; no key was given.")
+    )
 
 
 def _misused(what: str, next_step: str) -> ConfigurationError:

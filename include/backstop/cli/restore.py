@@ -10,15 +10,21 @@ import typer
 from backstop.cli import context, out
 from backstop.model.errors import ConfigurationError
 
-app = typer.Typer(help="After a database was restored from a backup: producer, consumer.", no_args_is_help=True)
-Since = Annotated[str, typer.Option("--since", help="An instant before the backup was taken, as 2026-11-21T02:00Z.")]
+app = typer.Typer(
+    help="After a database was restored from a backup: producer, consumer.", no_args_is_help=True
+)
+Since = Annotated[
+    str,
+    typer.Option("--since", help="An instant before the backup was taken, as 2026-11-21T02:00Z."),
+]
 
 
 @app.command()
 def producer(
-    shard: Annotated[str, typer.Argument(help="The shard, by its name in backstop.yaml.")], since: Since,
+    shard: Annotated[str, typer.Argument(help="The shard, by its name in backstop.yaml.")],
+    since: Since,
     as_json: out.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Raise send counts above every number that was handed out since, so that none is used twice; withdraw again what was."""
     from backstop.restore.producer import restore_producer
 
@@ -30,9 +36,12 @@ def producer(
 
 @app.command()
 def consumer(
-    store: Annotated[str, typer.Argument(help="The consumer database, by its name in backstop.yaml.")], since: Since,
+    store: Annotated[
+        str, typer.Argument(help="The consumer database, by its name in backstop.yaml.")
+    ],
+    since: Since,
     as_json: out.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Judge again what was confirmed since: its logs and its work may be gone."""
     from backstop.restore.consumer import restore_consumer
 
@@ -49,7 +58,8 @@ def _instant(text: str) -> datetime:
         instant = None
     if instant is None or instant.tzinfo is None:
         raise ConfigurationError(
-            f"--since {text}: not a time with a zone.", kept="Nothing was changed.",
+            f"--since {text}: not a time with a zone.",
+            kept="Nothing was changed.",
             next_step="Write it as 2026-11-21T02:00Z.",
-        )  # fmt: skip
+        )
     return instant

@@ -15,25 +15,45 @@ if TYPE_CHECKING:
     from backstop.resend.work import Listing
     from backstop.runs.run import Run
 
-app = typer.Typer(help="Run a duty without Airflow: reconcile, resend, sweep, triage, watch and others.", no_args_is_help=True)
+app = typer.Typer(
+    help="Run a duty without Airflow: reconcile, resend, sweep, triage, watch and others.",
+    no_args_is_help=True,
+)
 
-Topics = Annotated[list[str] | None, typer.Option("--topic", help="Only this topic; may be repeated.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing outside the run itself; show what would be done.")]
+Topics = Annotated[
+    list[str] | None, typer.Option("--topic", help="Only this topic; may be repeated.")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Change nothing outside the run itself; show what would be done."
+    ),
+]
 
 
 @app.command()
 def reconcile(
     topic: Topics = None,
-    start: Annotated[str | None, typer.Option("--from", help="Only stubs created since, as 2026-11-21T02:00Z.")] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", help="Only stubs created since, as 2026-11-21T02:00Z.")
+    ] = None,
     end: Annotated[str | None, typer.Option("--to", help="... and before.")] = None,
     dry_run: DryRun = False,
     no_send: Annotated[
-        bool, typer.Option("--no-send", help="Promote verdicts, cases and statuses, and request no resend.")
+        bool,
+        typer.Option(
+            "--no-send", help="Promote verdicts, cases and statuses, and request no resend."
+        ),
     ] = False,
     local_spark: Annotated[
-        bool, typer.Option("--local-spark", help="Spark on this machine, whatever $BACKSTOP_SPARK_MASTER says.")
+        bool,
+        typer.Option(
+            "--local-spark", help="Spark on this machine, whatever $BACKSTOP_SPARK_MASTER says."
+        ),
     ] = False,
-    docs: Annotated[Path, typer.Option("--docs", help="Where the reports of the data checks go.")] = Path("build/data-docs"),
+    docs: Annotated[
+        Path, typer.Option("--docs", help="Where the reports of the data checks go.")
+    ] = Path("build/data-docs"),
     as_json: out.Json = False,
 ) -> None:
     """Judge everything that is due, promote what passed its checks: confirmed stubs, requests, cases.
@@ -62,13 +82,28 @@ def reconcile(
 
     with out.progress("reconcile") as say:
         counts = run_once(
-            settings, known, start_spark, audit, scope=Scope(topic or None, since, before),
-            dry_run=dry_run, no_send=no_send, say=say,
-        )  # fmt: skip
+            settings,
+            known,
+            start_spark,
+            audit,
+            scope=Scope(topic or None, since, before),
+            dry_run=dry_run,
+            no_send=no_send,
+            say=say,
+        )
     if as_json:
-        out.document({"counts": counts, "run_id": last[0] if last else None, "dry_run": dry_run, "no_send": no_send})
+        out.document(
+            {
+                "counts": counts,
+                "run_id": last[0] if last else None,
+                "dry_run": dry_run,
+                "no_send": no_send,
+            }
+        )
     else:
-        out.line(f"reconcile{' (dry run)' if dry_run else ' (asked for no resend)' if no_send else ''}: {counts}")
+        out.line(
+            f"reconcile{' (dry run)' if dry_run else ' (asked for no resend)' if no_send else ''}: {counts}"
+        )
         if last:
             out.line(f"  backstop runs show {last[0]}")
 
@@ -77,11 +112,21 @@ def reconcile(
 def resend(
     topic: Topics = None,
     dry_run: DryRun = False,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most this many requests.")] = None,
-    ids: Annotated[str | None, typer.Option("--ids", help="Only the ids of this file, one a line; - reads them here.")] = None,
-    id_: Annotated[list[str] | None, typer.Option("--id", help="Only this id; may be repeated.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="At most this many requests.")
+    ] = None,
+    ids: Annotated[
+        str | None,
+        typer.Option("--ids", help="Only the ids of this file, one a line; - reads them here."),
+    ] = None,
+    id_: Annotated[
+        list[str] | None, typer.Option("--id", help="Only this id; may be repeated.")
+    ] = None,
     why: Annotated[str, typer.Option("--why", help="With ids: the reason.")] = "",
-    by: Annotated[str | None, typer.Option("--by", help="With ids: who; default: the name you are logged in with.")] = None,
+    by: Annotated[
+        str | None,
+        typer.Option("--by", help="With ids: who; default: the name you are logged in with."),
+    ] = None,
     as_json: out.Json = False,
 ) -> None:
     """Send what was requested and still fits: claim, publish, settle, until nothing is due.
@@ -102,9 +147,15 @@ def resend(
         listing = _listing(topic, ids, id_, speaker(conn, by, out.who()), why)
     with out.progress("resend"):
         counts = run_duty(
-            settings, known, scope=scope, dry_run=dry_run, limit=limit, tell=planned.append,
-            listing=listing, tell_listed=listed.append,
-        )  # fmt: skip
+            settings,
+            known,
+            scope=scope,
+            dry_run=dry_run,
+            limit=limit,
+            tell=planned.append,
+            listing=listing,
+            tell_listed=listed.append,
+        )
     if as_json:
         found = {} if listing is None else {"listed": listed}
         out.document({"counts": counts, "dry_run": dry_run, "planned": planned, **found})
@@ -118,10 +169,16 @@ def resend(
 
 @app.command()
 def sweep(
-    group: Annotated[list[str] | None, typer.Option("--group", help="Only this consumer group; may be repeated.")] = None,
+    group: Annotated[
+        list[str] | None, typer.Option("--group", help="Only this consumer group; may be repeated.")
+    ] = None,
     dry_run: DryRun = False,
-    audit: Annotated[bool, typer.Option("--audit", help="Run the data checks before and after, as the DAG does.")] = False,
-    docs: Annotated[Path, typer.Option("--docs", help="Where the reports of the data checks go.")] = Path("build/data-docs"),
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Run the data checks before and after, as the DAG does.")
+    ] = False,
+    docs: Annotated[
+        Path, typer.Option("--docs", help="Where the reports of the data checks go.")
+    ] = Path("build/data-docs"),
     as_json: out.Json = False,
 ) -> None:
     """Take back leases of workers that died, and correct Redis where it disagrees with the database.
@@ -136,11 +193,17 @@ def sweep(
 
     with out.progress("sweep"):
         counts = run_duty(
-            settings, known, groups=group, dry_run=dry_run, tell=told.append if dry_run else None,
+            settings,
+            known,
+            groups=group,
+            dry_run=dry_run,
+            tell=told.append if dry_run else None,
             audit=context.data_checks(settings, known, docs) if audit else None,
-        )  # fmt: skip
+        )
     if as_json:
-        planned = [{**one.line._asdict(), "message_id": one.message_id, "why": one.why} for one in told]
+        planned = [
+            {**one.line._asdict(), "message_id": one.message_id, "why": one.why} for one in told
+        ]
         out.document({"counts": counts, "dry_run": dry_run, "planned": planned})
         return
     out.line(f"sweep{' (dry run)' if dry_run else ''}: {counts}")
@@ -150,10 +213,13 @@ def sweep(
 
 @app.command()
 def retention(
-    now: Annotated[bool, typer.Option("--now", help="Also outside the window of backstop.yaml.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Also outside the window of backstop.yaml.")
+    ] = False,
     dry_run: DryRun = False,
     docs: Annotated[
-        Path | None, typer.Option("--docs", help="The reports of data checks; those of purged runs go, too.")
+        Path | None,
+        typer.Option("--docs", help="The reports of data checks; those of purged runs go, too."),
     ] = None,
     as_json: out.Json = False,
 ) -> None:
@@ -176,8 +242,12 @@ def retention(
 def triage(
     topic: Topics = None,
     dry_run: DryRun = False,
-    audit: Annotated[bool, typer.Option("--audit", help="Run the data checks at each step, as the DAG does.")] = False,
-    docs: Annotated[Path, typer.Option("--docs", help="Where the reports of the data checks go.")] = Path("build/data-docs"),
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Run the data checks at each step, as the DAG does.")
+    ] = False,
+    docs: Annotated[
+        Path, typer.Option("--docs", help="Where the reports of the data checks go.")
+    ] = Path("build/data-docs"),
     as_json: out.Json = False,
 ) -> None:
     """Drain dead-letter queues, find causes, discard what is proven done, replay what is safe, ask people.
@@ -194,9 +264,13 @@ def triage(
 
     with out.progress("triage"):
         counts = run_duty(
-            settings, known, topics=topic, dry_run=dry_run, tell=told.append,
+            settings,
+            known,
+            topics=topic,
+            dry_run=dry_run,
+            tell=told.append,
             audit=context.data_checks(settings, known, docs) if audit else None,
-        )  # fmt: skip
+        )
     if as_json:
         out.document({"counts": counts, "dry_run": dry_run, "planned": [str(one) for one in told]})
         return
@@ -207,8 +281,12 @@ def triage(
 
 @app.command()
 def audit(
-    day: Annotated[str | None, typer.Option("--day", help="The day (UTC), as 2026-11-21; default: yesterday.")] = None,
-    docs: Annotated[Path, typer.Option("--docs", help="Where the reports of the data checks go.")] = Path("build/data-docs"),
+    day: Annotated[
+        str | None, typer.Option("--day", help="The day (UTC), as 2026-11-21; default: yesterday.")
+    ] = None,
+    docs: Annotated[
+        Path, typer.Option("--docs", help="Where the reports of the data checks go.")
+    ] = Path("build/data-docs"),
     as_json: out.Json = False,
 ) -> None:
     """Check the invariants of all databases for one day; changes nothing.
@@ -225,11 +303,15 @@ def audit(
         chosen = None if day is None else date.fromisoformat(day)
     except ValueError:
         raise ConfigurationError(
-            f"{day!r} is not a date.", kept="Nothing was started.", next_step="Write it as 2026-11-21."
+            f"{day!r} is not a date.",
+            kept="Nothing was started.",
+            next_step="Write it as 2026-11-21.",
         ) from None
 
     with out.progress("audit"):
-        counts = run_duty(settings, known, day=chosen, audit=context.data_checks(settings, known, docs))
+        counts = run_duty(
+            settings, known, day=chosen, audit=context.data_checks(settings, known, docs)
+        )
     if as_json:
         out.document({"counts": counts})
     else:
@@ -255,7 +337,9 @@ def watch(as_json: out.Json = False) -> None:
         raise typer.Exit(1)
 
 
-def _listing(topic: list[str] | None, path: str | None, named: list[str] | None, who: str, why: str) -> Listing | None:
+def _listing(
+    topic: list[str] | None, path: str | None, named: list[str] | None, who: str, why: str
+) -> Listing | None:
     from backstop.model.errors import ConfigurationError
     from backstop.resend.ask_for_ids import read_ids
     from backstop.resend.work import Listing
@@ -264,13 +348,23 @@ def _listing(topic: list[str] | None, path: str | None, named: list[str] | None,
         return None
     if not topic or len(topic) != 1:
         raise ConfigurationError(
-            "A list of ids is of one topic.", kept="Nothing was started.", next_step="Name it: --topic TOPIC."
+            "A list of ids is of one topic.",
+            kept="Nothing was started.",
+            next_step="Name it: --topic TOPIC.",
         )
     try:
-        text = "" if path is None else sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        text = (
+            ""
+            if path is None
+            else sys.stdin.read()
+            if path == "-"
+            else Path(path).read_text(encoding="utf-8")
+        )
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f"{path} cannot be read: {error}.", kept="Nothing was started.", next_step="Give a text file, one id a line."
+            f"{path} cannot be read: {error}.",
+            kept="Nothing was started.",
+            next_step="Give a text file, one id a line.",
         ) from None
     return Listing(topic[0], read_ids("\n".join([text, *(named or ())])), who, why)
 
@@ -280,6 +374,7 @@ def _require_topics(known: Any, named: list[str] | None) -> None:
 
     if unknown := [name for name in named or () if name not in known]:
         raise ConfigurationError(
-            f"There is no topic {', '.join(map(repr, unknown))}.", kept="Nothing was started.",
+            f"There is no topic {', '.join(map(repr, unknown))}.",
+            kept="Nothing was started.",
             next_step=f"Name some of: {', '.join(known)}.",
-        )  # fmt: skip
+        )

@@ -11,14 +11,25 @@ from backstop.cli.misused import require_known
 from backstop.reports.read import read
 
 DUTIES = (
-    "reconcile", "resend", "sweep", "triage", "incident", "prove", "watch", "deliver_alerts", "retention", "audit",
+    "reconcile",
+    "resend",
+    "sweep",
+    "triage",
+    "incident",
+    "prove",
+    "watch",
+    "deliver_alerts",
+    "retention",
+    "audit",
 )
 app = typer.Typer(help="What the duties did: list, show.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_them(
-    duty: Annotated[str | None, typer.Option("--duty", help=f"Only this one of {', '.join(DUTIES)}.")] = None,
+    duty: Annotated[
+        str | None, typer.Option("--duty", help=f"Only this one of {', '.join(DUTIES)}.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1)] = 20,
     as_json: out.Json = False,
 ) -> None:
@@ -34,45 +45,70 @@ def list_them(
     out.table(
         ["run", "duty", "scope", "state", "started", "seconds", "counts"],
         [
-            [r["run_id"], r["duty"] + (" (dry)" if r["dry_run"] else ""), r["scope"], r["state"], r["started_at"],
-             f"{(r['finished_at'] - r['started_at']).total_seconds():.1f}" if r["finished_at"] else None,
-             ", ".join(f"{name} {n}" for name, n in sorted(r["counts"].items()))]
+            [
+                r["run_id"],
+                r["duty"] + (" (dry)" if r["dry_run"] else ""),
+                r["scope"],
+                r["state"],
+                r["started_at"],
+                f"{(r['finished_at'] - r['started_at']).total_seconds():.1f}"
+                if r["finished_at"]
+                else None,
+                ", ".join(f"{name} {n}" for name, n in sorted(r["counts"].items())),
+            ]
             for r in rows
         ],
-    )  # fmt: skip
+    )
 
 
 @app.command("show")
-def show_one(run_id: Annotated[int, typer.Argument(help="The run's number.")], as_json: out.Json = False) -> None:
+def show_one(
+    run_id: Annotated[int, typer.Argument(help="The run's number.")], as_json: out.Json = False
+) -> None:
     """Show one run: its counts, verdicts, requests, batches, data checks, and how long each phase took."""
     from backstop.model.errors import ConfigurationError
 
     more = ("verdict_counts", "requests_of_run", "batches_of_run", "data_checks")
     found = _read("runs", {"duty": None, "run_id": run_id, "limit": 1}, *more)
     if not found["runs"]:
-        raise ConfigurationError(f"There is no run {run_id}.", kept="Nothing was changed.", next_step="See: backstop runs list")
+        raise ConfigurationError(
+            f"There is no run {run_id}.",
+            kept="Nothing was changed.",
+            next_step="See: backstop runs list",
+        )
     run = found.pop("runs")[0]
     if as_json:
         out.document({**run, **found})
         return
-    ended = f"ended {out.cell(run['finished_at'])}" if run["finished_at"] else f"last heard of {out.cell(run['heartbeat_at'])}"
+    ended = (
+        f"ended {out.cell(run['finished_at'])}"
+        if run["finished_at"]
+        else f"last heard of {out.cell(run['heartbeat_at'])}"
+    )
     dry = ", dry run" if run["dry_run"] else ", asked for no resend" if run["no_send"] else ""
     out.line(f"Run {run_id}: {run['duty']} over {run['scope']}, {run['state']}{dry}", style="bold")
     by = f" by the login {run['opened_by']}" if run["opened_by"] else ""
-    out.line(f"  started {out.cell(run['started_at'])}{by}, {ended}, judged as of {out.cell(run['as_of'])}")
+    out.line(
+        f"  started {out.cell(run['started_at'])}{by}, {ended}, judged as of {out.cell(run['as_of'])}"
+    )
     out.line(f"  policy {run['policy_version']}, code {run['code_version']}, stage {run['stage']}")
     if run["error"]:
         out.line(f"  {run['error']}", style="red")
     for title, values in (("counts", run["counts"]), ("seconds", run["phases"])):
         if values:
-            out.line(f"  {title}: " + ", ".join(f"{name} {n}" for name, n in sorted(values.items())))
+            out.line(
+                f"  {title}: " + ", ".join(f"{name} {n}" for name, n in sorted(values.items()))
+            )
     if found["verdict_counts"]:
         out.table(
             ["topic", "group", "verdict", "deliveries", "eligible", "newly"],
             [list(row.values()) for row in found["verdict_counts"]],
         )
     if found["requests_of_run"]:
-        out.table(["topic", "requests", "made", "closed"], [list(row.values()) for row in found["requests_of_run"]])
+        out.table(
+            ["topic", "requests", "made", "closed"],
+            [list(row.values()) for row in found["requests_of_run"]],
+        )
     if found["batches_of_run"]:
         out.table(
             ["topic", "batch", "step", "released", "state", "case", "held by this run"],
@@ -80,7 +116,9 @@ def show_one(run_id: Annotated[int, typer.Argument(help="The run's number.")], a
         )
     for row in found["data_checks"]:
         says = "passed" if row["passed"] else "FAILED"
-        out.line(f"  data check {row['suite']}: {says} ({row['expectations']} expectations) {row['report'] or ''}")
+        out.line(
+            f"  data check {row['suite']}: {says} ({row['expectations']} expectations) {row['report'] or ''}"
+        )
 
 
 def _read(name: str, parameters: dict[str, object], *more: str) -> dict[str, list[dict[str, Any]]]:

@@ -26,13 +26,20 @@ def migrate_one(known: Connections, role: str | None, database: str) -> list[str
 
     if role is None:
         raise ConfigurationError(
-            "--database needs the role of that database.", kept="Nothing was changed.",
+            "--database needs the role of that database.",
+            kept="Nothing was changed.",
             next_step=f"Add --role with one of: {', '.join(ROLES)}.",
-        )  # fmt: skip
+        )
     return migrate(url_of(known, database), role)
 
 
-def create_one(known: Connections, topics: Sequence[str], groups: Sequence[str], broker: str, queues: int | None) -> None:
+def create_one(
+    known: Connections,
+    topics: Sequence[str],
+    groups: Sequence[str],
+    broker: str,
+    queues: int | None,
+) -> None:
     """Creates topics, each with these groups, at the broker of a URL."""
     from backstop.brokers.create_topics import create_topics, open_by_url
 
@@ -54,7 +61,8 @@ def run_without_platform(arguments: Sequence[str]) -> int:
     from backstop.schema.migrate import as_sql
 
     parser = argparse.ArgumentParser(
-        prog="backstop", description="Tables and topics. All other commands: pip install \"backstop-mq[platform]\""
+        prog="backstop",
+        description='Tables and topics. All other commands: pip install "backstop-mq[platform]"',
     )
     commands = parser.add_subparsers(dest="command", required=True)
     migrate = commands.add_parser("migrate", help="bring a database to the schema of this version")
@@ -62,11 +70,21 @@ def run_without_platform(arguments: Sequence[str]) -> int:
     where = migrate.add_mutually_exclusive_group(required=True)
     where.add_argument("--database", help=URL)
     where.add_argument("--sql", action="store_true", help="only print the SQL, for a DBA to run")
-    create = commands.add_parser("topics").add_subparsers(dest="what", required=True).add_parser("create")
+    create = (
+        commands.add_parser("topics")
+        .add_subparsers(dest="what", required=True)
+        .add_parser("create")
+    )
     create.add_argument("topics", nargs="+", metavar="TOPIC")
-    create.add_argument("--group", action="append", default=[], help="a consumer group; may be repeated")
+    create.add_argument(
+        "--group", action="append", default=[], help="a consumer group; may be repeated"
+    )
     create.add_argument("--broker", required=True, help=URL)
-    create.add_argument("--queues", type=int, help="4 for a new topic; one that is there keeps its number, or gets more")
+    create.add_argument(
+        "--queues",
+        type=int,
+        help="4 for a new topic; one that is there keeps its number, or gets more",
+    )
     asked = parser.parse_args(arguments)
     known = Connections()
     try:
@@ -76,8 +94,15 @@ def run_without_platform(arguments: Sequence[str]) -> int:
         elif asked.sql:
             print(as_sql(asked.role), end="")
         else:
-            print(f"{asked.role}: {text_of_migration(migrate_one(known, asked.role, asked.database))}")
+            print(
+                f"{asked.role}: {text_of_migration(migrate_one(known, asked.role, asked.database))}"
+            )
     except BackstopError as error:
-        print(known.hide(f"backstop: {error.what}\n  unaffected: {error.kept}\n  next: {error.next_step}"), file=sys.stderr)
+        print(
+            known.hide(
+                f"backstop: {error.what}\n  unaffected: {error.kept}\n  next: {error.next_step}"
+            ),
+            file=sys.stderr,
+        )
         return error.exit_code
     return 0

@@ -61,23 +61,38 @@ def tell(judge: Judge, control: Any, topic: str, message_ids: Sequence[str]) -> 
     seen = judge.judgement(keys)
     unreachable = dict(seen.unreachable)
     searched = _find_stubs(judge, keys, stories, unreachable)
-    paused = {row["topic"]: f"{row['why']}, by {row['paused_by']}" for row in read(control, _PAUSED, {})}
+    paused = {
+        row["topic"]: f"{row['why']}, by {row['paused_by']}" for row in read(control, _PAUSED, {})
+    }
     logs = _find_logs(judge, keys, topic, searched, unreachable)
     by_key: dict[Key, list[Judged]] = {}
     for judged in seen.judged:
         by_key.setdefault(judged.key, []).append(judged)
     for key, story in stories.items():
         for name in ("requests", "cases", "decisions", "quarantine", "anomalies"):
-            rows = read(control, _SQL[f"{name}_of_message"], {"topic": topic, "message_id": key.message_id})
+            rows = read(
+                control, _SQL[f"{name}_of_message"], {"topic": topic, "message_id": key.message_id}
+            )
             setattr(story, name, rows)
         story.letters = letters_of_message(control, topic, key.message_id)
         mode = judge.settings.topics[topic].mode if topic in judge.settings.topics else "observe"
         for judged in by_key.get(key, ()):
-            story.deliveries.append(Delivery(
-                judged.consumer_group, True, str(judged.verdict), judged.reason, evidence(judged),
-                next_step(judged, mode=mode, paused=paused.get(topic, paused.get("*")), requests=story.requests),
-                logs.get((judged.consumer_group, key)),
-            ))  # fmt: skip
+            story.deliveries.append(
+                Delivery(
+                    judged.consumer_group,
+                    True,
+                    str(judged.verdict),
+                    judged.reason,
+                    evidence(judged),
+                    next_step(
+                        judged,
+                        mode=mode,
+                        paused=paused.get(topic, paused.get("*")),
+                        requests=story.requests,
+                    ),
+                    logs.get((judged.consumer_group, key)),
+                )
+            )
         told = {delivery.consumer_group for delivery in story.deliveries}
         for group in judge.settings.groups_of(topic):
             if group not in told:
@@ -86,13 +101,20 @@ def tell(judge: Judge, control: Any, topic: str, message_ids: Sequence[str]) -> 
         story.deliveries.sort(key=lambda delivery: order.index(delivery.consumer_group))
         story.searched, story.unreachable = [*searched, "control database"], unreachable
         story.found = bool(
-            story.stub or story.letters or story.requests or story.cases or story.decisions or story.quarantine
+            story.stub
+            or story.letters
+            or story.requests
+            or story.cases
+            or story.decisions
+            or story.quarantine
             or any(delivery.log for delivery in story.deliveries)
-        )  # fmt: skip
+        )
     return [stories[Key(topic, message_id)] for message_id in message_ids]
 
 
-def _find_stubs(judge: Judge, keys: Sequence[Key], stories: dict[Key, Story], unreachable: dict[str, str]) -> list[str]:
+def _find_stubs(
+    judge: Judge, keys: Sequence[Key], stories: dict[Key, Story], unreachable: dict[str, str]
+) -> list[str]:
     searched = []
     for shard in judge.settings.producers:
         try:
@@ -109,7 +131,9 @@ def _find_stubs(judge: Judge, keys: Sequence[Key], stories: dict[Key, Story], un
             if story.stub is None:
                 story.stub, story.attempts = stub, attempts.get(key, [])
                 ended = {attempt.send_number for attempt in story.attempts}
-                story.under_way = next((n for n in range(stub.send_count, 0, -1) if n not in ended), None)
+                story.under_way = next(
+                    (n for n in range(stub.send_count, 0, -1) if n not in ended), None
+                )
     return searched
 
 

@@ -11,29 +11,40 @@ SHOWN = 10
 """Consumers that one line names."""
 
 
-def tell_holders(topic: str, group: str, queues: Sequence[int], holders: Sequence[Holder]) -> Finding:
+def tell_holders(
+    topic: str, group: str, queues: Sequence[int], holders: Sequence[Holder]
+) -> Finding:
     """Bad: a queue that none of the group's consumers holds, or that two of them have locked."""
     subject = f"topic {topic}, group {group}: queues held"
     consumers = sorted({holder.consumer for holder in holders})
     if not consumers:
         return Finding(subject, True, "no consumer is connected now")
-    said = [_of(consumer, [one for one in holders if one.consumer == consumer]) for consumer in consumers[:SHOWN]]
-    says = "; ".join(said) + (f"; and {len(consumers) - SHOWN} more consumers" if len(consumers) > SHOWN else "")
+    said = [
+        _of(consumer, [one for one in holders if one.consumer == consumer])
+        for consumer in consumers[:SHOWN]
+    ]
+    says = "; ".join(said) + (
+        f"; and {len(consumers) - SHOWN} more consumers" if len(consumers) > SHOWN else ""
+    )
     locked = [one.queue_id for one in holders if one.locked and one.queue_id is not None]
     twice = sorted({number for number in locked if locked.count(number) > 1})
     if twice:
         return Finding(
-            subject, False, f"{says}; locked by two: {_numbers(twice)}",
+            subject,
+            False,
+            f"{says}; locked by two: {_numbers(twice)}",
             "Look again in a minute; if it stays so, restart one of the two: its lock is only its own belief.",
-        )  # fmt: skip
+        )
     held = {holder.queue_id for holder in holders}
     free = [number for number in queues if number not in held]
     if free and None not in held:
         return Finding(
-            subject, False, f"{says}; held by nobody: {_numbers(free)}",
+            subject,
+            False,
+            f"{says}; held by nobody: {_numbers(free)}",
             "Look again in a minute (consumers redistribute the queues when one joins or leaves). If that changes nothing, check "
             "that all consumers of the group have the same subscription.",
-        )  # fmt: skip
+        )
     return Finding(subject, True, says)
 
 

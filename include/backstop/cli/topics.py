@@ -18,15 +18,26 @@ def topics() -> None:
 
 @app.command("create")
 def create(
-    topic: Annotated[list[str] | None, typer.Argument(help="Topics; without any: all of backstop.yaml.")] = None,
+    topic: Annotated[
+        list[str] | None, typer.Argument(help="Topics; without any: all of backstop.yaml.")
+    ] = None,
     group: Annotated[
-        list[str] | None, typer.Option("--group", help="With --broker: a consumer group; may be repeated.")
+        list[str] | None,
+        typer.Option("--group", help="With --broker: a consumer group; may be repeated."),
     ] = None,
     broker: Annotated[
-        str | None, typer.Option("--broker", help="Instead of backstop.yaml: a URL, or env:NAME for the one in $NAME.")
+        str | None,
+        typer.Option(
+            "--broker", help="Instead of backstop.yaml: a URL, or env:NAME for the one in $NAME."
+        ),
     ] = None,
     queues: Annotated[
-        int | None, typer.Option("--queues", min=1, help="4 for a new topic; one that is there keeps its number, or gets more.")
+        int | None,
+        typer.Option(
+            "--queues",
+            min=1,
+            help="4 for a new topic; one that is there keeps its number, or gets more.",
+        ),
     ] = None,
 ) -> None:
     """Create topics and their groups where they are missing; whatever is there stays as it is.
@@ -41,17 +52,26 @@ def create(
     known = context.connections()
     if broker is not None:
         if not topic:
-            raise misused("--broker needs topics.", "As in: backstop topics create orders --group billing --broker URL")
+            raise misused(
+                "--broker needs topics.",
+                "As in: backstop topics create orders --group billing --broker URL",
+            )
         create_one(known, topic, group or [], broker, queues)
         out.line(f"{', '.join(topic)}: created, or there already")
         return
     if group:
-        raise misused("--group goes with --broker.", "The groups of a topic stand in backstop.yaml.")
+        raise misused(
+            "--group goes with --broker.", "The groups of a topic stand in backstop.yaml."
+        )
     settings = context.load_settings()
     require_known("topic", topic or (), settings.topics)
     chosen = topic or list(settings.topics)
     for name in settings.brokers:
-        wanted = {one: its.groups for one, its in settings.topics.items() if its.broker == name and one in chosen}
+        wanted = {
+            one: its.groups
+            for one, its in settings.topics.items()
+            if its.broker == name and one in chosen
+        }
         with open_broker(settings, known, name) as opened:
             create_topics(opened, wanted, queues)
         for one, groups in wanted.items():

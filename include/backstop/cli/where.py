@@ -21,7 +21,10 @@ _BATCH = 500
 def where(
     topic: Annotated[str, typer.Argument(help="The topic.")],
     message_id: Annotated[list[str] | None, typer.Argument(help="One or more message ids.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="A file with one message id a line; - reads stdin.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", help="A file with one message id a line; - reads stdin."),
+    ] = None,
     as_json: out.Json = False,
 ) -> None:
     """Show everything about each message: stub, attempts, each group's log and verdict, and what happens next.
@@ -33,7 +36,9 @@ def where(
     ids = [*(message_id or ()), *(_read_ids(file) if file is not None else ())]
     if not ids:
         raise ConfigurationError(
-            "No message id was given.", kept="Nothing was read.", next_step="Name one or more, or give --file."
+            "No message id was given.",
+            kept="Nothing was read.",
+            next_step="Name one or more, or give --file.",
         )
     settings, known = context.load_settings(), context.connections()
     from backstop.cli.story import tell
@@ -83,11 +88,16 @@ def _print(story: Story) -> None:
     for subject, why in story.unreachable.items():
         out.line(f"  not answered: {subject}: {why}", style="red")
     if not story.found:
-        out.line(f"  unknown: nothing has a trace of it. Searched: {', '.join(story.searched)}.", style="red")
+        out.line(
+            f"  unknown: nothing has a trace of it. Searched: {', '.join(story.searched)}.",
+            style="red",
+        )
         out.line()
         return
     if len(story.shards) > 1:
-        out.line(f"  on more than one shard: {', '.join(story.shards)}; it is not judged", style="red")
+        out.line(
+            f"  on more than one shard: {', '.join(story.shards)}; it is not judged", style="red"
+        )
     _print_stub(story)
     for delivery in story.deliveries:
         verdict = f"{delivery.verdict} ({delivery.reason})" if delivery.verdict else "no verdict"
@@ -105,15 +115,27 @@ def _print(story: Story) -> None:
             f" ({request['reason']}): {request['state']}, {out.cell(request['updated_at'])}{error}"
         )
     for case in story.cases:
-        became = f", {case['decision']} by {case['decided_by']}: {case['why']}" if case["decision"] else ""
-        out.line(f"  case {case['case_id']} ({case['kind']}, {case['consumer_group']}): {case['state']}{became}")
+        became = (
+            f", {case['decision']} by {case['decided_by']}: {case['why']}"
+            if case["decision"]
+            else ""
+        )
+        out.line(
+            f"  case {case['case_id']} ({case['kind']}, {case['consumer_group']}): {case['state']}{became}"
+        )
     for made in story.decisions:
         at = out.cell(made["decided_at"])
-        out.line(f"  {made['consumer_group']}: {made['decision']} by {made['decided_by']} at {at}: {made['why']}")
+        out.line(
+            f"  {made['consumer_group']}: {made['decision']} by {made['decided_by']} at {at}: {made['why']}"
+        )
     for row in story.quarantine:
-        out.line(f"  quarantined: {row['reason']} in {row['store']}, since {out.cell(row['first_seen_at'])}")
+        out.line(
+            f"  quarantined: {row['reason']} in {row['store']}, since {out.cell(row['first_seen_at'])}"
+        )
     for row in story.anomalies:
-        out.line(f"  odd: {row['kind']} {row['consumer_group'] or ''} {row['detail'] or ''} ({row['times']} times)")
+        out.line(
+            f"  odd: {row['kind']} {row['consumer_group'] or ''} {row['detail'] or ''} ({row['times']} times)"
+        )
     out.line()
 
 
@@ -129,7 +151,11 @@ def _print_stub(story: Story) -> None:
     )
     for attempt in story.attempts:
         to = "all groups" if attempt.groups is None else ", ".join(attempt.groups)
-        place = f" at queue {attempt.queue_id} offset {attempt.queue_offset}" if attempt.queue_offset is not None else ""
+        place = (
+            f" at queue {attempt.queue_id} offset {attempt.queue_offset}"
+            if attempt.queue_offset is not None
+            else ""
+        )
         error = f": {attempt.error}" if attempt.error else ""
         out.line(
             f"    send {attempt.send_number} by {attempt.requested_by} to {to} at {out.cell(attempt.started_at)}:"
@@ -148,7 +174,9 @@ def _letter(letter: dict[str, Any]) -> str:
     parts = [f"dead letter {letter['dead_letter_id']} of {of}, died {died}: {letter['state']}"]
     parts.append(letter["category"] or "not classified yet")
     if letter["decision"]:
-        parts.append(f"{letter['decision']} by {letter['decided_by'] or 'triage'}: {letter['reason'] or 'no reason given'}")
+        parts.append(
+            f"{letter['decision']} by {letter['decided_by'] or 'triage'}: {letter['reason'] or 'no reason given'}"
+        )
     if letter["send_number"] is not None:
         parts.append(f"send {letter['send_number']}")
     if letter["case_id"] is not None:
@@ -160,7 +188,9 @@ def _log(log: LogRow) -> str:
     parts = [f"{log.state}, {log.attempts} attempts"]
     if log.duplicates_stopped:
         parts.append(f"{log.duplicates_stopped} duplicates stopped")
-    parts.append(f"first received {out.cell(log.first_received_at)}, last moved {out.cell(log.updated_at)}")
+    parts.append(
+        f"first received {out.cell(log.first_received_at)}, last moved {out.cell(log.updated_at)}"
+    )
     if log.consumed_at is not None:
         parts.append(f"consumed {out.cell(log.consumed_at)}")
     if log.last_error:

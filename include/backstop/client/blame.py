@@ -24,10 +24,18 @@ class Blame:
     """How each key's last try within the window ended. Not shared between threads."""
 
     def __init__(
-        self, window: timedelta = WINDOW, many: int = MANY, share: float = SHARE,
+        self,
+        window: timedelta = WINDOW,
+        many: int = MANY,
+        share: float = SHARE,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        self._window, self._many, self._share, self._clock = window.total_seconds(), many, share, clock
+    ) -> None:
+        self._window, self._many, self._share, self._clock = (
+            window.total_seconds(),
+            many,
+            share,
+            clock,
+        )
         self._tries: OrderedDict[tuple[str, str], tuple[float, bool]] = OrderedDict()
         self._failing = 0
         self.is_away = False

@@ -20,7 +20,9 @@ def check_key(topic: str, message_id: str) -> None:
 def refuse_blank(name: str, value: str) -> None:
     """An id of white space only is most likely a field that was never filled. Raises ContractBroken."""
     if not value.strip():
-        raise _broken(f"{name} is blank ({value!r})", f"Give {name} a text with more than white space in it.")
+        raise _broken(
+            f"{name} is blank ({value!r})", f"Give {name} a text with more than white space in it."
+        )
 
 
 def check_text(name: str, value: object, longest: int | None = None) -> None:
@@ -57,12 +59,16 @@ def check_headers(headers: Mapping[str, str]) -> None:
             raise _broken(f"header {name!r} is a {type(value).__name__}", "Header values are text.")
         _check_storable(f"header {name!r}", value)
         if name.lower().startswith(RESERVED):
-            raise _broken(f"header {name!r} is Backstop's own", f"Leave out the prefix {RESERVED!r}.")
+            raise _broken(
+                f"header {name!r} is Backstop's own", f"Leave out the prefix {RESERVED!r}."
+            )
 
 
 def _check_storable(name: str, value: str) -> None:
     if "\x00" in value:
-        raise _broken(f"{name} holds a NUL character", "Remove it: databases cannot store it in text.")
+        raise _broken(
+            f"{name} holds a NUL character", "Remove it: databases cannot store it in text."
+        )
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -71,5 +77,7 @@ def _check_storable(name: str, value: str) -> None:
 
 def _broken(what: str, next_step: str) -> ContractBroken:
     return ContractBroken(
-        f"The message is not allowed: {what}.", kept="Nothing was written or sent.", next_step=next_step
+        f"The message is not allowed: {what}.",
+        kept="Nothing was written or sent.",
+        next_step=next_step,
     )

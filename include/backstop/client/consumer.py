@@ -22,7 +22,17 @@ from backstop.client.process import Ended, process, process_under_row_lock, told
 from backstop.client.read_headers import Copy, read_headers
 from backstop.client.ways import Handler, Leased, RowLock, Transactional, Way, Work, way_of
 from backstop.leases.front import Front
-from backstop.leases.lease import LEASE, RETRY_AFTER, Acquired, Begun, Busy, Conflict, Done, Parked, Superseded
+from backstop.leases.lease import (
+    LEASE,
+    RETRY_AFTER,
+    Acquired,
+    Begun,
+    Busy,
+    Conflict,
+    Done,
+    Parked,
+    Superseded,
+)
 from backstop.leases.redis_guard import RedisGuard
 from backstop.model.errors import ConfigurationError, ContractBroken, StoreUnavailable, Unavailable
 from backstop.model.log_limit import LimitedLog
@@ -140,8 +150,12 @@ class Consumer:
                 copy = read_headers(received)
             except ContractBroken as error:
                 counts.add("broken")
-                log.error("A message of %r (%s): %s", received.message.topic, received.broker_id, error)
-                self._subscription.hand_back(received, after=self._retry_after, counts=True, error=told(error))
+                log.error(
+                    "A message of %r (%s): %s", received.message.topic, received.broker_id, error
+                )
+                self._subscription.hand_back(
+                    received, after=self._retry_after, counts=True, error=told(error)
+                )
                 continue
             if copy.is_for(self._group):
                 ours.append(copy)
@@ -164,7 +178,9 @@ class Consumer:
             while left and not self.stopping.is_set():
                 copy, outcome = left[0]
                 if isinstance(outcome, Acquired) and lost[outcome].is_set():
-                    counts.add(Ended.LEASE_LOST.value)  # while it waited for its turn: another worker has it, or will
+                    counts.add(
+                        Ended.LEASE_LOST.value
+                    )  # while it waited for its turn: another worker has it, or will
                 elif isinstance(outcome, Acquired):
                     message, entered = copy.received.message, outcome
                     work = self._work(copy, outcome, lost[outcome])
@@ -193,9 +209,15 @@ class Consumer:
             while left and not self.stopping.is_set():
                 copy = left[0]
                 outcome, error = process_under_row_lock(
-                    self._rows, way, self._group, copy.received.message, copy.arrival, self._work(copy, None, threading.Event()),
-                    self._retry_after, self._owner_host,
-                )  # fmt: skip
+                    self._rows,
+                    way,
+                    self._group,
+                    copy.received.message,
+                    copy.arrival,
+                    self._work(copy, None, threading.Event()),
+                    self._retry_after,
+                    self._owner_host,
+                )
                 if isinstance(outcome, Ended):
                     self._end(copy, outcome, error, counts)
                 else:
@@ -223,7 +245,9 @@ class Consumer:
         if ended is Ended.PROCESSED:
             self._done.append(copy.received)
         elif ended is Ended.FAILED:
-            self._subscription.hand_back(copy.received, after=self._retry_after, counts=True, error=error)
+            self._subscription.hand_back(
+                copy.received, after=self._retry_after, counts=True, error=error
+            )
 
     def _answer(self, copy: Copy, outcome: Begun, counts: Counts) -> None:
         """What to tell the broker about a message whose lease was not granted."""
@@ -240,7 +264,9 @@ class Consumer:
                     copy.arrival.message_id,
                     copy.arrival.topic,
                 )
-                self._subscription.hand_back(copy.received, after=self._retry_after, counts=True, error=CONFLICT)
+                self._subscription.hand_back(
+                    copy.received, after=self._retry_after, counts=True, error=CONFLICT
+                )
         counts.add(type(outcome).__name__.lower())
 
     def _acknowledge_done(self) -> None:

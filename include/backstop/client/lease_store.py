@@ -55,9 +55,15 @@ class InDatabase:
     """Leases in the consumer database, with Redis in front of it or without."""
 
     def __init__(
-        self, connect: Connect, group: str, *, lease: timedelta, retry_after: timedelta, owner_host: str | None,
+        self,
+        connect: Connect,
+        group: str,
+        *,
+        lease: timedelta,
+        retry_after: timedelta,
+        owner_host: str | None,
         front: Front | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store = KeptConnection(connect, "consumer database")
         self._renewals = KeptConnection(connect, "consumer database")
         self._group, self._seconds = group, lease.total_seconds()
@@ -77,9 +83,13 @@ class InDatabase:
             return [known for known in early if known is not None]
         with self._store.short_transaction() as connection:
             answers = guard.begin_many(
-                connection, self._group, asked, lease_seconds=self._seconds, owner_host=self._owner_host,
+                connection,
+                self._group,
+                asked,
+                lease_seconds=self._seconds,
+                owner_host=self._owner_host,
                 retry_after=self._retry_after,
-            )  # fmt: skip
+            )
         if self._front:
             granted = {a: asked[n] for n, a in enumerate(answers) if isinstance(a, Acquired)}
             self._arrivals = granted
@@ -164,7 +174,9 @@ class InRedis:
     def give_back(self, leases: Sequence[Acquired], entered: Acquired | None = None) -> None:
         self._guard.give_back_many([lease for lease in leases if lease != entered])
         if entered in leases:
-            self._guard.give_back_many([lease for lease in leases if lease == entered], was_entered=True)
+            self._guard.give_back_many(
+                [lease for lease in leases if lease == entered], was_entered=True
+            )
 
     def drain_counts(self) -> Counts:
         return Counts()
@@ -177,9 +189,14 @@ class InRedis:
 
 
 def lease_store(
-    connect: Connect | None, group: str, way: Way, redis: Front | RedisGuard | None, lease: timedelta,
-    retry_after: timedelta, owner_host: str | None,
-) -> LeaseStore:  # fmt: skip
+    connect: Connect | None,
+    group: str,
+    way: Way,
+    redis: Front | RedisGuard | None,
+    lease: timedelta,
+    retry_after: timedelta,
+    owner_host: str | None,
+) -> LeaseStore:
     """The store that these stand for. Raises ConfigurationError for what does not fit together."""
     if isinstance(redis, RedisGuard):
         if connect is not None or not isinstance(way, Leased):
@@ -191,12 +208,19 @@ def lease_store(
             raise _refused("The RedisGuard is of another group or lease.", "Give both the same.")
         return InRedis(redis)
     if connect is None:
-        raise _refused("There is neither a consumer database nor a RedisGuard.", "Give `connect`, or a RedisGuard as `redis`.")
+        raise _refused(
+            "There is neither a consumer database nor a RedisGuard.",
+            "Give `connect`, or a RedisGuard as `redis`.",
+        )
     if redis is not None and isinstance(way, RowLock):
-        raise _refused("A row_lock handler asks its business row, never a Front.", "Leave `redis` out.")
+        raise _refused(
+            "A row_lock handler asks its business row, never a Front.", "Leave `redis` out."
+        )
     if redis is not None and (redis.group != group or redis.lease != lease):
         raise _refused("The Front is of another group or lease.", "Give both the same.")
-    return InDatabase(connect, group, lease=lease, retry_after=retry_after, owner_host=owner_host, front=redis)
+    return InDatabase(
+        connect, group, lease=lease, retry_after=retry_after, owner_host=owner_host, front=redis
+    )
 
 
 def _refused(what: str, next_step: str) -> ConfigurationError:

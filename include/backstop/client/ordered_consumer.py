@@ -30,10 +30,26 @@ from backstop.client.read_headers import Copy, read_headers
 from backstop.client.ways import Handler, Leased, RowLock, Way, Work, way_of
 from backstop.client.worker_pool import WorkerPool
 from backstop.leases import guard, parking, queue_owner
-from backstop.leases.lease import LEASE, RETRY_AFTER, Acquired, Busy, Conflict, Done, Parked, Superseded
+from backstop.leases.lease import (
+    LEASE,
+    RETRY_AFTER,
+    Acquired,
+    Busy,
+    Conflict,
+    Done,
+    Parked,
+    Superseded,
+)
 from backstop.leases.parking import Full, InOrder, Kept, Limits, NotOwner, ParkingFull
 from backstop.leases.queue_owner import DRAIN_TIMEOUT, OwnedQueue, QueueLost
-from backstop.model.errors import BrokerUnavailable, ConfigurationError, ContractBroken, LeaseLost, StoreUnavailable, Unavailable
+from backstop.model.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    ContractBroken,
+    LeaseLost,
+    StoreUnavailable,
+    Unavailable,
+)
 from backstop.model.log_limit import LimitedLog
 from backstop.model.records import GROUP_BYTES, Counts
 from backstop.sql.run import Connection
@@ -87,7 +103,10 @@ class Retries:
 
     def after(self, failures: int) -> float:
         """Seconds before the next try."""
-        return min(self.longest.total_seconds(), self.backoff.total_seconds() * 2.0 ** min(failures - 1, 30))
+        return min(
+            self.longest.total_seconds(),
+            self.backoff.total_seconds() * 2.0 ** min(failures - 1, 30),
+        )
 
 
 class OrderedConsumer:
@@ -120,10 +139,15 @@ class OrderedConsumer:
     ) -> None:
         check_text("group", group, GROUP_BYTES)
         retries = retries or Retries()
-        if min(lease, queue_lease, drain_within, beat, retry_after) <= NOW or min(workers, fetch, retries.attempts) < 1:
+        if (
+            min(lease, queue_lease, drain_within, beat, retry_after) <= NOW
+            or min(workers, fetch, retries.attempts) < 1
+        ):
             raise _refused("Durations, workers, fetch and attempts must be above zero.")
         if beat * 3 > queue_lease:
-            raise _refused(f"A beat of {beat} does not renew a queue's lease of {queue_lease} in time.")
+            raise _refused(
+                f"A beat of {beat} does not renew a queue's lease of {queue_lease} in time."
+            )
         self._way = way_of(handler)
         if isinstance(self._way, RowLock):
             raise _refused("A row_lock handler has no lease, which order needs.")
@@ -134,7 +158,9 @@ class OrderedConsumer:
         self._pool = WorkerPool(connect, workers)
         self._at_once = 2 * workers
         self._queues = OwnQueues(self._store, group, member, queue_lease, drain_within)
-        renewals = InDatabase(connect, group, lease=lease, retry_after=retry_after, owner_host=owner_host)
+        renewals = InDatabase(
+            connect, group, lease=lease, retry_after=retry_after, owner_host=owner_host
+        )
         self._keeper = LeaseKeeper(renewals, lease)
         self._blame = blame or Blame()
         self._lanes = Lanes()
@@ -204,7 +230,9 @@ class OrderedConsumer:
         before = set(self._queues.held)
         for lost in self._queues.beat(self._topics, leaving=leaving):
             counts.add("queues_lost")
-            self._limited.warning(f"Queue {lost.queue.queue_id} of {lost.queue.topic!r} was taken by another consumer.")
+            self._limited.warning(
+                f"Queue {lost.queue.queue_id} of {lost.queue.topic!r} was taken by another consumer."
+            )
             self._forget(lost.queue)
         for place, holding in self._queues.held.items():
             if holding.draining:
@@ -251,8 +279,15 @@ class OrderedConsumer:
         found = False
         for place, holding in list(self._queues.held.items()):
             room = self._fetch - self._lanes.held(holding.queue)
-            gaps = max((done.gaps for known, done in self._sets.items() if known[0] == place), default=0)
-            if room <= 0 or holding.stopped_by is not None or gaps > MOST_GAPS or not self._queues.is_live(holding.queue):
+            gaps = max(
+                (done.gaps for known, done in self._sets.items() if known[0] == place), default=0
+            )
+            if (
+                room <= 0
+                or holding.stopped_by is not None
+                or gaps > MOST_GAPS
+                or not self._queues.is_live(holding.queue)
+            ):
                 continue
             received = self._subscription.fetch(place, holding.queue.fence, room)
             if received is None:  # somebody reads under a higher fence: the row will say so too
@@ -288,7 +323,11 @@ class OrderedConsumer:
         if now - self._looked_at < LOOK_FOR_ANSWERS:
             return
         self._looked_at = now
-        live = [holding.queue for holding in self._queues.held.values() if self._queues.is_live(holding.queue)]
+        live = [
+            holding.queue
+            for holding in self._queues.held.values()
+            if self._queues.is_live(holding.queue)
+        ]
         with self._store.short_transaction() as connection:
             for queue, key in parking.releasing(connection, self._group, live, self._fetch):
                 self._lanes.add(queue, key, None, releases=True)
@@ -319,18 +358,28 @@ class OrderedConsumer:
         asked: dict[tuple[str, str], tuple[Lane, InOrder]] = {}
         for lane in lanes:
             copy: Copy = lane.waiting[0]
-            if copy.arrival.key in asked:  # a second copy in another queue: it meets the log of the first
+            if (
+                copy.arrival.key in asked
+            ):  # a second copy in another queue: it meets the log of the first
                 self._again(lane, 0.0)
                 continue
-            asked[copy.arrival.key] = (lane, InOrder(lane.queue, lane.key, copy.received.message, copy.arrival))
+            asked[copy.arrival.key] = (
+                lane,
+                InOrder(lane.queue, lane.key, copy.received.message, copy.arrival),
+            )
         if not asked:
             return
         try:
             with self._store.short_transaction() as connection:
                 begun = parking.begin_in_order(
-                    connection, self._group, [head for _, head in asked.values()], self._limits, lease=self._lease,
-                    owner_host=self._host, retry_after=self._retry_after,
-                )  # fmt: skip
+                    connection,
+                    self._group,
+                    [head for _, head in asked.values()],
+                    self._limits,
+                    lease=self._lease,
+                    owner_host=self._host,
+                    retry_after=self._retry_after,
+                )
         except StoreUnavailable:
             for lane, _ in asked.values():
                 self._again(lane, self._retry_after.total_seconds())
@@ -353,9 +402,13 @@ class OrderedConsumer:
         try:
             with self._store.short_transaction() as connection:
                 begun = parking.begin_released(
-                    connection, lane.queue, lane.key, lease=self._lease, owner_host=self._host,
+                    connection,
+                    lane.queue,
+                    lane.key,
+                    lease=self._lease,
+                    owner_host=self._host,
                     retry_after=self._retry_after,
-                )  # fmt: skip
+                )
         except QueueLost:
             self._lose(lane.queue, counts)
             self._again(lane, 0.0)
@@ -371,8 +424,12 @@ class OrderedConsumer:
             head, lease = begun
             self._submit(lane, head, lease, self._keeper.hold([lease])[lease], lease.attempts)
 
-    def _try(self, lane: Lane, head: InOrder, lease: Acquired, lost: threading.Event, counts: Counts) -> None:
-        if lease.attempts > self._retries.attempts:  # nobody lived to say that it failed: it may have killed its workers
+    def _try(
+        self, lane: Lane, head: InOrder, lease: Acquired, lost: threading.Event, counts: Counts
+    ) -> None:
+        if (
+            lease.attempts > self._retries.attempts
+        ):  # nobody lived to say that it failed: it may have killed its workers
             try:
                 self._park(Result(lane, head, lease, Tried.FAILED), CRASHED, counts)
             finally:
@@ -380,10 +437,14 @@ class OrderedConsumer:
         else:
             self._submit(lane, head, lease, lost, lane.waiting[0].received.deliveries)
 
-    def _submit(self, lane: Lane, head: InOrder, lease: Acquired, lost: threading.Event, deliveries: int) -> None:
+    def _submit(
+        self, lane: Lane, head: InOrder, lease: Acquired, lost: threading.Event, deliveries: int
+    ) -> None:
         work = Work(lease.fence, deliveries, lost, self.stopping, lease.attempts)
         self._in_work += 1
-        self._pool.submit(lambda store: self._results.put(self._work(store, lane, head, lease, work)))
+        self._pool.submit(
+            lambda store: self._results.put(self._work(store, lane, head, lease, work))
+        )
 
     def _answer(self, lane: Lane, outcome: object, counts: Counts) -> None:
         """What becomes of a head whose lease was not granted."""
@@ -400,13 +461,18 @@ class OrderedConsumer:
                 self._lose(lane.queue, counts)
                 self._again(lane, 0.0)
             case Conflict():
-                log.error("%r in %r came with another content than before; it was not applied.", *reversed(copy.arrival.key))
+                log.error(
+                    "%r in %r came with another content than before; it was not applied.",
+                    *reversed(copy.arrival.key),
+                )
                 self._unusable.append((copy.received, CONFLICT))
                 self._lanes.ended(lane)
 
     # In the pool
 
-    def _work(self, store: KeptConnection, lane: Lane, head: InOrder, lease: Acquired, work: Work) -> Result:
+    def _work(
+        self, store: KeptConnection, lane: Lane, head: InOrder, lease: Acquired, work: Work
+    ) -> Result:
         """The handler, the comparison of the fence and the end of the work, in one transaction. Never raises."""
         try:
             if isinstance(self._way, Leased):
@@ -427,7 +493,9 @@ class OrderedConsumer:
         except StoreUnavailable as error:
             return Result(lane, head, lease, Tried.UNAVAILABLE, error)
         except Exception as error:
-            log.warning("The handler failed on %r in %r.", lease.message_id, lease.topic, exc_info=error)
+            log.warning(
+                "The handler failed on %r in %r.", lease.message_id, lease.topic, exc_info=error
+            )
             return Result(lane, head, lease, Tried.FAILED, error)
         return Result(lane, head, lease, Tried.PROCESSED)
 
@@ -492,7 +560,9 @@ class OrderedConsumer:
             if now >= self._resume_at:
                 self._rounds_away += 1
                 self._resume_at = now + self._retries.after(self._rounds_away)
-                self._limited.warning(f"A downstream seems to be away: nothing is parked, all queues wait. {text}")
+                self._limited.warning(
+                    f"A downstream seems to be away: nothing is parked, all queues wait. {text}"
+                )
             self._give_back(result, text)
             self._again(lane, 0.0)
         elif lane.releases or result.lease.attempts >= self._retries.attempts:
@@ -541,7 +611,9 @@ class OrderedConsumer:
         self._done.append(received)
         if received.position is not None:
             place = (lane.queue.topic, lane.queue.queue_id)
-            self._sets.setdefault((place, received.position.epoch), DoneSet()).add(received.position.offset)
+            self._sets.setdefault((place, received.position.epoch), DoneSet()).add(
+                received.position.offset
+            )
             holding = self._queues.held.get(place)
             if holding is not None and holding.stopped_by == lane.key:
                 with self._store.short_transaction() as connection:
@@ -553,7 +625,12 @@ class OrderedConsumer:
         """A limit of parking is reached: the queue is not read on, and its head is tried again until there is room."""
         holding = self._queues.held.get((lane.queue.topic, lane.queue.queue_id))
         if holding is not None and holding.queue == lane.queue and holding.stopped_by is None:
-            log.error("Queue %d of %r stops: the limit of %s is reached.", lane.queue.queue_id, lane.queue.topic, reached)
+            log.error(
+                "Queue %d of %r stops: the limit of %s is reached.",
+                lane.queue.queue_id,
+                lane.queue.topic,
+                reached,
+            )
             with self._store.short_transaction() as connection:
                 parking.stop_queue(connection, lane.queue, lane.key, reached)
             holding.stopped_by = lane.key

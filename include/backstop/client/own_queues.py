@@ -57,12 +57,20 @@ class OwnQueues:
                     queue_owner.declare(connection, self.group, topic, numbers)
                 members = queue_owner.join(connection, self.group, topic, self.member, self.lease)
                 owned = self._kept(topic, kept)
-                share = queue_owner.share_of(self.member, {**members, self.member: len(owned)}, len(numbers))
+                share = queue_owner.share_of(
+                    self.member, {**members, self.member: len(owned)}, len(numbers)
+                )
                 drained += owned[share:]
                 if len(owned) < share:
                     others = [number for number in numbers if (topic, number) not in self.held]
                     taken += queue_owner.take(
-                        connection, self.group, topic, self.member, others, share - len(owned), self.lease
+                        connection,
+                        self.group,
+                        topic,
+                        self.member,
+                        others,
+                        share - len(owned),
+                        self.lease,
                     )
             for holding in drained:
                 queue_owner.drain(connection, self.member, holding.queue, self.drain_within)

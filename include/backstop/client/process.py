@@ -46,7 +46,9 @@ def process(
     except StoreUnavailable:
         raise
     except Exception as error:
-        log.warning("The handler failed on %r in %r.", lease.message_id, lease.topic, exc_info=error)
+        log.warning(
+            "The handler failed on %r in %r.", lease.message_id, lease.topic, exc_info=error
+        )
         try:
             store.fail(lease, told(error))
         except LeaseLost as lost:
@@ -57,16 +59,24 @@ def process(
 
 
 def process_under_row_lock(
-    store: KeptConnection, way: RowLock, group: str, message: Message, arrival: Arrival, work: Work,
-    retry_after: timedelta, owner_host: str | None,
-) -> tuple[Ended | Begun, str | None]:  # fmt: skip
+    store: KeptConnection,
+    way: RowLock,
+    group: str,
+    message: Message,
+    arrival: Arrival,
+    work: Work,
+    retry_after: timedelta,
+    owner_host: str | None,
+) -> tuple[Ended | Begun, str | None]:
     """The work of a message whose business row decides, with the handler's error; what the log says of one that it did not
     let end."""
     try:
         with store.transaction() as connection:
             found = way.handler(connection, message, work)
             if not isinstance(found, Row):
-                raise TypeError(f"a row_lock handler returns Row.APPLIED or Row.ALREADY, not {found!r}")
+                raise TypeError(
+                    f"a row_lock handler returns Row.APPLIED or Row.ALREADY, not {found!r}"
+                )
             if not row_lock.record_done(connection, group, arrival, owner_host):
                 raise _NotLogged
     except _NotLogged:
@@ -77,7 +87,9 @@ def process_under_row_lock(
     except Exception as error:
         if getattr(error, "pgcode", getattr(error, "sqlstate", None)) == _LOCK_NOT_AVAILABLE:
             return Busy(retry_after), None  # another worker has the row; nothing failed
-        log.warning("The handler failed on %r in %r.", arrival.message_id, arrival.topic, exc_info=error)
+        log.warning(
+            "The handler failed on %r in %r.", arrival.message_id, arrival.topic, exc_info=error
+        )
         with store.short_transaction() as connection:
             kept = row_lock.record_failure(connection, group, arrival, told(error), owner_host)
         return (Ended.FAILED, told(error)) if kept else (Busy(retry_after), None)
@@ -88,7 +100,11 @@ class _NotLogged(BackstopError):
     """The log has another end of this message: the handler's effects are rolled back."""
 
     def __init__(self) -> None:
-        super().__init__("The log did not take this end.", kept="The effects were rolled back.", next_step="Ask the log.")
+        super().__init__(
+            "The log did not take this end.",
+            kept="The effects were rolled back.",
+            next_step="Ask the log.",
+        )
 
 
 def told(error: Exception) -> str:

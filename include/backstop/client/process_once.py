@@ -1,14 +1,14 @@
 """Processing once for programs with a consumer loop of their own: as a context manager, or around a handler.
 
-    once = ProcessOnce(connect, "billing")
+once = ProcessOnce(connect, "billing")
 
-    with once.holding(message) as held:          # the transaction, and the lease, around the work
-        if isinstance(held, Holding):
-            apply(held.connection, message)
-    acknowledge(message) if once.settles(held) else deliver_later(message)
+with once.holding(message) as held:          # the transaction, and the lease, around the work
+    if isinstance(held, Holding):
+        apply(held.connection, message)
+acknowledge(message) if once.settles(held) else deliver_later(message)
 
-    handle = once.around(bill)                   # or a handler marked as leased or row_lock
-    acknowledge(message) if once.settles(handle(message)) else deliver_later(message)
+handle = once.around(bill)                   # or a handler marked as leased or row_lock
+acknowledge(message) if once.settles(handle(message)) else deliver_later(message)
 """
 
 import threading
@@ -63,7 +63,11 @@ class ProcessOnce:
         owner_host: str | None = None,
         stopping: threading.Event | None = None,
     ) -> None:
-        way: Way = Leased(_nothing) if isinstance(redis, RedisGuard) else Transactional(_nothing_in_transaction)
+        way: Way = (
+            Leased(_nothing)
+            if isinstance(redis, RedisGuard)
+            else Transactional(_nothing_in_transaction)
+        )
         self._store = lease_store(connect, group, way, redis, lease, retry_after, owner_host)
         self._rows = KeptConnection(connect, "consumer database") if connect else None
         self._keeper = LeaseKeeper(self._store, lease)
@@ -119,26 +123,37 @@ class ProcessOnce:
         way = way_of(handler)
         if self._rows is None and not isinstance(way, Leased):
             raise ConfigurationError(
-                "With leases in Redis alone there is no transaction for a handler.", kept="The handler was not called.",
+                "With leases in Redis alone there is no transaction for a handler.",
+                kept="The handler was not called.",
                 next_step="Mark it with @leased, or give `connect`.",
-            )  # fmt: skip
+            )
 
-        def handle(message: Message, deliveries: int = 1, position: Position | None = None) -> Outcome:
+        def handle(
+            message: Message, deliveries: int = 1, position: Position | None = None
+        ) -> Outcome:
             copy = _copy(message, deliveries, position)
             if not copy.is_for(self._group):
                 return Done()
             if isinstance(way, RowLock):
                 assert self._rows is not None
                 return process_under_row_lock(
-                    self._rows, way, self._group, message, copy.arrival, self._work(deliveries, None, threading.Event()),
-                    self._retry_after, self._owner_host,
-                )[0]  # fmt: skip
+                    self._rows,
+                    way,
+                    self._group,
+                    message,
+                    copy.arrival,
+                    self._work(deliveries, None, threading.Event()),
+                    self._retry_after,
+                    self._owner_host,
+                )[0]
             (begun,) = self._store.begin([copy.arrival])
             if not isinstance(begun, Acquired):
                 return begun
             lost = self._keeper.hold([begun])[begun]
             try:
-                return process(self._store, way, message, begun, self._work(deliveries, begun, lost))[0]
+                return process(
+                    self._store, way, message, begun, self._work(deliveries, begun, lost)
+                )[0]
             except StoreUnavailable:
                 raise
             except BaseException:

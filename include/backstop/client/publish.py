@@ -48,7 +48,11 @@ class Sent:
 
 
 def send(
-    recorded: Recorded, broker: Broker, connect: Connect | KeptConnection, *, broker_name: str | None = None
+    recorded: Recorded,
+    broker: Broker,
+    connect: Connect | KeptConnection,
+    *,
+    broker_name: str | None = None,
 ) -> Sent:
     """Publish one recorded message after its transaction was committed, and store how it ended.
 
@@ -77,7 +81,9 @@ def send_many(
     keys: set[Key] = set()
     for one in recorded:
         if one.token is None:
-            raise _not_ours_to_send(one, "was recorded with send=False", "Leave it: Backstop sends it.")
+            raise _not_ours_to_send(
+                one, "was recorded with send=False", "Leave it: Backstop sends it."
+            )
         if one.message.key in keys:
             raise _not_ours_to_send(one, "is given twice", "A recorded message is sent once.")
         keys.add(one.message.key)
@@ -139,9 +145,9 @@ def _send_batch(
     ready = [one for one in batch if _in_time(one, seen[one.message.key], passed)]
     if not ready:
         return [Sent(one.message.key, SendState.LEFT) for one in batch]
-    receipts = broker.publish([
-        one.message.with_headers({**one.message.headers, SEND_HEADER: "1"}) for one in ready
-    ])  # fmt: skip
+    receipts = broker.publish(
+        [one.message.with_headers({**one.message.headers, SEND_HEADER: "1"}) for one in ready]
+    )
     settled: set[Key] = set()
     try:
         settled = settle(ready, receipts, store, broker_name=broker_name)

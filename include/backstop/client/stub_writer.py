@@ -149,7 +149,9 @@ def record_many(
     written = rows(connection, _SQL["record"], _columns(batch, recorded, policy))
     if len(written) < len(batch):
         there = {Key(row["topic"], row["message_id"]) for row in written}
-        raise _recorded_before(connection, [n for n in batch if Key(n.topic, n.message_id) not in there])
+        raise _recorded_before(
+            connection, [n for n in batch if Key(n.topic, n.message_id) not in there]
+        )
     return recorded
 
 
@@ -161,7 +163,9 @@ def _to_send(new: NewMessage) -> Message:
     return Message(new.topic, new.message_id, new.content, headers, new.tag, new.ordering_key)
 
 
-def _columns(batch: Sequence[NewMessage], recorded: Sequence[Recorded], policy: SendPolicy) -> dict[str, Any]:
+def _columns(
+    batch: Sequence[NewMessage], recorded: Sequence[Recorded], policy: SendPolicy
+) -> dict[str, Any]:
     return {
         "topics": [new.topic for new in batch],
         "message_ids": [new.message_id for new in batch],

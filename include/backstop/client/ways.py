@@ -86,4 +86,6 @@ def row_lock(handler: RowHandler) -> RowLock:
 
 
 def way_of(handler: Handler | Way) -> Way:
-    return handler if isinstance(handler, Transactional | Leased | RowLock) else Transactional(handler)
+    return (
+        handler if isinstance(handler, Transactional | Leased | RowLock) else Transactional(handler)
+    )

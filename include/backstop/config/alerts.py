@@ -28,10 +28,13 @@ class _Frozen(BaseModel):
 class ChannelSettings(_Frozen):
     """One way to one reader: a mailing list, a chat room, an on-call service, a program."""
 
-    url: _Ref = Field(description="a connection that holds the URL, in Apprise's form unless `kind` says webhook")
+    url: _Ref = Field(
+        description="a connection that holds the URL, in Apprise's form unless `kind` says webhook"
+    )
     at_least: Severity = Field(default="warning", description="milder alerts are not sent here")
     kind: Literal["apprise", "webhook"] = Field(
-        default="apprise", description="`webhook`: the alert's fields are posted as JSON to an http(s) URL"
+        default="apprise",
+        description="`webhook`: the alert's fields are posted as JSON to an http(s) URL",
     )
 
 
@@ -59,17 +62,20 @@ class AlertsSettings(_Frozen):
         default=20, description="more alerts than this that wait for one channel become one message"
     )
     messages_an_hour: Annotated[int, Field(ge=2, le=3600, strict=True)] = Field(
-        default=30, description="to one channel at most; the second half of them are digests, spread over the hour"
+        default=30,
+        description="to one channel at most; the second half of them are digests, spread over the hour",
     )
     give_up_after: Duration = Field(
         default=timedelta(hours=24),
         description="older alerts that another channel took are not tried again; an alert that no channel took is never too old",
     )
     timeout: Duration = Field(
-        default=timedelta(seconds=10), description="of connecting and of each answer; one message may take three times as long"
+        default=timedelta(seconds=10),
+        description="of connecting and of each answer; one message may take three times as long",
     )
     none_wanted: bool = Field(
-        default=False, description="true: no alerts are wanted, and deliver_alerts succeeds without a channel"
+        default=False,
+        description="true: no alerts are wanted, and deliver_alerts succeeds without a channel",
     )
 
     @field_validator("channels")

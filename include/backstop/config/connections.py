@@ -20,18 +20,33 @@ from backstop.model.mask_secrets import mask_secrets
 
 _KEPT = "Nothing was started, read or changed."
 _SCHEMES = {
-    "postgres": "postgresql", "postgresql": "postgresql", "redis": "redis", "rediss": "rediss",
-    "mysql": "mysql", "mariadb": "mysql",
-}  # fmt: skip
+    "postgres": "postgresql",
+    "postgresql": "postgresql",
+    "redis": "redis",
+    "rediss": "rediss",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+}
 # What libpq, redis and PyMySQL understand of a connection's extra; the rest is meant for Airflow's own hooks.
 _PARAMETERS = {
     "postgresql": (
-        "sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "require_auth", "target_session_attrs",
-        "options", "gssencmode", "application_name", "connect_timeout", "keepalives_idle",
+        "sslmode",
+        "sslrootcert",
+        "sslcert",
+        "sslkey",
+        "sslcrl",
+        "channel_binding",
+        "require_auth",
+        "target_session_attrs",
+        "options",
+        "gssencmode",
+        "application_name",
+        "connect_timeout",
+        "keepalives_idle",
     ),
     "redis": ("ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"),
     "mysql": ("ssl_ca", "ssl_cert", "ssl_key", "ssl_verify_cert", "ssl_verify_identity"),
-}  # fmt: skip
+}
 
 Resolver = Callable[[str], str | None]
 """Connection id -> URL, or null when it does not know the id."""
@@ -70,14 +85,18 @@ class Connections:
 
     def hide(self, text: str) -> str:
         """The text with every password that was resolved here replaced by ***, as written and decoded."""
-        return mask_secrets(text, (secret for url in self._urls.values() for secret in _passwords(url)))
+        return mask_secrets(
+            text, (secret for url in self._urls.values() for secret in _passwords(url))
+        )
 
     def _resolve(self, ref: str) -> str:
         if ref.startswith("env:"):
             name = ref.removeprefix("env:")
             value = os.environ.get(name)
             if not value:
-                raise _unknown(ref, f"the environment variable {name} is not set", f"Set {name} to its URL.")
+                raise _unknown(
+                    ref, f"the environment variable {name} is not set", f"Set {name} to its URL."
+                )
             return _as_url(ref, value)
         secrets_file = os.environ.get("BACKSTOP_SECRETS_FILE")
         if secrets_file and (value := _secrets(secrets_file).get(ref)):
@@ -88,9 +107,10 @@ class Connections:
         if value := os.environ.get(variable):
             return _as_url(ref, value)
         raise _unknown(
-            ref, f"neither a secrets file nor Airflow nor {variable} has it",
+            ref,
+            f"neither a secrets file nor Airflow nor {variable} has it",
             f"Make the connection {ref} in Airflow, or set {variable} to its URL.",
-        )  # fmt: skip
+        )
 
     def __repr__(self) -> str:
         return f"Connections({len(self._urls)} resolved, not shown)"
@@ -106,7 +126,11 @@ def read_secrets_file(path: Path) -> dict[str, str]:
         with path.open(encoding="utf-8") as file:
             # The open file is looked at, not the path, so that nobody can put another in its place in between.
             facts = os.fstat(file.fileno())
-            if not stat.S_ISREG(facts.st_mode) or stat.S_IMODE(facts.st_mode) & 0o077 or facts.st_uid != os.geteuid():
+            if (
+                not stat.S_ISREG(facts.st_mode)
+                or stat.S_IMODE(facts.st_mode) & 0o077
+                or facts.st_uid != os.geteuid()
+            ):
                 raise ConfigurationError(
                     f"The secrets file {path} can be read by others, or is not ours.",
                     kept=_KEPT,
@@ -120,7 +144,9 @@ def read_secrets_file(path: Path) -> dict[str, str]:
             kept=_KEPT,
             next_step="Write it again, or unset BACKSTOP_SECRETS_FILE.",
         ) from None
-    if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):
+    if not isinstance(content, dict) or not all(
+        isinstance(value, str) for value in content.values()
+    ):
         raise ConfigurationError(
             f"The secrets file {path} does not hold text by connection id.",
             kept=_KEPT,
@@ -154,7 +180,9 @@ def write_secrets_file(path: Path, urls: Mapping[str, str]) -> None:
 
 
 def _unknown(ref: str, why: str, next_step: str) -> ConfigurationError:
-    return ConfigurationError(f"The connection {ref} is not known: {why}.", kept=_KEPT, next_step=next_step)
+    return ConfigurationError(
+        f"The connection {ref} is not known: {why}.", kept=_KEPT, next_step=next_step
+    )
 
 
 def _as_url(ref: str, value: str) -> str:
@@ -164,7 +192,9 @@ def _as_url(ref: str, value: str) -> str:
         try:
             return _from_json(json.loads(text))
         except (ValueError, KeyError, TypeError):
-            raise _unknown(ref, "its JSON is not an Airflow connection", "Write it again in Airflow's form.") from None
+            raise _unknown(
+                ref, "its JSON is not an Airflow connection", "Write it again in Airflow's form."
+            ) from None
     try:
         parts = urlsplit(text)
         _ = parts.port  # read to have it checked
@@ -172,7 +202,9 @@ def _as_url(ref: str, value: str) -> str:
         # Airflow writes an extra that is more than flat text as JSON in one parameter.
         extra.update(json.loads(extra.pop("__extra__", "{}")))
     except ValueError:
-        raise _unknown(ref, "it is not a URL", "Write it as postgresql://... or redis://...") from None
+        raise _unknown(
+            ref, "it is not a URL", "Write it as postgresql://... or redis://..."
+        ) from None
     if not parts.scheme:
         raise _unknown(ref, "it is not a URL", "Write it as postgresql://... or redis://...")
     if parts.scheme not in _SCHEMES:
@@ -203,7 +235,9 @@ def _url(scheme: str, address: str, path: str, extra: Mapping[str, Any]) -> str:
     if scheme == "redis" and extra.get("ssl") in (True, "true", "True", "1"):
         scheme = "rediss"
     known = _PARAMETERS["redis" if scheme == "rediss" else scheme]
-    query = urlencode({name: value for name, value in extra.items() if name in known}, quote_via=quote)
+    query = urlencode(
+        {name: value for name, value in extra.items() if name in known}, quote_via=quote
+    )
     return urlunsplit((scheme, address, f"/{path}", query, ""))
 
 

@@ -31,14 +31,19 @@ def problems(settings: Settings) -> list[Problem]:
     """Everything that is wrong with settings of the right shape, each once."""
     found = [*_references(settings), *_redis_guards(settings)]
     for topic, topic_settings in settings.topics.items():
-        known: list[str | None] = [group for group in topic_settings.groups if group in settings.groups]
+        known: list[str | None] = [
+            group for group in topic_settings.groups if group in settings.groups
+        ]
         for group in known or [None]:
             policy = settings.policy_for(topic, group)
             for name, says in broken_rules(policy):
                 found.append(_problem(settings, topic, group, name, policy, says))
             broker = settings.brokers.get(topic_settings.broker)
             limit = broker.options.get("delivery_limit") if broker is not None else None
-            if isinstance(limit, int) and (limit - policy.alert_attempts) * policy.retry_after < policy.sweep_interval:
+            if (
+                isinstance(limit, int)
+                and (limit - policy.alert_attempts) * policy.retry_after < policy.sweep_interval
+            ):
                 says = f"so far below the broker's delivery_limit ({limit}) that a sweep looks before the broker gives up"
                 found.append(_problem(settings, topic, group, "alert_attempts", policy, says))
             redelivers = broker.redelivers_for() if broker is not None else None
@@ -54,54 +59,87 @@ def _references(settings: Settings) -> Iterator[Problem]:
         written_limit = broker.send_timeout()
         if written_limit is not None and written_limit > longest:
             yield Problem(
-                f"brokers.{name}.options.send_timeout", written(written_limit),
+                f"brokers.{name}.options.send_timeout",
+                written(written_limit),
                 f"<= max_send_duration of its topics ({written(longest)}): a later store would come after it was called lost",
             )
-    if settings.people.second_person and settings.people.deciders is not None and len(settings.people.deciders) < 2:
+    if (
+        settings.people.second_person
+        and settings.people.deciders is not None
+        and len(settings.people.deciders) < 2
+    ):
         yield Problem(
-            "people.deciders", settings.people.deciders[0].id,
+            "people.deciders",
+            settings.people.deciders[0].id,
             "two or more, or people.second_person without what takes two (edit, void, full_replay, raise)",
         )
     for place, rule in enumerate(settings.people.rules):
-        if len(rule.deciders) < 2 and set(rule.actions or ("edit", "void", "raise")) & set(settings.people.second_person):
+        if len(rule.deciders) < 2 and set(rule.actions or ("edit", "void", "raise")) & set(
+            settings.people.second_person
+        ):
             yield Problem(
-                f"people.rules.{place}.deciders", rule.deciders[0].id,
+                f"people.rules.{place}.deciders",
+                rule.deciders[0].id,
                 "two or more for an action that takes two people (people.second_person)",
             )
         for topic in rule.topics:
             if topic not in settings.topics:
-                yield Problem(f"people.rules.{place}.topics", topic, f"some of topics: {', '.join(settings.topics)}")
+                yield Problem(
+                    f"people.rules.{place}.topics",
+                    topic,
+                    f"some of topics: {', '.join(settings.topics)}",
+                )
     taken: dict[str, str] = {}
     for place, team in enumerate(settings.teams):
         if any(team.name == other.name for other in settings.teams[:place]):
             yield Problem(f"teams.{place}.name", team.name, "a name that no other team has")
         for topic in team.topics:
             if topic not in settings.topics:
-                yield Problem(f"teams.{place}.topics", topic, f"some of topics: {', '.join(settings.topics)}")
+                yield Problem(
+                    f"teams.{place}.topics", topic, f"some of topics: {', '.join(settings.topics)}"
+                )
             elif taken.setdefault(topic, team.name) != team.name:
-                yield Problem(f"teams.{place}.topics", topic, f"a topic of one team: {taken[topic]} has it")
-            elif team.role and settings.people.deciders is None and not any(
-                topic in (rule.topics or [topic]) for rule in settings.people.rules
+                yield Problem(
+                    f"teams.{place}.topics", topic, f"a topic of one team: {taken[topic]} has it"
+                )
+            elif (
+                team.role
+                and settings.people.deciders is None
+                and not any(topic in (rule.topics or [topic]) for rule in settings.people.rules)
             ):
                 # Else whoever has the role could answer: it may edit the questions' DAG.
                 says = "a topic that people.deciders or people.rules name somebody for, where the team has a role"
                 yield Problem(f"teams.{place}.topics", topic, says)
     for group, owner in settings.groups.items():
         if owner.store not in settings.consumers:
-            yield Problem(f"groups.{group}.store", owner.store, f"one of consumers: {', '.join(settings.consumers)}")
+            yield Problem(
+                f"groups.{group}.store",
+                owner.store,
+                f"one of consumers: {', '.join(settings.consumers)}",
+            )
         if owner.active_from and owner.active_until and owner.active_until <= owner.active_from:
-            yield Problem(f"groups.{group}.active_until", str(owner.active_until), "after active_from")
+            yield Problem(
+                f"groups.{group}.active_until", str(owner.active_until), "after active_from"
+            )
     for topic, topic_settings in settings.topics.items():
         if topic_settings.broker not in settings.brokers:
-            yield Problem(f"topics.{topic}.broker", topic_settings.broker, f"one of brokers: {', '.join(settings.brokers)}")
+            yield Problem(
+                f"topics.{topic}.broker",
+                topic_settings.broker,
+                f"one of brokers: {', '.join(settings.brokers)}",
+            )
         for group, subscription in topic_settings.groups.items():
             begins = settings.groups[group].active_from if group in settings.groups else None
             if topic_settings.mode == "repair" and subscription.start_offsets and begins is None:
                 # A message whose first place is not known is owed by when it was created.
                 says = f"with groups.{group}.active_from, in mode repair"
-                yield Problem(f"topics.{topic}.groups.{group}.start_offsets", "no active_from", says)
+                yield Problem(
+                    f"topics.{topic}.groups.{group}.start_offsets", "no active_from", says
+                )
             if group not in settings.groups:
-                yield Problem(f"topics.{topic}.groups", group, f"one of groups: {', '.join(settings.groups)}")
+                yield Problem(
+                    f"topics.{topic}.groups", group, f"one of groups: {', '.join(settings.groups)}"
+                )
     yield from _foreign_leases(settings)
     # Two shards over one database would make every stub "one id on two shards".
     for shard, store in settings.producers.items():
@@ -109,19 +147,29 @@ def _references(settings: Settings) -> Iterator[Problem]:
             if other == shard:
                 break
             if theirs.connection == store.connection:
-                yield Problem(f"producers.{shard}.connection", store.connection, f"another one than that of {other}")
+                yield Problem(
+                    f"producers.{shard}.connection",
+                    store.connection,
+                    f"another one than that of {other}",
+                )
 
 
 def _foreign_leases(settings: Settings) -> Iterator[Problem]:
     for name, foreign in settings.foreign_leases.items():
         at = f"foreign_leases.{name}"
         if foreign.group not in settings.groups:
-            yield Problem(f"{at}.group", foreign.group, f"one of groups: {', '.join(settings.groups)}")
+            yield Problem(
+                f"{at}.group", foreign.group, f"one of groups: {', '.join(settings.groups)}"
+            )
             continue
         taken = settings.topics_of(foreign.group)
         for topic in foreign.topics or ():
             if topic not in taken:
-                yield Problem(f"{at}.topics", topic, f"one of the topics of {foreign.group}: {', '.join(taken)}")
+                yield Problem(
+                    f"{at}.topics",
+                    topic,
+                    f"one of the topics of {foreign.group}: {', '.join(taken)}",
+                )
         if not taken:
             yield Problem(f"{at}.group", foreign.group, "a group that takes at least one topic")
         if isinstance(foreign, DedupListenerMysql):
@@ -132,10 +180,17 @@ def _foreign_leases(settings: Settings) -> Iterator[Problem]:
             yield Problem(f"{at}.pattern", foreign.pattern, says)
         # A handler works on a key without touching it: freed meanwhile, a second copy would begin beside it.
         policies = [settings.policy_for(topic, foreign.group) for topic in topics if topic in taken]
-        longest = max((policy.consume_timeout + policy.max_clock_skew for policy in policies), default=timedelta(0))
+        longest = max(
+            (policy.consume_timeout + policy.max_clock_skew for policy in policies),
+            default=timedelta(0),
+        )
         if isinstance(foreign, PlainKeys) and not foreign.success_deletes:
             # A key may say that the work is done: freed sooner, a copy that still comes would be done again.
-            ways = [longest_way_back(settings.policy_for(topic, foreign.group)) for topic in topics if topic in taken]
+            ways = [
+                longest_way_back(settings.policy_for(topic, foreign.group))
+                for topic in topics
+                if topic in taken
+            ]
             way = max(ways, default=timedelta(0))
             if foreign.untouched_for <= way:
                 says = f"more than the longest way back ({written(way)}), or success_deletes: true where finished work has no key"
@@ -148,17 +203,28 @@ def _foreign_leases(settings: Settings) -> Iterator[Problem]:
 def longest_way_back(policy: Policy) -> timedelta:
     """How late a copy of a message can still come: by redelivery, by a resend, or replayed by hand."""
     p = policy
-    return p.replay_horizon + p.longest_delay + p.broker_retention + p.redelivery_horizon + p.max_clock_skew
+    return (
+        p.replay_horizon
+        + p.longest_delay
+        + p.broker_retention
+        + p.redelivery_horizon
+        + p.max_clock_skew
+    )
 
 
 def _redis_guards(settings: Settings) -> Iterator[Problem]:
     for name, guard in settings.redis_guards.items():
         if name in settings.groups:
-            yield Problem(f"redis_guards.{name}", name, "another name than any of groups: its leases are in one place")
+            yield Problem(
+                f"redis_guards.{name}",
+                name,
+                "another name than any of groups: its leases are in one place",
+            )
         policy = Policy().with_overrides(settings.policy, guard.policy)
         if guard.consumed_for <= longest_way_back(policy):
             yield Problem(
-                f"redis_guards.{name}.consumed_for", written(guard.consumed_for),
+                f"redis_guards.{name}.consumed_for",
+                written(guard.consumed_for),
                 "more than replay_horizon + longest_delay + broker_retention + redelivery_horizon + max_clock_skew "
                 f"({written(longest_way_back(policy))}): a later copy would be done again",
             )
@@ -168,56 +234,148 @@ def broken_rules(policy: Policy) -> Iterator[tuple[str, str]]:
     """(setting, what is allowed) for each rule that the policy breaks."""
     p = policy
     skew = p.max_clock_skew
-    backoffs = sum((p.backoff(n) * (1 + p.backoff_jitter) for n in range(1, p.max_sends)), timedelta(0))
+    backoffs = sum(
+        (p.backoff(n) * (1 + p.backoff_jitter) for n in range(1, p.max_sends)), timedelta(0)
+    )
     rules: list[tuple[bool, str, str, timedelta]] = [
         (p.max_clock_skew < p.lease / 3, "max_clock_skew", "less than lease / 3", p.lease / 3),
         (p.max_send_duration > timedelta(0), "max_send_duration", "more than", timedelta(0)),
-        (p.attempt_timeout > p.max_send_duration + skew, "attempt_timeout",
-         "more than max_send_duration + max_clock_skew", p.max_send_duration + skew),
-        (p.attempt_timeout < p.backoff_base, "attempt_timeout", "less than backoff_base", p.backoff_base),
-        (p.backoff_base > p.attempt_timeout + skew, "backoff_base",
-         "more than attempt_timeout + max_clock_skew", p.attempt_timeout + skew),
+        (
+            p.attempt_timeout > p.max_send_duration + skew,
+            "attempt_timeout",
+            "more than max_send_duration + max_clock_skew",
+            p.max_send_duration + skew,
+        ),
+        (
+            p.attempt_timeout < p.backoff_base,
+            "attempt_timeout",
+            "less than backoff_base",
+            p.backoff_base,
+        ),
+        (
+            p.backoff_base > p.attempt_timeout + skew,
+            "backoff_base",
+            "more than attempt_timeout + max_clock_skew",
+            p.attempt_timeout + skew,
+        ),
         (p.backoff_cap >= p.backoff_base, "backoff_cap", "at least backoff_base", p.backoff_base),
-        (p.claim_timeout > p.attempt_timeout, "claim_timeout", "more than attempt_timeout", p.attempt_timeout),
-        (p.first_check >= p.max_send_duration + p.longest_transaction, "first_check",
-         "at least max_send_duration + longest_transaction", p.max_send_duration + p.longest_transaction),
+        (
+            p.claim_timeout > p.attempt_timeout,
+            "claim_timeout",
+            "more than attempt_timeout",
+            p.attempt_timeout,
+        ),
+        (
+            p.first_check >= p.max_send_duration + p.longest_transaction,
+            "first_check",
+            "at least max_send_duration + longest_transaction",
+            p.max_send_duration + p.longest_transaction,
+        ),
         (p.consume_timeout >= p.lease, "consume_timeout", "at least lease", p.lease),
-        (p.redelivery_horizon >= p.consume_timeout + skew, "redelivery_horizon",
-         "at least consume_timeout + max_clock_skew + the broker's retry schedule", p.consume_timeout + skew),
-        (p.progress_history > max(p.consume_timeout, p.redelivery_horizon) + 2 * p.reconcile_interval,
-         "progress_history", "more than the largest settle grace + 2 reconcile_interval",
-         max(p.consume_timeout, p.redelivery_horizon) + 2 * p.reconcile_interval),
+        (
+            p.redelivery_horizon >= p.consume_timeout + skew,
+            "redelivery_horizon",
+            "at least consume_timeout + max_clock_skew + the broker's retry schedule",
+            p.consume_timeout + skew,
+        ),
+        (
+            p.progress_history
+            > max(p.consume_timeout, p.redelivery_horizon) + 2 * p.reconcile_interval,
+            "progress_history",
+            "more than the largest settle grace + 2 reconcile_interval",
+            max(p.consume_timeout, p.redelivery_horizon) + 2 * p.reconcile_interval,
+        ),
         (p.recheck > timedelta(0), "recheck", "more than", timedelta(0)),
         (p.reconcile_interval > timedelta(0), "reconcile_interval", "more than", timedelta(0)),
         (p.watch_window > timedelta(0), "watch_window", "more than", timedelta(0)),
-        (p.unknown_horizon > 2 * p.reconcile_interval, "unknown_horizon", "more than 2 reconcile_interval",
-         2 * p.reconcile_interval),
-        (p.queue_delay_cap < p.backlog_horizon, "queue_delay_cap", "less than backlog_horizon", p.backlog_horizon),
-        (p.backlog_horizon > p.redelivery_horizon + p.queue_delay_cap, "backlog_horizon",
-         "more than redelivery_horizon + queue_delay_cap", p.redelivery_horizon + p.queue_delay_cap),
-        (p.backlog_horizon < p.broker_retention, "backlog_horizon", "less than broker_retention", p.broker_retention),
-        (p.overdue_horizon >= max(p.unknown_horizon, p.backlog_horizon), "overdue_horizon",
-         "at least unknown_horizon and backlog_horizon", max(p.unknown_horizon, p.backlog_horizon)),
-        (p.overdue_horizon < p.replay_horizon, "overdue_horizon", "less than replay_horizon", p.replay_horizon),
-        (p.replay_horizon > p.overdue_horizon + backoffs + p.max_sends * p.queue_delay_cap + p.person_time,
-         "replay_horizon", "more than overdue_horizon + the sum of backoffs + max_sends x queue_delay_cap + person_time",
-         p.overdue_horizon + backoffs + p.max_sends * p.queue_delay_cap + p.person_time),
-        (p.log_retention > longest_way_back(p), "log_retention",
-         "more than replay_horizon + longest_delay + broker_retention + redelivery_horizon + max_clock_skew",
-         longest_way_back(p)),
-        (p.untouched_for > p.redelivery_horizon, "untouched_for", "more than redelivery_horizon", p.redelivery_horizon),
-        (p.leak_window > p.leak_sweeps * p.sweep_interval, "leak_window", "more than leak_sweeps x sweep_interval",
-         p.leak_sweeps * p.sweep_interval),
-        (p.stub_retention >= p.log_retention, "stub_retention", "at least log_retention", p.log_retention),
+        (
+            p.unknown_horizon > 2 * p.reconcile_interval,
+            "unknown_horizon",
+            "more than 2 reconcile_interval",
+            2 * p.reconcile_interval,
+        ),
+        (
+            p.queue_delay_cap < p.backlog_horizon,
+            "queue_delay_cap",
+            "less than backlog_horizon",
+            p.backlog_horizon,
+        ),
+        (
+            p.backlog_horizon > p.redelivery_horizon + p.queue_delay_cap,
+            "backlog_horizon",
+            "more than redelivery_horizon + queue_delay_cap",
+            p.redelivery_horizon + p.queue_delay_cap,
+        ),
+        (
+            p.backlog_horizon < p.broker_retention,
+            "backlog_horizon",
+            "less than broker_retention",
+            p.broker_retention,
+        ),
+        (
+            p.overdue_horizon >= max(p.unknown_horizon, p.backlog_horizon),
+            "overdue_horizon",
+            "at least unknown_horizon and backlog_horizon",
+            max(p.unknown_horizon, p.backlog_horizon),
+        ),
+        (
+            p.overdue_horizon < p.replay_horizon,
+            "overdue_horizon",
+            "less than replay_horizon",
+            p.replay_horizon,
+        ),
+        (
+            p.replay_horizon
+            > p.overdue_horizon + backoffs + p.max_sends * p.queue_delay_cap + p.person_time,
+            "replay_horizon",
+            "more than overdue_horizon + the sum of backoffs + max_sends x queue_delay_cap + person_time",
+            p.overdue_horizon + backoffs + p.max_sends * p.queue_delay_cap + p.person_time,
+        ),
+        (
+            p.log_retention > longest_way_back(p),
+            "log_retention",
+            "more than replay_horizon + longest_delay + broker_retention + redelivery_horizon + max_clock_skew",
+            longest_way_back(p),
+        ),
+        (
+            p.untouched_for > p.redelivery_horizon,
+            "untouched_for",
+            "more than redelivery_horizon",
+            p.redelivery_horizon,
+        ),
+        (
+            p.leak_window > p.leak_sweeps * p.sweep_interval,
+            "leak_window",
+            "more than leak_sweeps x sweep_interval",
+            p.leak_sweeps * p.sweep_interval,
+        ),
+        (
+            p.stub_retention >= p.log_retention,
+            "stub_retention",
+            "at least log_retention",
+            p.log_retention,
+        ),
         # What was handed out must be known for as long as a restored stub may come back; null: as stub_retention.
-        (p.control_retention is None or p.control_retention >= p.stub_retention, "control_retention",
-         "at least stub_retention", p.stub_retention),
+        (
+            p.control_retention is None or p.control_retention >= p.stub_retention,
+            "control_retention",
+            "at least stub_retention",
+            p.stub_retention,
+        ),
         # The loop guard counts a message's replays for as long as it may be replayed.
-        (p.dead_letter_retention is None or p.dead_letter_retention >= p.log_retention, "dead_letter_retention",
-         "at least log_retention", p.log_retention),
-        (p.blast_window >= 3 * p.reconcile_interval, "blast_window", "at least 3 reconcile_interval",
-         3 * p.reconcile_interval),
-    ]  # fmt: skip
+        (
+            p.dead_letter_retention is None or p.dead_letter_retention >= p.log_retention,
+            "dead_letter_retention",
+            "at least log_retention",
+            p.log_retention,
+        ),
+        (
+            p.blast_window >= 3 * p.reconcile_interval,
+            "blast_window",
+            "at least 3 reconcile_interval",
+            3 * p.reconcile_interval,
+        ),
+    ]
     for good, name, says, bound in rules:
         if not good:
             yield name, f"{says} ({written(bound)})"
@@ -226,7 +384,9 @@ def broken_rules(policy: Policy) -> Iterator[tuple[str, str]]:
         yield "canary", f"less than blast_floor ({p.blast_floor}); 0: off"
 
 
-def broken_rules_of_redelivery(policy: Policy, redelivers_for: timedelta) -> Iterator[tuple[str, str]]:
+def broken_rules_of_redelivery(
+    policy: Policy, redelivers_for: timedelta
+) -> Iterator[tuple[str, str]]:
     """The rules between a policy and how long its broker redelivers one message."""
     needed = redelivers_for + policy.consume_timeout + policy.max_clock_skew
     if policy.redelivery_horizon < needed:
@@ -238,7 +398,9 @@ def broken_rules_of_redelivery(policy: Policy, redelivers_for: timedelta) -> Ite
         yield "lease", f"{says} ({written(redelivers_for)})"
 
 
-def _problem(settings: Settings, topic: str, group: str | None, name: str, policy: Policy, says: str) -> Problem:
+def _problem(
+    settings: Settings, topic: str, group: str | None, name: str, policy: Policy, says: str
+) -> Problem:
     value: timedelta | int = getattr(policy, name)
     shown = written(value) if isinstance(value, timedelta) else str(value)
     return Problem(_written_at(settings, topic, group, name), shown, says)
@@ -246,10 +408,15 @@ def _problem(settings: Settings, topic: str, group: str | None, name: str, polic
 
 def _written_at(settings: Settings, topic: str, group: str | None, name: str) -> str:
     """Where the value in force was written; the most specific place wins, as in policy_for."""
-    places: list[tuple[str, Policy]] = [("policy", settings.policy), (f"topics.{topic}.policy", settings.topics[topic].policy)]
+    places: list[tuple[str, Policy]] = [
+        ("policy", settings.policy),
+        (f"topics.{topic}.policy", settings.topics[topic].policy),
+    ]
     if group is not None:
         places.append((f"groups.{group}.policy", settings.groups[group].policy))
-        places.append((f"topics.{topic}.groups.{group}.policy", settings.topics[topic].groups[group].policy))
+        places.append(
+            (f"topics.{topic}.groups.{group}.policy", settings.topics[topic].groups[group].policy)
+        )
     for place, policy in reversed(places):
         if name in policy.model_fields_set:
             return f"{place}.{name}"

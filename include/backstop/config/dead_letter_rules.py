@@ -28,8 +28,14 @@ def _check_pattern(pattern: str) -> str:
     try:
         matcher = compiled(pattern)
     except re2.error as error:
-        why = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else str(error)
-        raise PydanticCustomError("pattern", "a regular expression as RE2 reads it: {why}", {"why": why}) from None
+        why = (
+            error.args[0].decode(errors="replace")
+            if isinstance(error.args[0], bytes)
+            else str(error)
+        )
+        raise PydanticCustomError(
+            "pattern", "a regular expression as RE2 reads it: {why}", {"why": why}
+        ) from None
     if matcher.match("") and not pattern.startswith("^"):
         raise PydanticCustomError("pattern", "a regular expression that does not match every text")
     return pattern
@@ -42,8 +48,14 @@ class DeadLetterRule(BaseModel):
 
     name: Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^\x00]+$")]
     category: Literal[
-        "duplicate_suppressed", "busy_exhausted", "expired", "transient", "poison", "conflict", "unknown"
-    ]  # fmt: skip
+        "duplicate_suppressed",
+        "busy_exhausted",
+        "expired",
+        "transient",
+        "poison",
+        "conflict",
+        "unknown",
+    ]
     pattern: Annotated[str, Field(min_length=1, max_length=PATTERN), AfterValidator(_check_pattern)]
     where: Literal["cause", "error", "any"] = Field(
         default="any", description="the broker's words (cause), the consumer's (error), or either"
@@ -52,4 +64,3 @@ class DeadLetterRule(BaseModel):
     def plain(self) -> dict[str, Any]:
         """As it was written."""
         return self.model_dump(mode="json")
-

@@ -41,8 +41,10 @@ Duration = Annotated[
     timedelta,
     BeforeValidator(parse),
     PlainSerializer(lambda length: length.total_seconds(), return_type=float),
-    WithJsonSchema({
-        "anyOf": [{"type": "string", "pattern": _PATTERN}, {"type": "number", "minimum": 0}],
-        "description": ALLOWED,
-    }),
-]  # fmt: skip
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "string", "pattern": _PATTERN}, {"type": "number", "minimum": 0}],
+            "description": ALLOWED,
+        }
+    ),
+]

@@ -21,12 +21,17 @@ class _Foreign(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     connection: _Ref = Field(description="its store: an Airflow connection id, or env:NAME")
-    group: _Text = Field(description="the consumer group that keeps these records; its log can prove the work done")
+    group: _Text = Field(
+        description="the consumer group that keeps these records; its log can prove the work done"
+    )
     topics: tuple[_Text, ...] | None = Field(
-        default=None, description="the topics that its keys may name; null: all that the group takes", min_length=1
+        default=None,
+        description="the topics that its keys may name; null: all that the group takes",
+        min_length=1,
     )
     keep: Duration = Field(
-        default=_DAY, description="how long a record that was repaired stays: the other program's own time for done work"
+        default=_DAY,
+        description="how long a record that was repaired stays: the other program's own time for done work",
     )
     walk: Annotated[int, Field(ge=1, strict=True)] = Field(
         default=500_000, description="records of its store that one call walks past at most"
@@ -37,19 +42,26 @@ class DedupListenerMysql(_Foreign):
     """RocketMQDedupListener's table t_rocketmq_dedup, in MySQL or MariaDB."""
 
     kind: Literal["dedup_listener_mysql"]
-    application: _Text = Field(description="the application name that the program was given, often its consumer group")
+    application: _Text = Field(
+        description="the application name that the program was given, often its consumer group"
+    )
 
 
 class DedupListenerRedis(_Foreign):
     """RocketMQDedupListener's keys MSGDEDUP:APPLICATION:TOPIC[:TAG]:KEY, in Redis."""
 
     kind: Literal["dedup_listener_redis"]
-    application: _Text = Field(description="the application name that the program was given, often its consumer group")
+    application: _Text = Field(
+        description="the application name that the program was given, often its consumer group"
+    )
     tags: tuple[Annotated[str, StringConstraints(max_length=200)], ...] = Field(
-        default=("",), description='the tags that its messages carry; "": messages without a tag', min_length=1
+        default=("",),
+        description='the tags that its messages carry; "": messages without a tag',
+        min_length=1,
     )
     untouched_for: Duration = Field(
-        default=_HOUR, description="a consuming key without expiry is freed when nobody has touched it for so long"
+        default=_HOUR,
+        description="a consuming key without expiry is freed when nobody has touched it for so long",
     )
 
 
@@ -59,10 +71,12 @@ class PlainKeys(_Foreign):
     kind: Literal["plain_keys"]
     pattern: _Text = Field(description='what a key looks like, for example "dedup:{topic}:{id}"')
     untouched_for: Duration = Field(
-        default=timedelta(days=18), description="a key that no log explains is freed when nobody has touched it for so long"
+        default=timedelta(days=18),
+        description="a key that no log explains is freed when nobody has touched it for so long",
     )
     success_deletes: bool = Field(
-        default=False, description="true: the program deletes the key of finished work; false: a key may also mean done"
+        default=False,
+        description="true: the program deletes the key of finished work; false: a key may also mean done",
     )
 
     @field_validator("pattern")
@@ -70,9 +84,14 @@ class PlainKeys(_Foreign):
     def _has_an_id_and_fixed_text(cls, pattern: str) -> str:
         found = _PLACEHOLDER.findall(pattern)
         fixed = _PLACEHOLDER.sub("", pattern)
-        if sorted(found) not in (["{id}"], ["{id}", "{topic}"]) or not fixed.strip(":") or "}{" in pattern:
+        if (
+            sorted(found) not in (["{id}"], ["{id}", "{topic}"])
+            or not fixed.strip(":")
+            or "}{" in pattern
+        ):
             raise PydanticCustomError(
-                "pattern", "fixed text with {id} once and {topic} at most once, something between them: dedup:{topic}:{id}"
+                "pattern",
+                "fixed text with {id} once and {topic} at most once, something between them: dedup:{topic}:{id}",
             )
         return pattern
 
@@ -82,7 +101,9 @@ class PlainKeys(_Foreign):
         return "{topic}" in self.pattern
 
 
-ForeignSettings = Annotated[DedupListenerMysql | DedupListenerRedis | PlainKeys, Field(discriminator="kind")]
+ForeignSettings = Annotated[
+    DedupListenerMysql | DedupListenerRedis | PlainKeys, Field(discriminator="kind")
+]
 
 FOREIGN_KINDS: dict[str, type[BaseModel]] = {
     "dedup_listener_mysql": DedupListenerMysql,

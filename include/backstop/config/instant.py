@@ -14,7 +14,9 @@ def read_instant(option: str, text: str) -> datetime:
     except ValueError:
         raise _misused(f"{option} {text}: not a time.", "Write it as 2026-11-21T02:00Z.") from None
     if instant.tzinfo is None:
-        raise _misused(f"{option} {text}: in which zone?", f"Write {text}Z for UTC, or {text}+01:00.")
+        raise _misused(
+            f"{option} {text}: in which zone?", f"Write {text}Z for UTC, or {text}+01:00."
+        )
     return instant
 
 

@@ -39,10 +39,14 @@ def parse(text: str, name: str = "backstop.yaml") -> Settings:
     try:
         content = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"{name} is not YAML: {_place(error)}.", kept=_KEPT, next_step="Correct that line.") from None
+        raise ConfigurationError(
+            f"{name} is not YAML: {_place(error)}.", kept=_KEPT, next_step="Correct that line."
+        ) from None
     if not isinstance(content, dict):
         raise ConfigurationError(
-            f"{name} holds no settings.", kept=_KEPT, next_step="Begin with the backstop.yaml of the documentation."
+            f"{name} holds no settings.",
+            kept=_KEPT,
+            next_step="Begin with the backstop.yaml of the documentation.",
         )
     return from_mapping(content, name)
 
@@ -62,13 +66,20 @@ def _refused(name: str, found: Sequence[Problem]) -> ConfigurationError:
     lines = "".join(f"\n  {problem}" for problem in dict.fromkeys(found))
     count = "1 value is" if len(found) == 1 else f"{len(found)} values are"
     return ConfigurationError(
-        f"{name}: {count} not allowed:{lines}\n", kept=_KEPT, next_step="Change what the lines name, then run `backstop check`."
+        f"{name}: {count} not allowed:{lines}\n",
+        kept=_KEPT,
+        next_step="Change what the lines name, then run `backstop check`.",
     )
 
 
 def _problem(detail: ErrorDetails) -> Problem:
     # The kind that chose a model stands in pydantic's place, and in nobody's file.
-    path = ".".join(str(part) for part in detail["loc"] if part != "[key]" and part not in FOREIGN_KINDS) or "(the file)"
+    path = (
+        ".".join(
+            str(part) for part in detail["loc"] if part != "[key]" and part not in FOREIGN_KINDS
+        )
+        or "(the file)"
+    )
     kind, given = detail["type"], detail["input"]
     if kind == "extra_forbidden":
         names = _fields_at(detail["loc"][:-1])
@@ -79,8 +90,12 @@ def _problem(detail: ErrorDetails) -> Problem:
         return Problem(path, "missing", "it must be given")
     if detail["loc"][-1] in ("connection", "control", "url"):
         # Somebody may have written the URL itself, with its password.
-        return Problem(path, "(not shown)", "an Airflow connection id, or env:NAME; never a URL or a password")
-    allowed = str(detail.get("ctx", {}).get("expected") or detail["msg"]).removeprefix("Input should be ")
+        return Problem(
+            path, "(not shown)", "an Airflow connection id, or env:NAME; never a URL or a password"
+        )
+    allowed = str(detail.get("ctx", {}).get("expected") or detail["msg"]).removeprefix(
+        "Input should be "
+    )
     return Problem(path, _short(given), allowed)
 
 
@@ -117,7 +132,9 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is written twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is written twice", key_node.start_mark
+                )
             if isinstance(key, Hashable):
                 seen.add(key)
         return super().construct_mapping(node, deep)

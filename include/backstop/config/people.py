@@ -10,7 +10,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from backstop.config.durations import Duration
 
 Action = Literal[
-    "leave", "discard", "void", "raise", "resend", "go_on", "give_up", "replay", "replay_sample", "edit", "accept",
+    "leave",
+    "discard",
+    "void",
+    "raise",
+    "resend",
+    "go_on",
+    "give_up",
+    "replay",
+    "replay_sample",
+    "edit",
+    "accept",
     "drained",
 ]
 """What a person may decide; backstop.decisions.actions says what each does. A list of ids is a `resend`, an incident a
@@ -23,7 +33,9 @@ class Decider(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: _Name = Field(description="by which Airflow's auth manager knows the user: a number in FAB's, a login in its simple one")
+    id: _Name = Field(
+        description="by which Airflow's auth manager knows the user: a number in FAB's, a login in its simple one"
+    )
     name: _Name | None = Field(
         default=None,
         description="the login, by which Airflow knows who triggered a run; null: as the id where ids are logins, else unknown",
@@ -50,10 +62,13 @@ class Team(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")] = Field(description="the DAG is decide_case__<name>")
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")] = Field(
+        description="the DAG is decide_case__<name>"
+    )
     topics: tuple[_Name, ...] = Field(min_length=1, description="each is of one team at most")
     role: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
-        default=None, description="the role of FAB that may read the DAG and answer there; null: nothing is added"
+        default=None,
+        description="the role of FAB that may read the DAG and answer there; null: nothing is added",
     )
 
 
@@ -69,7 +84,8 @@ class PeopleSettings(BaseModel):
         "manager: role op), and what is triggered by hand needs somebody's yes",
     )
     rules: tuple[DeciderRule, ...] = Field(
-        default=(), description="who may decide single actions and topics; the first that fits decides, before `deciders`"
+        default=(),
+        description="who may decide single actions and topics; the first that fits decides, before `deciders`",
     )
     second_person: tuple[Literal["edit", "void", "full_replay", "raise"], ...] = Field(
         default=("edit", "void", "full_replay", "raise"),
@@ -90,7 +106,9 @@ class PeopleSettings(BaseModel):
     def who_may(self, action: str, topic: str) -> tuple[Decider, ...] | None:
         """Those who alone may decide this; null: nobody was named."""
         for rule in self.rules:
-            if (not rule.actions or action in rule.actions) and (not rule.topics or topic in rule.topics):
+            if (not rule.actions or action in rule.actions) and (
+                not rule.topics or topic in rule.topics
+            ):
                 return rule.deciders
         return self.deciders
 
@@ -100,7 +118,10 @@ class PeopleSettings(BaseModel):
 
     def _known_as(self, name: str) -> str:
         name = name.strip().casefold()
-        for decider in (*(self.deciders or ()), *(one for rule in self.rules for one in rule.deciders)):
+        for decider in (
+            *(self.deciders or ()),
+            *(one for rule in self.rules for one in rule.deciders),
+        ):
             if name in (decider.id.casefold(), (decider.name or decider.id).casefold()):
                 return decider.id.casefold()
         return name

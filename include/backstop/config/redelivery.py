@@ -12,7 +12,12 @@ from datetime import timedelta
 from pydantic_core import PydanticCustomError
 
 from backstop.config.durations import parse
-from backstop.config.rocketmq_delay_levels import DELAY_LEVELS, DELIVERIES, parse_levels, retries_last
+from backstop.config.rocketmq_delay_levels import (
+    DELAY_LEVELS,
+    DELIVERIES,
+    parse_levels,
+    retries_last,
+)
 
 Options = Mapping[str, int | float | str | bool]
 

@@ -30,10 +30,22 @@ from backstop.config.redelivery import redelivers_for
 from backstop.model.errors import ConfigurationError
 
 __all__ = [
-    "BrokerSettings", "GroupSettings", "HeartbeatSettings", "LogStoreSettings", "MetricsSettings", "NotifySettings",
-    "PeopleSettings", "Policy",
-    "ResendSettings", "Settings", "StartOffset", "StubStoreSettings", "Subscription", "TopicSettings", "WatchSettings",
-]  # fmt: skip
+    "BrokerSettings",
+    "GroupSettings",
+    "HeartbeatSettings",
+    "LogStoreSettings",
+    "MetricsSettings",
+    "NotifySettings",
+    "PeopleSettings",
+    "Policy",
+    "ResendSettings",
+    "Settings",
+    "StartOffset",
+    "StubStoreSettings",
+    "Subscription",
+    "TopicSettings",
+    "WatchSettings",
+]
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 ConnectionRef = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|[A-Za-z0-9_.\-]+)$")]
@@ -47,10 +59,13 @@ class _Frozen(BaseModel):
 class BrokerSettings(_Frozen):
     """One broker. `options` go to its adapter."""
 
-    kind: Name = Field(description="redis_streams, activemq, rocketmq, or the name of an adapter that is installed")
+    kind: Name = Field(
+        description="redis_streams, activemq, rocketmq, or the name of an adapter that is installed"
+    )
     connection: ConnectionRef
     options: dict[str, int | float | str | bool] = Field(
-        default={}, description="what the adapter takes, for example delivery_limit and visibility (seconds)"
+        default={},
+        description="what the adapter takes, for example delivery_limit and visibility (seconds)",
     )
     retry_schedule: Duration | None = Field(
         default=None,
@@ -98,16 +113,21 @@ class LeaseSettings(_Frozen):
     """The Redis in front of a group's leases: what `Front` is given in the consumers."""
 
     redis: ConnectionRef
-    cluster: bool = Field(default=False, description="the connection names a node of a Redis cluster")
+    cluster: bool = Field(
+        default=False, description="the connection names a node of a Redis cluster"
+    )
 
 
 class RedisGuardSettings(_Frozen):
     """A group whose leases are in Redis alone (`RedisGuard`): it is swept; without logs it cannot be reconciled."""
 
     redis: ConnectionRef
-    cluster: bool = Field(default=False, description="the connection names a node of a Redis cluster")
+    cluster: bool = Field(
+        default=False, description="the connection names a node of a Redis cluster"
+    )
     consumed_for: Duration = Field(
-        timedelta(days=18), description="how long the guard remembers what is done; longer than the longest way back"
+        timedelta(days=18),
+        description="how long the guard remembers what is done; longer than the longest way back",
     )
     policy: Policy = Policy()
 
@@ -117,17 +137,22 @@ class GroupSettings(_Frozen):
 
     store: Name = Field(description="the consumer database that holds its logs")
     duplicates: Literal["guard", "declared_safe", "no"] = Field(
-        default="no", description="what a second copy does to it; `guard` needs our client or the wire contract"
+        default="no",
+        description="what a second copy does to it; `guard` needs our client or the wire contract",
     )
     progress: Literal["acknowledged", "logged", "received"] = Field(
         default="received", description="what the progress it reports counts"
     )
     active_from: AwareDatetime | None = Field(
-        default=None, description="owes only stubs created since; null: since the group came to the topic"
+        default=None,
+        description="owes only stubs created since; null: since the group came to the topic",
     )
-    active_until: AwareDatetime | None = Field(default=None, description="owes no stub created since; null: all")
+    active_until: AwareDatetime | None = Field(
+        default=None, description="owes no stub created since; null: all"
+    )
     leases: LeaseSettings | None = Field(
-        default=None, description="the Redis in front of the database that holds its leases; null: the database alone"
+        default=None,
+        description="the Redis in front of the database that holds its leases; null: the database alone",
     )
     policy: Policy = Policy()
 
@@ -142,13 +167,19 @@ class StartOffset(_Frozen):
 class Subscription(_Frozen):
     """One group's part in one topic."""
 
-    tags: tuple[str, ...] | None = Field(default=None, description="the tags it takes; null: every message")
+    tags: tuple[str, ...] | None = Field(
+        default=None, description="the tags it takes; null: every message"
+    )
     start_offsets: dict[int, StartOffset] = {}
     policy: Policy = Policy()
 
 
 def _by_name(value: Any) -> Any:
-    return {name: {} for name in value} if isinstance(value, list) and all(isinstance(n, str) for n in value) else value
+    return (
+        {name: {} for name in value}
+        if isinstance(value, list) and all(isinstance(n, str) for n in value)
+        else value
+    )
 
 
 class TopicSettings(_Frozen):
@@ -158,7 +189,9 @@ class TopicSettings(_Frozen):
     groups: Annotated[
         dict[Name, Subscription],
         BeforeValidator(_by_name, json_schema_input_type=list[str] | dict[str, Subscription]),
-    ] = Field(description="the groups that take it: a list of names, or a mapping with settings for each")
+    ] = Field(
+        description="the groups that take it: a list of names, or a mapping with settings for each"
+    )
     mode: Literal["observe", "repair"] = "observe"
     policy: Policy = Policy()
 
@@ -190,29 +223,39 @@ class WatchSettings(_Frozen):
 class HeartbeatSettings(_Frozen):
     """A dead man's switch outside: asked for while every duty succeeds, so that its silence is the alarm."""
 
-    url: ConnectionRef = Field(description="asked for while every duty succeeds; whoever knows the URL can silence the alarm")
-    fail_url: ConnectionRef | None = Field(default=None, description="asked for when a duty is overdue; null: only silence")
-    timeout: Duration = Field(timedelta(seconds=5), description="the limit of one try, of which there are two")
+    url: ConnectionRef = Field(
+        description="asked for while every duty succeeds; whoever knows the URL can silence the alarm"
+    )
+    fail_url: ConnectionRef | None = Field(
+        default=None, description="asked for when a duty is overdue; null: only silence"
+    )
+    timeout: Duration = Field(
+        timedelta(seconds=5), description="the limit of one try, of which there are two"
+    )
 
 
 class MetricsSettings(_Frozen):
     """How a scraper gets in."""
 
-    token: ConnectionRef = Field(description="a connection whose password is the bearer token, at least 16 characters")
+    token: ConnectionRef = Field(
+        description="a connection whose password is the bearer token, at least 16 characters"
+    )
 
 
 class RetentionSettings(_Frozen):
     """When and how fast what is over is purged; how long it is kept is in the policy."""
 
     window: str = Field(
-        default="01:00-05:00", pattern=r"^([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d$",
+        default="01:00-05:00",
+        pattern=r"^([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d$",
         description="the hours of a day (UTC) in which it works; both ends equal: the whole day",
-    )  # fmt: skip
+    )
     step_rows: Annotated[int, Field(ge=1, le=50_000, strict=True)] = Field(
         default=5_000, description="rows of one step, each a transaction of its own"
     )
     busy_share: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=0.5, description="the share of its time in which it may keep a database busy; the rest it pauses"
+        default=0.5,
+        description="the share of its time in which it may keep a database busy; the rest it pauses",
     )
 
 
@@ -220,23 +263,28 @@ class DeadLetterSettings(_Frozen):
     """How dead letters are drained and understood."""
 
     rules: tuple[DeadLetterRule, ...] = Field(
-        default=(), description="what the text of a dead letter means; asked before the built-in rules, the first match decides"
+        default=(),
+        description="what the text of a dead letter means; asked before the built-in rules, the first match decides",
     )
     aside_bytes: Annotated[int, Field(ge=1024, le=64 * 1024 * 1024, strict=True)] = Field(
         default=256 * 1024, description="larger contents are stored whole in a table of their own"
     )
     kept_bytes: Annotated[int, Field(ge=1024 * 1024, strict=True)] = Field(
-        default=20 * 1024**3, description="of dead letters in the control database; what does not fit stays in the broker"
+        default=20 * 1024**3,
+        description="of dead letters in the control database; what does not fit stays in the broker",
     )
     group_kept_bytes: Annotated[int, Field(ge=1024 * 1024, strict=True)] = Field(
-        default=5 * 1024**3, description="the same, of one consumer group, so that a flood of one does not stop the others"
+        default=5 * 1024**3,
+        description="the same, of one consumer group, so that a flood of one does not stop the others",
     )
 
 
 class ProveSettings(_Frozen):
     """How proofs of a window are signed."""
 
-    signing_key: Name = Field(description="file with an Ed25519 private key (PEM), readable by its owner alone")
+    signing_key: Name = Field(
+        description="file with an Ed25519 private key (PEM), readable by its owner alone"
+    )
 
 
 class Settings(_Frozen):
@@ -244,7 +292,8 @@ class Settings(_Frozen):
 
     control: ConnectionRef = Field(description="the control database")
     require_tls: bool = Field(
-        default=False, description="nothing is started over a connection that others could read, or answer in the server's place"
+        default=False,
+        description="nothing is started over a connection that others could read, or answer in the server's place",
     )
     brokers: dict[Name, BrokerSettings] = Field(min_length=1)
     producers: dict[Name, StubStoreSettings] = Field(min_length=1, description="the shards")
@@ -259,7 +308,9 @@ class Settings(_Frozen):
     heartbeat: HeartbeatSettings | None = None
     metrics: MetricsSettings | None = None
     people: PeopleSettings = PeopleSettings()
-    teams: tuple[Team, ...] = Field(default=(), description="who sees the cases of their topics apart from other teams")
+    teams: tuple[Team, ...] = Field(
+        default=(), description="who sees the cases of their topics apart from other teams"
+    )
     dead_letters: DeadLetterSettings = DeadLetterSettings()
     prove: ProveSettings | None = None
     retention: RetentionSettings = RetentionSettings()
@@ -267,7 +318,8 @@ class Settings(_Frozen):
         default={}, description="consumer groups whose leases are in Redis alone, by name"
     )
     foreign_leases: dict[Name, ForeignSettings] = Field(
-        default={}, description="idempotency records of other programs, which the sweep reads and frees"
+        default={},
+        description="idempotency records of other programs, which the sweep reads and frees",
     )
 
     _policies: dict[tuple[str | None, str | None], Policy] = PrivateAttr(default_factory=dict)
@@ -283,7 +335,9 @@ class Settings(_Frozen):
             self._policies[topic, None] = base.with_overrides(settings.policy)
             for group, subscription in settings.groups.items():
                 owner_policy = self.groups[group].policy if group in self.groups else Policy()
-                self._policies[topic, group] = base.with_overrides(settings.policy, owner_policy, subscription.policy)
+                self._policies[topic, group] = base.with_overrides(
+                    settings.policy, owner_policy, subscription.policy
+                )
         canonical = json.dumps(self.model_dump(mode="json", exclude_unset=True), sort_keys=True)
         self._version = hashlib.sha256(canonical.encode()).hexdigest()[:12]
         return self
@@ -312,7 +366,10 @@ class Settings(_Frozen):
         """Where alerts go, by name; `notify.url` is one that takes every alert as JSON, as it always did."""
         if self.notify is None:
             return self.alerts.channels
-        return {NOTIFY: ChannelSettings(url=self.notify.url, at_least="info", kind="webhook"), **self.alerts.channels}
+        return {
+            NOTIFY: ChannelSettings(url=self.notify.url, at_least="info", kind="webhook"),
+            **self.alerts.channels,
+        }
 
     def watched_duties(self) -> dict[str, timedelta]:
         """How long ago each watched duty may have succeeded; with channels, alerts are among them whether written or not."""
@@ -329,7 +386,11 @@ class Settings(_Frozen):
 
     def shortest_send(self, broker: str) -> timedelta:
         """The smallest max_send_duration of a broker's topics: no send to it may take longer."""
-        limits = [self.policy_for(topic).max_send_duration for topic, its in self.topics.items() if its.broker == broker]
+        limits = [
+            self.policy_for(topic).max_send_duration
+            for topic, its in self.topics.items()
+            if its.broker == broker
+        ]
         return min(limits, default=self.policy_for().max_send_duration)
 
     def teams_by_topic(self) -> dict[str, str]:

@@ -22,13 +22,23 @@ def signing_key(settings: Settings) -> bytes | None:
             if not stat.S_ISREG(facts.st_mode) or facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise _unfit(path, "others than its owner may read it", f"chmod 600 {path}")
             if facts.st_uid != os.geteuid():
-                raise _unfit(path, "it belongs to another user, who could change it", "Give it to the user of this process.")
+                raise _unfit(
+                    path,
+                    "it belongs to another user, who could change it",
+                    "Give it to the user of this process.",
+                )
             return file.read()
     except OSError as error:
-        raise _unfit(path, f"it cannot be read ({type(error).__name__})", "Name a file that this process may read.") from error
+        raise _unfit(
+            path,
+            f"it cannot be read ({type(error).__name__})",
+            "Name a file that this process may read.",
+        ) from error
 
 
 def _unfit(path: Path, why: str, next_step: str) -> ConfigurationError:
     return ConfigurationError(
-        f"prove.signing_key: {path}: {why}.", kept="Nothing was signed, and no proof was written.", next_step=next_step
+        f"prove.signing_key: {path}: {why}.",
+        kept="Nothing was signed, and no proof was written.",
+        next_step=next_step,
     )

@@ -21,13 +21,24 @@ def open_to_others(url: str) -> str | None:
     match parts.scheme:
         case "postgresql":
             mode = said.get("sslmode", "prefer")
-            return None if mode == "verify-full" else f"sslmode is {mode}: write sslmode=verify-full and sslrootcert"
+            return (
+                None
+                if mode == "verify-full"
+                else f"sslmode is {mode}: write sslmode=verify-full and sslrootcert"
+            )
         case "rediss":
-            return "the server's certificate is not checked" if said.get("ssl_cert_reqs", "").lower() in _NO else None
+            return (
+                "the server's certificate is not checked"
+                if said.get("ssl_cert_reqs", "").lower() in _NO
+                else None
+            )
         case "redis":
             return f"{NOT_ENCRYPTED}: write rediss://"
         case "mysql":
-            checked = said.get("ssl_ca") and said.get("ssl_verify_identity", "").lower() not in ("", *_NO)
+            checked = said.get("ssl_ca") and said.get("ssl_verify_identity", "").lower() not in (
+                "",
+                *_NO,
+            )
             return None if checked else "write ssl_ca and ssl_verify_identity=true"
         case "stomp+ssl" | "https":
             return None
@@ -38,7 +49,9 @@ def open_to_others(url: str) -> str | None:
         case "rocketmq":
             if said.get("tls") != "true":
                 return f"{NOT_ENCRYPTED}: write tls=true"
-            return "the server's name is not checked" if said.get("check_names") == "false" else None
+            return (
+                "the server's name is not checked" if said.get("check_names") == "false" else None
+            )
     return f"nothing is known of {parts.scheme or 'it'}"
 
 
@@ -46,7 +59,10 @@ def _hosts(netloc: str, said: dict[str, str]) -> list[str]:
     """The hosts of a URL that may name several; none: a socket of this machine. What its parameters name wins, as in libpq."""
     besides = said.get("hostaddr") or said.get("host")
     named = besides.split(",") if besides else netloc.rpartition("@")[2].split(",")
-    hosts = [place.partition("]")[0].lstrip("[") if place.startswith("[") else place.partition(":")[0] for place in named]
+    hosts = [
+        place.partition("]")[0].lstrip("[") if place.startswith("[") else place.partition(":")[0]
+        for place in named
+    ]
     return [host for host in hosts if host and not host.startswith(("/", "%2F"))]
 
 

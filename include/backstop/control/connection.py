@@ -23,7 +23,9 @@ DROPPED = "a connection pooler drops what Backstop sets for its sessions"
 TO_THE_SERVER = "Name the server of the control database itself: Backstop sets limits and safeguards for each of its sessions."
 
 
-def connect(settings: Settings, connections: Connections, *, connect_timeout: int = 10) -> Connection:
+def connect(
+    settings: Settings, connections: Connections, *, connect_timeout: int = 10
+) -> Connection:
     """A new connection to the control database in UTC, autocommit off; StoreUnavailable when it does not answer.
 
     With `require_tls` ConfigurationError when any connection that a duty may need is open to others.
@@ -31,7 +33,9 @@ def connect(settings: Settings, connections: Connections, *, connect_timeout: in
     if settings.require_tls:
         _require_tls(settings, connections)
     url = connections.url(settings.control)
-    next_step = "Restart it, or correct the connection; the next run continues where this one stopped."
+    next_step = (
+        "Restart it, or correct the connection; the next run continues where this one stopped."
+    )
     try:
         if read_url(url) is None:
             raise psycopg2.ProgrammingError  # not even tried: the server's error would repeat parts of the password
@@ -81,7 +85,10 @@ def connect(settings: Settings, connections: Connections, *, connect_timeout: in
 
 
 def _require_tls(settings: Settings, connections: Connections) -> None:
-    found = {ref: open_to_others(url) for ref, url in connections.known(settings.connection_refs()).items()}
+    found = {
+        ref: open_to_others(url)
+        for ref, url in connections.known(settings.connection_refs()).items()
+    }
     if open_ones := [f"{ref} ({why})" for ref, why in found.items() if why is not None]:
         raise ConfigurationError(
             f"Connections that others on the way could read: {'; '.join(open_ones)}.",

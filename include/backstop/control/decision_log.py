@@ -13,7 +13,11 @@ from typing import Any
 _APPEND = "SELECT append_decision(%(who)s, %(action)s, %(subject)s, %(why)s, %(details)s::jsonb)"
 
 
-def append(cur: Any, who: str, action: str, subject: str, why: str, details: Mapping[str, Any]) -> None:
+def append(
+    cur: Any, who: str, action: str, subject: str, why: str, details: Mapping[str, Any]
+) -> None:
     """Appends one decision to the caller's transaction, of which it is the last statement."""
     told = json.dumps(dict(details), default=str)
-    cur.execute(_APPEND, {"who": who, "action": action, "subject": subject, "why": why, "details": told})
+    cur.execute(
+        _APPEND, {"who": who, "action": action, "subject": subject, "why": why, "details": told}
+    )

@@ -37,9 +37,10 @@ def speaker(conn: Any, said: str | None, default: str) -> str:
         return said or default
     if said is not None and said != login:
         raise DecisionRefused(
-            f"The login {login} cannot decide in the name of {said}.", kept="Nothing was applied.",
+            f"The login {login} cannot decide in the name of {said}.",
+            kept="Nothing was applied.",
             next_step="Leave --by out: the name is the login's.",
-        )  # fmt: skip
+        )
     return login
 
 
@@ -53,9 +54,10 @@ def require_may(conn: Any, settings: Settings, who: str, action: str, topic: str
     named = people_for(conn, settings).who_may(action, topic)
     if named is not None and not any((one.name or one.id) == login for one in named):
         raise DecisionRefused(
-            f"{login} may not decide to {action} in {topic}.", kept="Nothing was applied.",
+            f"{login} may not decide to {action} in {topic}.",
+            kept="Nothing was applied.",
             next_step="`people` in the backstop.yaml of the duties names who may.",
-        )  # fmt: skip
+        )
 
 
 def people_for(conn: Any, settings: Settings) -> PeopleSettings:
@@ -68,10 +70,13 @@ def people_for(conn: Any, settings: Settings) -> PeopleSettings:
     if row is None:
         raise DecisionRefused(
             "Nobody has said yet what people may decide: no duty has run with this control database.",
-            kept="Nothing was applied.", next_step="Let a duty run once: it keeps what `people` in its settings says.",
-        )  # fmt: skip
+            kept="Nothing was applied.",
+            next_step="Let a duty run once: it keeps what `people` in its settings says.",
+        )
     # A newer program may have kept more.
-    return PeopleSettings.model_validate({name: value for name, value in row[0].items() if name in PeopleSettings.model_fields})
+    return PeopleSettings.model_validate(
+        {name: value for name, value in row[0].items() if name in PeopleSettings.model_fields}
+    )
 
 
 def keep_policy(conn: Any, settings: Settings) -> None:

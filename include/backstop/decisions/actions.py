@@ -59,9 +59,14 @@ OPTIONS: dict[str, str] = {
 }
 """What may be said beside an action, in words."""
 _CHOICE: dict[str, tuple[str, ...]] = {
-    "raise": ("message_ids", "more"), "accept": (), "go_on": (), "give_up": (), "drained": ("broker",),
-    "replay_sample": ("message_ids", "letters", "sample"), "edit": ("message_ids", "letters", "content"),
-}  # fmt: skip
+    "raise": ("message_ids", "more"),
+    "accept": (),
+    "go_on": (),
+    "give_up": (),
+    "drained": ("broker",),
+    "replay_sample": ("message_ids", "letters", "sample"),
+    "edit": ("message_ids", "letters", "content"),
+}
 _MOST = {"more": 100, "sample": 10_000}
 """What a form allows is held again when an answer is applied: whoever calls the API directly is not held to the form."""
 _DONE = (Verdict.CONFIRMED, Verdict.VOIDED)
@@ -85,11 +90,21 @@ def why_not_with(kind: str, action: str, options: Mapping[str, Any]) -> str | No
     """
     for name, most in _MOST.items():
         number = options.get(name)
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most):
+        if number is not None and (
+            not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most
+        ):
             return f"{OPTIONS[name].capitalize()} is a number from 1 to {most}, not {number!r}."
     known = options_for(kind, action)
-    strange = [words for name, words in OPTIONS.items() if options.get(name) is not None and name not in known]
-    return f"The answer {action} to a case of kind {kind} does not take {' and '.join(strange)}." if strange else None
+    strange = [
+        words
+        for name, words in OPTIONS.items()
+        if options.get(name) is not None and name not in known
+    ]
+    return (
+        f"The answer {action} to a case of kind {kind} does not take {' and '.join(strange)}."
+        if strange
+        else None
+    )
 
 
 def is_done(judged: Judged) -> bool:
@@ -97,7 +112,9 @@ def is_done(judged: Judged) -> bool:
     return judged.verdict in _DONE
 
 
-def why_not(action: str, judged: Judged, promise: Promise, policy: Policy, as_of: datetime) -> str | None:
+def why_not(
+    action: str, judged: Judged, promise: Promise, policy: Policy, as_of: datetime
+) -> str | None:
     """Why this action does not fit a delivery that is not done, as the end of a sentence; null: it fits."""
     if judged.verdict is Verdict.IN_PROGRESS and action in ("discard", "void"):
         return "a consumer is working on it now"

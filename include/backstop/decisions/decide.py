@@ -19,11 +19,27 @@ from itertools import islice
 from typing import Any
 
 from backstop.cases.close import close_settled, settle
-from backstop.cases.intend import Decided, Intent, append_decision, intended, reach, record, refused, require_mine
+from backstop.cases.intend import (
+    Decided,
+    Intent,
+    append_decision,
+    intended,
+    reach,
+    record,
+    refused,
+    require_mine,
+)
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.control.speaker import people_for, require_may
-from backstop.decisions.actions import OPTIONS, actions_for, is_done, options_for, why_not, why_not_with
+from backstop.decisions.actions import (
+    OPTIONS,
+    actions_for,
+    is_done,
+    options_for,
+    why_not,
+    why_not_with,
+)
 from backstop.decisions.look import Case, show
 from backstop.decisions.propose import (
     APPROVE,
@@ -63,9 +79,15 @@ class _Plan:
 
 
 def decide(
-    conn: Any, settings: Settings, connections: Connections, case_id: int, action: str, who: str, why: str,
+    conn: Any,
+    settings: Settings,
+    connections: Connections,
+    case_id: int,
+    action: str,
+    who: str,
+    why: str,
     options: Mapping[str, Any] | None = None,
-) -> Decided:  # fmt: skip
+) -> Decided:
     """Applies `action` to the case's open deliveries and commits.
 
     What takes two people (`people.second_person`) is proposed, and applied when another decides to `approve` it; the case offers
@@ -87,31 +109,55 @@ def decide(
     _check(case, action, who, why, options)
     require_may(conn, settings, who, action, case.topic)
     if waits is not None:
-        raise refused(f"{waits} waits for a second person.", f"Approve or reject it first: backstop cases show {case_id}")
+        raise refused(
+            f"{waits} waits for a second person.",
+            f"Approve or reject it first: backstop cases show {case_id}",
+        )
     if needs_second(people_for(conn, settings), action, options) and case.actions:
         if action == "edit" and options.get("content") is None:
-            raise refused("An edit without a new content is nothing to approve.", "Give the new content (--content-file FILE).")
+            raise refused(
+                "An edit without a new content is nothing to approve.",
+                "Give the new content (--content-file FILE).",
+            )
         propose(conn, case_id, action, who, why, options)
         return Decided(case_id, f"propose to {action}", Counts(proposed=1))
     return _apply(conn, settings, connections, case, action, who, why, options)
 
 
 def _answer_proposal(
-    conn: Any, settings: Settings, connections: Connections, case: Case, waits: Proposal | None, action: str, who: str, why: str,
+    conn: Any,
+    settings: Settings,
+    connections: Connections,
+    case: Case,
+    waits: Proposal | None,
+    action: str,
+    who: str,
+    why: str,
     options: Mapping[str, Any],
-) -> Decided:  # fmt: skip
+) -> Decided:
     """What was proposed, applied as it was proposed, or ended."""
     shown = options.get("proposal", (options.get("shown") or {}).get("proposal"))
-    if action == APPROVE and shown is not None and waits is None and was_approved(conn, case.case_id, shown):
+    if (
+        action == APPROVE
+        and shown is not None
+        and waits is None
+        and was_approved(conn, case.case_id, shown)
+    ):
         return Decided(case.case_id, APPROVE, Counts(), again=True)
     if waits is None or (shown is not None and shown != waits.proposal_id):
         raise refused(
-            f"What was proposed of case {case.case_id} is not waiting any more.", f"See: backstop cases show {case.case_id}"
+            f"What was proposed of case {case.case_id} is not waiting any more.",
+            f"See: backstop cases show {case.case_id}",
         )
     if action == APPROVE and shown is None:
-        raise refused("Nothing says which proposal is approved.", f"Look at it, and name it: --proposal {waits.proposal_id}")
+        raise refused(
+            "Nothing says which proposal is approved.",
+            f"Look at it, and name it: --proposal {waits.proposal_id}",
+        )
     if not who.strip() or not why.strip():
-        raise refused("A decision needs a name and a reason.", "Say who decides (--by) and why (--why).")
+        raise refused(
+            "A decision needs a name and a reason.", "Say who decides (--by) and why (--why)."
+        )
     require_may(conn, settings, who, waits.action, case.topic)
     if action == REJECT:
         reject(conn, waits, who, why)
@@ -122,31 +168,56 @@ def _answer_proposal(
     both = f"{waits.who}, approved by {who}"
     with approving(conn, people_for(conn, settings), waits, who):
         return _apply(
-            conn, settings, connections, case, waits.action, both, waits.why, asked,
+            conn,
+            settings,
+            connections,
+            case,
+            waits.action,
+            both,
+            waits.why,
+            asked,
             {"proposal": waits.proposal_id, "approved_by": who},
-        )  # fmt: skip
+        )
 
 
 def _apply(
-    conn: Any, settings: Settings, connections: Connections, case: Case, action: str, who: str, why: str,
-    options: Mapping[str, Any], proposal: Mapping[str, Any] | None = None,
-) -> Decided:  # fmt: skip
+    conn: Any,
+    settings: Settings,
+    connections: Connections,
+    case: Case,
+    action: str,
+    who: str,
+    why: str,
+    options: Mapping[str, Any],
+    proposal: Mapping[str, Any] | None = None,
+) -> Decided:
     case_id = case.case_id
     once = options.get("once")
     # A name of an answer is its author's: another's entry with the same one is another answer.
     applied = once is not None and any(
-        (entry.get("once"), entry.get("by")) == (once, who) for entry in case.evidence.get("decisions", ())
+        (entry.get("once"), entry.get("by")) == (once, who)
+        for entry in case.evidence.get("decisions", ())
     )
-    if applied or ((case.decision, case.decided_by, case.why) == (action, who, why) and case.state != "open"):
+    if applied or (
+        (case.decision, case.decided_by, case.why) == (action, who, why) and case.state != "open"
+    ):
         return Decided(case_id, action, Counts(), again=True)
     if not case.actions:
         raise refused(
-            f"Case {case_id} is already {case.state}" + (f": {case.decision} by {case.decided_by}." if case.decision else "."),
+            f"Case {case_id} is already {case.state}"
+            + (f": {case.decision} by {case.decided_by}." if case.decision else "."),
             f"See what became of it: backstop cases show {case_id}",
         )
     shown_at = (options.get("shown") or {}).get("at")
-    intent = {"case_id": case_id, "action": action, "who": who, "why": why, "once": once, "shown_at": shown_at,
-              **(proposal or {})}  # fmt: skip
+    intent = {
+        "case_id": case_id,
+        "action": action,
+        "who": who,
+        "why": why,
+        "once": once,
+        "shown_at": shown_at,
+        **(proposal or {}),
+    }
     with intended(conn, intent):
         if case.kind == "dead_letters":
             return answer(conn, settings, connections, case, intent, options)
@@ -169,12 +240,19 @@ def _check(case: Case, action: str, who: str, why: str, options: Mapping[str, An
         )
     if unfit := why_not_with(case.kind, action, options):
         taken = [OPTIONS[name] for name in options_for(case.kind, action)]
-        raise refused(unfit, f"It takes {', '.join(taken) or 'none'}: leave the rest out, or choose another answer.")
+        raise refused(
+            unfit,
+            f"It takes {', '.join(taken) or 'none'}: leave the rest out, or choose another answer.",
+        )
     if not who.strip() or not why.strip():
-        raise refused("A decision needs a name and a reason.", "Say who decides (--by) and why (--why).")
+        raise refused(
+            "A decision needs a name and a reason.", "Say who decides (--by) and why (--why)."
+        )
 
 
-def _decide_in_control(conn: Any, settings: Settings, case: Case, intent: Intent, ids: Sequence[str] | None) -> Decided:
+def _decide_in_control(
+    conn: Any, settings: Settings, case: Case, intent: Intent, ids: Sequence[str] | None
+) -> Decided:
     """`leave`, `accept`, `go_on`, `give_up`: one transaction in the control database is all there is."""
     counts = Counts()
     with conn, conn.cursor() as cur:
@@ -189,7 +267,10 @@ def _decide_in_control(conn: Any, settings: Settings, case: Case, intent: Intent
                         f"Queue {queue_id} of {topic} began yet another life since this case was last seen.",
                         "Let reconcile run once, then look at the case again.",
                     )
-                cur.execute(_SQL["accept_epoch"], {"broker": broker, "topic": topic, "queue_id": queue_id, "epoch": epoch})
+                cur.execute(
+                    _SQL["accept_epoch"],
+                    {"broker": broker, "topic": topic, "queue_id": queue_id, "epoch": epoch},
+                )
                 counts.add("accepted", cur.rowcount)
         else:
             counts += _move_batch(cur, intent, settings.groups_of(case.topic))
@@ -198,14 +279,23 @@ def _decide_in_control(conn: Any, settings: Settings, case: Case, intent: Intent
 
 
 def _state_drained(
-    conn: Any, settings: Settings, connections: Connections, case: Case, intent: Intent, broker: str | None
+    conn: Any,
+    settings: Settings,
+    connections: Connections,
+    case: Case,
+    intent: Intent,
+    broker: str | None,
 ) -> Decided:
     """The next run judges what went to that broker by time. Refused for one that is configured, because it can still be asked,
     and for one to which no open copy went."""
     own, known = settings.topics[case.topic].broker, set[str]()
     with Sources(settings, connections) as sources:
         for shard in settings.producers:
-            known |= {life.broker for life in sources.shard(shard).lives(case.topic) if life.broker is not None}
+            known |= {
+                life.broker
+                for life in sources.shard(shard).lives(case.topic)
+                if life.broker is not None
+            }
     if broker is None or broker not in known - {own}:
         others = ", ".join(sorted(known - {own})) or "none: no open message went to another"
         raise refused(
@@ -260,7 +350,9 @@ def _open_members(cur: Any, intent: Intent) -> list[tuple[str, str, str, str, bo
     return list(cur.fetchall())
 
 
-def _require_members(case: Case, wanted: Sequence[str] | None, members: Iterable[tuple[str, str, str, str, bool]]) -> None:
+def _require_members(
+    case: Case, wanted: Sequence[str] | None, members: Iterable[tuple[str, str, str, str, bool]]
+) -> None:
     if unknown := sorted(set(wanted or ()) - {m[2] for m in members}):
         raise refused(
             f"Not among the open deliveries of case {case.case_id}: {', '.join(unknown[:5])}.",
@@ -269,7 +361,12 @@ def _require_members(case: Case, wanted: Sequence[str] | None, members: Iterable
 
 
 def _plan(
-    conn: Any, judge: Judge, settings: Settings, case: Case, intent: Intent, wanted: Sequence[str] | None
+    conn: Any,
+    judge: Judge,
+    settings: Settings,
+    case: Case,
+    intent: Intent,
+    wanted: Sequence[str] | None,
 ) -> tuple[_Plan, bool]:
     """What fits now, and whether only some of the case's deliveries were asked about."""
     action = intent["action"]
@@ -283,7 +380,11 @@ def _plan(
             f"Topic {case.topic} is in mode observe, in which nothing is ever sent.",
             "Set its mode to repair in backstop.yaml, or decide otherwise.",
         )
-    late = [] if wanted is not None else [f"{m[2]}: it came after the question" for m in members if m[4]]
+    late = (
+        []
+        if wanted is not None
+        else [f"{m[2]}: it came after the question" for m in members if m[4]]
+    )
     plan, rest = _Plan(left_out=late), iter(chosen)
     while batch := list(islice(rest, _BATCH)):
         seen = judge.judgement(list(dict.fromkeys(Key(m[1], m[2]) for m in batch)))
@@ -303,7 +404,11 @@ def _plan(
 
 
 def _plan_batch(
-    plan: _Plan, settings: Settings, action: str, batch: Sequence[tuple[str, str, str, str]], seen: Judgement
+    plan: _Plan,
+    settings: Settings,
+    action: str,
+    batch: Sequence[tuple[str, str, str, str]],
+    seen: Judgement,
 ) -> None:
     by_key: dict[Key, list[Judged]] = {}
     for judged in seen.judged:
@@ -334,10 +439,16 @@ def _apply_in_producers(conn: Any, judge: Judge, plan: _Plan, intent: Intent, mo
     if stubs and intent["action"] in ("void", "raise"):
         reach(conn, intent)
     if intent["action"] == "void":
-        applied = withdraw(conn, judge.sources, intent, [(stub.shard, key) for key, stub in stubs.items()])
+        applied = withdraw(
+            conn, judge.sources, intent, [(stub.shard, key) for key, stub in stubs.items()]
+        )
         name, says = "voided", "an attempt to send it is under way, or it was just confirmed"
     elif intent["action"] == "raise":
-        applied = {key for key, stub in stubs.items() if _raise(judge, stub, stub.send_count + max(more, 1))}
+        applied = {
+            key
+            for key, stub in stubs.items()
+            if _raise(judge, stub, stub.send_count + max(more, 1))
+        }
         name, says = "raised", "it was just confirmed or withdrawn"
     else:
         return counts
@@ -349,7 +460,9 @@ def _apply_in_producers(conn: Any, judge: Judge, plan: _Plan, intent: Intent, mo
 
 def _raise(judge: Judge, promise: Promise, sends: int) -> bool:
     """Whether it may be sent that often now, by this decision or already."""
-    return judge.sources.shard(promise.shard).raise_max_sends(promise.key, sends) or _allows(judge, promise, sends)
+    return judge.sources.shard(promise.shard).raise_max_sends(promise.key, sends) or _allows(
+        judge, promise, sends
+    )
 
 
 def _allows(judge: Judge, promise: Promise, sends: int) -> bool:
@@ -357,7 +470,9 @@ def _allows(judge: Judge, promise: Promise, sends: int) -> bool:
     return now is not None and (now.max_sends or 0) >= sends
 
 
-def _finish(conn: Any, sources: Sources, intent: Intent, plan: _Plan, counts: Counts, partial: bool) -> Decided:
+def _finish(
+    conn: Any, sources: Sources, intent: Intent, plan: _Plan, counts: Counts, partial: bool
+) -> Decided:
     """The last transaction: what belongs to the control database, and the decision itself."""
     action, case_id = intent["action"], intent["case_id"]
     settled = list(plan.done)
@@ -365,18 +480,28 @@ def _finish(conn: Any, sources: Sources, intent: Intent, plan: _Plan, counts: Co
         require_mine(cur, intent)
         if action == "discard":
             given_up = [(j.topic, j.message_id, j.consumer_group) for j, _ in plan.fits]
-            cur.execute(_SQL["discard"], {
-                **intent, "topics": [d[0] for d in given_up], "ids": [d[1] for d in given_up],
-                "groups": [d[2] for d in given_up],
-            })  # fmt: skip
+            cur.execute(
+                _SQL["discard"],
+                {
+                    **intent,
+                    "topics": [d[0] for d in given_up],
+                    "ids": [d[1] for d in given_up],
+                    "groups": [d[2] for d in given_up],
+                },
+            )
             counts.add("discarded", cur.rowcount)
             settled += given_up
         elif action == "resend":
-            asks = [_ask(sources, case_id, judged, plan.verdicts[judged.key]) for judged, _ in plan.fits]
+            asks = [
+                _ask(sources, case_id, judged, plan.verdicts[judged.key]) for judged, _ in plan.fits
+            ]
             counts += ask(cur, asks, None, ramped_topics(sources.settings))
         elif action == "void":
-            settled += [(key.topic, key.message_id, group) for key in {s.key for _, s in plan.fits}
-                        for group in ("*", *plan.verdicts[key])]  # fmt: skip
+            settled += [
+                (key.topic, key.message_id, group)
+                for key in {s.key for _, s in plan.fits}
+                for group in ("*", *plan.verdicts[key])
+            ]
         if settled:
             settle(cur, settled)
         for name, number in (("already_done", len(plan.done)), ("left_out", len(plan.left_out))):
@@ -390,11 +515,16 @@ def _finish(conn: Any, sources: Sources, intent: Intent, plan: _Plan, counts: Co
 def _ask(sources: Sources, case_id: int, judged: Judged, verdicts: Mapping[str, str]) -> Ask:
     wanted = frozenset({judged.consumer_group})
     return Ask(
-        shard=judged.shard, topic=judged.topic, message_id=judged.message_id, send_number=judged.send_count + 1,
-        groups=(judged.consumer_group,), reason=judged.reason, requested_by=f"case {case_id}",
+        shard=judged.shard,
+        topic=judged.topic,
+        message_id=judged.message_id,
+        send_number=judged.send_count + 1,
+        groups=(judged.consumer_group,),
+        reason=judged.reason,
+        requested_by=f"case {case_id}",
         # Without another way the copy goes to the topic: that is what the person decided.
         route=route_for(sources, judged.topic, wanted, verdicts) or "topic",
-    )  # fmt: skip
+    )
 
 
 def _first(sentences: Sequence[str]) -> str:
@@ -402,5 +532,3 @@ def _first(sentences: Sequence[str]) -> str:
         return "none of its deliveries is open any more."
     rest = f" (and {len(sentences) - 3} more)" if len(sentences) > 3 else ""
     return "; ".join(sentences[:3]) + rest + "."
-
-

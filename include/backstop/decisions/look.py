@@ -68,22 +68,35 @@ class MemberLook:
 
 
 def list_cases(
-    conn: Any, *, state: str | None = "open", topic: str | None = None, kind: str | None = None, limit: int = 100
+    conn: Any,
+    *,
+    state: str | None = "open",
+    topic: str | None = None,
+    kind: str | None = None,
+    limit: int = 100,
 ) -> list[Case]:
     """Cases, the newest first; null: any."""
     with conn, conn.cursor() as cur:
-        cur.execute(_SQL["list"], {"case_id": None, "state": state, "topic": topic, "kind": kind, "limit": limit})
+        cur.execute(
+            _SQL["list"],
+            {"case_id": None, "state": state, "topic": topic, "kind": kind, "limit": limit},
+        )
         return [Case(*row) for row in cur.fetchall()]
 
 
 def show(conn: Any, case_id: int, members: int = 100) -> tuple[Case, list[MemberLook]]:
     """One case and up to `members` of its deliveries, open ones first; DecisionRefused when there is no such case."""
     with conn, conn.cursor() as cur:
-        cur.execute(_SQL["list"], {"case_id": case_id, "state": None, "topic": None, "kind": None, "limit": 1})
+        cur.execute(
+            _SQL["list"],
+            {"case_id": case_id, "state": None, "topic": None, "kind": None, "limit": 1},
+        )
         row = cur.fetchone()
         if row is None:
             raise DecisionRefused(
-                f"There is no case {case_id}.", kept="Nothing was changed.", next_step="See: backstop cases list --all"
+                f"There is no case {case_id}.",
+                kept="Nothing was changed.",
+                next_step="See: backstop cases list --all",
             )
         cur.execute(_SQL["members"], {"case_id": case_id, "limit": members})
         return Case(*row), [MemberLook(*member) for member in cur.fetchall()]

@@ -26,14 +26,17 @@ def add_note(conn: Any, case_id: int, who: str, text: str) -> None:
     """Writes a note to a case in any state; commits. DecisionRefused when there is no such case, or nothing is said."""
     if not who.strip() or not text.strip() or len(text) > _LONGEST or "\x00" in text:
         raise DecisionRefused(
-            f"A note needs a name and a text of at most {_LONGEST} characters.", kept="Nothing was changed.",
+            f"A note needs a name and a text of at most {_LONGEST} characters.",
+            kept="Nothing was changed.",
             next_step="Say who writes (--by) and what (--text).",
-        )  # fmt: skip
+        )
     with conn, conn.cursor() as cur:
         cur.execute(_SQL["add_note"], {"case_id": case_id, "who": who, "note": text})
         if cur.rowcount == 0:
             raise DecisionRefused(
-                f"There is no case {case_id}.", kept="Nothing was changed.", next_step="See: backstop cases list --all"
+                f"There is no case {case_id}.",
+                kept="Nothing was changed.",
+                next_step="See: backstop cases list --all",
             )
 
 

@@ -44,16 +44,28 @@ class Proposal:
 
     def __str__(self) -> str:
         ids = self.options.get("message_ids") or self.options.get("letters")
-        beside = [f"{name} {value}" for name, value in self.options.items() if name in ("more", "sample")]
+        beside = [
+            f"{name} {value}" for name, value in self.options.items() if name in ("more", "sample")
+        ]
         beside += [f"{len(ids)} named: {', '.join(str(one) for one in ids)}"] if ids else []
         if self.content is not None:
-            beside.append(f"a new content of {len(self.content)} bytes, SHA-256 {sha256(self.content).hexdigest()}")
-        return f"{self.who} proposes to {self.action}: {self.why}" + "".join(f"; {one}" for one in beside)
+            beside.append(
+                f"a new content of {len(self.content)} bytes, SHA-256 {sha256(self.content).hexdigest()}"
+            )
+        return f"{self.who} proposes to {self.action}: {self.why}" + "".join(
+            f"; {one}" for one in beside
+        )
 
     @property
     def named(self) -> tuple[str, ...]:
         """The messages or letters that were named; none: every open delivery of the case, as it was when it was proposed."""
-        return tuple(str(one) for one in (*(self.options.get("message_ids") or ()), *(self.options.get("letters") or ())))
+        return tuple(
+            str(one)
+            for one in (
+                *(self.options.get("message_ids") or ()),
+                *(self.options.get("letters") or ()),
+            )
+        )
 
 
 def needs_second(people: PeopleSettings, action: str, options: Mapping[str, Any]) -> bool:
@@ -74,17 +86,27 @@ def proposed(conn: Any, case_id: int) -> Proposal | None:
     return found if found.content is None else replace(found, content=bytes(found.content))
 
 
-def propose(conn: Any, case_id: int, action: str, who: str, why: str, options: Mapping[str, Any]) -> None:
+def propose(
+    conn: Any, case_id: int, action: str, who: str, why: str, options: Mapping[str, Any]
+) -> None:
     """Keeps the decision for a second person; commits. DecisionRefused when the case is over or something is proposed already."""
     content = options.get("content")
     kept = {name: value for name, value in options.items() if name != "content"}
-    values = {"case_id": case_id, "action": action, "who": who, "why": why, "options": json.dumps(kept), "content": content}
+    values = {
+        "case_id": case_id,
+        "action": action,
+        "who": who,
+        "why": why,
+        "options": json.dumps(kept),
+        "content": content,
+    }
     with conn, conn.cursor() as cur:
         cur.execute(_SQL["end_stale"], values)
         cur.execute(_SQL["propose"], values)
         if cur.rowcount == 0:
             raise refused(
-                f"Something else of case {case_id} was proposed or decided a moment ago.", f"See: backstop cases show {case_id}"
+                f"Something else of case {case_id} was proposed or decided a moment ago.",
+                f"See: backstop cases show {case_id}",
             )
         append(cur, who, f"propose to {action}", f"case {case_id}", why, kept | _hash_of(content))
 
@@ -112,7 +134,14 @@ def lapse(conn: Any, after: timedelta, case_id: int | None = None, who: str | No
         cur.execute(_SQL["lapse"], {"after": after, "lease": _LEASE, "case_id": case_id})
         number = int(cur.rowcount)
         if number and who is not None:
-            append(cur, who, "find a lapsed proposal", f"case {case_id}", "nobody answered it in time", {})
+            append(
+                cur,
+                who,
+                "find a lapsed proposal",
+                f"case {case_id}",
+                "nobody answered it in time",
+                {},
+            )
     return number
 
 
@@ -129,12 +158,15 @@ def approving(conn: Any, people: PeopleSettings, proposal: Proposal, who: str) -
     """
     if people.is_same(who, proposal.who):
         raise refused(
-            f"{who} proposed this and cannot approve it.", "Let somebody else approve it, or reject it and decide otherwise."
+            f"{who} proposed this and cannot approve it.",
+            "Let somebody else approve it, or reject it and decide otherwise.",
         )
     with conn, conn.cursor() as cur:
         cur.execute(_SQL["begin_to_approve"], {"proposal_id": proposal.proposal_id, "who": who})
         if cur.rowcount == 0:
-            raise refused("It was answered a moment ago.", f"See: backstop cases show {proposal.case_id}")
+            raise refused(
+                "It was answered a moment ago.", f"See: backstop cases show {proposal.case_id}"
+            )
     try:
         yield
     except BaseException as error:
@@ -143,16 +175,28 @@ def approving(conn: Any, people: PeopleSettings, proposal: Proposal, who: str) -
             with conn, conn.cursor() as cur:
                 cur.execute(_SQL["let_go"], {"proposal_id": proposal.proposal_id, "who": who})
         except psycopg2.Error as away:
-            error.add_note(f"The proposal can only be approved now: the control database did not answer ({type(away).__name__}).")
+            error.add_note(
+                f"The proposal can only be approved now: the control database did not answer ({type(away).__name__})."
+            )
         raise
 
 
 def reject(conn: Any, proposal: Proposal, who: str, why: str) -> None:
     """Ends it unapplied; commits. DecisionRefused when it has ended, or is being applied."""
     with conn, conn.cursor() as cur:
-        cur.execute(_SQL["reject"], {"proposal_id": proposal.proposal_id, "who": who, "lease": _LEASE})
+        cur.execute(
+            _SQL["reject"], {"proposal_id": proposal.proposal_id, "who": who, "lease": _LEASE}
+        )
         if cur.rowcount == 0:
             raise refused(
-                "It was answered a moment ago, or is being applied.", f"See: backstop cases show {proposal.case_id}"
+                "It was answered a moment ago, or is being applied.",
+                f"See: backstop cases show {proposal.case_id}",
             )
-        append(cur, who, f"reject to {proposal.action}", f"case {proposal.case_id}", why, {"proposed_by": proposal.who})
+        append(
+            cur,
+            who,
+            f"reject to {proposal.action}",
+            f"case {proposal.case_id}",
+            why,
+            {"proposed_by": proposal.who},
+        )

@@ -59,7 +59,11 @@ class Asked:
     @property
     def name(self) -> str:
         """What the answer to this form is called: a run that is cleared shows another form, whose answer is another."""
-        return f"{self.question.dag_run_id} {self.shown['at']}" if "at" in self.shown else self.question.dag_run_id
+        return (
+            f"{self.question.dag_run_id} {self.shown['at']}"
+            if "at" in self.shown
+            else self.question.dag_run_id
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +139,10 @@ def begin(conn: Any, case_id: int, dag_run_id: str) -> Asked:
     named = re.match(r"case-(\d+)-\d+-[0-9a-f]{8}$", dag_run_id)
     if named is not None and int(named[1]) != case_id:
         raise DecisionRefused(
-            f"The name {dag_run_id} is kept for a question about case {named[1]}.", kept="Nothing was changed.",
+            f"The name {dag_run_id} is kept for a question about case {named[1]}.",
+            kept="Nothing was changed.",
             next_step="Start another run, without a name of its own.",
-        )  # fmt: skip
+        )
     found = asked(conn, dag_run_id)
     if found is None or found.how is not None:
         with conn, conn.cursor() as cur:
@@ -148,7 +153,8 @@ def begin(conn: Any, case_id: int, dag_run_id: str) -> Asked:
             cur.execute(_SQL["live_of_case"], where)
             other = cur.fetchone()
         raise DecisionRefused(
-            f"Case {case_id} is being asked about already" + (f", by the run {other[0]}." if other else "."),
+            f"Case {case_id} is being asked about already"
+            + (f", by the run {other[0]}." if other else "."),
             kept="Nothing was changed.",
             next_step="Answer that one.",
         )
@@ -172,7 +178,9 @@ def _present(cur: Any, case_id: int) -> Present:
     row = cur.fetchone()
     if row is None:
         raise DecisionRefused(
-            f"There is no case {case_id}.", kept="Nothing was changed.", next_step="See: backstop cases list --all"
+            f"There is no case {case_id}.",
+            kept="Nothing was changed.",
+            next_step="See: backstop cases list --all",
         )
     return Present(*row)
 
@@ -188,8 +196,15 @@ def show_now(conn: Any, question: Question, asked_by: str = "") -> Present:
         now = _present(cur, question.case_id)
         cur.execute(_SQL["bound"], {"case_id": question.case_id})
         at, letter = cur.fetchone()
-        shown = {"state": now.state, "reopened": now.reopened, "open": now.open, "at": at.isoformat(), "letter": letter,
-                 "proposal": now.proposal, "asked_by": asked_by}  # fmt: skip
+        shown = {
+            "state": now.state,
+            "reopened": now.reopened,
+            "open": now.open,
+            "at": at.isoformat(),
+            "letter": letter,
+            "proposal": now.proposal,
+            "asked_by": asked_by,
+        }
         cur.execute(_SQL["shown"], {"dag_run_id": question.dag_run_id, "shown": json.dumps(shown)})
     return now
 
@@ -198,7 +213,10 @@ def receive(conn: Any, dag_run_id: str, given: Mapping[str, Any], *, asked_by: s
     """Keeps the answer to the form that this run has written. It is kept here and nowhere else: what tasks hand to one another
     in Airflow can be written by whoever may start a run there. False: it is none to the form that was written last."""
     with conn, conn.cursor() as cur:
-        cur.execute(_SQL["given"], {"dag_run_id": dag_run_id, "given": json.dumps(given), "asked_by": asked_by})
+        cur.execute(
+            _SQL["given"],
+            {"dag_run_id": dag_run_id, "given": json.dumps(given), "asked_by": asked_by},
+        )
         return bool(cur.rowcount)
 
 
@@ -230,8 +248,19 @@ def why_stale(shown: Mapping[str, Any], now: Present) -> str | None:
     return None
 
 
-def end(conn: Any, dag_run_id: str, how: How, said: str, *, who: str | None = None, answer: str | None = None) -> bool:
+def end(
+    conn: Any,
+    dag_run_id: str,
+    how: How,
+    said: str,
+    *,
+    who: str | None = None,
+    answer: str | None = None,
+) -> bool:
     """Ends a question; false when it had ended before."""
     with conn, conn.cursor() as cur:
-        cur.execute(_SQL["ended"], {"dag_run_id": dag_run_id, "how": how, "said": said, "who": who, "answer": answer})
+        cur.execute(
+            _SQL["ended"],
+            {"dag_run_id": dag_run_id, "how": how, "said": said, "who": who, "answer": answer},
+        )
         return bool(cur.rowcount)

@@ -23,7 +23,9 @@ _SQL = load("backstop.decisions", "queries.sql")
 _BATCH = 1_000
 
 
-def withdraw(conn: Any, sources: Sources, intent: Mapping[str, Any], stubs: Iterable[tuple[str, Key]]) -> set[Key]:
+def withdraw(
+    conn: Any, sources: Sources, intent: Mapping[str, Any], stubs: Iterable[tuple[str, Key]]
+) -> set[Key]:
     """Voids each (shard, key) that is neither final nor under way; commits. Returns those that are voided now, whoever did it.
 
     intent: case_id, who, why. Raises StoreUnavailable when a shard does not answer: what was done before stays done, and a
@@ -35,24 +37,34 @@ def withdraw(conn: Any, sources: Sources, intent: Mapping[str, Any], stubs: Iter
         done = [(shard, key) for shard, key in batch if sources.shard(shard).void(key)]
         applied = done + _voided(sources, [one for one in batch if one not in set(done)])
         _write(conn, "withdrawal_applied", intent, applied)
-        _write(conn, "withdrawal_refused", intent, [one for one in batch if one not in set(applied)])
+        _write(
+            conn, "withdrawal_refused", intent, [one for one in batch if one not in set(applied)]
+        )
         withdrawn.update(key for _, key in applied)
     return withdrawn
 
 
-def settle_begun(conn: Any, settings: Settings, connections: Connections, intent: Mapping[str, Any]) -> None:
+def settle_begun(
+    conn: Any, settings: Settings, connections: Connections, intent: Mapping[str, Any]
+) -> None:
     """What an earlier decision of this case had begun and could not finish: looks at the stubs, and writes down what they say.
 
     Raises StoreUnavailable when a shard does not answer; then it stays begun.
     """
     with conn, conn.cursor() as cur:
         cur.execute(_SQL["withdrawals_begun"], intent)
-        rest = iter([(shard, Key(topic, message_id)) for shard, topic, message_id in cur.fetchall()])
+        rest = iter(
+            [(shard, Key(topic, message_id)) for shard, topic, message_id in cur.fetchall()]
+        )
     with Sources(settings, connections) as sources:
         while batch := list(islice(rest, _BATCH)):
-            voided = _voided(sources, [(shard, key) for shard, key in batch if shard in settings.producers])
+            voided = _voided(
+                sources, [(shard, key) for shard, key in batch if shard in settings.producers]
+            )
             _write(conn, "withdrawal_applied", intent, voided)
-            _write(conn, "withdrawal_refused", intent, [one for one in batch if one not in set(voided)])
+            _write(
+                conn, "withdrawal_refused", intent, [one for one in batch if one not in set(voided)]
+            )
 
 
 def _voided(sources: Sources, stubs: Sequence[tuple[str, Key]]) -> list[tuple[str, Key]]:
@@ -68,10 +80,17 @@ def _voided(sources: Sources, stubs: Sequence[tuple[str, Key]]) -> list[tuple[st
     ]
 
 
-def _write(conn: Any, query: str, intent: Mapping[str, Any], rows: Sequence[tuple[str, Key]]) -> None:
+def _write(
+    conn: Any, query: str, intent: Mapping[str, Any], rows: Sequence[tuple[str, Key]]
+) -> None:
     if rows:
         with conn, conn.cursor() as cur:
-            cur.execute(_SQL[query], {
-                **intent, "shards": [shard for shard, _ in rows], "topics": [key.topic for _, key in rows],
-                "ids": [key.message_id for _, key in rows],
-            })  # fmt: skip
+            cur.execute(
+                _SQL[query],
+                {
+                    **intent,
+                    "shards": [shard for shard, _ in rows],
+                    "topics": [key.topic for _, key in rows],
+                    "ids": [key.message_id for _, key in rows],
+                },
+            )

@@ -69,7 +69,9 @@ class DeadLetters:
         """`topics`: those that the dead letter may be of."""
         if self._ids is None or message_id in self._ids:
             self._rows += [
-                {"topic": topic, "message_id": message_id, "consumer_group": group} for topic in topics if topic in self._topics
+                {"topic": topic, "message_id": message_id, "consumer_group": group}
+                for topic in topics
+                if topic in self._topics
             ]
             if len(self._rows) >= _PACK:
                 self._pack()
@@ -123,8 +125,9 @@ class Looks:
         rows: list[Row] = [row for other in self.others for row in other.waiting_rows()]
         rows += [
             {"topic": look.topic, "consumer_group": look.group, "message_id": message_id}
-            for look in self.groups.values() for message_id in look.waiting or ()
-        ]  # fmt: skip
+            for look in self.groups.values()
+            for message_id in look.waiting or ()
+        ]
         return rows
 
     def lives(self, topic: str) -> dict[int, QueueLook]:
@@ -148,21 +151,31 @@ class Looks:
         """
         rows: list[Row] = [
             {
-                "topic": look.topic, "consumer_group": look.group, "broker": look.broker, "removed": False,
+                "topic": look.topic,
+                "consumer_group": look.group,
+                "broker": look.broker,
+                "removed": False,
                 "lives_accepted": all(queue.accepted for queue in self.lives(look.topic).values()),
                 "passed_until": micros(self.passed_until(look)),
-                "log_floor": micros(look.log_floor), "clock_good": look.clock_good,
+                "log_floor": micros(look.log_floor),
+                "clock_good": look.clock_good,
                 "offsets_read": look.topic in self.queues and look.progress_read,
                 "retry_read": look.retry_pending is not None,
                 "dead_letters_read": look.dead_letters_read,
             }
             for look in self.groups.values()
-        ]  # fmt: skip
+        ]
         gone = [
-            {**row, "broker": broker, "removed": True,
-             "lives_accepted": row["lives_accepted"] or (topic, broker) in self.drained}
-            for row in rows for topic, broker in self.removed if row["topic"] == topic
-        ]  # fmt: skip
+            {
+                **row,
+                "broker": broker,
+                "removed": True,
+                "lives_accepted": row["lives_accepted"] or (topic, broker) in self.drained,
+            }
+            for row in rows
+            for topic, broker in self.removed
+            if row["topic"] == topic
+        ]
         return [*rows, *gone, *(row for other in self.others for row in other.group_state_rows())]
 
     def shard_state_rows(self) -> list[Row]:
@@ -178,12 +191,20 @@ class Looks:
         for look in self.groups.values():
             for queue_id, queue in self.lives(look.topic).items():
                 settled = look.settled.get(queue_id)
-                rows.append({
-                    "topic": look.topic, "consumer_group": look.group, "broker": look.broker, "queue_id": queue_id,
-                    "epoch": queue.epoch,
-                    "epoch_accepted": queue.accepted, "settled_offset": settled.next_offset if settled else None,
-                    "first_offset": queue.state.first_offset, "next_offset": queue.state.next_offset,
-                    "previous_next_offset": queue.previous_next_offset,
-                    "previous_read_at": micros(queue.previous_read_at), "rate": look.rates.get(queue_id),
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "topic": look.topic,
+                        "consumer_group": look.group,
+                        "broker": look.broker,
+                        "queue_id": queue_id,
+                        "epoch": queue.epoch,
+                        "epoch_accepted": queue.accepted,
+                        "settled_offset": settled.next_offset if settled else None,
+                        "first_offset": queue.state.first_offset,
+                        "next_offset": queue.state.next_offset,
+                        "previous_next_offset": queue.previous_next_offset,
+                        "previous_read_at": micros(queue.previous_read_at),
+                        "rate": look.rates.get(queue_id),
+                    }
+                )
         return rows

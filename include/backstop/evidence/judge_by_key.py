@@ -85,11 +85,19 @@ class Judgement:
     """
 
     def __init__(
-        self, as_of: datetime, stub_table: pa.Table, judged_table: pa.Table, outcome_table: pa.Table,
+        self,
+        as_of: datetime,
+        stub_table: pa.Table,
+        judged_table: pa.Table,
+        outcome_table: pa.Table,
         unreachable: Mapping[str, str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.as_of, self.unreachable = as_of, dict(unreachable)
-        self.stub_table, self.judged_table, self.outcome_table = stub_table, judged_table, outcome_table
+        self.stub_table, self.judged_table, self.outcome_table = (
+            stub_table,
+            judged_table,
+            outcome_table,
+        )
 
     @cached_property
     def judged(self) -> list[Judged]:
@@ -99,7 +107,15 @@ class Judgement:
     @cached_property
     def told(self) -> dict[tuple[str, str], tuple[Told, ...]]:
         """The verdicts of each message's deliveries, by key, without what they rest on: the quick way through a batch."""
-        names = ("topic", "message_id", "consumer_group", "verdict", "reason", "eligible", "next_look_at")
+        names = (
+            "topic",
+            "message_id",
+            "consumer_group",
+            "verdict",
+            "reason",
+            "eligible",
+            "next_look_at",
+        )
         columns = (self.judged_table.column(name).to_pylist() for name in names)
         # Most deliveries of a batch are told the same: one record for each thing told.
         same: dict[tuple[Any, ...], Told] = {}
@@ -127,8 +143,15 @@ class Judgement:
     @cached_property
     def never_sent(self) -> set[tuple[str, str]]:
         """The messages of which no copy can be in a broker: no number was handed out, or the broker refused each."""
-        columns = (self.stub_table.column(name).to_pylist() for name in ("topic", "message_id", "send_count", "refusals"))
-        return {(topic, message_id) for topic, message_id, sends, refusals in zip(*columns, strict=True) if sends <= refusals}
+        columns = (
+            self.stub_table.column(name).to_pylist()
+            for name in ("topic", "message_id", "send_count", "refusals")
+        )
+        return {
+            (topic, message_id)
+            for topic, message_id, sends, refusals in zip(*columns, strict=True)
+            if sends <= refusals
+        }
 
     @cached_property
     def stubs(self) -> dict[Key, Promise]:
@@ -137,18 +160,31 @@ class Judgement:
         for row in self.stub_table.to_pylist():
             key = Key(row["topic"], row["message_id"])
             created_at = instant(row["created_at"])
-            assert created_at is not None  # the column is NOT NULL, and a stub without it is quarantined
-            found.setdefault(key, Promise(
-                row["shard"], key, row["status"], row["send_count"], row["refusals"], row["max_sends"], created_at,
-                self.replay_from[row["topic"], row["message_id"]],
-            ))  # fmt: skip
+            assert (
+                created_at is not None
+            )  # the column is NOT NULL, and a stub without it is quarantined
+            found.setdefault(
+                key,
+                Promise(
+                    row["shard"],
+                    key,
+                    row["status"],
+                    row["send_count"],
+                    row["refusals"],
+                    row["max_sends"],
+                    created_at,
+                    self.replay_from[row["topic"], row["message_id"]],
+                ),
+            )
         return found
 
     @cached_property
     def shards_of(self) -> dict[tuple[str, str], list[str]]:
         """Every shard that has the message, by key: more than one breaks the contract."""
         shards: dict[tuple[str, str], list[str]] = {}
-        columns = (self.stub_table.column(name).to_pylist() for name in ("topic", "message_id", "shard"))
+        columns = (
+            self.stub_table.column(name).to_pylist() for name in ("topic", "message_id", "shard")
+        )
         for topic, message_id, shard in zip(*columns, strict=True):
             shards.setdefault((topic, message_id), []).append(shard)
         return shards
@@ -183,37 +219,73 @@ class Judge:
             topics = set(once.column("topic").to_pylist())
             looks = look_at_groups(self.sources, cursor, as_of, topics, _went_to(once, attempts))
             look_at_shards(looks, self.sources, cursor, shards, without_attempts)
-            policy = table(frames.POLICY, frames.policy_rows(
-                self.settings, read_owed_since(cursor, self.settings, topics), topics
-            ))  # fmt: skip
-            owed = self._engine.run("deliveries", {
-                "stub": once, "policy": policy, "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(self.settings)),
-                "start_offset": table(frames.START_OFFSET, read_start_offsets(cursor, self.settings, topics)),
-            })  # fmt: skip
+            policy = table(
+                frames.POLICY,
+                frames.policy_rows(
+                    self.settings, read_owed_since(cursor, self.settings, topics), topics
+                ),
+            )
+            owed = self._engine.run(
+                "deliveries",
+                {
+                    "stub": once,
+                    "policy": policy,
+                    "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(self.settings)),
+                    "start_offset": table(
+                        frames.START_OFFSET, read_start_offsets(cursor, self.settings, topics)
+                    ),
+                },
+            )
             logs, answered = read_logs(self.sources, owed, set())
-            delivery = self._engine.run("delivery", {"owed": owed, "found_log": logs, "answered": answered})
+            delivery = self._engine.run(
+                "delivery", {"owed": owed, "found_log": logs, "answered": answered}
+            )
             look_after_logs(looks, self.sources, cursor, once.column("message_id").to_pylist())
-            cursor.execute(_SQL["decisions"], {
-                "topics": once.column("topic").to_pylist(), "ids": once.column("message_id").to_pylist(),
-            })  # fmt: skip
+            cursor.execute(
+                _SQL["decisions"],
+                {
+                    "topics": once.column("topic").to_pylist(),
+                    "ids": once.column("message_id").to_pylist(),
+                },
+            )
             decisions = [dict(zip(frames.DECISION, row, strict=True)) for row in cursor.fetchall()]
         at = table(frames.INSTANT, [{"as_of": micros(as_of)}])
-        judged = self._engine.run("verdict", {
-            "instant": at, "delivery": delivery, "attempt": attempts, "policy": policy,
-            "group_state": table(frames.GROUP_STATE, looks.group_state_rows()),
-            "shard_state": table(frames.SHARD_STATE, looks.shard_state_rows()),
-            "progress": table(frames.PROGRESS, looks.progress_rows()), "waiting": table(frames.WAITING, looks.waiting_rows()),
-            "dead_letter": looks.dead.table(), "decision": table(frames.DECISION, decisions),
-        })  # fmt: skip
-        outcomes = self._engine.run("outcome", {
-            "instant": at, "stub": once, "judged": judged,
-            "no_taker": table(frames.NO_TAKER, frames.no_taker_rows(self.settings)),
-        })  # fmt: skip
-        owed_by = set(zip(*(owed.column(name).to_pylist() for name in ("topic", "consumer_group")), strict=True))
+        judged = self._engine.run(
+            "verdict",
+            {
+                "instant": at,
+                "delivery": delivery,
+                "attempt": attempts,
+                "policy": policy,
+                "group_state": table(frames.GROUP_STATE, looks.group_state_rows()),
+                "shard_state": table(frames.SHARD_STATE, looks.shard_state_rows()),
+                "progress": table(frames.PROGRESS, looks.progress_rows()),
+                "waiting": table(frames.WAITING, looks.waiting_rows()),
+                "dead_letter": looks.dead.table(),
+                "decision": table(frames.DECISION, decisions),
+            },
+        )
+        outcomes = self._engine.run(
+            "outcome",
+            {
+                "instant": at,
+                "stub": once,
+                "judged": judged,
+                "no_taker": table(frames.NO_TAKER, frames.no_taker_rows(self.settings)),
+            },
+        )
+        owed_by = set(
+            zip(
+                *(owed.column(name).to_pylist() for name in ("topic", "consumer_group")),
+                strict=True,
+            )
+        )
         needed = {subject for topic, group, subject in looks.unread if (topic, group) in owed_by}
         for _, _, subject in looks.unread:
             if subject not in needed:
-                self.sources.unreachable.pop(subject, None)  # nothing here waits for a group that owes none of these messages
+                self.sources.unreachable.pop(
+                    subject, None
+                )  # nothing here waits for a group that owes none of these messages
         return Judgement(as_of, stubs, judged, outcomes, self.sources.unreachable)
 
     def _read_stubs(self, keys: Sequence[Key]) -> tuple[pa.Table, pa.Table, list[str], list[str]]:
@@ -235,7 +307,10 @@ class Judge:
             again = [
                 Key(topic, message_id)
                 for topic, message_id, sends, to_all in zip(
-                    *(found.column(column).to_pylist() for column in ("topic", "message_id", "send_count", "first_to_all")),
+                    *(
+                        found.column(column).to_pylist()
+                        for column in ("topic", "message_id", "send_count", "first_to_all")
+                    ),
                     strict=True,
                 )
                 if sends > 1 or not to_all
@@ -246,14 +321,22 @@ class Judge:
             except Unavailable as error:
                 self.sources.missed(f"shard {name}", error)
                 without_attempts.append(name)
-        return pa.concat_tables(stubs).combine_chunks(), pa.concat_tables(attempts), read, without_attempts
+        return (
+            pa.concat_tables(stubs).combine_chunks(),
+            pa.concat_tables(attempts),
+            read,
+            without_attempts,
+        )
 
     def __enter__(self) -> Self:
         self.sources.__enter__()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._engine.close()
         self.sources.__exit__(kind, error, trace)
@@ -264,14 +347,18 @@ def _went_to(*copies: pa.Table) -> set[tuple[str, str]]:
     return {
         (topic, broker)
         for rows in copies
-        for topic, broker in zip(rows.column("topic").to_pylist(), rows.column("broker").to_pylist(), strict=True)
+        for topic, broker in zip(
+            rows.column("topic").to_pylist(), rows.column("broker").to_pylist(), strict=True
+        )
         if broker is not None
     }
 
 
 def _first_of_each(stubs: pa.Table) -> pa.Table:
     """Each message once, numbered; the first shard's promise where several have it."""
-    keys = list(zip(stubs.column("topic").to_pylist(), stubs.column("message_id").to_pylist(), strict=True))
+    keys = list(
+        zip(stubs.column("topic").to_pylist(), stubs.column("message_id").to_pylist(), strict=True)
+    )
     if len(set(keys)) < len(keys):
         places = {key: place for place, key in reversed(list(enumerate(keys)))}
         stubs = stubs.take(sorted(places.values()))
@@ -280,9 +367,18 @@ def _first_of_each(stubs: pa.Table) -> pa.Table:
 
 def _judged(row: dict[str, Any]) -> Judged:
     return Judged(
-        shard=row["shard"], topic=row["topic"], message_id=row["message_id"],
-        consumer_group=row["consumer_group"], status=row["status"], send_count=row["send_count"],
-        refusals=row["refusals"], max_sends=row["budget"], verdict=Verdict(row["verdict"]),
-        reason=row["reason"], eligible=row["eligible"], case_kind=row["case_kind"],
-        next_look_at=instant(row["next_look_at"]), evidence={name: row[name] for name in frames.EVIDENCE},
-    )  # fmt: skip
+        shard=row["shard"],
+        topic=row["topic"],
+        message_id=row["message_id"],
+        consumer_group=row["consumer_group"],
+        status=row["status"],
+        send_count=row["send_count"],
+        refusals=row["refusals"],
+        max_sends=row["budget"],
+        verdict=Verdict(row["verdict"]),
+        reason=row["reason"],
+        eligible=row["eligible"],
+        case_kind=row["case_kind"],
+        next_look_at=instant(row["next_look_at"]),
+        evidence={name: row[name] for name in frames.EVIDENCE},
+    )

@@ -11,7 +11,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from backstop.brokers.protocol import Broker, GroupPosition, Places, ProgressMeans, QueueState, Retries
+from backstop.brokers.protocol import (
+    Broker,
+    GroupPosition,
+    Places,
+    ProgressMeans,
+    QueueState,
+    Retries,
+)
 from backstop.evidence.evidence import DeadLetters, GroupLook, Looks, QueueLook
 from backstop.evidence.require_servers import require_servers
 from backstop.evidence.settle import Progress, cut, present_epoch, settle
@@ -56,9 +63,14 @@ class Clocks:
 
 
 def look_at_groups(
-    sources: Sources, cursor: Any, as_of: datetime, topics: Iterable[str], went_to: Iterable[tuple[str, str]] = (), *,
+    sources: Sources,
+    cursor: Any,
+    as_of: datetime,
+    topics: Iterable[str],
+    went_to: Iterable[tuple[str, str]] = (),
+    *,
     to_judge: bool = True,
-) -> Looks:  # fmt: skip
+) -> Looks:
     """Clocks, progress, then offsets and retry depth of these topics; call it after the stubs and attempts were read.
 
     `went_to`: (topic, broker) of the copies, which are judged by their own broker as long as that one is configured. A broker or
@@ -69,7 +81,9 @@ def look_at_groups(
     looks = Looks(as_of, to_judge)
     cursor.execute(_SQL["drained"], {"topics": sorted(topics)})
     looks.drained.update(cursor.fetchall())
-    _look(looks, sources, cursor, {topic: settings.topics[topic].broker for topic in sorted(topics)})
+    _look(
+        looks, sources, cursor, {topic: settings.topics[topic].broker for topic in sorted(topics)}
+    )
     elsewhere: dict[str, dict[str, str]] = {}
     for topic, name in sorted(set(went_to)):
         if topic not in settings.topics or name == settings.topics[topic].broker:
@@ -98,7 +112,9 @@ def _look(looks: Looks, sources: Sources, cursor: Any, brokers: Mapping[str, str
     _look_at_log_stores(looks, sources, clocks)
 
 
-def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, topic: str, name: str) -> None:
+def _look_at_topic(
+    looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, topic: str, name: str
+) -> None:
     """Progress, queues, retry depth, in this order; what a broker does not say of one group is noted as that group's."""
     settings = sources.settings.topics[topic]
     broker = sources.broker(name)
@@ -118,7 +134,9 @@ def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, 
     for group in live:
         try:
             retry[group] = (
-                _retries(broker, sources, cursor, looks.as_of, name, topic, group) if looks.to_judge else Retries(0, None, {})
+                _retries(broker, sources, cursor, looks.as_of, name, topic, group)
+                if looks.to_judge
+                else Retries(0, None, {})
             )
         except Unavailable as error:
             unread[group] = error
@@ -127,11 +145,16 @@ def _look_at_topic(looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, 
     for group in retry:
         seen = retry[group]
         look = replace(
-            looks.groups[topic, group], progress_read=True, retry_pending=seen.count, waiting=seen.ids,
+            looks.groups[topic, group],
+            progress_read=True,
+            retry_pending=seen.count,
+            waiting=seen.ids,
             retry_places=seen.places,
-        )  # fmt: skip
+        )
         try:
-            look = _with_progress(look, broker, sources, cursor, looks.as_of, queues, live[group], seen.but_for_them)
+            look = _with_progress(
+                look, broker, sources, cursor, looks.as_of, queues, live[group], seen.but_for_them
+            )
         except Unavailable as error:
             unread[group] = error
             continue
@@ -151,7 +174,13 @@ def _position(broker: Broker, sources: Sources, topic: str, group: str) -> dict[
 
 
 def _retries(
-    broker: Broker, sources: Sources, cursor: Any, as_of: datetime, name: str, topic: str, group: str
+    broker: Broker,
+    sources: Sources,
+    cursor: Any,
+    as_of: datetime,
+    name: str,
+    topic: str,
+    group: str,
 ) -> Retries:
     """What waits for another delivery. Listed from where the group was a settle grace ago: what it took from its retry queue
     since then may come again."""
@@ -160,7 +189,10 @@ def _retries(
     grace = _grace(broker, sources, topic, group)
     since: Places | None = None
     if grace > timedelta(0):
-        cursor.execute(_SQL["retry_place"], {"group": group, "broker": name, "topic": topic, "until": as_of - grace})
+        cursor.execute(
+            _SQL["retry_place"],
+            {"group": group, "broker": name, "topic": topic, "until": as_of - grace},
+        )
         since = next((row[0] for row in cursor.fetchall()), {})
     return broker.list_retries(topic, group, since)
 
@@ -206,7 +238,11 @@ def _queues(
 
 
 def _first_lives(
-    sources: Sources, name: str, topic: str, seen: Mapping[int, str], drained: Collection[tuple[str, str]]
+    sources: Sources,
+    name: str,
+    topic: str,
+    seen: Mapping[int, str],
+    drained: Collection[tuple[str, str]],
 ) -> dict[int, bool]:
     """Which queues that were never seen before may be taken for the first life of theirs: those of which no open message has a
     copy in another life or at another broker. Perhaps the topic moved, or the control database is new. A shard
@@ -214,7 +250,11 @@ def _first_lives(
     known: set[Life] = set()
     for shard in sources.settings.producers:
         try:
-            known |= {life for life in sources.shard(shard).lives(topic) if (topic, life.broker) not in drained}
+            known |= {
+                life
+                for life in sources.shard(shard).lives(topic)
+                if (topic, life.broker) not in drained
+            }
         except Unavailable as error:
             sources.missed(f"shard {shard}", error)
             return dict.fromkeys(seen, False)
@@ -222,11 +262,14 @@ def _first_lives(
     if any(life.queue_id is None and life.broker not in (None, name) for life in known):
         return dict.fromkeys(seen, False)
     other = {
-        queue_id for broker, queue_id, epoch in known
-        if queue_id is not None and (
-            epoch not in (None, seen.get(queue_id)) or (broker is not None and broker not in sources.settings.brokers)
+        queue_id
+        for broker, queue_id, epoch in known
+        if queue_id is not None
+        and (
+            epoch not in (None, seen.get(queue_id))
+            or (broker is not None and broker not in sources.settings.brokers)
         )
-    }  # fmt: skip
+    }
     return {queue_id: queue_id not in other for queue_id in seen}
 
 
@@ -270,11 +313,16 @@ def _with_progress(
     return replace(look, read_at=read_at, live=live, settled=settled, rates=rates)
 
 
-def _in_present_life(positions: Iterable[GroupPosition], queues: Mapping[int, QueueLook]) -> dict[int, Progress]:
+def _in_present_life(
+    positions: Iterable[GroupPosition], queues: Mapping[int, QueueLook]
+) -> dict[int, Progress]:
     return {
-        position.queue_id: Progress(queues[position.queue_id].epoch, position.next_offset, position.passed_until)
+        position.queue_id: Progress(
+            queues[position.queue_id].epoch, position.next_offset, position.passed_until
+        )
         for position in positions
-        if position.queue_id in queues and queues[position.queue_id].epoch.partition("~")[0] == position.epoch
+        if position.queue_id in queues
+        and queues[position.queue_id].epoch.partition("~")[0] == position.epoch
     }
 
 
@@ -287,15 +335,23 @@ def _logged(
     except Unavailable as error:
         sources.missed(f"store {sources.settings.groups[look.group].store}", error)
         return {}
-    cursor.execute(_SQL["stored_progress"], {"group": look.group, "broker": look.broker, "topic": look.topic})
+    cursor.execute(
+        _SQL["stored_progress"], {"group": look.group, "broker": look.broker, "topic": look.topic}
+    )
     stored = {(row[0], row[1]): row[2] for row in cursor.fetchall()}
     offsets: dict[int, int] = {}
     for queue_id, queue in queues.items():
         if "~" in queue.epoch:
             continue  # logs of two lives carry one epoch here: their maximum says nothing
-        first = queue.state.next_offset if queue.state.next_offset == (queue.state.first_offset or 0) == 0 else 0
+        first = (
+            queue.state.next_offset
+            if queue.state.next_offset == (queue.state.first_offset or 0) == 0
+            else 0
+        )
         here = logged.get((queue_id, queue.epoch))
-        logged_to = max(first, stored.get((queue_id, queue.epoch), 0), -1 if here is None else here + 1)
+        logged_to = max(
+            first, stored.get((queue_id, queue.epoch), 0), -1 if here is None else here + 1
+        )
         # Nobody has passed what was not stored yet, whatever offset a row holds.
         offsets[queue_id] = min(logged_to, queue.state.next_offset)
     times = broker.passed_until(look.topic, offsets)
@@ -309,7 +365,9 @@ def _look_at_log_stores(looks: Looks, sources: Sources, clocks: Clocks) -> None:
         try:
             logs = sources.logs_of(group)
             if store not in good:
-                good[store] = clocks.within(logs, sources.settings.policy_for(topic, group).max_clock_skew)
+                good[store] = clocks.within(
+                    logs, sources.settings.policy_for(topic, group).max_clock_skew
+                )
             looks.groups[topic, group] = replace(look, clock_good=look.clock_good and good[store])
         except Unavailable as error:
             sources.missed(f"store {store}", error)
@@ -317,11 +375,17 @@ def _look_at_log_stores(looks: Looks, sources: Sources, clocks: Clocks) -> None:
 
 
 def look_at_shards(
-    looks: Looks, sources: Sources, cursor: Any, shards: Iterable[str], without_attempts: Collection[str] = ()
+    looks: Looks,
+    sources: Sources,
+    cursor: Any,
+    shards: Iterable[str],
+    without_attempts: Collection[str] = (),
 ) -> None:
     """Adds each shard's clock. `without_attempts`: those whose stubs were read and whose attempts were not."""
     clocks = Clocks(cursor)
-    allowed = min(sources.settings.policy_for(topic).max_clock_skew for topic in sources.settings.topics)
+    allowed = min(
+        sources.settings.policy_for(topic).max_clock_skew for topic in sources.settings.topics
+    )
     for shard in shards:
         try:
             is_good = clocks.within(sources.shard(shard), allowed)
@@ -331,7 +395,9 @@ def look_at_shards(
         looks.shards[shard] = (is_good, shard not in without_attempts)
 
 
-def look_after_logs(looks: Looks, sources: Sources, cursor: Any, ids: Sequence[str] | None = None) -> None:
+def look_after_logs(
+    looks: Looks, sources: Sources, cursor: Any, ids: Sequence[str] | None = None
+) -> None:
     """Each group's log floor, and its dead letters to the end they have now; call it after the logs were read. `ids`: of
     these messages alone, where that is cheaper; null: of all.
 
@@ -346,7 +412,9 @@ def look_after_logs(looks: Looks, sources: Sources, cursor: Any, ids: Sequence[s
     _look_at_stored_letters(looks, cursor, ids)
 
 
-def _look_at_floors_and_dead_letters(looks: Looks, sources: Sources, ids: Sequence[str] | None) -> None:
+def _look_at_floors_and_dead_letters(
+    looks: Looks, sources: Sources, ids: Sequence[str] | None
+) -> None:
     read: dict[tuple[str, str], bool] = {}
     for (topic, group), look in looks.groups.items():
         name, store = look.broker, sources.settings.groups[group].store
@@ -361,17 +429,24 @@ def _look_at_floors_and_dead_letters(looks: Looks, sources: Sources, ids: Sequen
 
 def _look_at_stored_letters(looks: Looks, cursor: Any, ids: Sequence[str] | None) -> None:
     """Letters that were drained and are not decided; one that lost its topic may be of any topic its group takes."""
-    values = {"topics": sorted({topic for topic, _ in looks.groups}), "ids": None if ids is None else list(ids)}
+    values = {
+        "topics": sorted({topic for topic, _ in looks.groups}),
+        "ids": None if ids is None else list(ids),
+    }
     # On the server until they are read, a page at a time.
     with cursor.connection.cursor(name="stored_letters") as rows:
         rows.itersize = _PAGE
         rows.execute(_SQL["stored_letters"], values)
         for topic, message_id, group in rows:
-            topics = [topic] if topic is not None else [t for t, g in looks.groups if group in (None, g)]
+            topics = (
+                [topic] if topic is not None else [t for t, g in looks.groups if group in (None, g)]
+            )
             looks.dead.add(dict.fromkeys(topics), message_id, group)
 
 
-def _look_at_dead_letters(looks: Looks, sources: Sources, broker: str, group: str, ids: Sequence[str] | None) -> bool:
+def _look_at_dead_letters(
+    looks: Looks, sources: Sources, broker: str, group: str, ids: Sequence[str] | None
+) -> bool:
     seen, since = None, None
     if ids is not None:
         seen = sources.seen_dead_letters[broker, group]
@@ -383,7 +458,11 @@ def _look_at_dead_letters(looks: Looks, sources: Sources, broker: str, group: st
             if letter.message_id is None:
                 continue
             # A dead letter that lost its topic may be of any topic the group takes.
-            topics = [letter.topic] if letter.topic is not None else [t for t, g in looks.groups if g == group]
+            topics = (
+                [letter.topic]
+                if letter.topic is not None
+                else [t for t, g in looks.groups if g == group]
+            )
             looks.dead.add(topics, letter.message_id, letter.group)
     except Unavailable as error:
         subject = f"dead letters of group {group} in broker {broker}"

@@ -31,7 +31,11 @@ def read_logs(sources: Sources, owed: pa.Table, away: set[str]) -> tuple[pa.Tabl
         if is_answered:
             try:
                 found = sources.logs_of(group).log_table(group, keys)
-                logs.append(found.add_column(0, "consumer_group", pa.array([group] * found.num_rows, pa.string())))
+                logs.append(
+                    found.add_column(
+                        0, "consumer_group", pa.array([group] * found.num_rows, pa.string())
+                    )
+                )
             except StoreFailed as error:
                 is_answered = False
                 sources.missed(f"store {store}", error)

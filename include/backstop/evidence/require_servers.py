@@ -15,7 +15,9 @@ from backstop.sql.named import load
 _SQL = load("backstop.evidence", "queries.sql")
 
 
-def require_servers(cursor: Any, broker: str, kind: str, topic: str, servers: Collection[str]) -> None:
+def require_servers(
+    cursor: Any, broker: str, kind: str, topic: str, servers: Collection[str]
+) -> None:
     """BrokerUnavailable when one that was seen for the topic before is not among `servers`.
 
     `kind`: the broker's, as the settings name it now. What was seen under the same name of another kind is another broker's.
@@ -34,6 +36,12 @@ def record_servers(cursor: Any, seen: Mapping[tuple[str, str, str], Collection[s
     """Remembers those of a look; `seen`: by broker, its kind, and topic."""
     for (broker, kind, topic), servers in sorted(seen.items()):
         if servers:
-            cursor.execute(_SQL["record_servers"], {
-                "broker": broker, "kind": kind, "topic": topic, "servers": sorted(servers),
-            })  # fmt: skip
+            cursor.execute(
+                _SQL["record_servers"],
+                {
+                    "broker": broker,
+                    "kind": kind,
+                    "topic": topic,
+                    "servers": sorted(servers),
+                },
+            )

@@ -16,7 +16,9 @@ class Progress:
     passed_until: datetime
 
 
-def cut(as_of: datetime, grace: timedelta, retry_pending: int, retry_last_empty: datetime | None) -> datetime | None:
+def cut(
+    as_of: datetime, grace: timedelta, retry_pending: int, retry_last_empty: datetime | None
+) -> datetime | None:
     """The instant up to which recorded progress is settled; null: none is. `retry_pending`: what waits and is not known by id.
 
     While the group's retry queue has messages, only what was passed before it was last seen empty is settled: a message
@@ -35,12 +37,16 @@ def settle(live: Mapping[int, Progress], recorded: Mapping[int, Progress]) -> di
         then = recorded.get(queue_id)
         if then is not None and then.epoch == now.epoch:
             settled[queue_id] = Progress(
-                now.epoch, min(then.next_offset, now.next_offset), min(then.passed_until, now.passed_until)
+                now.epoch,
+                min(then.next_offset, now.next_offset),
+                min(then.passed_until, now.passed_until),
             )
     return settled
 
 
-def present_epoch(seen: str, next_offset: int, stored: str | None, stored_next_offset: int | None) -> tuple[str, bool]:
+def present_epoch(
+    seen: str, next_offset: int, stored: str | None, stored_next_offset: int | None
+) -> tuple[str, bool]:
     """(label of the queue's present epoch, whether it is the stored one).
 
     A queue whose next offset fell below the stored one began a new life even if the broker kept its id: the label then

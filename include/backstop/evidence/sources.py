@@ -42,14 +42,18 @@ class Sources:
         self._shards: dict[str, StubStore] = {}
         self._logs: dict[str, LogStore] = {}
         self._brokers: dict[str, Broker] = {}
-        self.seen_dead_letters: defaultdict[tuple[str, str], SeenDeadLetters] = defaultdict(SeenDeadLetters)
+        self.seen_dead_letters: defaultdict[tuple[str, str], SeenDeadLetters] = defaultdict(
+            SeenDeadLetters
+        )
         """By broker and group, for those who judge again and again by key."""
 
     def shard(self, name: str) -> StubStore:
         """The producer database of this name."""
         if name not in self._shards:
             try:
-                store = self._stack.enter_context(open_stub_store(self.settings, self.connections, name))
+                store = self._stack.enter_context(
+                    open_stub_store(self.settings, self.connections, name)
+                )
             except Exception as error:
                 raise _failed(f"shard {name}", error, StoreFailed) from error
             self._shards[name] = cast(StubStore, _Guarded(store, f"shard {name}", StoreFailed))
@@ -60,7 +64,9 @@ class Sources:
         store = self.settings.groups[group].store
         if store not in self._logs:
             try:
-                logs = self._stack.enter_context(open_log_store(self.settings, self.connections, store))
+                logs = self._stack.enter_context(
+                    open_log_store(self.settings, self.connections, store)
+                )
             except Exception as error:
                 raise _failed(f"store {store}", error, StoreFailed) from error
             self._logs[store] = cast(LogStore, _Guarded(logs, f"store {store}", StoreFailed))
@@ -74,7 +80,9 @@ class Sources:
                 self._stack.enter_context(opened)
             except Exception as error:
                 raise _failed(f"broker {name}", error, BrokerUnavailable) from error
-            self._brokers[name] = cast(Broker, _Guarded(opened, f"broker {name}", BrokerUnavailable))
+            self._brokers[name] = cast(
+                Broker, _Guarded(opened, f"broker {name}", BrokerUnavailable)
+            )
         return self._brokers[name]
 
     def missed(self, subject: str, error: Unavailable) -> None:
@@ -85,7 +93,10 @@ class Sources:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._stack.close()
 
@@ -98,9 +109,12 @@ _Store = TypeVar("_Store", bound=_Closeable)
 
 
 def open_guarded(
-    subject: str, open_store: Callable[[Settings, Connections, str], _Store], settings: Settings, connections: Connections,
+    subject: str,
+    open_store: Callable[[Settings, Connections, str], _Store],
+    settings: Settings,
+    connections: Connections,
     name: str,
-) -> _Store:  # fmt: skip
+) -> _Store:
     """The store, opened, whose every error is an Unavailable; also one of opening it. The caller closes it."""
     with guarded(subject, StoreFailed):
         return cast(_Store, _Guarded(open_store(settings, connections, name), subject, StoreFailed))
@@ -109,7 +123,9 @@ def open_guarded(
 class _Guarded:
     """A store or broker whose every error is an Unavailable, or one of Backstop's own that says more."""
 
-    def __init__(self, inner: Any, subject: str, kind: type[StoreUnavailable | BrokerUnavailable]) -> None:
+    def __init__(
+        self, inner: Any, subject: str, kind: type[StoreUnavailable | BrokerUnavailable]
+    ) -> None:
         self._inner, self._subject, self._kind = inner, subject, kind
 
     def __getattr__(self, name: str) -> Any:
@@ -143,7 +159,9 @@ def guarded(subject: str, kind: type[StoreUnavailable | BrokerUnavailable]) -> I
         raise _failed(subject, error, kind) from error
 
 
-def _failed(subject: str, error: Exception, kind: type[StoreUnavailable | BrokerUnavailable]) -> Exception:
+def _failed(
+    subject: str, error: Exception, kind: type[StoreUnavailable | BrokerUnavailable]
+) -> Exception:
     """The error as an Unavailable; Backstop's own errors as they are, but for one in the configuration."""
     if isinstance(error, ConfigurationError):
         return kind(error.what, kept=error.kept, next_step=error.next_step)

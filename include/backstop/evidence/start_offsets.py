@@ -21,15 +21,19 @@ _SQL = load("backstop.evidence", "queries.sql")
 def read_start_offsets(cursor: Any, settings: Settings, topics: Iterable[str]) -> list[Row]:
     """Rows of frames.START_OFFSET."""
     started = {
-        topic: its for topic, its in settings.topics.items()
-        if topic in set(topics) and any(subscription.start_offsets for subscription in its.groups.values())
-    }  # fmt: skip
+        topic: its
+        for topic, its in settings.topics.items()
+        if topic in set(topics)
+        and any(subscription.start_offsets for subscription in its.groups.values())
+    }
     if not started:
         return []
     cursor.execute(_SQL["lives_of_queues"], {"topics": sorted(started)})
     lives: dict[tuple[str, int, str], list[tuple[str, str, Any]]] = {}
     for topic, queue_id, broker, epoch, read_at in cursor.fetchall():
-        lives.setdefault((topic, queue_id, epoch.partition("~")[0]), []).append((broker, epoch, read_at))
+        lives.setdefault((topic, queue_id, epoch.partition("~")[0]), []).append(
+            (broker, epoch, read_at)
+        )
     rows: list[Row] = []
     for topic, its in started.items():
         for group, subscription in its.groups.items():
@@ -38,8 +42,15 @@ def read_start_offsets(cursor: Any, settings: Settings, topics: Iterable[str]) -
                 at, first, last_seen = known[0]
                 is_only_one = all(broker != at for broker, _, _ in known[1:])
                 if first == start.epoch and (is_only_one or last_seen is not None):
-                    rows.append({
-                        "topic": topic, "consumer_group": group, "broker": at, "queue_id": queue_id, "epoch": start.epoch,
-                        "start_offset": start.offset, "only_until": None if is_only_one else micros(last_seen),
-                    })  # fmt: skip
+                    rows.append(
+                        {
+                            "topic": topic,
+                            "consumer_group": group,
+                            "broker": at,
+                            "queue_id": queue_id,
+                            "epoch": start.epoch,
+                            "start_offset": start.offset,
+                            "only_until": None if is_only_one else micros(last_seen),
+                        }
+                    )
     return rows

@@ -103,7 +103,9 @@ class _Fits:
     letters: tuple[Letter, ...] = ()
 
 
-def plan(settings: Settings, connections: Connections, control: Any, run: Run, wanted: Wanted) -> Plan:
+def plan(
+    settings: Settings, connections: Connections, control: Any, run: Run, wanted: Wanted
+) -> Plan:
     """Stores and returns the plan; its number is the run's. Commits page by page.
 
     Raises DecisionRefused for what cannot be planned, StoreUnavailable when the present state could not be read, RunLost.
@@ -112,11 +114,21 @@ def plan(settings: Settings, connections: Connections, control: Any, run: Run, w
     with control, control.cursor() as cur:
         hold(cur, run)
         _check_causes(cur, wanted.causes)
-        cur.execute(_SQL["begin"], {
-            "run_id": run.run_id, "who": wanted.who, "why": wanted.why,
-            "wanted": json.dumps({**asdict(wanted), "start": wanted.start and wanted.start.isoformat(),
-                                  "end": wanted.end and wanted.end.isoformat()}),
-        })  # fmt: skip
+        cur.execute(
+            _SQL["begin"],
+            {
+                "run_id": run.run_id,
+                "who": wanted.who,
+                "why": wanted.why,
+                "wanted": json.dumps(
+                    {
+                        **asdict(wanted),
+                        "start": wanted.start and wanted.start.isoformat(),
+                        "end": wanted.end and wanted.end.isoformat(),
+                    }
+                ),
+            },
+        )
         if wanted.planned_in is not None:
             cur.execute(_SQL["plan_in"], {"run_id": run.run_id, "planned_in": wanted.planned_in})
     collected = _Collected()
@@ -127,14 +139,20 @@ def plan(settings: Settings, connections: Connections, control: Any, run: Run, w
         _store(control, run, page, wanted, collected)
     if verdicts:
         with Judge(settings, connections, control) as judge:
-            for page in _by_verdict(settings, control, judge, wanted, verdicts, collected, run.as_of):
+            for page in _by_verdict(
+                settings, control, judge, wanted, verdicts, collected, run.as_of
+            ):
                 _store(control, run, page, wanted, collected)
     with control, control.cursor() as cur:
         hold(cur, run)
-        cur.execute(_SQL["end"], {
-            "run_id": run.run_id, "left_out": json.dumps(collected.left_out),
-            "too_wide": is_too_wide(cur, settings, run, run.run_id),
-        })  # fmt: skip
+        cur.execute(
+            _SQL["end"],
+            {
+                "run_id": run.run_id,
+                "left_out": json.dumps(collected.left_out),
+                "too_wide": is_too_wide(cur, settings, run, run.run_id),
+            },
+        )
     return read_plan(control, run.run_id)
 
 
@@ -145,7 +163,9 @@ def read_plan(control: Any, incident_id: int) -> Plan:
         row = cur.fetchone()
         if row is None:
             raise DecisionRefused(
-                f"There is no plan {incident_id}.", kept="Nothing was asked for.", next_step="Make one: backstop replay --dry-run"
+                f"There is no plan {incident_id}.",
+                kept="Nothing was asked for.",
+                next_step="Make one: backstop replay --dry-run",
             )
         who, why, wanted, whole, wide, left_out = row
         cur.execute(_SQL["read_counts"], {"run_id": incident_id})
@@ -157,9 +177,20 @@ def read_plan(control: Any, incident_id: int) -> Plan:
     counts = Counts({f"{group}: {reason}": number for group, reason, number, *_ in found})
     total, asked, gone = (sum(row[place] for row in found) for place in (2, 3, 4))
     return Plan(
-        incident_id, wanted["topic"], who, why, total, asked, total - asked - gone, counts, examples,
-        Counts(left_out) + moved_on, whole, wide, wanted["rate"],
-    )  # fmt: skip
+        incident_id,
+        wanted["topic"],
+        who,
+        why,
+        total,
+        asked,
+        total - asked - gone,
+        counts,
+        examples,
+        Counts(left_out) + moved_on,
+        whole,
+        wide,
+        wanted["rate"],
+    )
 
 
 def digest_of(control: Any, incident_id: int) -> str:
@@ -171,44 +202,77 @@ def digest_of(control: Any, incident_id: int) -> str:
 
 def _check(settings: Settings, wanted: Wanted) -> None:
     if wanted.topic not in settings.topics:
-        raise _refused(f"There is no topic {wanted.topic!r}.", f"Name one of: {', '.join(settings.topics)}.")
+        raise _refused(
+            f"There is no topic {wanted.topic!r}.", f"Name one of: {', '.join(settings.topics)}."
+        )
     if wanted.group is not None and wanted.group not in settings.groups_of(wanted.topic):
-        raise _refused(f"{wanted.group!r} does not take {wanted.topic}.", "Name a group of the topic, or none.")
+        raise _refused(
+            f"{wanted.group!r} does not take {wanted.topic}.", "Name a group of the topic, or none."
+        )
     if settings.topics[wanted.topic].mode != "repair":
         raise _refused(
-            f"Topic {wanted.topic} is in mode observe, in which nothing is ever sent.", "Set its mode to repair in backstop.yaml."
+            f"Topic {wanted.topic} is in mode observe, in which nothing is ever sent.",
+            "Set its mode to repair in backstop.yaml.",
         )
-    allowed = {str(verdict) for verdict in (Verdict.LOST, Verdict.UNSENT, Verdict.STALLED, Verdict.DEAD_LETTERED)}
+    allowed = {
+        str(verdict)
+        for verdict in (Verdict.LOST, Verdict.UNSENT, Verdict.STALLED, Verdict.DEAD_LETTERED)
+    }
     if not wanted.verdicts and not wanted.causes:
         raise _refused("Nothing says which deliveries are wanted.", "Name verdicts or causes.")
     if unknown := sorted(set(wanted.verdicts) - allowed):
-        raise _refused(f"{', '.join(unknown)} is not replayed by hand.", f"Name some of: {', '.join(sorted(allowed))}.")
+        raise _refused(
+            f"{', '.join(unknown)} is not replayed by hand.",
+            f"Name some of: {', '.join(sorted(allowed))}.",
+        )
     if not wanted.who.strip() or not wanted.why.strip():
-        raise _refused("A replay by hand needs a name and a reason.", "Say who asks (--by) and why (--why).")
-    if (wanted.limit is not None and wanted.limit < 1) or (wanted.rate is not None and not 0 < wanted.rate < math.inf):
+        raise _refused(
+            "A replay by hand needs a name and a reason.", "Say who asks (--by) and why (--why)."
+        )
+    if (wanted.limit is not None and wanted.limit < 1) or (
+        wanted.rate is not None and not 0 < wanted.rate < math.inf
+    ):
         raise _refused("Limit and rate must be numbers that are more than 0.", "Correct them.")
     if wanted.start is not None and wanted.end is not None and wanted.start >= wanted.end:
-        raise _refused(f"The window from {wanted.start} to {wanted.end} holds nothing.", "Let it begin before it ends.")
+        raise _refused(
+            f"The window from {wanted.start} to {wanted.end} holds nothing.",
+            "Let it begin before it ends.",
+        )
 
 
 def _check_causes(cur: Any, causes: Sequence[int]) -> None:
     """A cause that is not there would make an empty plan, as if nothing had died of it."""
     cur.execute(_SQL["unknown_causes"], {"causes": list(causes)})
     if unknown := [str(cause_id) for (cause_id,) in cur.fetchall()]:
-        raise _refused(f"There is no cause {', '.join(unknown)}.", "Look at `backstop dead-letters causes`.")
+        raise _refused(
+            f"There is no cause {', '.join(unknown)}.", "Look at `backstop dead-letters causes`."
+        )
 
 
 def _by_letter(
-    settings: Settings, connections: Connections, control: Any, wanted: Wanted, collected: _Collected
+    settings: Settings,
+    connections: Connections,
+    control: Any,
+    wanted: Wanted,
+    collected: _Collected,
 ) -> Iterator[list[_Fits]]:
     after = 0
     with Sources(settings, connections) as sources:
         while collected.room(wanted.limit):
             with control, control.cursor() as cur:
-                letters = read_letters(cur, _SQL["letters"], {
-                    "after": after, "topic": wanted.topic, "group": wanted.group, "causes": list(wanted.causes) or None,
-                    "start": wanted.start, "end": wanted.end, "limit": _BATCH,
-                })  # fmt: skip
+                letters = read_letters(
+                    cur,
+                    _SQL["letters"],
+                    {
+                        "after": after,
+                        "topic": wanted.topic,
+                        "group": wanted.group,
+                        "causes": list(wanted.causes) or None,
+                        "start": wanted.start,
+                        "end": wanted.end,
+                        "limit": _BATCH,
+                    },
+                )
             if not letters:
                 return
             after = letters[-1].dead_letter_id
@@ -224,9 +288,13 @@ def _by_letter(
                 assert letter.delivery is not None and facts.stub is not None
                 before = fits[letter.delivery].letters if letter.delivery in fits else ()
                 fits[letter.delivery] = _Fits(
-                    facts.stub.shard, *letter.delivery, facts.stub.send_count + 1, facts.route or "topic",
-                    f"dead letter: {letter.category or 'not classified'}", (*before, letter),
-                )  # fmt: skip
+                    facts.stub.shard,
+                    *letter.delivery,
+                    facts.stub.send_count + 1,
+                    facts.route or "topic",
+                    f"dead letter: {letter.category or 'not classified'}",
+                    (*before, letter),
+                )
             yield list(fits.values())
 
 
@@ -246,7 +314,12 @@ def _left_out(settings: Settings, letter: Letter, facts: Facts) -> str | None:
 
 
 def _by_verdict(
-    settings: Settings, control: Any, judge: Judge, wanted: Wanted, verdicts: Sequence[str], collected: _Collected,
+    settings: Settings,
+    control: Any,
+    judge: Judge,
+    wanted: Wanted,
+    verdicts: Sequence[str],
+    collected: _Collected,
     as_of: datetime,
 ) -> Iterator[list[_Fits]]:
     after = ""
@@ -255,10 +328,17 @@ def _by_verdict(
         (first,) = cur.fetchone()
     while collected.room(wanted.limit):
         with control, control.cursor() as cur:
-            cur.execute(_SQL["candidates"], {
-                "first": first, "topic": wanted.topic, "group": wanted.group, "verdicts": list(verdicts), "after": after,
-                "limit": _BATCH,
-            })  # fmt: skip
+            cur.execute(
+                _SQL["candidates"],
+                {
+                    "first": first,
+                    "topic": wanted.topic,
+                    "group": wanted.group,
+                    "verdicts": list(verdicts),
+                    "after": after,
+                    "limit": _BATCH,
+                },
+            )
             groups = {message_id: set(found) for message_id, found in cur.fetchall()}
         if not groups:
             return
@@ -271,32 +351,49 @@ def _by_verdict(
             known.setdefault(one.key, {})[one.consumer_group] = str(one.verdict)
         page: list[_Fits] = []
         for one in seen.judged:
-            if one.consumer_group not in groups[one.message_id] or not _in_window(seen.stubs[one.key].created_at, wanted):
+            if one.consumer_group not in groups[one.message_id] or not _in_window(
+                seen.stubs[one.key].created_at, wanted
+            ):
                 continue
-            route = route_for(judge.sources, one.topic, frozenset({one.consumer_group}), known[one.key])
+            route = route_for(
+                judge.sources, one.topic, frozenset({one.consumer_group}), known[one.key]
+            )
             if (reason := _not_eligible(settings, one, seen, verdicts, route)) is not None:
                 collected.left_out.add(reason)
                 continue
-            page.append(_Fits(
-                one.shard, one.topic, one.message_id, one.consumer_group, one.send_count + 1, route or "topic",
-                f"{one.verdict}: {one.reason}",
-            ))  # fmt: skip
+            page.append(
+                _Fits(
+                    one.shard,
+                    one.topic,
+                    one.message_id,
+                    one.consumer_group,
+                    one.send_count + 1,
+                    route or "topic",
+                    f"{one.verdict}: {one.reason}",
+                )
+            )
         yield page
 
 
 def _judged_since(settings: Settings, wanted: Wanted, as_of: datetime) -> datetime:
     """No run before it has a verdict of a message that may be replayed: younger than the replay horizon, and in the window."""
-    policies = [settings.policy_for(wanted.topic, group) for group in settings.groups_of(wanted.topic)]
+    policies = [
+        settings.policy_for(wanted.topic, group) for group in settings.groups_of(wanted.topic)
+    ]
     oldest = as_of - max((policy.replay_horizon for policy in policies), default=timedelta(0))
     skew = max((policy.max_clock_skew for policy in policies), default=timedelta(0))
     return max(oldest, wanted.start or oldest) - skew
 
 
 def _in_window(created: datetime, wanted: Wanted) -> bool:
-    return (wanted.start is None or created >= wanted.start) and (wanted.end is None or created < wanted.end)
+    return (wanted.start is None or created >= wanted.start) and (
+        wanted.end is None or created < wanted.end
+    )
 
 
-def _not_eligible(settings: Settings, one: Judged, seen: Judgement, verdicts: Sequence[str], route: str | None) -> str | None:
+def _not_eligible(
+    settings: Settings, one: Judged, seen: Judgement, verdicts: Sequence[str], route: str | None
+) -> str | None:
     if len(seen.shards_of[one.key]) > 1:
         return "it is on more than one shard; fix that first"
     if one.verdict == Verdict.EXHAUSTED:
@@ -308,29 +405,60 @@ def _not_eligible(settings: Settings, one: Judged, seen: Judgement, verdicts: Se
     return None if one.eligible else f"it is {one.verdict}, and not to be sent yet: {one.reason}"
 
 
-def _store(control: Any, run: Run, page: Sequence[_Fits], wanted: Wanted, collected: _Collected) -> None:
+def _store(
+    control: Any, run: Run, page: Sequence[_Fits], wanted: Wanted, collected: _Collected
+) -> None:
     with control, control.cursor() as cur:
         hold(cur, run)
-        cur.execute(_SQL["planned"], {
-            "run_id": run.run_id, "topic": wanted.topic, "ids": [one.message_id for one in page],
-            "groups": [one.group for one in page],
-        })  # fmt: skip
+        cur.execute(
+            _SQL["planned"],
+            {
+                "run_id": run.run_id,
+                "topic": wanted.topic,
+                "ids": [one.message_id for one in page],
+                "groups": [one.group for one in page],
+            },
+        )
         planned = set(cur.fetchall())
         again = [one for one in page if (one.message_id, one.group) in planned and one.letters]
         if again:
-            cur.execute(_SQL["add_letters"], {"run_id": run.run_id, "rows": json.dumps([
-                {"topic": one.topic, "message_id": one.message_id, "consumer_group": one.group,
-                 "letters": [letter.dead_letter_id for letter in one.letters],
-                 "seen": [seen_of(letter) for letter in one.letters]}
-                for one in again
-            ])})  # fmt: skip
+            cur.execute(
+                _SQL["add_letters"],
+                {
+                    "run_id": run.run_id,
+                    "rows": json.dumps(
+                        [
+                            {
+                                "topic": one.topic,
+                                "message_id": one.message_id,
+                                "consumer_group": one.group,
+                                "letters": [letter.dead_letter_id for letter in one.letters],
+                                "seen": [seen_of(letter) for letter in one.letters],
+                            }
+                            for one in again
+                        ]
+                    ),
+                },
+            )
         new = [one for one in page if (one.message_id, one.group) not in planned]
         rows = [
-            (run.run_id, collected.total + place, one.shard, one.topic, one.message_id, one.group, one.send_number, one.route,
-             one.reason, [letter.dead_letter_id for letter in one.letters],
-             json.dumps([seen_of(letter) for letter in one.letters]))
-            for place, one in enumerate(new if wanted.limit is None else new[: wanted.limit - collected.total], start=1)
-        ]  # fmt: skip
+            (
+                run.run_id,
+                collected.total + place,
+                one.shard,
+                one.topic,
+                one.message_id,
+                one.group,
+                one.send_number,
+                one.route,
+                one.reason,
+                [letter.dead_letter_id for letter in one.letters],
+                json.dumps([seen_of(letter) for letter in one.letters]),
+            )
+            for place, one in enumerate(
+                new if wanted.limit is None else new[: wanted.limit - collected.total], start=1
+            )
+        ]
         if rows:
             places = "(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s::bigint[], %s::jsonb)"
             execute_values(cur, _SQL["plan"], rows, template=places, page_size=_BATCH)
@@ -339,9 +467,10 @@ def _store(control: Any, run: Run, page: Sequence[_Fits], wanted: Wanted, collec
 
 def _away(what: str) -> StoreUnavailable:
     return StoreUnavailable(
-        f"The present state could not be read: {what} did not answer.", kept="Nothing was asked for; the plan is not whole.",
+        f"The present state could not be read: {what} did not answer.",
+        kept="Nothing was asked for; the plan is not whole.",
         next_step="Bring it back, then plan again.",
-    )  # fmt: skip
+    )
 
 
 def _refused(what: str, next_step: str) -> DecisionRefused:

@@ -45,7 +45,16 @@ _DIED = "it has a dead letter that the plan does not know"
 _ASKED = "its send was asked for already"
 
 
-def execute(settings: Settings, control: Any, run: Run, incident_id: int, mode: Mode, who: str, *, approved: bool) -> Counts:
+def execute(
+    settings: Settings,
+    control: Any,
+    run: Run,
+    incident_id: int,
+    mode: Mode,
+    who: str,
+    *,
+    approved: bool,
+) -> Counts:
     """Asks for what is planned and was not asked for yet; safe to run twice. `run`: any open run, which fences the writes.
 
     canary: the first deliveries, as many as the topic's canary; full: all. `approved`: a person saw the plan and said yes;
@@ -57,7 +66,10 @@ def execute(settings: Settings, control: Any, run: Run, incident_id: int, mode: 
         return counts
     topic = settings.topics.get(found.topic)
     if topic is None or topic.mode != "repair":
-        raise _refused(f"Topic {found.topic} is not in mode repair any more.", "Set its mode to repair in backstop.yaml.")
+        raise _refused(
+            f"Topic {found.topic} is not in mode repair any more.",
+            "Set its mode to repair in backstop.yaml.",
+        )
     if not found.whole:
         raise _refused(f"The planning of {incident_id} was cut short.", "Plan it again.")
     until = max(1, settings.policy_for(found.topic).canary) if mode == "canary" else None
@@ -74,7 +86,11 @@ def execute(settings: Settings, control: Any, run: Run, incident_id: int, mode: 
         raise _refused("A replay by hand needs a name.", "Say who asks (--by).")
     require_may(control, settings, who, "replay", found.topic)
     people = people_for(control, settings)
-    if goes_far and "full_replay" in people.second_person and (not approved or people.is_same(who, found.planned_by)):
+    if (
+        goes_far
+        and "full_replay" in people.second_person
+        and (not approved or people.is_same(who, found.planned_by))
+    ):
         what = "all of it" if until is None else "so much within the window of the blast radius"
         raise _refused(
             f"Plan {incident_id} is {found.planned_by}'s: {what} goes out when somebody else says yes (people.second_person).",
@@ -84,12 +100,17 @@ def execute(settings: Settings, control: Any, run: Run, incident_id: int, mode: 
     if approved:
         with control, control.cursor() as cur:
             hold(cur, run)
-            cur.execute(_SQL["approve"], {"run_id": incident_id, "who": who, "full": mode == "full"})
+            cur.execute(
+                _SQL["approve"], {"run_id": incident_id, "who": who, "full": mode == "full"}
+            )
             append(cur, who, f"approve ({mode})", subject, found.why, {})
     while True:
         with control, control.cursor() as cur:
             hold(cur, run)
-            cur.execute(_SQL["next"], {"run_id": incident_id, "after": after, "until": until, "limit": _BATCH})
+            cur.execute(
+                _SQL["next"],
+                {"run_id": incident_id, "after": after, "until": until, "limit": _BATCH},
+            )
             rows = cur.fetchall()
             if not rows:
                 break
@@ -107,17 +128,29 @@ def execute(settings: Settings, control: Any, run: Run, incident_id: int, mode: 
 
 
 def _ask_for(
-    cur: Any, settings: Settings, run: Run, incident_id: int, who: str, rate: float | None, rows: list[tuple[Any, ...]]
+    cur: Any,
+    settings: Settings,
+    run: Run,
+    incident_id: int,
+    who: str,
+    rate: float | None,
+    rows: list[tuple[Any, ...]],
 ) -> Counts:
     places = [row[0] for row in rows]
     # A letter that was left, decided or classified anew since the plan, or that came since, is not what was approved.
     held = lock_seen(cur, [one for row in rows for one in row[9]])
     cur.execute(_SQL["other_letters"], {"run_id": incident_id, "places": places})
     others = {place for (place,) in cur.fetchall()}
-    left = {row[0]: _DIED if row[0] in others else _DECIDED for row in rows if row[0] in others or not held.issuperset(row[8])}
+    left = {
+        row[0]: _DIED if row[0] in others else _DECIDED
+        for row in rows
+        if row[0] in others or not held.issuperset(row[8])
+    }
     wanted = [row for row in rows if row[0] not in left]
     asks = [
-        Ask(shard, topic, message_id, number, (group,), reason, by_incident(who, incident_id), route)
+        Ask(
+            shard, topic, message_id, number, (group,), reason, by_incident(who, incident_id), route
+        )
         for _, shard, topic, message_id, group, number, route, reason, _, _ in wanted
     ]
     counts = ask(cur, asks, run.run_id, ramped_topics(settings))
@@ -131,16 +164,26 @@ def _ask_for(
     changed: list[dict[str, Any]] = []
     for letter in letters:
         if letter.key is not None and (number := is_granted(granted, letter)) is not None:
-            changed.append({
-                "dead_letter_id": letter.dead_letter_id, "state": "replaying", "decision": "replay", "decided_by": who,
-                "reason": f"incident {incident_id}", "shard": shards[letter.key], "send_number": number, "case_id": None,
-                "answered": True,
-            })  # fmt: skip
+            changed.append(
+                {
+                    "dead_letter_id": letter.dead_letter_id,
+                    "state": "replaying",
+                    "decision": "replay",
+                    "decided_by": who,
+                    "reason": f"incident {incident_id}",
+                    "shard": shards[letter.key],
+                    "send_number": number,
+                    "case_id": None,
+                    "answered": True,
+                }
+            )
             counts.add("replaying")
     cur.execute(_APPLY, {"rows": json.dumps(changed)})
     leave_cases(cur, letters)
     asked = [place for place in places if place not in left]
-    cur.execute(_SQL["left_out"], {"run_id": incident_id, "places": list(left), "whys": list(left.values())})
+    cur.execute(
+        _SQL["left_out"], {"run_id": incident_id, "places": list(left), "whys": list(left.values())}
+    )
     cur.execute(_SQL["asked"], {"run_id": incident_id, "places": asked})
     if rate is not None and asked:
         cur.execute(_SQL["pace"], {"run_id": incident_id, "places": asked, "rate": rate})
@@ -163,7 +206,11 @@ class IncidentInput:
 def find_plan(work: Work[IncidentInput]) -> None:
     """Plans, or takes the stored plan, and shows it. DecisionRefused when another plan was approved."""
     given = work.input
-    found = read_plan(work.control, given.wanted) if isinstance(given.wanted, int) else plan(*work.parts, given.wanted)
+    found = (
+        read_plan(work.control, given.wanted)
+        if isinstance(given.wanted, int)
+        else plan(*work.parts, given.wanted)
+    )
     found = replace(found, digest=digest_of(work.control, found.incident_id))
     given.plans.append(found)
     given.show(found)
@@ -177,7 +224,15 @@ def find_plan(work: Work[IncidentInput]) -> None:
 def request_planned(work: Work[IncidentInput]) -> Counts:
     """Requests what the plan holds, as the mode says."""
     given, number = work.input, work.input.plans[0].incident_id
-    return execute(work.settings, work.control, work.run, number, given.mode, given.who, approved=bool(given.approved))
+    return execute(
+        work.settings,
+        work.control,
+        work.run,
+        number,
+        given.mode,
+        given.who,
+        approved=bool(given.approved),
+    )
 
 
 INCIDENT = Duty(
@@ -190,15 +245,28 @@ INCIDENT = Duty(
 
 
 def run_incident(
-    settings: Settings, connections: Connections, wanted: Wanted | int, mode: Mode, who: str, *, approved: bool | str = False,
-    show: Callable[[Plan], None] = lambda _: None, dead_after: timedelta = DEAD_AFTER,
-) -> tuple[Plan, Counts]:  # fmt: skip
+    settings: Settings,
+    connections: Connections,
+    wanted: Wanted | int,
+    mode: Mode,
+    who: str,
+    *,
+    approved: bool | str = False,
+    show: Callable[[Plan], None] = lambda _: None,
+    dead_after: timedelta = DEAD_AFTER,
+) -> tuple[Plan, Counts]:
     """The whole duty in this process, as `walk_duty`; returns the plan as it is afterwards."""
     with closing(connect(settings, connections)) as control:
         topic = read_plan(control, wanted).topic if isinstance(wanted, int) else wanted.topic
     given = IncidentInput(wanted, mode, who, approved, show)
     counts = walk_duty(
-        INCIDENT, settings, connections, given, scope=name_of([topic]), dry_run=mode == "dry_run", dead_after=dead_after
+        INCIDENT,
+        settings,
+        connections,
+        given,
+        scope=name_of([topic]),
+        dry_run=mode == "dry_run",
+        dead_after=dead_after,
     ).counts
     with closing(connect(settings, connections)) as control:
         found = given.plans[0]

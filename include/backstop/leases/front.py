@@ -67,13 +67,21 @@ class Front:
     def look(self, arrivals: Sequence[Arrival]) -> list[Done | Busy | None]:
         """What can be answered without the database, in order; null: ask it."""
         answers: list[Done | Busy | None] = [None] * len(arrivals)
-        places, calls = self._calls(_LOOK, [(a.topic, a.message_id) for a in arrivals], lambda numbers: [])
+        places, calls = self._calls(
+            _LOOK, [(a.topic, a.message_id) for a in arrivals], lambda numbers: []
+        )
         for numbers, (now, records) in zip(places, self._run(calls), strict=False):
             for number, record in zip(numbers, records, strict=True):
                 if record is not None:
                     answers[number] = self._read(record, arrivals[number], now)
         for answer in answers:
-            self._count("front_asked" if answer is None else "front_done" if isinstance(answer, Done) else "front_busy")
+            self._count(
+                "front_asked"
+                if answer is None
+                else "front_done"
+                if isinstance(answer, Done)
+                else "front_busy"
+            )
         return answers
 
     def held(self, told: Sequence[Told]) -> None:
@@ -122,13 +130,17 @@ class Front:
             for lease, arrival in told
         ]
         _, calls = self._calls(
-            _NOTE, [(lease.topic, lease.message_id) for lease, _ in told],
+            _NOTE,
+            [(lease.topic, lease.message_id) for lease, _ in told],
             lambda numbers: [state, b"%d" % self._lease_ms, kept, *[noted[n] for n in numbers]],
-        )  # fmt: skip
+        )
         self._run(calls)
 
     def _calls(
-        self, script: Script, messages: Sequence[tuple[str, str]], arguments: Callable[[list[int]], list[bytes]]
+        self,
+        script: Script,
+        messages: Sequence[tuple[str, str]],
+        arguments: Callable[[list[int]], list[bytes]],
     ) -> tuple[list[list[int]], list[Call]]:
         places: list[list[int]] = []
         calls: list[Call] = []

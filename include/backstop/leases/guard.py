@@ -36,15 +36,36 @@ from backstop.sql.named import load
 from backstop.sql.run import Connection, rows
 
 __all__ = [
-    "ERROR_CHARACTERS", "LEASE", "RETRY_AFTER", "SHORTEST_RETRY", "Acquired", "Arrival", "Begun", "Busy", "Conflict", "Done",
-    "Parked", "Superseded", "begin", "begin_many", "complete", "complete_many", "fail", "give_back", "payload_hash", "renew",
+    "ERROR_CHARACTERS",
+    "LEASE",
+    "RETRY_AFTER",
+    "SHORTEST_RETRY",
+    "Acquired",
+    "Arrival",
+    "Begun",
+    "Busy",
+    "Conflict",
+    "Done",
+    "Parked",
+    "Superseded",
+    "begin",
+    "begin_many",
+    "complete",
+    "complete_many",
+    "fail",
+    "give_back",
+    "payload_hash",
+    "renew",
     "renew_many",
-]  # fmt: skip
+]
 
 _SQL = load("backstop.leases", "queries.sql")
 _ENDS: dict[str, Begun] = {
-    "DONE": Done(), "SUPERSEDED": Superseded(), "CONFLICT": Conflict(), "PARKED": Parked(),
-}  # fmt: skip
+    "DONE": Done(),
+    "SUPERSEDED": Superseded(),
+    "CONFLICT": Conflict(),
+    "PARKED": Parked(),
+}
 
 
 def begin(
@@ -127,7 +148,9 @@ def refused_many(
     return answers
 
 
-def renew(connection: Connection, lease: Acquired, *, lease_seconds: float = LEASE.total_seconds()) -> None:
+def renew(
+    connection: Connection, lease: Acquired, *, lease_seconds: float = LEASE.total_seconds()
+) -> None:
     """Prolong the lease from now on; also brings back one that the sweep reclaimed while nobody took it.
 
     Raises LeaseLost when another worker has taken it or the work has ended.
@@ -214,5 +237,8 @@ def _columns(group: str, arrivals: Sequence[Arrival]) -> dict[str, object]:
 
 def _fenced(lease: Acquired) -> dict[str, object]:
     return {
-        "group": lease.group, "topic": lease.topic, "message_id": lease.message_id, "token": lease.token,
-    }  # fmt: skip
+        "group": lease.group,
+        "topic": lease.topic,
+        "message_id": lease.message_id,
+        "token": lease.token,
+    }

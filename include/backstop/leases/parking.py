@@ -90,9 +90,15 @@ class ParkingFull(BackstopError):
 
 
 def begin_in_order(
-    connection: Connection, group: str, heads: Sequence[InOrder], limits: Limits, *, lease: timedelta = LEASE,
-    owner_host: str | None = None, retry_after: timedelta = RETRY_AFTER,
-) -> list[InOrderBegun]:  # fmt: skip
+    connection: Connection,
+    group: str,
+    heads: Sequence[InOrder],
+    limits: Limits,
+    *,
+    lease: timedelta = LEASE,
+    owner_host: str | None = None,
+    retry_after: timedelta = RETRY_AFTER,
+) -> list[InOrderBegun]:
     """Asks for the leases of messages whose lane they head, each key and message once; keeps those of parked keys."""
     parked = _lock_keys(connection, group, [(head.queue.topic, head.key) for head in heads])
     owned = queue_owner.held(connection, {head.queue for head in heads})
@@ -105,16 +111,24 @@ def begin_in_order(
         elif key is None:
             free.append(place)
         else:
-            answers[place] = _keep_follower(connection, group, head, key, limits, owner_host, retry_after)
+            answers[place] = _keep_follower(
+                connection, group, head, key, limits, owner_host, retry_after
+            )
     begun = guard.begin_many(
-        connection, group, [heads[place].arrival for place in free], lease_seconds=lease.total_seconds(),
-        owner_host=owner_host, retry_after=retry_after,
-    )  # fmt: skip
+        connection,
+        group,
+        [heads[place].arrival for place in free],
+        lease_seconds=lease.total_seconds(),
+        owner_host=owner_host,
+        retry_after=retry_after,
+    )
     answers.update(zip(free, begun, strict=True))
     return [answers[place] for place in range(len(heads))]
 
 
-def park(connection: Connection, head: InOrder, lease: Acquired, error: str, limits: Limits) -> None:
+def park(
+    connection: Connection, head: InOrder, lease: Acquired, error: str, limits: Limits
+) -> None:
     """The head failed too often: its key waits for a person.
 
     Raises ParkingFull, QueueLost or LeaseLost; the caller's transaction must roll back then.
@@ -128,7 +142,11 @@ def park(connection: Connection, head: InOrder, lease: Acquired, error: str, lim
         (counted,) = rows(connection, _SQL["count_keys"], _key(group, head))
         if counted["keys"] >= limits.keys:
             raise ParkingFull("keys")
-        rows(connection, _SQL["park_key"], {**_key(group, head), "queue_id": head.queue.queue_id, "error": text})
+        rows(
+            connection,
+            _SQL["park_key"],
+            {**_key(group, head), "queue_id": head.queue.queue_id, "error": text},
+        )
     elif reached := _reached(key, size, limits):
         raise ParkingFull(reached)
     if not rows(connection, _SQL["park_log"], {**_fenced(lease), "error": text}):
@@ -136,22 +154,32 @@ def park(connection: Connection, head: InOrder, lease: Acquired, error: str, lim
     _keep(connection, group, head, size)
 
 
-def releasing(connection: Connection, group: str, owned: Sequence[OwnedQueue], limit: int) -> list[tuple[OwnedQueue, str]]:
+def releasing(
+    connection: Connection, group: str, owned: Sequence[OwnedQueue], limit: int
+) -> list[tuple[OwnedQueue, str]]:
     """The keys of these queues whose release a person has answered."""
     if not owned:
         return []
     values = {
-        "group": group, "topics": [q.topic for q in owned], "queues": [q.queue_id for q in owned], "limit": limit,
-    }  # fmt: skip
+        "group": group,
+        "topics": [q.topic for q in owned],
+        "queues": [q.queue_id for q in owned],
+        "limit": limit,
+    }
     queues = {(q.topic, q.queue_id): q for q in owned}
     found = rows(connection, _SQL["releasing"], values)
     return [(queues[row["topic"], row["queue_id"]], row["ordering_key"]) for row in found]
 
 
 def begin_released(
-    connection: Connection, queue: OwnedQueue, key: str, *, lease: timedelta = LEASE, owner_host: str | None = None,
+    connection: Connection,
+    queue: OwnedQueue,
+    key: str,
+    *,
+    lease: timedelta = LEASE,
+    owner_host: str | None = None,
     retry_after: timedelta = RETRY_AFTER,
-) -> tuple[InOrder, Acquired] | Busy | None:  # fmt: skip
+) -> tuple[InOrder, Acquired] | Busy | None:
     """The lease of a released key's head; None when the key is not being released any more. Raises QueueLost.
 
     A head that was released and whose worker ended is parked again: a person decides once more.
@@ -168,7 +196,9 @@ def begin_released(
     head = _read_head(queue, key, found[0])
     message = {"group": queue.group, "topic": queue.topic, "message_id": head.message.message_id}
     for log in rows(connection, _SQL["head_log"], message):
-        if log["state"] == "CONSUMED":  # its copy was done by another program: nothing is left to do
+        if (
+            log["state"] == "CONSUMED"
+        ):  # its copy was done by another program: nothing is left to do
             _drop(connection, queue.group, head)
             return Busy(timedelta(0))
         if log["state"] == "CONSUMING" and (log["seconds_left"] is None or log["seconds_left"] > 0):
@@ -179,11 +209,19 @@ def begin_released(
             return None
     (token,) = guard.new_tokens(1)
     values = {
-        **_log(queue.group, head), "token": token, "lease_seconds": lease.total_seconds(), "owner_host": owner_host,
-    }  # fmt: skip
+        **_log(queue.group, head),
+        "token": token,
+        "lease_seconds": lease.total_seconds(),
+        "owner_host": owner_host,
+    }
     (row,) = rows(connection, _SQL["begin_head"], values)
     return head, Acquired(
-        queue.group, queue.topic, head.message.message_id, row["token"], row["fence"], row["attempts"]
+        queue.group,
+        queue.topic,
+        head.message.message_id,
+        row["token"],
+        row["fence"],
+        row["attempts"],
     )
 
 
@@ -211,22 +249,38 @@ def park_again(connection: Connection, head: InOrder, lease: Acquired, error: st
 def set_back(connection: Connection, lease: Acquired, error: str | None, *, released: bool) -> bool:
     """The message could not be tried for no fault of its own: no attempt is counted. False: the lease is not ours."""
     state = "PARKED" if released else "FAILED" if error else "EXPIRED"
-    values = {**_fenced(lease), "state": state, "error": None if error is None else error_text(error)}
+    values = {
+        **_fenced(lease),
+        "state": state,
+        "error": None if error is None else error_text(error),
+    }
     return bool(rows(connection, _SQL["set_back"], values))
 
 
 def stop_queue(connection: Connection, queue: OwnedQueue, key: str, reached: str) -> None:
     """Records that the queue stands still at a message of this key, because a limit is reached."""
-    values = {"group": queue.group, "topic": queue.topic, "queue_id": queue.queue_id, "key": key, "reached": reached}
+    values = {
+        "group": queue.group,
+        "topic": queue.topic,
+        "queue_id": queue.queue_id,
+        "key": key,
+        "reached": reached,
+    }
     rows(connection, _SQL["stop_queue"], values)
 
 
 def go_on(connection: Connection, queue: OwnedQueue) -> None:
     """The queue moves again."""
-    rows(connection, _SQL["go_on"], {"group": queue.group, "topic": queue.topic, "queue_id": queue.queue_id})
+    rows(
+        connection,
+        _SQL["go_on"],
+        {"group": queue.group, "topic": queue.topic, "queue_id": queue.queue_id},
+    )
 
 
-def answer_retry(connection: Connection, group: str, topic: str, key: str, by: str, content: bytes | None = None) -> None:
+def answer_retry(
+    connection: Connection, group: str, topic: str, key: str, by: str, content: bytes | None = None
+) -> None:
     """Releases the key, head first; with `content`, the head's content is replaced before. Raises DecisionRefused."""
     named = {"group": group, "topic": topic, "key": key}
     _lock_keys(connection, group, [(topic, key)])
@@ -241,7 +295,9 @@ def answer_retry(connection: Connection, group: str, topic: str, key: str, by: s
         rows(connection, _SQL["count_message"], {**named, "number": 0, "bytes": more})
 
 
-def answer_discard(connection: Connection, group: str, topic: str, key: str, by: str, *, whole_key: bool = False) -> list[str]:
+def answer_discard(
+    connection: Connection, group: str, topic: str, key: str, by: str, *, whole_key: bool = False
+) -> list[str]:
     """Discards the head and releases the rest, or discards all that the key has now; the ids discarded.
 
     Copies of a discarded message are acknowledged when they come again. Raises DecisionRefused.
@@ -264,9 +320,14 @@ def answer_discard(connection: Connection, group: str, topic: str, key: str, by:
 
 
 def _keep_follower(
-    connection: Connection, group: str, head: InOrder, key: dict[str, Any], limits: Limits, owner_host: str | None,
+    connection: Connection,
+    group: str,
+    head: InOrder,
+    key: dict[str, Any],
+    limits: Limits,
+    owner_host: str | None,
     retry_after: timedelta,
-) -> InOrderBegun:  # fmt: skip
+) -> InOrderBegun:
     size = _size(head.message)
     values = {**_log(group, head), "owner_host": owner_host}
     reached = _reached(key, size, limits)
@@ -282,9 +343,12 @@ def _keep_follower(
 
 def _keep(connection: Connection, group: str, head: InOrder, size: int) -> None:
     values = {
-        **_log(group, head), "key": head.key, "content": head.message.content,
-        "headers": json.dumps(dict(head.message.headers)), "tag": head.message.tag,
-    }  # fmt: skip
+        **_log(group, head),
+        "key": head.key,
+        "content": head.message.content,
+        "headers": json.dumps(dict(head.message.headers)),
+        "tag": head.message.tag,
+    }
     rows(connection, _SQL["keep"], values)
     rows(connection, _SQL["count_message"], {**_key(group, head), "number": 1, "bytes": size})
 
@@ -298,21 +362,36 @@ def _drop(connection: Connection, group: str, head: InOrder) -> None:
 def _take_out(connection: Connection, message: dict[str, str], key: str) -> None:
     for removed in rows(connection, _SQL["remove"], message):
         values = {"group": message["group"], "topic": message["topic"], "key": key}
-        rows(connection, _SQL["count_message"], {**values, "number": -1, "bytes": -removed["bytes"]})
+        rows(
+            connection, _SQL["count_message"], {**values, "number": -1, "bytes": -removed["bytes"]}
+        )
 
 
-def _lock_keys(connection: Connection, group: str, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[str, Any]]:
-    values = {"group": group, "topics": [topic for topic, _ in keys], "keys": [key for _, key in keys]}
-    return {(row["topic"], row["ordering_key"]): row for row in rows(connection, _SQL["lock_keys"], values)}
+def _lock_keys(
+    connection: Connection, group: str, keys: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], dict[str, Any]]:
+    values = {
+        "group": group,
+        "topics": [topic for topic, _ in keys],
+        "keys": [key for _, key in keys],
+    }
+    return {
+        (row["topic"], row["ordering_key"]): row
+        for row in rows(connection, _SQL["lock_keys"], values)
+    }
 
 
 def _read_head(queue: OwnedQueue, key: str, row: dict[str, Any]) -> InOrder:
     content = bytes(row["content"])
-    message = Message(queue.topic, row["message_id"], content, json.loads(row["headers"]), row["tag"], key)
+    message = Message(
+        queue.topic, row["message_id"], content, json.loads(row["headers"]), row["tag"], key
+    )
     position = None
     if row["queue_offset"] is not None:
         position = Position(row["queue_id"], row["queue_offset"], row["queue_epoch"])
-    arrival = Arrival(queue.topic, row["message_id"], payload_hash(content), row["content_version"], position)
+    arrival = Arrival(
+        queue.topic, row["message_id"], payload_hash(content), row["content_version"], position
+    )
     return InOrder(queue, key, message, arrival)
 
 
@@ -333,15 +412,24 @@ def _key(group: str, head: InOrder) -> dict[str, object]:
 def _log(group: str, head: InOrder) -> dict[str, object]:
     position = head.arrival.position
     return {
-        "group": group, "topic": head.queue.topic, "message_id": head.message.message_id,
+        "group": group,
+        "topic": head.queue.topic,
+        "message_id": head.message.message_id,
         "queue_id": head.queue.queue_id,
-        "queue_offset": position.offset if position else None, "queue_epoch": position.epoch if position else None,
-        "payload_hash": head.arrival.payload_hash, "content_version": head.arrival.content_version,
-    }  # fmt: skip
+        "queue_offset": position.offset if position else None,
+        "queue_epoch": position.epoch if position else None,
+        "payload_hash": head.arrival.payload_hash,
+        "content_version": head.arrival.content_version,
+    }
 
 
 def _fenced(lease: Acquired) -> dict[str, object]:
-    return {"group": lease.group, "topic": lease.topic, "message_id": lease.message_id, "token": lease.token}
+    return {
+        "group": lease.group,
+        "topic": lease.topic,
+        "message_id": lease.message_id,
+        "token": lease.token,
+    }
 
 
 def _not_parked(topic: str, key: str) -> DecisionRefused:

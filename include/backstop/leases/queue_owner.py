@@ -30,9 +30,16 @@ class OwnedQueue:
     fence: int
 
 
-def join(connection: Connection, group: str, topic: str, member: str, lease: timedelta = LEASE) -> dict[str, int]:
+def join(
+    connection: Connection, group: str, topic: str, member: str, lease: timedelta = LEASE
+) -> dict[str, int]:
     """Says that the member lives; the living members, each with the number of queues that it owns and does not drain."""
-    values = {"group": group, "topic": topic, "member": member, "lease_seconds": lease.total_seconds()}
+    values = {
+        "group": group,
+        "topic": topic,
+        "member": member,
+        "lease_seconds": lease.total_seconds(),
+    }
     return {row["member"]: row["owned"] for row in rows(connection, _SQL["join"], values)}
 
 
@@ -47,29 +54,52 @@ def declare(connection: Connection, group: str, topic: str, queues: Sequence[int
 
 
 def take(
-    connection: Connection, group: str, topic: str, member: str, queues: Collection[int], limit: int,
+    connection: Connection,
+    group: str,
+    topic: str,
+    member: str,
+    queues: Collection[int],
+    limit: int,
     lease: timedelta = LEASE,
-) -> list[OwnedQueue]:  # fmt: skip
+) -> list[OwnedQueue]:
     """Takes at most `limit` of these queues that are free, that their owner let expire, or that an earlier process of
     this member's name owned."""
     values = {
-        "group": group, "topic": topic, "member": member, "queues": sorted(queues), "limit": limit,
+        "group": group,
+        "topic": topic,
+        "member": member,
+        "queues": sorted(queues),
+        "limit": limit,
         "lease_seconds": lease.total_seconds(),
-    }  # fmt: skip
-    return [OwnedQueue(group, topic, row["queue_id"], row["fence"]) for row in rows(connection, _SQL["take"], values)]
+    }
+    return [
+        OwnedQueue(group, topic, row["queue_id"], row["fence"])
+        for row in rows(connection, _SQL["take"], values)
+    ]
 
 
 def renew(
-    connection: Connection, group: str, member: str, owned: Sequence[OwnedQueue], lease: timedelta = LEASE
+    connection: Connection,
+    group: str,
+    member: str,
+    owned: Sequence[OwnedQueue],
+    lease: timedelta = LEASE,
 ) -> set[OwnedQueue]:
     """Prolongs them; those that are still this member's."""
     if not owned:
         return set()
-    values = {"group": group, "member": member, "lease_seconds": lease.total_seconds(), **_columns(owned)}
+    values = {
+        "group": group,
+        "member": member,
+        "lease_seconds": lease.total_seconds(),
+        **_columns(owned),
+    }
     return _found(owned, rows(connection, _SQL["renew"], values))
 
 
-def drain(connection: Connection, member: str, queue: OwnedQueue, within: timedelta = DRAIN_TIMEOUT) -> bool:
+def drain(
+    connection: Connection, member: str, queue: OwnedQueue, within: timedelta = DRAIN_TIMEOUT
+) -> bool:
     """The member begins to hand the queue over; false when it is not its own any more."""
     values = {"member": member, "drain_seconds": within.total_seconds(), **_one(queue)}
     return bool(rows(connection, _SQL["drain"], values))
@@ -92,7 +122,9 @@ def held(
     return _found(asked, rows(connection, _SQL["holds"], values))
 
 
-def compare(connection: Connection, queue: OwnedQueue, stands_still: timedelta = STANDS_STILL) -> None:
+def compare(
+    connection: Connection, queue: OwnedQueue, stands_still: timedelta = STANDS_STILL
+) -> None:
     """Raises QueueLost when another member has taken the queue: the caller's transaction must roll back."""
     if not held(connection, [queue], stands_still):
         raise QueueLost(queue)
@@ -130,7 +162,12 @@ def _columns(queues: Sequence[OwnedQueue]) -> dict[str, object]:
 
 
 def _one(queue: OwnedQueue) -> dict[str, object]:
-    return {"group": queue.group, "topic": queue.topic, "queue_id": queue.queue_id, "fence": queue.fence}
+    return {
+        "group": queue.group,
+        "topic": queue.topic,
+        "queue_id": queue.queue_id,
+        "fence": queue.fence,
+    }
 
 
 def _found(asked: Sequence[OwnedQueue], found: list[dict[str, object]]) -> set[OwnedQueue]:

@@ -41,7 +41,9 @@ class Script:
     def __init__(self, name: str) -> None:
         folder = files("backstop.leases") / "lua"
         self.name = name
-        self.text = "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("record", name))
+        self.text = "".join(
+            (folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("record", name)
+        )
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest().encode()
 
 
@@ -55,9 +57,12 @@ class RedisExchange:
     def __init__(self, url: str, *, cluster: bool = False, timeout: float = SOCKET_SECONDS) -> None:
         self._url, self._is_cluster = url, cluster
         self._options: dict[str, Any] = {
-            "socket_timeout": timeout, "socket_connect_timeout": timeout, "decode_responses": False, "protocol": 2,
+            "socket_timeout": timeout,
+            "socket_connect_timeout": timeout,
+            "decode_responses": False,
+            "protocol": 2,
             "retry": Retry(NoBackoff(), 0),
-        }  # fmt: skip
+        }
         self._server: redis.Redis | None = None
         self._cluster: RedisCluster | None = None
 
@@ -79,9 +84,18 @@ class RedisExchange:
     def info(self, *sections: str) -> list[dict[str, Any]]:
         """What each primary says of itself in these sections of INFO. Raises StoreUnavailable."""
         nodes = self.nodes()
-        return list(self._guarded(lambda: [
-            {name: value for section in sections for name, value in node.info(section).items()} for node in nodes
-        ]))  # fmt: skip
+        return list(
+            self._guarded(
+                lambda: [
+                    {
+                        name: value
+                        for section in sections
+                        for name, value in node.info(section).items()
+                    }
+                    for node in nodes
+                ]
+            )
+        )
 
     def close(self) -> None:
         for client in (self._server, self._cluster):
@@ -109,7 +123,9 @@ class RedisExchange:
             by_node.setdefault(client.get_node_from_key(keys[0]).name, []).append(number)
         for name, numbers in by_node.items():
             node = client.get_node(node_name=name)
-            found = _exchange(client.get_redis_connection(node).connection_pool, [calls[n] for n in numbers])
+            found = _exchange(
+                client.get_redis_connection(node).connection_pool, [calls[n] for n in numbers]
+            )
             for number, answer in zip(numbers, found, strict=True):
                 answers[number] = answer
         return answers
@@ -117,12 +133,22 @@ class RedisExchange:
     def _guarded(self, ask: Any) -> Any:
         try:
             return ask()
-        except (RedisError, RedisClusterException, SlotNotCoveredError, OSError, ValueError) as error:
+        except (
+            RedisError,
+            RedisClusterException,
+            SlotNotCoveredError,
+            OSError,
+            ValueError,
+        ) as error:
             why = f"{type(error).__name__}: {error}".rstrip(". :")
             if self._is_cluster:  # after a failover its table of slots is old
                 self.close()
             why = mask_secrets(why, [urlsplit(self._url).password or ""])
-            said = "refused the connection" if isinstance(error, AuthenticationError) else "did not answer"
+            said = (
+                "refused the connection"
+                if isinstance(error, AuthenticationError)
+                else "did not answer"
+            )
             raise StoreUnavailable(
                 f"Redis, which holds the leases, {said}: {why}.",
                 kept="Nothing was assumed from its silence.",
@@ -133,7 +159,9 @@ class RedisExchange:
 def _exchange(pool: Any, calls: Sequence[Call]) -> list[Any]:
     answers = _once(pool, calls)
     missing = [number for number, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
-    if missing:  # a server that restarted or failed over forgot them; it certainly ran nothing of these
+    if (
+        missing
+    ):  # a server that restarted or failed over forgot them; it certainly ran nothing of these
         for script in {calls[number][0] for number in missing}:
             redis.Redis(connection_pool=pool).script_load(script.text)
         again = _once(pool, [calls[number] for number in missing])
@@ -158,7 +186,9 @@ def _once(pool: Any, calls: Sequence[Call]) -> list[Any]:
             for _ in sent:
                 try:
                     answers.append(connection.read_response())
-                except ResponseError as error:  # an answer like any other: those behind it must still be read
+                except (
+                    ResponseError
+                ) as error:  # an answer like any other: those behind it must still be read
                     answers.append(error)
         if any(isinstance(answer, ReadOnlyError) for answer in answers):
             connection.disconnect()  # a demoted primary: its name leads to another server the next time
@@ -172,4 +202,7 @@ def _once(pool: Any, calls: Sequence[Call]) -> list[Any]:
 
 def _packed(script: Script, keys: Sequence[bytes], arguments: Sequence[bytes]) -> bytes:
     words = [b"EVALSHA", script.sha, b"%d" % len(keys), *keys, *arguments]
-    return b"*%d\r\n%b" % (len(words), b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words]))
+    return b"*%d\r\n%b" % (
+        len(words),
+        b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words]),
+    )

@@ -35,7 +35,9 @@ CONSUMING_FOR = timedelta(hours=1)
 CONSUMED_FOR = timedelta(days=18)
 """More than the longest way back that the default policy allows: retention, redelivery, resends, replays."""
 ERROR_SHOWN = 200
-_BEGIN, _COMPLETE, _RELEASE, _RENEW = (Script(name) for name in ("begin", "complete", "release", "renew"))
+_BEGIN, _COMPLETE, _RELEASE, _RENEW = (
+    Script(name) for name in ("begin", "complete", "release", "renew")
+)
 _ENDS: dict[bytes, Begun] = {b"D": Done(), b"S": Superseded(), b"X": Conflict()}
 
 
@@ -87,15 +89,27 @@ class RedisGuard:
         refuse_repeated(arrivals)
         token, host = uuid4().hex, self._host
         asked = [
-            f"{a.content_version}|{a.payload_hash[:8].hex() if a.payload_hash else '-'}|{host}".encode() for a in arrivals
+            f"{a.content_version}|{a.payload_hash[:8].hex() if a.payload_hash else '-'}|{host}".encode()
+            for a in arrivals
         ]
         answers: list[Begun] = [Busy(self._retry_after)] * len(arrivals)
         parts = list(self._keys.in_buckets([(a.topic, a.message_id) for a in arrivals], CALL))
-        called = self._exchange.run([
-            (_BEGIN, [self._keys.expiry[bucket], self._keys.conflicts[bucket], *keys],
-             [self._lease, self._consuming_for, self._consumed_for, token.encode(), *[asked[n] for n in numbers]])
-            for bucket, numbers, keys in parts
-        ])  # fmt: skip
+        called = self._exchange.run(
+            [
+                (
+                    _BEGIN,
+                    [self._keys.expiry[bucket], self._keys.conflicts[bucket], *keys],
+                    [
+                        self._lease,
+                        self._consuming_for,
+                        self._consumed_for,
+                        token.encode(),
+                        *[asked[n] for n in numbers],
+                    ],
+                )
+                for bucket, numbers, keys in parts
+            ]
+        )
         group = self.group
         for (_, numbers, _), (fence, *others) in zip(parts, called, strict=True):
             for number in numbers:
@@ -132,7 +146,9 @@ class RedisGuard:
         if not self._fenced(_RELEASE, [b"F", self._consuming_for], [lease], told):
             raise lost(lease, "failed")
 
-    def give_back_many(self, leases: Sequence[Acquired], *, was_entered: bool = False) -> set[Acquired]:
+    def give_back_many(
+        self, leases: Sequence[Acquired], *, was_entered: bool = False
+    ) -> set[Acquired]:
         """A stopping worker releases messages it did not finish; those that were still its own. `was_entered`: their
         handlers had begun, so each stays an attempt."""
         return self._fenced(_RELEASE, [b"E" if was_entered else b"G", self._consuming_for], leases)
@@ -150,12 +166,16 @@ class RedisGuard:
         parts = [
             (token, [ours[n] for n in numbers], bucket, keys)
             for token, ours in by_token.items()
-            for bucket, numbers, keys in self._keys.in_buckets([(lease.topic, lease.message_id) for lease in ours], CALL)
+            for bucket, numbers, keys in self._keys.in_buckets(
+                [(lease.topic, lease.message_id) for lease in ours], CALL
+            )
         ]
-        called = self._exchange.run([
-            (script, [self._keys.expiry[bucket], *keys], [*arguments, token.encode(), *more])
-            for token, _, bucket, keys in parts
-        ])  # fmt: skip
+        called = self._exchange.run(
+            [
+                (script, [self._keys.expiry[bucket], *keys], [*arguments, token.encode(), *more])
+                for token, _, bucket, keys in parts
+            ]
+        )
         held = set(leases)
         for (_, ours, _, _), gone in zip(parts, called, strict=True):
             held.difference_update(ours[place] for place in gone)

@@ -107,9 +107,15 @@ def read_record(text: bytes) -> Record:
         record = text.decode("utf-8", "replace")
         version, hash_, host = record[67:].split("|", 3)[:3]
         return Record(
-            record[0], record[34:66], int(record[1:14]), int(record[14:30]), int(record[30:34]), int(version),
-            None if hash_ == "-" else hash_, unquote(host),
-        )  # fmt: skip
+            record[0],
+            record[34:66],
+            int(record[1:14]),
+            int(record[14:30]),
+            int(record[30:34]),
+            int(version),
+            None if hash_ == "-" else hash_,
+            unquote(host),
+        )
     except (ValueError, IndexError):
         raise ContractBroken(
             "A record of the guard in Redis cannot be read.",

@@ -14,7 +14,9 @@ from backstop.sql.run import Connection, rows
 _SQL = load("backstop.leases", "queries.sql")
 
 
-def record_done(connection: Connection, group: str, arrival: Arrival, owner_host: str | None = None) -> bool:
+def record_done(
+    connection: Connection, group: str, arrival: Arrival, owner_host: str | None = None
+) -> bool:
     """The last statement of the handler's transaction; false: roll back, then ask `why_not`."""
     return bool(rows(connection, _SQL["record_done"], _values(group, arrival, owner_host)))
 
@@ -29,16 +31,21 @@ def record_failure(
 
 def why_not(connection: Connection, group: str, arrival: Arrival) -> Begun:
     """What the log says of a copy that could not be recorded as done, counted there."""
-    return guard.refused_many(connection, group, [arrival], RETRY_AFTER).get(arrival.key, Busy(RETRY_AFTER))
+    return guard.refused_many(connection, group, [arrival], RETRY_AFTER).get(
+        arrival.key, Busy(RETRY_AFTER)
+    )
 
 
 def _values(group: str, arrival: Arrival, owner_host: str | None) -> dict[str, object]:
     position = arrival.position
     return {
-        "group": group, "topic": arrival.topic, "message_id": arrival.message_id,
+        "group": group,
+        "topic": arrival.topic,
+        "message_id": arrival.message_id,
         "queue_id": position.queue_id if position else None,
         "queue_offset": position.offset if position else None,
         "queue_epoch": position.epoch if position else None,
-        "payload_hash": arrival.payload_hash, "content_version": arrival.content_version,
+        "payload_hash": arrival.payload_hash,
+        "content_version": arrival.content_version,
         "owner_host": owner_host or socket.gethostname(),
-    }  # fmt: skip
+    }

@@ -29,4 +29,6 @@ class LimitedLog:
         if len(self._logged) >= _MOST_KINDS:
             self._logged.clear()
         self._logged[kind] = now, 0
-        self._log.warning("%s%s", text, f" ({met} times more since it was logged last)" if met else "")
+        self._log.warning(
+            "%s%s", text, f" ({met} times more since it was logged last)" if met else ""
+        )

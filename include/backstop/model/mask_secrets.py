@@ -16,7 +16,9 @@ def mask_secrets(text: str, secrets: Iterable[str]) -> str:
     A short secret, or one of letters alone, may be a part of other words (`shop` of `shop_a`): it is replaced only where it
     stands by itself, so that the message stays readable. Any other is replaced wherever it occurs.
     """
-    for secret in sorted(filter(None, set(secrets)), key=len, reverse=True):  # one may contain another
+    for secret in sorted(
+        filter(None, set(secrets)), key=len, reverse=True
+    ):  # one may contain another
         pattern = re.escape(secret)
         if secret.isalpha() or len(secret) < _SHORT:
             before = r"(?<!\w)" if re.match(r"\w", secret) else ""

@@ -64,7 +64,10 @@ class Verdict(State):
 
     VOIDED = "VOIDED", "the stub was voided, or a person discarded this delivery"
     CONFIRMED = "CONFIRMED", "the group's work is done"
-    DEAD_LETTERED = "DEAD_LETTERED", "an undecided dead letter of this group is there: triage owns it"
+    DEAD_LETTERED = (
+        "DEAD_LETTERED",
+        "an undecided dead letter of this group is there: triage owns it",
+    )
     PARKED = "PARKED", "its ordering key waits for a person"
     IN_PROGRESS = "IN_PROGRESS", "a consumer holds the lease, or touched the log a moment ago"
     WAITING = "WAITING", "it is too early to look"
@@ -113,7 +116,10 @@ class RequestState(State):
     REFUSED = "refused", "its number was handed out and the broker refused it"
     UNKNOWN = "unknown", "its number was handed out; the outcome is not known"
     NOT_NEEDED = "not_needed", "judged again at the claim: nothing to send; the number is free"
-    SUPERSEDED = "superseded", "the stub moved on before the claim; the number was not taken by this request"
+    SUPERSEDED = (
+        "superseded",
+        "the stub moved on before the claim; the number was not taken by this request",
+    )
 
 
 class LetterState(State):
@@ -121,16 +127,28 @@ class LetterState(State):
 
     OPEN = "open", "undecided, or waiting: its delivery is DEAD_LETTERED"
     REPLAYING = "replaying", "a resend request was made for it, and has not ended"
-    REPLAYED = "replayed", "its request's number was published: a copy is, or may be, with the broker; final"
+    REPLAYED = (
+        "replayed",
+        "its request's number was published: a copy is, or may be, with the broker; final",
+    )
     DISCARDED = "discarded", "nothing is left to do: the log, or a person, proves it; final"
 
 
 class Category(State):
     """What kind of death it was."""
 
-    DUPLICATE_SUPPRESSED = "duplicate_suppressed", "the client took a redelivery for a duplicate and did not process it"
-    ALREADY_CONFIRMED = "already_confirmed", "the group's log proves the work done: a false dead letter"
-    BUSY_EXHAUSTED = "busy_exhausted", "the broker gave up while the message was busy; the log shows no failure"
+    DUPLICATE_SUPPRESSED = (
+        "duplicate_suppressed",
+        "the client took a redelivery for a duplicate and did not process it",
+    )
+    ALREADY_CONFIRMED = (
+        "already_confirmed",
+        "the group's log proves the work done: a false dead letter",
+    )
+    BUSY_EXHAUSTED = (
+        "busy_exhausted",
+        "the broker gave up while the message was busy; the log shows no failure",
+    )
     EXPIRED = "expired", "it was not taken before its time to live was over"
     TRANSIENT = "transient", "what the handler needs was away: trying again can help"
     POISON = "poison", "the handler cannot process this content, however often it is tried"
@@ -165,7 +183,9 @@ class Message:
 
     def with_headers(self, headers: Mapping[str, str]) -> Message:
         """The same message with other headers."""
-        return Message(self.topic, self.message_id, self.content, headers, self.tag, self.partition_key)
+        return Message(
+            self.topic, self.message_id, self.content, headers, self.tag, self.partition_key
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,4 +299,7 @@ class Counts(dict[str, int]):
         return total
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {number}" for name, number in sorted(self.items())) or "nothing to do"
+        return (
+            ", ".join(f"{name} {number}" for name, number in sorted(self.items()))
+            or "nothing to do"
+        )

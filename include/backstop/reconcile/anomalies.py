@@ -68,7 +68,9 @@ def _reached(control: Any, subject: str) -> datetime:
     return row[0] if row else _EPOCH
 
 
-def _next_batch(sources: Sources, group: str, since: datetime, until: datetime) -> tuple[list[LogRow], datetime]:
+def _next_batch(
+    sources: Sources, group: str, since: datetime, until: datetime
+) -> tuple[list[LogRow], datetime]:
     """Logs from `since` on, and the instant to go on from. Rows of a full batch's last instant are read again."""
     limit = _BATCH
     while True:
@@ -91,9 +93,20 @@ def _look(settings: Settings, sources: Sources, run: Run, logs: list[LogRow]) ->
         subject = row_key(log.consumer_group, *key)
         where = (log.topic, log.message_id, log.consumer_group)
         if key not in status:
-            found.append(("ORPHAN", subject, *where, "a log without a stub on any shard", 1, run.run_id))
+            found.append(
+                ("ORPHAN", subject, *where, "a log without a stub on any shard", 1, run.run_id)
+            )
         elif status[key] == StubStatus.VOIDED and log.state == "CONSUMED":
-            found.append(("VOIDED_BUT_CONSUMED", subject, *where, "consumed although withdrawn", 1, run.run_id))
+            found.append(
+                (
+                    "VOIDED_BUT_CONSUMED",
+                    subject,
+                    *where,
+                    "consumed although withdrawn",
+                    1,
+                    run.run_id,
+                )
+            )
         if log.duplicates_stopped > 0:
             detail = f"received again and stopped {log.duplicates_stopped} times"
             found.append(("DUPLICATE", subject, *where, detail, log.duplicates_stopped, run.run_id))

@@ -46,7 +46,12 @@ class Window:
 
 
 def answer(
-    window: Window, stubs: int, owed: int, counts: list[Counted], broken: int, missed: Mapping[str, str]
+    window: Window,
+    stubs: int,
+    owed: int,
+    counts: list[Counted],
+    broken: int,
+    missed: Mapping[str, str],
 ) -> tuple[Answer, str]:
     """The answer and its sentence. `stubs`: all that were read; `owed`: those that some group owes; `broken`: rows that break
     their contract."""
@@ -59,18 +64,29 @@ def answer(
     if broken:
         gaps.append(f"{broken:,} stubs break their contract and were not judged")
     if unowed := stubs - broken - owed:
-        gaps.append(f"{unowed:,} stubs are owed by no group, so no log can prove anything about them")
+        gaps.append(
+            f"{unowed:,} stubs are owed by no group, so no log can prove anything about them"
+        )
     if unknown := by_standing.get("unknown", 0):
         gaps.append(f"{unknown:,} deliveries could not be judged")
     if not_proven := by_standing.get("not_proven", 0):
-        gaps.append(f"{not_proven:,} deliveries were confirmed earlier, and their logs are not there though nothing was purged")
+        gaps.append(
+            f"{not_proven:,} deliveries were confirmed earlier, and their logs are not there though nothing was purged"
+        )
     if lost := by_standing.get("lost", 0):
         also = f"; and not everything is known: {'; '.join(gaps)}" if gaps else ""
         return Answer.LOST, f"{lost:,} deliveries {window} are lost ({read}){also}."
     if gaps:
         return Answer.INCOMPLETE, f"Nothing can be proven {window} ({read}): {'; '.join(gaps)}."
     if unfinished := by_standing.get("unfinished", 0):
-        return Answer.UNFINISHED, f"Nothing {window} is lost so far; {unfinished:,} deliveries are not finished ({read})."
+        return (
+            Answer.UNFINISHED,
+            f"Nothing {window} is lost so far; {unfinished:,} deliveries are not finished ({read}).",
+        )
     earlier = by_standing.get("confirmed_earlier", 0)
-    purged = f"; {earlier:,} of them were confirmed by earlier runs, and their logs purged since" if earlier else ""
+    purged = (
+        f"; {earlier:,} of them were confirmed by earlier runs, and their logs purged since"
+        if earlier
+        else ""
+    )
     return Answer.NOTHING_LOST, f"Nothing was lost {window}: {read}{purged}."

@@ -14,11 +14,24 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS: Mapping[str, str] = {
-    "shard": "string", "topic": "string", "message_id": "string", "consumer_group": "string", "standing": "string",
-    "verdict": "string", "reason": "string", "status": "string", "send_count": "int", "refusals": "int",
-    "created_at": "bigint", "queue_id": "int", "queue_offset": "bigint", "log_state": "string",
-    "log_updated_at": "bigint", "next_look_at": "bigint", "missing": "string",
-}  # fmt: skip
+    "shard": "string",
+    "topic": "string",
+    "message_id": "string",
+    "consumer_group": "string",
+    "standing": "string",
+    "verdict": "string",
+    "reason": "string",
+    "status": "string",
+    "send_count": "int",
+    "refusals": "int",
+    "created_at": "bigint",
+    "queue_id": "int",
+    "queue_offset": "bigint",
+    "log_state": "string",
+    "log_updated_at": "bigint",
+    "next_look_at": "bigint",
+    "missing": "string",
+}
 FORMATS = ("jsonl", "parquet")
 _MODULUS = 2**256
 
@@ -33,9 +46,13 @@ class Digest:
 
     def add(self, row: Mapping[str, Any]) -> str:
         """Takes one row in; returns its canonical JSON."""
-        line = json.dumps({name: row[name] for name in COLUMNS}, ensure_ascii=False, separators=(",", ":"))
+        line = json.dumps(
+            {name: row[name] for name in COLUMNS}, ensure_ascii=False, separators=(",", ":")
+        )
         self.rows += 1
-        self.total = (self.total + int.from_bytes(hashlib.sha256(line.encode()).digest())) % _MODULUS
+        self.total = (
+            self.total + int.from_bytes(hashlib.sha256(line.encode()).digest())
+        ) % _MODULUS
         standing = str(row["standing"])
         self.by_standing[standing] = self.by_standing.get(standing, 0) + 1
         return line
@@ -44,7 +61,9 @@ class Digest:
         return f"{self.total:064x}"
 
 
-def write_export(tables: Iterable[Any], folder: Path, formats: Sequence[str]) -> tuple[list[Path], Digest]:
+def write_export(
+    tables: Iterable[Any], folder: Path, formats: Sequence[str]
+) -> tuple[list[Path], Digest]:
     """Arrow tables with COLUMNS -> the files written (none without formats) and the digest of all rows."""
     from contextlib import ExitStack
 
@@ -55,8 +74,16 @@ def write_export(tables: Iterable[Any], folder: Path, formats: Sequence[str]) ->
     digest, schema = Digest(), arrow_schema(COLUMNS)
     paths = {kind: folder / f"deliveries.{kind}" for kind in formats}
     with ExitStack() as stack:
-        lines = stack.enter_context(paths["jsonl"].open("w", encoding="utf-8")) if "jsonl" in paths else None
-        columns = stack.enter_context(pq.ParquetWriter(paths["parquet"], schema)) if "parquet" in paths else None
+        lines = (
+            stack.enter_context(paths["jsonl"].open("w", encoding="utf-8"))
+            if "jsonl" in paths
+            else None
+        )
+        columns = (
+            stack.enter_context(pq.ParquetWriter(paths["parquet"], schema))
+            if "parquet" in paths
+            else None
+        )
         for table in tables:
             part = table.select(list(COLUMNS)).cast(schema)
             if columns is not None:

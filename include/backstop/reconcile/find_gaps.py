@@ -30,15 +30,22 @@ def find_gaps(settings: Settings, sources: Sources, control: Any, run: Run) -> C
     """
     counts = Counts()
     observed = [
-        name for name, topic in settings.topics.items()
+        name
+        for name, topic in settings.topics.items()
         if topic.mode == "observe" and settings.policy_for(name).ordering_gap == "case"
-    ]  # fmt: skip
+    ]
     after = Key("", "")
     while observed:
         with control, control.cursor() as cursor:
-            cursor.execute(_SQL["eligible_observed"], {
-                "run_id": run.run_id, "topics": observed, **after._asdict(), "limit": _PAGE,
-            })  # fmt: skip
+            cursor.execute(
+                _SQL["eligible_observed"],
+                {
+                    "run_id": run.run_id,
+                    "topics": observed,
+                    **after._asdict(),
+                    "limit": _PAGE,
+                },
+            )
             rows = cursor.fetchall()
         if not rows:
             break
@@ -65,10 +72,16 @@ def _ask_people(sources: Sources, control: Any, run: Run, shard: str, keys: list
         hold(cursor, run)
         for (topic, ordering_key), found in sorted(gaps.items()):
             open_case(
-                cursor, kind="order_gap", topic=topic, group="*", subject=ordering_key, severity="warning",
+                cursor,
+                kind="order_gap",
+                topic=topic,
+                group="*",
+                subject=ordering_key,
+                severity="warning",
                 summary=f"{len(found)} lost messages of {topic} belong before others of key {ordering_key!r} that may have been"
-                        " sent already; the topic is only observed",
+                " sent already; the topic is only observed",
                 evidence={"ordering_key": ordering_key, "in_the_way": found[0][1]},
-                members=[(shard, topic, message_id, "*") for message_id, _ in found], run_id=run.run_id,
-            )  # fmt: skip
+                members=[(shard, topic, message_id, "*") for message_id, _ in found],
+                run_id=run.run_id,
+            )
     return sum(len(found) for found in gaps.values())

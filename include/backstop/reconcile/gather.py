@@ -82,13 +82,25 @@ class Gathered:
 
 
 def gather(
-    spark: SparkSession, settings: Settings, connections: Connections, control: Any, run: Run, sources: Sources,
-    due: Due, phases: Phases, partitions: int,
-) -> Gathered:  # fmt: skip
+    spark: SparkSession,
+    settings: Settings,
+    connections: Connections,
+    control: Any,
+    run: Run,
+    sources: Sources,
+    due: Due,
+    phases: Phases,
+    partitions: int,
+) -> Gathered:
     """Every sound stub with its deliveries' logs, held fast, and the rule over them. Broken rows go to the quarantine, what
     was seen of queues and groups to the progress tables; both writes hold the run's token (RunLost)."""
     topics = {one.topic for one in due.read if one.sound and one.topic is not None}
-    went_to = {(one.topic, broker) for one in due.read if one.sound and one.topic is not None for broker in one.brokers}
+    went_to = {
+        (one.topic, broker)
+        for one in due.read
+        if one.sound and one.topic is not None
+        for broker in one.brokers
+    }
     phases.end("read")
 
     with control, control.cursor() as cursor:
@@ -103,12 +115,15 @@ def gather(
     phases.end("look")
 
     tables = {
-        "policy": policy, "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
+        "policy": policy,
+        "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
         "start_offset": table(frames.START_OFFSET, start_offsets),
-    }  # fmt: skip
+    }
     scans = choose_scans(settings, sources, due, partitions)
     logs = scanned_logs(spark, settings, connections, scans, due.buckets)
-    held = look_up(due.packets, logs, due.buckets, tables, settings, connections).localCheckpoint(eager=True)
+    held = look_up(due.packets, logs, due.buckets, tables, settings, connections).localCheckpoint(
+        eager=True
+    )
     told = _told(held)
     for row in told[MISSED]:
         sources.unreachable.setdefault(row["subject"], row["why"])
@@ -119,26 +134,40 @@ def gather(
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["every_decision"], {"topics": sorted(topics)})
         decisions = [dict(zip(frames.DECISION, row, strict=True)) for row in cursor.fetchall()]
-    rule = Rule({
-        "policy": policy, "instant": table(frames.INSTANT, [{"as_of": frames.micros(run.as_of)}]),
-        "group_state": table(frames.GROUP_STATE, looks.group_state_rows()),
-        "shard_state": table(frames.SHARD_STATE, looks.shard_state_rows()),
-        "progress": table(frames.PROGRESS, looks.progress_rows()), "waiting": table(frames.WAITING, looks.waiting_rows()),
-        "dead_letter": looks.dead.table(),
-        "decision": table(frames.DECISION, decisions), "no_taker": table(frames.NO_TAKER, frames.no_taker_rows(settings)),
-    })  # fmt: skip
+    rule = Rule(
+        {
+            "policy": policy,
+            "instant": table(frames.INSTANT, [{"as_of": frames.micros(run.as_of)}]),
+            "group_state": table(frames.GROUP_STATE, looks.group_state_rows()),
+            "shard_state": table(frames.SHARD_STATE, looks.shard_state_rows()),
+            "progress": table(frames.PROGRESS, looks.progress_rows()),
+            "waiting": table(frames.WAITING, looks.waiting_rows()),
+            "dead_letter": looks.dead.table(),
+            "decision": table(frames.DECISION, decisions),
+            "no_taker": table(frames.NO_TAKER, frames.no_taker_rows(settings)),
+        }
+    )
     phases.end("lookup")
     missed = {**_doubtful_clocks(settings, looks, sources.unreachable), **sources.unreachable}
     looked_up = told[LOOKED_UP]
     return Gathered(
-        held, rule, broken, len(told[BROKEN_STUBS]), missed, looks.unlisted, sum(row["proven"] for row in looked_up),
-        sum(row["asked"] for row in looked_up), scans.lineages,
-    )  # fmt: skip
+        held,
+        rule,
+        broken,
+        len(told[BROKEN_STUBS]),
+        missed,
+        looks.unlisted,
+        sum(row["proven"] for row in looked_up),
+        sum(row["asked"] for row in looked_up),
+        scans.lineages,
+    )
 
 
 def _told(held: DataFrame) -> dict[str, list[dict[str, Any]]]:
     """The rows of all packets but HELD, by kind."""
-    told: dict[str, list[dict[str, Any]]] = {kind: [] for kind in (BROKEN_STUBS, BROKEN_LOGS, MISSED, LOOKED_UP)}
+    told: dict[str, list[dict[str, Any]]] = {
+        kind: [] for kind in (BROKEN_STUBS, BROKEN_LOGS, MISSED, LOOKED_UP)
+    }
     for row in held.where(f"kind <> '{HELD}'").select("kind", "packet").collect():
         told[row["kind"]] += unpack(bytes(row["packet"])).to_pylist()
     return told
@@ -150,7 +179,9 @@ def _doubtful_clocks(settings: Settings, looks: Looks, away: Mapping[str, str]) 
     for (topic, group), seen in looks.groups.items():
         store = f"store {settings.groups[group].store}"
         if not seen.clock_good and topic in looks.queues and store not in away:
-            problems[f"clock of group {group}"] = "the clocks of its store, its broker and the control database differ"
+            problems[f"clock of group {group}"] = (
+                "the clocks of its store, its broker and the control database differ"
+            )
     for shard, (clock_good, _) in looks.shards.items():
         if not clock_good and f"shard {shard}" not in away:
             problems[f"clock of shard {shard}"] = "its clock and the control database's differ"

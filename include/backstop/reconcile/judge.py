@@ -25,9 +25,15 @@ _SQL = load("backstop.reconcile", "queries.sql")
 
 
 def judge(
-    spark: SparkSession, settings: Settings, connections: Connections, control: Any, run: Run, scope: Scope,
-    *, say: Callable[[str], None] = lambda _: None,
-) -> Counts:  # fmt: skip
+    spark: SparkSession,
+    settings: Settings,
+    connections: Connections,
+    control: Any,
+    run: Run,
+    scope: Scope,
+    *,
+    say: Callable[[str], None] = lambda _: None,
+) -> Counts:
     """Stages verdicts, stub outcomes and counts of everything due at `run.as_of`; returns the counts by verdict.
 
     Every write holds the run's token; a judge that was taken over raises RunLost. What did not answer is in the table
@@ -35,7 +41,9 @@ def judge(
     """
     phases, counts = Phases(say), Counts()
     stage = begin_stage(control, run)
-    partitions = max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
+    partitions = (
+        max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
+    )
     with Sources(settings, connections) as sources:
         if not run.dry_run:
             # Again before the read, because time has passed since the run began; what fails here makes the run incomplete.
@@ -44,9 +52,13 @@ def judge(
             for name, error in failed.items():
                 sources.missed(f"attempts of shard {name}", error)
         due = read_due(spark, settings, connections, sources, run.as_of, scope, partitions)
-        gathered = gather(spark, settings, connections, control, run, sources, due, phases, partitions)
+        gathered = gather(
+            spark, settings, connections, control, run, sources, due, phases, partitions
+        )
         away = len(sources.unreachable)
-    by_verdict, share = judge_and_stage(gathered.held, gathered.rule, run.run_id, stage, settings, connections)
+    by_verdict, share = judge_and_stage(
+        gathered.held, gathered.rule, run.run_id, stage, settings, connections
+    )
     phases.end("judge")
     phases.split("judge", "stage", share)
     if gathered.broken_stubs:
@@ -55,16 +67,29 @@ def judge(
         hold(cursor, run)
         for row in by_verdict:
             cursor.execute(_SQL["stage_count"], {"run_id": run.run_id, "stage": stage, **row})
-        subjects = {f"shard {name}": sum(one.rows for one in due.read if one.shard == name) for name in settings.producers}
+        subjects = {
+            f"shard {name}": sum(one.rows for one in due.read if one.shard == name)
+            for name in settings.producers
+        }
         lineages = {f"store {name}": lineage for name, lineage in gathered.lineages.items()}
         for subject in sorted({*subjects, *gathered.missed, *lineages}):
             detail = gathered.missed.get(subject)
-            cursor.execute(_SQL["stage_read"], {
-                "run_id": run.run_id, "stage": stage, "subject": subject, "rows_read": subjects.get(subject, 0),
-                "complete": detail is None, "detail": detail, "lineage": lineages.get(subject),
-            })  # fmt: skip
+            cursor.execute(
+                _SQL["stage_read"],
+                {
+                    "run_id": run.run_id,
+                    "stage": stage,
+                    "subject": subject,
+                    "rows_read": subjects.get(subject, 0),
+                    "complete": detail is None,
+                    "detail": detail,
+                    "lineage": lineages.get(subject),
+                },
+            )
         phases.end("stage")
-        cursor.execute(_SQL["save_phases"], {"run_id": run.run_id, "phases": record.as_json(phases.seconds)})
+        cursor.execute(
+            _SQL["save_phases"], {"run_id": run.run_id, "phases": record.as_json(phases.seconds)}
+        )
     counts.add("stubs_read", sum(one.rows for one in due.read))
     for row in by_verdict:
         counts.add("deliveries", row["deliveries"])

@@ -27,16 +27,25 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 COUNTED = {
-    "topic": "string", "consumer_group": "string", "verdict": "string", "deliveries": "bigint", "eligible": "bigint",
+    "topic": "string",
+    "consumer_group": "string",
+    "verdict": "string",
+    "deliveries": "bigint",
+    "eligible": "bigint",
     "newly": "bigint",
-}  # fmt: skip
+}
 _SPENT = {"seconds": "double", "staging": "double"}
 _SQL = load("backstop.reconcile", "staged.sql")
 Batches = Iterator["pa.RecordBatch"]
 
 
 def judge_and_stage(
-    held: DataFrame, rule: Rule, run_id: int, stage: int, settings: Settings, connections: Connections
+    held: DataFrame,
+    rule: Rule,
+    run_id: int,
+    stage: int,
+    settings: Settings,
+    connections: Connections,
 ) -> tuple[list[dict[str, Any]], float]:
     """Judges packets of lookup.HELD and stages verdicts and stub outcomes; returns rows of COUNTED, and which share of the time
     was spent on staging."""
@@ -51,10 +60,17 @@ def judge_and_stage(
         for what in ("deliveries", "eligible", "newly"):
             counts[row["topic"], row["consumer_group"], row["verdict"], what] += row[what]
     found = [
-        {"topic": topic, "consumer_group": group, "verdict": verdict,
-         **{what: counts[topic, group, verdict, what] for what in ("deliveries", "eligible", "newly")}}
+        {
+            "topic": topic,
+            "consumer_group": group,
+            "verdict": verdict,
+            **{
+                what: counts[topic, group, verdict, what]
+                for what in ("deliveries", "eligible", "newly")
+            },
+        }
         for topic, group, verdict in sorted({key[:3] for key in counts})
-    ]  # fmt: skip
+    ]
     return found, staging / seconds if seconds else 0.0
 
 
@@ -99,7 +115,9 @@ class _Staging:
         if self._cursor is None:
             self._open()
         if self._is_mine:
-            fill_incoming(self._cursor, "staged_verdict", STAGED_VERDICT, self._run_id, self._stage, verdicts)
+            fill_incoming(
+                self._cursor, "staged_verdict", STAGED_VERDICT, self._run_id, self._stage, verdicts
+            )
             copy_stubs(self._cursor, self._run_id, self._stage, stubs)
 
     def _open(self) -> None:

@@ -31,7 +31,9 @@ class JudgedBatch:
     judged: Any
 
 
-def judge_batches(rule: Rule, engine: Engine, batches: Iterator[pa.RecordBatch]) -> Iterator[JudgedBatch]:
+def judge_batches(
+    rule: Rule, engine: Engine, batches: Iterator[pa.RecordBatch]
+) -> Iterator[JudgedBatch]:
     """Packets of lookup.HELD -> judged, one table after the other."""
     import pyarrow.compute as pc
 
@@ -39,13 +41,20 @@ def judge_batches(rule: Rule, engine: Engine, batches: Iterator[pa.RecordBatch])
         stubs = held.filter(_firsts(held))
         # These may be many: only those of these messages are given to the engine.
         mine = {
-            name: rule.tables[name].filter(pc.is_in(rule.tables[name].column("message_id"), stubs.column("message_id")))
+            name: rule.tables[name].filter(
+                pc.is_in(rule.tables[name].column("message_id"), stubs.column("message_id"))
+            )
             for name in ("waiting", "dead_letter", "decision")
         }
-        judged = engine.run("verdict", {
-            **rule.tables, **mine, "attempt": _attempts(stubs),
-            "delivery": held.filter(pc.is_valid(held.column("consumer_group"))),
-        })  # fmt: skip
+        judged = engine.run(
+            "verdict",
+            {
+                **rule.tables,
+                **mine,
+                "attempt": _attempts(stubs),
+                "delivery": held.filter(pc.is_valid(held.column("consumer_group"))),
+            },
+        )
         yield JudgedBatch(stubs, judged)
 
 

@@ -12,7 +12,11 @@ from backstop.model.errors import Unavailable
 
 def not_continued(settings: Settings, sources: Sources, lineages: Mapping[str, str]) -> list[str]:
     """Of these stores (name -> lineage before the scan), those that are another server now, went back, or do not answer."""
-    return [store for store, lineage in lineages.items() if not _continues(settings, sources, store, lineage)]
+    return [
+        store
+        for store, lineage in lineages.items()
+        if not _continues(settings, sources, store, lineage)
+    ]
 
 
 def topics_of(settings: Settings, store: str) -> list[str]:

@@ -34,22 +34,30 @@ _SQL = load("backstop.reconcile", "packets.sql")
 
 
 def look_up(
-    stubs: DataFrame, logs: DataFrame | None, buckets: int, tables: Mapping[str, Any], settings: Settings,
+    stubs: DataFrame,
+    logs: DataFrame | None,
+    buckets: int,
+    tables: Mapping[str, Any],
+    settings: Settings,
     connections: Connections,
-) -> DataFrame:  # fmt: skip
+) -> DataFrame:
     """Packets of stubs and attempts, and packets of scanned logs -> packets of HELD and of the other kinds above.
 
     `tables`: policy, group_tag and start_offset, as Arrow tables. A store that does not answer leaves `log_answered` false,
     never "no row".
     """
     prove_and_ask = _look_up(dict(tables), settings, connections)
-    if buckets == 1 and logs is None:  # most runs: one task asks by key, and there is nothing to shuffle
+    if (
+        buckets == 1 and logs is None
+    ):  # most runs: one task asks by key, and there is nothing to shuffle
         return stubs.coalesce(1).mapInArrow(_whole(prove_and_ask), PACKETS)
     # So many more partitions than buckets that two of them seldom share a task.
     tasks = 1 if buckets == 1 else 4 * buckets
     logs = no_packets(stubs.sparkSession) if logs is None else logs
     by_bucket = stubs.repartition(tasks, "bucket").groupBy("bucket")
-    return by_bucket.cogroup(logs.repartition(tasks, "bucket").groupBy("bucket")).applyInArrow(prove_and_ask, PACKETS)
+    return by_bucket.cogroup(logs.repartition(tasks, "bucket").groupBy("bucket")).applyInArrow(
+        prove_and_ask, PACKETS
+    )
 
 
 def _whole(
@@ -61,7 +69,9 @@ def _whole(
         import pyarrow as pa
 
         if stubs := list(batches):
-            yield from prove_and_ask(pa.Table.from_batches(stubs), pa.Table.from_batches([as_batch([])])).to_batches()
+            yield from prove_and_ask(
+                pa.Table.from_batches(stubs), pa.Table.from_batches([as_batch([])])
+            ).to_batches()
 
     return ask
 
@@ -106,18 +116,39 @@ def _look_up(
             proven = engine.query(_SQL["proven"], {"owed": owed, "scanned": scanned})
             with Sources(settings, connections) as sources:
                 found, answered = read_logs(sources, rest, away)
-                why_away.update({store: sources.unreachable[f"store {store}"] for store in away - set(why_away)})
-                missed = {**sources.unreachable, **{f"store {store}": why for store, why in why_away.items()}}
+                why_away.update(
+                    {store: sources.unreachable[f"store {store}"] for store in away - set(why_away)}
+                )
+                missed = {
+                    **sources.unreachable,
+                    **{f"store {store}": why for store, why in why_away.items()},
+                }
             # Of a group whose every key is proven nothing was asked, and nothing is open.
-            groups, asked = (set(rows.column("consumer_group").to_pylist()) for rows in (owed, answered))
-            all_proven = table(frames.ANSWERED, [{"consumer_group": group, "answered": True} for group in groups - asked])
-            logged, answered = pa.concat_tables([found, proven]), pa.concat_tables([answered, all_proven])
-            delivery = engine.run("delivery", {"owed": owed, "found_log": logged, "answered": answered})
+            groups, asked = (
+                set(rows.column("consumer_group").to_pylist()) for rows in (owed, answered)
+            )
+            all_proven = table(
+                frames.ANSWERED,
+                [{"consumer_group": group, "answered": True} for group in groups - asked],
+            )
+            logged, answered = (
+                pa.concat_tables([found, proven]),
+                pa.concat_tables([answered, all_proven]),
+            )
+            delivery = engine.run(
+                "delivery", {"owed": owed, "found_log": logged, "answered": answered}
+            )
         finally:
             engine.close()
         packets = [
-            Packet(0, LOOKED_UP, pack(pa.table({"proven": [owed.num_rows - rest.num_rows], "asked": [rest.num_rows]}))),
-        ]  # fmt: skip
+            Packet(
+                0,
+                LOOKED_UP,
+                pack(
+                    pa.table({"proven": [owed.num_rows - rest.num_rows], "asked": [rest.num_rows]})
+                ),
+            ),
+        ]
         if sound.num_rows:
             packets.append(Packet(0, HELD, pack(_beside(sound, delivery))))
         if broken.num_rows:
@@ -126,7 +157,13 @@ def _look_up(
         if odd.num_rows:
             packets.append(Packet(0, BROKEN_LOGS, pack(odd.select(_BROKEN_LOG))))
         if missed:
-            packets.append(Packet(0, MISSED, pack(pa.table({"subject": list(missed), "why": list(missed.values())}))))
+            packets.append(
+                Packet(
+                    0,
+                    MISSED,
+                    pack(pa.table({"subject": list(missed), "why": list(missed.values())})),
+                )
+            )
         return pa.Table.from_batches([as_batch(packets)])
 
     return prove_and_ask
@@ -139,7 +176,9 @@ def _beside(stubs: pa.Table, delivery: pa.Table) -> pa.Table:
 
     places = pc.index_in(delivery.column("stub_id"), stubs.column("stub_id").combine_chunks())
     owed = stubs.take(places)
-    alone = stubs.filter(pc.invert(pc.is_in(stubs.column("stub_id"), delivery.column("stub_id").combine_chunks())))
+    alone = stubs.filter(
+        pc.invert(pc.is_in(stubs.column("stub_id"), delivery.column("stub_id").combine_chunks()))
+    )
     for name in _FOUND:
         found = delivery.column(name)
         owed = owed.append_column(name, found)

@@ -26,16 +26,26 @@ _SEVERITY = {"mass_loss": "critical", "exhausted": "critical", "new_epoch": "cri
 
 
 def open_cases(
-    cursor: Any, run_id: int, found: Mapping[CaseKey, Sequence[Member]], evidence: Mapping[CaseKey, Mapping[str, object]]
+    cursor: Any,
+    run_id: int,
+    found: Mapping[CaseKey, Sequence[Member]],
+    evidence: Mapping[CaseKey, Mapping[str, object]],
 ) -> Counts:
     """Returns `cases`, and the deliveries of each kind; in the caller's transaction."""
     counts = Counts()
     for (kind, topic, group), members in found.items():
         open_case(
-            cursor, kind=kind, topic=topic, group=group, subject="", severity=_SEVERITY.get(kind, "warning"),
+            cursor,
+            kind=kind,
+            topic=topic,
+            group=group,
+            subject="",
+            severity=_SEVERITY.get(kind, "warning"),
             summary=_SUMMARIES[kind].format(n=len(members), topic=topic, group=group),
-            evidence=evidence.get((kind, topic, group), {}), members=members, run_id=run_id,
-        )  # fmt: skip
+            evidence=evidence.get((kind, topic, group), {}),
+            members=members,
+            run_id=run_id,
+        )
         counts.add("cases")
         counts.add(f"case_{kind}", len(members))
     return counts

@@ -26,12 +26,18 @@ FEW_DELIVERIES = 20_000
 
 def buckets_for(deliveries: int, partitions: int) -> int:
     """Into how many buckets so many are dealt at most: few make one, more keep every core at work."""
-    return 1 if deliveries <= FEW_DELIVERIES else max(partitions, -(-deliveries // DELIVERIES_OF_BUCKET))
+    return (
+        1
+        if deliveries <= FEW_DELIVERIES
+        else max(partitions, -(-deliveries // DELIVERIES_OF_BUCKET))
+    )
 
 
 def no_packets(spark: SparkSession) -> DataFrame:
     """An empty packet frame. `createDataFrame` would start a second Python daemon for it, which takes seconds."""
-    return spark.range(0).selectExpr("CAST(id AS int) AS bucket", "'' AS kind", "CAST('' AS binary) AS packet")
+    return spark.range(0).selectExpr(
+        "CAST(id AS int) AS bucket", "'' AS kind", "CAST('' AS binary) AS packet"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,9 @@ def pack(table: pa.Table) -> bytes:
     import pyarrow as pa
 
     packed = pa.BufferOutputStream()
-    with pa.ipc.new_stream(packed, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as stream:
+    with pa.ipc.new_stream(
+        packed, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")
+    ) as stream:
         stream.write_table(table)
     return bytes(packed.getvalue().to_pybytes())
 
@@ -65,7 +73,10 @@ def of_kind(packets: pa.Table, kind: str) -> list[pa.Table]:
     """The tables of one kind, in a table of packets."""
     import pyarrow.compute as pc
 
-    return [unpack(packet) for packet in packets.filter(pc.equal(packets.column("kind"), kind)).column("packet")]
+    return [
+        unpack(packet)
+        for packet in packets.filter(pc.equal(packets.column("kind"), kind)).column("packet")
+    ]
 
 
 def by_bucket(kind: str, table: pa.Table) -> list[Packet]:
@@ -77,7 +88,9 @@ def by_bucket(kind: str, table: pa.Table) -> list[Packet]:
     present = pc.unique(buckets).to_pylist()
     if len(present) == 1:
         return [Packet(present[0], kind, pack(rows))]
-    return [Packet(bucket, kind, pack(rows.filter(pc.equal(buckets, bucket)))) for bucket in present]
+    return [
+        Packet(bucket, kind, pack(rows.filter(pc.equal(buckets, bucket)))) for bucket in present
+    ]
 
 
 def as_batch(packets: Iterable[Packet]) -> pa.RecordBatch:
@@ -85,10 +98,13 @@ def as_batch(packets: Iterable[Packet]) -> pa.RecordBatch:
     import pyarrow as pa
 
     rows = list(packets)
-    return pa.RecordBatch.from_pydict({
-        "bucket": pa.array([row.bucket for row in rows], pa.int32()), "kind": pa.array([row.kind for row in rows], pa.string()),
-        "packet": pa.array([row.packet for row in rows], pa.binary()),
-    })  # fmt: skip
+    return pa.RecordBatch.from_pydict(
+        {
+            "bucket": pa.array([row.bucket for row in rows], pa.int32()),
+            "kind": pa.array([row.kind for row in rows], pa.string()),
+            "packet": pa.array([row.packet for row in rows], pa.binary()),
+        }
+    )
 
 
 def in_batches(packets: Iterable[Packet]) -> Iterator[pa.RecordBatch]:
@@ -103,10 +119,17 @@ def limits(buckets: int, topics: Iterable[str], statuses: Iterable[str]) -> dict
 
     return {
         "dealt": pa.table({"buckets": pa.array([buckets], pa.int32())}),
-        "bound": pa.table({
-            "id_bytes": [ID_BYTES], "topic_bytes": [TOPIC_BYTES], "last_number": [LAST_NUMBER],
-            "earliest": [micros(EARLIEST)], "latest": [micros(LATEST)],
-        }),
+        "bound": pa.table(
+            {
+                "id_bytes": [ID_BYTES],
+                "topic_bytes": [TOPIC_BYTES],
+                "last_number": [LAST_NUMBER],
+                "earliest": [micros(EARLIEST)],
+                "latest": [micros(LATEST)],
+            }
+        ),
         "known_topic": pa.table({"topic": pa.array(list(topics), pa.string())}),
-        "met_status": pa.table({"status": pa.array([str(status) for status in statuses], pa.string())}),
-    }  # fmt: skip
+        "met_status": pa.table(
+            {"status": pa.array([str(status) for status in statuses], pa.string())}
+        ),
+    }

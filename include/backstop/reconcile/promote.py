@@ -25,19 +25,36 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.control.connection import connect
 from backstop.evidence.sources import Sources, reason
-from backstop.model.errors import PromotionFailed, RunError, StoreFailed, StoreUnavailable, Unavailable
+from backstop.model.errors import (
+    PromotionFailed,
+    RunError,
+    StoreFailed,
+    StoreUnavailable,
+    Unavailable,
+)
 from backstop.model.records import Counts, Key
 from backstop.reconcile.find_gaps import find_gaps
 from backstop.reconcile.lineage import not_continued, topics_of
 from backstop.reconcile.open_cases import CaseKey, open_cases
-from backstop.requests.ask import FOR_GOOD, Ask, ask, duplicates_of, ramped_topics, route_for, waits_for_evidence
+from backstop.requests.ask import (
+    FOR_GOOD,
+    Ask,
+    ask,
+    duplicates_of,
+    ramped_topics,
+    route_for,
+    waits_for_evidence,
+)
 from backstop.runs.run import Run, hold
 from backstop.sql.named import load
 from backstop.stores.protocol import LAST_NUMBER, StubOutcome, StubStore
 from backstop.verdicts.blast_radius import Radius, too_wide
 
 _SQL = load("backstop.reconcile", "queries.sql")
-_FORGET = [load("backstop.evidence", "queries.sql")[name] for name in ("forget_history", "forget_retry_places")]
+_FORGET = [
+    load("backstop.evidence", "queries.sql")[name]
+    for name in ("forget_history", "forget_retry_places")
+]
 _CONTROL_CLOCK = load("backstop.evidence", "queries.sql")["control_clock"]
 _CLOCK_SAMPLES = 3
 """The quickest of them counts: the first may open a connection."""
@@ -61,10 +78,17 @@ def promote(settings: Settings, connections: Connections, control: Any, run: Run
         _require_lineages(settings, sources, control, run.run_id)
         counts += _promote_control(settings, sources, control, run)
         counts += find_gaps(settings, sources, control, run)
-        counts.add("stubs_moved", _promote_shards(settings, connections, sources, control, failures, run.run_id, run.as_of))
+        counts.add(
+            "stubs_moved",
+            _promote_shards(
+                settings, connections, sources, control, failures, run.run_id, run.as_of
+            ),
+        )
         mine = len(failures.by_subject) + len(sources.unreachable)
         for run_id, as_of in _half_promoted(control, run):
-            moved = _finish_earlier(settings, connections, sources, control, failures, run, run_id, as_of)
+            moved = _finish_earlier(
+                settings, connections, sources, control, failures, run, run_id, as_of
+            )
             counts.add("finished_for_earlier_runs", moved)
         failures.add_unreachable(sources.unreachable)
     with control, control.cursor() as cursor:
@@ -93,7 +117,9 @@ class Failures:
     def add(self, subject: str, error: Exception) -> None:
         """Notes the error; a second one of the same subject adds nothing."""
         self.by_subject.setdefault(subject, reason(error))
-        self.is_away = self.is_away and isinstance(error, Unavailable) and not isinstance(error, StoreFailed)
+        self.is_away = (
+            self.is_away and isinstance(error, Unavailable) and not isinstance(error, StoreFailed)
+        )
         self.first = self.first or error
 
     def add_unreachable(self, unreachable: Mapping[str, str]) -> None:
@@ -105,7 +131,9 @@ class Failures:
         """Raises StoreUnavailable when something did not answer, PromotionFailed when something else went wrong."""
         if not self.by_subject:
             return
-        subjects = "; ".join(f"{subject} ({why.rstrip('.')})" for subject, why in sorted(self.by_subject.items()))
+        subjects = "; ".join(
+            f"{subject} ({why.rstrip('.')})" for subject, why in sorted(self.by_subject.items())
+        )
         kind = StoreUnavailable if self.is_away else PromotionFailed
         raise kind(
             f"Run {run_id} could not promote everything: {subjects}.",
@@ -115,9 +143,15 @@ class Failures:
 
 
 def _finish_earlier(
-    settings: Settings, connections: Connections, sources: Sources, control: Any, failures: Failures, run: Run,
-    run_id: int, as_of: Any,
-) -> int:  # fmt: skip
+    settings: Settings,
+    connections: Connections,
+    sources: Sources,
+    control: Any,
+    failures: Failures,
+    run: Run,
+    run_id: int,
+    as_of: Any,
+) -> int:
     """Moves the stubs that an earlier run left; whatever goes wrong with it is noted."""
     moved = 0
     try:
@@ -167,37 +201,54 @@ def _promote_control(settings: Settings, sources: Sources, control: Any, run: Ru
             members.setdefault((kind, topic, group), []).append((shard, topic, message_id, group))
         cursor.execute(_SQL["refused_for_good"], {"run_id": run.run_id, "for_good": FOR_GOOD})
         for topic, group, shard, message_id in cursor.fetchall():
-            members.setdefault(("refused", topic, group), []).append((shard, topic, message_id, group))
-        counts += open_cases(cursor, run.run_id, members, {("mass_loss", *pair): why for pair, why in held.items()})
+            members.setdefault(("refused", topic, group), []).append(
+                (shard, topic, message_id, group)
+            )
+        counts += open_cases(
+            cursor, run.run_id, members, {("mass_loss", *pair): why for pair, why in held.items()}
+        )
         counts.add("cases_closed", close_satisfied(cursor, run.run_id))
         cursor.execute(_SQL["begin_promotion"], {"run_id": run.run_id})
     return counts
 
 
-def _held_by_blast_radius(settings: Settings, cursor: Any, run: Run) -> dict[Delivery, dict[str, object]]:
+def _held_by_blast_radius(
+    settings: Settings, cursor: Any, run: Run
+) -> dict[Delivery, dict[str, object]]:
     """The topics and groups of which nothing is sent, with the numbers that say why."""
     pairs = _deliveries(settings)
     policies = {pair: settings.policy_for(*pair) for pair in pairs}
-    cursor.execute(_SQL["blast"], {
-        "run_id": run.run_id, "as_of": run.as_of, "topics": [topic for topic, _ in pairs],
-        "groups": [group for _, group in pairs],
-        "seconds": [policies[pair].blast_window.total_seconds() for pair in pairs],
-    })  # fmt: skip
+    cursor.execute(
+        _SQL["blast"],
+        {
+            "run_id": run.run_id,
+            "as_of": run.as_of,
+            "topics": [topic for topic, _ in pairs],
+            "groups": [group for _, group in pairs],
+            "seconds": [policies[pair].blast_window.total_seconds() for pair in pairs],
+        },
+    )
     held: dict[Delivery, dict[str, object]] = {}
     for topic, group, eligible, asked_before, newly_confirmed in cursor.fetchall():
         policy = policies[topic, group]
         radius = Radius(eligible + asked_before, int(newly_confirmed))
         if too_wide(radius, policy.blast_share, policy.blast_floor):
             held[topic, group] = {
-                "eligible": radius.eligible, "newly_confirmed": radius.newly_confirmed,
-                "share": round(radius.share, 4), "allowed_share": policy.blast_share, "floor": policy.blast_floor,
+                "eligible": radius.eligible,
+                "newly_confirmed": radius.newly_confirmed,
+                "share": round(radius.share, 4),
+                "allowed_share": policy.blast_share,
+                "floor": policy.blast_floor,
                 "window_seconds": policy.blast_window.total_seconds(),
-            }  # fmt: skip
+            }
     return held
 
 
 def _decide_message(
-    settings: Settings, sources: Sources, held: Mapping[Delivery, object], rows: Sequence[tuple[Any, ...]]
+    settings: Settings,
+    sources: Sources,
+    held: Mapping[Delivery, object],
+    rows: Sequence[tuple[Any, ...]],
 ) -> tuple[list[Ask], list[tuple[str, Member]]]:
     """One message's eligible deliveries -> at most one request, and the deliveries that a person must look at."""
     shard, topic, message_id, send_count = rows[0][:4]
@@ -210,7 +261,12 @@ def _decide_message(
         else:
             wanted[group] = row[4]
     # A topic that left the configuration since the run judged it is nobody's to repair; and no number follows the last one.
-    if topic not in settings.topics or settings.topics[topic].mode != "repair" or not wanted or send_count >= LAST_NUMBER:
+    if (
+        topic not in settings.topics
+        or settings.topics[topic].mode != "repair"
+        or not wanted
+        or send_count >= LAST_NUMBER
+    ):
         return [], blocked
     verdicts: dict[str, str] = {row[6]: row[5] for row in rows}
     for row in rows:
@@ -222,16 +278,23 @@ def _decide_message(
         sources.missed(f"broker {settings.topics[topic].broker}", error)
         return [], blocked
     if route is None:
-        if waits_for_evidence(wanted, duplicates_of(settings, topic), verdicts, never_sent=rows[0][8]):
+        if waits_for_evidence(
+            wanted, duplicates_of(settings, topic), verdicts, never_sent=rows[0][8]
+        ):
             return [], blocked
         return [], blocked + [("no_route", (shard, topic, message_id, group)) for group in wanted]
     everybody = set(wanted) == set(settings.groups_of(topic))
     reasons = ", ".join(sorted(set(wanted.values())))
     request = Ask(
-        shard=shard, topic=topic, message_id=message_id, send_number=send_count + 1,
-        groups=None if everybody and route == "topic" else tuple(sorted(wanted)), reason=reasons,
-        requested_by="reconcile", route=route,
-    )  # fmt: skip
+        shard=shard,
+        topic=topic,
+        message_id=message_id,
+        send_number=send_count + 1,
+        groups=None if everybody and route == "topic" else tuple(sorted(wanted)),
+        reason=reasons,
+        requested_by="reconcile",
+        route=route,
+    )
     return [request], blocked
 
 
@@ -263,7 +326,10 @@ def _lapse_confirmations(settings: Settings, sources: Sources, control: Any, run
     """What an earlier run's scan saw done may have been lost since: those stubs stay due."""
     for store in not_continued(settings, sources, _scanned(control, run_id)):
         with control, control.cursor() as cursor:
-            cursor.execute(_SQL["lapse_confirmations"], {"run_id": run_id, "topics": topics_of(settings, store)})
+            cursor.execute(
+                _SQL["lapse_confirmations"],
+                {"run_id": run_id, "topics": topics_of(settings, store)},
+            )
 
 
 def _half_promoted(control: Any, run: Run) -> list[tuple[int, Any]]:
@@ -274,7 +340,13 @@ def _half_promoted(control: Any, run: Run) -> list[tuple[int, Any]]:
 
 
 def _promote_shards(
-    settings: Settings, connections: Connections, sources: Sources, control: Any, failures: Failures, run_id: int, as_of: Any
+    settings: Settings,
+    connections: Connections,
+    sources: Sources,
+    control: Any,
+    failures: Failures,
+    run_id: int,
+    as_of: Any,
 ) -> int:
     """Moves the stubs of every reachable shard, the shards beside one another; what is left in staging is still to do."""
     with control, control.cursor() as cursor:
@@ -305,7 +377,9 @@ def _promote_shards(
         return sum(threads.map(move, stores))
 
 
-def _promote_shard(control: Any, store: StubStore, name: str, failures: Failures, run_id: int, as_of: Any) -> int:
+def _promote_shard(
+    control: Any, store: StubStore, name: str, failures: Failures, run_id: int, as_of: Any
+) -> int:
     """A row that the shard refuses is noted and left as it is: its stub stays due, and the next run judges it."""
     moved, own_as_of = 0, _by_the_clock_of(store, control, as_of)
     refused: list[Exception] = []
@@ -336,7 +410,11 @@ def _by_the_clock_of(store: StubStore, control: Any, as_of: datetime) -> datetim
 
 
 def _promote_rows(
-    store: StubStore, outcomes: Sequence[StubOutcome], as_of: Any, own_as_of: datetime, refused: list[Exception]
+    store: StubStore,
+    outcomes: Sequence[StubOutcome],
+    as_of: Any,
+    own_as_of: datetime,
+    refused: list[Exception],
 ) -> int:
     """Halves what the shard refuses until the rows at fault stand alone; raises once there are too many of them."""
     try:
@@ -349,4 +427,7 @@ def _promote_rows(
             refused.append(error)
             return 0
         middle = len(outcomes) // 2
-        return sum(_promote_rows(store, part, as_of, own_as_of, refused) for part in (outcomes[:middle], outcomes[middle:]))
+        return sum(
+            _promote_rows(store, part, as_of, own_as_of, refused)
+            for part in (outcomes[:middle], outcomes[middle:])
+        )

@@ -59,22 +59,29 @@ _WORTH_COMPILING = 50_000
 """Stubs: a proof's deliveries are rows of Spark, and with fewer than these compiling its plans costs more than it saves."""
 
 
-def window_of(settings: Settings, topic: str, start: datetime, end: datetime, now: datetime) -> Window:
+def window_of(
+    settings: Settings, topic: str, start: datetime, end: datetime, now: datetime
+) -> Window:
     """The window that can be proven: cut where a transaction may still commit a stub with an older time.
 
     Raises ConfigurationError for an unknown topic, an empty window, or one that only lies ahead.
     """
     if topic not in settings.topics:
         raise ConfigurationError(
-            f"There is no topic {topic!r}.", kept="Nothing was read.",
+            f"There is no topic {topic!r}.",
+            kept="Nothing was read.",
             next_step=f"Name one of: {', '.join(settings.topics)}.",
-        )  # fmt: skip
+        )
     policy = settings.policy_for(topic)
     last = now - policy.longest_transaction - policy.max_clock_skew
     if end <= start or start >= last:
         raise ConfigurationError(
             f"From {start.isoformat()} to {end.isoformat()} nothing can be proven now: "
-            + ("the window is empty." if end <= start else "producers may still commit stubs of it."),
+            + (
+                "the window is empty."
+                if end <= start
+                else "producers may still commit stubs of it."
+            ),
             kept="Nothing was read.",
             next_step=f"Name a window that begins before it ends, and before {last.isoformat(timespec='seconds')}.",
         )
@@ -82,9 +89,16 @@ def window_of(settings: Settings, topic: str, start: datetime, end: datetime, no
 
 
 def prove(
-    spark: SparkSession, settings: Settings, connections: Connections, control: Any, run: Run, *,
-    folder: Path | None = None, formats: Sequence[str] = FORMATS, say: Callable[[str], None] = lambda _: None,
-) -> Proof:  # fmt: skip
+    spark: SparkSession,
+    settings: Settings,
+    connections: Connections,
+    control: Any,
+    run: Run,
+    *,
+    folder: Path | None = None,
+    formats: Sequence[str] = FORMATS,
+    say: Callable[[str], None] = lambda _: None,
+) -> Proof:
     """The proof of the run's scope (one topic, one window), stored in the control database, and in `folder` if there is one.
 
     Every write holds the run's token (RunLost). What did not answer makes the answer INCOMPLETE, never good.
@@ -93,10 +107,23 @@ def prove(
     assert scope.topics and scope.created_from and scope.created_to  # as `scope_now` names it
     window = Window(scope.topics[0], scope.created_from, scope.created_to)
     phases = Phases(say)
-    partitions = max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
+    partitions = (
+        max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
+    )
     with Sources(settings, connections) as sources:
-        due = read_window(spark, settings, connections, sources, window.topic, window.start, window.end, partitions)
-        gathered = gather(spark, settings, connections, control, run, sources, due, phases, partitions)
+        due = read_window(
+            spark,
+            settings,
+            connections,
+            sources,
+            window.topic,
+            window.start,
+            window.end,
+            partitions,
+        )
+        gathered = gather(
+            spark, settings, connections, control, run, sources, due, phases, partitions
+        )
     if sum(one.rows for one in due.read) >= _WORTH_COMPILING:
         spark.conf.set("spark.sql.codegen.wholeStage", "true")
         spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK")
@@ -114,38 +141,79 @@ def prove(
     owed = rows.select("topic", "message_id").distinct().count()
     lost = [
         (row["message_id"], row["consumer_group"], row["verdict"], row["reason"])
-        for row in rows.where("standing = 'lost'").orderBy("message_id", "consumer_group").limit(LOST_SHOWN).collect()
+        for row in rows.where("standing = 'lost'")
+        .orderBy("message_id", "consumer_group")
+        .limit(LOST_SHOWN)
+        .collect()
     ]
     with Sources(settings, connections) as sources:
         changed = not_continued(settings, sources, gathered.lineages)
-    missed = {**gathered.missed, **{f"store {store}": "it is another server since its logs were read" for store in changed}}
+    missed = {
+        **gathered.missed,
+        **{f"store {store}": "it is another server since its logs were read" for store in changed},
+    }
     total = sum(stubs.values())
     said, sentence = answer(window, total, owed, counts, broken, missed)
     if folder is not None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # ids are in it; whoever shall read it is given a copy
-    written, digest = write_export(_tables(rows), folder or Path(), formats if folder is not None else ())
+        folder.mkdir(
+            mode=0o700, parents=True, exist_ok=True
+        )  # ids are in it; whoever shall read it is given a copy
+    written, digest = write_export(
+        _tables(rows), folder or Path(), formats if folder is not None else ()
+    )
     if folder is not None:
         manifest = {
-            "run_id": run.run_id, "as_of": run.as_of.isoformat(), "topic": window.topic, "from": window.start.isoformat(),
-            "to": window.end.isoformat(), "policy_version": settings.version, "answer": str(said), "sentence": sentence,
-            "stubs": stubs, "deliveries": digest.rows, "counts": digest.by_standing, "missed": dict(missed),
-            "broken": broken, "digest": str(digest),
-        }  # fmt: skip
+            "run_id": run.run_id,
+            "as_of": run.as_of.isoformat(),
+            "topic": window.topic,
+            "from": window.start.isoformat(),
+            "to": window.end.isoformat(),
+            "policy_version": settings.version,
+            "answer": str(said),
+            "sentence": sentence,
+            "stubs": stubs,
+            "deliveries": digest.rows,
+            "counts": digest.by_standing,
+            "missed": dict(missed),
+            "broken": broken,
+            "digest": str(digest),
+        }
         write_manifest(folder, manifest, written, signing_key(settings))
     phases.end("export")
     with control, control.cursor() as cursor:
         hold(cursor, run)
-        cursor.execute(_SQL["save_proof"], {
-            "run_id": run.run_id, "topic": window.topic, "start": window.start, "end": window.end, "answer": str(said),
-            "sentence": sentence, "stubs": json.dumps(stubs), "owed_stubs": owed, "broken": broken,
-            "deliveries": digest.rows, "missed": json.dumps(dict(missed)), "digest": str(digest),
-        })  # fmt: skip
+        cursor.execute(
+            _SQL["save_proof"],
+            {
+                "run_id": run.run_id,
+                "topic": window.topic,
+                "start": window.start,
+                "end": window.end,
+                "answer": str(said),
+                "sentence": sentence,
+                "stubs": json.dumps(stubs),
+                "owed_stubs": owed,
+                "broken": broken,
+                "deliveries": digest.rows,
+                "missed": json.dumps(dict(missed)),
+                "digest": str(digest),
+            },
+        )
         for one in counts:
-            cursor.execute(_SQL["save_proof_count"], {
-                "run_id": run.run_id, "group": one.consumer_group, "standing": one.standing, "verdict": one.verdict,
-                "reason": one.reason, "deliveries": one.deliveries,
-            })  # fmt: skip
-        cursor.execute(_SQL["save_phases"], {"run_id": run.run_id, "phases": json.dumps(phases.seconds)})
+            cursor.execute(
+                _SQL["save_proof_count"],
+                {
+                    "run_id": run.run_id,
+                    "group": one.consumer_group,
+                    "standing": one.standing,
+                    "verdict": one.verdict,
+                    "reason": one.reason,
+                    "deliveries": one.deliveries,
+                },
+            )
+        cursor.execute(
+            _SQL["save_phases"], {"run_id": run.run_id, "phases": json.dumps(phases.seconds)}
+        )
     return Proof(run.run_id, window, said, sentence, stubs, counts, lost, folder)
 
 

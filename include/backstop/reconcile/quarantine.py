@@ -20,9 +20,15 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 BROKEN_STAGED = {
-    "shard": "string", "topic": "string", "message_id": "string", "old_status": "string", "new_status": "string",
-    "send_count": "int", "deliveries": "int", "next_look_at": "bigint",
-}  # fmt: skip
+    "shard": "string",
+    "topic": "string",
+    "message_id": "string",
+    "old_status": "string",
+    "new_status": "string",
+    "send_count": "int",
+    "deliveries": "int",
+    "next_look_at": "bigint",
+}
 _SQL = load("backstop.reconcile", "queries.sql")
 _BATCH = 5_000
 TOO_LONG = "key_too_long"
@@ -34,33 +40,65 @@ Broken = tuple[str, str, str, str | None, str | None, str | None]
 
 def quarantine_stubs(broken: Sequence[Row], settings: Settings, control: Any, run: Run) -> pa.Table:
     """Writes broken stubs to `quarantine`; returns what is staged of them, as columns of staged_stub."""
-    _write(control, run, (
-        (f"shard {row['shard']}", row_key(row["topic"], row["message_id"]), row["broken"], row["topic"], row["message_id"], None)
-        for row in broken
-    ))  # fmt: skip
+    _write(
+        control,
+        run,
+        (
+            (
+                f"shard {row['shard']}",
+                row_key(row["topic"], row["message_id"]),
+                row["broken"],
+                row["topic"],
+                row["message_id"],
+                None,
+            )
+            for row in broken
+        ),
+    )
     # They stay pending, and are looked at again from time to time: somebody may mend the policy or the row.
     again = micros(run.as_of + settings.policy_for(None).unknown_horizon)
-    return table(BROKEN_STAGED, [
-        {**row, "old_status": row["status"], "new_status": row["status"], "deliveries": 0, "next_look_at": again}
-        for row in broken if row["broken"] != TOO_LONG
-    ])  # fmt: skip
+    return table(
+        BROKEN_STAGED,
+        [
+            {
+                **row,
+                "old_status": row["status"],
+                "new_status": row["status"],
+                "deliveries": 0,
+                "next_look_at": again,
+            }
+            for row in broken
+            if row["broken"] != TOO_LONG
+        ],
+    )
 
 
 def quarantine_logs(broken: Sequence[Row], settings: Settings, control: Any, run: Run) -> None:
     """Log rows that break their contract; their deliveries are still judged: something is there, so it waits."""
-    _write(control, run, (
-        (f"store {settings.groups[row['consumer_group']].store}",
-         row_key(row["consumer_group"], row["topic"], row["message_id"]), row["log_broken"], row["topic"],
-         row["message_id"], row["consumer_group"])
-        for row in broken
-    ))  # fmt: skip
+    _write(
+        control,
+        run,
+        (
+            (
+                f"store {settings.groups[row['consumer_group']].store}",
+                row_key(row["consumer_group"], row["topic"], row["message_id"]),
+                row["log_broken"],
+                row["topic"],
+                row["message_id"],
+                row["consumer_group"],
+            )
+            for row in broken
+        ),
+    )
 
 
 def _write(control: Any, run: Run, rows: Iterable[Broken]) -> None:
     for batch in _batches(iter(rows)):
         with control, control.cursor() as cursor:
             hold(cursor, run)
-            execute_values(cursor, _SQL["quarantine"], [(*row, run.run_id) for row in batch], page_size=_BATCH)
+            execute_values(
+                cursor, _SQL["quarantine"], [(*row, run.run_id) for row in batch], page_size=_BATCH
+            )
 
 
 def _batches(rows: Iterator[Broken]) -> Iterator[list[Broken]]:

@@ -22,7 +22,17 @@ from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources, reason
 from backstop.model.errors import StoreFailed, Unavailable
 from backstop.model.records import StubStatus
-from backstop.reconcile.packets import PACKETS, Packet, buckets_for, by_bucket, in_batches, limits, no_packets, pack, unpack
+from backstop.reconcile.packets import (
+    PACKETS,
+    Packet,
+    buckets_for,
+    by_bucket,
+    in_batches,
+    limits,
+    no_packets,
+    pack,
+    unpack,
+)
 from backstop.sql.named import load
 from backstop.stores.protocol import Scan, Scope, StubStore
 
@@ -64,53 +74,106 @@ class Due:
 
 
 def read_due(
-    spark: SparkSession, settings: Settings, connections: Connections, sources: Sources, as_of: datetime, scope: Scope,
+    spark: SparkSession,
+    settings: Settings,
+    connections: Connections,
+    sources: Sources,
+    as_of: datetime,
+    scope: Scope,
     partitions: int,
-) -> Due:  # fmt: skip
+) -> Due:
     """Every reachable shard's due stubs and attempts; an unreachable one is noted in `sources.unreachable`."""
-    return _read(spark, settings, connections, sources, lambda store: store.scan_due(as_of, scope, partitions), OPEN, partitions)
+    return _read(
+        spark,
+        settings,
+        connections,
+        sources,
+        lambda store: store.scan_due(as_of, scope, partitions),
+        OPEN,
+        partitions,
+    )
 
 
 def read_window(
-    spark: SparkSession, settings: Settings, connections: Connections, sources: Sources, topic: str, start: datetime,
-    end: datetime, partitions: int,
-) -> Due:  # fmt: skip
+    spark: SparkSession,
+    settings: Settings,
+    connections: Connections,
+    sources: Sources,
+    topic: str,
+    start: datetime,
+    end: datetime,
+    partitions: int,
+) -> Due:
     """The same of a topic's stubs created in [start, end), whatever became of them."""
     return _read(
-        spark, settings, connections, sources, lambda store: store.scan_window(topic, start, end, partitions),
-        list(StubStatus), partitions,
-    )  # fmt: skip
+        spark,
+        settings,
+        connections,
+        sources,
+        lambda store: store.scan_window(topic, start, end, partitions),
+        list(StubStatus),
+        partitions,
+    )
 
 
 def _read(
-    spark: SparkSession, settings: Settings, connections: Connections, sources: Sources, scan: OpenScan,
-    statuses: Sequence[StubStatus], partitions: int,
-) -> Due:  # fmt: skip
+    spark: SparkSession,
+    settings: Settings,
+    connections: Connections,
+    sources: Sources,
+    scan: OpenScan,
+    statuses: Sequence[StubStatus],
+    partitions: int,
+) -> Due:
     widest = max((len(settings.groups_of(topic)) for topic in settings.topics), default=1)
-    with ExitStack() as snapshots, ThreadPoolExecutor(max_workers=max(1, len(settings.producers))) as threads:
+    with (
+        ExitStack() as snapshots,
+        ThreadPoolExecutor(max_workers=max(1, len(settings.producers))) as threads,
+    ):
         # One thread a shard: they are asked, and Spark reads them, side by side; what one of them raises is its own.
         names = list(settings.producers)
-        opened = dict(zip(names, threads.map(lambda name: _open(sources, name, scan), names), strict=True))
+        opened = dict(
+            zip(names, threads.map(lambda name: _open(sources, name, scan), names), strict=True)
+        )
         for _, snapshot in opened.values():
             snapshots.callback(snapshot.close)
-        buckets = buckets_for(widest * sum(found.rows for found, _ in opened.values() if found is not None), partitions)
+        buckets = buckets_for(
+            widest * sum(found.rows for found, _ in opened.values() if found is not None),
+            partitions,
+        )
         given = limits(buckets, settings.topics, statuses)
 
         def read_shard(name: str) -> _Shard | None:
             found, snapshot = opened[name]
             with snapshot:  # ended as soon as this shard is read: it holds back its server's vacuum
-                return None if found is None else _read_shard(spark, settings, connections, sources, name, found, given)
+                return (
+                    None
+                    if found is None
+                    else _read_shard(spark, settings, connections, sources, name, found, given)
+                )
 
         shards = dict(zip(opened, threads.map(read_shard, opened), strict=True))
     answered = {name: found for name, found in shards.items() if found is not None}
     frames = [found.packets for found in answered.values() if found.packets is not None]
     read = [
-        Read(row["shard"], row["topic"], row["status"], row["sound"], row["rows"], row["oldest"] or 0,
-             tuple(broker for broker in row["brokers"] if broker is not None))
-        for found in answered.values() for table in found.read for row in table.to_pylist()
-    ]  # fmt: skip
+        Read(
+            row["shard"],
+            row["topic"],
+            row["status"],
+            row["sound"],
+            row["rows"],
+            row["oldest"] or 0,
+            tuple(broker for broker in row["brokers"] if broker is not None),
+        )
+        for found in answered.values()
+        for table in found.read
+        for row in table.to_pylist()
+    ]
     sent_to = {
-        (row["topic"], row["broker"]) for found in answered.values() for table in found.sent_to for row in table.to_pylist()
+        (row["topic"], row["broker"])
+        for found in answered.values()
+        for table in found.sent_to
+        for row in table.to_pylist()
     }
     packets = reduce(DataFrame.union, frames) if frames else no_packets(spark)
     return Due(packets, read, sent_to, list(answered), buckets)
@@ -135,17 +198,27 @@ def _open(sources: Sources, name: str, scan: OpenScan) -> tuple[Scan | None, Exi
 
 
 def _read_shard(
-    spark: SparkSession, settings: Settings, connections: Connections, sources: Sources, name: str, scan: Scan,
+    spark: SparkSession,
+    settings: Settings,
+    connections: Connections,
+    sources: Sources,
+    name: str,
+    scan: Scan,
     given: Mapping[str, Any],
-) -> _Shard | None:  # fmt: skip
+) -> _Shard | None:
     """Its packets, held fast, and what they hold; null: it did not answer."""
     if not scan.parts:
         return _Shard(None, [], [])
     try:
         numbers = spark.range(0, len(scan.parts), 1, len(scan.parts))
-        read = numbers.mapInArrow(_scan_stubs(settings, connections, name, scan.parts, given), PACKETS)
+        read = numbers.mapInArrow(
+            _scan_stubs(settings, connections, name, scan.parts, given), PACKETS
+        )
         read = read.localCheckpoint(eager=True)
-        told = [(row["kind"], row["packet"]) for row in read.where("kind NOT IN ('stubs', 'attempts')").collect()]
+        told = [
+            (row["kind"], row["packet"])
+            for row in read.where("kind NOT IN ('stubs', 'attempts')").collect()
+        ]
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this shard's alone
         sources.missed(f"shard {name}", _as_unavailable(sources, name, reason(error), error))
         return None
@@ -160,7 +233,11 @@ def _read_shard(
 
 
 def _scan_stubs(
-    settings: Settings, connections: Connections, name: str, parts: Sequence[Any], given: Mapping[str, Any]
+    settings: Settings,
+    connections: Connections,
+    name: str,
+    parts: Sequence[Any],
+    given: Mapping[str, Any],
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     read_id = uuid4().hex
 
@@ -178,7 +255,10 @@ def _scan_stubs(
         def packets_of(kind: str, part: pa.Table) -> list[Packet]:
             dealt = engine.query(_SQL[kind], {"part": part, **given})
             about = "read" if kind == "stubs" else "sent_to"
-            return [*by_bucket(kind, dealt), Packet(0, about, pack(engine.query(_SQL[about], {"part": dealt})))]
+            return [
+                *by_bucket(kind, dealt),
+                Packet(0, about, pack(engine.query(_SQL[about], {"part": dealt}))),
+            ]
 
         try:
             with Sources(settings, connections) as sources:
@@ -196,7 +276,9 @@ def _scan_stubs(
     return scan_stubs
 
 
-def _as_unavailable(sources: Sources, shard: str, why: str, error: Exception | None = None) -> Unavailable:
+def _as_unavailable(
+    sources: Sources, shard: str, why: str, error: Exception | None = None
+) -> Unavailable:
     """Spark wraps a lost database in errors of its own; only the store can say whether it is away.
 
     Another fault is the shard's alone, too: the run ends red with it, and judges the other shards.

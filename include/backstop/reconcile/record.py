@@ -27,28 +27,51 @@ def record_looks(cursor: Any, run: Run, looks: Looks) -> None:
     for topic in looks.queues:
         for queue_id, queue in looks.lives(topic).items():
             where = {
-                "broker": brokers[topic], "topic": topic, "queue_id": queue_id, "epoch": queue.epoch, "run_id": run.run_id,
-            }  # fmt: skip
+                "broker": brokers[topic],
+                "topic": topic,
+                "queue_id": queue_id,
+                "epoch": queue.epoch,
+                "run_id": run.run_id,
+            }
             cursor.execute(_SQL["end_epoch"], where)
-            cursor.execute(_SQL["record_epoch"], {
-                **where, "accepted": queue.accepted, "first_offset": queue.state.first_offset,
-                "next_offset": queue.state.next_offset, "read_at": queue.state.read_at,
-            })  # fmt: skip
+            cursor.execute(
+                _SQL["record_epoch"],
+                {
+                    **where,
+                    "accepted": queue.accepted,
+                    "first_offset": queue.state.first_offset,
+                    "next_offset": queue.state.next_offset,
+                    "read_at": queue.state.read_at,
+                },
+            )
     for look in looks.groups.values():
         for queue_id, progress in look.live.items():
             seen = {
-                "group": look.group, "broker": look.broker, "topic": look.topic, "queue_id": queue_id,
-                "epoch": progress.epoch, "next_offset": progress.next_offset, "passed_until": progress.passed_until,
-                "retry_pending": look.retry_pending or 0, "recorded_at": look.read_at, "run_id": run.run_id,
-            }  # fmt: skip
+                "group": look.group,
+                "broker": look.broker,
+                "topic": look.topic,
+                "queue_id": queue_id,
+                "epoch": progress.epoch,
+                "next_offset": progress.next_offset,
+                "passed_until": progress.passed_until,
+                "retry_pending": look.retry_pending or 0,
+                "recorded_at": look.read_at,
+                "run_id": run.run_id,
+            }
             cursor.execute(_SQL["record_regression"], seen)
             cursor.execute(_SQL["record_progress"], seen)
             cursor.execute(_SQL["record_history"], seen)
         if look.retry_places:
-            cursor.execute(_SQL["record_retry_place"], {
-                "group": look.group, "broker": look.broker, "topic": look.topic, "recorded_at": look.read_at,
-                "places": as_json(look.retry_places),
-            })  # fmt: skip
+            cursor.execute(
+                _SQL["record_retry_place"],
+                {
+                    "group": look.group,
+                    "broker": look.broker,
+                    "topic": look.topic,
+                    "recorded_at": look.read_at,
+                    "places": as_json(look.retry_places),
+                },
+            )
 
 
 def as_json(value: Mapping[str, object]) -> str:

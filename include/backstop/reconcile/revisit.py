@@ -44,9 +44,13 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
         hold(cursor, run)
         cursor.execute(_SQL["members_of_open_cases"], {"topics": topics_of(run.scope)})
         members = [Key(*row) for row in cursor.fetchall()]
-        cursor.execute(_FORGET_DRAINED, {
-            "topics": list(settings.topics), "brokers": [topic.broker for topic in settings.topics.values()],
-        })  # fmt: skip
+        cursor.execute(
+            _FORGET_DRAINED,
+            {
+                "topics": list(settings.topics),
+                "brokers": [topic.broker for topic in settings.topics.values()],
+            },
+        )
         cursor.execute(_SQL["begun_withdrawals"], {"topics": topics_of(run.scope)})
         begun = {Key(*row) for row in cursor.fetchall()}
         members += sorted(begun.difference(members))
@@ -57,13 +61,16 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
             counts.add("revisited", len(seen.stubs))
             counts += _confirm(judge.sources, seen)
             done = [
-                (*one.key, one.consumer_group) for one in seen.judged
+                (*one.key, one.consumer_group)
+                for one in seen.judged
                 if one.verdict in (Verdict.CONFIRMED, Verdict.VOIDED)
-            ]  # fmt: skip
+            ]
             with control, control.cursor() as cursor:
                 hold(cursor, run)
                 counts += _ask_people(cursor, run, seen)
-                _settle_withdrawals(cursor, [stub for key, stub in seen.stubs.items() if key in begun])
+                _settle_withdrawals(
+                    cursor, [stub for key, stub in seen.stubs.items() if key in begun]
+                )
                 counts.add("cases_closed", close_satisfied(cursor, run.run_id, done))
     add_counts(control, run, counts)
     if missed:
@@ -96,7 +103,10 @@ def _exhausted(
 ) -> Iterator[list[Key]]:
     """The exhausted stubs of one shard, page by page. Whatever fails ends the pages of this shard alone, and is noted."""
     try:
-        with guarded(f"shard {shard}", StoreFailed), closing(open_stub_audit(settings, connections, shard)) as stubs:
+        with (
+            guarded(f"shard {shard}", StoreFailed),
+            closing(open_stub_audit(settings, connections, shard)) as stubs,
+        ):
             page = stubs.exhausted(Key("", ""), _PAGE)
             while page:
                 yield page
@@ -113,7 +123,9 @@ def _confirm(sources: Sources, seen: Judgement) -> Counts:
         key = Key(str(row["topic"]), str(row["message_id"]))
         if row["new_status"] == "confirmed" and _is_exhausted(seen, key):
             stub = seen.stubs[key]
-            confirmed[stub.shard].append(StubOutcome(key, str(stub.status), "confirmed", stub.send_count, None))
+            confirmed[stub.shard].append(
+                StubOutcome(key, str(stub.status), "confirmed", stub.send_count, None)
+            )
     for shard, outcomes in confirmed.items():
         try:
             counts.add("late_confirmed", sources.shard(shard).promote(outcomes, seen.as_of))
@@ -125,7 +137,9 @@ def _confirm(sources: Sources, seen: Judgement) -> Counts:
 
 def _ask_people(cursor: Any, run: Run, seen: Judgement) -> Counts:
     """Cases for deliveries of exhausted stubs that no person is asked about."""
-    wanted = [one for one in seen.judged if one.case_kind is not None and _is_exhausted(seen, one.key)]
+    wanted = [
+        one for one in seen.judged if one.case_kind is not None and _is_exhausted(seen, one.key)
+    ]
     if not wanted:
         return Counts()
     cursor.execute(_SQL["asked_about"], _columns([one.key for one in wanted]))
@@ -142,10 +156,14 @@ def _ask_people(cursor: Any, run: Run, seen: Judgement) -> Counts:
 def _settle_withdrawals(cursor: Any, stubs: Sequence[Promise]) -> None:
     """What a decision that was cut short came to, by the stubs; nobody need decide the case again to know."""
     if stubs:
-        cursor.execute(_SQL["settle_withdrawals"], {
-            **_columns([stub.key for stub in stubs]), "shards": [stub.shard for stub in stubs],
-            "voided": [stub.status == StubStatus.VOIDED for stub in stubs],
-        })  # fmt: skip
+        cursor.execute(
+            _SQL["settle_withdrawals"],
+            {
+                **_columns([stub.key for stub in stubs]),
+                "shards": [stub.shard for stub in stubs],
+                "voided": [stub.status == StubStatus.VOIDED for stub in stubs],
+            },
+        )
 
 
 def _is_exhausted(seen: Judgement, key: Key) -> bool:

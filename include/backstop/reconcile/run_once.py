@@ -60,7 +60,9 @@ def judge(work: Work[ReconcileInput]) -> Counts:
     """Judges what is due, and stages the answers."""
     from backstop.reconcile.judge import judge
 
-    return judge(work.input.start_spark(), *work.parts, scope_of(work.run.scope), say=work.input.say)
+    return judge(
+        work.input.start_spark(), *work.parts, scope_of(work.run.scope), say=work.input.say
+    )
 
 
 def promote_judged(work: Work[ReconcileInput]) -> None:
@@ -84,7 +86,11 @@ RECONCILE = Duty(
         Step("recover", recover, in_dry_run=False, when_idle=True),
         # Confirms exhausted stubs whose work is done by now, and closes their cases.
         Step(
-            "revisit", lambda work: revisit_cases(*work.parts), goes_on="always", in_dry_run=False, when_idle=True,
+            "revisit",
+            lambda work: revisit_cases(*work.parts),
+            goes_on="always",
+            in_dry_run=False,
+            when_idle=True,
             counts_itself=True,
         ),
         Step("judge", judge),
@@ -94,7 +100,9 @@ RECONCILE = Duty(
         Step("promote", promote_judged, in_dry_run=False),
         Check("requests"),
     ),
-    people=lambda _, dry_run: False,  # also a dry one stages verdicts, and writes what it saw of queues
+    people=lambda _, dry_run: (
+        False
+    ),  # also a dry one stages verdicts, and writes what it saw of queues
     instead="`backstop where TOPIC ID` judges a message now. A dry run is the DAG reconcile's, or with the duties' login.",
     unread=unread,
     unaffected="What the run had promoted stays valid; nothing was decided from its silence, and nothing was sent.",
@@ -103,17 +111,30 @@ RECONCILE = Duty(
 
 
 def run_once(
-    settings: Settings, connections: Connections, start_spark: Callable[[], SparkSession], audit: RunCheck,
-    *, scope: Scope | None = None, dry_run: bool = False, no_send: bool = False, dead_after: timedelta = DEAD_AFTER,
+    settings: Settings,
+    connections: Connections,
+    start_spark: Callable[[], SparkSession],
+    audit: RunCheck,
+    *,
+    scope: Scope | None = None,
+    dry_run: bool = False,
+    no_send: bool = False,
+    dead_after: timedelta = DEAD_AFTER,
     say: Callable[[str], None] = lambda _: None,
-) -> Counts:  # fmt: skip
+) -> Counts:
     """The whole duty in this process, as `walk_duty`; safe to run twice and beside another run.
 
     A dry run judges and stages, and promotes nothing; with `no_send` all is promoted, but no resend is asked for.
     """
     scope = scope or Scope()
     return walk_duty(
-        RECONCILE, settings, connections, ReconcileInput(start_spark, say), check=audit,
-        scope=name_of(scope.topics, scope.created_from, scope.created_to), dry_run=dry_run, no_send=no_send,
+        RECONCILE,
+        settings,
+        connections,
+        ReconcileInput(start_spark, say),
+        check=audit,
+        scope=name_of(scope.topics, scope.created_from, scope.created_to),
+        dry_run=dry_run,
+        no_send=no_send,
         dead_after=dead_after,
-    ).counts  # fmt: skip
+    ).counts

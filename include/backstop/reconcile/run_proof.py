@@ -45,7 +45,9 @@ class ProveInput:
 def prove_window(work: Work[ProveInput]) -> Counts:
     """Proves the window that the run's scope names."""
     given = work.input
-    proof = prove(given.start_spark(), *work.parts, folder=given.folder, formats=given.formats, say=given.say)
+    proof = prove(
+        given.start_spark(), *work.parts, folder=given.folder, formats=given.formats, say=given.say
+    )
     given.proofs.append(proof)
     return counts_of(proof)
 
@@ -53,12 +55,17 @@ def prove_window(work: Work[ProveInput]) -> Counts:
 def unproven(work: Work[ProveInput]) -> Unavailable | None:
     """The proof's own sentence, where not everything could be read."""
     with work.control, work.control.cursor() as cursor:
-        cursor.execute(_SQL["incomplete_proof"], {"run_id": work.run.run_id, "incomplete": str(Answer.INCOMPLETE)})
+        cursor.execute(
+            _SQL["incomplete_proof"],
+            {"run_id": work.run.run_id, "incomplete": str(Answer.INCOMPLETE)},
+        )
         found = cursor.fetchone()
     if found is None:
         return None
     return ProofIncomplete(
-        found[0], kept="What was read is in the proof.", next_step="Bring back what did not answer, then prove again."
+        found[0],
+        kept="What was read is in the proof.",
+        next_step="Bring back what did not answer, then prove again.",
     )
 
 
@@ -80,10 +87,18 @@ def scope_now(control: Any, settings: Settings, topic: str, start: datetime, end
 
 
 def run_proof(
-    settings: Settings, connections: Connections, start_spark: Callable[[], SparkSession], audit: RunCheck,
-    topic: str, start: datetime, end: datetime, *, folder: Path | None, formats: Sequence[str],
+    settings: Settings,
+    connections: Connections,
+    start_spark: Callable[[], SparkSession],
+    audit: RunCheck,
+    topic: str,
+    start: datetime,
+    end: datetime,
+    *,
+    folder: Path | None,
+    formats: Sequence[str],
     say: Callable[[str], None] = lambda _: None,
-) -> Proof:  # fmt: skip
+) -> Proof:
     """The whole duty in this process, as `walk_duty`. A proof that is incomplete is returned like any other."""
     with closing(connect(settings, connections)) as control:
         scope = scope_now(control, settings, topic, start, end)

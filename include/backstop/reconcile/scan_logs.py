@@ -53,7 +53,9 @@ def choose_scans(settings: Settings, sources: Sources, due: Due, partitions: int
         for group in settings.groups_of(one.topic):
             keys[group] += one.rows
             # The consumer's clock may be behind the producer's.
-            first = _earlier(instant(one.oldest), 2 * settings.policy_for(one.topic, group).max_clock_skew)
+            first = _earlier(
+                instant(one.oldest), 2 * settings.policy_for(one.topic, group).max_clock_skew
+            )
             since[group] = min(first, since.get(group, first))
     of_store: dict[str, list[str]] = defaultdict(list)
     for group, number in keys.items():

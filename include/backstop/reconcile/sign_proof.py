@@ -18,9 +18,15 @@ from backstop.reconcile.export_proof import Digest, read_export
 MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
 
 
-def write_manifest(folder: Path, proof: Mapping[str, Any], files: list[Path], key: bytes | None) -> None:
+def write_manifest(
+    folder: Path, proof: Mapping[str, Any], files: list[Path], key: bytes | None
+) -> None:
     """`proof`: plain values; `key`: an Ed25519 private key as PEM, or null. Raises ConfigurationError for another key."""
-    body = {**proof, "files": {path.name: _sha256(path) for path in files}, "signed": key is not None}
+    body = {
+        **proof,
+        "files": {path.name: _sha256(path) for path in files},
+        "signed": key is not None,
+    }
     text = json.dumps(body, indent=2, ensure_ascii=False, sort_keys=True).encode()
     (folder / MANIFEST).write_bytes(text)
     if key is not None:
@@ -46,7 +52,9 @@ def verify(folder: Path, public_key: bytes | None = None) -> list[str]:
         wrong.append(f"{SIGNATURE} is missing, though the manifest says that it was signed.")
     counted = sum(manifest["counts"].values())
     if counted != manifest["deliveries"]:
-        wrong.append(f"The counts of the manifest add up to {counted}, not to its {manifest['deliveries']} deliveries.")
+        wrong.append(
+            f"The counts of the manifest add up to {counted}, not to its {manifest['deliveries']} deliveries."
+        )
     for name, expected in manifest["files"].items():
         path = folder / Path(name).name
         if not path.is_file():
@@ -67,9 +75,13 @@ def _check_rows(path: Path, manifest: Mapping[str, Any]) -> list[str]:
         return [f"{path.name} cannot be read: {type(error).__name__}."]
     wrong = []
     if digest.rows != manifest["deliveries"]:
-        wrong.append(f"{path.name} has {digest.rows} deliveries, the manifest says {manifest['deliveries']}.")
+        wrong.append(
+            f"{path.name} has {digest.rows} deliveries, the manifest says {manifest['deliveries']}."
+        )
     if str(digest) != manifest["digest"]:
-        wrong.append(f"{path.name} holds other deliveries than the manifest: their digest is another one.")
+        wrong.append(
+            f"{path.name} holds other deliveries than the manifest: their digest is another one."
+        )
     if digest.by_standing != manifest["counts"]:
         wrong.append(f"{path.name} gives other counts than the manifest.")
     return wrong

@@ -21,25 +21,51 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STAGED_VERDICT = (
-    "shard", "topic", "message_id", "consumer_group", "verdict", "reason", "eligible", "send_count", "case_kind",
-    "next_look_at", "evidence",
-)  # fmt: skip
+    "shard",
+    "topic",
+    "message_id",
+    "consumer_group",
+    "verdict",
+    "reason",
+    "eligible",
+    "send_count",
+    "case_kind",
+    "next_look_at",
+    "evidence",
+)
 STAGED_STUB = (
-    "shard", "topic", "message_id", "old_status", "new_status", "send_count", "deliveries", "next_look_at",
-)  # fmt: skip
+    "shard",
+    "topic",
+    "message_id",
+    "old_status",
+    "new_status",
+    "send_count",
+    "deliveries",
+    "next_look_at",
+)
 _READ = {"evidence": "jsonb_strip_nulls(evidence)"}
 """How a column is read from the incoming rows; all others as they are."""
 
 
-def stage_stubs(rows: pa.Table, run_id: int, stage: int, settings: Settings, connections: Connections) -> None:
+def stage_stubs(
+    rows: pa.Table, run_id: int, stage: int, settings: Settings, connections: Connections
+) -> None:
     """Stages rows of STAGED_STUB as they are (instants in microseconds); once for a stage."""
-    with closing(connect_staging(connections.url(settings.control))) as connection, connection, connection.cursor() as cursor:
+    with (
+        closing(connect_staging(connections.url(settings.control))) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):
         copy_stubs(cursor, run_id, stage, rows)
 
 
 def connect_staging(url: str) -> Any:
     return psycopg2.connect(
-        url, application_name="backstop stage", connect_timeout=10, client_encoding="UTF8", options="-c row_security=off"
+        url,
+        application_name="backstop stage",
+        connect_timeout=10,
+        client_encoding="UTF8",
+        options="-c row_security=off",
     )
 
 
@@ -50,7 +76,8 @@ def open_incoming(cursor: Any, table: str) -> None:
 def take_part(cursor: Any, run_id: int, stage: int, part: int) -> bool:
     """Whether this transaction is the one that stages the part; waits for another that is at it."""
     cursor.execute(
-        "INSERT INTO staged_part (run_id, stage, part) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", (run_id, stage, part)
+        "INSERT INTO staged_part (run_id, stage, part) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
+        (run_id, stage, part),
     )
     return bool(cursor.rowcount)
 
@@ -60,26 +87,38 @@ def copy_stubs(cursor: Any, run_id: int, stage: int, rows: pa.Table) -> None:
     _copy(cursor, "staged_stub", STAGED_STUB, run_id, stage, rows)
 
 
-def fill_incoming(cursor: Any, table: str, columns: Sequence[str], run_id: int, stage: int, rows: pa.Table) -> None:
+def fill_incoming(
+    cursor: Any, table: str, columns: Sequence[str], run_id: int, stage: int, rows: pa.Table
+) -> None:
     _copy(cursor, f"incoming_{table}", columns, run_id, stage, rows)
 
 
-def _copy(cursor: Any, table: str, columns: Sequence[str], run_id: int, stage: int, rows: pa.Table) -> None:
+def _copy(
+    cursor: Any, table: str, columns: Sequence[str], run_id: int, stage: int, rows: pa.Table
+) -> None:
     import pyarrow as pa
     from pyarrow import csv
 
     if rows.num_rows == 0:
         return
     instants = {"next_look_at": pa.timestamp("us", tz="UTC")}
-    given = pa.table({
-        "run_id": pa.array([run_id] * rows.num_rows, pa.int64()), "stage": pa.array([stage] * rows.num_rows, pa.int32()),
-        **{name: rows.column(name).cast(instants.get(name, rows.column(name).type)) for name in columns},
-    })  # fmt: skip
+    given = pa.table(
+        {
+            "run_id": pa.array([run_id] * rows.num_rows, pa.int64()),
+            "stage": pa.array([stage] * rows.num_rows, pa.int32()),
+            **{
+                name: rows.column(name).cast(instants.get(name, rows.column(name).type))
+                for name in columns
+            },
+        }
+    )
     buffer = io.BytesIO()
     # Text is quoted and null is not: ids hold any Unicode, quotes and line ends, and the empty text is no null.
     csv.write_csv(given, buffer, csv.WriteOptions(include_header=False, quoting_style="needed"))
     buffer.seek(0)
-    cursor.copy_expert(f"COPY {table} (run_id, stage, {', '.join(columns)}) FROM STDIN WITH (FORMAT csv)", buffer)
+    cursor.copy_expert(
+        f"COPY {table} (run_id, stage, {', '.join(columns)}) FROM STDIN WITH (FORMAT csv)", buffer
+    )
 
 
 def keep_incoming(cursor: Any, table: str, columns: Sequence[str]) -> None:

@@ -27,7 +27,9 @@ _ROW_BYTES = 500
 Row = dict[str, Any]
 
 
-def export_letters(conn: Any, wanted: LetterFilter, form: str, path: Path, limit: int | None = None) -> int:
+def export_letters(
+    conn: Any, wanted: LetterFilter, form: str, path: Path, limit: int | None = None
+) -> int:
     """Writes them in the order in which they came, as of one instant; returns how many."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -51,9 +53,13 @@ def read_letters(conn: Any, wanted: LetterFilter, limit: int | None = None) -> I
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         with conn.cursor("letters") as letters, conn.cursor() as contents:
             letters.itersize = _ROWS_AT_ONCE
-            letters.execute(_SQL["export"], {**wanted.values(), "limit": limit, "inline": _INLINE_BYTES})
+            letters.execute(
+                _SQL["export"], {**wanted.values(), "limit": limit, "inline": _INLINE_BYTES}
+            )
             for values in letters:
-                row: Row = dict(zip([column.name for column in letters.description], values, strict=True))
+                row: Row = dict(
+                    zip([column.name for column in letters.description], values, strict=True)
+                )
                 if row["content_bytes"] > _INLINE_BYTES:
                     contents.execute(_SQL["content"], {"dead_letter_id": row["dead_letter_id"]})
                     [row["content"]] = contents.fetchone()
@@ -105,14 +111,38 @@ def _write_parquet(rows: Iterable[Row], file: Any) -> int:
 def _schema(pa: Any) -> Any:
     instant = pa.timestamp("us", tz="UTC")
     kinds = {
-        "dead_letter_id": pa.int64(), "broker": pa.string(), "queue": pa.string(), "broker_id": pa.string(),
-        "consumer_group": pa.string(), "topic": pa.string(), "message_id": pa.string(), "queue_id": pa.int32(),
-        "queue_offset": pa.int64(), "queue_epoch": pa.string(), "tag": pa.string(), "partition_key": pa.string(),
-        "headers": pa.binary(), "content": pa.large_binary(), "content_bytes": pa.int64(), "properties": pa.string(),
-        "cause_text": pa.string(), "error": pa.string(), "deliveries": pa.int32(), "died_at": instant,
-        "drained_at": instant, "invalid": pa.string(), "cause_id": pa.int64(), "category": pa.string(),
-        "state": pa.string(), "decision": pa.string(), "reason": pa.string(), "decided_at": instant,
-        "decided_by": pa.string(), "send_number": pa.int32(), "proof": pa.string(), "case_id": pa.int64(),
+        "dead_letter_id": pa.int64(),
+        "broker": pa.string(),
+        "queue": pa.string(),
+        "broker_id": pa.string(),
+        "consumer_group": pa.string(),
+        "topic": pa.string(),
+        "message_id": pa.string(),
+        "queue_id": pa.int32(),
+        "queue_offset": pa.int64(),
+        "queue_epoch": pa.string(),
+        "tag": pa.string(),
+        "partition_key": pa.string(),
+        "headers": pa.binary(),
+        "content": pa.large_binary(),
+        "content_bytes": pa.int64(),
+        "properties": pa.string(),
+        "cause_text": pa.string(),
+        "error": pa.string(),
+        "deliveries": pa.int32(),
+        "died_at": instant,
+        "drained_at": instant,
+        "invalid": pa.string(),
+        "cause_id": pa.int64(),
+        "category": pa.string(),
+        "state": pa.string(),
+        "decision": pa.string(),
+        "reason": pa.string(),
+        "decided_at": instant,
+        "decided_by": pa.string(),
+        "send_number": pa.int32(),
+        "proof": pa.string(),
+        "case_id": pa.int64(),
         "closed_at": instant,
-    }  # fmt: skip
+    }
     return pa.schema(list(kinds.items()))

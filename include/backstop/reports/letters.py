@@ -30,11 +30,18 @@ class LetterFilter:
 
     def values(self) -> dict[str, Any]:
         """As the queries take it."""
-        states = None if self.states is None else array_literal([str(state) for state in self.states])
+        states = (
+            None if self.states is None else array_literal([str(state) for state in self.states])
+        )
         return {
-            "topic": self.topic, "group": self.group, "states": states, "category": self.category, "cause": self.cause,
-            "case": self.case, "since": self.since,
-        }  # fmt: skip
+            "topic": self.topic,
+            "group": self.group,
+            "states": states,
+            "category": self.category,
+            "cause": self.cause,
+            "case": self.case,
+            "since": self.since,
+        }
 
 
 def count_by_cause(conn: Any, wanted: LetterFilter, limit: int = 20) -> list[dict[str, Any]]:
@@ -63,7 +70,11 @@ def show_letter(conn: Any, dead_letter_id: int) -> dict[str, Any]:
         )
     [letter] = found
     content = letter["content"]
-    return {**letter, "headers": bytes(letter["headers"]), "content": None if content is None else bytes(content)}
+    return {
+        **letter,
+        "headers": bytes(letter["headers"]),
+        "content": None if content is None else bytes(content),
+    }
 
 
 def _rows(conn: Any, query: str, values: Mapping[str, object]) -> list[dict[str, Any]]:

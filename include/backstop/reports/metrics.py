@@ -23,7 +23,10 @@ _SQL = load("backstop.reports", "metrics.sql")
 
 
 def render(
-    conn: Any, settings: Settings, accept: str = "", more: Mapping[str, tuple[str, float]] | None = None
+    conn: Any,
+    settings: Settings,
+    accept: str = "",
+    more: Mapping[str, tuple[str, float]] | None = None,
 ) -> tuple[bytes, str]:
     """(text, content type) of everything, in the format that `accept` asks for; without it the text format, which the textfile
     collector of node_exporter reads. `more`: further gauges, name -> (help, value)."""
@@ -49,48 +52,90 @@ def _gauges(cursor: Any, settings: Settings) -> Iterator[Metric]:
     standings, _, _ = read_duties(cursor)
     known = {(s.duty, s.scope) for s in standings}
     # A duty that never succeeded is there with 0, so that a rule about its age fires instead of finding nothing.
-    never = [((duty, EVERYTHING), 0.0) for duty in settings.watched_duties() if (duty, EVERYTHING) not in known]
+    never = [
+        ((duty, EVERYTHING), 0.0)
+        for duty in settings.watched_duties()
+        if (duty, EVERYTHING) not in known
+    ]
     yield _gauge(
-        "backstop_duty_last_success_timestamp_seconds", "When a run of the duty last succeeded; 0: never", ("duty", "scope"),
-        [*(((s.duty, s.scope), s.last_success.timestamp() if s.last_success else 0.0) for s in standings), *never],
-    )  # fmt: skip
+        "backstop_duty_last_success_timestamp_seconds",
+        "When a run of the duty last succeeded; 0: never",
+        ("duty", "scope"),
+        [
+            *(
+                ((s.duty, s.scope), s.last_success.timestamp() if s.last_success else 0.0)
+                for s in standings
+            ),
+            *never,
+        ],
+    )
     yield _gauge(
-        "backstop_duty_last_failure_timestamp_seconds", "When a run of the duty last failed or was incomplete",
-        ("duty", "scope"), [((s.duty, s.scope), s.last_failure.timestamp()) for s in standings if s.last_failure],
-    )  # fmt: skip
+        "backstop_duty_last_failure_timestamp_seconds",
+        "When a run of the duty last failed or was incomplete",
+        ("duty", "scope"),
+        [((s.duty, s.scope), s.last_failure.timestamp()) for s in standings if s.last_failure],
+    )
     yield _gauge(
-        "backstop_duty_allowed_age_seconds", "How long ago the duty may have succeeded last (watch.allowed_age)", ("duty",),
+        "backstop_duty_allowed_age_seconds",
+        "How long ago the duty may have succeeded last (watch.allowed_age)",
+        ("duty",),
         [((duty,), allowed.total_seconds()) for duty, allowed in settings.watched_duties().items()],
-    )  # fmt: skip
+    )
     labels = ("rule", "topic", "group", "severity")
-    yield _gauge("backstop_findings", "What the watch sees now, 1 each", labels, _rows(cursor, "open_findings", 4))
+    yield _gauge(
+        "backstop_findings",
+        "What the watch sees now, 1 each",
+        labels,
+        _rows(cursor, "open_findings", 4),
+    )
     cursor.execute(_SQL["open_cases"])
     cases = cursor.fetchall()
     labels = ("kind", "topic", "group", "severity")
-    yield _gauge("backstop_open_cases", "Cases that wait for a person", labels, [(row[:4], row[4]) for row in cases])
     yield _gauge(
-        "backstop_open_case_oldest_timestamp_seconds", "When the oldest of them was opened", labels,
+        "backstop_open_cases",
+        "Cases that wait for a person",
+        labels,
+        [(row[:4], row[4]) for row in cases],
+    )
+    yield _gauge(
+        "backstop_open_case_oldest_timestamp_seconds",
+        "When the oldest of them was opened",
+        labels,
         [(row[:4], row[5]) for row in cases],
-    )  # fmt: skip
+    )
     asked = _rows(cursor, "open_requests", 2)
-    yield _gauge("backstop_open_requests", "Resends asked for that have not ended", ("topic", "state"), asked)
-    unsaid = _rows(cursor, "undelivered_alerts", 1)
-    yield _gauge("backstop_undelivered_alerts", "Alerts that no channel has taken", ("severity",), unsaid)
     yield _gauge(
-        "backstop_deliveries", "Deliveries by verdict, in the newest run that judged", ("topic", "group", "verdict"),
+        "backstop_open_requests", "Resends asked for that have not ended", ("topic", "state"), asked
+    )
+    unsaid = _rows(cursor, "undelivered_alerts", 1)
+    yield _gauge(
+        "backstop_undelivered_alerts", "Alerts that no channel has taken", ("severity",), unsaid
+    )
+    yield _gauge(
+        "backstop_deliveries",
+        "Deliveries by verdict, in the newest run that judged",
+        ("topic", "group", "verdict"),
         _rows(cursor, "verdicts_now", 3),
-    )  # fmt: skip
+    )
     cursor.execute(_SQL["newest_groups"])
     groups = cursor.fetchall()
     waiting, ages = [(row[:2], row[2]) for row in groups], [(row[:2], row[3]) for row in groups]
     of = ("topic", "group")
-    yield _gauge("backstop_group_waiting_messages", "Messages stored that the group has not passed", of, waiting)
-    yield _gauge("backstop_group_backlog_age_seconds", "How long the oldest of them waits", of, ages)
     yield _gauge(
-        "backstop_oldest_due_stub_timestamp_seconds", "Since when the oldest due stub of a shard is due; the look, if none is",
-        ("shard",), _rows(cursor, "oldest_due", 1),
-    )  # fmt: skip
-
+        "backstop_group_waiting_messages",
+        "Messages stored that the group has not passed",
+        of,
+        waiting,
+    )
+    yield _gauge(
+        "backstop_group_backlog_age_seconds", "How long the oldest of them waits", of, ages
+    )
+    yield _gauge(
+        "backstop_oldest_due_stub_timestamp_seconds",
+        "Since when the oldest due stub of a shard is due; the look, if none is",
+        ("shard",),
+        _rows(cursor, "oldest_due", 1),
+    )
 
     yield from _sizes(cursor, settings)
 
@@ -98,31 +143,60 @@ def _gauges(cursor: Any, settings: Settings) -> Iterator[Metric]:
 def _sizes(cursor: Any, settings: Settings) -> Iterator[Metric]:
     """How full the control database is."""
     cursor.execute(_SQL["database_size"])
-    yield _gauge("backstop_control_database_bytes", "Size of the control database", (), [((), cursor.fetchone()[0])])
+    yield _gauge(
+        "backstop_control_database_bytes",
+        "Size of the control database",
+        (),
+        [((), cursor.fetchone()[0])],
+    )
     cursor.execute(_SQL["table_sizes"])
     tables = cursor.fetchall()
     of = ("table",)
     yield _gauge(
-        "backstop_control_table_bytes", "Size of its largest tables, with indexes", of, [((row[0],), row[1]) for row in tables]
+        "backstop_control_table_bytes",
+        "Size of its largest tables, with indexes",
+        of,
+        [((row[0],), row[1]) for row in tables],
     )
-    yield _gauge("backstop_control_table_rows", "Rows of these tables, about", of, [((row[0],), row[2]) for row in tables])
     yield _gauge(
-        "backstop_control_table_dead_rows", "Rows of these tables that vacuum has not taken yet, about", of,
+        "backstop_control_table_rows",
+        "Rows of these tables, about",
+        of,
+        [((row[0],), row[2]) for row in tables],
+    )
+    yield _gauge(
+        "backstop_control_table_dead_rows",
+        "Rows of these tables that vacuum has not taken yet, about",
+        of,
         [((row[0],), row[3]) for row in tables],
-    )  # fmt: skip
+    )
     cursor.execute(_SQL["connections"])
     used, most = cursor.fetchone()
-    yield _gauge("backstop_control_server_connections", "Connections to the server of the control database", (), [((), used)])
-    yield _gauge("backstop_control_server_max_connections", "The most connections that it takes", (), [((), most)])
+    yield _gauge(
+        "backstop_control_server_connections",
+        "Connections to the server of the control database",
+        (),
+        [((), used)],
+    )
+    yield _gauge(
+        "backstop_control_server_max_connections",
+        "The most connections that it takes",
+        (),
+        [((), most)],
+    )
     kept, limits = read_kept_bytes(cursor), settings.dead_letters
     yield _gauge(
-        "backstop_dead_letters_kept_bytes", "What dead letters take of the control database", ("group",),
+        "backstop_dead_letters_kept_bytes",
+        "What dead letters take of the control database",
+        ("group",),
         [((group,), size) for group, size in sorted(kept.items())],
-    )  # fmt: skip
+    )
     yield _gauge(
-        "backstop_dead_letters_limit_bytes", "What all of them together, and those of one group, may take", ("of",),
+        "backstop_dead_letters_limit_bytes",
+        "What all of them together, and those of one group, may take",
+        ("of",),
         [(("all",), limits.kept_bytes), (("group",), limits.group_kept_bytes)],
-    )  # fmt: skip
+    )
 
 
 def _rows(cursor: Any, query: str, labels: int) -> list[tuple[tuple[str, ...], float]]:
@@ -130,7 +204,9 @@ def _rows(cursor: Any, query: str, labels: int) -> list[tuple[tuple[str, ...], f
     return [(tuple(row[:labels]), float(row[labels])) for row in cursor.fetchall()]
 
 
-def _gauge(name: str, what: str, labels: tuple[str, ...], values: Iterable[tuple[Iterable[str], float]]) -> Metric:
+def _gauge(
+    name: str, what: str, labels: tuple[str, ...], values: Iterable[tuple[Iterable[str], float]]
+) -> Metric:
     family = GaugeMetricFamily(name, what, labels=labels)
     for of, value in values:
         family.add_metric(list(of), float(value))

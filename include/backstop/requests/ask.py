@@ -11,7 +11,9 @@ from typing import Any
 from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
 from backstop.model.records import Counts, Key
-from backstop.requests.policy import TRIAGE as TRIAGE  # whose the requests are that come through this door by machine
+from backstop.requests.policy import (
+    TRIAGE as TRIAGE,
+)  # whose the requests are that come through this door by machine
 from backstop.requests.policy import Route, choose_route
 from backstop.requests.policy import by_incident as by_incident
 from backstop.requests.policy import waits_for_evidence as waits_for_evidence
@@ -61,7 +63,10 @@ def ask(
     if not merged:
         return Counts()
     # In key order, so that two writers cannot wait for each other's rows.
-    rows = [{**_row(one), "held": one.topic in ramped} for _, one in sorted(merged.items(), key=lambda item: item[0])]
+    rows = [
+        {**_row(one), "held": one.topic in ramped}
+        for _, one in sorted(merged.items(), key=lambda item: item[0])
+    ]
     values = {"asks": json.dumps(rows), "run_id": run_id}
     cur.execute(_SQL["not_given_up_any_more"], values)
     cur.execute(_SQL["ask"], values)
@@ -73,13 +78,18 @@ def ask(
     return counts
 
 
-def route_for(sources: Sources, topic: str, wanted: Collection[str], verdicts: Mapping[str, str]) -> Route | None:
+def route_for(
+    sources: Sources, topic: str, wanted: Collection[str], verdicts: Mapping[str, str]
+) -> Route | None:
     """By which way a copy of `topic` for the groups `wanted` may go; null: by none (see policy.choose_route).
 
     `verdicts`: of each group of the message whose verdict is known.
     """
     return choose_route(
-        wanted, duplicates_of(sources.settings, topic), verdicts, own_retry_topic=sends_to_one_group(sources, topic)
+        wanted,
+        duplicates_of(sources.settings, topic),
+        verdicts,
+        own_retry_topic=sends_to_one_group(sources, topic),
     )
 
 
@@ -99,7 +109,9 @@ def _merge(one: Ask, other: Ask) -> Ask:
     if one.groups is not None and other.groups is not None:
         groups = tuple(sorted({*one.groups, *other.groups}))
     reasons = sorted({*one.reason.split(", "), *other.reason.split(", ")})
-    route: Route = "group" if one.route == other.route == "group" and groups == one.groups else "topic"
+    route: Route = (
+        "group" if one.route == other.route == "group" and groups == one.groups else "topic"
+    )
     return Ask(
         one.shard,
         one.topic,
@@ -114,7 +126,12 @@ def _merge(one: Ask, other: Ask) -> Ask:
 
 def _row(one: Ask) -> dict[str, object]:
     return {
-        "shard": one.shard, "topic": one.topic, "message_id": one.message_id, "send_number": one.send_number,
-        "groups": None if one.groups is None else list(one.groups), "reason": one.reason,
-        "requested_by": one.requested_by, "route": one.route,
-    }  # fmt: skip
+        "shard": one.shard,
+        "topic": one.topic,
+        "message_id": one.message_id,
+        "send_number": one.send_number,
+        "groups": None if one.groups is None else list(one.groups),
+        "reason": one.reason,
+        "requested_by": one.requested_by,
+        "route": one.route,
+    }

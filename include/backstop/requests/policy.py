@@ -126,7 +126,11 @@ def choose_route(
 
 
 def waits_for_evidence(
-    wanted: Collection[str], duplicates: Mapping[str, str], verdicts: Mapping[str, str], *, never_sent: bool
+    wanted: Collection[str],
+    duplicates: Mapping[str, str],
+    verdicts: Mapping[str, str],
+    *,
+    never_sent: bool,
 ) -> bool:
     """Whether a message that cannot be sent to `wanted` alone should wait instead of becoming a case.
 
@@ -134,22 +138,35 @@ def waits_for_evidence(
     copy serves all. If its verdict stays unknown, that delivery has a case of its own.
     """
     barred_by = _barred_by(wanted, duplicates, verdicts)
-    return never_sent and bool(barred_by) and all(verdicts.get(group) in _WAIT for group in barred_by)
+    return (
+        never_sent and bool(barred_by) and all(verdicts.get(group) in _WAIT for group in barred_by)
+    )
 
 
-def _barred_by(wanted: Collection[str], duplicates: Mapping[str, str], verdicts: Mapping[str, str]) -> list[str]:
+def _barred_by(
+    wanted: Collection[str], duplicates: Mapping[str, str], verdicts: Mapping[str, str]
+) -> list[str]:
     """The other groups that a copy to the topic might harm."""
     return [
-        group for group, declared in duplicates.items()
-        if group not in wanted and (declared == "no" or (declared != "guard" and verdicts.get(group) in _FRAGILE))
-    ]  # fmt: skip
+        group
+        for group, declared in duplicates.items()
+        if group not in wanted
+        and (declared == "no" or (declared != "guard" and verdicts.get(group) in _FRAGILE))
+    ]
 
 
 def decide(
-    asked: Sequence[str] | None, requested_by: str, judged: Sequence[Told], *,
-    as_of: datetime, replay_from: datetime, policy: Policy,
-    duplicates: Mapping[str, str], own_retry_topic: bool, never_sent: bool = False,
-) -> Decision:  # fmt: skip
+    asked: Sequence[str] | None,
+    requested_by: str,
+    judged: Sequence[Told],
+    *,
+    as_of: datetime,
+    replay_from: datetime,
+    policy: Policy,
+    duplicates: Mapping[str, str],
+    own_retry_topic: bool,
+    never_sent: bool = False,
+) -> Decision:
     """One request, judged again at its claim. `asked`: its groups (null: all); `judged`: every delivery of
     its message; `never_sent`: no copy of it can be in the broker. `replay_from`: the instant from which
     replay_horizon counts.
@@ -195,7 +212,9 @@ def _may_send(one: Told, requested_by: str) -> bool:
 def _undecided(one: Told, requested_by: str) -> bool:
     """What triage or a plan asked for has no open letter any more: one that is there is another one, which perhaps a person must
     decide. It may also be of a group that joined the request."""
-    return one.verdict is Verdict.DEAD_LETTERED and (requested_by == TRIAGE or is_by_incident(requested_by))
+    return one.verdict is Verdict.DEAD_LETTERED and (
+        requested_by == TRIAGE or is_by_incident(requested_by)
+    )
 
 
 def _waits(one: Told, requested_by: str, duplicates: Mapping[str, str]) -> bool:

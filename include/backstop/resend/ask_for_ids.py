@@ -20,7 +20,14 @@ from backstop.evidence.judge_by_key import Judge, Judgement
 from backstop.evidence.sources import Sources
 from backstop.model.errors import ConfigurationError, DecisionRefused, Unavailable
 from backstop.model.records import Key
-from backstop.requests.ask import Ask, ask, duplicates_of, ramped_topics, route_for, sends_to_one_group
+from backstop.requests.ask import (
+    Ask,
+    ask,
+    duplicates_of,
+    ramped_topics,
+    route_for,
+    sends_to_one_group,
+)
 from backstop.requests.policy import Postpone, Send, decide, waits_for_evidence
 from backstop.runs.run import Run, hold
 from backstop.sql.named import load
@@ -52,14 +59,26 @@ def read_ids(text: str) -> tuple[str, ...]:
     """One id a line, each once, in the order given; blank lines are none. Raises ConfigurationError when there is no id."""
     found = tuple(dict.fromkeys(line for line in text.splitlines() if line.strip()))
     if not found:
-        raise ConfigurationError("The list of ids is empty.", kept="Nothing was started.", next_step="Give one id a line.")
+        raise ConfigurationError(
+            "The list of ids is empty.",
+            kept="Nothing was started.",
+            next_step="Give one id a line.",
+        )
     return found
 
 
 def ask_for_ids(
-    settings: Settings, connections: Connections, control: Any, run: Run, topic: str, ids: Sequence[str], who: str, why: str,
-    *, listed_in: str | None = None,
-) -> list[Listed]:  # fmt: skip
+    settings: Settings,
+    connections: Connections,
+    control: Any,
+    run: Run,
+    topic: str,
+    ids: Sequence[str],
+    who: str,
+    why: str,
+    *,
+    listed_in: str | None = None,
+) -> list[Listed]:
     """Asks, limits the run, one commit; in a dry run it writes only the limit. One answer for each id, in their order.
 
     `listed_in`: the run in Airflow that gives the list; it is taken once, so that nobody asks again in another's name by clearing
@@ -69,14 +88,16 @@ def ask_for_ids(
     """
     if settings.topics[topic].mode != "repair":
         raise ConfigurationError(
-            f"Topic {topic} is in mode observe, in which nothing is ever sent.", kept="Nothing was asked for.",
+            f"Topic {topic} is in mode observe, in which nothing is ever sent.",
+            kept="Nothing was asked for.",
             next_step="Set its mode to repair in backstop.yaml.",
-        )  # fmt: skip
+        )
     if not who.strip() or not why.strip():
         raise ConfigurationError(
-            "Sending a list of ids needs a name and a reason.", kept="Nothing was asked for.",
+            "Sending a list of ids needs a name and a reason.",
+            kept="Nothing was asked for.",
             next_step="Say who asks (--by) and why (--why).",
-        )  # fmt: skip
+        )
     require_may(control, settings, who, "resend", topic)
     with control, control.cursor() as cursor:
         hold(cursor, run)
@@ -85,7 +106,11 @@ def ask_for_ids(
         cursor.execute(_SQL["open_requests"], {"topic": topic, "ids": list(ids)})
         open_already = {message_id for (message_id,) in cursor.fetchall()}
     with Judge(settings, connections, control) as judge:
-        listed = [one for batch in _batches(ids) for one in _look(judge, topic, batch, open_already, who, why)]
+        listed = [
+            one
+            for batch in _batches(ids)
+            for one in _look(judge, topic, batch, open_already, who, why)
+        ]
     with control, control.cursor() as cursor:
         hold(cursor, run)
         if not run.dry_run:
@@ -95,7 +120,12 @@ def ask_for_ids(
         cursor.execute(_SQL["limit_run"], {"run_id": run.run_id, "ids": list(ids)})
         if not run.dry_run:
             asked = [one.message_id for one in listed if one.asks is not None]
-            details = {"asked": len(asked), "ids": asked[:_TOLD], "run": run.run_id, "listed_in": listed_in}
+            details = {
+                "asked": len(asked),
+                "ids": asked[:_TOLD],
+                "run": run.run_id,
+                "listed_in": listed_in,
+            }
             append(cursor, who, "resend", f"{len(ids)} ids of {topic}", why, details)
     return listed
 
@@ -107,22 +137,34 @@ def _take_once(cursor: Any, run: Run, listed_in: str | None) -> None:
     cursor.execute(_SQL["listed_before"], {"listed_in": listed_in})
     if before := cursor.fetchone():
         raise DecisionRefused(
-            f"The list of the run {listed_in} was taken before, by run {before[0]}.", kept="Nothing was asked for.",
+            f"The list of the run {listed_in} was taken before, by run {before[0]}.",
+            kept="Nothing was asked for.",
             next_step="Trigger another run: it asks in the name of who triggers it.",
-        )  # fmt: skip
+        )
     cursor.execute(_SQL["take_list"], {"run_id": run.run_id, "listed_in": listed_in})
 
 
-def _stay_within_radius(cursor: Any, settings: Settings, run: Run, topic: str, asks: Sequence[Ask]) -> None:
+def _stay_within_radius(
+    cursor: Any, settings: Settings, run: Run, topic: str, asks: Sequence[Ask]
+) -> None:
     """Raises DecisionRefused for a list that, with what was asked for of late, looks like a mass loss."""
     for group in settings.groups_of(topic):
         policy = settings.policy_for(topic, group)
         number = sum(one.groups is None or group in one.groups for one in asks)
-        cursor.execute(_SQL["radius"], {
-            "topic": topic, "group": group, "as_of": run.as_of, "seconds": policy.blast_window.total_seconds(), "person": PERSON,
-        })  # fmt: skip
+        cursor.execute(
+            _SQL["radius"],
+            {
+                "topic": topic,
+                "group": group,
+                "as_of": run.as_of,
+                "seconds": policy.blast_window.total_seconds(),
+                "person": PERSON,
+            },
+        )
         before, confirmed = cursor.fetchone()
-        if number and too_wide(Radius(number + int(before), int(confirmed)), policy.blast_share, policy.blast_floor):
+        if number and too_wide(
+            Radius(number + int(before), int(confirmed)), policy.blast_share, policy.blast_floor
+        ):
             raise DecisionRefused(
                 f"{number} deliveries to {group} are more than the blast radius of {topic} allows without a second look.",
                 kept="Nothing was asked for.",
@@ -137,8 +179,9 @@ def _look(
     if seen.unreachable:
         raise Unavailable(
             f"The present state could not be read: {', '.join(sorted(seen.unreachable))} did not answer.",
-            kept="Nothing was asked for.", next_step="Bring it back, then send the list again.",
-        )  # fmt: skip
+            kept="Nothing was asked for.",
+            next_step="Bring it back, then send the list again.",
+        )
     for message_id in ids:
         if message_id in open_already:
             yield Listed(message_id, "a request for it is open already", sendable=True)
@@ -152,32 +195,56 @@ def _answer(sources: Sources, seen: Judgement, key: Key, who: str, why: str) -> 
     if not shards:
         return Listed(key.message_id, "no shard has it")
     if len(shards) > 1:
-        return Listed(key.message_id, f"it is on several shards: {', '.join(shards)}; fix that first")
+        return Listed(
+            key.message_id, f"it is on several shards: {', '.join(shards)}; fix that first"
+        )
     promise = seen.stubs[key]
     if promise.status in ("confirmed", "voided"):
         return Listed(key.message_id, f"{promise.status.upper()} already")
     policy = settings.policy_for(key.topic)
     budget = policy.max_sends if promise.max_sends is None else promise.max_sends
     decision = decide(
-        None, PERSON + who, judged, as_of=seen.as_of, replay_from=promise.replay_from, policy=policy,
-        duplicates=duplicates_of(settings, key.topic), own_retry_topic=sends_to_one_group(sources, key.topic),
-    )  # fmt: skip
+        None,
+        PERSON + who,
+        judged,
+        as_of=seen.as_of,
+        replay_from=promise.replay_from,
+        policy=policy,
+        duplicates=duplicates_of(settings, key.topic),
+        own_retry_topic=sends_to_one_group(sources, key.topic),
+    )
     if isinstance(decision, Send):
         if promise.status == "exhausted" or promise.send_count - promise.refusals >= budget:
-            return Listed(key.message_id, "EXHAUSTED: its sends are used up; allow more by its case (raise)")
+            return Listed(
+                key.message_id, "EXHAUSTED: its sends are used up; allow more by its case (raise)"
+            )
         wanted = decision.groups or settings.groups_of(key.topic)
         verdicts = {one.consumer_group: str(one.verdict) for one in judged}
         route = route_for(sources, key.topic, wanted, verdicts)
         if route is None:
             never_sent = promise.send_count <= promise.refusals
-            if waits_for_evidence(wanted, duplicates_of(settings, key.topic), verdicts, never_sent=never_sent):
-                return Listed(key.message_id, "not yet: a group that takes no duplicates could not be judged")
+            if waits_for_evidence(
+                wanted, duplicates_of(settings, key.topic), verdicts, never_sent=never_sent
+            ):
+                return Listed(
+                    key.message_id, "not yet: a group that takes no duplicates could not be judged"
+                )
             # A list is written without looking at each message; its case shows what the copy would do.
-            return Listed(key.message_id, "a copy would reach a group that takes no duplicates; decide it by its case (resend)")
+            return Listed(
+                key.message_id,
+                "a copy would reach a group that takes no duplicates; decide it by its case (resend)",
+            )
         number, groups = promise.send_count + 1, decision.groups
-        request = Ask(promise.shard, key.topic, key.message_id, number, groups, why, PERSON + who, route)
+        request = Ask(
+            promise.shard, key.topic, key.message_id, number, groups, why, PERSON + who, route
+        )
         to = "all groups" if groups is None else ", ".join(groups)
-        return Listed(key.message_id, f"to send to {to} as send {number}, when ramp and rate let it", request, sendable=True)
+        return Listed(
+            key.message_id,
+            f"to send to {to} as send {number}, when ramp and rate let it",
+            request,
+            sendable=True,
+        )
     if isinstance(decision, Postpone):
         return Listed(key.message_id, f"not yet: {decision.why}")
     return Listed(key.message_id, f"nothing to send: {decision.why}")

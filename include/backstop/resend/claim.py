@@ -123,13 +123,20 @@ def find_due(worker: Worker, cut: datetime, *, with_held: bool = False) -> dict[
     not paused; those that a ramp holds only when asked for."""
     scope = topics_of(worker.run.scope)
     topics = [
-        name for name, topic in worker.settings.topics.items()
+        name
+        for name, topic in worker.settings.topics.items()
         if topic.mode == "repair" and (scope is None or name in scope)
-    ]  # fmt: skip
+    ]
     with worker.control, worker.control.cursor() as cursor:
-        cursor.execute(_SQL["lots"], {
-            "cut": cut, "topics": topics, "with_held": with_held, "ids": _ids(worker),
-        })  # fmt: skip
+        cursor.execute(
+            _SQL["lots"],
+            {
+                "cut": cut,
+                "topics": topics,
+                "with_held": with_held,
+                "ids": _ids(worker),
+            },
+        )
         return {Lot(topic, shard): number for topic, shard, number in cursor.fetchall()}
 
 
@@ -158,25 +165,41 @@ def claim_requests(worker: Worker, lot: Lot, cut: datetime, limit: int) -> Claim
                 return Claimed(lot, token, (), 0.0, monotonic())
             return Claimed(lot, token, (), min(wait, _LONGEST_WAIT), monotonic())
         until = monotonic() + claim_seconds
-        cursor.execute(_SQL["claim"], {
-            "cut": cut, "topic": lot.topic, "shard": lot.shard, "limit": limit,
-            "token": token, "seconds": claim_seconds, "ids": _ids(worker),
-        })  # fmt: skip
+        cursor.execute(
+            _SQL["claim"],
+            {
+                "cut": cut,
+                "topic": lot.topic,
+                "shard": lot.shard,
+                "limit": limit,
+                "token": token,
+                "seconds": claim_seconds,
+                "ids": _ids(worker),
+            },
+        )
         requests = [_request(row) for row in cursor.fetchall()]
-        cursor.execute(_SQL["use_rate"], {"subject": subject, "seconds": len(requests) / policy.rate_limit})
+        cursor.execute(
+            _SQL["use_rate"], {"subject": subject, "seconds": len(requests) / policy.rate_limit}
+        )
     return Claimed(lot, token, requests, wait if requests else 0.0, until)
 
 
-def look_at_requests(worker: Worker, lot: Lot, cut: datetime, after: int, limit: int) -> list[Request]:
+def look_at_requests(
+    worker: Worker, lot: Lot, cut: datetime, after: int, limit: int
+) -> list[Request]:
     """The same for a dry run: nothing is claimed, so nothing has to be given back."""
     with worker.control, worker.control.cursor() as cursor:
         cursor.execute(
             _SQL["look"],
             {
-                "cut": cut, "topic": lot.topic, "shard": lot.shard, "after": after, "limit": limit,
+                "cut": cut,
+                "topic": lot.topic,
+                "shard": lot.shard,
+                "after": after,
+                "limit": limit,
                 "ids": _ids(worker),
             },
-        )  # fmt: skip
+        )
         return [_request(row) for row in cursor.fetchall()]
 
 
@@ -194,16 +217,24 @@ def take_numbers(
     for request in wanted.values():
         decision = decisions[request.request_id]
         assert isinstance(decision, Send)
-        next_check = backoff(request.send_number, request.key, policy).total_seconds() + worker.delays.get(
-            topic, 0.0
+        next_check = backoff(
+            request.send_number, request.key, policy
+        ).total_seconds() + worker.delays.get(topic, 0.0)
+        claims.append(
+            Claim(
+                key=request.key,
+                send_number=request.send_number,
+                token=claimed.token,
+                groups=decision.groups,
+                requested_by=f"request {request.request_id}",
+                attempt_seconds=policy.attempt_timeout.total_seconds(),
+                next_check_seconds=next_check,
+                max_sends=policy.max_sends,
+                max_refusals=policy.max_refusals,
+                only_when_due=request.requested_by == RECONCILE,
+                broker=worker.broker_name(topic),
+            )
         )
-        claims.append(Claim(
-            key=request.key, send_number=request.send_number, token=claimed.token, groups=decision.groups,
-            requested_by=f"request {request.request_id}",
-            attempt_seconds=policy.attempt_timeout.total_seconds(),
-            next_check_seconds=next_check, max_sends=policy.max_sends, max_refusals=policy.max_refusals,
-            only_when_due=request.requested_by == RECONCILE, broker=worker.broker_name(topic),
-        ))  # fmt: skip
     won = store.claim(claims) if claims else set()
     return {request.request_id: request for key, request in wanted.items() if key in won}
 
@@ -213,10 +244,14 @@ def measure_queue_delay(worker: Worker, topic: str) -> None:
     recorded."""
     policy = worker.policy(topic)
     with worker.control, worker.control.cursor() as cursor:
-        cursor.execute(_SQL["waiting"], {
-            "topic": topic, "broker": worker.broker_name(topic),
-            "window": policy.queue_delay_cap.total_seconds(),
-        })  # fmt: skip
+        cursor.execute(
+            _SQL["waiting"],
+            {
+                "topic": topic,
+                "broker": worker.broker_name(topic),
+                "window": policy.queue_delay_cap.total_seconds(),
+            },
+        )
         waiting = [(lag, rate) for _, lag, rate in cursor.fetchall()]
     worker.delays[topic] = expected_queue_delay(waiting, policy.queue_delay_cap).total_seconds()
 
@@ -224,7 +259,9 @@ def measure_queue_delay(worker: Worker, topic: str) -> None:
 def _request(row: Sequence[Any]) -> Request:
     request_id, topic, message_id, send_number, groups, reason, requested_by, held = row
     asked = None if groups is None else tuple(groups)
-    return Request(request_id, Key(topic, message_id), send_number, asked, reason, requested_by, held)
+    return Request(
+        request_id, Key(topic, message_id), send_number, asked, reason, requested_by, held
+    )
 
 
 def _ids(worker: Worker) -> list[str] | None:

@@ -15,7 +15,9 @@ def count_due(control: Any, settings: Settings, wanted: Collection[str] | None =
     """Requests that may go out now, and claims that nobody finished, in the wanted topics (null: all); paused topics and those
     in mode observe wait."""
     repair = [
-        name for name, topic in settings.topics.items() if topic.mode == "repair" and (wanted is None or name in wanted)
+        name
+        for name, topic in settings.topics.items()
+        if topic.mode == "repair" and (wanted is None or name in wanted)
     ]
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["due"], {"topics": repair})

@@ -10,11 +10,20 @@ from collections.abc import Sequence
 from backstop.evidence.judge_by_key import Judgement
 from backstop.model.errors import Unavailable
 from backstop.requests.ask import duplicates_of, sends_to_one_group
-from backstop.requests.policy import Decision, NotNeeded, Postpone, decide, is_by_incident, is_by_person
+from backstop.requests.policy import (
+    Decision,
+    NotNeeded,
+    Postpone,
+    decide,
+    is_by_incident,
+    is_by_person,
+)
 from backstop.resend.claim import Lot, Request, Worker
 
 
-def judge_again(worker: Worker, lot: Lot, requests: Sequence[Request]) -> tuple[dict[int, Decision], Judgement]:
+def judge_again(
+    worker: Worker, lot: Lot, requests: Sequence[Request]
+) -> tuple[dict[int, Decision], Judgement]:
     """What each request comes to; decisions by request id.
 
     Raises nothing for what does not answer: see the judgement's `unreachable`; what needs it is postponed.
@@ -36,11 +45,15 @@ def judge_again(worker: Worker, lot: Lot, requests: Sequence[Request]) -> tuple[
     for request in requests:
         shards = shards_of.get(request.key, [])
         if len(shards) > 1:
-            decisions[request.request_id] = Postpone(later, f"broken contract: on several shards: {', '.join(shards)}")
+            decisions[request.request_id] = Postpone(
+                later, f"broken contract: on several shards: {', '.join(shards)}"
+            )
         elif shards != [lot.shard]:
             decisions[request.request_id] = NotNeeded(f"shard {lot.shard} has no such stub")
         elif request.send_number != lowest[request.key]:
-            decisions[request.request_id] = Postpone(later, "an earlier number of the same message is under way")
+            decisions[request.request_id] = Postpone(
+                later, "an earlier number of the same message is under way"
+            )
         else:
             counted_from, deliveries = replay_from[request.key], told.get(request.key, ())
             # Everything that `decide` reads of a message: two with the same of it are decided alike.
@@ -50,8 +63,15 @@ def judge_again(worker: Worker, lot: Lot, requests: Sequence[Request]) -> tuple[
             situation = (request.groups, asker, deliveries, counted_from <= too_old, never_sent)
             if situation not in decided:
                 decided[situation] = decide(
-                    request.groups, request.requested_by, deliveries, as_of=judgement.as_of, replay_from=counted_from,
-                    policy=policy, duplicates=duplicates, own_retry_topic=own_retry_topic, never_sent=never_sent,
-                )  # fmt: skip
+                    request.groups,
+                    request.requested_by,
+                    deliveries,
+                    as_of=judgement.as_of,
+                    replay_from=counted_from,
+                    policy=policy,
+                    duplicates=duplicates,
+                    own_retry_topic=own_retry_topic,
+                    never_sent=never_sent,
+                )
             decisions[request.request_id] = decided[situation]
     return decisions, judgement

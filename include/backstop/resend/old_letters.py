@@ -33,7 +33,11 @@ class OldLetters:
         A letter whose time is not known counts as new, and so does one within the clocks' tolerance: a stop too many asks a
         person.
         """
-        dead = {one.consumer_group: one.message_id for one in judged if one.verdict is Verdict.DEAD_LETTERED}
+        dead = {
+            one.consumer_group: one.message_id
+            for one in judged
+            if one.verdict is Verdict.DEAD_LETTERED
+        }
         if not dead:
             return set()
         if not self._asked:
@@ -41,7 +45,11 @@ class OldLetters:
         new = self._new
         if new is None:
             return None
-        return {group for group, message_id in dead.items() if not {(group, message_id), (None, message_id)} & new}
+        return {
+            group
+            for group, message_id in dead.items()
+            if not {(group, message_id), (None, message_id)} & new
+        }
 
     def _read(self) -> _New | None:
         name, new = self._worker.broker_name(self._topic), _New()
@@ -49,13 +57,19 @@ class OldLetters:
             for group in self._worker.settings.groups_of(self._topic):
                 for letter in self._worker.judge.sources.broker(name).dead_letters(group):
                     recent = letter.died_at is None or letter.died_at >= self._since
-                    if letter.message_id is not None and letter.topic in (None, self._topic) and recent:
+                    if (
+                        letter.message_id is not None
+                        and letter.topic in (None, self._topic)
+                        and recent
+                    ):
                         new.add((letter.group, letter.message_id))
         except Unavailable as error:
             self._worker.miss(f"broker {name}", error.what)
             return None
         # The queues before what was drained from them: a letter that moves meanwhile is seen once at least.
         with self._worker.control, self._worker.control.cursor() as cursor:
-            cursor.execute(_SQL["stored_letters_since"], {"topic": self._topic, "since": self._since})
+            cursor.execute(
+                _SQL["stored_letters_since"], {"topic": self._topic, "since": self._since}
+            )
             new.update(cursor.fetchall())
         return new

@@ -73,15 +73,22 @@ def keep_order(
             heads.setdefault(judged.message_id, set()).add(judged.verdict)
     else:
         later = worker.instant() + worker.policy(lot.topic).recheck
-    lines = _lines_of_people(worker, lot, [r for r, _ in sends if is_by_person(r.requested_by)], around, heads)
+    lines = _lines_of_people(
+        worker, lot, [r for r, _ in sends if is_by_person(r.requested_by)], around, heads
+    )
     for request, send in sends:
         near = around.get(request.key)
         answer = decide_order(
-            send, near, heads.get(near.open_before, ()) if near and near.open_before else (),
-            by_person=is_by_person(request.requested_by), gap=worker.policy(lot.topic).ordering_gap, later=later,
+            send,
+            near,
+            heads.get(near.open_before, ()) if near and near.open_before else (),
+            by_person=is_by_person(request.requested_by),
+            gap=worker.policy(lot.topic).ordering_gap,
+            later=later,
             moving=lines[near.ordering_key].before(request.key.message_id)
-            if near and near.ordering_key in lines and is_by_person(request.requested_by) else None,
-        )  # fmt: skip
+            if near and near.ordering_key in lines and is_by_person(request.requested_by)
+            else None,
+        )
         kept[request.request_id] = answer.decision
         if near is not None and answer.case is not None:
             blocker = near.open_before if answer.case == "order_parked" else near.sent_after
@@ -90,14 +97,22 @@ def keep_order(
 
 
 def _lines_of_people(
-    worker: Worker, lot: Lot, requests: Sequence[Request], around: Mapping[Key, Neighbours], heads: Mapping[str, set[Verdict]]
+    worker: Worker,
+    lot: Lot,
+    requests: Sequence[Request],
+    around: Mapping[Key, Neighbours],
+    heads: Mapping[str, set[Verdict]],
 ) -> dict[str, Line]:
     """The line of each key in which a person's request stands behind a stuck message; of others the first one tells all.
 
     Raises StoreUnavailable when the shard does not answer.
     """
     near = [around[request.key] for request in requests if request.key in around]
-    keys = {n.ordering_key for n in near if n.open_before and STUCK.intersection(heads.get(n.open_before, ()))}
+    keys = {
+        n.ordering_key
+        for n in near
+        if n.open_before and STUCK.intersection(heads.get(n.open_before, ()))
+    }
     return {key: _line(worker, lot, key) for key in sorted(keys)}
 
 
@@ -133,12 +148,17 @@ def ask_people(worker: Worker, lot: Lot, found: Sequence[OutOfOrder]) -> int:
         hold(cursor, worker.run)
         for (kind, ordering_key), members in sorted(by_key.items()):
             open_case(
-                cursor, kind=kind, topic=lot.topic, group="*", subject=ordering_key, severity="warning",
+                cursor,
+                kind=kind,
+                topic=lot.topic,
+                group="*",
+                subject=ordering_key,
+                severity="warning",
                 summary=_SUMMARIES[kind].format(
                     n=len(members), topic=lot.topic, key=ordering_key, blocker=members[0].blocker
                 ),
                 evidence={"ordering_key": ordering_key, "in_the_way": members[0].blocker},
                 members=[(lot.shard, lot.topic, one.message.message_id, "*") for one in members],
                 run_id=worker.run.run_id,
-            )  # fmt: skip
+            )
     return len(by_key)

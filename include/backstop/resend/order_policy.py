@@ -26,9 +26,15 @@ class InOrder:
 
 
 def decide_order(
-    send: Send, neighbours: Neighbours | None, head: Collection[Verdict], *,
-    by_person: bool, gap: Literal["case", "resend"], later: datetime, moving: str | None = None,
-) -> InOrder:  # fmt: skip
+    send: Send,
+    neighbours: Neighbours | None,
+    head: Collection[Verdict],
+    *,
+    by_person: bool,
+    gap: Literal["case", "resend"],
+    later: datetime,
+    moving: str | None = None,
+) -> InOrder:
     """`neighbours`: null when the message has no ordering key. `head`: the verdicts of the first open message before it.
     `moving`: for a person's request behind a stuck one, the first before it that is still on its way to some group.
 
@@ -41,7 +47,9 @@ def decide_order(
         stuck = sorted(str(verdict) for verdict in STUCK.intersection(head))
         before = moving if stuck else neighbours.open_before
         if before is not None:
-            return InOrder(Postpone(later, f"{SET_ASIDE}waits until {before} of key {key!r} is done"))
+            return InOrder(
+                Postpone(later, f"{SET_ASIDE}waits until {before} of key {key!r} is done")
+            )
         if not by_person:
             why = f"{SET_ASIDE}key {key!r} is parked behind {neighbours.open_before}, which is {', '.join(stuck)}"
             return InOrder(Postpone(later, why), "order_parked")

@@ -15,7 +15,9 @@ def as_copy(message: Message, send_number: int, groups: tuple[str, ...] | None) 
     """The message as it goes out again: the same content and headers, its send number, and for whom it is
     (null: all)."""
     headers = {
-        name: text for name, text in message.headers.items() if name not in (GROUPS_HEADER, SEND_HEADER)
+        name: text
+        for name, text in message.headers.items()
+        if name not in (GROUPS_HEADER, SEND_HEADER)
     }
     headers[SEND_HEADER] = str(send_number)
     if groups is not None:
@@ -39,7 +41,9 @@ def publish(
             receipts[request_id] = not_published("the stub is not there any more", for_good=True)
             continue
         alone = send.groups[0] if send.route == "group" and send.groups else None
-        by_way.setdefault(alone, {})[request_id] = as_copy(message, request.send_number, send.groups)
+        by_way.setdefault(alone, {})[request_id] = as_copy(
+            message, request.send_number, send.groups
+        )
     for group, copies in by_way.items():
         answers = broker.publish(list(copies.values()), group=group)
         receipts.update(zip(copies, answers, strict=True))

@@ -47,9 +47,10 @@ def advance_batches(worker: Worker) -> Counts:
     counts = Counts()
     scope = topics_of(worker.run.scope)
     topics = [
-        name for name, topic in worker.settings.topics.items()
+        name
+        for name, topic in worker.settings.topics.items()
         if topic.mode == "repair" and (scope is None or name in scope)
-    ]  # fmt: skip
+    ]
     with worker.control, worker.control.cursor() as cursor:
         hold(cursor, worker.run)
         cursor.execute(_SQL["topics"], {"topics": topics})
@@ -88,7 +89,15 @@ def _begin(worker: Worker, topic: str) -> Counts:
 
 
 def _advance(
-    worker: Worker, topic: str, batch_id: int, _: str, step: int, size: int, released: int, released_at: Any, pardoned: int
+    worker: Worker,
+    topic: str,
+    batch_id: int,
+    _: str,
+    step: int,
+    size: int,
+    released: int,
+    released_at: Any,
+    pardoned: int,
 ) -> Counts:
     look, letters = StepLook(), OldLetters(worker, topic, released_at)
     for page in _pages(worker, batch_id, step):
@@ -102,7 +111,10 @@ def _advance(
             # What did not answer tells nothing: a message that no shard seems to have may be in the one that is away.
             away = not judged_of and judgement.unreachable
             old = letters.groups(judged_of)
-            look.add(one.message_id, "waits" if away or old is None else stand(one, judged_of, released_at, old))
+            look.add(
+                one.message_id,
+                "waits" if away or old is None else stand(one, judged_of, released_at, old),
+            )
     counts, policy = Counts(), worker.policy(topic)
     where = {"batch_id": batch_id, "step": step, "pardoned": pardoned}
     with worker.control, worker.control.cursor() as cursor:
@@ -112,7 +124,9 @@ def _advance(
             return counts  # another run, or a person, moved it meanwhile
         cursor.execute(_SQL["held"], {"topic": topic, "limit": 1})
         held = int(cursor.fetchone()[0]) > 0
-        decision: Next = next_step(look, held=held, size=size, pardoned=pardoned == step, policy=policy)
+        decision: Next = next_step(
+            look, held=held, size=size, pardoned=pardoned == step, policy=policy
+        )
         match decision:
             case Wait():
                 counts.add("batches_waiting")
@@ -131,27 +145,51 @@ def _advance(
 
 
 def _release(cursor: Any, topic: str, batch_id: int | None, step: int, number: int) -> int:
-    cursor.execute(_SQL["release"], {
-        "topic": topic, "batch_id": batch_id, "step": None if batch_id is None else step, "number": number,
-    })  # fmt: skip
+    cursor.execute(
+        _SQL["release"],
+        {
+            "topic": topic,
+            "batch_id": batch_id,
+            "step": None if batch_id is None else step,
+            "number": number,
+        },
+    )
     return int(cursor.rowcount)
 
 
 def _stop(
-    worker: Worker, cursor: Any, topic: str, batch_id: int, step: int, released: int, look: StepLook, why: str
+    worker: Worker,
+    cursor: Any,
+    topic: str,
+    batch_id: int,
+    step: int,
+    released: int,
+    look: StepLook,
+    why: str,
 ) -> None:
     cursor.execute(_SQL["hold_again"], {"batch_id": batch_id})
     harmed = count(look.harm.values())
     # Without members: a delivery that is mended later must not close the case, only a person goes on or gives up.
     case_id = open_case(
-        cursor, kind="ramp_stopped", topic=topic, group="*", subject=f"batch {batch_id}", severity="critical",
+        cursor,
+        kind="ramp_stopped",
+        topic=topic,
+        group="*",
+        subject=f"batch {batch_id}",
+        severity="critical",
         summary=f"Resending {topic} stopped at step {step} after {released} messages, {harmed} of them went wrong: {why}",
         evidence={
-            "batch_id": batch_id, "step": step, "released": released, "done": look.done, "waiting": look.waits,
-            "harm": {name: len(ids) for name, ids in look.harm.items()}, "examples": examples(look),
+            "batch_id": batch_id,
+            "step": step,
+            "released": released,
+            "done": look.done,
+            "waiting": look.waits,
+            "harm": {name: len(ids) for name, ids in look.harm.items()},
+            "examples": examples(look),
         },
-        members=[], run_id=worker.run.run_id,
-    )  # fmt: skip
+        members=[],
+        run_id=worker.run.run_id,
+    )
     cursor.execute(_SQL["stop"], {"batch_id": batch_id, "case_id": case_id})
 
 
@@ -159,11 +197,16 @@ def _pages(worker: Worker, batch_id: int, step: int) -> Any:
     after = 0
     while True:
         with worker.control, worker.control.cursor() as cursor:
-            cursor.execute(_SQL["step"], {"batch_id": batch_id, "step": step, "after": after, "limit": _PAGE})
+            cursor.execute(
+                _SQL["step"], {"batch_id": batch_id, "step": step, "after": after, "limit": _PAGE}
+            )
             rows = cursor.fetchall()
         if not rows:
             return
         after = rows[-1][0]
         yield [
-            Released(row[0], row[2], row[3], None if row[4] is None else tuple(row[4]), row[5], row[6]) for row in rows
+            Released(
+                row[0], row[2], row[3], None if row[4] is None else tuple(row[4]), row[5], row[6]
+            )
+            for row in rows
         ]

@@ -20,10 +20,14 @@ SET_ASIDE = "ordering: "
 """Begins the error of a request that waits for its ordering key: others of the key may be in a later step, and a gap is
 asked of a person in its own case, so the ramp neither waits for it nor counts it."""
 
-Standing = Literal["done", "waits", "failed", "dead_lettered", "parked", "exhausted", "refused", "lost_again"]
+Standing = Literal[
+    "done", "waits", "failed", "dead_lettered", "parked", "exhausted", "refused", "lost_again"
+]
 _HARM: Mapping[Verdict, Standing] = {
-    Verdict.DEAD_LETTERED: "dead_lettered", Verdict.PARKED: "parked", Verdict.EXHAUSTED: "exhausted",
-}  # fmt: skip
+    Verdict.DEAD_LETTERED: "dead_lettered",
+    Verdict.PARKED: "parked",
+    Verdict.EXHAUSTED: "exhausted",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,10 @@ Next = Wait | Release | Stop | Close
 
 
 def stand(
-    request: Released, judged: Sequence[Judged], released_at: datetime, old_letters: Collection[str] = ()
+    request: Released,
+    judged: Sequence[Judged],
+    released_at: datetime,
+    old_letters: Collection[str] = (),
 ) -> Standing:
     """What one released request says of its step. `judged`: every delivery of its message, none when it has no stub.
     `old_letters`: the groups in which the message was dead-lettered before the step and not since.
@@ -109,7 +116,10 @@ def stand(
     if request.state == RequestState.REFUSED:
         return "refused"
     mine = [one for one in judged if request.groups is None or one.consumer_group in request.groups]
-    standings = [_stand_of_group(request, one, released_at, one.consumer_group in old_letters) for one in mine]
+    standings = [
+        _stand_of_group(request, one, released_at, one.consumer_group in old_letters)
+        for one in mine
+    ]
     for standing in standings:
         if standing != "aside" and standing not in ("done", "waits"):
             return standing
@@ -122,7 +132,9 @@ def stand(
     return "waits" if "aside" in standings else "done"
 
 
-def _stand_of_group(request: Released, judged: Judged, released_at: datetime, old_letter: bool) -> Standing | Literal["aside"]:
+def _stand_of_group(
+    request: Released, judged: Judged, released_at: datetime, old_letter: bool
+) -> Standing | Literal["aside"]:
     if judged.verdict in (Verdict.CONFIRMED, Verdict.VOIDED):
         return "done"
     logged = judged.evidence.get("log_updated_at")
@@ -139,7 +151,10 @@ def _stand_of_group(request: Released, judged: Judged, released_at: datetime, ol
     if judged.evidence.get("log_state") == "FAILED" and since is not None and since >= released_at:
         return "failed"
     # Eligible means that every copy is past, this one too: the group went by it and did not do the work.
-    sent = request.state in (RequestState.SENT, RequestState.UNKNOWN) and judged.send_count >= request.send_number
+    sent = (
+        request.state in (RequestState.SENT, RequestState.UNKNOWN)
+        and judged.send_count >= request.send_number
+    )
     if judged.eligible and sent:
         return "lost_again"
     return "waits"

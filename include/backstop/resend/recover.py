@@ -47,11 +47,17 @@ def recover(worker: Worker) -> Counts:
     for name, error in failed.items():
         worker.miss(f"shard {name}", error.what)
     for batch in _left_behind(worker):
-        ends = [end for shard in sorted({one.shard for one in batch}) for end in _ends(worker, shard, batch)]
+        ends = [
+            end
+            for shard in sorted({one.shard for one in batch})
+            for end in _ends(worker, shard, batch)
+        ]
         if ends:
             with worker.control, worker.control.cursor() as cursor:
                 hold(cursor, worker.run)
-                cursor.execute(_SQL["recover"], {"ends": json.dumps(ends), "run_id": worker.run.run_id})
+                cursor.execute(
+                    _SQL["recover"], {"ends": json.dumps(ends), "run_id": worker.run.run_id}
+                )
                 counts.add("recovered_requests", cursor.rowcount)
     return counts
 
@@ -76,10 +82,14 @@ def _ends(worker: Worker, shard: str, batch: Sequence[LeftBehind]) -> list[dict[
         end = end_of(one, stubs.get(one.key), attempts.get(one.key, []))
         if end is not None:
             state, why = end
-            ends.append({
-                "request_id": one.request_id, "claim_token": one.claim_token,
-                "state": str(state), "error": why,
-            })  # fmt: skip
+            ends.append(
+                {
+                    "request_id": one.request_id,
+                    "claim_token": one.claim_token,
+                    "state": str(state),
+                    "error": why,
+                }
+            )
     return ends
 
 
@@ -114,7 +124,8 @@ def _left_behind(worker: Worker) -> Iterator[list[LeftBehind]]:
     while True:
         with worker.control, worker.control.cursor() as cursor:
             cursor.execute(
-                _SQL["left_behind"], {"after": after, "seconds": shortest.total_seconds(), "limit": _BATCH}
+                _SQL["left_behind"],
+                {"after": after, "seconds": shortest.total_seconds(), "limit": _BATCH},
             )
             rows: list[tuple[Any, ...]] = cursor.fetchall()
         if not rows:

@@ -43,7 +43,9 @@ def send_claimed(worker: Worker, claimed: Claimed, counts: Counts) -> bool:
     broker_name = worker.broker_name(claimed.lot.topic)
     away = {f"shard {claimed.lot.shard}", f"broker {broker_name}"} & judgement.unreachable.keys()
     if away:
-        return _hand_back(worker, claimed, decisions, counts, f"did not answer: {', '.join(sorted(away))}")
+        return _hand_back(
+            worker, claimed, decisions, counts, f"did not answer: {', '.join(sorted(away))}"
+        )
     try:
         decisions, found = keep_order(worker, claimed.lot, claimed.requests, decisions)
     except StoreUnavailable as error:
@@ -51,13 +53,19 @@ def send_claimed(worker: Worker, claimed: Claimed, counts: Counts) -> bool:
         return _hand_back(worker, claimed, decisions, counts, "the shard did not answer")
     if cases := ask_people(worker, claimed.lot, found):
         counts.add("order_cases", cases)
-    sends = {number: decision for number, decision in decisions.items() if isinstance(decision, Send)}
-    ends = {number: end_without_send(decisions[number]) for number in decisions.keys() - sends.keys()}
+    sends = {
+        number: decision for number, decision in decisions.items() if isinstance(decision, Send)
+    }
+    ends = {
+        number: end_without_send(decisions[number]) for number in decisions.keys() - sends.keys()
+    }
     reachable = True
     if sends:
         broker = worker.judge.sources.broker(broker_name)
         if not _has_time(worker, claimed, claimed.until):
-            worker.miss(f"topic {claimed.lot.topic}", "judging a batch took longer than its claim lasts")
+            worker.miss(
+                f"topic {claimed.lot.topic}", "judging a batch took longer than its claim lasts"
+            )
             return _hand_back(worker, claimed, decisions, counts, "no time was left after judging")
         try:
             # A broker that is away would refuse every message, and each refusal uses up a number.
@@ -78,9 +86,14 @@ def send_claimed(worker: Worker, claimed: Claimed, counts: Counts) -> bool:
                 ends |= {number: End(RequestState.OPEN, "the topic was paused") for number in left}
                 break
             if not _has_time(worker, claimed, claimed.until):
-                worker.miss(f"topic {claimed.lot.topic}", "sending a batch took longer than its claim lasts")
+                worker.miss(
+                    f"topic {claimed.lot.topic}", "sending a batch took longer than its claim lasts"
+                )
                 counts.add("handed_back", len(left))
-                ends |= {number: End(RequestState.OPEN, "no time was left for it in this claim") for number in left}
+                ends |= {
+                    number: End(RequestState.OPEN, "no time was left for it in this claim")
+                    for number in left
+                }
                 reachable = False
                 break
             now = _next_chunk(worker, claimed, left, sizes)
@@ -93,7 +106,10 @@ def send_claimed(worker: Worker, claimed: Claimed, counts: Counts) -> bool:
                 # run out. Those that come after have taken none.
                 worker.miss(f"shard {claimed.lot.shard}", error.what)
                 counts.add("left_claimed", len(now))
-                ends |= {number: End(RequestState.OPEN, "the shard went away before its turn") for number in left}
+                ends |= {
+                    number: End(RequestState.OPEN, "the shard went away before its turn")
+                    for number in left
+                }
                 reachable = False
                 break
             worker.pace[claimed.lot.topic] = paced(len(now), monotonic() - began)
@@ -104,9 +120,13 @@ def send_claimed(worker: Worker, claimed: Claimed, counts: Counts) -> bool:
 
 
 def _send(
-    worker: Worker, broker: Broker, claimed: Claimed, decisions: Mapping[int, Decision],
-    sends: Mapping[int, Send], counts: Counts,
-) -> dict[int, End]:  # fmt: skip
+    worker: Worker,
+    broker: Broker,
+    claimed: Claimed,
+    decisions: Mapping[int, Decision],
+    sends: Mapping[int, Send],
+    counts: Counts,
+) -> dict[int, End]:
     """The ends of every request to send. Raises StoreUnavailable, after which only recovery knows, and
     RunLost."""
     lot = claimed.lot
@@ -126,9 +146,16 @@ def _send(
         receipts = publish(broker, taken, sends, contents)
         counts.add("published", sum(request.key in contents for request in taken.values()))
     else:
-        receipts = {number: not_published("the worker's claim had run out of time") for number in taken}
+        receipts = {
+            number: not_published("the worker's claim had run out of time") for number in taken
+        }
     outcomes = settle_attempts(
-        store, claimed.token, worker.broker_name(lot.topic), worker.policy(lot.topic).max_send_duration, taken, receipts
+        store,
+        claimed.token,
+        worker.broker_name(lot.topic),
+        worker.policy(lot.topic).max_send_duration,
+        taken,
+        receipts,
     )
     for number, outcome in outcomes.items():
         ends[number] = end_of_send(outcome, receipts[number], sends[number])
@@ -137,7 +164,11 @@ def _send(
 
 def _sizes(worker: Worker, claimed: Claimed, sends: Mapping[int, Send]) -> dict[int, int]:
     """The bytes of each message to send, by request id. Raises StoreUnavailable."""
-    keys = {request.request_id: request.key for request in claimed.requests if request.request_id in sends}
+    keys = {
+        request.request_id: request.key
+        for request in claimed.requests
+        if request.request_id in sends
+    }
     found = worker.judge.sources.shard(claimed.lot.shard).sizes(keys.values())
     return {request_id: found.get(key, 0) for request_id, key in keys.items()}
 

@@ -53,13 +53,18 @@ def settle_attempts(
     """
     settlements = [
         Settlement(
-            key=request.key, send_number=request.send_number, token=token,
-            outcome=receipts[request_id].outcome, position=receipts[request_id].position, broker=broker_name,
-            broker_message_id=receipts[request_id].broker_message_id, error=_error(receipts[request_id]),
+            key=request.key,
+            send_number=request.send_number,
+            token=token,
+            outcome=receipts[request_id].outcome,
+            position=receipts[request_id].position,
+            broker=broker_name,
+            broker_message_id=receipts[request_id].broker_message_id,
+            error=_error(receipts[request_id]),
             max_send_seconds=max_send.total_seconds(),
         )
         for request_id, request in requests.items()
-    ]  # fmt: skip
+    ]
     ours = store.settle(settlements) if settlements else set()
     return {
         request_id: receipts[request_id].outcome if request.key in ours else Outcome.UNKNOWN
@@ -84,7 +89,9 @@ def end_without_send(decision: Decision) -> End:
         case Postpone(until, why):
             return End(RequestState.OPEN, why, until)
         case Send():
-            return End(RequestState.SUPERSEDED, "the stub had moved on, was not due, or has no budget left")
+            return End(
+                RequestState.SUPERSEDED, "the stub had moved on, was not due, or has no budget left"
+            )
 
 
 def end_requests(worker: Worker, claimed: Claimed, ends: Mapping[int, End]) -> int:
@@ -96,7 +103,8 @@ def end_requests(worker: Worker, claimed: Claimed, ends: Mapping[int, End]) -> i
     with worker.control, worker.control.cursor() as cursor:
         hold(cursor, worker.run)
         cursor.execute(
-            _SQL["end"], {"ends": json.dumps(rows), "token": claimed.token, "run_id": worker.run.run_id}
+            _SQL["end"],
+            {"ends": json.dumps(rows), "token": claimed.token, "run_id": worker.run.run_id},
         )
         return int(cursor.rowcount)
 
@@ -115,8 +123,11 @@ def _error(receipt: Receipt) -> str | None:
 def _row(request_id: int, end: End) -> dict[str, Any]:
     route: Route | None = end.send.route if end.send else None
     return {
-        "request_id": request_id, "state": str(end.state), "error": storable(end.error),
+        "request_id": request_id,
+        "state": str(end.state),
+        "error": storable(end.error),
         "not_before": end.not_before.isoformat() if end.not_before else None,
         "addressed": end.send is not None,
-        "groups": list(end.send.groups) if end.send and end.send.groups is not None else None, "route": route,
-    }  # fmt: skip
+        "groups": list(end.send.groups) if end.send and end.send.groups is not None else None,
+        "route": route,
+    }

@@ -79,9 +79,14 @@ class Planned:
 
 
 def run_once(
-    settings: Settings, connections: Connections, run: Run, *, dry_run: bool = False,
-    limit: int | None = None, tell: Callable[[Planned], None] = lambda _: None,
-) -> Counts:  # fmt: skip
+    settings: Settings,
+    connections: Connections,
+    run: Run,
+    *,
+    dry_run: bool = False,
+    limit: int | None = None,
+    tell: Callable[[Planned], None] = lambda _: None,
+) -> Counts:
     """Everything due when it begins (at most `limit` requests), in this process; safe to run twice and beside
     another.
 
@@ -135,7 +140,9 @@ def send(work: Work[ResendInput]) -> None:
     """Everything due, by one worker in this process. A person's own login only asks: the duties send."""
     if work.input.listing is not None and not work.run.dry_run and person(work.control) is not None:
         return
-    done = run_once(work.settings, work.connections, work.run, limit=work.input.limit, tell=work.input.tell)
+    done = run_once(
+        work.settings, work.connections, work.run, limit=work.input.limit, tell=work.input.tell
+    )
     if work.run.dry_run:
         work.record(done)
     else:
@@ -145,9 +152,16 @@ def send(work: Work[ResendInput]) -> None:
 def _ask(work: Work[ResendInput], listing: Listing) -> list[Listed]:
     work.input.require_allowed(work.settings, work.run)
     found = ask_for_ids(
-        work.settings, work.connections, work.control, work.run, listing.topic, listing.ids, listing.who, listing.why,
+        work.settings,
+        work.connections,
+        work.control,
+        work.run,
+        listing.topic,
+        listing.ids,
+        listing.who,
+        listing.why,
         listed_in=listing.listed_in,
-    )  # fmt: skip
+    )
     for listed in found:
         work.input.tell_listed(listed)
     return found
@@ -170,13 +184,22 @@ RESEND = Duty(
 
 
 def run_duty(
-    settings: Settings, connections: Connections, *, scope: str = "*", dry_run: bool = False, limit: int | None = None,
-    dead_after: timedelta = DEAD_AFTER, tell: Callable[[Planned], None] = lambda _: None,
-    listing: Listing | None = None, tell_listed: Callable[[Listed], None] = lambda _: None,
-) -> Counts:  # fmt: skip
+    settings: Settings,
+    connections: Connections,
+    *,
+    scope: str = "*",
+    dry_run: bool = False,
+    limit: int | None = None,
+    dead_after: timedelta = DEAD_AFTER,
+    tell: Callable[[Planned], None] = lambda _: None,
+    listing: Listing | None = None,
+    tell_listed: Callable[[Listed], None] = lambda _: None,
+) -> Counts:
     """The whole duty in this process, as `walk_duty`; `scope`: as `runs.scope` names it."""
     given = ResendInput(limit, tell, listing, tell_listed)
-    return walk_duty(RESEND, settings, connections, given, scope=scope, dry_run=dry_run, dead_after=dead_after).counts
+    return walk_duty(
+        RESEND, settings, connections, given, scope=scope, dry_run=dry_run, dead_after=dead_after
+    ).counts
 
 
 def prepare(worker: Worker) -> Counts:
@@ -225,7 +248,9 @@ def work(worker: Worker, cut: datetime, *, limit: int | None = None, first: int 
             measure_queue_delay(worker, lot.topic)
             while left is None or left > 0:
                 size = worker.settings.resend.batch_size
-                claimed = claim_requests(worker, lot, cut, size if left is None else min(size, left))
+                claimed = claim_requests(
+                    worker, lot, cut, size if left is None else min(size, left)
+                )
                 if claimed.wait > 0:
                     # The rate limit is a matter of time, not of a condition; a second at most, then the pause is read again.
                     time.sleep(claimed.wait)
@@ -258,17 +283,25 @@ def plan(
         for lot in find_due(worker, cut, with_held=True):
             after = 0
             while left is None or left > 0:
-                size = settings.resend.batch_size if left is None else min(settings.resend.batch_size, left)
+                size = (
+                    settings.resend.batch_size
+                    if left is None
+                    else min(settings.resend.batch_size, left)
+                )
                 requests = look_at_requests(worker, lot, cut, after, size)
                 if not requests:
                     break
-                after, left = requests[-1].request_id, None if left is None else left - len(requests)
+                after, left = (
+                    requests[-1].request_id,
+                    None if left is None else left - len(requests),
+                )
                 decisions, judgement = judge_again(worker, lot, requests)
                 worker.miss_all(judgement.unreachable)
                 if f"shard {lot.shard}" not in judgement.unreachable:
                     decisions, _ = keep_order(worker, lot, requests, decisions)
                 yield from (
-                    Planned(request, lot.shard, decisions[request.request_id]) for request in requests
+                    Planned(request, lot.shard, decisions[request.request_id])
+                    for request in requests
                 )
         require_all_reachable(worker.missed)
 
@@ -277,10 +310,15 @@ def require_all_reachable(missed: Mapping[str, str]) -> None:
     """Raises Unavailable with what did not answer; the run is then incomplete."""
     if missed:
         raise Unavailable(
-            "Not everything answered: " + "; ".join(f"{name}: {why}" for name, why in sorted(missed.items())),
+            "Not everything answered: "
+            + "; ".join(f"{name}: {why}" for name, why in sorted(missed.items())),
             kept="What could be sent was sent; the other requests are kept, no send number was used twice.",
             next_step="Bring back what is named; the next run recovers and goes on.",
         )
 
 
-_NAMES: dict[type[object], str] = {Send: "would_send", NotNeeded: "would_close", Postpone: "would_postpone"}
+_NAMES: dict[type[object], str] = {
+    Send: "would_send",
+    NotNeeded: "would_close",
+    Postpone: "would_postpone",
+}

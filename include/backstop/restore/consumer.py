@@ -19,7 +19,9 @@ from backstop.model.records import Counts
 from backstop.restore.paused import begin, end
 
 
-def restore_consumer(settings: Settings, connections: Connections, control: Any, store: str, since: datetime) -> Counts:
+def restore_consumer(
+    settings: Settings, connections: Connections, control: Any, store: str, since: datetime
+) -> Counts:
     """`since`: an instant before the backup was taken. Returns `reopened`: stubs of every topic that a group of this
     consumer database takes.
 
@@ -28,9 +30,10 @@ def restore_consumer(settings: Settings, connections: Connections, control: Any,
     """
     if store not in settings.consumers:
         raise ConfigurationError(
-            f"There is no consumer database {store!r}.", kept="Nothing was changed.",
+            f"There is no consumer database {store!r}.",
+            kept="Nothing was changed.",
             next_step=f"Name one of: {', '.join(settings.consumers)}.",
-        )  # fmt: skip
+        )
     place = f"consumer {store}"
     since = begin(control, place, since)
     groups = [name for name, group in settings.groups.items() if group.store == store]

@@ -38,11 +38,14 @@ def require_finished(cursor: Any) -> None:
     _alone(cursor)
     cursor.execute(_SQL["unfinished"])
     if found := cursor.fetchall():
-        commands = [f"backstop restore {place} --since {since.isoformat()}" for place, since in found]
+        commands = [
+            f"backstop restore {place} --since {since.isoformat()}" for place, since in found
+        ]
         raise DecisionRefused(
-            "A database was restored, and not all of what others know of it was put back.", kept="Nothing goes out.",
+            "A database was restored, and not all of what others know of it was put back.",
+            kept="Nothing goes out.",
             next_step=f"Finish it, which is safe to do twice: {'; '.join(commands)}",
-        )  # fmt: skip
+        )
 
 
 def _alone(cursor: Any) -> None:

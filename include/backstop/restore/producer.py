@@ -25,7 +25,9 @@ _SQL = load("backstop.restore", "queries.sql")
 _PAGE = 2_000
 
 
-def restore_producer(settings: Settings, connections: Connections, control: Any, shard: str, since: datetime) -> Counts:
+def restore_producer(
+    settings: Settings, connections: Connections, control: Any, shard: str, since: datetime
+) -> Counts:
     """`since`: an instant before the backup was taken. Returns `recovered`, `numbers`, `raised`, `voided`, `not_voided`
     (withdrawn once, and an attempt to send it is under way now).
 
@@ -33,9 +35,10 @@ def restore_producer(settings: Settings, connections: Connections, control: Any,
     """
     if shard not in settings.producers:
         raise ConfigurationError(
-            f"There is no shard {shard!r}.", kept="Nothing was changed.",
+            f"There is no shard {shard!r}.",
+            kept="Nothing was changed.",
             next_step=f"Name one of: {', '.join(settings.producers)}.",
-        )  # fmt: skip
+        )
     place = f"producer {shard}"
     since = begin(control, place, since)
     counts = Counts()
@@ -52,20 +55,33 @@ def restore_producer(settings: Settings, connections: Connections, control: Any,
     return counts
 
 
-def _raise_numbers(control: Any, store: StubStore, shard: str, since: datetime, counts: Counts) -> None:
+def _raise_numbers(
+    control: Any, store: StubStore, shard: str, since: datetime, counts: Counts
+) -> None:
     after = 0
     while True:
         with control, control.cursor() as cursor:
-            cursor.execute(_SQL["handed_out"], {"shard": shard, "since": since, "after": after, "limit": _PAGE})
+            cursor.execute(
+                _SQL["handed_out"], {"shard": shard, "since": since, "after": after, "limit": _PAGE}
+            )
             rows = cursor.fetchall()
         if not rows:
             return
         after = rows[-1][0]
         handed = sorted(
-            (Handed(Key(topic, message_id), number, groups, f"request {request_id}", at, Outcome(outcome))
-             for request_id, topic, message_id, number, groups, at, outcome in rows),
+            (
+                Handed(
+                    Key(topic, message_id),
+                    number,
+                    groups,
+                    f"request {request_id}",
+                    at,
+                    Outcome(outcome),
+                )
+                for request_id, topic, message_id, number, groups, at, outcome in rows
+            ),
             key=lambda one: (one.key, one.send_number),
-        )  # fmt: skip
+        )
         counts.add("numbers", len(handed))
         counts.add("raised", len(store.raise_numbers(handed)))
 
@@ -88,7 +104,12 @@ def _withdraw_again(control: Any, judge: Judge, shard: str, counts: Counts) -> N
             if key not in kept:
                 counts.add("voided", int(store.void(key)))
         left = store.stubs([key for key in withdrawn if key not in kept])
-        counts.add("not_voided", sum(stub.status in (StubStatus.PENDING, StubStatus.EXHAUSTED) for stub in left.values()))
+        counts.add(
+            "not_voided",
+            sum(
+                stub.status in (StubStatus.PENDING, StubStatus.EXHAUSTED) for stub in left.values()
+            ),
+        )
 
 
 def _kept(judge: Judge, begun: list[Key]) -> set[Key]:
@@ -104,6 +125,7 @@ def _kept(judge: Judge, begun: list[Key]) -> set[Key]:
     for judged in seen.judged:
         verdicts.setdefault(judged.key, set()).add(judged.verdict)
     return {
-        key for key, found in verdicts.items()
+        key
+        for key, found in verdicts.items()
         if found <= {Verdict.CONFIRMED, Verdict.VOIDED} or Verdict.IN_PROGRESS in found
-    }  # fmt: skip
+    }

@@ -28,8 +28,14 @@ from backstop.stores.purge import LogPurge, StubPurge
 _SQL = load("backstop.retention", "erase.sql")
 OVER = (StubStatus.CONFIRMED, StubStatus.VOIDED, StubStatus.NO_TAKER)
 _PLACES = (
-    "dead_letter", "dead_letter_aside", "cause", "resend_request", "message_version", "proposal", "case_question",
-)  # fmt: skip
+    "dead_letter",
+    "dead_letter_aside",
+    "cause",
+    "resend_request",
+    "message_version",
+    "proposal",
+    "case_question",
+)
 """In the control database, in this order."""
 NOT_REACHED = (
     "the broker, until its retention drops the message, and its dead-letter queue",
@@ -61,7 +67,13 @@ class Erased:
 
 
 def erase(
-    settings: Settings, connections: Connections, control: Any, topic: str, ids: Sequence[str], who: str, why: str
+    settings: Settings,
+    connections: Connections,
+    control: Any,
+    topic: str,
+    ids: Sequence[str],
+    who: str,
+    why: str,
 ) -> list[Erased]:
     """All of the ids or, where one may not be erased, none of them.
 
@@ -80,19 +92,34 @@ def erase(
     keys = list(dict.fromkeys(Key(topic, message_id) for message_id in ids))
     with ExitStack() as stack:
         shards = {
-            name: stack.enter_context(closing(open_stub_purge(settings, connections, name))) for name in settings.producers
+            name: stack.enter_context(closing(open_stub_purge(settings, connections, name)))
+            for name in settings.producers
         }
         logs = {
-            name: stack.enter_context(closing(open_log_purge(settings, connections, name))) for name in settings.consumers
+            name: stack.enter_context(closing(open_log_purge(settings, connections, name)))
+            for name in settings.consumers
         }
-        groups = {name: [group for group, its in settings.groups.items() if its.store == name] for name in settings.consumers}
+        groups = {
+            name: [group for group, its in settings.groups.items() if its.store == name]
+            for name in settings.consumers
+        }
         for key in keys:
             _require_over(control, shards, key)
-        return [_erase(control, shards, [(name, logs[name], groups[name]) for name in logs], key, who, why) for key in keys]
+        return [
+            _erase(
+                control, shards, [(name, logs[name], groups[name]) for name in logs], key, who, why
+            )
+            for key in keys
+        ]
 
 
 def _erase(
-    control: Any, shards: dict[str, StubPurge], logs: Sequence[tuple[str, LogPurge, list[str]]], key: Key, who: str, why: str
+    control: Any,
+    shards: dict[str, StubPurge],
+    logs: Sequence[tuple[str, LogPurge, list[str]]],
+    key: Key,
+    who: str,
+    why: str,
 ) -> Erased:
     where = {"topic": key.topic, "message_id": key.message_id}
     with control, control.cursor() as cursor:
@@ -124,14 +151,19 @@ def _require_over(control: Any, shards: dict[str, StubPurge], key: Key) -> None:
     for shard in shards.values():
         found = shard.standing(key)
         if found is not None and found[0] not in OVER:
-            raise _refused(key, f"it is {found[0]} and may still be sent. Void it first (by its case), then ask again")
+            raise _refused(
+                key,
+                f"it is {found[0]} and may still be sent. Void it first (by its case), then ask again",
+            )
         if found is not None and found[1]:
             raise _refused(key, "a send of it is under way: wait until it has ended")
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["waiting_letters"], {"topic": key.topic, "message_id": key.message_id})
         number = cursor.fetchone()[0]
     if number:
-        raise _refused(key, f"{number} of its dead letters are not decided: decide their case first")
+        raise _refused(
+            key, f"{number} of its dead letters are not decided: decide their case first"
+        )
 
 
 def _refused(key: Key, why: str) -> DecisionRefused:

@@ -16,5 +16,11 @@ def held(control: Any, keys: Sequence[Key]) -> set[Key]:
     if not keys:
         return set()
     with control, control.cursor() as cursor:
-        cursor.execute(_SQL["held"], {"topics": [key.topic for key in keys], "message_ids": [key.message_id for key in keys]})
+        cursor.execute(
+            _SQL["held"],
+            {
+                "topics": [key.topic for key in keys],
+                "message_ids": [key.message_id for key in keys],
+            },
+        )
         return {Key(*row) for row in cursor.fetchall()}

@@ -23,9 +23,15 @@ def require_safe(settings: Settings) -> None:
     for topic, owner in settings.topics.items():
         for group in (None, *owner.groups):
             policy = settings.policy_for(topic, group)
-            broken = [f"{name} must be {allowed}" for name, allowed in broken_rules(policy) if name in _RULES]
+            broken = [
+                f"{name} must be {allowed}"
+                for name, allowed in broken_rules(policy)
+                if name in _RULES
+            ]
             if policy.log_retention <= longest_way_back(policy):
-                broken.append(f"log_retention must be more than the longest way back ({written(longest_way_back(policy))})")
+                broken.append(
+                    f"log_retention must be more than the longest way back ({written(longest_way_back(policy))})"
+                )
             if broken:
                 raise ConfigurationError(
                     f"The policy of {topic}{f' for {group}' if group else ''} would forget too soon: {'; '.join(broken)}.",
@@ -36,7 +42,10 @@ def require_safe(settings: Settings) -> None:
 
 def logs_kept(settings: Settings, group: str) -> dict[str, timedelta]:
     """By topic, how long the group's logs are kept."""
-    return {topic: settings.policy_for(topic, group).log_retention for topic in settings.topics_of(group)}
+    return {
+        topic: settings.policy_for(topic, group).log_retention
+        for topic in settings.topics_of(group)
+    }
 
 
 def stubs_kept(settings: Settings, topic: str) -> timedelta:
@@ -63,12 +72,17 @@ def contents_kept(settings: Settings) -> dict[str, timedelta]:
     """By topic, how long the content of what is over is kept, where that is less than the letter itself."""
     letters = letters_kept(settings)
     return {
-        topic: kept for topic, kept in _by_topic(settings, "content_retention").items() if kept < letters.get(topic, letters[""])
+        topic: kept
+        for topic, kept in _by_topic(settings, "content_retention").items()
+        if kept < letters.get(topic, letters[""])
     }
 
 
 def _by_topic(settings: Settings, name: str) -> dict[str, timedelta]:
-    kept = {topic: max(_or_letters(policy, name) for policy in _policies(settings, topic)) for topic in settings.topics}
+    kept = {
+        topic: max(_or_letters(policy, name) for policy in _policies(settings, topic))
+        for topic in settings.topics
+    }
     return {**kept, "": max(_or_letters(policy, name) for policy in _all(settings))}
 
 
@@ -89,4 +103,7 @@ def _policies(settings: Settings, topic: str) -> list[Policy]:
 
 
 def _all(settings: Settings) -> Iterable[Policy]:
-    return [settings.policy_for(), *(policy for topic in settings.topics for policy in _policies(settings, topic))]
+    return [
+        settings.policy_for(),
+        *(policy for topic in settings.topics for policy in _policies(settings, topic)),
+    ]

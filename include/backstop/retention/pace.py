@@ -39,6 +39,10 @@ class Pace:
         began = time.monotonic()
         yield
         worked = time.monotonic() - began
-        pause = min(worked * (1 - self.busy_share) / self.busy_share, LONGEST_PAUSE, self._until - time.monotonic())
+        pause = min(
+            worked * (1 - self.busy_share) / self.busy_share,
+            LONGEST_PAUSE,
+            self._until - time.monotonic(),
+        )
         if pause > 0:
             self.stop.wait(pause)

@@ -16,9 +16,17 @@ from backstop.sql.named import load
 _SQL = load("backstop.retention", "control.sql")
 
 BY_RUN = (
-    "verdict", "verdict_count", "staged_verdict", "staged_stub", "staged_part", "staged_count", "staged_read", "staged_letter",
-    "data_check", "incident",
-)  # fmt: skip
+    "verdict",
+    "verdict_count",
+    "staged_verdict",
+    "staged_stub",
+    "staged_part",
+    "staged_count",
+    "staged_read",
+    "staged_letter",
+    "data_check",
+    "incident",
+)
 BY_AGE = ("progress_history", "retry_place", "watch_finding", "quarantine", "anomaly", "alert")
 POINTED_AT = ("alert_message", "case_file", "resend_batch", "cause", "drain_batch", "run")
 """Other tables point at these: a row goes when none does any more. Runs last, because nearly everything points at them."""
@@ -31,7 +39,15 @@ def purge_control(settings: Settings, control: Any, run: Run, pace: Pace) -> Cou
     for table in (*BY_RUN, *BY_AGE):
         counts += _steps(settings, control, run, pace, table, _whole(table), {"before": before})
     for table in POINTED_AT:
-        counts += _steps(settings, control, run, pace, table, _unless_pointed_at(control, table), {"before": before})
+        counts += _steps(
+            settings,
+            control,
+            run,
+            pace,
+            table,
+            _unless_pointed_at(control, table),
+            {"before": before},
+        )
     return counts
 
 
@@ -48,12 +64,18 @@ def _unless_pointed_at(control: Any, table: str) -> sql.Composable:
                 table=sql.Identifier(other), column=sql.Identifier(column), key=sql.Identifier(key)
             )
             for other, column, key in cursor.fetchall()
-        ]  # fmt: skip
+        ]
     return sql.SQL(" ").join([_whole(table), *conditions, sql.SQL(_SQL["one_step"])])
 
 
 def _steps(
-    settings: Settings, control: Any, run: Run, pace: Pace, table: str, chosen: sql.Composable, values: dict[str, Any]
+    settings: Settings,
+    control: Any,
+    run: Run,
+    pace: Pace,
+    table: str,
+    chosen: sql.Composable,
+    values: dict[str, Any],
 ) -> Counts:
     counts, rows = Counts(), settings.retention.step_rows
     locked = chosen if table in BY_RUN else sql.SQL(" ").join([chosen, sql.SQL(_SQL["passing_by"])])

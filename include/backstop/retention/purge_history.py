@@ -27,7 +27,12 @@ DECISIONS = ("delivery_decision", "withdrawal", "message_version")
 
 
 def purge_history(
-    settings: Settings, connections: Connections, control: Any, run: Run, pace: Pace, missed: dict[str, str]
+    settings: Settings,
+    connections: Connections,
+    control: Any,
+    run: Run,
+    pace: Pace,
+    missed: dict[str, str],
 ) -> Counts:
     """A shard that does not answer is put into `missed`: of no message it is known then whether it is over."""
     before = run.as_of - control_kept(settings)
@@ -37,20 +42,42 @@ def purge_history(
         counts += _requests(control, run, pace, sources, before, rows, missed)
         for table in DECISIONS:
             counts += _by_key(
-                control, run, pace, rows, table, _SQL[f"old_{table}"], _SQL[f"delete_{table}"], {"before": before},
+                control,
+                run,
+                pace,
+                rows,
+                table,
+                _SQL[f"old_{table}"],
+                _SQL[f"delete_{table}"],
+                {"before": before},
                 lambda keys: _gone(sources, keys, missed),
-            )  # fmt: skip
-        kept = {topic: run.as_of - length for topic, length in contents_kept(settings).items() if topic}
+            )
+        kept = {
+            topic: run.as_of - length for topic, length in contents_kept(settings).items() if topic
+        }
         if kept:
             counts += _by_key(
-                control, run, pace, rows, "versions_emptied", _SQL["full_versions"], _SQL["empty_versions"],
-                {"kept_topics": list(kept), "instants": list(kept.values())}, lambda keys: _over(control, sources, keys, missed),
-            )  # fmt: skip
+                control,
+                run,
+                pace,
+                rows,
+                "versions_emptied",
+                _SQL["full_versions"],
+                _SQL["empty_versions"],
+                {"kept_topics": list(kept), "instants": list(kept.values())},
+                lambda keys: _over(control, sources, keys, missed),
+            )
     return counts
 
 
 def _requests(
-    control: Any, run: Run, pace: Pace, sources: Sources, before: datetime, rows: int, missed: dict[str, str]
+    control: Any,
+    run: Run,
+    pace: Pace,
+    sources: Sources,
+    before: datetime,
+    rows: int,
+    missed: dict[str, str],
 ) -> Counts:
     counts, after = Counts(), ("-infinity", 0)
     while True:
@@ -59,23 +86,42 @@ def _requests(
             return counts
         with pace.step():
             with control, control.cursor() as cursor:
-                where = {"before": before, "after_at": after[0], "after_id": after[1], "limit": rows}
+                where = {
+                    "before": before,
+                    "after_at": after[0],
+                    "after_id": after[1],
+                    "limit": rows,
+                }
                 cursor.execute(_SQL["old_requests"], where)
                 page = cursor.fetchall()
-            over = _over(control, sources, list(dict.fromkeys(Key(*row[2:]) for row in page)), missed)
+            over = _over(
+                control, sources, list(dict.fromkeys(Key(*row[2:]) for row in page)), missed
+            )
             if over is None:
                 return counts
             ids = [row[1] for row in page if Key(*row[2:]) in over]
-            counts.add("requests", _apply(control, run, _SQL["delete_requests"], {"ids": ids, "before": before}, len(ids)))
+            counts.add(
+                "requests",
+                _apply(
+                    control, run, _SQL["delete_requests"], {"ids": ids, "before": before}, len(ids)
+                ),
+            )
         if len(page) < rows:
             return counts
         after = (page[-1][0], page[-1][1])
 
 
 def _by_key(
-    control: Any, run: Run, pace: Pace, rows: int, name: str, find: str, change: str, values: dict[str, Any],
+    control: Any,
+    run: Run,
+    pace: Pace,
+    rows: int,
+    name: str,
+    find: str,
+    change: str,
+    values: dict[str, Any],
     choose: Callable[[list[Key]], set[Key] | None],
-) -> Counts:  # fmt: skip
+) -> Counts:
     counts, after = Counts(), Key("", "")
     while True:
         if pace.is_over():
@@ -83,13 +129,25 @@ def _by_key(
             return counts
         with pace.step():
             with control, control.cursor() as cursor:
-                cursor.execute(find, {**values, "after_topic": after.topic, "after_id": after.message_id, "limit": rows})
+                cursor.execute(
+                    find,
+                    {
+                        **values,
+                        "after_topic": after.topic,
+                        "after_id": after.message_id,
+                        "limit": rows,
+                    },
+                )
                 page = [Key(*row) for row in cursor.fetchall()]
             chosen = choose(page)
             if chosen is None:
                 return counts
             keys = [key for key in page if key in chosen]
-            asked = {**values, "topics": [key.topic for key in keys], "message_ids": [key.message_id for key in keys]}
+            asked = {
+                **values,
+                "topics": [key.topic for key in keys],
+                "message_ids": [key.message_id for key in keys],
+            }
             counts.add(name, _apply(control, run, change, asked, len(keys)))
         if len(page) < rows:
             return counts
@@ -106,7 +164,9 @@ def _apply(control: Any, run: Run, change: str, values: dict[str, Any], number: 
     return changed
 
 
-def _over(control: Any, sources: Sources, keys: list[Key], missed: dict[str, str]) -> set[Key] | None:
+def _over(
+    control: Any, sources: Sources, keys: list[Key], missed: dict[str, str]
+) -> set[Key] | None:
     """Those whose stub is closed or gone, and that nobody is busy with; null: a shard did not answer."""
     open_ones = still_open(sources, keys, missed)
     return None if open_ones is None else set(keys) - open_ones - held(control, keys)

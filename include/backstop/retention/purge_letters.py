@@ -30,7 +30,9 @@ def purge_letters(settings: Settings, control: Any, run: Run, pace: Pace) -> Cou
     return counts + _steps(settings, control, run, pace, "letters", letters)
 
 
-def _steps(settings: Settings, control: Any, run: Run, pace: Pace, name: str, values: dict[str, Any]) -> Counts:
+def _steps(
+    settings: Settings, control: Any, run: Run, pace: Pace, name: str, values: dict[str, Any]
+) -> Counts:
     counts, rows = Counts(), settings.retention.step_rows
     while True:
         if pace.is_over():
@@ -55,5 +57,8 @@ def _by_topic(as_of: datetime, kept: dict[str, timedelta]) -> dict[str, Any]:
     named = {topic: as_of - length for topic, length in kept.items() if topic}
     other = as_of - kept[""] if "" in kept else datetime.min.replace(tzinfo=UTC)
     return {
-        "topics": list(named), "instants": list(named.values()), "other": other, "latest": max([*named.values(), other]),
-    }  # fmt: skip
+        "topics": list(named),
+        "instants": list(named.values()),
+        "other": other,
+        "latest": max([*named.values(), other]),
+    }

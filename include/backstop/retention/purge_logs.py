@@ -22,7 +22,13 @@ OPEN = (StubStatus.PENDING, StubStatus.EXHAUSTED)
 
 
 def purge_logs(
-    settings: Settings, connections: Connections, control: Any, pace: Pace, missed: dict[str, str], *, dry_run: bool = False
+    settings: Settings,
+    connections: Connections,
+    control: Any,
+    pace: Pace,
+    missed: dict[str, str],
+    *,
+    dry_run: bool = False,
 ) -> Counts:
     """Every group's, store by store; what did not answer is put into `missed`, and its logs stay."""
     counts = Counts()
@@ -33,7 +39,9 @@ def purge_logs(
                 continue
             subject = f"store {owner.store}"
             try:
-                with closing(open_guarded(subject, open_log_purge, settings, connections, owner.store)) as logs:
+                with closing(
+                    open_guarded(subject, open_log_purge, settings, connections, owner.store)
+                ) as logs:
                     counts += _of_group(logs, group, kept, sources, control, pace, missed, dry_run)
             except Unavailable as error:
                 missed[subject] = error.what
@@ -41,9 +49,15 @@ def purge_logs(
 
 
 def _of_group(
-    logs: LogPurge, group: str, kept: Mapping[str, timedelta], sources: Sources, control: Any, pace: Pace,
-    missed: dict[str, str], dry_run: bool,
-) -> Counts:  # fmt: skip
+    logs: LogPurge,
+    group: str,
+    kept: Mapping[str, timedelta],
+    sources: Sources,
+    control: Any,
+    pace: Pace,
+    missed: dict[str, str],
+    dry_run: bool,
+) -> Counts:
     counts, rows = Counts(), sources.settings.retention.step_rows
     seconds = {topic: length.total_seconds() for topic, length in kept.items()}
     place: LogPlace | None = FIRST_LOG
@@ -53,13 +67,21 @@ def _of_group(
             return counts
         with pace.step():
             page, place = logs.old_logs(group, seconds, place, rows)
-            counts += _one_page(logs, group, [log for log in page if log.is_old], sources, control, missed, dry_run)
+            counts += _one_page(
+                logs, group, [log for log in page if log.is_old], sources, control, missed, dry_run
+            )
     return counts
 
 
 def _one_page(
-    logs: LogPurge, group: str, old: Sequence[OldLog], sources: Sources, control: Any, missed: dict[str, str], dry_run: bool
-) -> Counts:  # fmt: skip
+    logs: LogPurge,
+    group: str,
+    old: Sequence[OldLog],
+    sources: Sources,
+    control: Any,
+    missed: dict[str, str],
+    dry_run: bool,
+) -> Counts:
     counts = Counts()
     keys = [log.key for log in old]
     open_ones = still_open(sources, keys, missed)
@@ -84,5 +106,9 @@ def still_open(sources: Sources, keys: Sequence[Key], missed: dict[str, str]) ->
         except Unavailable as error:
             missed[f"shard {name}"] = error.what
             return None
-        found |= {key for key, stub in stubs.items() if stub.status in OPEN or stub.attempt_token is not None}
+        found |= {
+            key
+            for key, stub in stubs.items()
+            if stub.status in OPEN or stub.attempt_token is not None
+        }
     return found

@@ -19,9 +19,13 @@ def purge_reports(control: Any, folder: Path, before: datetime, *, dry_run: bool
     if not folder.is_dir():
         return counts
     old = {
-        int(entry.name): entry for entry in folder.iterdir()
-        if entry.name.isdigit() and entry.is_dir() and not entry.is_symlink() and entry.stat().st_mtime < before.timestamp()
-    }  # fmt: skip
+        int(entry.name): entry
+        for entry in folder.iterdir()
+        if entry.name.isdigit()
+        and entry.is_dir()
+        and not entry.is_symlink()
+        and entry.stat().st_mtime < before.timestamp()
+    }
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["checked_runs"], {"run_ids": list(old)})
         kept = {row[0] for row in cursor.fetchall()}

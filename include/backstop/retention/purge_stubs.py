@@ -18,14 +18,22 @@ from backstop.stores.purge import FIRST_STUB, StubPurge
 
 
 def purge_stubs(
-    settings: Settings, connections: Connections, control: Any, pace: Pace, missed: dict[str, str], *, dry_run: bool = False
+    settings: Settings,
+    connections: Connections,
+    control: Any,
+    pace: Pace,
+    missed: dict[str, str],
+    *,
+    dry_run: bool = False,
 ) -> Counts:
     """Every shard's, topic by topic; a shard that did not answer is put into `missed`."""
     counts = Counts()
     for shard in settings.producers:
         subject = f"shard {shard}"
         try:
-            with closing(open_guarded(subject, open_stub_purge, settings, connections, shard)) as stubs:
+            with closing(
+                open_guarded(subject, open_stub_purge, settings, connections, shard)
+            ) as stubs:
                 for topic in settings.topics:
                     counts += _of_topic(settings, stubs, topic, control, pace, dry_run)
         except Unavailable as error:
@@ -33,9 +41,14 @@ def purge_stubs(
     return counts
 
 
-def _of_topic(settings: Settings, stubs: StubPurge, topic: str, control: Any, pace: Pace, dry_run: bool) -> Counts:
+def _of_topic(
+    settings: Settings, stubs: StubPurge, topic: str, control: Any, pace: Pace, dry_run: bool
+) -> Counts:
     counts = Counts()
-    kept, no_taker = stubs_kept(settings, topic).total_seconds(), no_taker_kept(settings, topic).total_seconds()
+    kept, no_taker = (
+        stubs_kept(settings, topic).total_seconds(),
+        no_taker_kept(settings, topic).total_seconds(),
+    )
     after, rows = FIRST_STUB, settings.retention.step_rows
     while True:
         if pace.is_over():

@@ -32,7 +32,12 @@ from backstop.runs.run import DEAD_AFTER, Run
 
 
 def purge(
-    settings: Settings, connections: Connections, control: Any, run: Run, pace: Pace, reports: Path | None = None
+    settings: Settings,
+    connections: Connections,
+    control: Any,
+    run: Run,
+    pace: Pace,
+    reports: Path | None = None,
 ) -> Counts:
     """All of it, for an open run. Raises Unavailable after all else was done, when something did not answer."""
     require_safe(settings)
@@ -45,7 +50,9 @@ def purge(
     counts += purge_letters(settings, control, run, pace)
     counts += purge_control(settings, control, run, pace)
     if reports is not None and not pace.is_over():
-        counts += purge_reports(control, reports, run.as_of - control_kept(settings), dry_run=run.dry_run)
+        counts += purge_reports(
+            control, reports, run.as_of - control_kept(settings), dry_run=run.dry_run
+        )
     if missed:
         raise _away(counts, missed)
     return Counts({name: number for name, number in counts.items() if number})
@@ -98,16 +105,23 @@ RETENTION = Duty(
 
 
 def run_duty(
-    settings: Settings, connections: Connections, *, now: bool = False, dry_run: bool = False, reports: Path | None = None,
+    settings: Settings,
+    connections: Connections,
+    *,
+    now: bool = False,
+    dry_run: bool = False,
+    reports: Path | None = None,
     dead_after: timedelta = DEAD_AFTER,
-) -> Counts:  # fmt: skip
+) -> Counts:
     """The whole duty in this process, as `walk_duty`. Outside its window it does nothing, unless asked for `now`.
 
     Raises ConfigurationError when something would be forgotten too soon.
     """
     require_safe(settings)
     given = RetentionInput(now, reports)
-    return walk_duty(RETENTION, settings, connections, given, dry_run=dry_run, dead_after=dead_after).counts
+    return walk_duty(
+        RETENTION, settings, connections, given, dry_run=dry_run, dead_after=dead_after
+    ).counts
 
 
 def _away(counts: Counts, missed: Mapping[str, str]) -> StoreUnavailable:

@@ -16,7 +16,13 @@ from backstop.retention.pace import Pace
 
 
 def trim_queues(
-    settings: Settings, connections: Connections, control: Any, pace: Pace, missed: dict[str, str], *, dry_run: bool = False
+    settings: Settings,
+    connections: Connections,
+    control: Any,
+    pace: Pace,
+    missed: dict[str, str],
+    *,
+    dry_run: bool = False,
 ) -> Counts:
     """Each topic's queues below the settled progress of all its groups, in the life that is accepted.
 
@@ -35,7 +41,9 @@ def trim_queues(
                 with pace.step():
                     with control, control.cursor() as cursor:
                         cursor.execute("SELECT clock_timestamp()")
-                        looks = look_at_groups(sources, cursor, cursor.fetchone()[0], [topic], to_judge=False)
+                        looks = look_at_groups(
+                            sources, cursor, cursor.fetchone()[0], [topic], to_judge=False
+                        )
                     removed = cast(Trimmer, broker).trim(topic, _settled(settings, looks, topic))
                 counts.add("broker_messages", removed)
             except Unavailable as error:

@@ -13,7 +13,9 @@ def time_left(window: str, now: datetime) -> timedelta | None:
     Both ends equal: it is always open, and a day is left.
     """
     opens, shuts = (time.fromisoformat(text) for text in window.split("-"))
-    since_midnight = timedelta(hours=now.hour, minutes=now.minute, seconds=now.second, microseconds=now.microsecond)
+    since_midnight = timedelta(
+        hours=now.hour, minutes=now.minute, seconds=now.second, microseconds=now.microsecond
+    )
     start, end = (timedelta(hours=one.hour, minutes=one.minute) for one in (opens, shuts))
     length = (end - start) % DAY or DAY
     into = (since_midnight - start) % DAY

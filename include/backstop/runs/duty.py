@@ -38,7 +38,16 @@ from backstop.model.errors import (
     Unavailable,
 )
 from backstop.model.records import Counts
-from backstop.runs.run import DEAD_AFTER, EndState, Run, add_counts, close_run, keep_alive, open_run, require_schema
+from backstop.runs.run import (
+    DEAD_AFTER,
+    EndState,
+    Run,
+    add_counts,
+    close_run,
+    keep_alive,
+    open_run,
+    require_schema,
+)
 
 T = TypeVar("T")
 GoesOn = Literal["never", "when_away", "always"]
@@ -134,9 +143,17 @@ class Duty(Generic[T]):
 
 
 def walk_duty(
-    duty: Duty[T], settings: Settings, connections: Connections, given: T, *, scope: str = "*", dry_run: bool = False,
-    no_send: bool = False, dead_after: timedelta = DEAD_AFTER, check: RunCheck | None = None,
-) -> Work[T]:  # fmt: skip
+    duty: Duty[T],
+    settings: Settings,
+    connections: Connections,
+    given: T,
+    *,
+    scope: str = "*",
+    dry_run: bool = False,
+    no_send: bool = False,
+    dead_after: timedelta = DEAD_AFTER,
+    check: RunCheck | None = None,
+) -> Work[T]:
     """The whole duty in this process. `check` null: no data checks.
 
     Raises RunRefused while another run of the scope lives, ConfigurationError for a person's login that may not walk it: both
@@ -147,7 +164,15 @@ def walk_duty(
     try:
         with control_answers(duty, settings):
             _require_duty_login(duty, control, given, dry_run)
-            run = open_run(control, duty.name, scope, settings, dry_run=dry_run, dead_after=dead_after, no_send=no_send)
+            run = open_run(
+                control,
+                duty.name,
+                scope,
+                settings,
+                dry_run=dry_run,
+                dead_after=dead_after,
+                no_send=no_send,
+            )
         work = Work(duty, settings, connections, control, run, given)
         errors: list[BaseException] = []
         try:
@@ -164,9 +189,16 @@ def walk_duty(
 
 
 def open_due(
-    duty: Duty[T], settings: Settings, connections: Connections, control: Any, given: T, *, scope: str = "*",
-    dry_run: bool = False, no_send: bool = False,
-) -> tuple[Work[T], Unavailable | None] | None:  # fmt: skip
+    duty: Duty[T],
+    settings: Settings,
+    connections: Connections,
+    control: Any,
+    given: T,
+    *,
+    scope: str = "*",
+    dry_run: bool = False,
+    no_send: bool = False,
+) -> tuple[Work[T], Unavailable | None] | None:
     """Opens a run for other processes to go on with, and counts what is due. Null: nothing, and the run is closed as done.
 
     With the run comes what did not answer, where a duty has something to do all the same. Raises RunRefused, and what counting
@@ -201,7 +233,11 @@ def state_of(errors: Sequence[BaseException]) -> EndState:
     if not errors:
         return "done"
     # Not "incomplete": nobody was told, whatever else was done.
-    return "incomplete" if all(_is_away(error) and not isinstance(error, AlertsUndelivered) for error in errors) else "failed"
+    return (
+        "incomplete"
+        if all(_is_away(error) and not isinstance(error, AlertsUndelivered) for error in errors)
+        else "failed"
+    )
 
 
 def close(
@@ -233,8 +269,9 @@ def control_answers(duty: Duty[Any], settings: Settings) -> Iterator[None]:
         why = str(error).strip().splitlines()
         raise StoreUnavailable(
             f"The control database ({settings.control}) did not answer: {why[0] if why else 'no reason'}.",
-            kept=duty.unaffected, next_step=duty.next_step,
-        ) from error  # fmt: skip
+            kept=duty.unaffected,
+            next_step=duty.next_step,
+        ) from error
 
 
 def _require_duty_login(duty: Duty[T], control: Any, given: T, dry_run: bool) -> None:
@@ -244,8 +281,9 @@ def _require_duty_login(duty: Duty[T], control: Any, given: T, dry_run: bool) ->
         raise ConfigurationError(
             f"The login {login} does not run {duty.name}{' --dry-run' if dry_run else ''}:"
             " that writes what the duties' login alone may write.",
-            kept="Nothing was read or changed.", next_step=duty.instead,
-        )  # fmt: skip
+            kept="Nothing was read or changed.",
+            next_step=duty.instead,
+        )
 
 
 def _walk(work: Work[T], check: RunCheck | None, errors: list[BaseException]) -> None:
@@ -297,17 +335,24 @@ def _is_away(error: BaseException) -> bool:
 def _worst(errors: Sequence[BaseException]) -> BaseException | None:
     """What made the run fail, else all that did not answer, as one error."""
     # Whoever interrupts the process is heard first.
-    failures = sorted((error for error in errors if not _is_away(error)), key=lambda error: isinstance(error, Exception))
+    failures = sorted(
+        (error for error in errors if not _is_away(error)),
+        key=lambda error: isinstance(error, Exception),
+    )
     if failures or len(errors) < 2:
         return next(iter(failures or errors), None)
     missed = [error for error in errors if isinstance(error, BackstopError)]
     kinds = {type(error) for error in missed}
     return (kinds.pop() if len(kinds) == 1 else Unavailable)(
-        " ".join(dict.fromkeys(error.what for error in missed)), kept=missed[-1].kept, next_step=missed[-1].next_step
+        " ".join(dict.fromkeys(error.what for error in missed)),
+        kept=missed[-1].kept,
+        next_step=missed[-1].next_step,
     )
 
 
-def _close_run(work: Work[Any], state: EndState, counts: Mapping[str, int], worst: BaseException | None) -> None:
+def _close_run(
+    work: Work[Any], state: EndState, counts: Mapping[str, int], worst: BaseException | None
+) -> None:
     try:
         work.control.rollback()
         close_run(work.control, work.run, state, counts, error=worst)

@@ -54,9 +54,14 @@ class Run:
 
 
 def open_run(
-    conn: Any, duty: str, scope: str, settings: Settings, dry_run: bool = False, dead_after: timedelta = DEAD_AFTER,
+    conn: Any,
+    duty: str,
+    scope: str,
+    settings: Settings,
+    dry_run: bool = False,
+    dead_after: timedelta = DEAD_AFTER,
     no_send: bool = False,
-) -> Run:  # fmt: skip
+) -> Run:
     """Opens and commits a run of `duty` over `scope` ('*': everything).
 
     Raises RunRefused while another one of exactly this scope lives; one that has been silent for `dead_after` is taken over
@@ -70,15 +75,25 @@ def open_run(
     token = str(uuid.uuid4())
     lease = _lease(duty, dry_run)
     where: dict[str, Any] = {
-        "duty": duty, "lease": lease, "scope": scope, "token": token, "dry_run": dry_run, "no_send": no_send,
-        "policy_version": settings.version, "code_version": __version__,
-    }  # fmt: skip
+        "duty": duty,
+        "lease": lease,
+        "scope": scope,
+        "token": token,
+        "dry_run": dry_run,
+        "no_send": no_send,
+        "policy_version": settings.version,
+        "code_version": __version__,
+    }
     try:
         with conn, conn.cursor() as cursor:
             cursor.execute(_SQL["lock_lease"], where)
             holder = cursor.fetchone()
             if holder is not None and holder[2] < dead_after:
-                raise _refused(lease, scope, f"run {holder[1]}, last heard of {holder[2].total_seconds():.1f} s ago")
+                raise _refused(
+                    lease,
+                    scope,
+                    f"run {holder[1]}, last heard of {holder[2].total_seconds():.1f} s ago",
+                )
             cursor.execute(_SQL["insert_run"], where)
             run_id, as_of = cursor.fetchone()
             if holder is not None:
@@ -88,11 +103,19 @@ def open_run(
                 cursor.execute(_SQL["take_free_lease"], {**where, "run_id": run_id})
                 if cursor.rowcount == 0:
                     raise _refused(lease, scope, "a run that began at the same moment")
-            taken = [(topic, group) for topic in settings.topics for group in settings.groups_of(topic)]
-            cursor.execute(_SQL["see_groups"], {
-                "topics": [topic for topic, _ in taken], "groups": [group for _, group in taken],
-            })  # fmt: skip
-            cursor.execute(_SQL["drop_dead_leases"], {**where, "dead_after": max(dead_after, DEAD_AFTER)})
+            taken = [
+                (topic, group) for topic in settings.topics for group in settings.groups_of(topic)
+            ]
+            cursor.execute(
+                _SQL["see_groups"],
+                {
+                    "topics": [topic for topic, _ in taken],
+                    "groups": [group for _, group in taken],
+                },
+            )
+            cursor.execute(
+                _SQL["drop_dead_leases"], {**where, "dead_after": max(dead_after, DEAD_AFTER)}
+            )
             for (dead,) in cursor.fetchall():
                 cursor.execute(_SQL["abandon_run"], {"run_id": dead, "by": run_id})
     except pg.LockNotAvailable:
@@ -166,13 +189,19 @@ def add_counts(conn: Any, run: Run, counts: Mapping[str, int]) -> None:
     """Adds what was done to the run's counts, so that a check finds them whatever happens next; commits."""
     with conn, conn.cursor() as cursor:
         hold(cursor, run)
-        cursor.execute(_SQL["add_counts"], {"run_id": run.run_id, "counts": json.dumps(dict(counts))})
+        cursor.execute(
+            _SQL["add_counts"], {"run_id": run.run_id, "counts": json.dumps(dict(counts))}
+        )
 
 
 def close_run(
-    conn: Any, run: Run, state: EndState, counts: Mapping[str, int], phases: Mapping[str, float] | None = None,
+    conn: Any,
+    run: Run,
+    state: EndState,
+    counts: Mapping[str, int],
+    phases: Mapping[str, float] | None = None,
     error: str | BaseException | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Ends the run, gives its lease back, and commits. Closing again what is closed raises RunLost.
     `error`: an exception is kept, and changed, as `drop_details` does.
 
@@ -186,21 +215,32 @@ def close_run(
             if state == "failed":
                 return
             raise _lost(run.run_id)
-        cursor.execute(_SQL["close_run"], {
-            "run_id": run.run_id, "state": state, "error": error, "counts": json.dumps(dict(counts)),
-            "phases": json.dumps(dict(phases or {})),
-        })  # fmt: skip
+        cursor.execute(
+            _SQL["close_run"],
+            {
+                "run_id": run.run_id,
+                "state": state,
+                "error": error,
+                "counts": json.dumps(dict(counts)),
+                "phases": json.dumps(dict(phases or {})),
+            },
+        )
 
 
 @contextmanager
-def keep_alive(connect: Callable[[], Any], run: Run, every: timedelta = BEAT_EVERY) -> Iterator[threading.Event]:
+def keep_alive(
+    connect: Callable[[], Any], run: Run, every: timedelta = BEAT_EVERY
+) -> Iterator[threading.Event]:
     """Beats in the background over a connection of its own; yields an event that is set when the run was lost.
 
     A control database that does not answer is asked again: the lease tells who is right once it is back.
     """
     lost, stop = threading.Event(), threading.Event()
     thread = threading.Thread(
-        target=_beat_until, args=(connect, run, every.total_seconds(), stop, lost), daemon=True, name="heartbeat"
+        target=_beat_until,
+        args=(connect, run, every.total_seconds(), stop, lost),
+        daemon=True,
+        name="heartbeat",
     )
     thread.start()
     try:
@@ -210,7 +250,13 @@ def keep_alive(connect: Callable[[], Any], run: Run, every: timedelta = BEAT_EVE
         thread.join()
 
 
-def _beat_until(connect: Callable[[], Any], run: Run, seconds: float, stop: threading.Event, lost: threading.Event) -> None:
+def _beat_until(
+    connect: Callable[[], Any],
+    run: Run,
+    seconds: float,
+    stop: threading.Event,
+    lost: threading.Event,
+) -> None:
     conn: Any = None
     try:
         while not stop.wait(seconds):

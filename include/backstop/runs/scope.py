@@ -17,7 +17,11 @@ from backstop.stores.protocol import Scope
 EVERYTHING = "*"
 
 
-def name_of(topics: Sequence[str] | None, created_from: datetime | None = None, created_to: datetime | None = None) -> str:
+def name_of(
+    topics: Sequence[str] | None,
+    created_from: datetime | None = None,
+    created_to: datetime | None = None,
+) -> str:
     """The name of these topics (null or none: all) and of this window (null: open).
 
     ConfigurationError for an instant without a zone, and for a window that ends before it begins.

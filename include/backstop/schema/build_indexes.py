@@ -21,7 +21,8 @@ from psycopg2.errors import LockNotAvailable
 from backstop.model.errors import StoreUnavailable
 
 _INDEX = re.compile(
-    r"^CREATE INDEX IF NOT EXISTS (?P<name>[a-z_]+) ON (?P<table>[a-z_]+)\s(?P<rest>[^;]+);", re.MULTILINE
+    r"^CREATE INDEX IF NOT EXISTS (?P<name>[a-z_]+) ON (?P<table>[a-z_]+)\s(?P<rest>[^;]+);",
+    re.MULTILINE,
 )
 _LOOK_AGAIN = 0.2
 """Seconds between two looks at whether another migration is at work: to wait inside a statement would hold a snapshot, for
@@ -54,11 +55,18 @@ def indexes_of(sql: str) -> Iterator[Index]:
 def without_indexes_there(sql: str, cursor: Any) -> str:
     """A revision's SQL without the indexes that the database has: to ask for one would lock every writer out for a moment."""
     there = "SELECT to_regclass(%s) IS NOT NULL"
-    return _INDEX.sub(lambda found: "" if _one(cursor, there, found["name"]) else found.group(), sql)
+    return _INDEX.sub(
+        lambda found: "" if _one(cursor, there, found["name"]) else found.group(), sql
+    )
 
 
 def build_indexes(
-    connection: Any, lock: str, sqls: list[str], *, lock_seconds: float = LOCK_SECONDS, turn_seconds: float = TURN_SECONDS
+    connection: Any,
+    lock: str,
+    sqls: list[str],
+    *,
+    lock_seconds: float = LOCK_SECONDS,
+    turn_seconds: float = TURN_SECONDS,
 ) -> list[str]:
     """Builds those that are missing; returns their names. `connection`: psycopg2's, in autocommit; `lock` names the database's
     migrations, so that two of them do not build at once.
@@ -80,7 +88,11 @@ def build_indexes(
             for index in (index for sql in sqls for index in indexes_of(sql)):
                 if _one(cursor, "SELECT to_regclass(%s) IS NULL", index.table):
                     continue
-                valid = _one(cursor, "SELECT (SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s))", index.name)
+                valid = _one(
+                    cursor,
+                    "SELECT (SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s))",
+                    index.name,
+                )
                 if valid:
                     continue
                 try:

@@ -54,7 +54,9 @@ class Change:
                 " WHERE d.adrelid = to_regclass(%s) AND a.attname = %s AND pg_get_expr(d.adbin, d.adrelid) = %s)",
                 (self.table, found["name"], found["value"]),
             )
-        raise ValueError(f"A revision changes {self.table} in a way of which nobody can say whether it is there: {self.what}")
+        raise ValueError(
+            f"A revision changes {self.table} in a way of which nobody can say whether it is there: {self.what}"
+        )
 
     def is_there(self, cursor: Any) -> bool:
         cursor.execute(*self.question())
@@ -70,12 +72,19 @@ def changes_of(sql: str) -> Iterator[Change]:
 def without_changes_there(sql: str, cursor: Any) -> str:
     """A revision's SQL without the changes that the database has."""
     return _CHANGE.sub(
-        lambda found: "" if Change(found["table"], found["what"].strip()).is_there(cursor) else found.group(), sql
+        lambda found: (
+            "" if Change(found["table"], found["what"].strip()).is_there(cursor) else found.group()
+        ),
+        sql,
     )
 
 
 def change_tables(
-    connection: Any, sqls: list[str], *, wait_seconds: float = WAIT_SECONDS, pause_seconds: float = PAUSE_SECONDS,
+    connection: Any,
+    sqls: list[str],
+    *,
+    wait_seconds: float = WAIT_SECONDS,
+    pause_seconds: float = PAUSE_SECONDS,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> None:
     """Makes the changes of these revisions to tables that are there. `connection`: psycopg2's, in autocommit.

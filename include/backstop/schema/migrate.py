@@ -31,9 +31,7 @@ OTHERS = frozenset({"producer", "consumer"})
 """Roles whose tables other programs write to, in their business transactions."""
 _ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('{lock}', 0))"
 """Two migrations of one database wait for each other: the second finds nothing left to do."""
-_VERSION_TABLE = (
-    "CREATE TABLE IF NOT EXISTS {table} (version_num varchar(32) NOT NULL CONSTRAINT {table}_pkc PRIMARY KEY)"
-)
+_VERSION_TABLE = "CREATE TABLE IF NOT EXISTS {table} (version_num varchar(32) NOT NULL CONSTRAINT {table}_pkc PRIMARY KEY)"
 _COMMENT = re.compile(r"^--.*$", re.MULTILINE)
 
 
@@ -58,7 +56,9 @@ def migrate(url: str, role: str) -> list[str]:
                 kept="Nothing was changed.",
                 next_step="Install the version of Backstop that made it, or a later one.",
             )
-        coming = {revision: sql for revision, sql in known.items() if before is None or revision > before}
+        coming = {
+            revision: sql for revision, sql in known.items() if before is None or revision > before
+        }
         for sql in coming.values():
             if role in OTHERS:
                 sql = without_changes_there(without_indexes_there(sql, cursor), cursor)
@@ -78,7 +78,11 @@ def _prepare(url: str, role: str) -> None:
         connection.autocommit = True
         with connection.cursor() as cursor:
             before = _revision(cursor, role)
-        coming = [sql for revision, sql in revisions(role).items() if before is not None and revision > before]
+        coming = [
+            sql
+            for revision, sql in revisions(role).items()
+            if before is not None and revision > before
+        ]
         if coming and before in revisions(role):
             if role in OTHERS:
                 change_tables(connection, coming)
@@ -89,9 +93,13 @@ def as_sql(role: str) -> str:
     """The whole schema of a role as text, for a DBA: one transaction, for an empty database."""
     table = version_table(role)
     statements = [
-        "BEGIN;", f"{_lock(role)};", *(sql.rstrip() for sql in revisions(role).values()),
-        f"{_VERSION_TABLE.format(table=table)};", f"INSERT INTO {table} VALUES ('{head(role)}');", "COMMIT;",
-    ]  # fmt: skip
+        "BEGIN;",
+        f"{_lock(role)};",
+        *(sql.rstrip() for sql in revisions(role).values()),
+        f"{_VERSION_TABLE.format(table=table)};",
+        f"INSERT INTO {table} VALUES ('{head(role)}');",
+        "COMMIT;",
+    ]
     return "\n\n".join(statements) + "\n"
 
 
@@ -140,7 +148,11 @@ def _connected(url: str, role: str) -> Iterator[Connection]:
     parameters = read_url(url)
     if parameters is None:
         raise _unavailable(role, NOT_A_URL)
-    fixed = {"connect_timeout": "10", "application_name": "backstop", "target_session_attrs": "primary"}
+    fixed = {
+        "connect_timeout": "10",
+        "application_name": "backstop",
+        "target_session_attrs": "primary",
+    }
 
     def connect() -> Connection:
         made: Connection = psycopg2.connect(**{**parameters, **fixed})  # type: ignore[call-overload]

@@ -21,4 +21,8 @@ def prepare(settings: Settings, urls: Mapping[str, str]) -> None:
     connections = Connections(resolver=urls.get)
     for name in settings.brokers:
         with open_broker(settings, connections, name) as broker:
-            create_topics(broker, {topic: its.groups for topic, its in settings.topics.items() if its.broker == name}, QUEUES)
+            create_topics(
+                broker,
+                {topic: its.groups for topic, its in settings.topics.items() if its.broker == name},
+                QUEUES,
+            )

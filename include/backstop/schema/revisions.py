@@ -26,7 +26,11 @@ def revisions(role: str) -> dict[str, str]:
             next_step=f"Name one of {', '.join(ROLES)}.",
         )
     folder = files("backstop.schema").joinpath(role)
-    named = sorted(entry.name for entry in folder.iterdir() if entry.name[:4].isdigit() and entry.name.endswith(".sql"))
+    named = sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if entry.name[:4].isdigit() and entry.name.endswith(".sql")
+    )
     return {name[:4]: folder.joinpath(name).read_text(encoding="utf-8") for name in named}
 
 

@@ -31,14 +31,20 @@ def main_of(name: str, job: Job) -> None:
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--run-id", type=int, required=True)
-    parser.add_argument("--token", required=True, help="the run's fencing token; it opens no door by itself")
+    parser.add_argument(
+        "--token", required=True, help="the run's fencing token; it opens no door by itself"
+    )
     arguments = parser.parse_args()
     watch_parent()
     try:
         take_secrets_file()
         counts = run_job(name, job, arguments.run_id, arguments.token)
     except BackstopError as error:
-        print(f"backstop: {error.what}\n  unaffected: {error.kept}\n  next: {error.next_step}", file=sys.stderr, flush=True)
+        print(
+            f"backstop: {error.what}\n  unaffected: {error.kept}\n  next: {error.next_step}",
+            file=sys.stderr,
+            flush=True,
+        )
         sys.exit(error.exit_code)
     except Exception as error:
         drop_details(error)

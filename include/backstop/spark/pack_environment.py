@@ -20,7 +20,17 @@ from pathlib import Path, PurePosixPath
 
 from backstop.model.errors import BackstopError, ConfigurationError
 
-NEEDED = ("duckdb", "google-re2", "numpy", "pandas", "psycopg2-binary", "pyarrow", "pydantic", "pyyaml", "redis")
+NEEDED = (
+    "duckdb",
+    "google-re2",
+    "numpy",
+    "pandas",
+    "psycopg2-binary",
+    "pyarrow",
+    "pydantic",
+    "pyyaml",
+    "redis",
+)
 """What the jobs import in an executor; their own requirements come with them."""
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
 _LEFT_OUT = {"__pycache__", "tests", "include"}
@@ -34,13 +44,19 @@ def pack(archive: Path, python: str | None = None) -> int:
     Raises ConfigurationError when a library is missing here. A crash leaves no half archive.
     """
     interpreter = python or os.path.realpath(sys.executable)
-    site = PurePosixPath("lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+    site = PurePosixPath(
+        "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages"
+    )
     partial = archive.with_name(f".{archive.name}.{os.getpid()}")
     count = 0
     try:
         # Quick rather than small: it is read by machines beside this one, once each.
         with tarfile.open(partial, "w:gz", compresslevel=1) as out:
-            _add_text(out, "pyvenv.cfg", f"home = {os.path.dirname(interpreter)}\ninclude-system-site-packages = false\n")
+            _add_text(
+                out,
+                "pyvenv.cfg",
+                f"home = {os.path.dirname(interpreter)}\ninclude-system-site-packages = false\n",
+            )
             link = tarfile.TarInfo("bin/python")
             link.type, link.linkname = tarfile.SYMTYPE, interpreter
             out.addfile(link)
@@ -85,7 +101,11 @@ def _files(found: Distribution) -> Iterator[tuple[Path, PurePosixPath]]:
     """(where it lies, its place in site-packages) of each file of a distribution."""
     for file in found.files or ():
         inside = PurePosixPath(str(file))
-        if inside.parts[0] == ".." or _LEFT_OUT & set(inside.parts[1:-1]) or inside.suffix == ".pyc":
+        if (
+            inside.parts[0] == ".."
+            or _LEFT_OUT & set(inside.parts[1:-1])
+            or inside.suffix == ".pyc"
+        ):
             continue  # scripts of `bin`, and what no job reads
         source = Path(str(found.locate_file(file)))
         if source.is_file():
@@ -103,9 +123,13 @@ def _add_text(out: tarfile.TarFile, name: str, text: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m backstop.spark.pack_environment", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m backstop.spark.pack_environment", description=__doc__
+    )
     parser.add_argument("archive", type=Path, help="the file to write, such as executors.tar.gz")
-    parser.add_argument("--python", help="the interpreter's path on the workers; default: this one's")
+    parser.add_argument(
+        "--python", help="the interpreter's path on the workers; default: this one's"
+    )
     asked = parser.parse_args(arguments)
     try:
         count = pack(asked.archive, asked.python)

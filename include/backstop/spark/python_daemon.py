@@ -14,8 +14,15 @@ import zipimport
 from typing import Any
 
 FORKED_WITH = (
-    "pandas", "pyarrow.compute", "duckdb", "psycopg2", "backstop.verdicts.evaluate", "backstop.reconcile.lookup",
-    "backstop.reconcile.read", "backstop.reconcile.scan_logs", "backstop.reconcile.judge_and_stage",
+    "pandas",
+    "pyarrow.compute",
+    "duckdb",
+    "psycopg2",
+    "backstop.verdicts.evaluate",
+    "backstop.reconcile.lookup",
+    "backstop.reconcile.read",
+    "backstop.reconcile.scan_logs",
+    "backstop.reconcile.judge_and_stage",
 )
 
 

@@ -43,7 +43,9 @@ def start_session(name: str, master: str | None = None) -> SparkSession:
     if _submitted():
         master = _submitted_master()
     else:
-        master = master or os.environ.get("BACKSTOP_SPARK_MASTER", f"local[{min(os.cpu_count() or 2, 8)}]")
+        master = master or os.environ.get(
+            "BACKSTOP_SPARK_MASTER", f"local[{min(os.cpu_count() or 2, 8)}]"
+        )
         builder = builder.master(master)
     if secret := os.environ.get("_SPARK_AUTH_SECRET"):
         # Executors get connections inside their tasks: between machines that must not be readable. The name is Spark's own;
@@ -84,7 +86,9 @@ def start_session(name: str, master: str | None = None) -> SparkSession:
 
 
 def _submitted() -> bool:
-    return "PYSPARK_GATEWAY_PORT" in os.environ or "spark.master" in os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+    return "PYSPARK_GATEWAY_PORT" in os.environ or "spark.master" in os.environ.get(
+        "PYSPARK_SUBMIT_ARGS", ""
+    )
 
 
 def _submitted_master() -> str:

@@ -43,7 +43,9 @@ def _parent_of(pid: int) -> int | None:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None  # it has just ended, or this system has no /proc: then only the parent is watched
+        return (
+            None  # it has just ended, or this system has no /proc: then only the parent is watched
+        )
     # The command in parentheses may contain anything, also blanks and parentheses.
     return int(stat.rpartition(")")[2].split()[1])
 
@@ -52,5 +54,7 @@ def _watch(chain: list[int], levels: int) -> None:
     # A process whose parent dies gets another one, so a changed chain means that somebody in it is gone.
     while ancestors(levels) == chain:
         threading.Event().wait(_SECONDS)
-    print("backstop: the process that started this one is gone; ending", file=sys.stderr, flush=True)
+    print(
+        "backstop: the process that started this one is gone; ending", file=sys.stderr, flush=True
+    )
     os._exit(EXIT_CODE)

@@ -9,8 +9,12 @@ import pyarrow as pa
 from pyarrow import csv
 
 _KINDS = {
-    "string": pa.string(), "int": pa.int32(), "bigint": pa.int64(), "boolean": pa.bool_(), "double": pa.float64(),
-}  # fmt: skip
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "boolean": pa.bool_(),
+    "double": pa.float64(),
+}
 
 
 def arrow_schema(columns: Mapping[str, str]) -> Any:
@@ -30,10 +34,18 @@ def read_copy(answer: bytes, columns: Mapping[str, str]) -> Any:
         return schema.empty_table()
     return csv.read_csv(
         pa.BufferReader(answer),
-        read_options=csv.ReadOptions(column_names=schema.names, use_threads=False, block_size=len(answer)),
-        parse_options=csv.ParseOptions(newlines_in_values=True),  # ids hold any Unicode, line ends too
-        convert_options=csv.ConvertOptions(
-            column_types=schema, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False,
-            true_values=["t"], false_values=["f"],
+        read_options=csv.ReadOptions(
+            column_names=schema.names, use_threads=False, block_size=len(answer)
         ),
-    )  # fmt: skip
+        parse_options=csv.ParseOptions(
+            newlines_in_values=True
+        ),  # ids hold any Unicode, line ends too
+        convert_options=csv.ConvertOptions(
+            column_types=schema,
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+            true_values=["t"],
+            false_values=["f"],
+        ),
+    )

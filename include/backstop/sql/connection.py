@@ -119,7 +119,9 @@ class PostgresConnection:
                     connection.notices.clear()
                     connection.commit()
                     if any(_NOT_REPLICATED in notice for notice in connection.notices):
-                        raise self._unavailable("its commit was not confirmed by a synchronous standby")
+                        raise self._unavailable(
+                            "its commit was not confirmed by a synchronous standby"
+                        )
                     return result
             except (errors.DeadlockDetected, errors.SerializationFailure) as error:
                 self._roll_back()
@@ -189,9 +191,12 @@ class PostgresConnection:
         return read_copy(self.run(work), columns)
 
     def copy_parts(
-        self, statements: Mapping[str, str], columns: Mapping[str, Mapping[str, str]], snapshot: str | None,
+        self,
+        statements: Mapping[str, str],
+        columns: Mapping[str, Mapping[str, str]],
+        snapshot: str | None,
         keep: Callable[[str, Any], T],
-    ) -> list[T]:  # fmt: skip
+    ) -> list[T]:
         """What `keep` makes of each Arrow table of these SELECTs, by COPY, a few megabytes at a time, in a snapshot that another
         session exported. `keep` is called again for all of them when `run` tries again. Raises StoreUnavailable."""
         from backstop.sql.arrow import read_copy
@@ -224,7 +229,9 @@ class PostgresConnection:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             # Its parts are read by others.
             idle = str(round(SNAPSHOT_TIMEOUT.total_seconds() * 1000))
-            cursor.execute("SELECT set_config('idle_in_transaction_session_timeout', %s, true)", (idle,))
+            cursor.execute(
+                "SELECT set_config('idle_in_transaction_session_timeout', %s, true)", (idle,)
+            )
             cursor.execute("SELECT pg_export_snapshot()")
             ((name,),) = cursor.fetchall()
             return work(cursor, name)
@@ -287,7 +294,9 @@ class PostgresConnection:
         except psycopg2.Error:
             self.close()  # the server drops the transaction with the connection
 
-    def _unavailable(self, why: str, *, refused: bool = False, next_step: str = "") -> StoreUnavailable:
+    def _unavailable(
+        self, why: str, *, refused: bool = False, next_step: str = ""
+    ) -> StoreUnavailable:
         why = mask_secrets(why, [(read_url(self._url) or {}).get("password") or ""])
         if reason := refusal(why):
             return StoreUnavailable(
@@ -296,7 +305,9 @@ class PostgresConnection:
                 next_step=AFTER_REFUSAL,
             )
         migrate = "Run `backstop migrate` and `backstop check` for it; the next run looks again."
-        silence = "Restart it, or correct its connection; the next run continues where this one stopped."
+        silence = (
+            "Restart it, or correct its connection; the next run continues where this one stopped."
+        )
         return StoreUnavailable(
             f"The database of {self.subject} did not answer: {why.rstrip('.')}.",
             kept="Nothing was decided from its silence; what it had committed is there.",
@@ -359,7 +370,11 @@ def _server_encoding(cursor: Cursor) -> str:
     return cursor.connection.info.parameter_status("server_encoding") or "UTF8"
 
 
-_CODECS = {name: codec for name, codec in encodings.items() if name not in ("UTF8", "SQL_ASCII", "SQLASCII")}
+_CODECS = {
+    name: codec
+    for name, codec in encodings.items()
+    if name not in ("UTF8", "SQL_ASCII", "SQLASCII")
+}
 """Encoding of a server -> Python's codec; those that can hold any text are absent."""
 
 
@@ -374,10 +389,22 @@ def _fits(key: Key, codec: str) -> bool:
 UNREADABLE = "unreadable"
 """The status of a stub whose topic or id is no UTF-8: they are shown as hexadecimal, and nobody can ask for them."""
 _TAIL = "[89ab][0-9a-f]"
-_UTF8 = "^(" + "|".join((
-    "[0-7][0-9a-f]", f"(c[2-9a-f]|d[0-9a-f]){_TAIL}", f"e0[ab][0-9a-f]{_TAIL}", f"e[1-9abcef]({_TAIL}){{2}}",
-    f"ed[89][0-9a-f]{_TAIL}", f"f0[9ab][0-9a-f]({_TAIL}){{2}}", f"f[1-3]({_TAIL}){{3}}", f"f48[0-9a-f]({_TAIL}){{2}}",
-)) + ")*$"  # fmt: skip
+_UTF8 = (
+    "^("
+    + "|".join(
+        (
+            "[0-7][0-9a-f]",
+            f"(c[2-9a-f]|d[0-9a-f]){_TAIL}",
+            f"e0[ab][0-9a-f]{_TAIL}",
+            f"e[1-9abcef]({_TAIL}){{2}}",
+            f"ed[89][0-9a-f]{_TAIL}",
+            f"f0[9ab][0-9a-f]({_TAIL}){{2}}",
+            f"f[1-3]({_TAIL}){{3}}",
+            f"f48[0-9a-f]({_TAIL}){{2}}",
+        )
+    )
+    + ")*$"
+)
 """The hexadecimal of valid UTF-8."""
 
 
@@ -418,12 +445,18 @@ def read_url(url: str) -> dict[str, str] | None:
         return None  # the driver's own text repeats the URL
     ports = parameters.get("port", "").split(",")
     names = parameters.get("host", "") + parameters.get("dbname", "")
-    return parameters if all(port.isdigit() or not port for port in ports) and "@" not in names else None
+    return (
+        parameters
+        if all(port.isdigit() or not port for port in ports) and "@" not in names
+        else None
+    )
 
 
 def storable(text: str) -> bool:
     """Whether PostgreSQL can hold this text at all; a key that it cannot hold has no row."""
-    return "\x00" not in text and (text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text))
+    return "\x00" not in text and (
+        text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+    )
 
 
 def storable_keys(keys: Iterable[Key]) -> list[Key]:

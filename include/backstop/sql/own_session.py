@@ -71,5 +71,8 @@ def _in_time(connection: Connection) -> int:
 def cut_line(connection: Connection) -> None:
     """Ends whatever the connection waits for, from this side."""
     # One that was closed meanwhile has no line left.
-    with suppress(OSError, psycopg2.InterfaceError), socket.socket(fileno=os.dup(connection.fileno())) as line:
+    with (
+        suppress(OSError, psycopg2.InterfaceError),
+        socket.socket(fileno=os.dup(connection.fileno())) as line,
+    ):
         line.shutdown(socket.SHUT_RDWR)

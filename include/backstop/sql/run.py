@@ -19,7 +19,9 @@ _MARKS = {"format": "%s", "qmark": "?"}
 _IN_TRANSACTION = 2  # libpq's PQTRANS_INTRANS
 STYLES = ("pyformat", *_MARKS)
 _PASSING = frozenset({"OperationalError", "InterfaceError"})
-_LIMITS = frozenset({"ProgramLimitExceeded", "StatementTooComplex", "TooManyColumns", "TooManyArguments"})
+_LIMITS = frozenset(
+    {"ProgramLimitExceeded", "StatementTooComplex", "TooManyColumns", "TooManyArguments"}
+)
 """PostgreSQL's class 54: the same statement fails again, whenever it is repeated."""
 
 
@@ -48,12 +50,17 @@ class Connection(Protocol):
     def close(self) -> Any: ...
 
 
-def rows(connection: Connection, statement: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
+def rows(
+    connection: Connection, statement: str, values: Mapping[str, object]
+) -> list[dict[str, Any]]:
     """Run a pyformat statement in the connection's transaction; its rows by column name. A list is passed as an array.
 
     Raises what the driver raises, and ContractBroken for a driver of another parameter style.
     """
-    given = {name: array_literal(value) if isinstance(value, list) else value for name, value in values.items()}
+    given = {
+        name: array_literal(value) if isinstance(value, list) else value
+        for name, value in values.items()
+    }
     text, parameters = in_style(parameter_style(connection), statement, given)
     cursor: Cursor
     with closing(connection.cursor()) as cursor:
@@ -70,7 +77,9 @@ def in_style(style: str, statement: str, values: Mapping[str, object]) -> tuple[
     """The statement and its parameters as a driver of this style wants them."""
     if style == "pyformat":
         return statement, dict(values)
-    return _PARAMETER.sub(_MARKS[style], statement), tuple(values[n] for n in _PARAMETER.findall(statement))
+    return _PARAMETER.sub(_MARKS[style], statement), tuple(
+        values[n] for n in _PARAMETER.findall(statement)
+    )
 
 
 def parameter_style(connection: object) -> str:

@@ -41,35 +41,69 @@ class Part(NamedTuple):
 
 
 STUB_COLUMNS: Mapping[str, str] = {
-    "shard": "string", "topic": "string", "message_id": "string", "tag": "string", "status": "string",
-    "send_count": "int", "refusals": "int", "max_sends": "int",
-    "next_check_at": "bigint", "created_at": "bigint", "first_seen_at": "bigint", "judged_at": "bigint",
-    "deliver_at": "bigint", "attempted_at": "bigint", "sent_at": "bigint", "attempt_deadline": "bigint",
-    "settled": "boolean", "broker": "string", "queue_id": "int", "queue_offset": "bigint", "queue_epoch": "string",
-    "first_broker": "string", "first_queue_id": "int", "first_queue_offset": "bigint", "first_queue_epoch": "string",
+    "shard": "string",
+    "topic": "string",
+    "message_id": "string",
+    "tag": "string",
+    "status": "string",
+    "send_count": "int",
+    "refusals": "int",
+    "max_sends": "int",
+    "next_check_at": "bigint",
+    "created_at": "bigint",
+    "first_seen_at": "bigint",
+    "judged_at": "bigint",
+    "deliver_at": "bigint",
+    "attempted_at": "bigint",
+    "sent_at": "bigint",
+    "attempt_deadline": "bigint",
+    "settled": "boolean",
+    "broker": "string",
+    "queue_id": "int",
+    "queue_offset": "bigint",
+    "queue_epoch": "string",
+    "first_broker": "string",
+    "first_queue_id": "int",
+    "first_queue_offset": "bigint",
+    "first_queue_epoch": "string",
     "first_to_all": "boolean",
-}  # fmt: skip
+}
 """What a verdict needs of a stub, in Spark's type names; also the order of the columns. `settled`: no attempt is under way, so
 that `attempted_at` says when the newest send began at the latest; `first_*`: the place of number 1, and whether it was addressed
 to every group."""
 
 ATTEMPT_COLUMNS: Mapping[str, str] = {
-    "topic": "string", "message_id": "string", "send_number": "int", "consumer_group": "string", "outcome": "string",
-    "broker": "string", "queue_id": "int", "queue_offset": "bigint", "queue_epoch": "string",
-    "started_at": "bigint", "finished_at": "bigint",
-}  # fmt: skip
+    "topic": "string",
+    "message_id": "string",
+    "send_number": "int",
+    "consumer_group": "string",
+    "outcome": "string",
+    "broker": "string",
+    "queue_id": "int",
+    "queue_offset": "bigint",
+    "queue_epoch": "string",
+    "started_at": "bigint",
+    "finished_at": "bigint",
+}
 """One row for each group an attempt was addressed to; `consumer_group` null: all of them."""
 
 
 LOG_COLUMNS: Mapping[str, str] = {
-    "topic": "string", "message_id": "string", "log_state": "string", "log_broken": "string",
-    "lease_expires_at": "bigint", "log_updated_at": "bigint", "log_consumed_at": "bigint",
-}  # fmt: skip
+    "topic": "string",
+    "message_id": "string",
+    "log_state": "string",
+    "log_broken": "string",
+    "lease_expires_at": "bigint",
+    "log_updated_at": "bigint",
+    "log_consumed_at": "bigint",
+}
 """What a verdict needs of a log row; `log_broken` says how it breaks its contract, null when it keeps it."""
 
 PART_COLUMNS: Mapping[str, Mapping[str, str]] = {
-    "stubs": STUB_COLUMNS, "attempts": ATTEMPT_COLUMNS, "logs": {"consumer_group": "string", **LOG_COLUMNS},
-}  # fmt: skip
+    "stubs": STUB_COLUMNS,
+    "attempts": ATTEMPT_COLUMNS,
+    "logs": {"consumer_group": "string", **LOG_COLUMNS},
+}
 """What a part of a scan gives, by name. Instants are microseconds since 1970 (bigint)."""
 
 T = TypeVar("T")
@@ -188,12 +222,16 @@ class StubStore(Protocol):
         """How many pending stubs have next_check_at <= as_of, counted up to `limit`."""
         ...
 
-    def scan_due(self, as_of: datetime, scope: Scope, partitions: int) -> AbstractContextManager[Scan]:
+    def scan_due(
+        self, as_of: datetime, scope: Scope, partitions: int
+    ) -> AbstractContextManager[Scan]:
         """The due stubs, and the attempts of those that were sent more than once or first to some groups alone, all of one
         instant: parts can be read until the context ends. `partitions`: ranges of equal size at least, where rows are many."""
         ...
 
-    def scan_window(self, topic: str, start: datetime, end: datetime, partitions: int) -> AbstractContextManager[Scan]:
+    def scan_window(
+        self, topic: str, start: datetime, end: datetime, partitions: int
+    ) -> AbstractContextManager[Scan]:
         """The same of a topic's stubs created in [start, end), whatever their status."""
         ...
 
@@ -235,7 +273,9 @@ class StubStore(Protocol):
         one."""
         ...
 
-    def open_in_line(self, topic: str, ordering_key: str, after: str | None, limit: int) -> list[str]:
+    def open_in_line(
+        self, topic: str, ordering_key: str, after: str | None, limit: int
+    ) -> list[str]:
         """Ids of the messages of an ordering key that are neither confirmed nor voided, in sequence, after `after` (null: from
         the first)."""
         ...
@@ -268,7 +308,9 @@ class StubStore(Protocol):
         """
         ...
 
-    def promote(self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None) -> int:
+    def promote(
+        self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None
+    ) -> int:
         """Sets status, next_check_at, judged_at and first_seen_at; returns how many rows still were as judged.
 
         A later judgement than `as_of` stays, unless this one confirms. `own_as_of`: `as_of` by this store's clock, or a little
@@ -308,7 +350,10 @@ class StubStore(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
 
@@ -330,7 +375,9 @@ class LogStore(Protocol):
         """By key, on the primary: an Arrow table of LOG_COLUMNS; a key that is absent from it has no row."""
         ...
 
-    def scan_done(self, groups: Mapping[str, datetime], worth: Mapping[str, float], partitions: int) -> Scan | None:
+    def scan_done(
+        self, groups: Mapping[str, datetime], worth: Mapping[str, float], partitions: int
+    ) -> Scan | None:
         """The groups' valid CONSUMED rows first received at or after an instant of each, for those groups with fewer rows
         since then than `worth`; null: none, or the table does not hold one row for one key, so that a row found by scan is
         not all that is known of its key."""
@@ -348,7 +395,9 @@ class LogStore(Protocol):
         """Whether this server has that history behind it: false after a failover or a restore."""
         ...
 
-    def received_between(self, group: str, start: datetime, end: datetime, limit: int) -> list[LogRow]:
+    def received_between(
+        self, group: str, start: datetime, end: datetime, limit: int
+    ) -> list[LogRow]:
         """Logs first received in [start, end), oldest first, for orphans and conflicts."""
         ...
 
@@ -367,5 +416,8 @@ class LogStore(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...

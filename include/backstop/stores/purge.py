@@ -76,7 +76,12 @@ class StubPurge(Protocol):
     """The stubs of one producer database, as retention sees them."""
 
     def old_stubs(
-        self, topic: str, kept_seconds: float, no_taker_seconds: float, after: tuple[str, str], limit: int
+        self,
+        topic: str,
+        kept_seconds: float,
+        no_taker_seconds: float,
+        after: tuple[str, str],
+        limit: int,
     ) -> list[OldStub]:
         """A topic's closed stubs that moved last longer ago than this, oldest first, after (moved, message_id); one without a
         taker must also have been created longer ago than `no_taker_seconds`."""

@@ -10,9 +10,15 @@ from backstop.sql.named import load
 QUERY = load("backstop.stores.postgresql", "check.sql")["statement_log"]
 """login, setting, value; %(role)s: the role whose logins are looked at beside this one."""
 _QUIET = {
-    "log_min_error_statement": ("log", "fatal", "panic"), "log_statement": ("none", "ddl"), "log_min_duration_statement": ("-1",),
-}  # fmt: skip
-_SET = {"log_min_error_statement": "panic", "log_statement": "none", "log_min_duration_statement": "-1"}
+    "log_min_error_statement": ("log", "fatal", "panic"),
+    "log_statement": ("none", "ddl"),
+    "log_min_duration_statement": ("-1",),
+}
+_SET = {
+    "log_min_error_statement": "panic",
+    "log_statement": "none",
+    "log_min_duration_statement": "-1",
+}
 
 
 def finding(subject: str, rows: Iterable[tuple[str, str, str]]) -> Finding:
@@ -23,4 +29,9 @@ def finding(subject: str, rows: Iterable[tuple[str, str, str]]) -> Finding:
         return Finding(subject, True, "none: failed, slow and other statements are not logged")
     says = ", ".join(f"{name} is {value} for {login}" for login, name, value in loud)
     do = "; ".join(f"ALTER ROLE {login} SET {name} = '{_SET[name]}'" for login, name, _ in loud)
-    return Finding(subject, False, f"statements are logged with the contents in them: {says}", f"As a superuser: {do}.")
+    return Finding(
+        subject,
+        False,
+        f"statements are logged with the contents in them: {says}",
+        f"As a superuser: {do}.",
+    )

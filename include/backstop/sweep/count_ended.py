@@ -57,13 +57,16 @@ class Counted:
         """Raises Unavailable with what did not answer."""
         if self.missed:
             raise StoreUnavailable(
-                "Not everything answered: " + "; ".join(f"{name}: {why}" for name, why in sorted(self.missed.items())),
+                "Not everything answered: "
+                + "; ".join(f"{name}: {why}" for name, why in sorted(self.missed.items())),
                 kept="Leases in other places were taken back; the others stay as they are.",
                 next_step="Bring back what is named; the next sweep goes on.",
             )
 
 
-def count_ended(settings: Settings, connections: Connections, control: Any, groups: Collection[str] | None) -> Counted:
+def count_ended(
+    settings: Settings, connections: Connections, control: Any, groups: Collection[str] | None
+) -> Counted:
     """What every place of these groups (null: all) holds that ended; one that does not answer is named in `missed`."""
     counted = Counted()
     with control, control.cursor() as cursor:
@@ -79,7 +82,9 @@ def count_ended(settings: Settings, connections: Connections, control: Any, grou
             with guarded(part.place, StoreFailed):
                 if part.kind == "foreign":
                     place = places.get(part.place, "")
-                    counted.places.append(_count_foreign(settings, connections, part, place, counted.goes_on))
+                    counted.places.append(
+                        _count_foreign(settings, connections, part, place, counted.goes_on)
+                    )
                 else:
                     counted.places.append(_count(settings, connections, part, groups))
         except BackstopError as error:
@@ -87,7 +92,9 @@ def count_ended(settings: Settings, connections: Connections, control: Any, grou
     return counted
 
 
-def _count_foreign(settings: Settings, connections: Connections, part: Part, place: str, goes_on: dict[str, str]) -> Ended:
+def _count_foreign(
+    settings: Settings, connections: Connections, part: Part, place: str, goes_on: dict[str, str]
+) -> Ended:
     foreign = open_foreign(settings, connections, part.name)
     foreign.place = place
     try:
@@ -98,7 +105,9 @@ def _count_foreign(settings: Settings, connections: Connections, part: Part, pla
         foreign.close()
 
 
-def _count(settings: Settings, connections: Connections, part: Part, groups: Collection[str] | None) -> Ended:
+def _count(
+    settings: Settings, connections: Connections, part: Part, groups: Collection[str] | None
+) -> Ended:
     if part.kind == "database":
         untouched = untouched_seconds(settings, part.name, groups)
         late = max(overdue_after(settings.policy_for(None, group)) for group in untouched)
@@ -109,14 +118,19 @@ def _count(settings: Settings, connections: Connections, part: Part, groups: Col
         return Ended(part.place, ended.leases + endless, ended.oldest, ended.overdue, without_time)
     if part.kind == "guard":
         its = settings.redis_guards[part.name]
-        exchange, policy = RedisExchange(connections.url(its.redis), cluster=its.cluster), settings.policy_for()
+        exchange, policy = (
+            RedisExchange(connections.url(its.redis), cluster=its.cluster),
+            settings.policy_for(),
+        )
     else:
         front = settings.groups[part.name].leases
         assert front is not None
         exchange = RedisExchange(connections.url(front.redis), cluster=front.cluster)
         policy = settings.policy_for(None, part.name)
     try:
-        leases_ended, overdue = count_expired(exchange, part.name, milliseconds(overdue_after(policy)))
+        leases_ended, overdue = count_expired(
+            exchange, part.name, milliseconds(overdue_after(policy))
+        )
     finally:
         exchange.close()
     return Ended(part.place, leases_ended, None, overdue)

@@ -22,7 +22,10 @@ class Decision(State):
 
     KEEP = "KEEP", "it is held, or nobody can say that it is not"
     REPAIR = "REPAIR", "the database knows better: Redis is corrected"
-    RECLAIM = "RECLAIM", "its holder is gone: the next begin may take it; the token stays, so a late end still counts"
+    RECLAIM = (
+        "RECLAIM",
+        "its holder is gone: the next begin may take it; the token stays, so a late end still counts",
+    )
 
 
 class Truth(Enum):

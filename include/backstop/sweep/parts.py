@@ -24,9 +24,12 @@ class Part(NamedTuple):
     def place(self) -> str:
         """Where its leases stand, as people read it."""
         return {
-            "database": f"database {self.name}", "front": f"front of {self.name}", "guard": f"redis of {self.name}",
-            "sample": f"redis {self.name}", "foreign": f"foreign {self.name}",
-        }[self.kind]  # fmt: skip
+            "database": f"database {self.name}",
+            "front": f"front of {self.name}",
+            "guard": f"redis of {self.name}",
+            "sample": f"redis {self.name}",
+            "foreign": f"foreign {self.name}",
+        }[self.kind]
 
     def as_text(self) -> str:
         return json.dumps(self)
@@ -50,11 +53,24 @@ def parts_of(settings: Settings, groups: Collection[str] | None = None) -> list[
         )
     wanted = set(known if groups is None else groups)
     stores = dict.fromkeys(its.store for group, its in settings.groups.items() if group in wanted)
-    fronted = {group: its.leases for group, its in settings.groups.items() if group in wanted and its.leases}
+    fronted = {
+        group: its.leases
+        for group, its in settings.groups.items()
+        if group in wanted and its.leases
+    }
     return [
         *(Part("database", store) for store in stores),
         *(Part("front", group, bucket) for group in fronted for bucket in range(BUCKETS)),
-        *(Part("guard", group, bucket) for group in settings.redis_guards if group in wanted for bucket in range(BUCKETS)),
+        *(
+            Part("guard", group, bucket)
+            for group in settings.redis_guards
+            if group in wanted
+            for bucket in range(BUCKETS)
+        ),
         *(Part("sample", ref) for ref in dict.fromkeys(its.redis for its in fronted.values())),
-        *(Part("foreign", name) for name, its in settings.foreign_leases.items() if its.group in wanted),
+        *(
+            Part("foreign", name)
+            for name, its in settings.foreign_leases.items()
+            if its.group in wanted
+        ),
     ]

@@ -23,10 +23,18 @@ def record_look(control: Any, run: Run, moment: str, counted: Counted) -> None:
             cursor.execute(_SQL["drop_idle"])
             cursor.execute(_SQL["drop_old"])
         for place in counted.places:
-            cursor.execute(_SQL["look"], {
-                "run_id": run.run_id, "moment": moment, "place": place.place, "expired": place.leases,
-                "oldest_end": place.oldest, "overdue": place.overdue, "without_time": place.without_time,
-            })  # fmt: skip
+            cursor.execute(
+                _SQL["look"],
+                {
+                    "run_id": run.run_id,
+                    "moment": moment,
+                    "place": place.place,
+                    "expired": place.leases,
+                    "oldest_end": place.oldest,
+                    "overdue": place.overdue,
+                    "without_time": place.without_time,
+                },
+            )
         for name, goes_on in counted.goes_on.items():
             cursor.execute(_SQL["goes_on"], {"place": name, "goes_on": goes_on})
 
@@ -38,21 +46,33 @@ def record_tally(control: Any, run: Run, tally: Tally) -> None:
     with control, control.cursor() as cursor:
         hold(cursor, run)
         if lines:
-            cursor.execute(_SQL["add_lines"], {
-                "run_id": run.run_id,
-                "places": _texts(line.place for line, _ in lines), "groups": _texts(line.group for line, _ in lines),
-                "topics": _texts(line.topic for line, _ in lines), "hosts": _texts(line.host for line, _ in lines),
-                "decisions": _texts(line.decision for line, _ in lines), "leases": array_literal([n for _, n in lines]),
-                "examples": _texts(tally.examples[line] for line, _ in lines),
-            })  # fmt: skip
+            cursor.execute(
+                _SQL["add_lines"],
+                {
+                    "run_id": run.run_id,
+                    "places": _texts(line.place for line, _ in lines),
+                    "groups": _texts(line.group for line, _ in lines),
+                    "topics": _texts(line.topic for line, _ in lines),
+                    "hosts": _texts(line.host for line, _ in lines),
+                    "decisions": _texts(line.decision for line, _ in lines),
+                    "leases": array_literal([n for _, n in lines]),
+                    "examples": _texts(tally.examples[line] for line, _ in lines),
+                },
+            )
         if differs:
-            cursor.execute(_SQL["add_differs"], {
-                "run_id": run.run_id,
-                "places": _texts(d.place for d in differs), "groups": _texts(d.group for d in differs),
-                "topics": _texts(d.topic for d in differs), "message_ids": _texts(d.message_id for d in differs),
-                "redis": _texts(d.in_redis for d in differs), "database": _texts(d.in_database for d in differs),
-                "repaired": array_literal([d.repaired for d in differs]),
-            })  # fmt: skip
+            cursor.execute(
+                _SQL["add_differs"],
+                {
+                    "run_id": run.run_id,
+                    "places": _texts(d.place for d in differs),
+                    "groups": _texts(d.group for d in differs),
+                    "topics": _texts(d.topic for d in differs),
+                    "message_ids": _texts(d.message_id for d in differs),
+                    "redis": _texts(d.in_redis for d in differs),
+                    "database": _texts(d.in_database for d in differs),
+                    "repaired": array_literal([d.repaired for d in differs]),
+                },
+            )
         for place, goes_on in tally.goes_on.items():
             cursor.execute(_SQL["goes_on"], {"place": place, "goes_on": goes_on})
     add_counts(control, run, tally.counts)
@@ -67,4 +87,6 @@ def places(control: Any) -> dict[str, str]:
 
 def _texts(values: Any) -> str:
     # What no database can hold came from another program's store; the record is about it, not it.
-    return array_literal([value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode() for value in values])
+    return array_literal(
+        [value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode() for value in values]
+    )

@@ -10,7 +10,12 @@ from backstop.leases.redis_records import BUCKETS, Record, RedisKeys, read_recor
 from backstop.model.errors import ContractBroken
 from backstop.model.records import Key
 
-_CONFLICTS, _ENDED, _LOOK, _SETTLE = Script("conflicts"), Script("ended"), Script("look"), Script("settle")
+_CONFLICTS, _ENDED, _LOOK, _SETTLE = (
+    Script("conflicts"),
+    Script("ended"),
+    Script("look"),
+    Script("settle"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,9 @@ class Bucket:
     def expired(self, offset: int, limit: int) -> list[Seen]:
         """Records whose lease ended by the index, the oldest first, from `offset` on."""
         index = self.keys.expiry[self.number]
-        ((_, _, names),) = self._exchange.run([(_ENDED, [index], [b"0", b"%d" % offset, b"%d" % limit])])
+        ((_, _, names),) = self._exchange.run(
+            [(_ENDED, [index], [b"0", b"%d" % offset, b"%d" % limit])]
+        )
         return self.read(names)
 
     def read(self, names: Sequence[bytes]) -> list[Seen]:
@@ -49,10 +56,20 @@ class Bucket:
         """Does one action each (see lua/settle.lua) where the record is still as it was seen; the numbers of the others."""
         if not seen:
             return set()
-        pairs = [part for one, action in zip(seen, actions, strict=True) for part in (action.encode(), one.text)]
-        (moved,) = self._exchange.run([(
-            _SETTLE, [self.keys.expiry[self.number], *[one.name for one in seen]], [b"%d" % open_ms, *pairs],
-        )])  # fmt: skip
+        pairs = [
+            part
+            for one, action in zip(seen, actions, strict=True)
+            for part in (action.encode(), one.text)
+        ]
+        (moved,) = self._exchange.run(
+            [
+                (
+                    _SETTLE,
+                    [self.keys.expiry[self.number], *[one.name for one in seen]],
+                    [b"%d" % open_ms, *pairs],
+                )
+            ]
+        )
         return set(moved)
 
     def _seen(self, name: bytes, text: bytes, now: int) -> Seen:
@@ -64,13 +81,21 @@ class Bucket:
             key = self.keys.message(name)
         except (ContractBroken, UnicodeDecodeError):
             key, record = Key("?", repr(name)), None  # another program's member of our index
-        return Seen(name, key, text, record, record is not None and record.state == "C" and record.ends <= now)
+        return Seen(
+            name,
+            key,
+            text,
+            record,
+            record is not None and record.state == "C" and record.ends <= now,
+        )
 
 
 def read_conflicts(exchange: RedisExchange, group: str, at_most: int = 20) -> tuple[int, list[Key]]:
     """How many messages of a group in Redis alone came with another content than before, and some of them."""
     keys = RedisKeys(group)
-    answers = exchange.run([(_CONFLICTS, [keys.conflicts[bucket]], [b"%d" % at_most]) for bucket in range(BUCKETS)])
+    answers = exchange.run(
+        [(_CONFLICTS, [keys.conflicts[bucket]], [b"%d" % at_most]) for bucket in range(BUCKETS)]
+    )
     names = [name for _, found in answers for name in found[::2]]
     return sum(number for number, _ in answers), [keys.message(name) for name in names[:at_most]]
 
@@ -78,5 +103,10 @@ def read_conflicts(exchange: RedisExchange, group: str, at_most: int = 20) -> tu
 def count_expired(exchange: RedisExchange, group: str, overdue_ms: int) -> tuple[int, int]:
     """Leases of a group that ended, and those that ended longer than `overdue_ms` ago, by the indexes alone."""
     keys = RedisKeys(group)
-    counted = exchange.run([(_ENDED, [keys.expiry[bucket]], [b"%d" % overdue_ms, b"0", b"0"]) for bucket in range(BUCKETS)])
+    counted = exchange.run(
+        [
+            (_ENDED, [keys.expiry[bucket]], [b"%d" % overdue_ms, b"0", b"0"])
+            for bucket in range(BUCKETS)
+        ]
+    )
     return sum(ended for ended, _, _ in counted), sum(overdue for _, overdue, _ in counted)

@@ -53,7 +53,9 @@ def count_before(settings: Settings, connections: Connections, control: Any, run
     return counted
 
 
-def sweep_all(settings: Settings, connections: Connections, control: Any, run: Run, spread: Spread) -> Counts:
+def sweep_all(
+    settings: Settings, connections: Connections, control: Any, run: Run, spread: Spread
+) -> Counts:
     """Every part of the run's scope, databases before what stands in front of them; then who leaks, and the look after.
 
     Raises Unavailable, after all else was done, when something did not answer; RunLost when the run is not ours any more.
@@ -63,7 +65,9 @@ def sweep_all(settings: Settings, connections: Connections, control: Any, run: R
     missed: dict[str, str] = {}
     parts = parts_of(settings, groups)
     for first in (True, False):
-        for tally in spread([part for part in parts if (part.kind == "database") is first], places(control)):
+        for tally in spread(
+            [part for part in parts if (part.kind == "database") is first], places(control)
+        ):
             missed |= tally.missed
             counts += tally.counts
             if not run.dry_run:
@@ -79,16 +83,26 @@ def sweep_all(settings: Settings, connections: Connections, control: Any, run: R
 
 
 def in_this_process(
-    settings: Settings, connections: Connections, run: Run, tell: Callable[[Told], None] | None = None, limit: int = LIMIT
+    settings: Settings,
+    connections: Connections,
+    run: Run,
+    tell: Callable[[Told], None] | None = None,
+    limit: int = LIMIT,
 ) -> Spread:
     """Does the parts one after the other."""
 
     def spread(parts: Sequence[Part], walks: Mapping[str, str]) -> Iterator[Tally]:
         for part in parts:
             yield sweep_part(
-                settings, connections, part, groups_of_scope(run.scope), walks.get(part.place, ""), limit=limit,
-                dry_run=run.dry_run, tell=tell,
-            )  # fmt: skip
+                settings,
+                connections,
+                part,
+                groups_of_scope(run.scope),
+                walks.get(part.place, ""),
+                limit=limit,
+                dry_run=run.dry_run,
+                tell=tell,
+            )
 
     return spread
 
@@ -132,12 +146,24 @@ SWEEP = Duty(
 
 
 def run_duty(
-    settings: Settings, connections: Connections, *, groups: Collection[str] | None = None, dry_run: bool = False,
-    tell: Callable[[Told], None] | None = None, dead_after: timedelta = DEAD_AFTER, audit: RunCheck | None = None,
-) -> Counts:  # fmt: skip
+    settings: Settings,
+    connections: Connections,
+    *,
+    groups: Collection[str] | None = None,
+    dry_run: bool = False,
+    tell: Callable[[Told], None] | None = None,
+    dead_after: timedelta = DEAD_AFTER,
+    audit: RunCheck | None = None,
+) -> Counts:
     """The whole duty in this process, as `walk_duty`. `groups` null: all. Nothing ended: nothing else is done."""
     parts_of(settings, groups)  # refuses a group that there is not, before a run is opened
     return walk_duty(
-        SWEEP, settings, connections, SweepInput(tell), scope=scope_of_groups(groups), dry_run=dry_run, dead_after=dead_after,
+        SWEEP,
+        settings,
+        connections,
+        SweepInput(tell),
+        scope=scope_of_groups(groups),
+        dry_run=dry_run,
+        dead_after=dead_after,
         check=audit,
-    ).counts  # fmt: skip
+    ).counts

@@ -27,7 +27,13 @@ STEPS, STEP = 10, 500
 
 
 def sample_redis(
-    exchange: RedisExchange, place: str, groups: Mapping[str, GroupLog], goes_on: str, tally: Tally, *, dry_run: bool
+    exchange: RedisExchange,
+    place: str,
+    groups: Mapping[str, GroupLog],
+    goes_on: str,
+    tally: Tally,
+    *,
+    dry_run: bool,
 ) -> str:
     """Looks at one sample of the server's keys; returns where the next one goes on. Raises StoreUnavailable."""
     nodes = exchange.nodes()
@@ -57,11 +63,17 @@ def _walk(node: Any, cursor: int) -> tuple[int, list[bytes]]:
     return cursor, sorted(names)
 
 
-def _compare(bucket: Bucket, names: Sequence[bytes], place: str, log: GroupLog, tally: Tally, dry_run: bool) -> None:
+def _compare(
+    bucket: Bucket, names: Sequence[bytes], place: str, log: GroupLog, tally: Tally, dry_run: bool
+) -> None:
     ours = [name for name in names if _is_of(bucket.keys, bucket.number, name)]
     seen = [one for one in bucket.read(ours) if one.record is not None]
     answers = log.ask([one.key for one in seen]) if seen else {}
-    wrong = [(one, answers[one.key], action) for one in seen if (action := _correction(one, answers[one.key]))]
+    wrong = [
+        (one, answers[one.key], action)
+        for one in seen
+        if (action := _correction(one, answers[one.key]))
+    ]
     tally.counts.add("sampled", len(seen))
     moved: set[int] = set()
     if not dry_run:
@@ -72,9 +84,15 @@ def _compare(bucket: Bucket, names: Sequence[bytes], place: str, log: GroupLog, 
             continue
         assert one.record is not None
         said = "DONE" if one.record.state == "D" else "CONSUMING"
-        line = Line(place, bucket.keys.group, one.key.topic, one.record.owner_host or "?", Decision.REPAIR)
-        tally.add(line, one.key.message_id, f"Redis says {said}, the log says {answer.state or 'nothing'}")
-        tally.differs.append(Differs(place, bucket.keys.group, *one.key, said, answer.state, not dry_run))
+        line = Line(
+            place, bucket.keys.group, one.key.topic, one.record.owner_host or "?", Decision.REPAIR
+        )
+        tally.add(
+            line, one.key.message_id, f"Redis says {said}, the log says {answer.state or 'nothing'}"
+        )
+        tally.differs.append(
+            Differs(place, bucket.keys.group, *one.key, said, answer.state, not dry_run)
+        )
 
 
 def _correction(seen: Seen, answer: Answer) -> str:

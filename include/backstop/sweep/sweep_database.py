@@ -15,7 +15,13 @@ SHOWN = 10_000
 
 
 def sweep_database(
-    leases: PostgresLeases, place: str, untouched: Mapping[str, float], tally: Tally, *, limit: int, dry_run: bool
+    leases: PostgresLeases,
+    place: str,
+    untouched: Mapping[str, float],
+    tally: Tally,
+    *,
+    limit: int,
+    dry_run: bool,
 ) -> None:
     """At most `limit` leases of the groups that `untouched` names (with the seconds after which one without an end counts as
     ended); safe beside another sweep and beside the workers. Raises StoreUnavailable after what was committed was tallied.
@@ -25,7 +31,9 @@ def sweep_database(
     for endless in (False, True):
         while left > 0:
             size = min(SHOWN if dry_run else BATCH, left)
-            seen, taken = leases.settle(groups, untouched, size, endless, None if dry_run else _ended)
+            seen, taken = leases.settle(
+                groups, untouched, size, endless, None if dry_run else _ended
+            )
             for lease in seen:
                 _count(tally, place, lease, dry_run or lease[:3] in taken, endless)
             left -= len(seen)
@@ -40,4 +48,8 @@ def _ended(seen: Sequence[HeldLease]) -> list[HeldLease]:
 def _count(tally: Tally, place: str, lease: HeldLease, is_taken: bool, endless: bool) -> None:
     decision = Decision.RECLAIM if is_taken else Decision.KEEP
     why = f"untouched since {lease.touched}, no end" if endless else f"ended at {lease.ends}"
-    tally.add(Line(place, lease.group, lease.topic, lease.owner_host or "?", decision), lease.message_id, why)
+    tally.add(
+        Line(place, lease.group, lease.topic, lease.owner_host or "?", decision),
+        lease.message_id,
+        why,
+    )

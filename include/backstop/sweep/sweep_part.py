@@ -28,9 +28,16 @@ FOREIGN_LIMIT = 100_000
 
 
 def sweep_part(
-    settings: Settings, connections: Connections, part: Part, groups: Collection[str] | None, goes_on: str, *,
-    limit: int, dry_run: bool, tell: Callable[[Told], None] | None = None,
-) -> Tally:  # fmt: skip
+    settings: Settings,
+    connections: Connections,
+    part: Part,
+    groups: Collection[str] | None,
+    goes_on: str,
+    *,
+    limit: int,
+    dry_run: bool,
+    tell: Callable[[Told], None] | None = None,
+) -> Tally:
     """What was decided and done, with what did not answer in `missed`: one place that is away, or fails in any other way, holds
     up no other.
 
@@ -43,7 +50,9 @@ def sweep_part(
                 case "database":
                     with open_leases(settings, connections, part.name) as leases:
                         untouched = untouched_seconds(settings, part.name, groups)
-                        sweep_database(leases, part.place, untouched, tally, limit=limit, dry_run=dry_run)
+                        sweep_database(
+                            leases, part.place, untouched, tally, limit=limit, dry_run=dry_run
+                        )
                 case "front":
                     _sweep_front(settings, connections, part, tally, limit, dry_run)
                 case "guard":
@@ -51,8 +60,13 @@ def sweep_part(
                     exchange = RedisExchange(connections.url(guard.redis), cluster=guard.cluster)
                     try:
                         sweep_bucket(
-                            Bucket(exchange, part.name, part.bucket), part.place, None, tally, limit=limit, dry_run=dry_run,
-                        )  # fmt: skip
+                            Bucket(exchange, part.name, part.bucket),
+                            part.place,
+                            None,
+                            tally,
+                            limit=limit,
+                            dry_run=dry_run,
+                        )
                     finally:
                         exchange.close()
                 case "sample":
@@ -64,7 +78,9 @@ def sweep_part(
     return tally
 
 
-def untouched_seconds(settings: Settings, store: str, groups: Collection[str] | None) -> dict[str, float]:
+def untouched_seconds(
+    settings: Settings, store: str, groups: Collection[str] | None
+) -> dict[str, float]:
     """The groups of a consumer store, and after how long each takes back a lease without an end."""
     return {
         group: settings.policy_for(None, group).untouched_for.total_seconds()
@@ -79,7 +95,12 @@ def overdue_after(policy: Policy) -> timedelta:
 
 
 def _sweep_front(
-    settings: Settings, connections: Connections, part: Part, tally: Tally, limit: int, dry_run: bool
+    settings: Settings,
+    connections: Connections,
+    part: Part,
+    tally: Tally,
+    limit: int,
+    dry_run: bool,
 ) -> None:
     group = settings.groups[part.name]
     assert group.leases is not None
@@ -88,8 +109,13 @@ def _sweep_front(
         log = GroupLog(part.name, leases)
         try:
             sweep_bucket(
-                Bucket(exchange, part.name, part.bucket), part.place, log, tally, limit=limit, dry_run=dry_run,
-            )  # fmt: skip
+                Bucket(exchange, part.name, part.bucket),
+                part.place,
+                log,
+                tally,
+                limit=limit,
+                dry_run=dry_run,
+            )
         finally:
             exchange.close()
         if log.missed:
@@ -97,19 +123,31 @@ def _sweep_front(
 
 
 def _sample(
-    settings: Settings, connections: Connections, part: Part, groups: Collection[str] | None, goes_on: str, tally: Tally,
+    settings: Settings,
+    connections: Connections,
+    part: Part,
+    groups: Collection[str] | None,
+    goes_on: str,
+    tally: Tally,
     dry_run: bool,
-) -> None:  # fmt: skip
+) -> None:
     theirs = {
-        name: its for name, its in settings.groups.items()
+        name: its
+        for name, its in settings.groups.items()
         if its.leases and its.leases.redis == part.name and (groups is None or name in groups)
-    }  # fmt: skip
+    }
     exchange = RedisExchange(
-        connections.url(part.name), cluster=any(its.leases is not None and its.leases.cluster for its in theirs.values())
+        connections.url(part.name),
+        cluster=any(its.leases is not None and its.leases.cluster for its in theirs.values()),
     )
-    logs = {name: GroupLog(name, open_leases(settings, connections, its.store)) for name, its in theirs.items()}
+    logs = {
+        name: GroupLog(name, open_leases(settings, connections, its.store))
+        for name, its in theirs.items()
+    }
     try:
-        tally.goes_on[part.place] = sample_redis(exchange, part.place, logs, goes_on, tally, dry_run=dry_run)
+        tally.goes_on[part.place] = sample_redis(
+            exchange, part.place, logs, goes_on, tally, dry_run=dry_run
+        )
     finally:
         exchange.close()
         for log in logs.values():
@@ -120,25 +158,41 @@ def _sample(
 
 
 def _sweep_foreign(
-    settings: Settings, connections: Connections, part: Part, goes_on: str, tally: Tally, limit: int, dry_run: bool
+    settings: Settings,
+    connections: Connections,
+    part: Part,
+    goes_on: str,
+    tally: Tally,
+    limit: int,
+    dry_run: bool,
 ) -> None:
     foreign = open_foreign(settings, connections, part.name)
     foreign.place = goes_on
-    log = GroupLog(foreign.group, open_leases(settings, connections, settings.groups[foreign.group].store))
+    log = GroupLog(
+        foreign.group, open_leases(settings, connections, settings.groups[foreign.group].store)
+    )
 
     def states_of(keys: Sequence[Key]) -> Mapping[Key, LogStanding]:
         found = log.standing(keys)
-        return {key: LogStanding(standing.state, standing.is_alive) for key, standing in found.items()}
+        return {
+            key: LogStanding(standing.state, standing.is_alive) for key, standing in found.items()
+        }
 
     def told(one: ForeignTold) -> None:
         if one.decision in ("keep", "repair", "reclaim"):
-            tally.add(Line(part.place, one.group, one.topic, "?", one.decision.upper()), one.message_id, one.why)
+            tally.add(
+                Line(part.place, one.group, one.topic, "?", one.decision.upper()),
+                one.message_id,
+                one.why,
+            )
 
     try:
         foreign.sweep(states_of, limit=min(limit, FOREIGN_LIMIT), dry_run=dry_run, tell=told)
     finally:
         # What was done, not what was decided: a record may have moved on in between.
-        tally.counts = Counts({name: number for name, number in foreign.done.items() if name != "looked" and number})
+        tally.counts = Counts(
+            {name: number for name, number in foreign.done.items() if name != "looked" and number}
+        )
         tally.goes_on[part.place] = foreign.place
         foreign.close()
         log.close()

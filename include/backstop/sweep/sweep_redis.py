@@ -30,27 +30,45 @@ def sweep_bucket(
             return
         looked += len(seen)
         answers = _ask(log, seen)
-        decisions = [decide(one.is_expired, answer.truth) for one, answer in zip(seen, answers, strict=True)]
-        actions = [_action(*each, alone=log is None) for each in zip(seen, answers, decisions, strict=True)]
+        decisions = [
+            decide(one.is_expired, answer.truth) for one, answer in zip(seen, answers, strict=True)
+        ]
+        actions = [
+            _action(*each, alone=log is None) for each in zip(seen, answers, decisions, strict=True)
+        ]
         chosen = [number for number, action in enumerate(actions) if action]
         moved: set[int] = set()
         if not dry_run:
-            moved = {chosen[m] for m in bucket.settle(
-                [seen[n] for n in chosen], [actions[n] for n in chosen], open_ms=OPEN_MS
-            )}  # fmt: skip
+            moved = {
+                chosen[m]
+                for m in bucket.settle(
+                    [seen[n] for n in chosen], [actions[n] for n in chosen], open_ms=OPEN_MS
+                )
+            }
         kept += len(seen) - (0 if dry_run else len(chosen) - len(moved))
-        for number, (one, answer, decision) in enumerate(zip(seen, answers, decisions, strict=True)):
+        for number, (one, answer, decision) in enumerate(
+            zip(seen, answers, decisions, strict=True)
+        ):
             if number in moved:
                 tally.counts.add("moved_on")
             elif one.record is None:
                 tally.counts.add("unreadable" if one.text else "vanished")
             else:
                 why = f"ended {_ago(one)}; the log says {answer.state or answer.truth.value}"
-                line = Line(place, bucket.keys.group, one.key.topic, one.record.owner_host or "?", decision)
+                line = Line(
+                    place, bucket.keys.group, one.key.topic, one.record.owner_host or "?", decision
+                )
                 tally.add(line, one.key.message_id, why)
                 if decision is Decision.REPAIR:
                     tally.differs.append(
-                        Differs(place, bucket.keys.group, *one.key, "CONSUMING", answer.state, not dry_run)
+                        Differs(
+                            place,
+                            bucket.keys.group,
+                            *one.key,
+                            "CONSUMING",
+                            answer.state,
+                            not dry_run,
+                        )
                     )
 
 
@@ -80,4 +98,6 @@ def _action(seen: Seen, answer: Answer, decision: Decision, *, alone: bool) -> s
 
 def _ago(seen: Seen) -> str:
     assert seen.record is not None
-    return f"at {time.strftime('%H:%M:%S', time.gmtime(seen.record.ends / 1000))} UTC by Redis' clock"
+    return (
+        f"at {time.strftime('%H:%M:%S', time.gmtime(seen.record.ends / 1000))} UTC by Redis' clock"
+    )

@@ -20,7 +20,9 @@ from backstop.stores.open import open_leases
 from backstop.stores.postgresql.leases import Failing
 
 _SQL = load("backstop.sweep", "queries.sql")
-_TYPE = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception|Fault|Failure|Timeout)")
+_TYPE = re.compile(
+    r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception|Fault|Failure|Timeout)"
+)
 FAILING_SHOWN = 1000
 """The newest of a group and topic: thousands of failing messages have one cause."""
 
@@ -36,32 +38,58 @@ def _kind(error: str | None) -> str:
 def tell_of_leaks(settings: Settings, control: Any, run: Run) -> Counts:
     """One case for each host, and each handler (group and topic), whose leases several sweeps took back; commits."""
     names = [*settings.groups, *settings.redis_guards]
-    policies = [settings.policy_for(None, name) if name in settings.groups else settings.policy_for() for name in names]
+    policies = [
+        settings.policy_for(None, name) if name in settings.groups else settings.policy_for()
+        for name in names
+    ]
     counts = Counts()
     with control, control.cursor() as cursor:
         hold(cursor, run)
-        cursor.execute(_SQL["leaks"], {
-            "groups": names, "windows": [policy.leak_window.total_seconds() for policy in policies],
-            "sweeps": [policy.leak_sweeps for policy in policies],
-        })  # fmt: skip
+        cursor.execute(
+            _SQL["leaks"],
+            {
+                "groups": names,
+                "windows": [policy.leak_window.total_seconds() for policy in policies],
+                "sweeps": [policy.leak_sweeps for policy in policies],
+            },
+        )
         leaks = cursor.fetchall()
         for group, topic, subject, runs, leases, since, last, examples in leaks:
             who = "the handler" if subject == "handler" else subject
             open_case(
-                cursor, kind="lease_leak", topic=topic, group=group, subject=subject, severity="warning",
+                cursor,
+                kind="lease_leak",
+                topic=topic,
+                group=group,
+                subject=subject,
+                severity="warning",
                 summary=f"{who} of {group} lost {leases} leases in {runs} sweeps since {since:%H:%M} UTC: its workers die, hang"
-                        " or are killed while they hold messages. The messages came back; each cost a wait of one lease",
-                evidence={"leases": int(leases), "sweeps": runs, "since": since, "last": last, "examples": examples},
-                members=[], run_id=run.run_id,
-            )  # fmt: skip
+                " or are killed while they hold messages. The messages came back; each cost a wait of one lease",
+                evidence={
+                    "leases": int(leases),
+                    "sweeps": runs,
+                    "since": since,
+                    "last": last,
+                    "examples": examples,
+                },
+                members=[],
+                run_id=run.run_id,
+            )
             counts.add("leaks")
         found = {("lease_leak", topic, group, subject) for group, topic, subject, *_ in leaks}
-        counts.add("leaks_over", close_by_cause(cursor, "lease_leak", found, "no lease was lost there lately"))
+        counts.add(
+            "leaks_over",
+            close_by_cause(cursor, "lease_leak", found, "no lease was lost there lately"),
+        )
     return Counts({name: number for name, number in counts.items() if number})
 
 
 def tell_of_failing(
-    settings: Settings, connections: Connections, control: Any, run: Run, groups: Collection[str] | None
+    settings: Settings,
+    connections: Connections,
+    control: Any,
+    run: Run,
+    groups: Collection[str] | None,
 ) -> tuple[Counts, dict[str, str]]:
     """One case for each group and topic with messages begun alert_attempts times and not done, before the broker gives up;
     commits. Returns the counts, and what did not answer."""
@@ -71,13 +99,18 @@ def tell_of_failing(
     for store in dict.fromkeys(its.store for its in settings.groups.values()):
         least = {
             (group, topic): (policy.alert_attempts, policy.redelivery_horizon.total_seconds())
-            for group, its in settings.groups.items() if its.store == store and (groups is None or group in groups)
-            for topic in settings.topics_of(group) for policy in [settings.policy_for(topic, group)]
-        }  # fmt: skip
+            for group, its in settings.groups.items()
+            if its.store == store and (groups is None or group in groups)
+            for topic in settings.topics_of(group)
+            for policy in [settings.policy_for(topic, group)]
+        }
         if not least:
             continue
         try:
-            with guarded(f"store {store}", StoreFailed), open_leases(settings, connections, store) as leases:
+            with (
+                guarded(f"store {store}", StoreFailed),
+                open_leases(settings, connections, store) as leases,
+            ):
                 for one in leases.failing(least, FAILING_SHOWN):
                     failing.setdefault((one.group, one.topic), []).append(one)
             looked |= {group for group, _ in least}
@@ -87,25 +120,51 @@ def tell_of_failing(
     with control, control.cursor() as cursor:
         hold(cursor, run)
         for (group, topic), found in failing.items():
-            worst, newest = max(found, key=lambda one: one.attempts), max(one.first_received_at for one in found)
+            worst, newest = (
+                max(found, key=lambda one: one.attempts),
+                max(one.first_received_at for one in found),
+            )
             case_id = open_case(
-                cursor, kind="repeated_failure", topic=topic, group=group, subject="messages", severity="warning",
+                cursor,
+                kind="repeated_failure",
+                topic=topic,
+                group=group,
+                subject="messages",
+                severity="warning",
                 summary=f"{len(found)} messages fail again and again in {group}: {worst.message_id!r} was begun {worst.attempts}"
-                        f" times ({_kind(worst.error)}). Mend the handler or"
-                        " what it needs before the broker gives up on them",
-                evidence={"messages": [{"id": f.message_id, "attempts": f.attempts, "error": _kind(f.error)} for f in found[:20]],
-                          "seen_at": datetime.now().astimezone()},
-                members=[], run_id=run.run_id,
-            )  # fmt: skip
+                f" times ({_kind(worst.error)}). Mend the handler or"
+                " what it needs before the broker gives up on them",
+                evidence={
+                    "messages": [
+                        {"id": f.message_id, "attempts": f.attempts, "error": _kind(f.error)}
+                        for f in found[:20]
+                    ],
+                    "seen_at": datetime.now().astimezone(),
+                },
+                members=[],
+                run_id=run.run_id,
+            )
             # The case told of its first messages; later ones are told too, at most once an hour.
-            cursor.execute(_SQL["tell_of_newer"], {
-                "case_id": case_id, "newest": newest, "dedup_key": f"case/{case_id}/{newest:%Y-%m-%dT%H}",
-                "title": f"Case {case_id}: more messages fail in {group}",
-                "body": f"{found[0].message_id!r} and others of {topic}.",
-            })  # fmt: skip
+            cursor.execute(
+                _SQL["tell_of_newer"],
+                {
+                    "case_id": case_id,
+                    "newest": newest,
+                    "dedup_key": f"case/{case_id}/{newest:%Y-%m-%dT%H}",
+                    "title": f"Case {case_id}: more messages fail in {group}",
+                    "body": f"{found[0].message_id!r} and others of {topic}.",
+                },
+            )
             counts.add("failing", len(found))
         still = {("repeated_failure", topic, group, "messages") for group, topic in failing}
-        counts.add("failing_over", close_by_cause(
-            cursor, "repeated_failure", still, "no message was left undone within the redelivery horizon", groups=looked
-        ))  # fmt: skip
+        counts.add(
+            "failing_over",
+            close_by_cause(
+                cursor,
+                "repeated_failure",
+                still,
+                "no message was left undone within the redelivery horizon",
+                groups=looked,
+            ),
+        )
     return Counts({name: number for name, number in counts.items() if number}), missed

@@ -66,12 +66,19 @@ def count_due(settings: Settings, connections: Connections, control: Any, run: R
     return Due(tuple(queues), *count_stored(settings, control, run), tuple(silent))
 
 
-def count_stored(settings: Settings, control: Any, run: Run, at_most: int = COUNTED) -> tuple[int, int, int]:
+def count_stored(
+    settings: Settings, control: Any, run: Run, at_most: int = COUNTED
+) -> tuple[int, int, int]:
     """Letters to classify, letters to decide, replays whose request has ended; of each at most so many."""
     with control, control.cursor() as cursor:
-        cursor.execute(_SQL["due"], {
-            "topics": topics_of(run.scope), "version": rules_of(settings).version, "limit": at_most,
-        })  # fmt: skip
+        cursor.execute(
+            _SQL["due"],
+            {
+                "topics": topics_of(run.scope),
+                "version": rules_of(settings).version,
+                "limit": at_most,
+            },
+        )
         to_classify, to_decide, ended = cursor.fetchone()
     return to_classify, to_decide, ended
 

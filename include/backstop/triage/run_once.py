@@ -54,15 +54,30 @@ TRIAGE = Duty(
     counts_first=False,
     # Something that is away stops no step: each does all else.
     steps=(
-        Step("settle_replays", lambda work: settle_replays(work.control, work.run), in_dry_run=False),
-        Step("drain", lambda work: drain_all(*work.parts), goes_on="when_away", in_dry_run=False, counts_itself=True),
+        Step(
+            "settle_replays", lambda work: settle_replays(work.control, work.run), in_dry_run=False
+        ),
+        Step(
+            "drain",
+            lambda work: drain_all(*work.parts),
+            goes_on="when_away",
+            in_dry_run=False,
+            counts_itself=True,
+        ),
         # What is stored already is classified and decided, whatever was drained just now.
         Check("letters_drained", goes_on="always"),
         Step("classify", classify, goes_on="when_away", in_dry_run=False, counts_itself=True),
         Check("causes"),
-        Step("promote", lambda work: promote_causes(work.control, work.run), in_dry_run=False, counts_itself=True),
         Step(
-            "decide_and_apply", lambda work: decide_and_apply(*work.parts, tell=work.input.tell), goes_on="when_away",
+            "promote",
+            lambda work: promote_causes(work.control, work.run),
+            in_dry_run=False,
+            counts_itself=True,
+        ),
+        Step(
+            "decide_and_apply",
+            lambda work: decide_and_apply(*work.parts, tell=work.input.tell),
+            goes_on="when_away",
             counts_itself=True,
         ),
         Check("letters_decided"),
@@ -73,13 +88,26 @@ TRIAGE = Duty(
 
 
 def run_duty(
-    settings: Settings, connections: Connections, *, topics: Collection[str] | None = None, dry_run: bool = False,
-    audit: RunCheck | None = None, tell: Callable[[Decided], None] | None = None, dead_after: timedelta = DEAD_AFTER,
-) -> Counts:  # fmt: skip
+    settings: Settings,
+    connections: Connections,
+    *,
+    topics: Collection[str] | None = None,
+    dry_run: bool = False,
+    audit: RunCheck | None = None,
+    tell: Callable[[Decided], None] | None = None,
+    dead_after: timedelta = DEAD_AFTER,
+) -> Counts:
     """The whole duty in this process, as `walk_duty`; `topics` null: all. A dry run tells what would become of dead letters that
     are stored and classified already, and changes nothing."""
     given = TriageInput() if tell is None else TriageInput(tell)
     scope = name_of(sorted(topics) if topics else None)
     return walk_duty(
-        TRIAGE, settings, connections, given, scope=scope, dry_run=dry_run, dead_after=dead_after, check=audit
+        TRIAGE,
+        settings,
+        connections,
+        given,
+        scope=scope,
+        dry_run=dry_run,
+        dead_after=dead_after,
+        check=audit,
     ).counts

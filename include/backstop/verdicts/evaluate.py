@@ -19,25 +19,39 @@ from backstop.verdicts.frames import Columns, Row
 
 RELATIONS: Mapping[str, Mapping[str, Columns]] = {
     "deliveries": {
-        "stub": frames.STUB, "policy": frames.POLICY, "group_tag": frames.GROUP_TAG,
+        "stub": frames.STUB,
+        "policy": frames.POLICY,
+        "group_tag": frames.GROUP_TAG,
         "start_offset": frames.START_OFFSET,
     },
     "delivery": {"owed": frames.OWED, "found_log": frames.FOUND_LOG, "answered": frames.ANSWERED},
     "verdict": {
-        "instant": frames.INSTANT, "delivery": frames.DELIVERY, "attempt": frames.ATTEMPT, "policy": frames.POLICY,
-        "group_state": frames.GROUP_STATE, "shard_state": frames.SHARD_STATE, "progress": frames.PROGRESS,
-        "waiting": frames.WAITING, "dead_letter": frames.DEAD_LETTER, "decision": frames.DECISION,
+        "instant": frames.INSTANT,
+        "delivery": frames.DELIVERY,
+        "attempt": frames.ATTEMPT,
+        "policy": frames.POLICY,
+        "group_state": frames.GROUP_STATE,
+        "shard_state": frames.SHARD_STATE,
+        "progress": frames.PROGRESS,
+        "waiting": frames.WAITING,
+        "dead_letter": frames.DEAD_LETTER,
+        "decision": frames.DECISION,
     },
     "outcome": {
-        "instant": frames.INSTANT, "stub": frames.STUB, "judged": frames.JUDGED, "no_taker": frames.NO_TAKER,
+        "instant": frames.INSTANT,
+        "stub": frames.STUB,
+        "judged": frames.JUDGED,
+        "no_taker": frames.NO_TAKER,
     },
-}  # fmt: skip
+}
 """Which relations each portable text reads."""
 
 
 def table(columns: Columns, rows: Sequence[Mapping[str, object]]) -> pa.Table:
     """Rows as an Arrow table of these columns; further keys of a row are left out."""
-    return pa.Table.from_pylist([{name: row[name] for name in columns} for row in rows], schema=arrow_schema(columns))
+    return pa.Table.from_pylist(
+        [{name: row[name] for name in columns} for row in rows], schema=arrow_schema(columns)
+    )
 
 
 @cache
@@ -73,7 +87,10 @@ class Engine:
 
     def rows(self, name: str, tables: Mapping[str, Sequence[Row]]) -> list[Row]:
         """The same over plain rows; a relation that is left out has none."""
-        given = {relation: table(columns, tables.get(relation, ())) for relation, columns in RELATIONS[name].items()}
+        given = {
+            relation: table(columns, tables.get(relation, ()))
+            for relation, columns in RELATIONS[name].items()
+        }
         found: list[Row] = self.run(name, given).to_pylist()
         return found
 

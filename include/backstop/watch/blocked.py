@@ -26,7 +26,9 @@ _SQL = load("backstop.watch", "queries.sql")
 KIND, SUBJECT = "queue_blocked", "queues"
 SHOWN = 20
 """Queues that one case lists; it counts them all."""
-_OVER = "the group has passed what it stood at, or its consumers are gone, or nothing comes any more"
+_OVER = (
+    "the group has passed what it stood at, or its consumers are gone, or nothing comes any more"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +70,51 @@ def look_for_blocked(sources: Sources, cursor: Any, history: History, as_of: dat
         consumers = len({holder.consumer for holder in holders})
         if standing and rules.alive(looks, history.groups[topic, group], consumers, limits):
             blocks.found[topic, group] = [
-                Blocked(queue, [holder for holder in holders if holder.queue_id == queue.queue_id]) for queue in standing
+                Blocked(queue, [holder for holder in holders if holder.queue_id == queue.queue_id])
+                for queue in standing
             ]
     return blocks
 
 
-def tell_of_blocked(sources: Sources, cursor: Any, blocks: Blocks, as_of: datetime, run_id: int) -> Counts:
+def tell_of_blocked(
+    sources: Sources, cursor: Any, blocks: Blocks, as_of: datetime, run_id: int
+) -> Counts:
     """One case for each topic and group, in the caller's transaction; closes those that are over. Counts `blocked` queues."""
     counts = Counts()
     for (topic, group), queues in blocks.found.items():
         cursor.execute(_SQL["open_blocked"], {"topic": topic, "group": group})
         told_of = cursor.fetchone()
         case_id = open_case(
-            cursor, kind=KIND, topic=topic, group=group, subject=SUBJECT, severity="warning",
+            cursor,
+            kind=KIND,
+            topic=topic,
+            group=group,
+            subject=SUBJECT,
+            severity="warning",
             summary=_summary(topic, group, queues, blocks.queues[topic, group]),
-            evidence={"queues": [_evidence(one) for one in queues[:SHOWN]], "blocked": len(queues), "seen_at": as_of},
-            members=[], run_id=run_id,
-        )  # fmt: skip
-        further = [one for one in queues[:SHOWN] if told_of is not None and one.queue.queue_id not in told_of[1]]
+            evidence={
+                "queues": [_evidence(one) for one in queues[:SHOWN]],
+                "blocked": len(queues),
+                "seen_at": as_of,
+            },
+            members=[],
+            run_id=run_id,
+        )
+        further = [
+            one
+            for one in queues[:SHOWN]
+            if told_of is not None and one.queue.queue_id not in told_of[1]
+        ]
         if further:
-            cursor.execute(_SQL["tell_of_further"], {
-                "case_id": case_id, "dedup_key": f"case/{case_id}/{as_of:%Y-%m-%dT%H}",
-                "title": f"Case {case_id}: more queues of {topic} are blocked",
-                "body": f"{'; '.join(_place(one) for one in further)}. See: backstop cases show {case_id}",
-            })  # fmt: skip
+            cursor.execute(
+                _SQL["tell_of_further"],
+                {
+                    "case_id": case_id,
+                    "dedup_key": f"case/{case_id}/{as_of:%Y-%m-%dT%H}",
+                    "title": f"Case {case_id}: more queues of {topic} are blocked",
+                    "body": f"{'; '.join(_place(one) for one in further)}. See: backstop cases show {case_id}",
+                },
+            )
         counts.add("blocked", len(queues))
     counts.add("blocked_over", close_by_cause(cursor, KIND, _still(sources, cursor, blocks), _OVER))
     return Counts({name: number for name, number in counts.items() if number})
@@ -108,14 +131,25 @@ def _still(sources: Sources, cursor: Any, blocks: Blocks) -> Collection[Cause]:
     return still
 
 
-def _standing(sources: Sources, cursor: Any, topic: str, group: str, suspects: Sequence[QueueLook]) -> list[QueueLook]:
+def _standing(
+    sources: Sources, cursor: Any, topic: str, group: str, suspects: Sequence[QueueLook]
+) -> list[QueueLook]:
     """Those behind whose place nothing was logged since the look before."""
     highest = sources.logs_of(group).highest_logged(group, topic)
     # Logs carry the broker's own epoch, without the number that a restored queue gets here.
-    logged = {one.queue_id: highest.get((one.queue_id, one.epoch.partition("~")[0]), -1) for one in suspects}
-    cursor.execute(_SQL["save_logged"], {
-        "topic": topic, "group": group, "queues": list(logged), "logged": list(logged.values()),
-    })  # fmt: skip
+    logged = {
+        one.queue_id: highest.get((one.queue_id, one.epoch.partition("~")[0]), -1)
+        for one in suspects
+    }
+    cursor.execute(
+        _SQL["save_logged"],
+        {
+            "topic": topic,
+            "group": group,
+            "queues": list(logged),
+            "logged": list(logged.values()),
+        },
+    )
     return [one for one in suspects if rules.blocked(one, logged[one.queue_id])]
 
 
@@ -135,18 +169,25 @@ def _summary(topic: str, group: str, queues: Sequence[Blocked], of: int) -> str:
 
 def _place(one: Blocked) -> str:
     queue = one.queue
-    by = f", held by {' and '.join(holder.consumer for holder in one.holders)}" if one.holders else ""
-    return (
-        f"queue {queue.queue_id} at offset {queue.passed} since {queue.since:%H:%M} UTC, {queue.stored - queue.passed} wait{by}"
+    by = (
+        f", held by {' and '.join(holder.consumer for holder in one.holders)}"
+        if one.holders
+        else ""
     )
+    return f"queue {queue.queue_id} at offset {queue.passed} since {queue.since:%H:%M} UTC, {queue.stored - queue.passed} wait{by}"
 
 
 def _evidence(one: Blocked) -> dict[str, Any]:
     queue = one.queue
     return {
-        "queue": queue.queue_id, "offset": queue.passed, "stands_since": queue.since, "waiting": queue.stored - queue.passed,
-        "came_since": queue.came, "oldest_seconds": round(queue.backlog_seconds),
+        "queue": queue.queue_id,
+        "offset": queue.passed,
+        "stands_since": queue.since,
+        "waiting": queue.stored - queue.passed,
+        "came_since": queue.came,
+        "oldest_seconds": round(queue.backlog_seconds),
         "held_by": [
-            {"consumer": holder.consumer, "locked": holder.locked, "locked_at": holder.locked_at} for holder in one.holders
+            {"consumer": holder.consumer, "locked": holder.locked, "locked_at": holder.locked_at}
+            for holder in one.holders
         ],
-    }  # fmt: skip
+    }

@@ -37,7 +37,9 @@ def read_duties(cursor: Any) -> tuple[list[Standing], datetime, datetime]:
     return standings, installed, now
 
 
-def overdue(settings: Settings, standings: Sequence[Standing], installed: datetime, now: datetime) -> list[Answer]:
+def overdue(
+    settings: Settings, standings: Sequence[Standing], installed: datetime, now: datetime
+) -> list[Answer]:
     """One answer for each duty that is to be watched; one that never ran has time from the first run of all."""
     known = {standing.duty: standing for standing in standings if standing.scope == EVERYTHING}
     answers = []
@@ -53,10 +55,19 @@ def overdue(settings: Settings, standings: Sequence[Standing], installed: dateti
             f"Its last failure was at {failed:%H:%M:%S}: read it with `backstop runs list --duty {duty}`."
             if failed and (last is None or failed > last)
             else "No run failed meanwhile: it was not started, was killed, or its DAG does not load"
-                 " (`airflow dags list-import-errors`; is the scheduler alive, is the DAG paused?)."
-        )  # fmt: skip
-        answers.append(Answer("duty_overdue", duty, "*", Finding(
-            "critical", f"The duty {duty} has not succeeded {since}",
-            f"It may not be longer than {written(allowed)} (watch.allowed_age). {why} Nothing is lost by the delay alone: the"
-            f" next run goes on where the last one stopped. Until then no new loss is found or repaired.")))  # fmt: skip
+            " (`airflow dags list-import-errors`; is the scheduler alive, is the DAG paused?)."
+        )
+        answers.append(
+            Answer(
+                "duty_overdue",
+                duty,
+                "*",
+                Finding(
+                    "critical",
+                    f"The duty {duty} has not succeeded {since}",
+                    f"It may not be longer than {written(allowed)} (watch.allowed_age). {why} Nothing is lost by the delay alone: the"
+                    f" next run goes on where the last one stopped. Until then no new loss is found or repaired.",
+                ),
+            )
+        )
     return answers

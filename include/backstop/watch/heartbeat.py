@@ -38,7 +38,9 @@ def _within(url: str, body: str, timeout: timedelta) -> str | None:
     seconds = timeout.total_seconds()
     ended: list[str | None] = []
     # The library's own limit is for each read, so a slow server could hold it for ever.
-    thread = threading.Thread(target=lambda: ended.append(_ask(url, body, seconds)), daemon=True, name="heartbeat-url")
+    thread = threading.Thread(
+        target=lambda: ended.append(_ask(url, body, seconds)), daemon=True, name="heartbeat-url"
+    )
     thread.start()
     thread.join(seconds)
     return ended[0] if ended else f"no answer within {seconds:g} s"
@@ -46,7 +48,12 @@ def _within(url: str, body: str, timeout: timedelta) -> str | None:
 
 def _ask(url: str, body: str, seconds: float) -> str | None:
     try:
-        request = Request(url, data=body.encode(), headers={"Content-Type": "text/plain; charset=utf-8"}, method="POST")
+        request = Request(
+            url,
+            data=body.encode(),
+            headers={"Content-Type": "text/plain; charset=utf-8"},
+            method="POST",
+        )
         if request.type not in ("http", "https"):
             return "it is not an http(s) URL"
         with build_opener(_NoRedirects).open(request, timeout=seconds):

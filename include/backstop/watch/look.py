@@ -46,7 +46,11 @@ def lag(settings: Settings) -> timedelta:
 
 def longest_window(settings: Settings) -> timedelta:
     """The longest window over which a rule measures."""
-    return max(settings.policy_for(t, g).watch_window for t in settings.topics for g in (None, *settings.groups_of(t)))
+    return max(
+        settings.policy_for(t, g).watch_window
+        for t in settings.topics
+        for g in (None, *settings.groups_of(t))
+    )
 
 
 def read_history(cursor: Any, settings: Settings, as_of: datetime) -> History:
@@ -94,14 +98,21 @@ def take_look(sources: Sources, cursor: Any, as_of: datetime, history: History) 
         counted = recorded[since]
         of_topic = None if counted is None else counted.get(topic, Recorded(0, 0, 0, 0))
         look = TopicLook(
-            as_of, _life(queues), stored=sum(queue.state.next_offset for queue in queues.values()), counted_until=since,
+            as_of,
+            _life(queues),
+            stored=sum(queue.state.next_offset for queue in queues.values()),
+            counted_until=since,
             resent=_resent(cursor, earlier[-1].taken_at if earlier else as_of),
-        )  # fmt: skip
+        )
         if of_topic is not None:
             look = replace(
-                look, counted_until=until, recorded=of_topic.stubs, attempted=of_topic.attempted,
-                positioned=of_topic.positioned, delayed=of_topic.delayed,
-            )  # fmt: skip
+                look,
+                counted_until=until,
+                recorded=of_topic.stubs,
+                attempted=of_topic.attempted,
+                positioned=of_topic.positioned,
+                delayed=of_topic.delayed,
+            )
         cursor.execute(_SQL["save_topic"], {"topic": topic, **asdict(look)})
         earlier.append(look)
     logged: dict[tuple[str, datetime], dict[str, int] | None] = {}
@@ -117,8 +128,13 @@ def take_look(sources: Sources, cursor: Any, as_of: datetime, history: History) 
         if (group, since) not in logged:
             logged[group, since] = _logged(sources, group, since, until)
         of_group = logged[group, since]
-        seen = _stand(standing, queues, as_of, until if of_group is not None else since,
-                      None if of_group is None else of_group.get(topic, 0))  # fmt: skip
+        seen = _stand(
+            standing,
+            queues,
+            as_of,
+            until if of_group is not None else since,
+            None if of_group is None else of_group.get(topic, 0),
+        )
         cursor.execute(_SQL["save_group"], {"topic": topic, "group": group, **asdict(seen)})
         before.append(seen)
         history.queues[topic, group] = _queues(cursor, topic, group, standing, queues, as_of)
@@ -167,16 +183,20 @@ def _recorded(sources: Sources, since: datetime, until: datetime) -> dict[str, R
             for topic, more in sources.shard(shard).recorded_between(since, until).items():
                 so_far = total.get(topic, Recorded(0, 0, 0, 0))
                 total[topic] = Recorded(
-                    so_far.stubs + more.stubs, so_far.attempted + more.attempted,
-                    so_far.positioned + more.positioned, so_far.delayed + more.delayed,
-                )  # fmt: skip
+                    so_far.stubs + more.stubs,
+                    so_far.attempted + more.attempted,
+                    so_far.positioned + more.positioned,
+                    so_far.delayed + more.delayed,
+                )
         except Unavailable as error:
             sources.missed(f"shard {shard}", error)
             complete = False
     return total if complete else None
 
 
-def _logged(sources: Sources, group: str, since: datetime, until: datetime) -> dict[str, int] | None:
+def _logged(
+    sources: Sources, group: str, since: datetime, until: datetime
+) -> dict[str, int] | None:
     try:
         return sources.logs_of(group).count_received(group, since, until)
     except Unavailable as error:
@@ -191,8 +211,12 @@ def _resent(cursor: Any, since: datetime) -> int | None:
 
 
 def _stand(
-    standing: Standing, queues: dict[int, State], as_of: datetime, until: datetime, logged: int | None
-) -> GroupLook:  # fmt: skip
+    standing: Standing,
+    queues: dict[int, State],
+    as_of: datetime,
+    until: datetime,
+    logged: int | None,
+) -> GroupLook:
     waiting, expired, age = 0, 0, 0.0
     for queue_id, queue in queues.items():
         progress = standing.live[queue_id]
@@ -206,24 +230,47 @@ def _stand(
 
 
 def _queues(
-    cursor: Any, topic: str, group: str, standing: Standing, queues: dict[int, State], as_of: datetime
+    cursor: Any,
+    topic: str,
+    group: str,
+    standing: Standing,
+    queues: dict[int, State],
+    as_of: datetime,
 ) -> list[QueueLook]:
     """Where the group is in each queue, beside what earlier looks kept of it."""
     numbers = sorted(queues)
-    cursor.execute(_SQL["save_queues"], {
-        "topic": topic, "group": group, "taken_at": as_of, "paused": as_of - _FARTHEST, "queues": numbers,
-        "epochs": [queues[n].epoch for n in numbers], "passed": [standing.live[n].next_offset for n in numbers],
-        "stored": [queues[n].state.next_offset for n in numbers],
-    })  # fmt: skip
+    cursor.execute(
+        _SQL["save_queues"],
+        {
+            "topic": topic,
+            "group": group,
+            "taken_at": as_of,
+            "paused": as_of - _FARTHEST,
+            "queues": numbers,
+            "epochs": [queues[n].epoch for n in numbers],
+            "passed": [standing.live[n].next_offset for n in numbers],
+            "stored": [queues[n].state.next_offset for n in numbers],
+        },
+    )
     kept = {row[0]: row[1:] for row in cursor.fetchall()}
     found = []
     for number in numbers:
         since, stored_then, moved, logged = kept[number]
         place, stored = standing.live[number], queues[number].state.next_offset
         age = (as_of - place.passed_until).total_seconds() if stored > place.next_offset else 0.0
-        found.append(QueueLook(
-            number, queues[number].epoch, place.next_offset, stored, since, stored - stored_then, moved, age, logged
-        ))  # fmt: skip
+        found.append(
+            QueueLook(
+                number,
+                queues[number].epoch,
+                place.next_offset,
+                stored,
+                since,
+                stored - stored_then,
+                moved,
+                age,
+                logged,
+            )
+        )
     return found
 
 

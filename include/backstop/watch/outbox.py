@@ -17,7 +17,12 @@ EACH_RUN = frozenset({"decide_case", "replay_incident", "prove"})
 
 
 def note_failure(
-    conn: Any, duty: str, title: str, body: str, facts: Mapping[str, str], again: Sequence[timedelta] = ()
+    conn: Any,
+    duty: str,
+    title: str,
+    body: str,
+    facts: Mapping[str, str],
+    again: Sequence[timedelta] = (),
 ) -> bool:
     """Stores the alert of a duty that fails and commits; false when there is nothing new to tell.
 
@@ -26,7 +31,9 @@ def note_failure(
     """
     with conn, conn.cursor() as cursor:
         if duty.partition("__")[0] in EACH_RUN:  # of each team, too
-            return _write(cursor, f"duty/{duty}/failed/{facts.get('run', '')}", "warning", title, body, facts)
+            return _write(
+                cursor, f"duty/{duty}/failed/{facts.get('run', '')}", "warning", title, body, facts
+            )
         cursor.execute(_SQL["last_success_of"], {"duty": duty})
         first = f"duty/{duty}/failed/{cursor.fetchone()[0]}"
         cursor.execute(_SQL["told_since"], {"dedup_key": first})
@@ -59,11 +66,27 @@ def note_back(conn: Any, since: str, failed: int, unsaid: Sequence[str]) -> None
     if unsaid:
         body += f" Runs that people began, and that failed: {', '.join(unsaid)}."
     with conn, conn.cursor() as cursor:
-        _write(cursor, f"duty/control_database/back/{since}", "warning", "The control database answers again", body, {})
+        _write(
+            cursor,
+            f"duty/control_database/back/{since}",
+            "warning",
+            "The control database answers again",
+            body,
+            {},
+        )
 
 
-def _write(cursor: Any, key: str, severity: str, title: str, body: str, facts: Mapping[str, str]) -> bool:
-    cursor.execute(_SQL["failure"], {
-        "dedup_key": key, "severity": severity, "title": title, "body": body, "facts": json.dumps(dict(facts)),
-    })  # fmt: skip
+def _write(
+    cursor: Any, key: str, severity: str, title: str, body: str, facts: Mapping[str, str]
+) -> bool:
+    cursor.execute(
+        _SQL["failure"],
+        {
+            "dedup_key": key,
+            "severity": severity,
+            "title": title,
+            "body": body,
+            "facts": json.dumps(dict(facts)),
+        },
+    )
     return bool(cursor.rowcount)

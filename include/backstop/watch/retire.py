@@ -16,21 +16,33 @@ _SQL = load("backstop.watch", "queries.sql")
 def retired(cursor: Any, settings: Settings, as_of: datetime) -> list[Answer]:
     """An answer for each open finding whose subject is not watched any more; it says why it ends, and not that all is well."""
     cursor.execute(_SQL["subjects_found"])
-    found = [(rule, topic, group, _why(settings, rule, topic, group, as_of)) for rule, topic, group in cursor.fetchall()]
+    found = [
+        (rule, topic, group, _why(settings, rule, topic, group, as_of))
+        for rule, topic, group in cursor.fetchall()
+    ]
     return [
         Answer(rule, topic, group, None, f"{why}. Whether it is still so is not known.")
-        for rule, topic, group, why in found if why is not None
-    ]  # fmt: skip
+        for rule, topic, group, why in found
+        if why is not None
+    ]
 
 
 def _why(settings: Settings, rule: str, topic: str, group: str, as_of: datetime) -> str | None:
     """As a sentence without its end; null: it is watched."""
     if rule == "duty_overdue":
-        return None if topic in settings.watched_duties() else f"The duty {topic} is not in watch.allowed_age any more"
+        return (
+            None
+            if topic in settings.watched_duties()
+            else f"The duty {topic} is not in watch.allowed_age any more"
+        )
     if rule == "heartbeat":
         return None if settings.heartbeat is not None else "No heartbeat is configured any more"
     if rule == SIZE:
-        return None if group in ("*", *settings.groups) else f"The group {group} is not in backstop.yaml any more"
+        return (
+            None
+            if group in ("*", *settings.groups)
+            else f"The group {group} is not in backstop.yaml any more"
+        )
     if topic not in settings.topics:
         return f"The topic {topic} is not in backstop.yaml any more"
     if group == "*":

@@ -20,24 +20,37 @@ _OVER_AT = 0.8
 """A backlog's alert is over below this share of the age that raised it, so that it does not flutter."""
 
 
-def backlog_age(topic: str, group: str, looks: Sequence[GroupLook], limits: Limits) -> Answer | None:
+def backlog_age(
+    topic: str, group: str, looks: Sequence[GroupLook], limits: Limits
+) -> Answer | None:
     """Warns at a share of the broker's retention, critical half-way from there to its end, and when it has begun to lose."""
     now = looks[-1]
     age, retention = now.backlog_seconds, limits.retention.total_seconds()
     warn = retention * limits.retention_warn
     critical = (warn + retention) / 2
     if now.expired:
-        return _found("backlog_age", topic, group, "critical", f"{group} has lost messages of {topic} to the broker's retention",
+        return _found(
+            "backlog_age",
+            topic,
+            group,
+            "critical",
+            f"{group} has lost messages of {topic} to the broker's retention",
             f"The broker has removed {now.expired} messages before {group} came to them; {now.waiting} more wait, the oldest for"
             f" {_length(age)} of {_length(retention)}. reconcile will call them LOST (expired_in_broker) and resend what it may."
-            f" Now: bring {group}'s consumers back, or add some, and raise the retention of {topic}.")  # fmt: skip
+            f" Now: bring {group}'s consumers back, or add some, and raise the retention of {topic}.",
+        )
     if age < warn:
         return Answer("backlog_age", topic, group, None) if age < warn * _OVER_AT else None
-    return _found("backlog_age", topic, group, "critical" if age >= critical else "warning",
+    return _found(
+        "backlog_age",
+        topic,
+        group,
+        "critical" if age >= critical else "warning",
         f"{group}'s backlog of {topic} nears the broker's retention",
         f"The oldest of {now.waiting} messages that wait for {group} was stored {_length(age)} ago, and the broker keeps messages"
         f" for {_length(retention)}. {_forecast(looks, age, retention, limits.window)} What expires is lost to {group} until"
-        f" it is resent. Do: bring its consumers back, or add some; else raise the retention before that.")  # fmt: skip
+        f" it is resent. Do: bring its consumers back, or add some; else raise the retention before that.",
+    )
 
 
 def offsets_stopped(
@@ -61,11 +74,17 @@ def offsets_stopped(
     # Half of what usually has an offset is gone.
     if missing <= usual + (1 - usual) / 2:
         return Answer("offsets_stopped", topic, "*", None)
-    return _found("offsets_stopped", topic, "*", "warning", f"Producers of {topic} stopped recording offsets",
+    return _found(
+        "offsets_stopped",
+        topic,
+        "*",
+        "warning",
+        f"Producers of {topic} stopped recording offsets",
         f"{attempted - positioned} of the last {attempted} messages sent have no offset ({missing:.0%}; usual: {usual:.0%})."
         f" Without it a message that the broker loses is found late, by time alone, and one that expires or is skipped may be"
         f" resent late. Do: look for a producer that does not settle its sends (a new release, another client).",
-        yardstick=usual)  # fmt: skip
+        yardstick=usual,
+    )
 
 
 def stubs_stopped(topic: str, looks: Sequence[TopicLook], limits: Limits) -> Answer | None:
@@ -84,23 +103,38 @@ def stubs_stopped(topic: str, looks: Sequence[TopicLook], limits: Limits) -> Ans
         return None
     if any(look.delayed for look in looks):
         return None  # what is stored now may have been recorded long ago
-    grown = now[-1].stored - past[-1].stored if past[-1].life == now[-1].life else now[-1].stored - now[0].stored
+    grown = (
+        now[-1].stored - past[-1].stored
+        if past[-1].life == now[-1].life
+        else now[-1].stored - now[0].stored
+    )
     if grown - resent < limits.floor:
         return Answer("stubs_stopped", topic, "*", None) if recorded else None
     if recorded:
         return Answer("stubs_stopped", topic, "*", None)
     if not _known(past, "recorded"):
         return None  # never seen to record: a topic that is only now taken in
-    return _found("stubs_stopped", topic, "*", "critical", f"Messages of {topic} are sent without stubs",
+    return _found(
+        "stubs_stopped",
+        topic,
+        "*",
+        "critical",
+        f"Messages of {topic} are sent without stubs",
         f"The broker stored {grown - resent} messages within {_length(limits.window.total_seconds())}, and no producer recorded"
         f" one. Backstop cannot see nor resend any of them: what is lost from now on stays lost. Do: find the producer that"
-        f" sends around Backstop (a new release, another service), or bring its stub writer back.")  # fmt: skip
+        f" sends around Backstop (a new release, another service), or bring its stub writer back.",
+    )
 
 
 def logging_stopped(
-    topic: str, group: str, looks: Sequence[GroupLook], resent: int | None, filtered: bool, limits: Limits,
+    topic: str,
+    group: str,
+    looks: Sequence[GroupLook],
+    resent: int | None,
+    filtered: bool,
+    limits: Limits,
     yardstick: float | None = None,
-) -> Answer | None:  # fmt: skip
+) -> Answer | None:
     """The group goes on in the broker and logs nothing, or much less than usual: to Backstop that is a mass loss to come.
 
     `yardstick` as in offsets_stopped.
@@ -113,7 +147,9 @@ def logging_stopped(
         return None
     began = past[-1].taken_at
     # A log is written at receipt, before the message is passed: those of messages still at work then count as well.
-    logged = _sum([look for look in looks if look.counted_until > began - limits.consume_timeout], "logged")
+    logged = _sum(
+        [look for look in looks if look.counted_until > began - limits.consume_timeout], "logged"
+    )
     passed = now[-1].passed - past[-1].passed - resent
     if logged is None or passed < limits.floor:
         return None
@@ -123,11 +159,18 @@ def logging_stopped(
     if logged >= passed * (1.0 if usual is None else min(usual, 1.0)) / 2:
         return Answer("logging_stopped", topic, group, None)
     kind = "stopped logging" if logged == 0 else "logs far less than usual"
-    return _found("logging_stopped", topic, group, "critical", f"{group} {kind} for {topic}",
+    return _found(
+        "logging_stopped",
+        topic,
+        group,
+        "critical",
+        f"{group} {kind} for {topic}",
         f"{group} passed {passed} messages in the broker within {_length(limits.window.total_seconds())} and wrote {logged} logs."
         f" Soon reconcile finds them LOST: the blast radius then holds back the resends, but {topic} can no longer be proven."
         f" Do: look at {group}'s last release (is it still run by Backstop's consumer? does it reach its own database?)."
-        f" Until that is known: backstop pause {topic} --why ...", yardstick=1.0 if usual is None else usual)  # fmt: skip
+        f" Until that is known: backstop pause {topic} --why ...",
+        yardstick=1.0 if usual is None else usual,
+    )
 
 
 def group_stands(
@@ -141,21 +184,37 @@ def group_stands(
         return None
     if now[-1].passed > past[-1].passed:
         return Answer("group_stands", topic, group, None)
-    before = [look for look in stored if look.taken_at <= past[-1].taken_at and look.life == now[-1].life]
-    if not before or stored[-1].life != now[-1].life or stored[-1].stored - before[-1].stored < limits.floor:
+    before = [
+        look for look in stored if look.taken_at <= past[-1].taken_at and look.life == now[-1].life
+    ]
+    if (
+        not before
+        or stored[-1].life != now[-1].life
+        or stored[-1].stored - before[-1].stored < limits.floor
+    ):
         return None
     came, age = stored[-1].stored - before[-1].stored, now[-1].backlog_seconds
     left = max(limits.retention.total_seconds() - age, 0.0)
-    return _found("group_stands", topic, group, "warning", f"{group} stands still in {topic}",
+    return _found(
+        "group_stands",
+        topic,
+        group,
+        "warning",
+        f"{group} stands still in {topic}",
         f"{came} messages came within {_length(limits.window.total_seconds())} and {group} passed none; {now[-1].waiting} wait,"
         f" the oldest for {_length(age)}. If it stays so, the broker removes the first in {_length(left)}. Do: look whether"
-        f" {group}'s consumers run, and what their last error is. A group that is meant to end gets active_until.")  # fmt: skip
+        f" {group}'s consumers run, and what their last error is. A group that is meant to end gets active_until.",
+    )
 
 
 def suspects(looks: Sequence[QueueLook], now: datetime, limits: Limits) -> list[QueueLook]:
     """Queues in which the group has passed nothing for longer than a message may take, while messages came to them."""
     patience = max(limits.window, limits.consume_timeout)
-    return [look for look in looks if look.stored > look.passed and look.came > 0 and now - look.since >= patience]
+    return [
+        look
+        for look in looks
+        if look.stored > look.passed and look.came > 0 and now - look.since >= patience
+    ]
 
 
 def blocked(suspect: QueueLook, logged: int) -> bool | None:
@@ -171,7 +230,9 @@ def blocked(suspect: QueueLook, logged: int) -> bool | None:
     return logged <= suspect.logged
 
 
-def alive(looks: Sequence[QueueLook], groups: Sequence[GroupLook], consumers: int, limits: Limits) -> bool:
+def alive(
+    looks: Sequence[QueueLook], groups: Sequence[GroupLook], consumers: int, limits: Limits
+) -> bool:
     """The group's consumers run: the broker knows some, or other queues moved lately, or something was logged lately."""
     if consumers:
         return True
@@ -194,7 +255,9 @@ def _forecast(looks: Sequence[GroupLook], age: float, retention: float, window: 
         ends = f", and is done in about {_length(age / -change)} at this pace" if change < 0 else ""
         return f"It passes {rate:.1f} messages/s and is catching up{ends}."
     left = _length(max(retention - age, 0.0) / change)
-    return f"It passes {rate:.1f} messages/s and falls behind: they begin to expire in about {left}."
+    return (
+        f"It passes {rate:.1f} messages/s and falls behind: they begin to expire in about {left}."
+    )
 
 
 def _usual_share(past: Sequence[GroupLook]) -> float | None:
@@ -211,7 +274,9 @@ def _split(looks: Sequence[L], window: timedelta) -> tuple[list[L], list[L]]:
     if not looks:
         return [], []
     began = looks[-1].taken_at - window
-    return [look for look in looks if look.taken_at > began], [look for look in looks if look.taken_at <= began]
+    return [look for look in looks if look.taken_at > began], [
+        look for look in looks if look.taken_at <= began
+    ]
 
 
 def _sum(looks: Sequence[TopicLook] | Sequence[GroupLook], name: str) -> int | None:
@@ -231,8 +296,14 @@ def _known(looks: Sequence[TopicLook], name: str) -> int:
 
 
 def _found(
-    rule: str, topic: str, group: str, severity: str, title: str, body: str, yardstick: float | None = None
-) -> Answer:  # fmt: skip
+    rule: str,
+    topic: str,
+    group: str,
+    severity: str,
+    title: str,
+    body: str,
+    yardstick: float | None = None,
+) -> Answer:
     return Answer(rule, topic, group, Finding(severity, title, body, yardstick))
 
 

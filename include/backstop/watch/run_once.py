@@ -10,7 +10,13 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.control.kept_bytes import read_kept_bytes
 from backstop.evidence.sources import Sources
-from backstop.model.errors import BackstopError, BrokerUnavailable, ConfigurationError, HeartbeatLost, StoreUnavailable
+from backstop.model.errors import (
+    BackstopError,
+    BrokerUnavailable,
+    ConfigurationError,
+    HeartbeatLost,
+    StoreUnavailable,
+)
 from backstop.model.records import Counts
 from backstop.runs.duty import Duty, Step, Work, walk_duty
 from backstop.runs.run import hold
@@ -48,9 +54,17 @@ def look(work: Work[Watched]) -> None:
             look_at_shards(sources, cursor, run.as_of)
             forget(cursor, settings, run.as_of)
             yardsticks = read_yardsticks(cursor)
-        seen = {topic: looks for topic, looks in history.topics.items() if looks and looks[-1].taken_at == run.as_of}
+        seen = {
+            topic: looks
+            for topic, looks in history.topics.items()
+            if looks and looks[-1].taken_at == run.as_of
+        }
         history.topics = seen
-        history.groups = {key: looks for key, looks in history.groups.items() if looks and looks[-1].taken_at == run.as_of}
+        history.groups = {
+            key: looks
+            for key, looks in history.groups.items()
+            if looks and looks[-1].taken_at == run.as_of
+        }
         answers = judge(sources, history, yardsticks)
         missed = _missed(sources)
     with control, control.cursor() as cursor:
@@ -69,7 +83,11 @@ def look(work: Work[Watched]) -> None:
     counts.add("topics", len(history.topics))
     counts.add("groups", len(history.groups))
     work.input.overdue.update(
-        {one.topic: one.finding.title for one in late if one.finding is not None and one.rule == "duty_overdue"}
+        {
+            one.topic: one.finding.title
+            for one in late
+            if one.finding is not None and one.rule == "duty_overdue"
+        }
     )
     counts.add("overdue", len(work.input.overdue))
     work.input.counts.update(counts)
@@ -92,8 +110,12 @@ def run_once(settings: Settings, connections: Connections) -> Watched:
 
 
 def _beat(
-    settings: Settings, connections: Connections, late: Sequence[Answer], standings: Sequence[Standing], now: datetime
-) -> Answer:  # fmt: skip
+    settings: Settings,
+    connections: Connections,
+    late: Sequence[Answer],
+    standings: Sequence[Standing],
+    now: datetime,
+) -> Answer:
     """Beats when every duty is in time, else asks the URL for failures, if there is one."""
     if settings.heartbeat is None:
         return Answer("heartbeat", "*", "*", None)
@@ -103,7 +125,9 @@ def _beat(
         return Answer("heartbeat", "*", "*", None)  # silence is the alarm
     known = {one.duty: one.last_success for one in standings if one.scope == "*"}
     lines = missing or [
-        f"{duty}: succeeded {(now - last).total_seconds():.0f} s ago" if (last := known.get(duty)) else f"{duty}: newly installed"
+        f"{duty}: succeeded {(now - last).total_seconds():.0f} s ago"
+        if (last := known.get(duty))
+        else f"{duty}: newly installed"
         for duty in settings.watched_duties()
     ]
     try:
@@ -112,10 +136,17 @@ def _beat(
         said = error.what
     if said is None:
         return Answer("heartbeat", "*", "*", None)
-    return Answer("heartbeat", "*", "*", Finding(
-        "warning", "The heartbeat's URL does not take the heartbeat",
-        f"Asked at {reference}: {said}. Whoever watches from outside now hears silence although Backstop's duties were looked at."
-        " Do: see whether that service is up and the URL still valid."))  # fmt: skip
+    return Answer(
+        "heartbeat",
+        "*",
+        "*",
+        Finding(
+            "warning",
+            "The heartbeat's URL does not take the heartbeat",
+            f"Asked at {reference}: {said}. Whoever watches from outside now hears silence although Backstop's duties were looked at."
+            " Do: see whether that service is up and the URL still valid.",
+        ),
+    )
 
 
 def _heartbeat_lost(trouble: Answer) -> BackstopError | None:
@@ -131,7 +162,11 @@ def _heartbeat_lost(trouble: Answer) -> BackstopError | None:
 def _missed(sources: Sources) -> BackstopError | None:
     if not sources.unreachable:
         return None
-    kind = BrokerUnavailable if all(name.startswith("broker ") for name in sources.unreachable) else StoreUnavailable
+    kind = (
+        BrokerUnavailable
+        if all(name.startswith("broker ") for name in sources.unreachable)
+        else StoreUnavailable
+    )
     return kind(
         f"The watch could not ask {', '.join(sorted(sources.unreachable))}.",
         kept="What they would have shown is unknown, so no alert was closed for it; everything else was looked at.",

@@ -18,7 +18,10 @@ def judge_size(settings: Settings, kept: Mapping[str, int]) -> list[Answer]:
     """One answer for all groups together and one for each. Pure."""
     limits = settings.dead_letters
     answers = [_judged(EVERYTHING, sum(kept.values()), limits.kept_bytes, "kept_bytes")]
-    answers += [_judged(group, kept.get(group, 0), limits.group_kept_bytes, "group_kept_bytes") for group in settings.groups]
+    answers += [
+        _judged(group, kept.get(group, 0), limits.group_kept_bytes, "group_kept_bytes")
+        for group in settings.groups
+    ]
     return [answer for answer in answers if answer is not None]
 
 
@@ -26,8 +29,15 @@ def _judged(group: str, kept: int, limit: int, setting: str) -> Answer | None:
     if kept < limit * WARN:
         return Answer(RULE, EVERYTHING, group, None) if kept < limit * _OVER_AT else None
     whose = "Dead letters" if group == EVERYTHING else f"{group}'s dead letters"
-    return Answer(RULE, EVERYTHING, group, Finding(
-        "critical" if kept >= limit else "warning", f"{whose} near what they may take of the control database",
-        f"{kept} of {limit} bytes (dead_letters.{setting}). Beyond it they stay in the broker, until its own limits, and nobody"
-        " can decide about them. Do: decide their cases, shorten how long decided ones are kept, or give the database more space"
-        f" and raise dead_letters.{setting}."))  # fmt: skip
+    return Answer(
+        RULE,
+        EVERYTHING,
+        group,
+        Finding(
+            "critical" if kept >= limit else "warning",
+            f"{whose} near what they may take of the control database",
+            f"{kept} of {limit} bytes (dead_letters.{setting}). Beyond it they stay in the broker, until its own limits, and nobody"
+            " can decide about them. Do: decide their cases, shorten how long decided ones are kept, or give the database more space"
+            f" and raise dead_letters.{setting}.",
+        ),
+    )

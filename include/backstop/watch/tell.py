@@ -51,6 +51,12 @@ def read_yardsticks(cursor: Any) -> dict[tuple[str, str, str], float]:
 
 
 def _alert(cursor: Any, finding_id: int, step: str, severity: str, title: str, body: str) -> None:
-    cursor.execute(_SQL["alert"], {
-        "dedup_key": f"watch/{finding_id}/{step}", "severity": severity, "title": title, "body": body,
-    })  # fmt: skip
+    cursor.execute(
+        _SQL["alert"],
+        {
+            "dedup_key": f"watch/{finding_id}/{step}",
+            "severity": severity,
+            "title": title,
+            "body": body,
+        },
+    )

@@ -25,12 +25,23 @@ FOLDER = PROJECT / "build" / "chaos"
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m backstop_lab.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=1, help="so many, one after the other, from SEED on")
-    parser.add_argument("--seconds", type=float, default=75.0, help="of traffic and faults; rest and check come after it")
-    parser.add_argument("--rate", type=float, default=30.0, help="messages a second, of both shards together")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="so many, one after the other, from SEED on"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=75.0,
+        help="of traffic and faults; rest and check come after it",
+    )
+    parser.add_argument(
+        "--rate", type=float, default=30.0, help="messages a second, of both shards together"
+    )
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--turn", type=Path, help="a file to lock for each run, where a machine is shared")
+    parser.add_argument(
+        "--turn", type=Path, help="a file to lock for each run, where a machine is shared"
+    )
     asked = parser.parse_args(arguments)
     # Whoever ends the run ends its servers and processes too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -41,7 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
             if not one(folder, seed, asked):
                 wrong.append(seed)
     if asked.seeds > 1:
-        print(f"{asked.seeds - len(wrong)} of {asked.seeds} seeds came out right; not: {wrong or 'none'}.")
+        print(
+            f"{asked.seeds - len(wrong)} of {asked.seeds} seeds came out right; not: {wrong or 'none'}."
+        )
     return 1 if wrong else 0
 
 

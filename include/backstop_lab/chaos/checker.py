@@ -77,12 +77,15 @@ def read_streams(url: str, topics: dict[str, list[str]]) -> Streams:
                 to = headers.get("backstop-groups")
                 found.copies[topic, headers["backstop-message-id"]].append(
                     Copy(
-                        int(headers.get("backstop-send-number", 1)), int(fields["time"]) / 1e6,
+                        int(headers.get("backstop-send-number", 1)),
+                        int(fields["time"]) / 1e6,
                         frozenset(json.loads(to)) if to else None,
                     )
-                )  # fmt: skip
+                )
             found.pending += sum(int(group["pending"]) for group in server.xinfo_groups(stream))
-        found.dead += sum(int(server.xlen(f"backstop:{{{topic}}}:dead:{group}")) for group in groups)
+        found.dead += sum(
+            int(server.xlen(f"backstop:{{{topic}}}:dead:{group}")) for group in groups
+        )
     server.close()
     return found
 
@@ -94,7 +97,9 @@ def read_attempts(places: dict[str, Any]) -> dict[Key, dict[int, Attempt]]:
             dsn,
             "SELECT topic, message_id, send_number, extract(epoch FROM started_at)::float8, outcome, groups FROM send_attempt",
         ):
-            found[topic, message_id][number] = Attempt(number, started, outcome, frozenset(groups) if groups else None)
+            found[topic, message_id][number] = Attempt(
+                number, started, outcome, frozenset(groups) if groups else None
+            )
     return found
 
 
@@ -114,9 +119,12 @@ def wrong_clocks(events: Path) -> list[tuple[float, float]]:
 
 
 def check_copies(
-    streams: Streams, stubs: dict[Key, list[tuple[str, str, int]]], attempts: dict[Key, dict[int, Attempt]],
-    places: dict[str, Any], problems: Any,
-) -> dict[str, Any]:  # fmt: skip
+    streams: Streams,
+    stubs: dict[Key, list[tuple[str, str, int]]],
+    attempts: dict[Key, dict[int, Attempt]],
+    places: dict[str, Any],
+    problems: Any,
+) -> dict[str, Any]:
     """Each send number published at most once, none that was not handed out, and none after its time was over."""
     skewed = wrong_clocks(Path(places["events"]))
     latest = 0.0
@@ -133,18 +141,30 @@ def check_copies(
             attempt = attempts.get(key, {}).get(copy.number)
             if attempt is None:
                 continue
-            if any(since <= copy.stored_at <= until or since <= attempt.started_at <= until for since, until in skewed):
+            if any(
+                since <= copy.stored_at <= until or since <= attempt.started_at <= until
+                for since, until in skewed
+            ):
                 continue
             latest = max(latest, copy.stored_at - attempt.started_at)
             if copy.stored_at > attempt.started_at + places["late_after"]:
-                problems.add("copy stored after its time", *key, copy.number, f"{copy.stored_at - attempt.started_at:.1f} s")
+                problems.add(
+                    "copy stored after its time",
+                    *key,
+                    copy.number,
+                    f"{copy.stored_at - attempt.started_at:.1f} s",
+                )
     return {"copies": sum(map(len, streams.copies.values())), "latest_seconds": round(latest, 3)}
 
 
 def check_resends(
-    streams: Streams, attempts: dict[Key, dict[int, Attempt]], lost: set[Key], topics: dict[str, list[str]],
-    summary: dict[str, Any], problems: Any,
-) -> dict[str, Any]:  # fmt: skip
+    streams: Streams,
+    attempts: dict[Key, dict[int, Attempt]],
+    lost: set[Key],
+    topics: dict[str, list[str]],
+    summary: dict[str, Any],
+    problems: Any,
+) -> dict[str, Any]:
     """No copy for a group that an earlier copy was on its way to, or had reached."""
     outcomes: Counter[str] = Counter()
     after_unknown = 0
@@ -156,9 +176,15 @@ def check_resends(
             outcomes[attempt.outcome] += 1
             if number not in there:
                 continue  # it never reached the broker: nobody got it
-            earlier = [one for one in by_number.values() if one.number < number and one.number in there]
+            earlier = [
+                one for one in by_number.values() if one.number < number and one.number in there
+            ]
             addressed = attempt.groups or frozenset(topics.get(key[0], []))
-            reached = [one for one in earlier if addressed & (one.groups or frozenset(topics.get(key[0], [])))]
+            reached = [
+                one
+                for one in earlier
+                if addressed & (one.groups or frozenset(topics.get(key[0], [])))
+            ]
             if any(one.outcome == "sent" for one in reached):
                 problems.add("resend needless", *key, number)
             elif reached:
@@ -172,9 +198,12 @@ def check_resends(
     if repaired != len(lost):
         problems.add("lost in the broker and not sent again", len(lost) - repaired)
     return {
-        "attempts": sum(outcomes.values()), "outcomes": dict(outcomes), "lost_in_broker": len(lost),
-        "after_unknown": after_unknown, "first_sends": dict(Counter(a[1].outcome for a in attempts.values() if 1 in a)),
-    }  # fmt: skip
+        "attempts": sum(outcomes.values()),
+        "outcomes": dict(outcomes),
+        "lost_in_broker": len(lost),
+        "after_unknown": after_unknown,
+        "first_sends": dict(Counter(a[1].outcome for a in attempts.values() if 1 in a)),
+    }
 
 
 def check_logs(books: Any, problems: Any) -> None:
@@ -186,22 +215,30 @@ def check_logs(books: Any, problems: Any) -> None:
             problems.add("effect without its consumed log", group, *key)
 
 
-def check_leases(books: Any, places: dict[str, Any], ledger: dict[str, list[dict[str, Any]]], problems: Any) -> dict[str, int]:
+def check_leases(
+    books: Any, places: dict[str, Any], ledger: dict[str, list[dict[str, Any]]], problems: Any
+) -> dict[str, int]:
     """What counts is what the last holder of a lease did, and nobody's lease is left behind."""
     accounts.check_leases(books, problems)
     for group, dsn in places["groups"].items():
         ended = read.rows(
-            dsn, "SELECT topic, message_id, fence FROM consumer_log WHERE consumer_group = %s AND state = 'CONSUMED'", (group,)
+            dsn,
+            "SELECT topic, message_id, fence FROM consumer_log WHERE consumer_group = %s AND state = 'CONSUMED'",
+            (group,),
         )
         for topic, message_id, fence in ended:
-            if any(of_effect != fence for of_effect in books.fences[group].get((topic, message_id), [])):
+            if any(
+                of_effect != fence for of_effect in books.fences[group].get((topic, message_id), [])
+            ):
                 problems.add("effect of a lease that was lost", group, topic, message_id)
     late = ledger.get("worker_woken_late", [])
     stood = {(line["topic"], line["message_id"], line["consumer_group"]) for line in late}
     return {
         "killed_holding": len(ledger.get("lease_killed", [])),
         "stood_still": len(stood),
-        "woken_in_vain": sum(injected.woken_in_vain(books, late, (topic, mid), group) for topic, mid, group in stood),
+        "woken_in_vain": sum(
+            injected.woken_in_vain(books, late, (topic, mid), group) for topic, mid, group in stood
+        ),
         "again_after_a_flush": len(ledger.get("leases_flushed", [])),
         "stopped_by_the_database": sum(map(len, books.stopped.values())),
     }

@@ -92,18 +92,27 @@ def reconcile(settings: Settings, connections: Connections, docs: Path) -> Once:
     repair = [name for name, its in settings.topics.items() if its.mode == "repair"]
 
     def audit(run: Run, suite: str) -> None:
-        run_suite(suite, connections.url(settings.control), run.run_id, None, docs, repair_topics=repair)
+        run_suite(
+            suite, connections.url(settings.control), run.run_id, None, docs, repair_topics=repair
+        )
 
     # Temporary views belong to a session: a second run in this process must not share them, as no second driver does.
     return lambda dead_after, topics: run_once(
-        settings, connections, lambda: session().newSession(), audit, scope=Scope(topics=topics), dead_after=dead_after
+        settings,
+        connections,
+        lambda: session().newSession(),
+        audit,
+        scope=Scope(topics=topics),
+        dead_after=dead_after,
     )
 
 
 def resend(settings: Settings, connections: Connections, docs: Path) -> Once:
     from backstop.resend.work import run_duty
 
-    return lambda dead_after, topics: run_duty(settings, connections, scope=name_of(topics), dead_after=dead_after)
+    return lambda dead_after, topics: run_duty(
+        settings, connections, scope=name_of(topics), dead_after=dead_after
+    )
 
 
 def sweep(settings: Settings, connections: Connections, docs: Path) -> Once:
@@ -123,10 +132,14 @@ def main(arguments: list[str]) -> int:
     places = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     watch_parent(1)
     settings = load(Path(places["config"]))
-    connections = Connections(resolver=places["connections"].get).carrying(settings.connection_refs())
+    connections = Connections(resolver=places["connections"].get).carrying(
+        settings.connection_refs()
+    )
     once = DUTIES[places["duty"]](settings, connections, Path(places["docs"]))
     print(READY, flush=True)
-    Loop(once, timedelta(seconds=places["dead_after"]), places["every"], list(settings.topics)).run()
+    Loop(
+        once, timedelta(seconds=places["dead_after"]), places["every"], list(settings.topics)
+    ).run()
     return 0
 
 

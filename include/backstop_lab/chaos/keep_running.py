@@ -82,5 +82,7 @@ class Kept:
             if self.starts:
                 self.thaw()
                 self.worker.stop()
-                with suppress(ProcessLookupError):  # nobody of its session is left, which is what is wanted
+                with suppress(
+                    ProcessLookupError
+                ):  # nobody of its session is left, which is what is wanted
                     os.killpg(self.worker.process.pid, signal.SIGKILL)

@@ -12,7 +12,9 @@ from backstop_lab.demo.accounting import fold, heading, table
 def page(report: Mapping[str, Any]) -> str:
     """The report for a person, 80 columns wide."""
     parts = [
-        heading(f"Backstop under fire: seed {report['seed']}, {report['traffic_seconds']:.0f} s, {report['messages']} messages"),
+        heading(
+            f"Backstop under fire: seed {report['seed']}, {report['traffic_seconds']:.0f} s, {report['messages']} messages"
+        ),
         struck(report["struck"]),
         effects(report["effects"]),
         "\n".join(["", *fold(sentence(report))]),
@@ -23,7 +25,10 @@ def page(report: Mapping[str, Any]) -> str:
 
 
 def struck(told: Mapping[str, Any]) -> str:
-    lines = [[kind, str(one["planned"]), str(one["done"]), ", ".join(one["victims"])[:38]] for kind, one in told.items()]
+    lines = [
+        [kind, str(one["planned"]), str(one["done"]), ", ".join(one["victims"])[:38]]
+        for kind, one in told.items()
+    ]
     return table("What went wrong", ["fault", "planned", "done", "victims"], lines)
 
 
@@ -51,17 +56,26 @@ def went_through(report: Mapping[str, Any]) -> str:
     ends = listed(report["ended"])
     runs = listed(report["runs"])
     untidy = listed(report["unexpected"])
-    return "\n".join([
-        "", *fold(f"Processes that ended: {ends}."), *fold(f"Runs: {runs}."),
-        *fold(f"Errors of duties that are not ours: {untidy}."),
-        *fold(f"Seconds: {', '.join(f'{name} {value:.0f}' for name, value in report['seconds'].items())}."),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "",
+            *fold(f"Processes that ended: {ends}."),
+            *fold(f"Runs: {runs}."),
+            *fold(f"Errors of duties that are not ours: {untidy}."),
+            *fold(
+                f"Seconds: {', '.join(f'{name} {value:.0f}' for name, value in report['seconds'].items())}."
+            ),
+        ]
+    )
 
 
 def problems(report: Mapping[str, Any]) -> str:
     if report["ok"]:
         return "\nOK: every effect exactly once, nothing lost, nothing sent that was not owed."
-    lines = ["", f"NOT OK. Again: make chaos SEED={report['seed']}; all of it is in {report['folder']}"]
+    lines = [
+        "",
+        f"NOT OK. Again: make chaos SEED={report['seed']}; all of it is in {report['folder']}",
+    ]
     for problem in report["problems"]:
         lines += fold(f"{problem['rule']}: {problem['count']}, as {'; '.join(problem['sample'])}")
     return "\n".join(lines)
@@ -77,8 +91,11 @@ def count_struck(schedule: Sequence[Any], events: Sequence[Mapping[str, Any]]) -
     done = Counter(event["what"] for event in events if event.get("done"))
     return {
         kind: {
-            "planned": planned[kind], "done": done[kind],
-            "victims": sorted({event["victim"] for event in events if event["what"] == kind and event.get("done")}),
+            "planned": planned[kind],
+            "done": done[kind],
+            "victims": sorted(
+                {event["victim"] for event in events if event["what"] == kind and event.get("done")}
+            ),
         }
         for kind in sorted(planned)
-    }  # fmt: skip
+    }

@@ -63,7 +63,9 @@ class Producer:
             return counts
         counts.add("recorded", len(recorded))
         try:
-            for end in send_many(recorded, self._broker, self._settling, broker_name=self._places["broker_name"]):
+            for end in send_many(
+                recorded, self._broker, self._settling, broker_name=self._places["broker_name"]
+            ):
                 counts.add(str(end.state))
         except Unavailable:
             counts.add("not sent", len(recorded))
@@ -78,15 +80,24 @@ class Producer:
             self._number = int(last)
         numbers = list(range(self._number + 1, self._number + count + 1))
         topics = [self._chance.choice(self._places["topics"]) for _ in numbers]
-        ids = [f"{self._places['shard']}-{number}{ODD if number % 50 == 7 else ''}" for number in numbers]
+        ids = [
+            f"{self._places['shard']}-{number}{ODD if number % 50 == 7 else ''}"
+            for number in numbers
+        ]
         amounts = [self._chance.randint(1, 500) for _ in numbers]
         messages = [
-            NewMessage(topic, message_id, json.dumps({"amount": amount}).encode(), content_type="application/json")
+            NewMessage(
+                topic,
+                message_id,
+                json.dumps({"amount": amount}).encode(),
+                content_type="application/json",
+            )
             for topic, message_id, amount in zip(topics, ids, amounts, strict=True)
         ]
         with self._business, self._business.cursor() as cursor:
             cursor.execute(
-                _SQL["order_placed"], {"numbers": numbers, "topics": topics, "message_ids": ids, "amounts": amounts}
+                _SQL["order_placed"],
+                {"numbers": numbers, "topics": topics, "message_ids": ids, "amounts": amounts},
             )
             recorded = record_many(self._business, messages, policy=self._policy)
         self._number += count

@@ -30,7 +30,9 @@ class Record:
         return monotonic() - self._began
 
     def write(self, what: str, **facts: Any) -> None:
-        line = json.dumps({"at": round(self.now, 2), "wall": datetime.now(UTC).isoformat(), "what": what, **facts})
+        line = json.dumps(
+            {"at": round(self.now, 2), "wall": datetime.now(UTC).isoformat(), "what": what, **facts}
+        )
         with self._turn, self.file.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 

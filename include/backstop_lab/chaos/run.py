@@ -33,10 +33,18 @@ AT_ONCE = 8
 
 
 def run_chaos(
-    folder: Path, seed: int, *, seconds: float = 75.0, rate: float = 30.0, kinds: Collection[str] = tuple(KINDS),
-    every: float = 3.0, faults: Sequence[Fault] | None = None, command: Command = plain,
-    settle_seconds: float = SETTLE_SECONDS, without: Collection[str] = (),
-) -> dict[str, Any]:  # fmt: skip
+    folder: Path,
+    seed: int,
+    *,
+    seconds: float = 75.0,
+    rate: float = 30.0,
+    kinds: Collection[str] = tuple(KINDS),
+    every: float = 3.0,
+    faults: Sequence[Fault] | None = None,
+    command: Command = plain,
+    settle_seconds: float = SETTLE_SECONDS,
+    without: Collection[str] = (),
+) -> dict[str, Any]:
     """In `folder`, which is emptied first; the report, also in report.json. `faults` replaces the schedule of the seed.
 
     `without`: processes that are not started. The folder is kept; with a failure also what was on the small disks.
@@ -67,15 +75,23 @@ def run_chaos(
             report["ok"] = False
             report["problems"].insert(0, {"rule": "stuck", "count": 1, "sample": [report["stuck"]]})
         if not report["ok"]:
-            (folder / "stories.txt").write_text("\n\n".join(stories(stage, report)), encoding="utf-8")
+            (folder / "stories.txt").write_text(
+                "\n\n".join(stories(stage, report)), encoding="utf-8"
+            )
     finally:
         stage.stop(keep=not report["ok"])
     said["all"] = monotonic() - began
     report |= {
-        "seed": seed, "seconds": {name: round(value, 1) for name, value in said.items()}, "traffic_seconds": seconds,
-        "rate": rate, "machine": machine(), "folder": str(folder),
-    }  # fmt: skip
-    (folder / "report.json").write_text(json.dumps(report, ensure_ascii=False, indent=2), encoding="utf-8")
+        "seed": seed,
+        "seconds": {name: round(value, 1) for name, value in said.items()},
+        "traffic_seconds": seconds,
+        "rate": rate,
+        "machine": machine(),
+        "folder": str(folder),
+    }
+    (folder / "report.json").write_text(
+        json.dumps(report, ensure_ascii=False, indent=2), encoding="utf-8"
+    )
     return report
 
 
@@ -111,10 +127,14 @@ def run_checker(stage: Stage) -> dict[str, Any]:
     """The findings of the checker, in a process of its own that cannot import Backstop (python -I)."""
     done = subprocess.run(
         [sys.executable, "-I", str(CHECKER), str(stage.write_places()), str(stage.ledger.folder)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode not in (0, 1) or not done.stdout:
-        raise demo_broken(f"The checker itself failed:\n{done.stderr}", "Mend it, then run it again by hand.")
+        raise demo_broken(
+            f"The checker itself failed:\n{done.stderr}", "Mend it, then run it again by hand."
+        )
     findings: dict[str, Any] = json.loads(done.stdout)
     return findings
 
@@ -125,23 +145,33 @@ def facts(stage: Stage, planned: Sequence[Fault]) -> dict[str, Any]:
     said = [line for duty in (*DUTIES, STANDBY) for line in duty_lines(stage, duty)]
     return {
         "struck": count_struck(planned, events),
-        "ended": dict(Counter(
-            f"{event['process']} ({event['code']})" for event in events if event["what"] == "process ended"
-        )),
+        "ended": dict(
+            Counter(
+                f"{event['process']} ({event['code']})"
+                for event in events
+                if event["what"] == "process ended"
+            )
+        ),
         "runs": {
             f"{duty} {state}": number
             for duty, state, number in change(
-                stage.urls["control"], "SELECT duty, state, count(*) FROM run GROUP BY 1, 2 ORDER BY 1, 2", ()
+                stage.urls["control"],
+                "SELECT duty, state, count(*) FROM run GROUP BY 1, 2 ORDER BY 1, 2",
+                (),
             )
         },
-        "unexpected": dict(Counter(line["ended"] for line in said if line["ended"].startswith("unexpected"))),
-    }  # fmt: skip
+        "unexpected": dict(
+            Counter(line["ended"] for line in said if line["ended"].startswith("unexpected"))
+        ),
+    }
 
 
 def duty_lines(stage: Stage, duty: str) -> Iterator[dict[str, Any]]:
     """What a duty's process said of its runs; a line that a kill cut short is left out."""
     log = stage.folder / "processes" / f"{duty}.log"
-    for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ():
+    for line in (
+        log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
+    ):
         if line.startswith('{"run"') and line.endswith("}"):
             yield json.loads(line)
 

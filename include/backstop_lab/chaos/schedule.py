@@ -17,10 +17,19 @@ PROCESSES = (*PRODUCERS, *CONSUMERS, *DUTIES)
 DATABASES = ("control", "shops", "billing", "shipping")
 SERVERS = (*DATABASES, "broker", "leases")
 LINKS = (
-    "producers to shops", "producers to broker",
-    "billing to billing", "shipping to shipping", "consumers to broker", "consumers to leases",
-    "duties to control", "duties to shops", "duties to billing", "duties to shipping", "duties to broker", "duties to leases",
-)  # fmt: skip
+    "producers to shops",
+    "producers to broker",
+    "billing to billing",
+    "shipping to shipping",
+    "consumers to broker",
+    "consumers to leases",
+    "duties to control",
+    "duties to shops",
+    "duties to billing",
+    "duties to shipping",
+    "duties to broker",
+    "duties to leases",
+)
 DISKS = ("billing", "broker")
 QUIET_START = 6.0
 """Seconds without a fault: the first messages are under way by then."""
@@ -70,7 +79,9 @@ KINDS = {
     "stop_server": Kind(SERVERS, 0.3, 5.0, ("fast", "immediate")),
     "freeze_server": Kind(SERVERS, 1.0, 8.0, weight=2),
     # The network: an answer that breaks off, one that never comes, slowness, silence.
-    "cut_link": Kind(LINKS, 1.0, 4.0, ("in the reply", "after the request", "silence", "slowness"), weight=4),
+    "cut_link": Kind(
+        LINKS, 1.0, 4.0, ("in the reply", "after the request", "silence", "slowness"), weight=4
+    ),
     "skew_clock": Kind(SERVERS, 4.0, 14.0, ("-25", "-6", "-1.5", "1.5", "6", "25"), weight=2),
     "fill_disk": Kind(DISKS, 2.0, 7.0),
     "run_twice": Kind(DUTIES, 3.0, 10.0, ("side by side", "taken over"), weight=2),
@@ -81,7 +92,9 @@ KINDS = {
 }
 
 
-def schedule(seed: int, seconds: float, kinds: Collection[str] = tuple(KINDS), every: float = 3.0) -> list[Fault]:
+def schedule(
+    seed: int, seconds: float, kinds: Collection[str] = tuple(KINDS), every: float = 3.0
+) -> list[Fault]:
     """About one fault in `every` seconds, from QUIET_START until `seconds`, in order; every kind at least once if there is room.
 
     Nobody is hit by two faults at once; different ones are, as it happens in a night.
@@ -93,18 +106,24 @@ def schedule(seed: int, seconds: float, kinds: Collection[str] = tuple(KINDS), e
     count = max(1, int((seconds - QUIET_START) / every))
     drawn = list(wanted)
     chance.shuffle(drawn)
-    drawn = drawn[:count] + chance.choices(wanted, [KINDS[kind].weight for kind in wanted], k=max(0, count - len(drawn)))
+    drawn = drawn[:count] + chance.choices(
+        wanted, [KINDS[kind].weight for kind in wanted], k=max(0, count - len(drawn))
+    )
     chance.shuffle(drawn)
     step = (seconds - QUIET_START) / count
     planned: list[Fault] = []
     for place, kind in enumerate(drawn):
         its = KINDS[kind]
         at = round(QUIET_START + (place + chance.random()) * step, 2)
-        lasts = round(min(chance.uniform(its.shortest, its.longest), max(its.shortest, seconds - at)), 2)
+        lasts = round(
+            min(chance.uniform(its.shortest, its.longest), max(its.shortest, seconds - at)), 2
+        )
         how = chance.choice(its.ways)
         # All is drawn before anything is looked at, so that one fault moved does not change all that follow.
         victims = chance.sample(its.victims, len(its.victims))
-        free = [name for name in victims if not any(busy(one, name, at, at + lasts) for one in planned)]
+        free = [
+            name for name in victims if not any(busy(one, name, at, at + lasts) for one in planned)
+        ]
         if free:
             planned.append(Fault(at, kind, free[0], lasts, how))
     return sorted(planned, key=lambda one: one.at)

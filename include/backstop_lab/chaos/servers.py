@@ -22,8 +22,11 @@ from backstop_lab.servers.valkey import Valkey
 
 DISK_BYTES = {"billing": 400 << 20, "broker": 160 << 20}
 HOLDS = {
-    "control": ("control",), "shops": ("shop_a", "shop_b"), "billing": ("billing",), "shipping": ("shipping",),
-}  # fmt: skip
+    "control": ("control",),
+    "shops": ("shop_a", "shop_b"),
+    "billing": ("billing",),
+    "shipping": ("shipping",),
+}
 """The databases of each PostgreSQL server."""
 
 
@@ -40,13 +43,17 @@ class Server:
         self._clock = folder / f"{name}.clock"
         self.skew(0.0)
         wrap = (
-            "/usr/bin/env", f"LD_PRELOAD={faketime}", f"FAKETIME_TIMESTAMP_FILE={self._clock}", "FAKETIME_NO_CACHE=1",
+            "/usr/bin/env",
+            f"LD_PRELOAD={faketime}",
+            f"FAKETIME_TIMESTAMP_FILE={self._clock}",
+            "FAKETIME_NO_CACHE=1",
             "FAKETIME_DONT_FAKE_MONOTONIC=1",
-        )  # fmt: skip
+        )
         self.program: Postgres | Valkey = (
-            Postgres(self.directory, wrap=wrap) if name in DATABASES
+            Postgres(self.directory, wrap=wrap)
+            if name in DATABASES
             else Valkey(self.directory, durable=name != "leases", wrap=wrap)
-        )  # fmt: skip
+        )
         self.wanted = False
         """Whether somebody who keeps servers running should start it when it is down."""
 
@@ -161,7 +168,9 @@ def make_servers(folder: Path) -> dict[str, Server]:
         folder.chmod(0o711)
     folder.mkdir(mode=0o711, parents=True, exist_ok=True)
     faketime, disks = find_faketime(), can_mount(folder)
-    return {name: Server(name, folder, faketime, small_disk=disks and name in DISKS) for name in SERVERS}
+    return {
+        name: Server(name, folder, faketime, small_disk=disks and name in DISKS) for name in SERVERS
+    }
 
 
 def databases() -> dict[str, str]:
@@ -188,7 +197,11 @@ def can_mount(folder: Path) -> bool:
         return False
     probe = folder / "probe"
     probe.mkdir(exist_ok=True)
-    tried = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(probe)], check=False, capture_output=True)
+    tried = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(probe)],
+        check=False,
+        capture_output=True,
+    )
     if tried.returncode == 0:
         subprocess.run(["umount", str(probe)], check=True, capture_output=True)
     probe.rmdir()
@@ -197,7 +210,9 @@ def can_mount(folder: Path) -> bool:
 
 def mount(folder: Path, size: int) -> None:
     subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0711", "tmpfs", str(folder)], check=True, capture_output=True
+        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0711", "tmpfs", str(folder)],
+        check=True,
+        capture_output=True,
     )
 
 

@@ -67,23 +67,27 @@ def look(stage: Stage) -> Counter[str]:
 
 def still_open(stage: Stage) -> Counter[str]:
     found: Counter[str] = Counter()
-    held = set(change(
-        stage.urls["control"],
-        "SELECT m.topic, m.message_id FROM case_member m JOIN case_file c USING (case_id) WHERE c.state = 'open'"
-        " AND c.kind IN ('exhausted', 'mass_loss', 'refused', 'new_epoch')",
-        (),
-    ))  # fmt: skip
+    held = set(
+        change(
+            stage.urls["control"],
+            "SELECT m.topic, m.message_id FROM case_member m JOIN case_file c USING (case_id) WHERE c.state = 'open'"
+            " AND c.kind IN ('exhausted', 'mass_loss', 'refused', 'new_epoch')",
+            (),
+        )
+    )
     for shard in ("shop_a", "shop_b"):
         for topic, message_id, status in change(
             stage.urls[shard],
-            "SELECT topic, message_id, status FROM message_stub WHERE status NOT IN ('confirmed', 'voided')", (),
-        ):  # fmt: skip
+            "SELECT topic, message_id, status FROM message_stub WHERE status NOT IN ('confirmed', 'voided')",
+            (),
+        ):
             if (topic, message_id) not in held:
                 found[f"{status} stubs of {shard}"] += 1
     for state, number in change(
         stage.urls["control"],
-        "SELECT state, count(*) FROM resend_request WHERE state IN ('open', 'claimed') GROUP BY 1", (),
-    ):  # fmt: skip
+        "SELECT state, count(*) FROM resend_request WHERE state IN ('open', 'claimed') GROUP BY 1",
+        (),
+    ):
         found[f"{state} requests"] += number
     for topic in stage.settings.topics:
         for group in stage.settings.groups_of(topic):

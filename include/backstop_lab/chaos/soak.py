@@ -65,27 +65,46 @@ def share(pid: int) -> int:
 def sample(stage: Stage) -> dict[str, Any]:
     """One look: memory by process, size by table, what is open."""
     memory = {name: memory_of(kept.pid) for name, kept in stage.processes.items()}
-    memory |= {f"server {name}": memory_of(server.program.pid) for name, server in stage.servers.items()}
+    memory |= {
+        f"server {name}": memory_of(server.program.pid) for name, server in stage.servers.items()
+    }
     tables = {
         f"{database}.{name}": int(size)
-        for server in HOLDS for database in HOLDS[server] for name, size in change(stage.urls[database], SIZES, ())
-    }  # fmt: skip
+        for server in HOLDS
+        for database in HOLDS[server]
+        for name, size in change(stage.urls[database], SIZES, ())
+    }
     stubs = {
-        status: sum(int(n) for shard in HOLDS["shops"] for found, n in counted(stage, shard) if found == status)
+        status: sum(
+            int(n)
+            for shard in HOLDS["shops"]
+            for found, n in counted(stage, shard)
+            if found == status
+        )
         for status in ("pending", "confirmed", "exhausted")
     }
-    [(requests,)] = change(stage.urls["control"], "SELECT count(*) FROM resend_request WHERE state IN ('open', 'claimed')", ())
+    [(requests,)] = change(
+        stage.urls["control"],
+        "SELECT count(*) FROM resend_request WHERE state IN ('open', 'claimed')",
+        (),
+    )
     return {
-        "at": round(stage.record.now, 1), "memory": memory, "tables": tables, "stubs": stubs, "requests_open": int(requests),
+        "at": round(stage.record.now, 1),
+        "memory": memory,
+        "tables": tables,
+        "stubs": stubs,
+        "requests_open": int(requests),
         "starts": {name: kept.starts for name, kept in stage.processes.items()},
-    }  # fmt: skip
+    }
 
 
 def counted(stage: Stage, shard: str) -> list[tuple[Any, ...]]:
     return change(stage.urls[shard], "SELECT status, count(*) FROM message_stub GROUP BY 1", ())
 
 
-def run_soak(folder: Path, minutes: float, rate: float, every: float, say: Callable[[str], None]) -> dict[str, Any]:
+def run_soak(
+    folder: Path, minutes: float, rate: float, every: float, say: Callable[[str], None]
+) -> dict[str, Any]:
     """In `folder`, which is emptied first; the report, also in report.json."""
     clear_leftovers(folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -108,36 +127,58 @@ def run_soak(folder: Path, minutes: float, rate: float, every: float, say: Calla
                 file.write(json.dumps(samples[-1]) + "\n")
                 file.flush()
                 if len(samples) % 20 == 0:
-                    say(f"{stage.record.now / 60:.0f} min: {samples[-1]['stubs']}, requests {samples[-1]['requests_open']}")
+                    say(
+                        f"{stage.record.now / 60:.0f} min: {samples[-1]['stubs']}, requests {samples[-1]['requests_open']}"
+                    )
         heal(stage)
         stage.stop_producers()
         report["settled_after"] = round(settle(stage, 600.0), 1)
         report |= run_checker(stage)
         runs = {duty: list(duty_lines(stage, duty)) for duty in ("reconcile", "resend")}
-        report |= {"minutes": round((monotonic() - began) / 60, 1), "rate": rate, "machine": machine()}
+        report |= {
+            "minutes": round((monotonic() - began) / 60, 1),
+            "rate": rate,
+            "machine": machine(),
+        }
         report |= judge(samples, runs)
         report["ok"] = bool(report["ok"] and report["flat"])
     finally:
         stage.stop(keep=not report["ok"])
-    (folder / "report.json").write_text(json.dumps(report, ensure_ascii=False, indent=2), encoding="utf-8")
+    (folder / "report.json").write_text(
+        json.dumps(report, ensure_ascii=False, indent=2), encoding="utf-8"
+    )
     (folder / "soak.md").write_text(figures(report), encoding="utf-8")
     return report
 
 
-def judge(samples: Sequence[Mapping[str, Any]], runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+def judge(
+    samples: Sequence[Mapping[str, Any]], runs: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> dict[str, Any]:
     """Slopes after the warm-up, against their bounds (pure)."""
     late = samples[int(len(samples) * WARM_UP) :]
     memory = {name: slope_of(name, late) for name in (late[-1]["memory"] if late else {})}
-    times = {duty: run_times([line for line in lines if line["ended"] == "done"]) for duty, lines in runs.items()}
+    times = {
+        duty: run_times([line for line in lines if line["ended"] == "done"])
+        for duty, lines in runs.items()
+    }
     growing = [name for name, one in memory.items() if name.startswith(OURS) and not one["flat"]]
     slower = [duty for duty, one in times.items() if not one["flat"]]
     return {
-        "memory": memory, "run_times": times, "growing": growing, "slower": slower, "flat": not growing and not slower,
+        "memory": memory,
+        "run_times": times,
+        "growing": growing,
+        "slower": slower,
+        "flat": not growing and not slower,
         "tables": {
-            name: {"first": late[0]["tables"].get(name, 0), "last": size} for name, size in late[-1]["tables"].items()
-        } if late else {},
-        "ended": {duty: ends([str(line["ended"]) for line in lines]) for duty, lines in runs.items()},
-    }  # fmt: skip
+            name: {"first": late[0]["tables"].get(name, 0), "last": size}
+            for name, size in late[-1]["tables"].items()
+        }
+        if late
+        else {},
+        "ended": {
+            duty: ends([str(line["ended"]) for line in lines]) for duty, lines in runs.items()
+        },
+    }
 
 
 def ends(names: Sequence[str]) -> dict[str, int]:
@@ -150,7 +191,11 @@ def slope_of(name: str, late: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {"median": 0, "per_hour": 0, "flat": False}
     slope = linear_regression([at for at, _ in points], [size for _, size in points]).slope * 3600
     middle = median(size for _, size in points)
-    return {"median": int(middle), "per_hour": int(slope), "flat": slope <= max(MEMORY_SLOPE * middle, LEAST_BYTES)}
+    return {
+        "median": int(middle),
+        "per_hour": int(slope),
+        "flat": slope <= max(MEMORY_SLOPE * middle, LEAST_BYTES),
+    }
 
 
 def run_times(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -162,7 +207,12 @@ def run_times(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {"runs": len(busy), "flat": False}
     first = median(float(line["seconds"]) for line in late[:quarter])
     last = median(float(line["seconds"]) for line in late[-quarter:])
-    return {"runs": len(busy), "first": round(first, 3), "last": round(last, 3), "flat": last <= first * RUN_TIME}
+    return {
+        "runs": len(busy),
+        "first": round(first, 3),
+        "last": round(last, 3),
+        "flat": last <= first * RUN_TIME,
+    }
 
 
 def figures(report: Mapping[str, Any]) -> str:
@@ -173,22 +223,30 @@ def figures(report: Mapping[str, Any]) -> str:
         f"{report['machine']['cores']} cores. Everything came out right: {'yes' if not report['problems'] else 'NO'}. "
         f"Flat: {'yes' if report['flat'] else 'NO'}. Lost in the broker on purpose: {report['resends']['lost_in_broker']}, "
         f"sent again: {report['resends']['attempts']}.",
-        "", "| process | memory (median) | growth an hour | flat |", "| --- | ---: | ---: | --- |",
+        "",
+        "| process | memory (median) | growth an hour | flat |",
+        "| --- | ---: | ---: | --- |",
         *(
             f"| {name} | {one['median'] / mebi:.0f} MiB | {one['per_hour'] / mebi:+.1f} MiB | {flat(one)} |"
             for name, one in sorted(report["memory"].items())
         ),
-        "", "| duty | runs with work | median run, early | late | flat |", "| --- | ---: | ---: | ---: | --- |",
+        "",
+        "| duty | runs with work | median run, early | late | flat |",
+        "| --- | ---: | ---: | ---: | --- |",
         *(
             f"| {duty} | {one['runs']} | {one.get('first', 0):.2f} s | {one.get('last', 0):.2f} s | {flat(one)} |"
             for duty, one in report["run_times"].items()
         ),
-        "", "| table | after the warm-up | at the end |", "| --- | ---: | ---: |",
+        "",
+        "| table | after the warm-up | at the end |",
+        "| --- | ---: | ---: |",
         *(
             f"| {name} | {one['first'] / mebi:.1f} MiB | {one['last'] / mebi:.1f} MiB |"
-            for name, one in sorted(report["tables"].items(), key=lambda item: -item[1]["last"])[:16]
+            for name, one in sorted(report["tables"].items(), key=lambda item: -item[1]["last"])[
+                :16
+            ]
         ),
-    ]  # fmt: skip
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -200,15 +258,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m backstop_lab.chaos.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--rate", type=float, default=40.0, help="messages a second")
-    parser.add_argument("--every", type=float, default=10.0, help="seconds between two reconcile runs")
+    parser.add_argument(
+        "--every", type=float, default=10.0, help="seconds between two reconcile runs"
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER)
     asked = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         report = run_soak(
-            asked.folder.resolve(), asked.minutes, asked.rate, asked.every,
+            asked.folder.resolve(),
+            asked.minutes,
+            asked.rate,
+            asked.every,
             lambda text: print(text, file=sys.stderr, flush=True),
-        )  # fmt: skip
+        )
     except BackstopError as broken:
         print(broken, file=sys.stderr)
         return broken.exit_code

@@ -35,9 +35,12 @@ from backstop_lab.shop.workers import Worker
 _SQL = load_sql("backstop_lab.shop", "business.sql")
 BROKER = "embedded"
 CONNECTIONS = {
-    "backstop_control": "control", "backstop_producer_a": "shop_a", "backstop_producer_b": "shop_b",
-    "backstop_consumer_billing": "billing", "backstop_consumer_shipping": "shipping",
-}  # fmt: skip
+    "backstop_control": "control",
+    "backstop_producer_a": "shop_a",
+    "backstop_producer_b": "shop_b",
+    "backstop_consumer_billing": "billing",
+    "backstop_consumer_shipping": "shipping",
+}
 """Connection id of backstop.yaml -> database."""
 DEAD_AFTER = 8.0
 """Seconds after which a silent holder of a duty's lease is taken over: above the heartbeat's 5."""
@@ -47,13 +50,17 @@ WATCH_SECONDS = 0.1
 READY_SECONDS = 120.0
 POLICY = {
     # A broker that is away for seconds refuses everything meanwhile. That is no mass loss, and here no person is there to ask.
-    "blast_share": 1.0, "max_sends": 8, "max_refusals": 40,
+    "blast_share": 1.0,
+    "max_sends": 8,
+    "max_refusals": 40,
     # A canary that a broken broker refuses stops its batch until a person has looked.
     "canary": 0,
     # 20 deliveries of 2 s, and what a consumer may take.
-    "redelivery_horizon": "45s", "backlog_horizon": "12m",
-    "retry_after": "1s", "sweep_interval": "2s",
-}  # fmt: skip
+    "redelivery_horizon": "45s",
+    "backlog_horizon": "12m",
+    "retry_after": "1s",
+    "sweep_interval": "2s",
+}
 DELIVERY_LIMIT = 20
 """Whoever is killed or frozen with a message in hand uses up a delivery; a dead letter is not what this run is about."""
 
@@ -84,7 +91,9 @@ class Stage:
 
     # -- start and stop
 
-    def start(self, *, without: Collection[str] = (), every: Mapping[str, float] | None = None) -> None:
+    def start(
+        self, *, without: Collection[str] = (), every: Mapping[str, float] | None = None
+    ) -> None:
         """Servers, schemas, links, processes (but those, and the producers). Whoever calls it calls `stop`, come what may.
 
         `every`: seconds between two runs of a duty, by its name; 1 otherwise.
@@ -99,11 +108,19 @@ class Stage:
                 program: Any = self.servers[server].program
                 program.create_database(database)
         homes = databases()
-        self.urls = {database: self.servers[server].url(database) for database, server in homes.items()}
-        self.broker_url, self.leases_url = self.servers["broker"].url(""), self.servers["leases"].url("")
+        self.urls = {
+            database: self.servers[server].url(database) for database, server in homes.items()
+        }
+        self.broker_url, self.leases_url = (
+            self.servers["broker"].url(""),
+            self.servers["leases"].url(""),
+        )
         prepare(
             self.settings,
-            {**{ref: self.urls[database] for ref, database in CONNECTIONS.items()}, "backstop_broker": self.broker_url},
+            {
+                **{ref: self.urls[database] for ref, database in CONNECTIONS.items()},
+                "backstop_broker": self.broker_url,
+            },
         )
         for shard in HOLDS["shops"]:
             change(self.urls[shard], _SQL["make_business_order"], ())
@@ -164,26 +181,44 @@ class Stage:
         policy = self.settings.policy_for(None)
         named = ("first_check", "attempt_timeout", "max_send_duration", "lease", "retry_after")
         shared = {
-            "ledger": str(self.ledger.folder), "broker_name": BROKER, "config": str(self.config),
+            "ledger": str(self.ledger.folder),
+            "broker_name": BROKER,
+            "config": str(self.config),
             "policy": {name: getattr(policy, name).total_seconds() for name in named},
             "topics": list(self.settings.topics),
-        }  # fmt: skip
+        }
         for shard in HOLDS["shops"]:
-            self.add(f"producer-{shard}", "backstop_lab.chaos.producer", {
-                **shared, "shard": shard, "seed": f"{self.seed} {shard}", "rate": self.rate / len(HOLDS["shops"]),
-                "database": self.through("producers to shops", self.urls[shard]),
-                "broker": self.through("producers to broker", self.broker_url),
-            })  # fmt: skip
+            self.add(
+                f"producer-{shard}",
+                "backstop_lab.chaos.producer",
+                {
+                    **shared,
+                    "shard": shard,
+                    "seed": f"{self.seed} {shard}",
+                    "rate": self.rate / len(HOLDS["shops"]),
+                    "database": self.through("producers to shops", self.urls[shard]),
+                    "broker": self.through("producers to broker", self.broker_url),
+                },
+            )
         for worker in CONSUMERS:
             group = worker.partition("-")[0]
-            self.add(worker, "backstop_lab.shop.traffic_consumer", {
-                **shared, "group": group, "worker": worker,
-                "database": self.through(f"{group} to {group}", self.urls[group]),
-                "broker": self.through("consumers to broker", self.broker_url),
-                "leases": self.through("consumers to leases", self.leases_url), "orders": str(self.orders),
-            })  # fmt: skip
+            self.add(
+                worker,
+                "backstop_lab.shop.traffic_consumer",
+                {
+                    **shared,
+                    "group": group,
+                    "worker": worker,
+                    "database": self.through(f"{group} to {group}", self.urls[group]),
+                    "broker": self.through("consumers to broker", self.broker_url),
+                    "leases": self.through("consumers to leases", self.leases_url),
+                    "orders": str(self.orders),
+                },
+            )
         for name in (*DUTIES, STANDBY):
-            self.add(name, "backstop_lab.chaos.duty", self.duty("resend" if name == STANDBY else name))
+            self.add(
+                name, "backstop_lab.chaos.duty", self.duty("resend" if name == STANDBY else name)
+            )
 
     def add(self, name: str, module: str, places: dict[str, Any]) -> Kept:
         folder = self.folder / "processes"
@@ -195,34 +230,51 @@ class Stage:
         """The places of a process that runs this duty in a loop."""
         homes = databases()
         connections = {
-            ref: self.through(f"duties to {homes[database]}", self.urls[database]) for ref, database in CONNECTIONS.items()
+            ref: self.through(f"duties to {homes[database]}", self.urls[database])
+            for ref, database in CONNECTIONS.items()
         }
         connections["backstop_broker"] = self.through("duties to broker", self.broker_url)
         connections["backstop_leases"] = self.through("duties to leases", self.leases_url)
         return {
-            "duty": duty, "config": str(self.config), "docs": str(self.folder / "data-docs"), "connections": connections,
-            "dead_after": dead_after, "every": self._every.get(duty, 1.0),
-        }  # fmt: skip
+            "duty": duty,
+            "config": str(self.config),
+            "docs": str(self.folder / "data-docs"),
+            "connections": connections,
+            "dead_after": dead_after,
+            "every": self._every.get(duty, 1.0),
+        }
 
     def through(self, link: str, url: str) -> str:
         """The same address by way of the link's proxy."""
         parts = urlsplit(url)
         login = parts.netloc.rpartition("@")[0]
-        return urlunsplit(parts._replace(netloc=f"{login}@{LOOPBACK}:{self.proxy.links[link].port}"))
+        return urlunsplit(
+            parts._replace(netloc=f"{login}@{LOOPBACK}:{self.proxy.links[link].port}")
+        )
 
     def write_places(self) -> Path:
         """Where the checker finds what it compares; mode 0600, because it holds passwords."""
         policy = self.settings.policy_for(None)
         file = self.folder / "places.json"
-        write_private(file, json.dumps({
-            "control": self.urls["control"],
-            "producers": {shard: self.urls[shard] for shard in HOLDS["shops"]},
-            "groups": {group: self.urls[group] for group in self.settings.groups},
-            "topics": {topic: list(self.settings.groups_of(topic)) for topic in self.settings.topics},
-            "broker": self.broker_url,
-            "late_after": (policy.max_send_duration + policy.max_clock_skew).total_seconds(),
-            "events": str(self.record.file),
-        }))  # fmt: skip
+        write_private(
+            file,
+            json.dumps(
+                {
+                    "control": self.urls["control"],
+                    "producers": {shard: self.urls[shard] for shard in HOLDS["shops"]},
+                    "groups": {group: self.urls[group] for group in self.settings.groups},
+                    "topics": {
+                        topic: list(self.settings.groups_of(topic))
+                        for topic in self.settings.topics
+                    },
+                    "broker": self.broker_url,
+                    "late_after": (
+                        policy.max_send_duration + policy.max_clock_skew
+                    ).total_seconds(),
+                    "events": str(self.record.file),
+                }
+            ),
+        )
         return file
 
     # -- what runs

@@ -23,9 +23,13 @@ TABLES = {
     "verdict": "SELECT v.*, r.as_of, r.state AS run_state FROM verdict v JOIN run r USING (run_id)",
 }
 HOMES = {
-    "message_stub": ("shop_a", "shop_b"), "send_attempt": ("shop_a", "shop_b"), "consumer_log": ("billing", "shipping"),
-    "effect": ("billing", "shipping"), "resend_request": ("control",), "verdict": ("control",),
-}  # fmt: skip
+    "message_stub": ("shop_a", "shop_b"),
+    "send_attempt": ("shop_a", "shop_b"),
+    "consumer_log": ("billing", "shipping"),
+    "effect": ("billing", "shipping"),
+    "resend_request": ("control",),
+    "verdict": ("control",),
+}
 
 
 def tell(stage: Stage, topic: str, message_id: str) -> str:
@@ -34,7 +38,11 @@ def tell(stage: Stage, topic: str, message_id: str) -> str:
     made: datetime | None = None
     for name, query in TABLES.items():
         for database in HOMES[name]:
-            for row in rows(stage.urls[database], f"{query} WHERE topic = %s AND message_id = %s", (topic, message_id)):
+            for row in rows(
+                stage.urls[database],
+                f"{query} WHERE topic = %s AND message_id = %s",
+                (topic, message_id),
+            ):
                 made = row.get("created_at") if name == "message_stub" else made
                 lines.append(f"{database} {name}: {said(row)}")
     for event in stage.record.events():
@@ -55,4 +63,8 @@ def rows(dsn: str, query: str, parameters: tuple[object, ...]) -> list[dict[str,
 
 
 def said(row: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in row.items() if value is not None and name not in ("content", "headers"))
+    return ", ".join(
+        f"{name}={value}"
+        for name, value in row.items()
+        if value is not None and name not in ("content", "headers")
+    )

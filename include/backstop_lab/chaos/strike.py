@@ -44,7 +44,9 @@ def kill_process(stage: Stage, fault: Fault, over: threading.Event, facts: dict[
     kept.held = False
 
 
-def freeze_process(stage: Stage, fault: Fault, over: threading.Event, facts: dict[str, Any]) -> None:
+def freeze_process(
+    stage: Stage, fault: Fault, over: threading.Event, facts: dict[str, Any]
+) -> None:
     kept = stage.processes[fault.victim]
     facts["done"] = bool(kept.freeze())
     over.wait(fault.seconds)
@@ -137,7 +139,9 @@ def lose_messages(stage: Stage, fault: Fault, over: threading.Event, facts: dict
                 lost += len(stage.broker_faults.delete_undelivered(LOST, topic, ids, LOST_AT_MOST))
         facts["lost"] = lost
     except (BackstopError, redis.RedisError, psycopg2.Error) as error:
-        facts["says"] = str(error)  # a server is down at this moment, or everything was delivered: nothing is lost
+        facts["says"] = str(
+            error
+        )  # a server is down at this moment, or everything was delivered: nothing is lost
     finally:
         for name in CONSUMERS:
             stage.processes[name].thaw()
@@ -147,10 +151,14 @@ def lose_messages(stage: Stage, fault: Fault, over: threading.Event, facts: dict
 def without_log(stage: Stage, topic: str, ids: list[str]) -> list[str]:
     """Those that no group has ever logged, in their order."""
     logged = {
-        message_id for group in stage.settings.groups for (message_id,) in change(
-            stage.urls[group], "SELECT message_id FROM consumer_log WHERE topic = %s AND message_id = ANY(%s)", (topic, ids)
+        message_id
+        for group in stage.settings.groups
+        for (message_id,) in change(
+            stage.urls[group],
+            "SELECT message_id FROM consumer_log WHERE topic = %s AND message_id = ANY(%s)",
+            (topic, ids),
         )
-    }  # fmt: skip
+    }
     return [message_id for message_id in ids if message_id not in logged]
 
 
@@ -201,9 +209,10 @@ def withdrawn(order: Path) -> bool:
 def is_done(stage: Stage, group: str, line: dict[str, Any]) -> bool:
     try:
         done = change(
-            stage.urls[group], "SELECT 1 FROM effect WHERE consumer_group = %s AND topic = %s AND message_id = %s",
+            stage.urls[group],
+            "SELECT 1 FROM effect WHERE consumer_group = %s AND topic = %s AND message_id = %s",
             (group, line["topic"], line["message_id"]),
-        )  # fmt: skip
+        )
     except psycopg2.Error:
         return False  # the database is down at this moment: nobody can say so
     return bool(done)
@@ -214,8 +223,9 @@ def flush_leases(stage: Stage, fault: Fault, over: threading.Event, facts: dict[
     try:
         again = {
             (topic, group): stage.broker_faults.newest_done(topic, group, AGAIN_AT_MOST)
-            for topic in stage.settings.topics for group in stage.settings.groups_of(topic)
-        }  # fmt: skip
+            for topic in stage.settings.topics
+            for group in stage.settings.groups_of(topic)
+        }
         facts["keys"] = flush_leases_of(stage.leases_url)
         for (topic, group), keys in again.items():
             stage.ledger.append("leases_flushed", keys, consumer_group=group)
@@ -227,8 +237,18 @@ def flush_leases(stage: Stage, fault: Fault, over: threading.Event, facts: dict[
 
 
 _KINDS = {
-    "kill_process": kill_process, "freeze_process": freeze_process, "kill_server": kill_server, "stop_server": stop_server,
-    "kill_backend": kill_backend, "freeze_server": freeze_server, "cut_link": cut_link, "skew_clock": skew_clock,
-    "fill_disk": fill_disk, "run_twice": run_twice, "lose_messages": lose_messages, "kill_holding": kill_holding,
-    "wake_late": wake_late, "flush_leases": flush_leases,
-}  # fmt: skip
+    "kill_process": kill_process,
+    "freeze_process": freeze_process,
+    "kill_server": kill_server,
+    "stop_server": stop_server,
+    "kill_backend": kill_backend,
+    "freeze_server": freeze_server,
+    "cut_link": cut_link,
+    "skew_clock": skew_clock,
+    "fill_disk": fill_disk,
+    "run_twice": run_twice,
+    "lose_messages": lose_messages,
+    "kill_holding": kill_holding,
+    "wake_late": wake_late,
+    "flush_leases": flush_leases,
+}

@@ -36,7 +36,9 @@ def reset(side: asyncio.StreamWriter) -> None:
     """A reset, not an orderly end: nothing is flushed, nothing lingers."""
     if side.transport.is_closing():
         return  # it has ended by itself
-    side.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    side.get_extra_info("socket").setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+    )
     side.transport.abort()
 
 
@@ -58,7 +60,9 @@ class Link:
         self.port = int(server.sockets[0].getsockname()[1])
         return server
 
-    async def _accept(self, client_reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+    async def _accept(
+        self, client_reader: asyncio.StreamReader, client: asyncio.StreamWriter
+    ) -> None:
         try:
             server_reader, server = await asyncio.open_connection(LOOPBACK, self.target)
         except OSError:
@@ -79,7 +83,12 @@ class Link:
             server.close()
 
     async def _pass(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: Line, *, is_reply: bool
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        line: Line,
+        *,
+        is_reply: bool,
     ) -> None:
         while data := await reader.read(CHUNK):
             if self._delay:

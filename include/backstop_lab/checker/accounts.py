@@ -9,9 +9,14 @@ from .books import Books, Key, Ledger, Problems, given_up, held, keys_of
 from .deaths import ENDS, GIVEN_UP, deaths_of, replays_called_for
 
 LOST_ON_THE_WAY = (
-    "crash_before_send", "lost_in_broker", "offset_moved", "taken_out", "files_removed", "cut_off",
+    "crash_before_send",
+    "lost_in_broker",
+    "offset_moved",
+    "taken_out",
+    "files_removed",
+    "cut_off",
     "not_sent_in_time",
-)  # fmt: skip
+)
 """Faults after which the message is gone for good unless it is sent again."""
 NEVER_PUBLISHABLE = "refused"
 
@@ -28,7 +33,9 @@ def check_promises(books: Books, twice: set[Key], problems: Problems) -> None:
         problems.add("stub without a business row", *key)
 
 
-def check_effects(books: Books, topics: dict[str, list[str]], ledger: Ledger, problems: Problems) -> dict[str, Any]:
+def check_effects(
+    books: Books, topics: dict[str, list[str]], ledger: Ledger, problems: Problems
+) -> dict[str, Any]:
     """Each group's effects: each expected one exactly once, and no other."""
     refused = {key for key in keys_of(ledger.get(NEVER_PUBLISHABLE, [])) if given_up(books, key)}
     told: dict[str, Any] = {}
@@ -38,7 +45,11 @@ def check_effects(books: Books, topics: dict[str, list[str]], ledger: Ledger, pr
         missing = [key for key in expected if effects[key] == 0]
         doubled = [key for key, times in effects.items() if times > 1]
         unexpected = [key for key in effects if effects[key] > 0 and key not in expected]
-        for rule, keys in (("missing", missing), ("duplicated", doubled), ("unexpected", unexpected)):
+        for rule, keys in (
+            ("missing", missing),
+            ("duplicated", doubled),
+            ("unexpected", unexpected),
+        ):
             for key in keys:
                 problems.add(f"effect {rule}", group, *key)
         told[group] = {
@@ -55,33 +66,44 @@ def check_effects(books: Books, topics: dict[str, list[str]], ledger: Ledger, pr
 def poisoned(books: Books, ledger: Ledger, group: str) -> set[Key]:
     """What killed the group's handler and was given up by a person: no work is expected of it."""
     return {
-        (topic, message_id) for (topic, message_id, of), fault in deaths_of(ledger).items()
+        (topic, message_id)
+        for (topic, message_id, of), fault in deaths_of(ledger).items()
         if of == group and ENDS[fault] == GIVEN_UP and (topic, message_id, of) in books.discards
-    }  # fmt: skip
+    }
 
 
 def check_data_checks(books: Books, ledger: Ledger, problems: Problems) -> None:
     """A check of the data fails when something was injected that it must see, and only then."""
-    timeless = any(line.get("detail") == "consumed without a time" for line in ledger.get("broken_rows", []))
+    timeless = any(
+        line.get("detail") == "consumed without a time" for line in ledger.get("broken_rows", [])
+    )
     for (suite, name), times in books.failed_checks.items():
-        if not (timeless and suite in ("leases_before", "leases_after") and name == "done_has_a_time"):
+        if not (
+            timeless and suite in ("leases_before", "leases_after") and name == "done_has_a_time"
+        ):
             problems.add("data check failed", suite, name, times)
 
 
 def check_leases(books: Books, problems: Problems) -> None:
     """No lease is left behind by anybody: whatever was begun came to its end."""
     for group, keys in books.unended.items():
-        for key in keys - {(topic, message_id) for topic, message_id, of in books.discards if of == group}:
+        for key in keys - {
+            (topic, message_id) for topic, message_id, of in books.discards if of == group
+        }:
             problems.add("work begun and never ended", group, *key)
 
 
-def check_resends(books: Books, topics: dict[str, list[str]], ledger: Ledger, problems: Problems) -> dict[str, Any]:
+def check_resends(
+    books: Books, topics: dict[str, list[str]], ledger: Ledger, problems: Problems
+) -> dict[str, Any]:
     """No send that nothing called for: a message may reach a group again once for each time it was lost."""
     losses: Counter[tuple[Key, str]] = Counter()
     for fault in LOST_ON_THE_WAY:
         for line in ledger.get(fault, []):
             key = (line["topic"], line["message_id"])
-            for group in [line["consumer_group"]] if line.get("consumer_group") else topics.get(key[0], []):
+            for group in (
+                [line["consumer_group"]] if line.get("consumer_group") else topics.get(key[0], [])
+            ):
                 losses[key, group] += 1
     for (topic, message_id, group), times in replays_called_for(ledger).items():
         losses[(topic, message_id), group] += times
@@ -110,7 +132,9 @@ def check_resends(books: Books, topics: dict[str, list[str]], ledger: Ledger, pr
         "attempts": sum(outcomes.values()),
         "outcomes": dict(outcomes),
         "needless": needless,
-        "most_for_one_message": max((len(resends) for resends in books.resends.values()), default=0),
+        "most_for_one_message": max(
+            (len(resends) for resends in books.resends.values()), default=0
+        ),
     }
 
 
@@ -150,11 +174,17 @@ def count_final(books: Books, topics: dict[str, list[str]], problems: Problems) 
                 elif status == "voided":
                     final["VOIDED"] += 1
                 else:
-                    final[books.latest.get((key, group), "QUARANTINED" if key in books.quarantined else "NONE")] += 1
+                    final[
+                        books.latest.get(
+                            (key, group), "QUARANTINED" if key in books.quarantined else "NONE"
+                        )
+                    ] += 1
     if final["NONE"]:
         problems.add("delivery without a verdict", final["NONE"])
     if books.summary["runs_with_wrong_counts"]:
-        problems.add("a run's counts differ from its verdicts", books.summary["runs_with_wrong_counts"])
+        problems.add(
+            "a run's counts differ from its verdicts", books.summary["runs_with_wrong_counts"]
+        )
     adds_up = sum(final.values()) == owed and not books.summary["runs_with_wrong_counts"]
     return {
         "deliveries": owed,
@@ -162,5 +192,3 @@ def count_final(books: Books, topics: dict[str, list[str]], problems: Problems) 
         "adds_up": adds_up,
         "all_runs": books.summary["verdicts_of_all_runs"],
     }
-
-

@@ -112,7 +112,8 @@ class Problems:
 
     def listed(self) -> list[dict[str, Any]]:
         return [
-            {"rule": rule, "count": len(all_of), "sample": sorted(all_of)[:SAMPLE]} for rule, all_of in sorted(self.found.items())
+            {"rule": rule, "count": len(all_of), "sample": sorted(all_of)[:SAMPLE]}
+            for rule, all_of in sorted(self.found.items())
         ]
 
 
@@ -122,7 +123,9 @@ Ledger = dict[str, list[dict[str, Any]]]
 def read_ledger(folder: Path) -> Ledger:
     """Fault -> its lines: each names a topic and a message_id, and the one consumer_group it hit, or null."""
     return {
-        file.stem: [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+        file.stem: [
+            json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line
+        ]
         for file in sorted(folder.glob("*.jsonl"))
     }
 
@@ -146,20 +149,26 @@ def read_books(places: dict[str, Any], ledger: Ledger) -> Books:
     for shard, dsn in places["producers"].items():
         for topic, message_id in rows(dsn, "SELECT topic, message_id FROM business_order"):
             books.business[topic, message_id].append(shard)
-        for topic, message_id, status, sends in rows(dsn, "SELECT topic, message_id, status, send_count FROM message_stub"):
+        for topic, message_id, status, sends in rows(
+            dsn, "SELECT topic, message_id, status, send_count FROM message_stub"
+        ):
             books.stubs[topic, message_id].append((shard, status, sends))
         for topic, message_id, number, groups, outcome in rows(
             dsn,
             "SELECT topic, message_id, send_number, groups, outcome FROM send_attempt WHERE send_number > 1",
         ):
-            books.resends[topic, message_id].append((number, frozenset(groups) if groups else None, outcome))
+            books.resends[topic, message_id].append(
+                (number, frozenset(groups) if groups else None, outcome)
+            )
         books.excess_attempts += rows(
             dsn,
             "SELECT count(*) FROM send_attempt a LEFT JOIN message_stub s USING (topic, message_id)"
             " WHERE s.message_id IS NULL OR a.send_number > s.send_count",
         )[0][0]
     for group, dsn in places["groups"].items():
-        effects = rows(dsn, "SELECT topic, message_id, fence FROM effect WHERE consumer_group = %s", (group,))
+        effects = rows(
+            dsn, "SELECT topic, message_id, fence FROM effect WHERE consumer_group = %s", (group,)
+        )
         books.effects[group] = Counter((topic, message_id) for topic, message_id, _ in effects)
         books.fences[group] = defaultdict(list)
         for topic, message_id, fence in effects:
@@ -169,11 +178,17 @@ def read_books(places: dict[str, Any], ledger: Ledger) -> Books:
         books.consumed[group] = {(topic, message_id) for topic, message_id in done}
         edited = "SELECT topic, message_id, content_version FROM consumer_log WHERE consumer_group = %s AND content_version > 1"
         found = rows(dsn, edited, (group,))
-        books.version_consumed[group] = {(topic, message_id): version for topic, message_id, version in found}
+        books.version_consumed[group] = {
+            (topic, message_id): version for topic, message_id, version in found
+        }
         for told, which in (
-            (books.taken_over, "attempts > 1"), (books.stopped, "duplicates_stopped > 0"), (books.unended, "state <> 'CONSUMED'"),
-        ):  # fmt: skip
-            told[group] = {(topic, message_id) for topic, message_id in rows(dsn, log + which, (group,))}
+            (books.taken_over, "attempts > 1"),
+            (books.stopped, "duplicates_stopped > 0"),
+            (books.unended, "state <> 'CONSUMED'"),
+        ):
+            told[group] = {
+                (topic, message_id) for topic, message_id in rows(dsn, log + which, (group,))
+            }
     read_control(places["control"], books, ledger)
     read_letters(places["control"], books)
     read_cases(places["control"], books)
@@ -189,11 +204,18 @@ def read_letters(dsn: str, books: Books) -> None:
             " proof IS NOT NULL, send_number FROM dead_letter ORDER BY dead_letter_id",
         )
     ]
-    books.undrained = rows(dsn, "SELECT count(*) FROM drain_batch WHERE acknowledged_at IS NULL")[0][0]
+    books.undrained = rows(dsn, "SELECT count(*) FROM drain_batch WHERE acknowledged_at IS NULL")[
+        0
+    ][0]
     books.discards = set(
-        rows(dsn, "SELECT topic, message_id, consumer_group FROM delivery_decision WHERE decision = 'discard' AND why <> ''")
+        rows(
+            dsn,
+            "SELECT topic, message_id, consumer_group FROM delivery_decision WHERE decision = 'discard' AND why <> ''",
+        )
     )
-    for topic, message_id, version in rows(dsn, "SELECT topic, message_id, content_version FROM message_version"):
+    for topic, message_id, version in rows(
+        dsn, "SELECT topic, message_id, content_version FROM message_version"
+    ):
         books.versions[topic, message_id].add(version)
 
 
@@ -213,9 +235,14 @@ def read_cases(dsn: str, books: Books) -> None:
         books.letter_cases[topic, message_id, group].add(case_id)
     books.alerts = [
         Alert(*row)
-        for row in rows(dsn, "SELECT case_id, dedup_key, closing, delivered_at IS NOT NULL, ended FROM alert ORDER BY alert_id")
+        for row in rows(
+            dsn,
+            "SELECT case_id, dedup_key, closing, delivered_at IS NOT NULL, ended FROM alert ORDER BY alert_id",
+        )
     ]
-    books.messages_sent = dict(rows(dsn, "SELECT channel, count(*) FROM alert_message GROUP BY channel"))
+    books.messages_sent = dict(
+        rows(dsn, "SELECT channel, count(*) FROM alert_message GROUP BY channel")
+    )
 
 
 def read_control(dsn: str, books: Books, ledger: Ledger) -> None:
@@ -231,7 +258,11 @@ def read_control(dsn: str, books: Books, ledger: Ledger) -> None:
     )
     books.quarantined = {(topic, message_id) for topic, message_id in quarantined}
     interesting = {message_id for lines in ledger.values() for _, message_id in keys_of(lines)}
-    interesting |= {key[1] for key, found in books.stubs.items() if any(status != "confirmed" for _, status, _ in found)}
+    interesting |= {
+        key[1]
+        for key, found in books.stubs.items()
+        if any(status != "confirmed" for _, status, _ in found)
+    }
     for topic, message_id, group, verdict, reason in rows(
         dsn,
         "SELECT topic, message_id, consumer_group, verdict, reason FROM verdict WHERE message_id = ANY(%s) ORDER BY run_id",
@@ -268,7 +299,9 @@ def read_control(dsn: str, books: Books, ledger: Ledger) -> None:
             dsn,
             "SELECT count(*) FROM case_file WHERE case_id NOT IN (SELECT case_id FROM alert WHERE case_id > 0)",
         )[0][0],
-        "requests": dict(rows(dsn, "SELECT state, count(*) FROM resend_request GROUP BY state ORDER BY state")),
+        "requests": dict(
+            rows(dsn, "SELECT state, count(*) FROM resend_request GROUP BY state ORDER BY state")
+        ),
         "data_checks": {
             suite: {"passed": passed, "failed": failed, "expectations": expectations}
             for suite, passed, failed, expectations in rows(
@@ -303,6 +336,8 @@ def held(books: Books, key: Key, *states: str) -> bool:
 def given_up(books: Books, key: Key) -> bool:
     """Every shard gave the message up, and a person was asked."""
     statuses = {status for _, status, _ in books.stubs.get(key, [])}
-    return bool(statuses) and statuses <= {"exhausted", "voided"} and held(books, key, "open", "decided")
-
-
+    return (
+        bool(statuses)
+        and statuses <= {"exhausted", "voided"}
+        and held(books, key, "open", "decided")
+    )

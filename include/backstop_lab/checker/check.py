@@ -6,7 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .accounts import check_data_checks, check_effects, check_leases, check_promises, check_resends, check_stubs, count_final
+from .accounts import (
+    check_data_checks,
+    check_effects,
+    check_leases,
+    check_promises,
+    check_resends,
+    check_stubs,
+    count_final,
+)
 from .books import Ledger, Problems, keys_of, read_books, read_ledger
 from .deaths import check_deaths
 from .injected import check_faults
@@ -18,7 +26,11 @@ def check(places: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
     books = read_books(places, ledger)
     topics: dict[str, list[str]] = places["topics"]
     problems = Problems()
-    twice = keys_of(line for line in ledger.get("broken_rows", []) if line.get("detail") == "one id on two shards")
+    twice = keys_of(
+        line
+        for line in ledger.get("broken_rows", [])
+        if line.get("detail") == "one id on two shards"
+    )
     check_promises(books, twice, problems)
     check_leases(books, problems)
     check_data_checks(books, ledger, problems)
@@ -45,5 +57,3 @@ def main(arguments: list[str]) -> int:
     told = check(json.loads(places.read_text(encoding="utf-8")), read_ledger(folder))
     print(json.dumps(told, ensure_ascii=False, indent=2))
     return 0 if told["ok"] else 1
-
-

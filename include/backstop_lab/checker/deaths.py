@@ -30,7 +30,9 @@ OF_ONE_CAUSE = ("message_expired", "given_up_undone", "not_json", "field_missing
 def deaths_of(ledger: Ledger) -> dict[Delivery, str]:
     """Delivery -> the fault that it died of."""
     return {
-        (line["topic"], line["message_id"], line["consumer_group"]): fault for fault in ENDS for line in ledger.get(fault, [])
+        (line["topic"], line["message_id"], line["consumer_group"]): fault
+        for fault in ENDS
+        for line in ledger.get(fault, [])
     }
 
 
@@ -38,8 +40,10 @@ def replays_called_for(ledger: Ledger) -> Counter[Delivery]:
     """How often each delivery may be replayed: once for each death that asks for it."""
     return Counter(
         (line["topic"], line["message_id"], line["consumer_group"])
-        for fault, end in ENDS.items() if end in REPLAYED for line in ledger.get(fault, [])
-    )  # fmt: skip
+        for fault, end in ENDS.items()
+        if end in REPLAYED
+        for line in ledger.get(fault, [])
+    )
 
 
 def check_deaths(books: Books, ledger: Ledger, problems: Problems) -> dict[str, Any]:
@@ -51,7 +55,9 @@ def check_deaths(books: Books, ledger: Ledger, problems: Problems) -> dict[str, 
         letters[delivery].append(letter)
         if delivery not in died:
             problems.add("dead letter that nobody injected", *delivery)
-    for entry, times in Counter((one.broker, one.queue, one.broker_id.partition("#")[0]) for one in books.letters).items():
+    for entry, times in Counter(
+        (one.broker, one.queue, one.broker_id.partition("#")[0]) for one in books.letters
+    ).items():
         if times > 1:
             problems.add("dead letter stored twice", *entry)
     if books.undrained:
@@ -72,25 +78,39 @@ def check_deaths(books: Books, ledger: Ledger, problems: Problems) -> dict[str, 
             right += not wrong
         cases = {case for delivery in mine for case in books.letter_cases.get(delivery, ())}
         wanted = len({(topic, group) for topic, _, group in mine}) if fault in OF_ONE_CAUSE else 0
-        if fault in OF_ONE_CAUSE and (len(cases) != wanted or any(foreign(books, case, mine) for case in cases)):
+        if fault in OF_ONE_CAUSE and (
+            len(cases) != wanted or any(foreign(books, case, mine) for case in cases)
+        ):
             problems.add("not one case a cause", fault, f"{len(cases)} cases in place of {wanted}")
         told[fault] = {
-            "died": len(mine), "letters": sum(len(letters[delivery]) for delivery in mine),
-            "discarded": sum(one.state == "discarded" for delivery in mine for one in letters[delivery]),
-            "replayed": sum(one.state == "replayed" for delivery in mine for one in letters[delivery]),
-            "cases": len(cases), "right": right, "end": end,
-        }  # fmt: skip
+            "died": len(mine),
+            "letters": sum(len(letters[delivery]) for delivery in mine),
+            "discarded": sum(
+                one.state == "discarded" for delivery in mine for one in letters[delivery]
+            ),
+            "replayed": sum(
+                one.state == "replayed" for delivery in mine for one in letters[delivery]
+            ),
+            "cases": len(cases),
+            "right": right,
+            "end": end,
+        }
     return told
 
 
 def lost_logs(ledger: Ledger) -> set[Delivery]:
     """Deliveries whose logs were deleted by hand: a person who looked may give them up."""
-    return {(line["topic"], line["message_id"], line["consumer_group"]) for line in ledger.get("mass_loss", [])}
+    return {
+        (line["topic"], line["message_id"], line["consumer_group"])
+        for line in ledger.get("mass_loss", [])
+    }
 
 
 def foreign(books: Books, case: int, mine: list[Delivery]) -> bool:
     """Whether other deliveries than these stand in the case."""
-    return any(case in cases for delivery, cases in books.letter_cases.items() if delivery not in mine)
+    return any(
+        case in cases for delivery, cases in books.letter_cases.items() if delivery not in mine
+    )
 
 
 def why_wrong(books: Books, end: str, delivery: Delivery, letters: list[Letter]) -> str | None:
@@ -107,13 +127,23 @@ def why_wrong(books: Books, end: str, delivery: Delivery, letters: list[Letter])
             return "was not discarded with proof"
         done = key in books.consumed[group] and books.effects[group][key] == 1
         if end == PROVED:
-            return None if done and delivery not in books.discards else "was discarded, and its work was not done"
+            return (
+                None
+                if done and delivery not in books.discards
+                else "was discarded, and its work was not done"
+            )
         if books.effects[group][key]:
             return "was discarded, and has an effect"
-        return None if answered and delivery in books.discards else "was discarded, and no person said so"
+        return (
+            None
+            if answered and delivery in books.discards
+            else "was discarded, and no person said so"
+        )
     if any(letter.state != "replayed" for letter in letters):
         return "was not replayed"
-    sent = {number for number, groups, outcome in books.resends.get(key, []) if outcome != "refused"}
+    sent = {
+        number for number, groups, outcome in books.resends.get(key, []) if outcome != "refused"
+    }
     if any(letter.send_number not in sent for letter in letters):
         return "was called replayed, and no such send was made"
     if key not in books.consumed[group] or books.effects[group][key] != 1:
@@ -130,4 +160,7 @@ def why_wrong(books: Books, end: str, delivery: Delivery, letters: list[Letter])
 def edited(books: Books, delivery: Delivery) -> bool:
     """Consumed in its second version; both versions are kept."""
     key = delivery[:2]
-    return books.versions.get(key, set()) >= {1, 2} and books.version_consumed[delivery[2]].get(key) == 2
+    return (
+        books.versions.get(key, set()) >= {1, 2}
+        and books.version_consumed[delivery[2]].get(key) == 2
+    )

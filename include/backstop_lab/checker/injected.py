@@ -9,33 +9,55 @@ from .books import Books, Key, Ledger, Problems
 from .deaths import ENDS
 
 
-def check_faults(books: Books, topics: dict[str, list[str]], ledger: Ledger, problems: Problems) -> dict[str, Any]:
+def check_faults(
+    books: Books, topics: dict[str, list[str]], ledger: Ledger, problems: Problems
+) -> dict[str, Any]:
     """Each injected fault but the deaths: found for what it is, and repaired, or left alone where that is right."""
     told: dict[str, Any] = {}
     for fault, lines in ((fault, lines) for fault, lines in ledger.items() if fault not in ENDS):
-        distinct = {(line["topic"], line["message_id"], line.get("consumer_group")) for line in lines}
+        distinct = {
+            (line["topic"], line["message_id"], line.get("consumer_group")) for line in lines
+        }
         keys = {(topic, message_id) for topic, message_id, _ in distinct}
-        found = sum(1 for topic, message_id, group in distinct if is_found(books, fault, lines, (topic, message_id), group))
+        found = sum(
+            1
+            for topic, message_id, group in distinct
+            if is_found(books, fault, lines, (topic, message_id), group)
+        )
         resent = sum(1 for key in keys if books.resends.get(key))
-        once = sum(1 for key in keys if all(books.effects[group][key] == 1 for group in topics.get(key[0], [])))
+        once = sum(
+            1
+            for key in keys
+            if all(books.effects[group][key] == 1 for group in topics.get(key[0], []))
+        )
         repaired = fault not in LOST_ON_THE_WAY or resent == len(keys)
         right = found == len(distinct) and repaired
         if fault not in (*LOST_ON_THE_WAY, NEVER_PUBLISHABLE):
             right = right and resent == 0
         right = right and once == (0 if fault == NEVER_PUBLISHABLE else len(keys))
         if not right:
-            numbers = f"injected {len(distinct)}, found {found}, resent {resent}, exactly once {once}"
+            numbers = (
+                f"injected {len(distinct)}, found {found}, resent {resent}, exactly once {once}"
+            )
             problems.add("fault not dealt with", fault, numbers)
         told[fault] = {
-            "injected": len(distinct), "messages": len(keys), "found": found, "resent": resent,
-            "exactly_once": once, "ok": right,
-        }  # fmt: skip
+            "injected": len(distinct),
+            "messages": len(keys),
+            "found": found,
+            "resent": resent,
+            "exactly_once": once,
+            "ok": right,
+        }
     return told
 
 
-def is_found(books: Books, fault: str, lines: list[dict[str, Any]], key: Key, group: str | None) -> bool:
+def is_found(
+    books: Books, fault: str, lines: list[dict[str, Any]], key: Key, group: str | None
+) -> bool:
     """Whether the tables show that this fault was recognised on this message (of the group that it names)."""
-    seen = {(verdict, reason) for g, verdict, reason in books.seen.get(key, ()) if group in (None, g)}
+    seen = {
+        (verdict, reason) for g, verdict, reason in books.seen.get(key, ()) if group in (None, g)
+    }
     verdicts = {verdict for verdict, _ in seen}
     statuses = {status for _, status, _ in books.stubs.get(key, [])}
     kinds = {kind for kind, _ in books.cases.get(key, ())}
@@ -71,10 +93,16 @@ def woken_in_vain(books: Books, lines: list[dict[str, Any]], key: Key, group: st
     """Whether a worker stood still in its work and woke up, and what counts was done later, under a higher fence."""
     if group is None:
         return False
-    details = [line["detail"] for line in lines if (line["topic"], line["message_id"], line["consumer_group"]) == (*key, group)]
-    stood = [int(detail.rpartition(" ")[2]) for detail in details if " stood still with fence " in detail]
-    woke = [int(detail.rpartition(" ")[2]) for detail in details if " woke up with fence " in detail]
+    details = [
+        line["detail"]
+        for line in lines
+        if (line["topic"], line["message_id"], line["consumer_group"]) == (*key, group)
+    ]
+    stood = [
+        int(detail.rpartition(" ")[2]) for detail in details if " stood still with fence " in detail
+    ]
+    woke = [
+        int(detail.rpartition(" ")[2]) for detail in details if " woke up with fence " in detail
+    ]
     fences = books.fences[group].get(key, [])
     return bool(stood) and stood == woke and len(fences) == 1 and fences[0] > max(stood)
-
-

@@ -22,14 +22,20 @@ def read_received(folder: Path) -> dict[str, list[dict[str, str]]]:
     }
 
 
-def check_told(books: Books, received: dict[str, list[dict[str, str]]], problems: Problems) -> dict[str, Any]:
+def check_told(
+    books: Books, received: dict[str, list[dict[str, str]]], problems: Problems
+) -> dict[str, Any]:
     """Numbers of messages by way, and of cases told and closed."""
     titles = [message["title"] for messages in received.values() for message in messages]
     digests = sum(DIGEST in title for title in titles)
     told, over = set(), set()
     for case in books.case_files:
-        opening = [alert for alert in books.alerts if alert.case_id == case.case_id and not alert.closing]
-        closing = [alert for alert in books.alerts if alert.case_id == case.case_id and alert.closing]
+        opening = [
+            alert for alert in books.alerts if alert.case_id == case.case_id and not alert.closing
+        ]
+        closing = [
+            alert for alert in books.alerts if alert.case_id == case.case_id and alert.closing
+        ]
         spared = case.state == "closed" and all(alert.ended == "spared" for alert in opening)
         if any(alert.delivered for alert in opening):
             if came(f"Case {case.case_id}:", titles) or digests:
@@ -39,7 +45,9 @@ def check_told(books: Books, received: dict[str, list[dict[str, str]]], problems
         elif not spared:
             problems.add("case without an alert", case.kind, case.case_id)
         if case.state == "closed" and not spared:
-            if any(alert.delivered for alert in closing) and (came(f"Case {case.case_id} closed:", titles) or digests):
+            if any(alert.delivered for alert in closing) and (
+                came(f"Case {case.case_id} closed:", titles) or digests
+            ):
                 over.add(case.case_id)
             else:
                 problems.add("closed case without an alert", case.kind, case.case_id)
@@ -50,12 +58,21 @@ def check_told(books: Books, received: dict[str, list[dict[str, str]]], problems
             problems.add("alert not delivered", alert.key)
     for channel, sent in books.messages_sent.items():
         if sent > (number := len(received.get(channel, []))):
-            problems.add("message said to be sent that never came", channel, f"{sent} sent, {number} came")
+            problems.add(
+                "message said to be sent that never came", channel, f"{sent} sent, {number} came"
+            )
     return {
-        "messages": {way: len(messages) for way, messages in received.items()}, "digests": digests,
-        "cases": len(books.case_files), "told": len(told), "over": len(over),
-        "answers": dict(Counter(f"{action} by {who}" for case in books.case_files for action, who in case.decisions)),
-    }  # fmt: skip
+        "messages": {way: len(messages) for way, messages in received.items()},
+        "digests": digests,
+        "cases": len(books.case_files),
+        "told": len(told),
+        "over": len(over),
+        "answers": dict(
+            Counter(
+                f"{action} by {who}" for case in books.case_files for action, who in case.decisions
+            )
+        ),
+    }
 
 
 def came(words: str, titles: list[str]) -> bool:

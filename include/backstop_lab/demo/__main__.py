@@ -24,10 +24,16 @@ DEFAULT_MESSAGES = 4000
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m backstop_lab.demo", description=__doc__)
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SEED") or 1))
-    parser.add_argument("--messages", type=int, default=int(os.environ.get("MESSAGES") or DEFAULT_MESSAGES))
-    parser.add_argument("--broker", choices=sorted(BROKERS), default=os.environ.get("BROKER") or "embedded")
+    parser.add_argument(
+        "--messages", type=int, default=int(os.environ.get("MESSAGES") or DEFAULT_MESSAGES)
+    )
+    parser.add_argument(
+        "--broker", choices=sorted(BROKERS), default=os.environ.get("BROKER") or "embedded"
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--full", action="store_true", help="tell each step and each wait, not the phases alone")
+    parser.add_argument(
+        "--full", action="store_true", help="tell each step and each wait, not the phases alone"
+    )
     asked = parser.parse_args(arguments)
     if asked.messages < LEAST_MESSAGES:
         parser.error(f"at least {LEAST_MESSAGES} messages: the faults alone need most of them")

@@ -56,14 +56,20 @@ def run_checker(places: Path, ledger: Path) -> dict[str, Any]:
         check=False,
     )
     if done.returncode not in (0, 1) or not done.stdout:
-        raise demo_broken(f"The checker itself failed:\n{done.stderr}", "Mend it, then run it again by hand.")
+        raise demo_broken(
+            f"The checker itself failed:\n{done.stderr}", "Mend it, then run it again by hand."
+        )
     findings: dict[str, Any] = json.loads(done.stdout)
     return findings
 
 
 def machine() -> dict[str, Any]:
     """What the seconds were measured on; no name of a host."""
-    return {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
+    return {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": platform.system(),
+    }
 
 
 def page(report: Mapping[str, Any]) -> str:
@@ -93,7 +99,11 @@ def differs(broker: Mapping[str, Any]) -> list[str]:
     """What is otherwise than on the embedded broker; nothing there."""
     if not broker["differs"]:
         return []
-    return ["", f"On {broker['name']}", *(line for says in broker["differs"] for line in fold(says))]
+    return [
+        "",
+        f"On {broker['name']}",
+        *(line for says in broker["differs"] for line in fold(says)),
+    ]
 
 
 def faults(told: Mapping[str, Any]) -> str:
@@ -115,8 +125,16 @@ def dead_letters(report: Mapping[str, Any]) -> str:
             one = report[fault]
             # What a broker hands to two workers while a queue changes hands may die twice: each letter is dealt with.
             numbers = [one["letters"], one["discarded"], one["replayed"], one["cases"]]
-            lines.append([says, *map(str, numbers), "yes" if one["right"] == one["died"] <= one["letters"] else "NO"])
-    return table("Dead letters", ["died of", "drained", "discarded", "replayed", "cases", "right"], lines)
+            lines.append(
+                [
+                    says,
+                    *map(str, numbers),
+                    "yes" if one["right"] == one["died"] <= one["letters"] else "NO",
+                ]
+            )
+    return table(
+        "Dead letters", ["died of", "drained", "discarded", "replayed", "cases", "right"], lines
+    )
 
 
 def effects(told: Mapping[str, Any]) -> str:
@@ -127,42 +145,63 @@ def effects(told: Mapping[str, Any]) -> str:
 
 def verdicts(told: Mapping[str, Any], stubs: Mapping[str, int]) -> str:
     lines = [[verdict, str(count)] for verdict, count in told["final"].items()]
-    lines.append(["= deliveries", str(told["deliveries"]) + ("" if told["adds_up"] else "  DOES NOT ADD UP")])
+    lines.append(
+        ["= deliveries", str(told["deliveries"]) + ("" if told["adds_up"] else "  DOES NOT ADD UP")]
+    )
     every_run = ", ".join(f"{verdict} {count}" for verdict, count in told["all_runs"].items())
     standing = ", ".join(f"{count} {place}" for place, count in stubs.items())
     drawn = table("Where every delivery stands", ["verdict", "deliveries"], lines)
-    return "\n".join([drawn, *fold(f"Given by all runs: {every_run}."), *fold(f"Stubs: {standing}.")])
+    return "\n".join(
+        [drawn, *fold(f"Given by all runs: {every_run}."), *fold(f"Stubs: {standing}.")]
+    )
 
 
 def resends(told: Mapping[str, Any], requests: Mapping[str, int]) -> str:
-    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in told["outcomes"].items()) or "none"
+    outcomes = (
+        ", ".join(f"{count} {outcome}" for outcome, count in told["outcomes"].items()) or "none"
+    )
     closed = ", ".join(f"{count} {state}" for state, count in requests.items()) or "none"
     return "\n".join(
-        ["", "Resends", *fold(
-            f"{told['attempts']} attempts for {told['messages']} messages ({outcomes}), at most "
-            f"{told['most_for_one_message']} for one; needless: {told['needless']}. Requests: {closed}."
-        )]
-    )  # fmt: skip
+        [
+            "",
+            "Resends",
+            *fold(
+                f"{told['attempts']} attempts for {told['messages']} messages ({outcomes}), at most "
+                f"{told['most_for_one_message']} for one; needless: {told['needless']}. Requests: {closed}."
+            ),
+        ]
+    )
 
 
 def cases(told: Sequence[Mapping[str, Any]]) -> str:
-    lines = [[one["kind"], one["topic"], one["consumer_group"], one["state"], str(one["members"])] for one in told]
+    lines = [
+        [one["kind"], one["topic"], one["consumer_group"], one["state"], str(one["members"])]
+        for one in told
+    ]
     return table("Cases for a person", ["kind", "topic", "group", "state", "messages"], lines)
 
 
 def told(report: Mapping[str, Any]) -> str:
-    answers = ", ".join(f"{answer} {count}" for answer, count in report["answers"].items()) or "none"
+    answers = (
+        ", ".join(f"{answer} {count}" for answer, count in report["answers"].items()) or "none"
+    )
     messages = ", ".join(f"{count} by {way}" for way, count in report["messages"].items()) or "none"
     return "\n".join(
-        [*fold(f"Answers given in Airflow: {answers}."), *fold(
-            f"Alerts received: {messages}, {report['digests']} of them digests. {report['told']} of {report['cases']} cases"
-            f" were announced, {report['over']} of them closed."
-        )]
-    )  # fmt: skip
+        [
+            *fold(f"Answers given in Airflow: {answers}."),
+            *fold(
+                f"Alerts received: {messages}, {report['digests']} of them digests. {report['told']} of {report['cases']} cases"
+                f" were announced, {report['over']} of them closed."
+            ),
+        ]
+    )
 
 
 def data_checks(told: Mapping[str, Any]) -> str:
-    lines = [[suite, str(one["passed"]), str(one["failed"]), str(one["expectations"])] for suite, one in told.items()]
+    lines = [
+        [suite, str(one["passed"]), str(one["failed"]), str(one["expectations"])]
+        for suite, one in told.items()
+    ]
     return table("Data checks", ["suite", "passed", "failed", "expectations"], lines)
 
 

@@ -27,7 +27,9 @@ TAKEN = 409
 class AnsweringPerson:
     """A thread that looks at what is asked, until it is stopped. `broken`: what ended it early."""
 
-    def __init__(self, stage: Stage, api: Callable[[], AirflowApi], until_up: Callable[[], None]) -> None:
+    def __init__(
+        self, stage: Stage, api: Callable[[], AirflowApi], until_up: Callable[[], None]
+    ) -> None:
         self._stage, self._open_api, self._until_up = stage, api, until_up
         self._seen: dict[tuple[str, int], float] = {}
         self._answered: set[tuple[str, int]] = set()

@@ -24,7 +24,14 @@ from backstop_lab.servers.airflow_api import AirflowApi, AirflowUnavailable
 LOOK_SECONDS = 1.0
 SOON_SECONDS = 3.0
 """A run is not called for while more stubs become due within this time."""
-PATIENCE = {"reconcile": 30.0, "triage": 20.0, "sweep": 10.0, "resend": 10.0, "ask_people": 10.0, "deliver_alerts": 10.0}
+PATIENCE = {
+    "reconcile": 30.0,
+    "triage": 20.0,
+    "sweep": 10.0,
+    "resend": 10.0,
+    "ask_people": 10.0,
+    "deliver_alerts": 10.0,
+}
 """Seconds after which a duty with work is called although more is to come, or although a task should have started it."""
 LONGEST = 60.0
 """Seconds without a call after which the three that have no other start are called, whatever is known of their work."""
@@ -45,9 +52,13 @@ class CallForRuns:
     def __init__(self, stage: Stage, is_up: Callable[[], bool]) -> None:
         self._stage, self._is_up = stage, is_up
         self._finders = {
-            "reconcile": self._to_judge, "triage": self._to_triage, "sweep": self._to_sweep,
-            "resend": self._to_send, "ask_people": self._to_ask, "deliver_alerts": self._to_deliver,
-        }  # fmt: skip
+            "reconcile": self._to_judge,
+            "triage": self._to_triage,
+            "sweep": self._to_sweep,
+            "resend": self._to_send,
+            "ask_people": self._to_ask,
+            "deliver_alerts": self._to_deliver,
+        }
         self._looked_at = -LOOK_SECONDS
         self._waits_since: dict[str, float] = {}
         self._called_at: dict[str, float] = {}
@@ -62,7 +73,12 @@ class CallForRuns:
         if not wanted:
             return
         with closing(psycopg2.connect(self._stage.control, connect_timeout=10)) as control:
-            alive = {str(duty) for (duty,) in rows(control, "SELECT DISTINCT duty FROM run WHERE finished_at IS NULL")}
+            alive = {
+                str(duty)
+                for (duty,) in rows(
+                    control, "SELECT DISTINCT duty FROM run WHERE finished_at IS NULL"
+                )
+            }
             for duty, find in self._finders.items():
                 if duty in alive:
                     self._waits_since.pop(duty, None)
@@ -72,7 +88,10 @@ class CallForRuns:
     def _call_when_due(self, duty: str, work: Work | None, now: float) -> None:
         if work is None:
             self._waits_since.pop(duty, None)
-            if duty in ("reconcile", "triage", "sweep") and now - self._called_at.setdefault(duty, now) >= LONGEST:
+            if (
+                duty in ("reconcile", "triage", "sweep")
+                and now - self._called_at.setdefault(duty, now) >= LONGEST
+            ):
                 self._call(duty, f"it was not called for {LONGEST:.0f} s", now)
             return
         if work.ready or now - self._waits_since.setdefault(duty, now) >= PATIENCE[duty]:
@@ -94,7 +113,11 @@ class CallForRuns:
 
     def _to_judge(self, control: Any) -> Work | None:
         held = rows(control, HELD)
-        values = {"topics": [topic for topic, _ in held], "ids": [message_id for _, message_id in held], "soon": SOON_SECONDS}
+        values = {
+            "topics": [topic for topic, _ in held],
+            "ids": [message_id for _, message_id in held],
+            "soon": SOON_SECONDS,
+        }
         due = soon = 0
         for counted_due, counted_soon in self._of_shards(DUE, values):
             due, soon = due + counted_due, soon + counted_soon
@@ -104,7 +127,9 @@ class CallForRuns:
         return Work(f"{due} stubs are due", ready=not more)
 
     def _to_triage(self, control: Any) -> Work | None:
-        groups = [(topic, group) for topic, takers in self._stage.topics.items() for group in takers]
+        groups = [
+            (topic, group) for topic, takers in self._stage.topics.items() for group in takers
+        ]
         if waiting := self._stage.broker_faults.letters_waiting(groups):
             return Work(f"{waiting} dead letters wait in the broker", ready=True)
         if undecided := number(control, LETTERS_TO_DECIDE):
@@ -116,9 +141,16 @@ class CallForRuns:
     def _to_sweep(self, control: Any) -> Work | None:
         if not number(control, "SELECT count(*) FROM run WHERE duty = 'sweep'"):
             return Work("there was none yet", ready=True)
-        if failing := number(control, "SELECT count(*) FROM case_file WHERE state = 'open' AND kind = 'repeated_failure'"):
+        if failing := number(
+            control,
+            "SELECT count(*) FROM case_file WHERE state = 'open' AND kind = 'repeated_failure'",
+        ):
             return Work(f"{failing} cases of repeated failure are open")
-        ended = sum(found for dsn in set(self._stage.stores.values()) for (found,) in ask(dsn, ENDED_LEASES, {}))
+        ended = sum(
+            found
+            for dsn in set(self._stage.stores.values())
+            for (found,) in ask(dsn, ENDED_LEASES, {})
+        )
         return Work(f"{ended} leases ended") if ended else None
 
     def _to_send(self, control: Any) -> Work | None:
@@ -127,7 +159,11 @@ class CallForRuns:
 
     def _to_ask(self, control: Any) -> Work | None:
         settings = self._stage.settings
-        return Work("a case to ask about") if any_to_ask(control, settings.people.questions, settings.teams_by_topic()) else None
+        return (
+            Work("a case to ask about")
+            if any_to_ask(control, settings.people.questions, settings.teams_by_topic())
+            else None
+        )
 
     def _to_deliver(self, control: Any) -> Work | None:
         return Work("an alert waits") if any_waiting(control) else None
@@ -149,7 +185,9 @@ DUE = """
         OFFSET 0) held USING (topic, message_id)
     WHERE s.status = 'pending' AND s.next_check_at <= now() + %(soon)s * interval '1 second' AND held.message_id IS NULL
 """
-TO_BE_ANSWERED = "SELECT count(*) FROM case_file WHERE state = 'open' AND kind IN ('dead_letters', 'mass_loss')"
+TO_BE_ANSWERED = (
+    "SELECT count(*) FROM case_file WHERE state = 'open' AND kind IN ('dead_letters', 'mass_loss')"
+)
 UNDER_WAY = """
     SELECT (SELECT count(*) FROM resend_request WHERE state IN ('open', 'claimed'))
         + (SELECT count(*) FROM dead_letter WHERE state IN ('open', 'replaying'))
@@ -165,7 +203,9 @@ REPLAYS_ENDED = """
     LEFT JOIN resend_request r ON r.topic = d.topic AND r.message_id = d.message_id AND r.send_number = d.send_number
     WHERE d.state = 'replaying' AND (r.state IS NULL OR r.state NOT IN ('open', 'claimed'))
 """
-ENDED_LEASES = "SELECT count(*) FROM consumer_log WHERE state = 'CONSUMING' AND lease_expires_at <= now()"
+ENDED_LEASES = (
+    "SELECT count(*) FROM consumer_log WHERE state = 'CONSUMING' AND lease_expires_at <= now()"
+)
 
 
 def rows(connection: Any, statement: str) -> list[tuple[Any, ...]]:
@@ -182,7 +222,10 @@ def number(connection: Any, statement: str) -> int:
 def ask(dsn: str, statement: str, values: dict[str, Any]) -> Sequence[tuple[Any, ...]]:
     """The rows; none when the database is away, which is one of the faults."""
     try:
-        with closing(psycopg2.connect(dsn, connect_timeout=10)) as connection, connection.cursor() as cursor:
+        with (
+            closing(psycopg2.connect(dsn, connect_timeout=10)) as connection,
+            connection.cursor() as cursor,
+        ):
             cursor.execute(statement, values)
             return list(cursor.fetchall())
     except psycopg2.OperationalError:

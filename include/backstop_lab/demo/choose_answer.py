@@ -25,11 +25,15 @@ class Answer:
 
 def choose_answer(stage: Stage, case_id: int) -> Answer | None:
     """None: nothing is to be answered, or not yet."""
-    [(kind, state)] = change(stage.control, "SELECT kind, state FROM case_file WHERE case_id = %s", (case_id,))
+    [(kind, state)] = change(
+        stage.control, "SELECT kind, state FROM case_file WHERE case_id = %s", (case_id,)
+    )
     if state != "open":
         return None
     if kind == "mass_loss":
-        return Answer("discard", "the logs were deleted by hand; the work is done, as the shop's books show")
+        return Answer(
+            "discard", "the logs were deleted by hand; the work is done, as the shop's books show"
+        )
     return of_dead_letters(stage, case_id) if kind == "dead_letters" else None
 
 
@@ -44,18 +48,28 @@ def of_dead_letters(stage: Stage, case_id: int) -> Answer | None:
     known = [fault for fault in KNOWN if died & stage.ledger.keys(fault)]
     match known:
         case ["not_json"]:
-            return Answer("discard", "the export was cut short; the shop sent these orders again under new numbers")
+            return Answer(
+                "discard",
+                "the export was cut short; the shop sent these orders again under new numbers",
+            )
         case ["field_missing"]:
             _, message_id, _, content = letters[0]
             body = with_country(bytes(content).decode(), "DE")
-            return Answer("edit", "the customer told us the country", {"ids": message_id, "secret_content": body})
+            return Answer(
+                "edit",
+                "the customer told us the country",
+                {"ids": message_id, "secret_content": body},
+            )
         case ["rule_refused"]:
             return of_a_mended_rule(stage, case_id)
         case ["message_expired"]:
             return Answer("replay", "late is better than never for these")
         case ["given_up_undone"]:
             return Answer("replay", "a client gave them up by mistake, and nobody did the work")
-    return Answer("replay", f"not of this demo's poison ({', '.join(known) or 'no fault that was injected'}): once more")
+    return Answer(
+        "replay",
+        f"not of this demo's poison ({', '.join(known) or 'no fault that was injected'}): once more",
+    )
 
 
 def of_a_mended_rule(stage: Stage, case_id: int) -> Answer | None:

@@ -29,9 +29,16 @@ def kill_consumers(stage: Stage) -> None:
         return {name: group.killed - before[name] for name, group in stage.groups.items()}
 
     for group, fault in (("billing", KILLED), ("shipping", LEASE_KILLED)):
-        ids = stage.producers["shop_b"].make("orders", KILLS, headers={HEADERS[fault]: group}, tell=True)
+        ids = stage.producers["shop_b"].make(
+            "orders", KILLS, headers={HEADERS[fault]: group}, tell=True
+        )
         ordered[group] = [("orders", message_id) for message_id in ids]
-    wait_for("The death of workers", lambda: min(died().values()) >= KILLS, RUN_SECONDS, lambda: f"{died()} of {KILLS} each")
+    wait_for(
+        "The death of workers",
+        lambda: min(died().values()) >= KILLS,
+        RUN_SECONDS,
+        lambda: f"{died()} of {KILLS} each",
+    )
     for group, keys in ordered.items():
         stage.done(group, keys, RUN_SECONDS)
 
@@ -40,7 +47,9 @@ def wake_up_late(stage: Stage) -> None:
     """A worker of each group stands still in the middle of its work, until another one has done it; then it goes on."""
     late: dict[str, list[Key]] = {}
     for group in stage.groups:
-        ids = stage.producers["shop_b"].make("orders", 1, headers={HEADERS[WOKEN_LATE]: group}, tell=True)
+        ids = stage.producers["shop_b"].make(
+            "orders", 1, headers={HEADERS[WOKEN_LATE]: group}, tell=True
+        )
         late[group] = [("orders", message_id) for message_id in ids]
     wait_for("Workers that stand still", lambda: len(stage.frozen()) == len(late), RUN_SECONDS)
     stage.broker_faults.drop_connections(stage.frozen())
@@ -51,7 +60,12 @@ def wake_up_late(stage: Stage) -> None:
     def awake() -> int:
         return sum(WOKE_UP in line["detail"] for line in stage.ledger.lines(WOKEN_LATE))
 
-    wait_for("Late workers that go on", lambda: awake() == len(late), RUN_SECONDS, lambda: f"{awake()} of {len(late)}")
+    wait_for(
+        "Late workers that go on",
+        lambda: awake() == len(late),
+        RUN_SECONDS,
+        lambda: f"{awake()} of {len(late)}",
+    )
 
 
 def empty_the_leases(stage: Stage) -> None:
@@ -84,17 +98,24 @@ def slow_group_and_store_away(stage: Stage) -> None:
     stage.done("billing", keys, DRAIN_SECONDS)
     stage.drained(DRAIN_SECONDS, "billing")
     database = stage.stores["billing"].rpartition("/")[2]
-    with store_away(stage.platform.postgres.admin_dsn(), database), stage.wants_runs("reconcile", "sweep", at_once=True):
+    with (
+        store_away(stage.platform.postgres.admin_dsn(), database),
+        stage.wants_runs("reconcile", "sweep", at_once=True),
+    ):
         make_due_at_once(list(stage.shards.values()), keys)
         wait_for(
-            "A run that could not read billing's logs", lambda: stage.unread("billing", keys) == AWAY,
-            RUN_SECONDS, lambda: f"{AWAY - stage.unread('billing', keys)} messages without that verdict",
-        )  # fmt: skip
+            "A run that could not read billing's logs",
+            lambda: stage.unread("billing", keys) == AWAY,
+            RUN_SECONDS,
+            lambda: f"{AWAY - stage.unread('billing', keys)} messages without that verdict",
+        )
     with stage.wants_runs(*CALLED, at_once=True):
         wait_for(
-            "Several runs while shipping stood still", lambda: stage.judged_since(begun) >= SLOW_RUNS,
-            2 * RUN_SECONDS, lambda: f"{stage.judged_since(begun)} of {SLOW_RUNS} runs",
-        )  # fmt: skip
+            "Several runs while shipping stood still",
+            lambda: stage.judged_since(begun) >= SLOW_RUNS,
+            2 * RUN_SECONDS,
+            lambda: f"{stage.judged_since(begun)} of {SLOW_RUNS} runs",
+        )
     stage.groups["shipping"].resume()
 
 
@@ -110,4 +131,9 @@ def judge_old_traffic(stage: Stage) -> None:
         return stage.oldest_due() <= limit or stage.judged_since(begun) > 0
 
     with stage.wants_runs("reconcile", at_once=True):
-        wait_for("A run over the traffic so far", judged, 2 * RUN_SECONDS, lambda: f"{stage.oldest_due():.0f} s old")
+        wait_for(
+            "A run over the traffic so far",
+            judged,
+            2 * RUN_SECONDS,
+            lambda: f"{stage.oldest_due():.0f} s old",
+        )

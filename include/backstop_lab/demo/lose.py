@@ -26,7 +26,9 @@ def refuse(stage: Stage) -> None:
 
 def crash_before_send(stage: Stage) -> None:
     """Committed, never sent: the process is gone."""
-    stage.producers["shop_a"].make_and_die("orders", CRASHES, fault="crash_before_send", die="before_send")
+    stage.producers["shop_a"].make_and_die(
+        "orders", CRASHES, fault="crash_before_send", die="before_send"
+    )
 
 
 def crash_in_send(stage: Stage) -> None:
@@ -45,19 +47,25 @@ def move_offset(stage: Stage) -> None:
     """One group will never be given some messages; the other one gets them."""
     stage.drained(DRAIN_SECONDS)
     with stage.nobody_receives("shipping"):
-        stage.broker_faults.skip("orders", "shipping", stage.maker("shop_b", "orders"), BURST, SKIPPED)
+        stage.broker_faults.skip(
+            "orders", "shipping", stage.maker("shop_b", "orders"), BURST, SKIPPED
+        )
 
 
 def remove_files(stage: Stage) -> None:
     """The broker's retention removes what no group has been given yet; they stay away until a run has found it out."""
     stage.drained(DRAIN_SECONDS)
     with stage.nobody_receives():
-        gone = stage.broker_faults.remove_by_retention("orders", stage.maker("shop_a", "orders"), EXPIRED)
+        gone = stage.broker_faults.remove_by_retention(
+            "orders", stage.maker("shop_a", "orders"), EXPIRED
+        )
         with stage.wants_runs("reconcile", at_once=True):
             wait_for(
-                "A run that finds them removed", lambda: stage.expired(gone) >= len(gone), RUN_SECONDS,
+                "A run that finds them removed",
+                lambda: stage.expired(gone) >= len(gone),
+                RUN_SECONDS,
                 lambda: f"{stage.expired(gone)} of {len(gone)} deliveries",
-            )  # fmt: skip
+            )
 
 
 def break_rows(stage: Stage) -> None:
@@ -65,9 +73,11 @@ def break_rows(stage: Stage) -> None:
     shop_a, shop_b = stage.producers["shop_a"], stage.producers["shop_b"]
     shop_a.make("mystery", 1, send=False, fault="broken_rows", detail="topic in no policy")
     both: dict[str, Any] = {
-        "message_ids": ["one id, two shards"], "first_check": NOT_YET, "fault": "broken_rows",
+        "message_ids": ["one id, two shards"],
+        "first_check": NOT_YET,
+        "fault": "broken_rows",
         "detail": "one id on two shards",
-    }  # fmt: skip
+    }
     shop_a.make("orders", 1, **both)
     shop_b.make("orders", 1, send=False, **both)
     ids = shop_a.make("orders", BROKEN, first_check=NOT_YET, tell=True)

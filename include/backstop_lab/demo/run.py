@@ -66,8 +66,12 @@ class StartingAirflow:
     def _start(self) -> None:
         platform = self._stage.platform
         try:
-            with self._stage.timed(AIRFLOW, "its database, its three processes and the first reading of the DAGs"):
-                platform.airflow.env.update({**platform.environment(), **SCHEDULES, **self._environment})
+            with self._stage.timed(
+                AIRFLOW, "its database, its three processes and the first reading of the DAGs"
+            ):
+                platform.airflow.env.update(
+                    {**platform.environment(), **SCHEDULES, **self._environment}
+                )
                 platform.airflow.users = {ADMIN: "admin", PERSON: "op"}
                 platform.airflow.start()
                 for duty in (*CALLED, QUESTIONS):
@@ -102,7 +106,9 @@ def run_demo(folder: Path, seed: int, messages: int, broker: str = EMBEDDED) -> 
             stage.stop()
     report["seconds"] = {**stage.seconds, "all": round(monotonic() - started, 1)}
     report |= {"seed": seed, "messages": messages, "machine": machine()}
-    (folder / "report.json").write_text(json.dumps(report, ensure_ascii=False, indent=2), encoding="utf-8")
+    (folder / "report.json").write_text(
+        json.dumps(report, ensure_ascii=False, indent=2), encoding="utf-8"
+    )
     return report
 
 
@@ -125,7 +131,9 @@ def tell(stage: Stage, messages: int) -> dict[str, Any]:
             play(stage, messages)
         finally:
             airflow.wait()
-        with stage.timed("until quiet", "Backstop, and a person who is asked, to repair and decide all of it"):
+        with stage.timed(
+            "until quiet", "Backstop, and a person who is asked, to repair and decide all of it"
+        ):
             quiet = QUIET_SECONDS + messages * SECONDS_A_MESSAGE
             let_it_finish(stage, person, stage.platform.airflow.api, quiet, LAST_RUNS_SECONDS)
     finally:
@@ -133,10 +141,15 @@ def tell(stage: Stage, messages: int) -> dict[str, Any]:
         receivers.stop()
     with stage.timed("check", "the checker to count every message, effect and case"):
         report = run_checker(stage.write_places(), stage.ledger.folder)
-    report["broker"] = {"name": stage.platform.broker.name, "differs": list(stage.broker_faults.page)}
+    report["broker"] = {
+        "name": stage.platform.broker.name,
+        "differs": list(stage.broker_faults.page),
+    }
     report["runs"] = {
         f"{duty} {state}": count
-        for duty, state, count in change(stage.control, "SELECT duty, state, count(*) FROM run GROUP BY 1, 2 ORDER BY 1, 2", ())
+        for duty, state, count in change(
+            stage.control, "SELECT duty, state, count(*) FROM run GROUP BY 1, 2 ORDER BY 1, 2", ()
+        )
     }
     return report
 
@@ -148,7 +161,9 @@ def new_platform(folder: Path, broker: str = EMBEDDED) -> Iterator[Platform]:
     if root.exists():
         Platform(root).clear()  # refuses when another demo runs here
     shutil.rmtree(folder, ignore_errors=True)
-    platform = Platform(root, write_config(folder / "backstop.yaml", broker), broker, parallelism=PARALLELISM)
+    platform = Platform(
+        root, write_config(folder / "backstop.yaml", broker), broker, parallelism=PARALLELISM
+    )
     try:
         platform.start(airflow=False)
         yield platform
@@ -173,7 +188,8 @@ def write_config(file: Path, broker: str = EMBEDDED) -> Path:
     rules = {"shop-missing-field": "^MissingField: ", "shop-credit": "^OverLimit: "}
     written["dead_letters"] = {
         "rules": [
-            {"name": name, "where": "error", "category": "poison", "pattern": pattern} for name, pattern in rules.items()
+            {"name": name, "where": "error", "category": "poison", "pattern": pattern}
+            for name, pattern in rules.items()
         ]
     }
     file.parent.mkdir(parents=True, exist_ok=True)

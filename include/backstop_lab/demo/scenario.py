@@ -27,19 +27,32 @@ def play(stage: Stage, messages: int) -> None:
         stage.bulk(ordinary // 2)
         stage.bulk(REFUNDS, "refunds")
         stage.drained(DRAIN_SECONDS + messages * SECONDS_A_MESSAGE)
-    with stage.timed("faults", "each loss, crash and freeze to happen, and for workers to take over what was interrupted"):
+    with stage.timed(
+        "faults",
+        "each loss, crash and freeze to happen, and for workers to take over what was interrupted",
+    ):
         play_each(
-            stage, lose.refuse, lose.crash_before_send, lose.crash_in_send, lose.lose_in_broker, lose.move_offset,
+            stage,
+            lose.refuse,
+            lose.crash_before_send,
+            lose.crash_in_send,
+            lose.lose_in_broker,
+            lose.move_offset,
             *((lose.remove_files,) if stage.broker_faults.removes_files else ()),
-            lose.break_rows, lose.lose_many_logs, hold_up.kill_consumers, hold_up.wake_up_late, hold_up.empty_the_leases,
-        )  # fmt: skip
+            lose.break_rows,
+            lose.lose_many_logs,
+            hold_up.kill_consumers,
+            hold_up.wake_up_late,
+            hold_up.empty_the_leases,
+        )
     with stage.timed("dead letters", "the broker to give up on messages that cannot be processed"):
         play_each(stage, die.suppress, die.die_of_the_handler)
     with stage.timed("traffic", f"both groups to process {ordinary // 4} messages"):
         stage.bulk(ordinary // 4)
         stage.drained(DRAIN_SECONDS + messages * SECONDS_A_MESSAGE)
     with stage.timed(
-        "slow group, store away", "reconcile runs while one group stands still and the other's database is away"
+        "slow group, store away",
+        "reconcile runs while one group stands still and the other's database is away",
     ):
         play_each(stage, hold_up.slow_group_and_store_away)
     with stage.timed("traffic", "both groups to process the rest"):
@@ -50,7 +63,9 @@ def play(stage: Stage, messages: int) -> None:
 def play_each(stage: Stage, *faults: Callable[[Stage], None]) -> None:
     """Each fault by itself, one after the other."""
     for fault in faults:
-        log.debug("%s: %s", fault.__name__.replace("_", " "), (fault.__doc__ or "").partition("\n")[0])
+        log.debug(
+            "%s: %s", fault.__name__.replace("_", " "), (fault.__doc__ or "").partition("\n")[0]
+        )
         fault(stage)
 
 

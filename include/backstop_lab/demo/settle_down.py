@@ -19,7 +19,13 @@ ANSWERED = ("dead_letters", "mass_loss", "repeated_failure")
 def wait_until_quiet(stage: Stage, person: AnsweringPerson, seconds: float) -> None:
     """Every stub is confirmed, voided, held by an open case or quarantined, no request is open, and so on: still_open."""
     with stage.wants_runs(*CALLED):
-        wait_for("Quiet", lambda: not still_open(stage, person), seconds, lambda: str(still_open(stage, person)), every=1.0)
+        wait_for(
+            "Quiet",
+            lambda: not still_open(stage, person),
+            seconds,
+            lambda: str(still_open(stage, person)),
+            every=1.0,
+        )
 
 
 def still_open(stage: Stage, person: AnsweringPerson) -> dict[str, int]:
@@ -28,7 +34,11 @@ def still_open(stage: Stage, person: AnsweringPerson) -> dict[str, int]:
     if person.broken is not None:
         raise person.broken
     found = open_stubs(stage)
-    found |= {str(name): int(number) for name, number in change(stage.control, OPEN, {"answered": list(ANSWERED)}) if number}
+    found |= {
+        str(name): int(number)
+        for name, number in change(stage.control, OPEN, {"answered": list(ANSWERED)})
+        if number
+    }
     pairs = ((topic, group) for topic, groups in stage.topics.items() for group in groups)
     if letters := stage.broker_faults.letters_waiting(pairs):
         found["dead letters in the broker"] = letters
@@ -59,7 +69,11 @@ def open_stubs(stage: Stage) -> dict[str, int]:
     found: dict[str, int] = {}
     for shard, dsn in stage.shards.items():
         # Counted there: every second, and at first every message of the traffic is one of them.
-        for status, number in change(dsn, _OPEN_STUBS, ([topic for topic, _ in asked], [message_id for _, message_id in asked])):
+        for status, number in change(
+            dsn,
+            _OPEN_STUBS,
+            ([topic for topic, _ in asked], [message_id for _, message_id in asked]),
+        ):
             found[f"{status} stubs of {shard}"] = int(number)
     return found
 
@@ -83,15 +97,21 @@ def stop_duties(stage: Stage, api: AirflowApi, seconds: float) -> None:
     deadline = monotonic() + seconds
     while True:
         wait_for(
-            "The end of the last runs", lambda: not open_runs(stage), max(1.0, deadline - monotonic()),
-            lambda: str(open_runs(stage)), every=0.1,
-        )  # fmt: skip
+            "The end of the last runs",
+            lambda: not open_runs(stage),
+            max(1.0, deadline - monotonic()),
+            lambda: str(open_runs(stage)),
+            every=0.1,
+        )
         for duty in CALLED:
             api.pause(duty)
         wait_for(
-            "The end of the last tasks", lambda: not any(handed_out(api, dag) for dag in (*CALLED, QUESTIONS)),
-            max(1.0, deadline - monotonic()), lambda: str([handed_out(api, dag) for dag in (*CALLED, QUESTIONS)]), every=0.1,
-        )  # fmt: skip
+            "The end of the last tasks",
+            lambda: not any(handed_out(api, dag) for dag in (*CALLED, QUESTIONS)),
+            max(1.0, deadline - monotonic()),
+            lambda: str([handed_out(api, dag) for dag in (*CALLED, QUESTIONS)]),
+            every=0.1,
+        )
         if not open_runs(stage):
             return
         # One began just before the pause: it goes on, and another moment is looked for.
@@ -101,11 +121,15 @@ def stop_duties(stage: Stage, api: AirflowApi, seconds: float) -> None:
 
 def handed_out(api: AirflowApi, duty: str) -> list[str]:
     """The duty's tasks that run, pause or no pause; a question that waits for its answer does not."""
-    under_way = [run["dag_run_id"] for run in api.dag_runs(duty, limit=20) if run["state"] == "running"]
+    under_way = [
+        run["dag_run_id"] for run in api.dag_runs(duty, limit=20) if run["state"] == "running"
+    ]
     return [
         f"{run} {task['task_id']}"
-        for run in under_way for task in api.task_instances(duty, run) if task["state"] in ("queued", "running")
-    ]  # fmt: skip
+        for run in under_way
+        for task in api.task_instances(duty, run)
+        if task["state"] in ("queued", "running")
+    ]
 
 
 def open_runs(stage: Stage) -> list[tuple[object, ...]]:
@@ -113,7 +137,9 @@ def open_runs(stage: Stage) -> list[tuple[object, ...]]:
     return change(stage.control, "SELECT run_id, duty FROM run WHERE finished_at IS NULL", ())
 
 
-def let_it_finish(stage: Stage, person: AnsweringPerson, api: AirflowApi, seconds: float, last_runs: float) -> None:
+def let_it_finish(
+    stage: Stage, person: AnsweringPerson, api: AirflowApi, seconds: float, last_runs: float
+) -> None:
     """Quiet, the duties stopped, everything that was sent consumed, and still quiet."""
     while True:
         wait_until_quiet(stage, person, seconds)

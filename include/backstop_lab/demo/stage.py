@@ -76,13 +76,20 @@ class Stage:
         processes = folder / "processes"
         processes.mkdir(parents=True, exist_ok=True)
         broker = platform.broker.for_duties()
-        self.shards = {name: self.urls[shard.connection] for name, shard in self.settings.producers.items()}
+        self.shards = {
+            name: self.urls[shard.connection] for name, shard in self.settings.producers.items()
+        }
         self.stores = {
             group: self.urls[self.settings.consumers[settings.store].connection]
             for group, settings in self.settings.groups.items()
         }
-        self.leases = {group: self.urls[lease_redis(settings)] for group, settings in self.settings.groups.items()}
-        self.topics = {topic: list(self.settings.groups_of(topic)) for topic in self.settings.topics}
+        self.leases = {
+            group: self.urls[lease_redis(settings)]
+            for group, settings in self.settings.groups.items()
+        }
+        self.topics = {
+            topic: list(self.settings.groups_of(topic)) for topic in self.settings.topics
+        }
         self.control = self.urls[self.settings.control]
         [self._broker_name] = self.settings.brokers
         tools = FaultTools(self.ledger, self.shards, self.topics)
@@ -91,10 +98,11 @@ class Stage:
         self.producers = {
             shard: ProducerProcess(
                 f"producer-{shard}",
-                {**shared, "shard": shard, "database": url, "broker": broker}, processes,
+                {**shared, "shard": shard, "database": url, "broker": broker},
+                processes,
             )
             for shard, url in self.shards.items()
-        }  # fmt: skip
+        }
         consumers_broker = self.broker_faults.consumers_url()
         self.groups = {
             group: ConsumerGroup(
@@ -122,7 +130,7 @@ class Stage:
             "broker_name": self._broker_name,
             "config": str(self.platform.config),
             "policy": {name: getattr(policy, name).total_seconds() for name in named},
-        }  # fmt: skip
+        }
 
     def make_tables(self) -> None:
         """The shop's own tables; Backstop's are there already."""
@@ -214,11 +222,18 @@ class Stage:
             self.watch()
             lags = {
                 f"{group} of {topic}": self.broker_faults.backlog(topic, group)
-                for topic, takers in self.topics.items() for group in takers if group in wanted
-            }  # fmt: skip
+                for topic, takers in self.topics.items()
+                for group in takers
+                if group in wanted
+            }
             return {name: lag for name, lag in lags.items() if lag}
 
-        wait_for("The end of the consumers' backlog", lambda: not open_now(), seconds, lambda: str(open_now()))
+        wait_for(
+            "The end of the consumers' backlog",
+            lambda: not open_now(),
+            seconds,
+            lambda: str(open_now()),
+        )
 
     def done(self, group: str, keys: Sequence[Key], seconds: float) -> None:
         """Waits until a group's effects for these messages are there."""
@@ -227,12 +242,22 @@ class Stage:
             self.watch()
             return self.without_effect(group, keys)
 
-        wait_for(f"The work of {group}", lambda: not missing(), seconds, lambda: f"{len(missing())} messages")
+        wait_for(
+            f"The work of {group}",
+            lambda: not missing(),
+            seconds,
+            lambda: f"{len(missing())} messages",
+        )
 
     def without_effect(self, group: str, keys: Sequence[Key]) -> set[Key]:
         """Those that the group has not done."""
-        values: Any = {"consumer_group": group, "message_ids": [message_id for _, message_id in keys]}
-        return set(keys) - {(topic, mid) for topic, mid in change(self.stores[group], _SQL["effects_of"], values)}
+        values: Any = {
+            "consumer_group": group,
+            "message_ids": [message_id for _, message_id in keys],
+        }
+        return set(keys) - {
+            (topic, mid) for topic, mid in change(self.stores[group], _SQL["effects_of"], values)
+        }
 
     def watch(self) -> None:
         """Raises DemoBroken when a process that nobody killed has ended, and what `beside` raises."""
@@ -247,7 +272,9 @@ class Stage:
             ("The Valkey of the leases", self.platform.leases.running),
         ):
             if not alive:
-                raise demo_broken(f"{server} ended by itself.", "Read its log in build/demo/platform.")
+                raise demo_broken(
+                    f"{server} ended by itself.", "Read its log in build/demo/platform."
+                )
 
     def now(self) -> datetime:
         """The control database's clock, which runs go by."""

@@ -32,12 +32,16 @@ def delete_logs(dsn: str, group: str, keys: Sequence[Key], ledger: Ledger, fault
         " RETURNING topic, message_id",
         (group, [topic for topic, _ in keys], [message_id for _, message_id in keys]),
     )
-    ledger.append(fault, [(topic, message_id) for topic, message_id in deleted], consumer_group=group)
+    ledger.append(
+        fault, [(topic, message_id) for topic, message_id in deleted], consumer_group=group
+    )
 
 
 def break_logs(dsn: str, group: str, keys: Sequence[Key], ledger: Ledger, fault: str) -> None:
     """Legacy rows: the constraint is gone, and work that was done carries no time."""
-    change(dsn, "ALTER TABLE consumer_log DROP CONSTRAINT IF EXISTS consumer_log_consumed_has_time", ())
+    change(
+        dsn, "ALTER TABLE consumer_log DROP CONSTRAINT IF EXISTS consumer_log_consumed_has_time", ()
+    )
     broken = change(
         dsn,
         "UPDATE consumer_log SET consumed_at = NULL WHERE consumer_group = %s AND state = 'CONSUMED'"
@@ -46,9 +50,11 @@ def break_logs(dsn: str, group: str, keys: Sequence[Key], ledger: Ledger, fault:
         (group, [topic for topic, _ in keys], [message_id for _, message_id in keys]),
     )
     ledger.append(
-        fault, [(topic, message_id) for topic, message_id in broken], consumer_group=group,
+        fault,
+        [(topic, message_id) for topic, message_id in broken],
+        consumer_group=group,
         detail="consumed without a time",
-    )  # fmt: skip
+    )
 
 
 def make_due_at_once(dsns: Sequence[str], keys: Sequence[Key]) -> None:
@@ -79,7 +85,9 @@ def allow(admin_dsn: str, database: str, allowed: bool) -> None:
     try:
         with connection.cursor() as cursor:
             cursor.execute(
-                sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}").format(sql.Identifier(database), sql.Literal(allowed))
+                sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}").format(
+                    sql.Identifier(database), sql.Literal(allowed)
+                )
             )
             if not allowed:
                 cursor.execute(
@@ -90,7 +98,9 @@ def allow(admin_dsn: str, database: str, allowed: bool) -> None:
         connection.close()
 
 
-def change(dsn: str, statement: str, parameters: tuple[object, ...] | Mapping[str, object]) -> list[tuple[Any, ...]]:
+def change(
+    dsn: str, statement: str, parameters: tuple[object, ...] | Mapping[str, object]
+) -> list[tuple[Any, ...]]:
     """One statement, committed; its rows if it gives any."""
     connection = psycopg2.connect(dsn, connect_timeout=10)
     try:

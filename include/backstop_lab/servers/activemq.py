@@ -27,10 +27,15 @@ WEB = Path(__file__).with_name("activemq_jetty.xml")
 LONGEST = 100 * 1024 * 1024
 """What a frame may hold, in bytes: ActiveMQ's own default."""
 OPENED = (
-    "java.base/java.security", "java.base/java.net", "java.base/java.lang", "java.base/java.util",
-    "java.naming/javax.naming.spi", "java.rmi/sun.rmi.transport.tcp", "java.base/java.util.concurrent",
+    "java.base/java.security",
+    "java.base/java.net",
+    "java.base/java.lang",
+    "java.base/java.util",
+    "java.naming/javax.naming.spi",
+    "java.rmi/sun.rmi.transport.tcp",
+    "java.base/java.util.concurrent",
     "java.base/java.util.concurrent.atomic",
-)  # fmt: skip
+)
 
 
 class ActiveMQServer:
@@ -42,9 +47,14 @@ class ActiveMQServer:
     name = "ActiveMQ Classic"
 
     def __init__(
-        self, directory: Path, port: int | None = None, *, passwords: dict[str, str] | None = None,
-        configuration: str | None = None, longest: int = LONGEST,
-    ) -> None:  # fmt: skip
+        self,
+        directory: Path,
+        port: int | None = None,
+        *,
+        passwords: dict[str, str] | None = None,
+        configuration: str | None = None,
+        longest: int = LONGEST,
+    ) -> None:
         self.directory = directory.resolve()
         self.port = self.stomp_port = port or free_port()
         self.openwire_port, self.web_port = free_port(), free_port()
@@ -56,7 +66,12 @@ class ActiveMQServer:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.kill()
 
     @property
@@ -96,25 +111,39 @@ class ActiveMQServer:
         self.end_leftovers()
         self._prepare()
         properties = {
-            "java.io.tmpdir": self.directory / "tmp", "activemq.home": HOME, "activemq.base": self.directory,
-            "activemq.conf": self.directory / "conf", "activemq.data": self.directory / "data", "jetty.host": LOOPBACK,
-            "jetty.port": self.web_port, "openwire.port": self.openwire_port, "stomp.port": self.stomp_port,
-            "stomp.longest": self._longest, "java.security.auth.login.config": self.directory / "conf" / "login.config",
+            "java.io.tmpdir": self.directory / "tmp",
+            "activemq.home": HOME,
+            "activemq.base": self.directory,
+            "activemq.conf": self.directory / "conf",
+            "activemq.data": self.directory / "data",
+            "jetty.host": LOOPBACK,
+            "jetty.port": self.web_port,
+            "openwire.port": self.openwire_port,
+            "stomp.port": self.stomp_port,
+            "stomp.longest": self._longest,
+            "java.security.auth.login.config": self.directory / "conf" / "login.config",
             "jolokia.conf": f"file:{self.directory}/conf/jolokia-access.xml",
-        }  # fmt: skip
+        }
         self._child.start(
             [
-                str(java()), "-Xms64M", "-Xmx384M", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC",
+                str(java()),
+                "-Xms64M",
+                "-Xmx384M",
+                "-XX:TieredStopAtLevel=1",
+                "-XX:+UseSerialGC",
                 *shared_classes("activemq"),
                 *(f"-D{name}={value}" for name, value in properties.items()),
                 "--add-reads=java.xml=java.logging",
                 *(part for name in OPENED for part in ("--add-opens", f"{name}=ALL-UNNAMED")),
-                "-cp", os.pathsep.join([*jars(), f"{self.directory}/conf"]),
-                "org.apache.activemq.console.Main", "start", f"xbean:file:{self.directory}/conf/activemq.xml",
+                "-cp",
+                os.pathsep.join([*jars(), f"{self.directory}/conf"]),
+                "org.apache.activemq.console.Main",
+                "start",
+                f"xbean:file:{self.directory}/conf/activemq.xml",
             ],
             env=dict(os.environ),
             cwd=self.directory,
-        )  # fmt: skip
+        )
         try:
             (self.directory / "server.pid").write_text(str(self._child.pid))
             self._child.wait_until(self._answers, START_SECONDS)
@@ -137,8 +166,10 @@ class ActiveMQServer:
         """Its configuration, written at every start: what whoever runs it has changed is in force then."""
         if not installed():
             raise LocalServerError(
-                f"ActiveMQ Classic is not at {HOME}.", kept="Nothing was started.", next_step="Run `make activemq`.",
-            )  # fmt: skip
+                f"ActiveMQ Classic is not at {HOME}.",
+                kept="Nothing was started.",
+                next_step="Run `make activemq`.",
+            )
         for name in ("tmp", "data"):
             (self.directory / name).mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)

@@ -63,14 +63,19 @@ class Airflow:
         self._api: AirflowApi | None = None
         commands = {**COMMANDS, "triggerer": TRIGGERER} if triggerer else COMMANDS
         self._commands = commands
-        self._children = {name: Child(f"Airflow's {name}", self.home / f"{name}.log") for name in commands}
+        self._children = {
+            name: Child(f"Airflow's {name}", self.home / f"{name}.log") for name in commands
+        }
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -88,7 +93,9 @@ class Airflow:
 
     def api_of(self, user: str) -> AirflowApi:
         """The REST client, logged in as another of `users`."""
-        return AirflowApi(self.url, user, str(json.loads((self.home / "passwords.json").read_text())[user]))
+        return AirflowApi(
+            self.url, user, str(json.loads((self.home / "passwords.json").read_text())[user])
+        )
 
     @property
     def running(self) -> bool:
@@ -98,7 +105,12 @@ class Airflow:
     @property
     def ready(self) -> bool:
         """Whether all processes run and report healthy."""
-        components = ["metadatabase", "scheduler", "dag_processor", *(["triggerer"] if "triggerer" in self._commands else [])]
+        components = [
+            "metadatabase",
+            "scheduler",
+            "dag_processor",
+            *(["triggerer"] if "triggerer" in self._commands else []),
+        ]
         return self.running and AirflowApi(self.url, ADMIN, "").healthy(*components)
 
     def start(self) -> None:
@@ -111,7 +123,9 @@ class Airflow:
                     [sys.executable, "-m", *arguments], env=settings, cwd=self.home
                 )
                 (self.home / f"{name}.pid").write_text(str(self._children[name].pid))
-            self._children["api-server"].wait_until(self._ready_or_ended, START_SECONDS, ASK_SECONDS)
+            self._children["api-server"].wait_until(
+                self._ready_or_ended, START_SECONDS, ASK_SECONDS
+            )
         except BaseException:
             self.stop()
             raise
@@ -161,7 +175,9 @@ class Airflow:
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__FERNET_KEY": secret["fernet_key"],
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
-            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in self.users.items()),
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(
+                f"{name}:{role}" for name, role in self.users.items()
+            ),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.home / "passwords.json"),
             "AIRFLOW__API__HOST": LOOPBACK,
             "AIRFLOW__API__PORT": str(self.port),
@@ -184,7 +200,9 @@ class Airflow:
         file = self.home / "passwords.json"
         known = json.loads(file.read_text()) if file.exists() else {}
         if set(self.users) - set(known):
-            write_private(file, json.dumps({name: secrets.token_urlsafe(12) for name in self.users} | known))
+            write_private(
+                file, json.dumps({name: secrets.token_urlsafe(12) for name in self.users} | known)
+            )
 
     def _migrate(self, settings: Mapping[str, str]) -> None:
         """`airflow db migrate` takes seconds even when nothing is due, so a marker of the version skips
@@ -194,7 +212,9 @@ class Airflow:
         if marker.exists() and marker.read_text() == wanted and self._has_tables():
             return
         migration = Child("Airflow's database migration", self.home / "migrate.log")
-        migration.start([sys.executable, "-m", "airflow", "db", "migrate"], env=settings, cwd=self.home)
+        migration.start(
+            [sys.executable, "-m", "airflow", "db", "migrate"], env=settings, cwd=self.home
+        )
         try:
             ended = migration.wait(MIGRATE_SECONDS)
         finally:
@@ -254,7 +274,16 @@ CALM = {
 
 # The scheduler serves no logs: everything is on one disk, and that server would listen on every address.
 COMMANDS = {
-    "api-server": ("airflow", "api-server", "--host", "{host}", "--port", "{port}", "--workers", "1"),
+    "api-server": (
+        "airflow",
+        "api-server",
+        "--host",
+        "{host}",
+        "--port",
+        "{port}",
+        "--workers",
+        "1",
+    ),
     "scheduler": ("backstop_lab.servers.airflow_scheduler", "--skip-serve-logs"),
     "dag-processor": ("airflow", "dag-processor"),
 }

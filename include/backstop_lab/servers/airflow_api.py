@@ -28,7 +28,9 @@ class AirflowUnavailable(Unavailable):
 class AirflowApi:
     """A client for one Airflow and one user; logs in by itself, and again when the token has run out."""
 
-    def __init__(self, url: str, user: str, password: str, *, request_seconds: float = 30.0) -> None:
+    def __init__(
+        self, url: str, user: str, password: str, *, request_seconds: float = 30.0
+    ) -> None:
         self.url = url.rstrip("/")
         self._user = user
         self._password = password
@@ -62,7 +64,9 @@ class AirflowApi:
             health = self._send("GET", "/api/v2/monitor/health", None, None)
         except AirflowUnavailable:
             return False  # not up yet; whoever waits knows the deadline
-        return all((health.get(component) or {}).get("status") == "healthy" for component in components)
+        return all(
+            (health.get(component) or {}).get("status") == "healthy" for component in components
+        )
 
     def dags(self) -> list[Json]:
         return list(self.request("GET", "/dags?limit=100")["dags"])
@@ -98,7 +102,9 @@ class AirflowApi:
         deadline = time.monotonic() + timeout
         while (state := str(self.dag_run(dag, run_id)["state"])) not in FINISHED:
             if time.monotonic() > deadline:
-                states = {task["task_id"]: task["state"] for task in self.task_instances(dag, run_id)}
+                states = {
+                    task["task_id"]: task["state"] for task in self.task_instances(dag, run_id)
+                }
                 raise AirflowUnavailable(
                     f"Run {run_id} of {dag} is {state} after {timeout:.0f} s ({states}).",
                     kept="It goes on in Airflow.",
@@ -130,7 +136,8 @@ class AirflowApi:
         path = f"/dags/{quoted(dag)}/dagRuns/{quoted(run_id)}/taskInstances/{quoted(task)}/logs/{try_number}"
         content = self.request("GET", f"{path}?full_content=true")["content"]
         return "\n".join(
-            str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in content
+            str(line.get("event", line)) if isinstance(line, dict) else str(line)
+            for line in content
         )
 
     def _set_paused(self, dag: str, paused: bool, timeout: float) -> None:
@@ -144,7 +151,9 @@ class AirflowApi:
                     raise
             time.sleep(POLL_SECONDS)
 
-    def _send(self, method: str, path: str, body: Mapping[str, object] | None, token: str | None) -> Json:
+    def _send(
+        self, method: str, path: str, body: Mapping[str, object] | None, token: str | None
+    ) -> Json:
         headers = {"Accept": "application/json"}
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
@@ -166,7 +175,9 @@ class AirflowApi:
                 ) from refused
             except OSError as silent:
                 if last or not isinstance(silent, TimeoutError):
-                    raise _unavailable(f"{method} {path} was not answered: {silent}", None) from silent
+                    raise _unavailable(
+                        f"{method} {path} was not answered: {silent}", None
+                    ) from silent
         return dict(json.loads(text)) if text else {}
 
 

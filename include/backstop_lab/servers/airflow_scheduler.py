@@ -13,9 +13,18 @@ import sys
 from backstop.checks import data_docs
 
 FORKED_WITH = (
-    "airflow.providers.standard.decorators.python", "redis", "backstop.config.load", "backstop.runs.run", "backstop.brokers.open",
-    "backstop.duties", "backstop.reconcile.run_once", "backstop.resend.work", "backstop.sweep.run_once",
-    "backstop.triage.run_once", "backstop.watch.run_once", "backstop.alerts.run_once",
+    "airflow.providers.standard.decorators.python",
+    "redis",
+    "backstop.config.load",
+    "backstop.runs.run",
+    "backstop.brokers.open",
+    "backstop.duties",
+    "backstop.reconcile.run_once",
+    "backstop.resend.work",
+    "backstop.sweep.run_once",
+    "backstop.triage.run_once",
+    "backstop.watch.run_once",
+    "backstop.alerts.run_once",
     "backstop.decisions.questions",
 )
 

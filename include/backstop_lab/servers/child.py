@@ -64,13 +64,17 @@ class Child:
         finally:
             os.close(descriptor)
 
-    def wait_until(self, ready: Callable[[], bool], seconds: float, every: float = POLL_SECONDS) -> None:
+    def wait_until(
+        self, ready: Callable[[], bool], seconds: float, every: float = POLL_SECONDS
+    ) -> None:
         """Return when `ready()` holds, asked once in `every` seconds; raise LocalServerError when the process ends or the time
         is over."""
         deadline = time.monotonic() + seconds
         while not ready():
             if not self.running:
-                raise self._error("ended while it was starting", f"read {self.log}\n{self.last_lines()}")
+                raise self._error(
+                    "ended while it was starting", f"read {self.log}\n{self.last_lines()}"
+                )
             if time.monotonic() > deadline:
                 raise self._error(
                     f"was not ready after {seconds:.0f} s", f"read {self.log}\n{self.last_lines()}"
@@ -111,7 +115,11 @@ class Child:
         more."""
         if self._process is None:
             return
-        family = [self._process.pid, *descendants(self._process.pid)] if self.running else [self._process.pid]
+        family = (
+            [self._process.pid, *descendants(self._process.pid)]
+            if self.running
+            else [self._process.pid]
+        )
         for pid in family:
             kill_if_there(pid)
         self._kill_session(self._process.pid)
@@ -120,7 +128,9 @@ class Child:
 
     def last_lines(self, count: int = 15) -> str:
         return (
-            "\n".join(self.log.read_text(errors="replace").splitlines()[-count:]) if self.log.exists() else ""
+            "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+            if self.log.exists()
+            else ""
         )
 
     @staticmethod
@@ -163,7 +173,10 @@ def descendants(pid: int) -> list[int]:
         return found  # it ended since somebody listed it
     for thread in threads:
         try:
-            children = [int(child) for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()]
+            children = [
+                int(child)
+                for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
+            ]
         except (FileNotFoundError, ProcessLookupError):
             continue  # that thread ended between the listing and the reading
         for child in children:

@@ -49,15 +49,32 @@ def _compile(sources: Sequence[Path], into: Path) -> None:
     [compiler] = HOME.glob("ecj-*.jar")
     path = class_path()
     made = subprocess.run(
-        [str(java()), "-XX:TieredStopAtLevel=1", "-cp", str(compiler), "org.eclipse.jdt.internal.compiler.batch.Main",
-         "-11", "-nowarn", "-proc:none", "-cp", path, "-d", str(into), *map(str, sources)],
-        check=False, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        [
+            str(java()),
+            "-XX:TieredStopAtLevel=1",
+            "-cp",
+            str(compiler),
+            "org.eclipse.jdt.internal.compiler.batch.Main",
+            "-11",
+            "-nowarn",
+            "-proc:none",
+            "-cp",
+            path,
+            "-d",
+            str(into),
+            *map(str, sources),
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     if made.returncode != 0:
         raise LocalServerError(
-            f"Java sources could not be compiled:\n{made.stdout}{made.stderr}", kept="Nothing was started.",
+            f"Java sources could not be compiled:\n{made.stdout}{made.stderr}",
+            kept="Nothing was started.",
             next_step="Mend the sources that it names.",
-        )  # fmt: skip
+        )
 
 
 def _driver() -> list[str]:

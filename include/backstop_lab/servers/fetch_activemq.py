@@ -11,9 +11,13 @@ from backstop_lab.setup import KEPT
 
 VERSION = "5.18.3"
 ARCHIVE = Artifact(
-    "org.apache.activemq", "apache-activemq", VERSION, "bin",
-    "943381aa6d340707de6c42eadbf7b41b7fdf93df604156d972d50c4da783544f", "tar.gz",
-)  # fmt: skip
+    "org.apache.activemq",
+    "apache-activemq",
+    VERSION,
+    "bin",
+    "943381aa6d340707de6c42eadbf7b41b7fdf93df604156d972d50c4da783544f",
+    "tar.gz",
+)
 HOME = KEPT / "activemq" / f"apache-activemq-{VERSION}"
 """The unpacked distribution; a server gets a folder of its own for all that it writes."""
 
@@ -28,7 +32,11 @@ def unpacked(files: Path) -> Path:
 
 def jars() -> list[str]:
     """The class path: all jars at once, because classes of the distribution's own class loader cannot be shared."""
-    found = [jar for folder in ("lib", "lib/optional", "lib/web") for jar in sorted((HOME / folder).glob("*.jar"))]
+    found = [
+        jar
+        for folder in ("lib", "lib/optional", "lib/web")
+        for jar in sorted((HOME / folder).glob("*.jar"))
+    ]
     return [str(jar) for jar in (HOME / "bin" / "activemq.jar", *found)]
 
 

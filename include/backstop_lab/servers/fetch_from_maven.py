@@ -18,7 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from backstop_lab.setup import JAVA_HOME_FILE, KEPT, VENV, SetupError, maven_mirror, retried, run, step
+from backstop_lab.setup import (
+    JAVA_HOME_FILE,
+    KEPT,
+    VENV,
+    SetupError,
+    maven_mirror,
+    retried,
+    run,
+    step,
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,10 @@ class Artifact:
 
     @property
     def file(self) -> str:
-        return "-".join(part for part in (self.name, self.version, self.classifier) if part) + f".{self.extension}"
+        return (
+            "-".join(part for part in (self.name, self.version, self.classifier) if part)
+            + f".{self.extension}"
+        )
 
 
 def as_fetched(files: Path) -> Path:
@@ -133,13 +145,28 @@ def _by_ivy(folder: Path, artifacts: Sequence[Artifact]) -> Path | None:
     )
     ivy = next(VENV.glob("lib/python3*/site-packages/pyspark/jars/ivy-*.jar"), None)
     if ivy is None or not JAVA_HOME_FILE.exists():
-        raise SetupError("`make setup` has not run: there is no Spark, or no Java, to fetch it with")
+        raise SetupError(
+            "`make setup` has not run: there is no Spark, or no Java, to fetch it with"
+        )
     java = Path(JAVA_HOME_FILE.read_text().strip()) / "bin" / "java"
-    return _tried(folder, "fetched", [
-        str(java), f"-Divy.default.ivy.user.dir={folder}", "-jar", str(ivy), "-settings", str(folder / "settings.xml"),
-        "-ivy", str(folder / "ivy.xml"), "-types", *sorted({one.extension for one in artifacts}),
-        "-retrieve", f"{folder}/fetched/[artifact]-[revision](-[classifier]).[ext]",
-    ])  # fmt: skip
+    return _tried(
+        folder,
+        "fetched",
+        [
+            str(java),
+            f"-Divy.default.ivy.user.dir={folder}",
+            "-jar",
+            str(ivy),
+            "-settings",
+            str(folder / "settings.xml"),
+            "-ivy",
+            str(folder / "ivy.xml"),
+            "-types",
+            *sorted({one.extension for one in artifacts}),
+            "-retrieve",
+            f"{folder}/fetched/[artifact]-[revision](-[classifier]).[ext]",
+        ],
+    )
 
 
 def _by_maven(folder: Path, artifacts: Sequence[Artifact]) -> Path | None:
@@ -157,10 +184,20 @@ def _by_maven(folder: Path, artifacts: Sequence[Artifact]) -> Path | None:
         '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion><groupId>backstop</groupId>'
         f"<artifactId>setup</artifactId><version>1</version><dependencies>{dependencies}</dependencies></project>"
     )
-    return _tried(folder, "copied", [
-        "mvn", "-q", "-B", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies", f"-DoutputDirectory={folder}/copied",
-        f"-Dmaven.repo.local={folder}/m2",
-    ])  # fmt: skip
+    return _tried(
+        folder,
+        "copied",
+        [
+            "mvn",
+            "-q",
+            "-B",
+            "-f",
+            str(folder / "pom.xml"),
+            "dependency:copy-dependencies",
+            f"-DoutputDirectory={folder}/copied",
+            f"-Dmaven.repo.local={folder}/m2",
+        ],
+    )
 
 
 def _tried(folder: Path, into: str, command: list[str]) -> Path | None:

@@ -24,7 +24,9 @@ def locked() -> list[Artifact]:
         if not line.startswith("#"):
             coordinate, sha256 = line.split(" ")
             organisation, name, version, *classifier = coordinate.split(":")
-            found.append(Artifact(organisation, name, version, classifier[0] if classifier else "", sha256))
+            found.append(
+                Artifact(organisation, name, version, classifier[0] if classifier else "", sha256)
+            )
     return found
 
 

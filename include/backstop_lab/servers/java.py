@@ -13,7 +13,8 @@ def java() -> Path:
     home = os.environ.get("JAVA_HOME")
     if not home:
         raise LocalServerError(
-            "JAVA_HOME is not set.", kept="Nothing was started.",
+            "JAVA_HOME is not set.",
+            kept="Nothing was started.",
             next_step="Run it by `make` (see `make help`), or with JAVA_HOME=$(cat .local/java_home).",
-        )  # fmt: skip
+        )
     return Path(home) / "bin" / "java"

@@ -54,9 +54,14 @@ class Postgres:
     """
 
     def __init__(
-        self, directory: Path, port: int | None = None, *, version: str = "16", max_connections: int = 200,
+        self,
+        directory: Path,
+        port: int | None = None,
+        *,
+        version: str = "16",
+        max_connections: int = 200,
         wrap: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.directory = directory.resolve()
         self.port = port if port is not None else free_port()
         self.data = self.directory / "data"
@@ -70,7 +75,10 @@ class Postgres:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -85,7 +93,9 @@ class Postgres:
     def start(self) -> None:
         """Start, making the data directory when there is none; returns when a login succeeds."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.directory.chmod(0o711)  # `nobody` must be able to pass through; there is nothing to list
+        self.directory.chmod(
+            0o711
+        )  # `nobody` must be able to pass through; there is nothing to list
         run_as = choose_run_as(self._bin / "postgres", self.directory)
         self.end_leftovers()
         if not (self.data / "PG_VERSION").exists():
@@ -146,7 +156,9 @@ class Postgres:
                         sql.Identifier(name), sql.Identifier(owner or SUPERUSER)
                     )
                 )
-            cursor.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(sql.Identifier(name)))
+            cursor.execute(
+                sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(sql.Identifier(name))
+            )
 
     def _admin(self) -> "AdminConnection":
         return AdminConnection(self.admin_dsn())
@@ -204,7 +216,9 @@ class Postgres:
             )
 
     def _write_settings(self, owner: tuple[int, int] | None) -> None:
-        settings = SETTINGS.format(host=LOOPBACK, port=self.port, max_connections=self._max_connections)
+        settings = SETTINGS.format(
+            host=LOOPBACK, port=self.port, max_connections=self._max_connections
+        )
         write_private(self.data / "backstop.conf", settings, owner)
         main = self.data / "postgresql.conf"
         include = "include 'backstop.conf'\n"
@@ -225,7 +239,10 @@ class AdminConnection:
         return self._connection
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._connection.close()
 

@@ -46,7 +46,9 @@ class _Mailbox:
     async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
         mail = message_from_bytes(envelope.content, policy=policy.default)
         text = mail.get_body(("plain", "html"))
-        self._received.keep("mail", str(mail["Subject"]), text.get_content() if text is not None else "")
+        self._received.keep(
+            "mail", str(mail["Subject"]), text.get_content() if text is not None else ""
+        )
         return "250 OK"
 
 

@@ -35,31 +35,53 @@ ANSWER_SECONDS = 5.0
 NO_REPLICAS = Path(__file__).with_name("NoReplicas.java")
 """The port for replicas is the only one that knows no bindAddress: with this nobody listens there."""
 SERVICES = {"org.apache.rocketmq.store.ha.HAService": NO_REPLICAS.stem}
-NAMES, BROKER = "org.apache.rocketmq.namesrv.NamesrvStartup", "org.apache.rocketmq.broker.BrokerStartup"
+NAMES, BROKER = (
+    "org.apache.rocketmq.namesrv.NamesrvStartup",
+    "org.apache.rocketmq.broker.BrokerStartup",
+)
 NAMES_MEMORY = ("-Xms16m", "-Xmx64m")
 BROKER_MEMORY = ("-Xms128m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m")
 WITHOUT_TLS = "-Dtls.server.mode=disabled"
 """Otherwise each of the two makes itself a key and a certificate at its start, which takes longer than the start itself."""
 OPENED = (
-    "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
-    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED", "--add-opens=java.base/java.lang=ALL-UNNAMED",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-opens=java.base/java.lang=ALL-UNNAMED",
     "--add-opens=java.base/java.util=ALL-UNNAMED",
-)  # fmt: skip
+)
 SETTINGS = {
-    "brokerClusterName": CLUSTER, "brokerId": "0", "brokerIP1": LOOPBACK, "brokerIP2": LOOPBACK, "bindAddress": LOOPBACK,
-    "brokerRole": "ASYNC_MASTER", "flushDiskType": "ASYNC_FLUSH", "autoCreateTopicEnable": "false",
-    "autoCreateSubscriptionGroup": "false", "mappedFileSizeCommitLog": "67108864", "mappedFileSizeConsumeQueue": "600000",
-    "mappedFileSizeTimerLog": "1048576", "maxIndexNum": "100000", "maxHashSlotNum": "50000", "diskMaxUsedSpaceRatio": "99",
+    "brokerClusterName": CLUSTER,
+    "brokerId": "0",
+    "brokerIP1": LOOPBACK,
+    "brokerIP2": LOOPBACK,
+    "bindAddress": LOOPBACK,
+    "brokerRole": "ASYNC_MASTER",
+    "flushDiskType": "ASYNC_FLUSH",
+    "autoCreateTopicEnable": "false",
+    "autoCreateSubscriptionGroup": "false",
+    "mappedFileSizeCommitLog": "67108864",
+    "mappedFileSizeConsumeQueue": "600000",
+    "mappedFileSizeTimerLog": "1048576",
+    "maxIndexNum": "100000",
+    "maxHashSlotNum": "50000",
+    "diskMaxUsedSpaceRatio": "99",
     # The timer writes its whole wheel of 37 MB out each time: every second, as it does by default, takes a fifth of a core.
     # What it has not written out it reads again from its log.
     "timerFlushIntervalMs": "60000",
     # From its start to the first time it spins on a whole core; the default is 3 s.
     "transactionMetricFlushInterval": "200",
-    "registerNameServerPeriod": "10000", "traceTopicEnable": "false", "enableCalcFilterBitMap": "false",
-    "sendMessageThreadPoolNums": "2", "pullMessageThreadPoolNums": "4", "adminBrokerThreadPoolNums": "2",
-    "waitTimeMillsInSendQueue": "10000", "waitTimeMillsInPullQueue": "20000", "waitTimeMillsInAckQueue": "20000",
+    "registerNameServerPeriod": "10000",
+    "traceTopicEnable": "false",
+    "enableCalcFilterBitMap": "false",
+    "sendMessageThreadPoolNums": "2",
+    "pullMessageThreadPoolNums": "4",
+    "adminBrokerThreadPoolNums": "2",
+    "waitTimeMillsInSendQueue": "10000",
+    "waitTimeMillsInPullQueue": "20000",
+    "waitTimeMillsInAckQueue": "20000",
     "osPageCacheBusyTimeOutMills": "20000",
-}  # fmt: skip
+}
 """Small, and patient: it shares a machine with everything else."""
 
 
@@ -68,7 +90,9 @@ class RocketMQServer:
 
     name = "RocketMQ"
 
-    def __init__(self, directory: Path, port: int | None = None, *, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, directory: Path, port: int | None = None, *, settings: Mapping[str, str] | None = None
+    ) -> None:
         self.directory = directory.resolve()
         self.port = port or free_port()
         self.broker_name, self.broker_port, self._vip_port = "broker-a", free_port(), free_port()
@@ -81,7 +105,12 @@ class RocketMQServer:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.kill()
 
     @property
@@ -111,22 +140,32 @@ class RocketMQServer:
     def start(self) -> None:
         """Starts what does not run, over what an earlier life left; returns when the name server gives the broker's route."""
         if not installed():
-            raise LocalServerError(f"RocketMQ is not at {HOME}.", kept="Nothing was started.", next_step="Run `make rocketmq`.")
+            raise LocalServerError(
+                f"RocketMQ is not at {HOME}.",
+                kept="Nothing was started.",
+                next_step="Run `make rocketmq`.",
+            )
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
         if not self._names.running and not self._broker.running:
             self.end_leftovers()
         try:
             if not self._names.running:
-                written = write_settings(self.directory / "namesrv.conf", names_settings(self.directory, self.port))
+                written = write_settings(
+                    self.directory / "namesrv.conf", names_settings(self.directory, self.port)
+                )
                 java = command(self.directory, *NAMES_MEMORY, WITHOUT_TLS)
                 self._launch("namesrv", self._names, [*java, NAMES, "-c", str(written)])
             if not self._broker.running:
                 names = f"{LOOPBACK}:{self.port}"
-                its = broker_settings(self.directory, self.broker_name, self.broker_port, self._vip_port, names)
+                its = broker_settings(
+                    self.directory, self.broker_name, self.broker_port, self._vip_port, names
+                )
                 written = write_settings(self.directory / "broker.conf", {**self.settings, **its})
                 helper = compiled([NO_REPLICAS], SERVICES)
-                java = command(self.directory, *BROKER_MEMORY, *OPENED, WITHOUT_TLS, classes=[helper])
+                java = command(
+                    self.directory, *BROKER_MEMORY, *OPENED, WITHOUT_TLS, classes=[helper]
+                )
                 self._launch("broker", self._broker, [*java, BROKER, "-c", str(written)])
             self._broker.wait_until(self._registered, START_SECONDS)
         except BaseException:
@@ -157,7 +196,14 @@ class RocketMQServer:
         for name in ("broker", "namesrv"):
             end_leftover(self.directory / f"{name}.pid", self.directory, signal.SIGTERM)
 
-    def ask(self, code: int, ext: Mapping[str, Field] | None = None, body: bytes = b"", *, also: Sequence[int] = ()) -> Answer:
+    def ask(
+        self,
+        code: int,
+        ext: Mapping[str, Field] | None = None,
+        body: bytes = b"",
+        *,
+        also: Sequence[int] = (),
+    ) -> Answer:
         """One request of whoever runs it to the broker. LocalServerError when it says no."""
         answer = self._ask(self.address, Request(code, dict(ext or {}), body))
         if answer.code != Said.SUCCESS and answer.code not in also:
@@ -166,11 +212,16 @@ class RocketMQServer:
 
     def configure(self, **settings: object) -> None:
         """Changes settings of the running broker."""
-        self.ask(Ask.UPDATE_BROKER_CONFIG, body="".join(f"{name}={value}\n" for name, value in settings.items()).encode())
+        self.ask(
+            Ask.UPDATE_BROKER_CONFIG,
+            body="".join(f"{name}={value}\n" for name, value in settings.items()).encode(),
+        )
 
     def route(self, topic: str) -> dict[str, Any]:
         """What the name server tells of a topic (or, by its own topic, of a broker). LocalServerError: nothing."""
-        request = Request(Ask.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True})
+        request = Request(
+            Ask.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True}
+        )
         answer = self._ask(f"{LOOPBACK}:{self.port}", request)
         if answer.code != Said.SUCCESS:
             raise _refused(f"The name server said {answer.said()} about {topic}")
@@ -183,9 +234,14 @@ class RocketMQServer:
     def _registered(self) -> bool:
         try:
             self.configure(brokerPermission=6)  # it registers at once then
-            masters = {one["brokerName"]: one["brokerAddrs"].get("0") for one in self.route(self.broker_name)["brokerDatas"]}
+            masters = {
+                one["brokerName"]: one["brokerAddrs"].get("0")
+                for one in self.route(self.broker_name)["brokerDatas"]
+            }
             if self._ask(self.address, Request(Ask.GET_BROKER_RUNTIME_INFO)).code != Said.SUCCESS:
-                return False  # in its first second it cannot tell, and then it is of no use to a look
+                return (
+                    False  # in its first second it cannot tell, and then it is of no use to a look
+                )
         except (Lost, NotSent, LocalServerError):
             return False  # not up yet; the caller knows the deadline and whether the process lives
         return masters.get(self.broker_name) == self.address
@@ -198,27 +254,43 @@ class RocketMQServer:
 def names_settings(directory: Path, port: int) -> dict[str, str]:
     """What a name server is told."""
     return {
-        "listenPort": str(port), "bindAddress": LOOPBACK, "kvConfigPath": f"{directory}/namesrv/kvConfig.json",
+        "listenPort": str(port),
+        "bindAddress": LOOPBACK,
+        "kvConfigPath": f"{directory}/namesrv/kvConfig.json",
         "configStorePath": f"{directory}/namesrv/namesrv.properties",
-    }  # fmt: skip
+    }
 
 
-def broker_settings(directory: Path, name: str, port: int, vip_port: int, namesrv: str) -> dict[str, str]:
+def broker_settings(
+    directory: Path, name: str, port: int, vip_port: int, namesrv: str
+) -> dict[str, str]:
     """What a broker is told beside SETTINGS."""
     return {
-        "brokerName": name, "listenPort": str(port), "fastListenPort": str(vip_port), "namesrvAddr": namesrv,
-        "storePathRootDir": f"{directory}/store", "storePathCommitLog": f"{directory}/store/commitlog",
+        "brokerName": name,
+        "listenPort": str(port),
+        "fastListenPort": str(vip_port),
+        "namesrvAddr": namesrv,
+        "storePathRootDir": f"{directory}/store",
+        "storePathCommitLog": f"{directory}/store/commitlog",
         "haListenPort": str(free_port()),
-    }  # fmt: skip
+    }
 
 
 def command(directory: Path, *options: str, classes: Sequence[Path] = ()) -> list[str]:
     """Java up to the program; `classes`: folders behind the jars."""
     return [
-        str(java_program()), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xss512k", "-XX:-UsePerfData",
-        *shared_classes("rocketmq"), *options,
-        f"-Duser.home={directory}", "-Drocketmq.log.level=WARN", "-cp", os.pathsep.join([*jars(), *map(str, classes)]),
-    ]  # fmt: skip
+        str(java_program()),
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+UseSerialGC",
+        "-Xss512k",
+        "-XX:-UsePerfData",
+        *shared_classes("rocketmq"),
+        *options,
+        f"-Duser.home={directory}",
+        "-Drocketmq.log.level=WARN",
+        "-cp",
+        os.pathsep.join([*jars(), *map(str, classes)]),
+    ]
 
 
 def environment(directory: Path) -> dict[str, str]:

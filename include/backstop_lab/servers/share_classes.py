@@ -40,21 +40,34 @@ def shared_classes(kind: str) -> list[str]:
 def share_classes(kind: str) -> None:
     """Run the server once, and keep the classes that it loads."""
     home = HOMES[kind]
-    with step(f"{kind}'s classes, to be shared (optional)"), tempfile.TemporaryDirectory(dir=home.parent) as made:
+    with (
+        step(f"{kind}'s classes, to be shared (optional)"),
+        tempfile.TemporaryDirectory(dir=home.parent) as made,
+    ):
         folder = Path(made)
         with _lists_classes(folder):
             _start_once(kind, folder / "server")
         # A server that is killed leaves half a line.
         lines = dict.fromkeys(
-            line for listed in sorted(folder.glob("*.classes"))
-            for line in listed.read_text().rpartition("\n")[0].splitlines() if not line.startswith("#")
-        )  # fmt: skip
+            line
+            for listed in sorted(folder.glob("*.classes"))
+            for line in listed.read_text().rpartition("\n")[0].splitlines()
+            if not line.startswith("#")
+        )
         (folder / "all").write_text("\n".join(lines) + "\n")
         written = folder / "classes.jsa"
-        run([
-            str(java()), "-Xshare:dump", f"-XX:SharedClassListFile={folder / 'all'}", f"-XX:SharedArchiveFile={written}",
-            "-XX:+UseSerialGC", "-Xlog:cds=off", "-cp", os.pathsep.join(JARS[kind]()),
-        ])  # fmt: skip
+        run(
+            [
+                str(java()),
+                "-Xshare:dump",
+                f"-XX:SharedClassListFile={folder / 'all'}",
+                f"-XX:SharedArchiveFile={written}",
+                "-XX:+UseSerialGC",
+                "-Xlog:cds=off",
+                "-cp",
+                os.pathsep.join(JARS[kind]()),
+            ]
+        )
         written.replace(archive(kind))
 
 

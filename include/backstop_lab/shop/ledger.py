@@ -24,7 +24,14 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def append(self, fault: str, keys: Iterable[Key], *, consumer_group: str | None = None, detail: str | None = None) -> None:
+    def append(
+        self,
+        fault: str,
+        keys: Iterable[Key],
+        *,
+        consumer_group: str | None = None,
+        detail: str | None = None,
+    ) -> None:
         """`consumer_group`: the one group that the fault hits; None: all of them."""
         now = datetime.now(UTC).isoformat()
         lines = [
@@ -43,7 +50,9 @@ class Ledger:
         if not lines:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.folder / f"{fault}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        descriptor = os.open(
+            self.folder / f"{fault}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+        )
         try:
             os.write(descriptor, ("\n".join(lines) + "\n").encode())
             os.fsync(descriptor)

@@ -51,7 +51,9 @@ class Mishaps:
             self._note(WOKEN_LATE, message, f"{WOKE_UP} {work.fence}")
 
     def _meant(self, message: Message, fault: str) -> bool:
-        if message.headers.get(HEADERS[fault]) == self._group and message.key not in self._ledger.keys(fault):
+        if message.headers.get(
+            HEADERS[fault]
+        ) == self._group and message.key not in self._ledger.keys(fault):
             return True
         if self._orders is None:
             return False
@@ -62,4 +64,6 @@ class Mishaps:
         return True
 
     def _note(self, fault: str, message: Message, detail: str) -> None:
-        self._ledger.append(fault, [message.key], consumer_group=self._group, detail=f"{self._worker} {detail}")
+        self._ledger.append(
+            fault, [message.key], consumer_group=self._group, detail=f"{self._worker} {detail}"
+        )

@@ -27,5 +27,9 @@ def own_broker(places: dict[str, Any]) -> OwnBroker:
     """
     settings = load(Path(places["config"]))
     reference = settings.brokers[places["broker_name"]].connection
-    opened = open_broker(settings, Connections(resolver={reference: str(places["broker"])}.get), places["broker_name"])
+    opened = open_broker(
+        settings,
+        Connections(resolver={reference: str(places["broker"])}.get),
+        places["broker_name"],
+    )
     return cast(OwnBroker, opened)

@@ -43,11 +43,14 @@ class Handler:
             cursor.execute(
                 _SQL["work_done"],
                 {
-                    "consumer_group": self._group, "worker": self._worker,
-                    "topic": message.topic, "message_id": message.message_id,
-                    "amount": self._demands.amount(message, work), "fence": work.fence,
+                    "consumer_group": self._group,
+                    "worker": self._worker,
+                    "topic": message.topic,
+                    "message_id": message.message_id,
+                    "amount": self._demands.amount(message, work),
+                    "fence": work.fence,
                 },
-            )  # fmt: skip
+            )
         self._mishaps.before_the_commit(message, work)
 
 
@@ -62,8 +65,12 @@ def main(arguments: list[str]) -> int:
     places = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     threading.Thread(target=end_with_owner, args=(places["owner"],), daemon=True).start()
     group, worker = places["group"], places["worker"]
-    lease, retry_after = (timedelta(seconds=places["policy"][name]) for name in ("lease", "retry_after"))
-    orders, conditions = (Path(places[name]) if name in places else None for name in ("orders", "conditions"))
+    lease, retry_after = (
+        timedelta(seconds=places["policy"][name]) for name in ("lease", "retry_after")
+    )
+    orders, conditions = (
+        Path(places[name]) if name in places else None for name in ("orders", "conditions")
+    )
     ledger = Ledger(Path(places["ledger"]))
     with own_broker(places) as broker:
         demands = Demands(group, ledger, conditions, broker.capabilities.delivery_limit)
@@ -73,7 +80,13 @@ def main(arguments: list[str]) -> int:
             lambda: psycopg2.connect(places["database"], connect_timeout=10),
             group,
             Handler(group, worker, Mishaps(group, worker, ledger, orders), demands),
-            redis=Front(RedisExchange(places["leases"]), group, lease=lease, retry_after=retry_after, owner_host=worker),
+            redis=Front(
+                RedisExchange(places["leases"]),
+                group,
+                lease=lease,
+                retry_after=retry_after,
+                owner_host=worker,
+            ),
             lease=lease,
             retry_after=retry_after,
             owner_host=worker,

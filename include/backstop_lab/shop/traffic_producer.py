@@ -73,7 +73,11 @@ class DyingBroker:
 
     def publish(self, messages: Sequence[Message], *, group: str | None = None) -> list[Receipt]:
         receipts = self._broker.publish(messages, group=group)
-        out = [message.key for message, receipt in zip(messages, receipts, strict=True) if receipt.outcome is Outcome.SENT]
+        out = [
+            message.key
+            for message, receipt in zip(messages, receipts, strict=True)
+            if receipt.outcome is Outcome.SENT
+        ]
         self._ledger.append(self._fault, out)
         os.kill(os.getpid(), signal.SIGKILL)
         return receipts
@@ -112,7 +116,9 @@ class Producer:
             keys: list[Key] = [one.message.key for one in recorded]
             made += [message_id for _, message_id in keys]
             if order.fault and order.die != "in_send":
-                self._ledger.append(order.fault, keys, consumer_group=order.consumer_group, detail=order.detail)
+                self._ledger.append(
+                    order.fault, keys, consumer_group=order.consumer_group, detail=order.detail
+                )
             if order.die == "before_send":
                 os.kill(os.getpid(), signal.SIGKILL)
             if order.send:
@@ -125,17 +131,32 @@ class Producer:
         numbers = list(range(self._number + 1, self._number + size + 1))
         ids = list(given) if given else [self._id(number) for number in numbers]
         amounts = [self._random.randint(1, 500) for _ in numbers]
-        contents = list(bodies) if bodies else [json.dumps({"amount": amount}) for amount in amounts]
+        contents = (
+            list(bodies) if bodies else [json.dumps({"amount": amount}) for amount in amounts]
+        )
         messages = [
-            NewMessage(order.topic, message_id, content.encode(), headers=order.headers, content_type="application/json")
+            NewMessage(
+                order.topic,
+                message_id,
+                content.encode(),
+                headers=order.headers,
+                content_type="application/json",
+            )
             for message_id, content in zip(ids, contents, strict=True)
         ]
         with self._business, self._business.cursor() as cursor:
             cursor.execute(
                 _SQL["order_placed"],
-                {"numbers": numbers, "topics": [order.topic] * size, "message_ids": ids, "amounts": amounts},
+                {
+                    "numbers": numbers,
+                    "topics": [order.topic] * size,
+                    "message_ids": ids,
+                    "amounts": amounts,
+                },
             )
-            recorded = record_many(self._business, messages, policy=self._policy(order.first_check), send=order.send)
+            recorded = record_many(
+                self._business, messages, policy=self._policy(order.first_check), send=order.send
+            )
         self._number += size
         return recorded
 

@@ -30,7 +30,9 @@ class DemoBroken(BackstopError):
 
 
 def demo_broken(what: str, next_step: str) -> DemoBroken:
-    return DemoBroken(what, kept="Everything injected so far is in build/demo/ledger.", next_step=next_step)
+    return DemoBroken(
+        what, kept="Everything injected so far is in build/demo/ledger.", next_step=next_step
+    )
 
 
 class Worker:
@@ -40,7 +42,12 @@ class Worker:
     """
 
     def __init__(
-        self, name: str, module: str, places: dict[str, Any], folder: Path, command: Sequence[str] = (sys.executable, "-m")
+        self,
+        name: str,
+        module: str,
+        places: dict[str, Any],
+        folder: Path,
+        command: Sequence[str] = (sys.executable, "-m"),
     ) -> None:
         self.name = name
         self._command = (*command, module)
@@ -58,9 +65,11 @@ class Worker:
         try:
             self._process = subprocess.Popen(
                 [*self._command, str(file)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE if self.answers else descriptor,
-                stderr=descriptor, start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if self.answers else descriptor,
+                stderr=descriptor,
+                start_new_session=True,
+            )
         finally:
             os.close(descriptor)
 
@@ -109,7 +118,11 @@ class Worker:
             self._process.wait()
 
     def last_lines(self) -> str:
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-12:]) if self._log.exists() else ""
+        return (
+            "\n".join(self._log.read_text(errors="replace").splitlines()[-12:])
+            if self._log.exists()
+            else ""
+        )
 
     def _state(self) -> str:
         stat = Path(f"/proc/{self.process.pid}/stat").read_text()
@@ -139,7 +152,10 @@ class ProducerProcess(Worker):
         """Orders a death, waits for it, and starts the producer again."""
         self._order(topic, count, wishes)
         if self.process.wait(60.0) != -signal.SIGKILL:
-            raise demo_broken(f"{self.name} did not die as it was ordered to:\n{self.last_lines()}", f"Read {self._log}.")
+            raise demo_broken(
+                f"{self.name} did not die as it was ordered to:\n{self.last_lines()}",
+                f"Read {self._log}.",
+            )
         self.died.append(-signal.SIGKILL)
         self.start()
 
@@ -170,11 +186,13 @@ class ConsumerGroup:
         self.group = group
         self.workers = [
             Worker(
-                f"{group}-{number}", "backstop_lab.shop.traffic_consumer",
-                {**places, "group": group, "worker": f"{group}-{number}"}, folder,
+                f"{group}-{number}",
+                "backstop_lab.shop.traffic_consumer",
+                {**places, "group": group, "worker": f"{group}-{number}"},
+                folder,
             )
             for number in range(1, workers + 1)
-        ]  # fmt: skip
+        ]
         self._watching = threading.Event()
         self._turn = threading.Lock()
         self._watcher = threading.Thread(target=self._watch, daemon=True)

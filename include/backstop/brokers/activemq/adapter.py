@@ -71,36 +71,60 @@ class ActiveMQ:
             wrong = "durations must be above zero"
         if wrong is not None:
             raise ConfigurationError(
-                f"Invalid ActiveMQ options: {wrong}.", kept="Nothing was started.",
+                f"Invalid ActiveMQ options: {wrong}.",
+                kept="Nothing was started.",
                 next_step="Correct the broker's options; docs/brokers/activemq.md has examples.",
-            )  # fmt: skip
-        self._delivery_limit, self._redelivery, self._prefetch = delivery_limit, redelivery, prefetch
+            )
+        self._delivery_limit, self._redelivery, self._prefetch = (
+            delivery_limit,
+            redelivery,
+            prefetch,
+        )
         self._seconds = answer_timeout.total_seconds()
         address = Address.parse(url)
         self._pool = Pool(address, connect_timeout=connect_timeout.total_seconds())
         beans = Jolokia(address.jolokia, timeout=self._seconds) if address.jolokia else None
         self._looker = Looker(
-            self._pool, beans, self._names, seconds=self._seconds, broker_redelivers=redelivery == "broker"
+            self._pool,
+            beans,
+            self._names,
+            seconds=self._seconds,
+            broker_redelivers=redelivery == "broker",
         )
         self._watched = beans is not None
         # Looked for within the time of a publish.
-        quick = Looker(
-            self._pool, Jolokia(address.jolokia, timeout=send_timeout.total_seconds()), self._names,
-            seconds=send_timeout.total_seconds(), broker_redelivers=False,
-        ) if address.jolokia else None  # fmt: skip
+        quick = (
+            Looker(
+                self._pool,
+                Jolokia(address.jolokia, timeout=send_timeout.total_seconds()),
+                self._names,
+                seconds=send_timeout.total_seconds(),
+                broker_redelivers=False,
+            )
+            if address.jolokia
+            else None
+        )
         self._publisher = Publisher(
-            self._pool, self._names, quick.there if quick else None,
-            send_timeout=send_timeout.total_seconds(), max_bytes=max_message_bytes,
-        )  # fmt: skip
+            self._pool,
+            self._names,
+            quick.there if quick else None,
+            send_timeout=send_timeout.total_seconds(),
+            max_bytes=max_message_bytes,
+        )
 
     def __repr__(self) -> str:
-        return f"ActiveMQ(send_to={self._names.send_to!r}, receive_from={self._names.receive_from!r})"
+        return (
+            f"ActiveMQ(send_to={self._names.send_to!r}, receive_from={self._names.receive_from!r})"
+        )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -148,7 +172,10 @@ class ActiveMQ:
 
     def passed_until(self, topic: str, offsets: Mapping[int, int]) -> dict[int, datetime]:
         """There are no offsets, so no time belongs to one."""
-        raise unavailable(f"looking for times in {topic!r}", "it has no offsets: a group's progress cannot be logged here")
+        raise unavailable(
+            f"looking for times in {topic!r}",
+            "it has no offsets: a group's progress cannot be logged here",
+        )
 
     def retry_pending(self, topic: str, group: str) -> int:
         """What waits in the broker's scheduler, of whatever group: it does not tell whose. 0 where clients redeliver."""
@@ -161,7 +188,9 @@ class ActiveMQ:
     def holders(self, topic: str, group: str) -> list[Holder]:
         return []
 
-    def dead_letters(self, group: str, *, since: Mapping[str, str] | None = None) -> Iterator[DeadLetterRef]:
+    def dead_letters(
+        self, group: str, *, since: Mapping[str, str] | None = None
+    ) -> Iterator[DeadLetterRef]:
         """`since` is not used: a browser sees a queue from its beginning."""
         return iter(self._looker.dead_letters(group))
 
@@ -177,14 +206,22 @@ class ActiveMQ:
     def subscribe(self, group: str, topics: Sequence[str], consumer: str) -> ActiveMQSubscription:
         """One consumer; `consumer` is not used: the broker knows its connections."""
         return ActiveMQSubscription(
-            self._pool, self._names, self._looker if self._watched else None, group=group, topics=topics,
-            seconds=self._seconds, delivery_limit=self._delivery_limit, prefetch=self._prefetch,
-        )  # fmt: skip
+            self._pool,
+            self._names,
+            self._looker if self._watched else None,
+            group=group,
+            topics=topics,
+            seconds=self._seconds,
+            delivery_limit=self._delivery_limit,
+            prefetch=self._prefetch,
+        )
 
     def create_topic(self, topic: str, queues: int = 1) -> None:
         """Makes what the topic is sent to; there already: unchanged. Each group has one queue, whatever `queues` says."""
         kind, _, name = self._names.topic(topic).lstrip("/").partition("/")
-        self._looker.jolokia.run(self._looker.jolokia.bean(), f"add{kind.capitalize()}(java.lang.String)", name)
+        self._looker.jolokia.run(
+            self._looker.jolokia.bean(), f"add{kind.capitalize()}(java.lang.String)", name
+        )
 
     def create_group(self, group: str, topic: str, at: Literal["start", "end"] = "end") -> None:
         """Makes the group's queue, which gets every message from then on: what was sent before is kept for nobody, and

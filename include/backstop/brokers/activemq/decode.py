@@ -13,17 +13,45 @@ from backstop.model.errors import ContractBroken
 from backstop.model.records import ID_HEADER, Message, id_in
 
 TAG, KEY, MORE, ERROR, DELIVERIES = (
-    "backstop-tag", "backstop-key", "backstop-headers", "backstop-error", "backstop-deliveries",
-)  # fmt: skip
+    "backstop-tag",
+    "backstop-key",
+    "backstop-headers",
+    "backstop-error",
+    "backstop-deliveries",
+)
 """Headers of ours in a frame: tag, partition key, further headers as JSON, and what our consumers write to a dead letter."""
 CAUSE, ORIGIN = "dlqDeliveryFailureCause", "original-destination"
 
-BROKERS_OWN = frozenset({
-    "ack", "amq-msg-type", "browser", "content-length", "correlation-id", "destination", "expires", "id", "message-id",
-    "original-destination", "originalExpiration", "dlqDeliveryFailureCause", "originalDeliveryMode", "persistent", "priority",
-    "receipt", "receipt-id", "redelivered", "reply-to", "selector", "subscription", "timestamp", "transaction",
-    "transformation", "transformation-error", "type",
-})  # fmt: skip
+BROKERS_OWN = frozenset(
+    {
+        "ack",
+        "amq-msg-type",
+        "browser",
+        "content-length",
+        "correlation-id",
+        "destination",
+        "expires",
+        "id",
+        "message-id",
+        "original-destination",
+        "originalExpiration",
+        "dlqDeliveryFailureCause",
+        "originalDeliveryMode",
+        "persistent",
+        "priority",
+        "receipt",
+        "receipt-id",
+        "redelivered",
+        "reply-to",
+        "selector",
+        "subscription",
+        "timestamp",
+        "transaction",
+        "transformation",
+        "transformation-error",
+        "type",
+    }
+)
 _BROKERS_PREFIXES = ("JMS", "AMQ_", "activemq.", "scheduledJobId")
 _OURS = frozenset({TAG, KEY, MORE, ERROR, DELIVERIES})
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
@@ -66,14 +94,22 @@ def headers_of(message: Message) -> dict[str, str]:
 
 def own_headers(frame: Frame) -> dict[str, str]:
     """What the producer wrote."""
-    headers = {name: value for name, value in frame.headers.items() if not _brokers(name) and name not in _OURS}
+    headers = {
+        name: value
+        for name, value in frame.headers.items()
+        if not _brokers(name) and name not in _OURS
+    }
     return {**headers, **_json_object(frame.headers.get(MORE))}
 
 
 def brokers_headers(frame: Frame) -> dict[str, str]:
     """What the broker wrote, by its own names, without what only carries the frame."""
     carried = ("content-length", "subscription", "ack")
-    return {name: value for name, value in frame.headers.items() if _brokers(name) and name not in carried}
+    return {
+        name: value
+        for name, value in frame.headers.items()
+        if _brokers(name) and name not in carried
+    }
 
 
 def content_of(frame: Frame) -> bytes:
@@ -111,7 +147,9 @@ def came_from(frame: Frame, names: Names, queue: str) -> tuple[str | None, str |
 
 def ref_of(frame: Frame, names: Names, queue: str) -> DeadLetterRef:
     topic, group = came_from(frame, names, queue)
-    return DeadLetterRef(group, topic, id_in(own_headers(frame)), frame.headers.get("message-id", ""))
+    return DeadLetterRef(
+        group, topic, id_in(own_headers(frame)), frame.headers.get("message-id", "")
+    )
 
 
 def letter_of(frame: Frame, names: Names, queue: str) -> DeadLetter:
@@ -122,13 +160,25 @@ def letter_of(frame: Frame, names: Names, queue: str) -> DeadLetter:
     counted = frame.headers.get(DELIVERIES) or next(iter(_DELIVERIES.findall(cause)), "")
     message_id = headers.get(ID_HEADER) or None
     return DeadLetter(
-        queue=queue, broker_id=frame.headers.get("message-id", ""), group=group, topic=topic, message_id=message_id,
-        content=content_of(frame), headers=_as_json(headers),
-        properties=brokers_headers(frame), cause=cause, error=_text(frame.headers.get(ERROR)) or "",
+        queue=queue,
+        broker_id=frame.headers.get("message-id", ""),
+        group=group,
+        topic=topic,
+        message_id=message_id,
+        content=content_of(frame),
+        headers=_as_json(headers),
+        properties=brokers_headers(frame),
+        cause=cause,
+        error=_text(frame.headers.get(ERROR)) or "",
         deliveries=_number(counted, 9),
-        tag=_text(frame.headers.get(TAG)), partition_key=_text(frame.headers.get(KEY)),
-        invalid=None if message_id and topic else "it carries no message id" if topic else "it names no topic of ours",
-    )  # fmt: skip
+        tag=_text(frame.headers.get(TAG)),
+        partition_key=_text(frame.headers.get(KEY)),
+        invalid=None
+        if message_id and topic
+        else "it carries no message id"
+        if topic
+        else "it names no topic of ours",
+    )
 
 
 def _as_json(headers: dict[str, str]) -> bytes:

@@ -25,8 +25,16 @@ QUIET_SECONDS = 0.05
 class ActiveMQLetters:
     """One reader of one dead-letter queue. What it holds, another reader does not get until this one is closed."""
 
-    def __init__(self, pool: Pool, looker: Looker, names: Names, queue: str, *, seconds: float) -> None:
-        self._pool, self._looker, self._names, self._queue, self._seconds = pool, looker, names, queue, seconds
+    def __init__(
+        self, pool: Pool, looker: Looker, names: Names, queue: str, *, seconds: float
+    ) -> None:
+        self._pool, self._looker, self._names, self._queue, self._seconds = (
+            pool,
+            looker,
+            names,
+            queue,
+            seconds,
+        )
         self._doing = f"reading the dead letters in {queue!r}"
         self._session: Session | None = None
         self._arrived: deque[Frame] = deque()
@@ -40,7 +48,10 @@ class ActiveMQLetters:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -50,7 +61,11 @@ class ActiveMQLetters:
             while limit > 0:
                 session = self._connected()
                 arrived = sum(len(frame.body) for frame in self._arrived)
-                while session is not None and len(self._arrived) < limit and arrived <= LETTER_PAGE_BYTES:
+                while (
+                    session is not None
+                    and len(self._arrived) < limit
+                    and arrived <= LETTER_PAGE_BYTES
+                ):
                     frame = session.read(time.monotonic() + QUIET_SECONDS)
                     if frame is None:
                         break
@@ -70,22 +85,27 @@ class ActiveMQLetters:
                     break  # all that is left lies in our hands
                 if time.monotonic() > deadline:
                     raise unavailable(
-                        self._doing, f"{depth[0] - len(self._acks) - self._left} letters do not come: another consumer holds "
-                        f"them, or {len(self._acks)} that were handed out are not acknowledged"
-                    )  # fmt: skip
+                        self._doing,
+                        f"{depth[0] - len(self._acks) - self._left} letters do not come: another consumer holds "
+                        f"them, or {len(self._acks)} that were handed out are not acknowledged",
+                    )
         except Lost as error:
             self._forget()
             raise unavailable(self._doing, str(error)) from error
         if self._left:
             raise unavailable(
-                self._doing, f"{self._left} letters are messages whose content STOMP does not show (map, object or stream): "
-                "they were left there, and must be taken by hand"
-            )  # fmt: skip
+                self._doing,
+                f"{self._left} letters are messages whose content STOMP does not show (map, object or stream): "
+                "they were left there, and must be taken by hand",
+            )
         return []
 
     def acknowledge(self, letters: Sequence[DeadLetter]) -> None:
         if any(id(one) in self._lost for one in letters):
-            raise unavailable("acknowledging dead letters", "the connection ended; what was not acknowledged is delivered again")
+            raise unavailable(
+                "acknowledging dead letters",
+                "the connection ended; what was not acknowledged is delivered again",
+            )
         acks = [self._acks[id(one)][1] for one in letters if id(one) in self._acks]
         if not acks:
             return
@@ -115,10 +135,16 @@ class ActiveMQLetters:
             except NotSent as error:
                 raise unavailable(self._doing, str(error)) from error
             number = self._session.number()
-            frame = encode("SUBSCRIBE", {
-                "destination": f"/queue/{self._queue}", "id": "1", "ack": "client-individual",
-                "activemq.prefetchSize": str(PREFETCH), "receipt": number,
-            })  # fmt: skip
+            frame = encode(
+                "SUBSCRIBE",
+                {
+                    "destination": f"/queue/{self._queue}",
+                    "id": "1",
+                    "ack": "client-individual",
+                    "activemq.prefetchSize": str(PREFETCH),
+                    "receipt": number,
+                },
+            )
             self._session.ask(frame, number, time.monotonic() + self._seconds)
         return self._session
 

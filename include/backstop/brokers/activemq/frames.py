@@ -111,4 +111,8 @@ def _escape(text: str) -> str:
 
 
 def _unescape(text: str) -> str:
-    return _ESCAPED.sub(lambda found: _UNESCAPES.get(found.group(), found.group()), text) if "\\" in text else text
+    return (
+        _ESCAPED.sub(lambda found: _UNESCAPES.get(found.group(), found.group()), text)
+        if "\\" in text
+        else text
+    )

@@ -42,25 +42,47 @@ class Jolokia:
         """The one broker of this process. BrokerUnavailable when there is none, or more than one."""
         with self._lock:
             if self._broker is None:
-                [found] = self.ask([{"type": "search", "mbean": "org.apache.activemq:type=Broker,brokerName=*"}])
+                [found] = self.ask(
+                    [{"type": "search", "mbean": "org.apache.activemq:type=Broker,brokerName=*"}]
+                )
                 if not isinstance(found, list) or len(found) != 1:
-                    raise unavailable("looking for the broker's name", f"there are {len(found or ())} brokers behind Jolokia")
-                self._broker = next(part[11:] for part in re.split("[:,]", str(found[0])) if part.startswith("brokerName="))
+                    raise unavailable(
+                        "looking for the broker's name",
+                        f"there are {len(found or ())} brokers behind Jolokia",
+                    )
+                self._broker = next(
+                    part[11:]
+                    for part in re.split("[:,]", str(found[0]))
+                    if part.startswith("brokerName=")
+                )
             return self._broker
 
     def bean(self, *parts: str) -> str:
-        return ",".join((f"org.apache.activemq:type=Broker,brokerName={self.broker_name()}", *parts))
+        return ",".join(
+            (f"org.apache.activemq:type=Broker,brokerName={self.broker_name()}", *parts)
+        )
 
     def queue_bean(self, name: str) -> str:
         return self.bean("destinationType=Queue", f"destinationName={in_bean(name)}")
 
     def read(self, bean: str, attributes: Sequence[str] = ()) -> Any:
         """The value, or null when there is no such bean."""
-        return self.ask([{"type": "read", "mbean": bean, **({"attribute": list(attributes)} if attributes else {})}])[0]
+        return self.ask(
+            [
+                {
+                    "type": "read",
+                    "mbean": bean,
+                    **({"attribute": list(attributes)} if attributes else {}),
+                }
+            ]
+        )[0]
 
     def queues(self) -> dict[str, Mapping[str, Any]]:
         """Every queue by its own name: QueueSize and InFlightCount."""
-        found = self.read(self.bean("destinationType=Queue", "destinationName=*"), QUEUE_ATTRIBUTES) or {}
+        found = (
+            self.read(self.bean("destinationType=Queue", "destinationName=*"), QUEUE_ATTRIBUTES)
+            or {}
+        )
         return {str(one["Name"]): one for one in found.values()}
 
     def topics(self) -> set[str]:
@@ -71,7 +93,8 @@ class Jolokia:
     def run(self, bean: str, operation: str, *arguments: Any) -> Any:
         """What the operation returns. BrokerUnavailable when there is no such bean."""
         [answer] = self.ask(
-            [{"type": "exec", "mbean": bean, "operation": operation, "arguments": list(arguments)}], needed=True
+            [{"type": "exec", "mbean": bean, "operation": operation, "arguments": list(arguments)}],
+            needed=True,
         )
         return answer
 
@@ -93,7 +116,9 @@ class Jolokia:
         except ValueError:
             answers = None
         if not isinstance(answers, list) or len(answers) != len(questions):
-            raise unavailable(doing, f"Jolokia answered {status}: {body[:200].decode(errors='replace')}")
+            raise unavailable(
+                doing, f"Jolokia answered {status}: {body[:200].decode(errors='replace')}"
+            )
         values: list[Any] = []
         for answer in answers:
             if answer.get("status") == 200:
@@ -101,12 +126,22 @@ class Jolokia:
             elif answer.get("status") == 404 and not needed:
                 values.append(None)
             else:
-                raise unavailable(doing, f"Jolokia: {str(answer.get('error', answer.get('status')))[:300]}")
+                raise unavailable(
+                    doing, f"Jolokia: {str(answer.get('error', answer.get('status')))[:300]}"
+                )
         return values
 
 
 def in_bean(name: str) -> str:
     """A destination's name as ActiveMQ writes it into the name of its bean."""
-    for found, written in ((":", "_"), (",", "_"), ("'", "_"), ('"', "_"), ("?", "&qe;"), ("=", "&eq;"), ("*", "&ast;")):
+    for found, written in (
+        (":", "_"),
+        (",", "_"),
+        ("'", "_"),
+        ('"', "_"),
+        ("?", "&qe;"),
+        ("=", "&eq;"),
+        ("*", "&ast;"),
+    ):
         name = name.replace(found, written)
     return name

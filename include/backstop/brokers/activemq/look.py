@@ -43,7 +43,13 @@ class Looker:
     """Reads for one adapter; every method raises BrokerUnavailable rather than leave something out."""
 
     def __init__(
-        self, pool: Pool, jolokia: Jolokia | None, names: Names, *, seconds: float, broker_redelivers: bool
+        self,
+        pool: Pool,
+        jolokia: Jolokia | None,
+        names: Names,
+        *,
+        seconds: float,
+        broker_redelivers: bool,
     ) -> None:
         self._pool, self._beans, self._names, self._seconds = pool, jolokia, names, seconds
         self._broker_redelivers = broker_redelivers
@@ -52,7 +58,9 @@ class Looker:
     @property
     def jolokia(self) -> Jolokia:
         if self._beans is None:
-            raise unavailable("looking", "the connection names no Jolokia, and STOMP alone knows no queues")
+            raise unavailable(
+                "looking", "the connection names no Jolokia, and STOMP alone knows no queues"
+            )
         return self._beans
 
     def clock(self) -> datetime:
@@ -70,7 +78,11 @@ class Looker:
             number = session.number()
             session.write(
                 encode("SUBSCRIBE", {"destination": _CLOCK, "id": number, "ack": "auto"})
-                + encode("SEND", {"destination": _CLOCK, "persistent": "false", **headers}, number.encode()),
+                + encode(
+                    "SEND",
+                    {"destination": _CLOCK, "persistent": "false", **headers},
+                    number.encode(),
+                ),
                 deadline,
             )
             while True:
@@ -80,7 +92,9 @@ class Looker:
                 if frame.command == "MESSAGE" and frame.body == number.encode():
                     break
             receipt = session.number()
-            session.ask(encode("UNSUBSCRIBE", {"id": number, "receipt": receipt}), receipt, deadline)
+            session.ask(
+                encode("UNSUBSCRIBE", {"id": number, "receipt": receipt}), receipt, deadline
+            )
             return stored_at(frame)
 
     def stamps(self) -> bool:
@@ -93,16 +107,27 @@ class Looker:
     def there(self, topic: str) -> bool:
         """Whether the broker has what the topic is sent to, or a queue of one of its groups."""
         kind, _, name = self._names.topic(topic).lstrip("/").partition("/")
-        bean = self.jolokia.bean(f"destinationType={kind.capitalize()}", f"destinationName={in_bean(name)}")
+        bean = self.jolokia.bean(
+            f"destinationType={kind.capitalize()}", f"destinationName={in_bean(name)}"
+        )
         if self.jolokia.read(bean, ("Name",)) is not None:
             return True
         return self._names.has_group and bool(self.group_queues(topic))
 
     def group_queues(self, topic: str) -> list[str]:
         """The queues of the topic's groups."""
-        pattern = in_bean(self._names.receive_from.replace("{topic}", encoded(topic))).replace("{group}", "*")
-        found = self.jolokia.read(self.jolokia.bean("destinationType=Queue", f"destinationName={pattern}"), ("Name",)) or {}
-        return [one["Name"] for one in found.values() if self._names.read_queue(one["Name"])[0] == topic]
+        pattern = in_bean(self._names.receive_from.replace("{topic}", encoded(topic))).replace(
+            "{group}", "*"
+        )
+        found = (
+            self.jolokia.read(
+                self.jolokia.bean("destinationType=Queue", f"destinationName={pattern}"), ("Name",)
+            )
+            or {}
+        )
+        return [
+            one["Name"] for one in found.values() if self._names.read_queue(one["Name"])[0] == topic
+        ]
 
     def queues(self, topic: str) -> list[QueueState]:
         if not self.there(topic):
@@ -115,9 +140,10 @@ class Looker:
         self._waiting_in_scheduler(doing)
         if not self.stamps():
             raise unavailable(
-                doing, "messages keep the time that their clients wrote, and a clock that is ahead would make one that waits "
-                "look passed: add <timeStampingBrokerPlugin/> to the broker's plugins"
-            )  # fmt: skip
+                doing,
+                "messages keep the time that their clients wrote, and a clock that is ahead would make one that waits "
+                "look passed: add <timeStampingBrokerPlugin/> to the broker's plugins",
+            )
         found: list[GroupPosition] | None = None
         for _ in range(ATTEMPTS):
             before = self.clock()
@@ -131,13 +157,18 @@ class Looker:
             oldest = min(self._oldest(queue, frames, before, doing), before)
             found = [GroupPosition(QUEUE_ID, "", 0, oldest, held)]
             if not ended or len(frames) >= size + have_come - came:
-                return found  # each message that was there is among them, or the front of a long queue
+                return (
+                    found  # each message that was there is among them, or the front of a long queue
+                )
         if found is not None:
-            return found  # of a queue that is consumed all the time: as many were shown as were left
+            return (
+                found  # of a queue that is consumed all the time: as many were shown as were left
+            )
         raise unavailable(
-            doing, "its queue holds messages that a browser does not get (a transaction that acknowledges them is open, its "
-            "memory is full, or maxBrowsePageSize is below 400)"
-        )  # fmt: skip
+            doing,
+            "its queue holds messages that a browser does not get (a transaction that acknowledges them is open, its "
+            "memory is full, or maxBrowsePageSize is below 400)",
+        )
 
     def _oldest(self, queue: str, frames: list[Frame], before: datetime, doing: str) -> datetime:
         """When the oldest of them was stored, or earlier.
@@ -151,10 +182,15 @@ class Looker:
             for age in _AGES:
                 oldest = before - age
                 since = int((oldest - _START).total_seconds() * 1000)
-                if not self._browse(queue, 1, doing, f"{_HIDES} IS NOT NULL AND JMSTimestamp < {since}")[0]:
+                if not self._browse(
+                    queue, 1, doing, f"{_HIDES} IS NOT NULL AND JMSTimestamp < {since}"
+                )[0]:
                     break
             else:
-                raise unavailable(doing, f"a message older than {_AGES[-1]} has a property {_HIDES!r}, which hides its time")
+                raise unavailable(
+                    doing,
+                    f"a message older than {_AGES[-1]} has a property {_HIDES!r}, which hides its time",
+                )
         times = [stored_at(frame) for frame in frames]
         if None in times:
             raise unavailable(doing, "a message carries no time")
@@ -174,7 +210,9 @@ class Looker:
         if self.shows_content(frame):
             return True
         shown = self.jolokia.run(
-            self.jolokia.queue_bean(queue), "getMessage(java.lang.String)", frame.headers.get("message-id", "")
+            self.jolokia.queue_bean(queue),
+            "getMessage(java.lang.String)",
+            frame.headers.get("message-id", ""),
         )
         return isinstance(shown, dict) and "Text" in shown
 
@@ -189,7 +227,9 @@ class Looker:
         before = self.clock()
         for _ in range(ATTEMPTS):
             size, held, came = self._depth(queue, doing)
-            frames, ended = self._browse(queue, LISTED, doing) if 0 < size < LISTED else ([], size == 0)
+            frames, ended = (
+                self._browse(queue, LISTED, doing) if 0 < size < LISTED else ([], size == 0)
+            )
             if size >= LISTED:
                 break
             # What is acknowledged in a transaction is not shown, and may come back: what came meanwhile must not stand in for it.
@@ -206,14 +246,17 @@ class Looker:
         waiting = self.scheduled()
         if waiting and not self._broker_redelivers:
             raise unavailable(
-                doing, f"{waiting} messages wait in its scheduler, and it does not say whose: with a redelivery plugin or "
-                "delayed messages the option `redelivery` must say `broker`"
-            )  # fmt: skip
+                doing,
+                f"{waiting} messages wait in its scheduler, and it does not say whose: with a redelivery plugin or "
+                "delayed messages the option `redelivery` must say `broker`",
+            )
         return waiting
 
     def scheduled(self) -> int:
         """Messages that wait in the broker's scheduler, whoever they are for."""
-        found = self.jolokia.read(self.jolokia.bean("service=JobScheduler", "name=JMS"), ("ScheduledMessageCount",))
+        found = self.jolokia.read(
+            self.jolokia.bean("service=JobScheduler", "name=JMS"), ("ScheduledMessageCount",)
+        )
         return int(found["ScheduledMessageCount"]) if found else 0
 
     def dead_letter_queues(self, groups: set[str]) -> list[str]:
@@ -247,14 +290,19 @@ class Looker:
                 return [ref_of(frame, self._names, queue) for frame in frames]
             # Some were taken meanwhile by who stores them, or are not shown: those that were shown may be the ones taken.
         raise unavailable(
-            doing, f"a browser got {len(frames)} of {before} dead letters, {after} are left: raise maxBrowsePageSize for this "
-            "queue, or let triage drain it"
-        )  # fmt: skip
+            doing,
+            f"a browser got {len(frames)} of {before} dead letters, {after} are left: raise maxBrowsePageSize for this "
+            "queue, or let triage drain it",
+        )
 
     def depth(self, queue: str) -> tuple[int, int, int] | None:
         """(messages, of these in consumers' hands, messages that ever came); null: there is no such queue."""
         found = self.jolokia.read(self.jolokia.queue_bean(queue), QUEUE_ATTRIBUTES)
-        return None if found is None else (int(found["QueueSize"]), int(found["InFlightCount"]), int(found["EnqueueCount"]))
+        return (
+            None
+            if found is None
+            else (int(found["QueueSize"]), int(found["InFlightCount"]), int(found["EnqueueCount"]))
+        )
 
     def _depth(self, queue: str, doing: str) -> tuple[int, int, int]:
         found = self.depth(queue)
@@ -274,12 +322,18 @@ class Looker:
             raise unavailable(doing, str(error)) from error
         try:
             session.write(
-                encode("SUBSCRIBE", {
-                    "destination": f"/queue/{queue}", "id": "1", "ack": "auto", "browser": "true",
-                    **({"selector": selector} if selector else {}),
-                }),
+                encode(
+                    "SUBSCRIBE",
+                    {
+                        "destination": f"/queue/{queue}",
+                        "id": "1",
+                        "ack": "auto",
+                        "browser": "true",
+                        **({"selector": selector} if selector else {}),
+                    },
+                ),
                 deadline,
-            )  # fmt: skip
+            )
             size = 0
             while limit is None or not frames or (len(frames) < limit and size < OLDEST_BYTES):
                 frame = session.read(deadline)
@@ -287,7 +341,9 @@ class Looker:
                     raise unavailable(doing, f"no end came in time after {len(frames)} messages")
                 if frame.command == "ERROR":
                     raise unavailable(doing, said(frame))
-                if frame.headers.get("browser") == "end" and "expires" not in frame.headers:  # as each message has
+                if (
+                    frame.headers.get("browser") == "end" and "expires" not in frame.headers
+                ):  # as each message has
                     return frames, True
                 frames.append(frame)
                 size += len(frame.body)

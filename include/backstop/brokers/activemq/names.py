@@ -28,15 +28,24 @@ class Names:
     """topic -> its one group, where the group is not a part of the queue's name."""
 
     def wrong(self) -> str | None:
-        if not self.send_to.startswith(("/queue/", "/topic/")) or self.send_to.count("{topic}") != 1:
+        if (
+            not self.send_to.startswith(("/queue/", "/topic/"))
+            or self.send_to.count("{topic}") != 1
+        ):
             return "send_to must begin with /queue/ or /topic/ and hold {topic} once"
         if self.receive_from.count("{topic}") != 1 or self.receive_from.count("{group}") > 1:
-            return "receive_from must hold {topic} once, and {group} once where groups share a topic"
-        if self.send_to.startswith("/queue/") and (self.send_to != f"/queue/{self.receive_from}" or self.has_group):
+            return (
+                "receive_from must hold {topic} once, and {group} once where groups share a topic"
+            )
+        if self.send_to.startswith("/queue/") and (
+            self.send_to != f"/queue/{self.receive_from}" or self.has_group
+        ):
             return "a topic sent to a queue is received from that queue, by one group: receive_from must be the same name"
         if self.send_to.startswith("/topic/") and not self.has_group:
             return "each group of a topic needs a queue of its own: receive_from must hold {group}"
-        if not self.dead_letters or any(not name or "{topic}" in name or "{group}" in name for name in self.dead_letters):
+        if not self.dead_letters or any(
+            not name or "{topic}" in name or "{group}" in name for name in self.dead_letters
+        ):
             return "dead_letters must name queues, by {queue} or in full"
         return None
 
@@ -50,11 +59,17 @@ class Names:
 
     def queue(self, topic: str, group: str) -> str:
         """The queue that the group receives the topic from."""
-        return self.receive_from.replace("{topic}", encoded(topic)).replace("{group}", encoded(group).replace(".", "%2E"))
+        return self.receive_from.replace("{topic}", encoded(topic)).replace(
+            "{group}", encoded(group).replace(".", "%2E")
+        )
 
     def read_queue(self, queue: str) -> tuple[str | None, str | None]:
         """(topic, group) of a group's queue; nulls for a queue of somebody else's."""
-        pattern = re.escape(self.receive_from).replace(r"\{topic\}", "(?P<topic>.+)").replace(r"\{group\}", r"(?P<group>[^.]+)")
+        pattern = (
+            re.escape(self.receive_from)
+            .replace(r"\{topic\}", "(?P<topic>.+)")
+            .replace(r"\{group\}", r"(?P<group>[^.]+)")
+        )
         found = re.fullmatch(pattern, queue)
         if found is None:
             return None, None
@@ -72,7 +87,12 @@ class Names:
         """The queue whose dead letters this queue holds; null: those of several, or it is none."""
         for pattern in self.dead_letters:
             before, found, after = pattern.partition("{queue}")
-            if found and queue.startswith(before) and queue.endswith(after) and len(queue) > len(before) + len(after):
+            if (
+                found
+                and queue.startswith(before)
+                and queue.endswith(after)
+                and len(queue) > len(before) + len(after)
+            ):
                 return queue[len(before) : len(queue) - len(after)]
         return None
 

@@ -26,7 +26,13 @@ THERE_SECONDS = 10.0
 """How long it is believed that a topic is there."""
 _Piece = list[tuple[int, dict[str, str], bytes]]
 """Places in the batch, with headers and body."""
-_TOO_LARGE = ("maximum data length", "maximum frame size", "maximum header", "maximum number of headers", "max frame size")
+_TOO_LARGE = (
+    "maximum data length",
+    "maximum frame size",
+    "maximum header",
+    "maximum number of headers",
+    "max frame size",
+)
 _ROLLED_BACK = re.compile(r"commit failed:|(?!.*store commit).*rollback[ -]?only", re.IGNORECASE)
 """What the broker says of a commit that never reached its store. "STORE COMMIT FAILED: Transaction rolled back" is none of it:
 the store may have written the commit before it failed."""
@@ -36,7 +42,13 @@ class Publisher:
     """Publishes for one adapter. Safe to share between threads."""
 
     def __init__(
-        self, pool: Pool, names: Names, there: Callable[[str], bool] | None, *, send_timeout: float, max_bytes: int
+        self,
+        pool: Pool,
+        names: Names,
+        there: Callable[[str], bool] | None,
+        *,
+        send_timeout: float,
+        max_bytes: int,
     ) -> None:
         """`there` tells whether a topic is there; null: it cannot be known, and the broker makes what is missing."""
         self._pool, self._names, self._there = pool, names, there
@@ -58,14 +70,24 @@ class Publisher:
                 headers = headers_of(message)
                 body = bytes(message.content)
             except (ContractBroken, UnicodeEncodeError, TypeError, AttributeError) as error:
-                receipts[place] = _refused(f"The message cannot be written as a frame: {error}", for_good=True)
+                receipts[place] = _refused(
+                    f"The message cannot be written as a frame: {error}", for_good=True
+                )
                 continue
-            size = len(body) + sum(len(name) + len(value.encode()) for name, value in message.headers.items())
+            size = len(body) + sum(
+                len(name) + len(value.encode()) for name, value in message.headers.items()
+            )
             if size > self._max_bytes:
-                receipts[place] = _refused(f"TOOLARGE {size} bytes, and {self._max_bytes} are allowed", for_good=True)
+                receipts[place] = _refused(
+                    f"TOOLARGE {size} bytes, and {self._max_bytes} are allowed", for_good=True
+                )
                 continue
             names = self._names
-            to = names.topic(message.topic) if group is None else f"/queue/{names.queue(message.topic, group)}"
+            to = (
+                names.topic(message.topic)
+                if group is None
+                else f"/queue/{names.queue(message.topic, group)}"
+            )
             waiting.setdefault(to, []).append((place, headers, body))
         for destination, some in waiting.items():
             for piece in _pieces(some):
@@ -95,14 +117,17 @@ class Publisher:
             self._known.pop(topic, None)
 
     def _piece(self, to: str, piece: _Piece, deadline: float) -> dict[int, Receipt]:
-        receipt, by_broker = self._transaction(to, [(headers, body) for _, headers, body in piece], deadline)
+        receipt, by_broker = self._transaction(
+            to, [(headers, body) for _, headers, body in piece], deadline
+        )
         if by_broker and len(piece) > 1:
             # It said no to one of them, and nothing is stored: each by itself then, so that the others go.
             return {one[0]: self._piece(to, [one], deadline)[one[0]] for one in piece}
         return dict.fromkeys((place for place, _, _ in piece), receipt)
 
-    def _transaction(self, to: str, messages: Sequence[tuple[Mapping[str, str], bytes]], deadline: float
-    ) -> tuple[Receipt, bool]:  # fmt: skip
+    def _transaction(
+        self, to: str, messages: Sequence[tuple[Mapping[str, str], bytes]], deadline: float
+    ) -> tuple[Receipt, bool]:
         """One receipt for all of them, which are stored together or not at all; and whether the broker itself said no."""
         try:
             session = self._pool.take()
@@ -117,7 +142,9 @@ class Publisher:
 
     def _commit(self, session: Session, number: str, deadline: float) -> tuple[Receipt, bool]:
         try:
-            session.write(encode("COMMIT", {"transaction": number, "receipt": f"{number}-c"}), deadline)
+            session.write(
+                encode("COMMIT", {"transaction": number, "receipt": f"{number}-c"}), deadline
+            )
             answer = session.answer(f"{number}-c", deadline)
         except Lost as error:
             session.close()
@@ -130,8 +157,13 @@ class Publisher:
         return Receipt(Outcome.SENT), False
 
     def _send(
-        self, session: Session, number: str, to: str, messages: Sequence[tuple[Mapping[str, str], bytes]], deadline: float
-    ) -> tuple[Receipt, bool] | None:  # fmt: skip
+        self,
+        session: Session,
+        number: str,
+        to: str,
+        messages: Sequence[tuple[Mapping[str, str], bytes]],
+        deadline: float,
+    ) -> tuple[Receipt, bool] | None:
         """Hands the messages to the broker, uncommitted; null: it has taken them."""
         frames = [encode("BEGIN", {"transaction": number})]
         last = len(messages) - 1
@@ -139,7 +171,17 @@ class Publisher:
             # A failure of one that asks for no receipt makes the broker refuse the commit.
             asked = {"receipt": f"{number}-s"} if place == last else {}
             frames.append(
-                encode("SEND", {"destination": to, "persistent": "true", "transaction": number, **asked, **headers}, body)
+                encode(
+                    "SEND",
+                    {
+                        "destination": to,
+                        "persistent": "true",
+                        "transaction": number,
+                        **asked,
+                        **headers,
+                    },
+                    body,
+                )
             )
         try:
             session.write(b"".join(frames), deadline)
@@ -147,7 +189,9 @@ class Publisher:
         except Lost as error:
             answer = session.last_word()
             if answer is None:
-                return _refused(f"The connection broke before the commit was written: {error}"), False
+                return _refused(
+                    f"The connection broke before the commit was written: {error}"
+                ), False
         if answer is None:
             return _refused("No answer came in time, and the commit was not written"), False
         if answer.command == "RECEIPT":

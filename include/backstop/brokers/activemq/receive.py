@@ -17,7 +17,14 @@ from itertools import count
 from types import TracebackType
 from typing import Self
 
-from backstop.brokers.activemq.decode import CAUSE, DELIVERIES, ERROR, ORIGIN, headers_of, message_of
+from backstop.brokers.activemq.decode import (
+    CAUSE,
+    DELIVERIES,
+    ERROR,
+    ORIGIN,
+    headers_of,
+    message_of,
+)
 from backstop.brokers.activemq.frames import Frame, encode
 from backstop.brokers.activemq.look import Looker
 from backstop.brokers.activemq.names import Names
@@ -38,9 +45,17 @@ class ActiveMQSubscription:
     """One consumer of a group over the queues of its topics. Not shared between threads."""
 
     def __init__(
-        self, pool: Pool, names: Names, looker: Looker | None, *, group: str, topics: Sequence[str], seconds: float,
-        delivery_limit: int | None, prefetch: int = PREFETCH,
-    ) -> None:  # fmt: skip
+        self,
+        pool: Pool,
+        names: Names,
+        looker: Looker | None,
+        *,
+        group: str,
+        topics: Sequence[str],
+        seconds: float,
+        delivery_limit: int | None,
+        prefetch: int = PREFETCH,
+    ) -> None:
         self._pool, self._names, self._looker = pool, names, looker
         self._group, self._topics, self._prefetch = group, tuple(topics), prefetch
         self._seconds, self._limit = seconds, delivery_limit
@@ -59,7 +74,10 @@ class ActiveMQSubscription:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -98,7 +116,9 @@ class ActiveMQSubscription:
         for one in received:
             self._drop(one.broker_id)
 
-    def hand_back(self, received: Received, *, after: timedelta, counts: bool, error: str | None = None) -> None:
+    def hand_back(
+        self, received: Received, *, after: timedelta, counts: bool, error: str | None = None
+    ) -> None:
         self._check([received])
         held = self._taken.get(received.broker_id)
         if held is None or held.deliveries != received.deliveries:
@@ -110,11 +130,16 @@ class ActiveMQSubscription:
             self._bury(received, error)
             return
         if self._session is None:
-            raise unavailable("handing a message back", "the connection ended; the broker delivers it again")
+            raise unavailable(
+                "handing a message back", "the connection ended; the broker delivers it again"
+            )
         self._ask_life(self._session)
         again = replace(held, deliveries=held.deliveries + 1) if counts else held
         self._taken[received.broker_id] = again
-        heapq.heappush(self._later, (time.monotonic() + after.total_seconds(), next(self._order), received.broker_id))
+        heapq.heappush(
+            self._later,
+            (time.monotonic() + after.total_seconds(), next(self._order), received.broker_id),
+        )
 
     def close(self) -> None:
         """Everything in its hands goes back to the broker, which delivers it to the others at once."""
@@ -130,7 +155,10 @@ class ActiveMQSubscription:
         if self._looker is not None:
             for topic, queue in queues.items():
                 if self._looker.depth(queue) is None:
-                    raise unavailable("subscribing", f"the group {self._group!r} has no queue {queue!r} of {topic!r}")
+                    raise unavailable(
+                        "subscribing",
+                        f"the group {self._group!r} has no queue {queue!r} of {topic!r}",
+                    )
         try:
             session = self._pool.new()
         except NotSent as error:
@@ -138,10 +166,16 @@ class ActiveMQSubscription:
         self._session = session
         for place, queue in enumerate(queues.values()):
             number = session.number()
-            frame = encode("SUBSCRIBE", {
-                "destination": f"/queue/{queue}", "id": str(place), "ack": "client-individual",
-                "activemq.prefetchSize": str(self._prefetch), "receipt": number,
-            })  # fmt: skip
+            frame = encode(
+                "SUBSCRIBE",
+                {
+                    "destination": f"/queue/{queue}",
+                    "id": str(place),
+                    "ack": "client-individual",
+                    "activemq.prefetchSize": str(self._prefetch),
+                    "receipt": number,
+                },
+            )
             self._ask(session, frame, number, "subscribing")
         return session
 
@@ -170,8 +204,10 @@ class ActiveMQSubscription:
         if not self._whole(self._names.queue(topic, self._group), frame):
             log.error(
                 "The content of %s in %s cannot be read over STOMP: a JMS map, object or stream message, or an empty text. It is "
-                "left to the broker's dead letters.", broker_id, topic,
-            )  # fmt: skip
+                "left to the broker's dead letters.",
+                broker_id,
+                topic,
+            )
             # Without an id the consumer's contract check refuses it.
             message = Message(topic, "", b"")
             self._unreadable.add(broker_id)
@@ -193,23 +229,33 @@ class ActiveMQSubscription:
         try:
             headers = headers_of(received.message)
         except (ContractBroken, UnicodeEncodeError) as cannot:
-            log.warning("%s is left to the broker's dead letters, without its error: %s", received.broker_id, cannot)
+            log.warning(
+                "%s is left to the broker's dead letters, without its error: %s",
+                received.broker_id,
+                cannot,
+            )
             self._refuse(received)
             return
         session = self._held("burying a message")
         number = session.number()
         queue = self._names.queue(received.message.topic, self._group)
-        told = {ORIGIN: f"queue://{queue}", DELIVERIES: str(received.deliveries),
-                CAUSE: f"Delivery[{received.deliveries}] exceeds redelivery policy limit: given up by its consumer",
-                **({ERROR: error[:ERROR_CHARACTERS].replace("\x00", "")} if error else {})}  # fmt: skip
+        told = {
+            ORIGIN: f"queue://{queue}",
+            DELIVERIES: str(received.deliveries),
+            CAUSE: f"Delivery[{received.deliveries}] exceeds redelivery policy limit: given up by its consumer",
+            **({ERROR: error[:ERROR_CHARACTERS].replace("\x00", "")} if error else {}),
+        }
         to = f"/queue/{self._names.dead_letter_queues(queue)[0]}"
         frames = [
             encode("BEGIN", {"transaction": number}),
-            encode("SEND", {"destination": to, "persistent": "true", "transaction": number, **headers, **told},
-                   received.message.content),
+            encode(
+                "SEND",
+                {"destination": to, "persistent": "true", "transaction": number, **headers, **told},
+                received.message.content,
+            ),
             encode("ACK", {"id": self._acks[received.broker_id], "transaction": number}),
             encode("COMMIT", {"transaction": number, "receipt": number}),
-        ]  # fmt: skip
+        ]
         self._unburied.add(received.broker_id)
         self._ask(session, b"".join(frames), number, "burying a message")
         self._unburied.discard(received.broker_id)
@@ -227,7 +273,9 @@ class ActiveMQSubscription:
     def _whole(self, queue: str, frame: Frame) -> bool:
         """Whether the frame shows the content. Where the broker cannot be asked, an empty text is taken for a message without."""
         try:
-            return Looker.shows_content(frame) or (self._looker is not None and self._looker.whole(queue, frame))
+            return Looker.shows_content(frame) or (
+                self._looker is not None and self._looker.whole(queue, frame)
+            )
         except BrokerUnavailable as error:
             log.warning("%s", error)
             return False
@@ -248,7 +296,9 @@ class ActiveMQSubscription:
     def _ask_life(self, session: Session) -> None:
         """Whether the connection that holds the message still is: without it the broker has delivered it anew."""
         number = session.number()
-        frames = encode("BEGIN", {"transaction": number}) + encode("ABORT", {"transaction": number, "receipt": number})
+        frames = encode("BEGIN", {"transaction": number}) + encode(
+            "ABORT", {"transaction": number, "receipt": number}
+        )
         self._ask(session, frames, number, "handing a message back")
 
     def _check(self, received: Sequence[Received]) -> None:

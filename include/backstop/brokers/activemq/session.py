@@ -54,16 +54,22 @@ class Address:
             jolokia = f"{scheme}://{parts.username}:{parts.password or ''}@{rest}"  # the same login for both
         try:
             port, _ = parts.port or DEFAULT_PORT, urlsplit(jolokia or "").port
-        except ValueError:  # its text holds what stands where the port should be: perhaps a piece of a password
+        except (
+            ValueError
+        ):  # its text holds what stands where the port should be: perhaps a piece of a password
             raise ConfigurationError(
                 "The port in the connection of an ActiveMQ broker, or in its Jolokia address, is not a number.",
                 kept="Nothing was sent or read.",
                 next_step="Percent-encode the password; inside the Jolokia address, which is encoded as a whole, twice.",
             ) from None
         return cls(
-            parts.hostname, port, parts.scheme == "stomp+ssl",
-            unquote(parts.username or ""), unquote(parts.password or ""), jolokia,
-        )  # fmt: skip
+            parts.hostname,
+            port,
+            parts.scheme == "stomp+ssl",
+            unquote(parts.username or ""),
+            unquote(parts.password or ""),
+            jolokia,
+        )
 
 
 class NotSent(Exception):
@@ -85,20 +91,30 @@ class Session:
         self.heard_at = time.monotonic()
         deadline = time.monotonic() + connect_timeout
         try:
-            self._socket = socket.create_connection((address.host, address.port), timeout=connect_timeout)
+            self._socket = socket.create_connection(
+                (address.host, address.port), timeout=connect_timeout
+            )
         except OSError as error:
             raise NotSent(f"cannot connect: {error}") from error
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if address.tls:
-                self._socket = ssl.create_default_context().wrap_socket(self._socket, server_hostname=address.host)
+                self._socket = ssl.create_default_context().wrap_socket(
+                    self._socket, server_hostname=address.host
+                )
             self.write(
-                encode("CONNECT", {
-                    "accept-version": "1.2", "host": address.host, "login": address.user, "passcode": address.password,
-                    "heart-beat": f"0,{int(HEARTBEAT_SECONDS * 1000)}",
-                }),
+                encode(
+                    "CONNECT",
+                    {
+                        "accept-version": "1.2",
+                        "host": address.host,
+                        "login": address.user,
+                        "passcode": address.password,
+                        "heart-beat": f"0,{int(HEARTBEAT_SECONDS * 1000)}",
+                    },
+                ),
                 deadline,
-            )  # fmt: skip
+            )
             answer = self.read(deadline)
         except (OSError, Lost) as error:
             self.close()
@@ -201,12 +217,17 @@ class Session:
 
 
 def _answers(frame: Frame, receipt: str) -> bool:
-    return frame.command == "ERROR" or (frame.command == "RECEIPT" and frame.headers.get("receipt-id") == receipt)
+    return frame.command == "ERROR" or (
+        frame.command == "RECEIPT" and frame.headers.get("receipt-id") == receipt
+    )
 
 
 def said(frame: Frame) -> str:
     """What an ERROR says, in one line."""
-    text = frame.headers.get("message") or frame.body.decode(errors="replace").strip().partition("\n")[0]
+    text = (
+        frame.headers.get("message")
+        or frame.body.decode(errors="replace").strip().partition("\n")[0]
+    )
     return f"{frame.command}: {text[:500]}"
 
 
@@ -223,7 +244,9 @@ class Pool:
         """An open session. Raises NotSent."""
         while True:
             with self._lock:
-                if self._process != os.getpid():  # a forked child must not speak into its parent's connections
+                if (
+                    self._process != os.getpid()
+                ):  # a forked child must not speak into its parent's connections
                     self._process, self._idle = os.getpid(), []
                 session = self._idle.pop() if self._idle else None
             if session is None:

@@ -27,11 +27,21 @@ from backstop.model.errors import ConfigurationError
 from backstop.model.records import Message, Outcome
 
 _SCRIPTS = (
-    create.CREATE_QUEUE, create.TRIM, publish.PUBLISH,
-    look.LOOK_QUEUE, look.LOOK_GROUP, look.LOOK_PENDING, look.LOOK_TIME, look.READ_DEAD, drain.READ_DEAD_WHOLE,
-    receive.REDELIVER, receive.HAND_BACK, receive.ACKNOWLEDGE, receive.LEAVE,
+    create.CREATE_QUEUE,
+    create.TRIM,
+    publish.PUBLISH,
+    look.LOOK_QUEUE,
+    look.LOOK_GROUP,
+    look.LOOK_PENDING,
+    look.LOOK_TIME,
+    look.READ_DEAD,
+    drain.READ_DEAD_WHOLE,
+    receive.REDELIVER,
+    receive.HAND_BACK,
+    receive.ACKNOWLEDGE,
+    receive.LEAVE,
     receive_owned.READ_OWNED,
-)  # fmt: skip
+)
 
 
 class RedisStreams:
@@ -58,18 +68,24 @@ class RedisStreams:
         wrong = [
             f"{name} {value}"
             for name, value in {
-                "visibility": visibility, "connect_timeout": connect_timeout, "send_timeout": send_timeout,
+                "visibility": visibility,
+                "connect_timeout": connect_timeout,
+                "send_timeout": send_timeout,
                 "retention": retention,
             }.items()
             if value is not None and value <= timedelta(0)
-        ]  # fmt: skip
+        ]
         if wrong or (delivery_limit is not None and delivery_limit < 1):
             raise ConfigurationError(
                 f"Redis Streams cannot work with {', '.join(wrong) or f'delivery_limit {delivery_limit}'}.",
                 kept="Nothing was started.",
                 next_step="Use durations above zero, and a delivery limit of at least 1 or none.",
             )
-        self._delivery_limit, self._visibility, self._retention = delivery_limit, visibility, retention
+        self._delivery_limit, self._visibility, self._retention = (
+            delivery_limit,
+            visibility,
+            retention,
+        )
         self._keys = Keys(prefix)
         self._exchange = Exchange(
             url, connect_timeout=connect_timeout, send_timeout=send_timeout, scripts=_SCRIPTS
@@ -86,7 +102,10 @@ class RedisStreams:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -151,13 +170,17 @@ class RedisStreams:
         positions = self._looker.progress(topic, group)
         states = {state.queue_id: state.next_offset for state in self._looker.queues(topic)}
         return {
-            p.queue_id: max(0, states[p.queue_id] - p.next_offset) for p in positions if p.queue_id in states
+            p.queue_id: max(0, states[p.queue_id] - p.next_offset)
+            for p in positions
+            if p.queue_id in states
         }
 
     def holders(self, topic: str, group: str) -> list[Holder]:
         return []
 
-    def dead_letters(self, group: str, *, since: Mapping[str, str] | None = None) -> Iterator[DeadLetterRef]:
+    def dead_letters(
+        self, group: str, *, since: Mapping[str, str] | None = None
+    ) -> Iterator[DeadLetterRef]:
         return self._looker.dead_letters(group, since or {})
 
     def dead_letter_queues(self, groups: Sequence[str]) -> list[str]:
@@ -171,14 +194,21 @@ class RedisStreams:
     def durability(self, topics: Sequence[str]) -> list[Finding]:
         return measure_durability(self._exchange, self._keys, topics)
 
-    def subscribe(self, group: str, topics: Sequence[str], consumer: str) -> receive.RedisSubscription:
+    def subscribe(
+        self, group: str, topics: Sequence[str], consumer: str
+    ) -> receive.RedisSubscription:
         """One consumer; `consumer` is its name, unique among the group's living consumers."""
         self._creator.remember_group(group, list(topics))
         return receive.RedisSubscription(
-            self._exchange, self._keys, self._looker,
-            group=group, topics=topics, consumer=consumer,
-            visibility=self._visibility, delivery_limit=self._delivery_limit,
-        )  # fmt: skip
+            self._exchange,
+            self._keys,
+            self._looker,
+            group=group,
+            topics=topics,
+            consumer=consumer,
+            visibility=self._visibility,
+            delivery_limit=self._delivery_limit,
+        )
 
     def subscribe_owned(
         self, group: str, topics: Sequence[str], consumer: str
@@ -189,7 +219,9 @@ class RedisStreams:
             self._exchange, self._keys, self._looker, group=group, topics=topics, consumer=consumer
         )
 
-    def create_topic(self, topic: str, queues: int = 1, *, max_message_bytes: int | None = None) -> None:
+    def create_topic(
+        self, topic: str, queues: int = 1, *, max_message_bytes: int | None = None
+    ) -> None:
         """Creates the topic, or adds queues to it, and sets its limit on content and headers together; None: as it is."""
         self._creator.create_topic(topic, queues, max_message_bytes)
         self._publisher.forget(topic)

@@ -42,7 +42,9 @@ class Creator:
                 next_step=f"Ask for {present} queues or more, or delete the topic when its messages may go.",
             )
         limit: Any = max_message_bytes
-        if limit is None and present is not None:  # a queue that is added has the limit of the first
+        if (
+            limit is None and present is not None
+        ):  # a queue that is added has the limit of the first
             [limit] = self._exchange.ask([("HGET", self._keys.life(topic, 0), "max_bytes")], doing)
         commands = [
             CREATE_QUEUE.call(
@@ -97,14 +99,21 @@ class Creator:
         """The groups of the topic, by name."""
         doing = f"listing the groups of the topic {topic!r}"
         [found] = self._exchange.ask([("XINFO", "GROUPS", self._keys.stream(topic, 0))], doing)
-        return sorted(dict(zip(group[::2], group[1::2], strict=True))[b"name"].decode() for group in found)
+        return sorted(
+            dict(zip(group[::2], group[1::2], strict=True))[b"name"].decode() for group in found
+        )
 
     def trim(self, topic: str, before: datetime, passed: Mapping[int, tuple[str, int]]) -> int:
         """Removes what was stored before the instant, lies below the offset of its queue in `passed`, and was acknowledged by
         every group; returns how many messages went."""
         doing = f"removing old messages of the topic {topic!r}"
         commands = [
-            TRIM.call((self._keys.stream(topic, queue), self._keys.life(topic, queue)), micros_of(before), epoch, stays)
+            TRIM.call(
+                (self._keys.stream(topic, queue), self._keys.life(topic, queue)),
+                micros_of(before),
+                epoch,
+                stays,
+            )
             for queue, (epoch, stays) in passed.items()
         ]
         return sum(self._exchange.ask(commands, doing)) if commands else 0

@@ -41,7 +41,9 @@ def received(
         partition_key=_text(found, b"key"),
     )
     # An id beyond all offsets that a database holds is a foreign one, and no place.
-    position = Position(queue, offset, _text(found, b"epoch") or epoch) if offset < LAST_OFFSET else None
+    position = (
+        Position(queue, offset, _text(found, b"epoch") or epoch) if offset < LAST_OFFSET else None
+    )
     return Received(message, position, f"{queue}/{entry_id.decode()}", deliveries)
 
 

@@ -36,12 +36,20 @@ class Drain:
         doing = "looking for dead-letter queues"
         if not names:
             return []
-        answers = self._exchange.ask([("SMEMBERS", self._keys.group(group)) for group in names], doing)
+        answers = self._exchange.ask(
+            [("SMEMBERS", self._keys.group(group)) for group in names], doing
+        )
         try:
             topics = [sorted(topic.decode() for topic in answer) for answer in answers]
         except UnicodeDecodeError as error:
-            raise unavailable(doing, "a group's set of topics holds a name that is not UTF-8") from error
-        return [self._keys.dead(topic, group) for group, its in zip(names, topics, strict=True) for topic in its]
+            raise unavailable(
+                doing, "a group's set of topics holds a name that is not UTF-8"
+            ) from error
+        return [
+            self._keys.dead(topic, group)
+            for group, its in zip(names, topics, strict=True)
+            for topic in its
+        ]
 
     def open(self, queue: str) -> RedisDeadLetters:
         """Raises ConfigurationError for a name that is no dead-letter queue of this adapter."""
@@ -69,7 +77,10 @@ class RedisDeadLetters:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -80,9 +91,13 @@ class RedisDeadLetters:
         """Fewer than `limit` where they are large, none at the end."""
         if self._end is None:
             return []
-        command = READ_DEAD_WHOLE.call((self._queue,), self._from, self._end, limit, LETTER_PAGE_BYTES)
+        command = READ_DEAD_WHOLE.call(
+            (self._queue,), self._from, self._end, limit, LETTER_PAGE_BYTES
+        )
         [packed] = self._exchange.ask([command], f"reading {self._queue}")
-        letters = [read_letter(self._queue, self._topic, self._group, *entry) for entry in _entries(packed)]
+        letters = [
+            read_letter(self._queue, self._topic, self._group, *entry) for entry in _entries(packed)
+        ]
         if letters:
             self._from = f"({letters[-1].broker_id}"
         return letters
@@ -90,7 +105,8 @@ class RedisDeadLetters:
     def acknowledge(self, letters: Sequence[DeadLetter]) -> None:
         ids = [letter.broker_id for letter in letters]
         commands = [
-            ("XDEL", self._queue, *ids[at : at + REMOVED_AT_ONCE]) for at in range(0, len(ids), REMOVED_AT_ONCE)
+            ("XDEL", self._queue, *ids[at : at + REMOVED_AT_ONCE])
+            for at in range(0, len(ids), REMOVED_AT_ONCE)
         ]
         if commands:
             self._exchange.ask(commands, f"removing what is stored from {self._queue}")

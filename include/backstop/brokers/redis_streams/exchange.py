@@ -17,7 +17,13 @@ from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, BusyLoadingError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+)
 from redis.retry import Retry
 
 from backstop.model.errors import BrokerUnavailable
@@ -67,7 +73,12 @@ class Exchange:
     """A pool of connections without retries. Safe to share between threads."""
 
     def __init__(
-        self, url: str, *, connect_timeout: timedelta, send_timeout: timedelta, scripts: Sequence[Script]
+        self,
+        url: str,
+        *,
+        connect_timeout: timedelta,
+        send_timeout: timedelta,
+        scripts: Sequence[Script],
     ) -> None:
         self.seconds = send_timeout.total_seconds()
         self._scripts = {script.sha: script for script in scripts}
@@ -91,11 +102,15 @@ class Exchange:
         `blocking`: seconds that the commands may wait by themselves, on top of the timeout.
         """
         answers = self._once(commands, blocking)
-        unknown = [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        unknown = [
+            index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)
+        ]
         if unknown:  # a server that restarted or failed over forgot them; it certainly ran nothing
             needed = {str(commands[index][1]) for index in unknown}
             loads = [("SCRIPT", "LOAD", self._scripts[sha].text) for sha in sorted(needed)]
-            again = self._once([*loads, *(commands[index] for index in unknown)], blocking)[len(loads) :]
+            again = self._once([*loads, *(commands[index] for index in unknown)], blocking)[
+                len(loads) :
+            ]
             for index, answer in zip(unknown, again, strict=True):
                 answers[index] = answer
         return answers
@@ -106,7 +121,9 @@ class Exchange:
         for answer in answers:
             if isinstance(answer, ResponseError | NotSent | Lost):
                 if isinstance(answer, NotSent | Lost):
-                    raise unavailable(doing, answer.why, refused=isinstance(answer, NotSent) and answer.refused)
+                    raise unavailable(
+                        doing, answer.why, refused=isinstance(answer, NotSent) and answer.refused
+                    )
                 raise unavailable(doing, str(answer), refused=True)
         return answers
 
@@ -118,7 +135,9 @@ class Exchange:
             # nothing.
             connection: Any = self._pool.get_connection()
         except (RedisError, OSError) as error:
-            return [NotSent(_say(error), refused=isinstance(error, AuthenticationError))] * len(commands)
+            return [NotSent(_say(error), refused=isinstance(error, AuthenticationError))] * len(
+                commands
+            )
         sent = 0
         try:
             for batch in _rounds(commands):
@@ -137,9 +156,9 @@ class Exchange:
             raise
         finally:
             self._pool.release(connection)
-        return answers + [NotSent("the connection broke, or the time was over, before it was sent")] * (
-            len(commands) - len(answers)
-        )
+        return answers + [
+            NotSent("the connection broke, or the time was over, before it was sent")
+        ] * (len(commands) - len(answers))
 
 
 def unavailable(doing: str, why: str, *, refused: bool = False) -> BrokerUnavailable:

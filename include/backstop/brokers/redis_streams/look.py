@@ -52,7 +52,11 @@ class Looker:
             raise unavailable(doing, str(error)) from error
         [queues] = self._exchange.ask([("HGET", key, "queues")], doing)
         if queues is None:
-            raise unavailable(doing, f"NOTOPIC there is no such topic (`backstop topics create {topic}`)", refused=True)
+            raise unavailable(
+                doing,
+                f"NOTOPIC there is no such topic (`backstop topics create {topic}`)",
+                refused=True,
+            )
         return int(queues)
 
     def queues(self, topic: str) -> list[QueueState]:
@@ -84,17 +88,27 @@ class Looker:
         """What the group has not acknowledged, and how far it is but for that."""
         count = self.queue_count(topic)
         answers = self._exchange.ask(
-            [LOOK_PENDING.call(self._of(topic, queue), group.encode(), LISTED) for queue in range(count)],
+            [
+                LOOK_PENDING.call(self._of(topic, queue), group.encode(), LISTED)
+                for queue in range(count)
+            ],
             f"looking at what the group {group!r} of {topic!r} has in hand",
         )
         # A place without its entry may be in somebody's hands still.
         if any(len(headers) < pending for *_, pending, headers in answers):
             return Retries(0, None, {})
         found = {id_in(headers_of(raw)) for *_, headers in answers for raw in headers}
-        return Retries(0, frozenset(one for one in found if one is not None), {}, [
-            GroupPosition(queue, epoch.decode(), int(delivered), instant_of(time or now), pending)
-            for queue, (now, epoch, delivered, time, pending, _) in enumerate(answers)
-        ])  # fmt: skip
+        return Retries(
+            0,
+            frozenset(one for one in found if one is not None),
+            {},
+            [
+                GroupPosition(
+                    queue, epoch.decode(), int(delivered), instant_of(time or now), pending
+                )
+                for queue, (now, epoch, delivered, time, pending, _) in enumerate(answers)
+            ],
+        )
 
     def passed_until(self, topic: str, offsets: Mapping[int, int]) -> dict[int, datetime]:
         if not offsets:
@@ -106,7 +120,10 @@ class Looker:
             ],
             f"looking for times in {topic!r}",
         )
-        return {queue: instant_of(time or now) for queue, (now, time) in zip(offsets, answers, strict=True)}
+        return {
+            queue: instant_of(time or now)
+            for queue, (now, time) in zip(offsets, answers, strict=True)
+        }
 
     def dead_letters(self, group: str, since: Mapping[str, str]) -> Iterator[DeadLetterRef]:
         doing = f"reading the dead letters of {group!r}"
@@ -118,7 +135,11 @@ class Looker:
             if keys
             else []
         )
-        there = [(topic, key, end[0][0]) for topic, key, end in zip(names, keys, ends, strict=True) if end]
+        there = [
+            (topic, key, end[0][0])
+            for topic, key, end in zip(names, keys, ends, strict=True)
+            if end
+        ]
         return self._read_dead(group, there, since, doing)
 
     def _read_dead(
@@ -127,7 +148,11 @@ class Looker:
         for topic, key, end in there:
             # A stream that ends before the place may be another one.
             known = since.get(key)
-            start = b"-" if known is None or _numbers_of(end) < _numbers_of(known.encode()) else b"(" + known.encode()
+            start = (
+                b"-"
+                if known is None or _numbers_of(end) < _numbers_of(known.encode())
+                else b"(" + known.encode()
+            )
             while True:
                 page: list[Any]
                 [page] = self._exchange.ask([READ_DEAD.call((key,), start, end, DEAD_PAGE)], doing)

@@ -43,7 +43,9 @@ def measure_durability(exchange: Exchange, keys: Keys, topics: Sequence[str]) ->
             Finding(
                 f"topic {topic}",
                 there,
-                f"{answer.decode()} queues" if there else f"it is not there ({answer or 'no such topic'})",
+                f"{answer.decode()} queues"
+                if there
+                else f"it is not there ({answer or 'no such topic'})",
                 "" if there else "Create the topic, or let this login read its keys.",
             )
         )
@@ -73,10 +75,14 @@ def _eviction(settings: dict[str, str | None]) -> list[Finding]:
         return [_unread(subject)]
     says = f"maxmemory {limit}, maxmemory-policy {policy}"
     if limit == "0":
-        return [Finding(
-            subject, False, f"{says}: a server that takes all memory is ended by the operating system, and may not start again",
-            "Set maxmemory to three quarters of what its machine or container has, and maxmemory-policy noeviction.",
-        )]  # fmt: skip
+        return [
+            Finding(
+                subject,
+                False,
+                f"{says}: a server that takes all memory is ended by the operating system, and may not start again",
+                "Set maxmemory to three quarters of what its machine or container has, and maxmemory-policy noeviction.",
+            )
+        ]
     if policy == "noeviction":
         return [Finding(subject, True, f"{says}: a full server refuses messages and forgets none")]
     return [
@@ -97,15 +103,21 @@ def _replication(info: dict[str, str] | None, needed: str | None) -> list[Findin
     if role != "master":
         return [
             Finding(
-                subject, False, f"role {role}: this server takes no messages, and its progress may be behind",
+                subject,
+                False,
+                f"role {role}: this server takes no messages, and its progress may be behind",
                 "Connect to the primary.",
             )
-        ]  # fmt: skip
+        ]
     says = f"primary with {replicas} replicas, min-replicas-to-write {needed or 'unknown'}"
     if replicas == "0":
         return [Finding(subject, True, f"{says}: the messages are on this one server's disk")]
     return [
-        Finding(subject, True, f"{says}; copies are asynchronous: a failover may lose acknowledged messages")
+        Finding(
+            subject,
+            True,
+            f"{says}; copies are asynchronous: a failover may lose acknowledged messages",
+        )
     ]
 
 
@@ -128,6 +140,8 @@ def _info(answer: Any) -> dict[str, str] | None:
 
 def _unread(subject: str) -> Finding:
     return Finding(
-        subject, False, "this login may not read it, so it is not known",
+        subject,
+        False,
+        "this login may not read it, so it is not known",
         "Let it run CONFIG GET and INFO, or check the server by hand.",
-    )  # fmt: skip
+    )

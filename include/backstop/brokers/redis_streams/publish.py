@@ -54,10 +54,22 @@ _NOT_STORED = (
 )
 _NOT_STORED_CODES = frozenset(
     {
-        "BUSY", "LATE", "LOADING", "MASTERDOWN", "MISCONF", "MOVED", "NOPERM", "NOREPLICAS", "NOSCRIPT",
-        "NOSTREAM", "NOTOPIC", "OOM", "READONLY", "WRONGTYPE",
+        "BUSY",
+        "LATE",
+        "LOADING",
+        "MASTERDOWN",
+        "MISCONF",
+        "MOVED",
+        "NOPERM",
+        "NOREPLICAS",
+        "NOSCRIPT",
+        "NOSTREAM",
+        "NOTOPIC",
+        "OOM",
+        "READONLY",
+        "WRONGTYPE",
     }
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +108,9 @@ class Publisher:
                     f"The message cannot be written as an entry: {error}", for_good=True
                 )
                 continue
-            by_queue.setdefault((message.topic, queue_of(_partition(message), count)), []).append(place)
+            by_queue.setdefault((message.topic, queue_of(_partition(message), count)), []).append(
+                place
+            )
         if packed:
             deadline = self._deadline(begun)
             if isinstance(deadline, str):
@@ -133,12 +147,16 @@ class Publisher:
             weight = sum(map(len, packed[place]))
             if piece and (size + weight > CALL_BYTES or len(piece) >= CALL_MESSAGES):
                 yield _Call(
-                    queue, piece, PUBLISH.call(keys, deadline, *(p for i in piece for p in packed[i]))
+                    queue,
+                    piece,
+                    PUBLISH.call(keys, deadline, *(p for i in piece for p in packed[i])),
                 )
                 piece, size = [], 0
             piece.append(place)
             size += weight
-        yield _Call(queue, piece, PUBLISH.call(keys, deadline, *(p for i in piece for p in packed[i])))
+        yield _Call(
+            queue, piece, PUBLISH.call(keys, deadline, *(p for i in piece for p in packed[i]))
+        )
 
     def _settle(self, call: _Call, answer: Any, messages: Sequence[Message]) -> dict[int, Receipt]:
         if isinstance(answer, NotSent):
@@ -188,14 +206,17 @@ class Publisher:
                 ask.append(topic)
             except ContractBroken as error:
                 answers[topic] = _refused(str(error), for_good=True)
-        for topic, answer in zip(ask, self._exchange.run(commands) if commands else [], strict=True):
+        for topic, answer in zip(
+            ask, self._exchange.run(commands) if commands else [], strict=True
+        ):
             if isinstance(answer, bytes):
                 answers[topic] = int(answer)
                 with self._lock:
                     self._queues[topic] = (int(answer), now)
             elif answer is None:
                 answers[topic] = _refused(
-                    f"NOTOPIC there is no topic {topic!r}: backstop topics create {topic} --group ... --broker ...", for_good=True
+                    f"NOTOPIC there is no topic {topic!r}: backstop topics create {topic} --group ... --broker ...",
+                    for_good=True,
                 )
             else:
                 why = answer.why if isinstance(answer, NotSent | Lost) else _text_of(answer)

@@ -16,14 +16,27 @@ from backstop.brokers.protocol import DeadLetter
 from backstop.brokers.redis_streams.look import instant_of
 from backstop.model.records import ID_HEADER, Position
 
-_MAX_MICROS = (datetime(9999, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+_MAX_MICROS = (datetime(9999, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(
+    microseconds=1
+)
 _INT, _BIGINT = 2**31 - 1, 2**63 - 1
 _JSON = json.JSONDecoder()
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 _REGULAR = (
-    b"time", b"epoch", b"headers", b"content", b"origin-group", b"origin-topic", b"origin-queue", b"origin-offset",
-    b"origin-epoch", b"deliveries", b"cause", b"error", b"died",
-)  # fmt: skip
+    b"time",
+    b"epoch",
+    b"headers",
+    b"content",
+    b"origin-group",
+    b"origin-topic",
+    b"origin-queue",
+    b"origin-offset",
+    b"origin-epoch",
+    b"deliveries",
+    b"cause",
+    b"error",
+    b"died",
+)
 Fields = dict[bytes, bytes]
 
 
@@ -37,29 +50,56 @@ class Shape:
 
     @classmethod
     def of(cls, names: tuple[bytes, ...]) -> Self:
-        return cls(names, tuple(map(names.index, _REGULAR)) if sorted(names) == sorted(_REGULAR) else None)
+        return cls(
+            names, tuple(map(names.index, _REGULAR)) if sorted(names) == sorted(_REGULAR) else None
+        )
 
 
-def read_letter(queue: str, topic: str, group: str, entry_id: str, shape: Shape, values: Sequence[bytes]) -> DeadLetter:
+def read_letter(
+    queue: str, topic: str, group: str, entry_id: str, shape: Shape, values: Sequence[bytes]
+) -> DeadLetter:
     """`topic` and `group` are those of the stream. Of a field that is there twice the last one counts."""
     if shape.places is None:
         return _read_any(queue, topic, group, entry_id, shape.names, values)
     try:
         return _read_regular(queue, topic, group, entry_id, shape.places, values)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return _read_any(queue, topic, group, entry_id, shape.names, values)  # something is odd: each field by itself
+        return _read_any(
+            queue, topic, group, entry_id, shape.names, values
+        )  # something is odd: each field by itself
 
 
 def _read_regular(
-    queue: str, topic: str, group: str, entry_id: str, places: Sequence[int], values: Sequence[bytes]
+    queue: str,
+    topic: str,
+    group: str,
+    entry_id: str,
+    places: Sequence[int],
+    values: Sequence[bytes],
 ) -> DeadLetter:
     """Raises for anything that `_read_any` would say a word about."""
     (
-        time, epoch, headers, content, from_group, from_topic, from_queue, offset, from_epoch, deliveries, cause, error, died,
-    ) = [values[place] for place in places]  # fmt: skip
+        time,
+        epoch,
+        headers,
+        content,
+        from_group,
+        from_topic,
+        from_queue,
+        offset,
+        from_epoch,
+        deliveries,
+        cause,
+        error,
+        died,
+    ) = [values[place] for place in places]
     text = headers.decode()
     named, end = _JSON.raw_decode(text)
-    if end != len(text) or not (from_queue + offset + deliveries + died).isdigit() or epoch != from_epoch:
+    if (
+        end != len(text)
+        or not (from_queue + offset + deliveries + died).isdigit()
+        or epoch != from_epoch
+    ):
         raise ValueError
     if len(from_queue) > 9 or len(offset) > 18 or len(deliveries) > 9 or len(died) > 17:
         raise ValueError
@@ -70,14 +110,32 @@ def _read_regular(
     if not message_id or not epoch:
         raise ValueError
     return DeadLetter(
-        queue, entry_id, from_group.decode() or group, from_topic.decode() or topic, message_id, content, headers,
-        {"time": time.decode()}, cause.decode(), error.decode(), int(deliveries),
-        Position(int(from_queue), int(offset), epoch.decode()), None, None, _START + timedelta(0, 0, int(died)), None,
-    )  # fmt: skip
+        queue,
+        entry_id,
+        from_group.decode() or group,
+        from_topic.decode() or topic,
+        message_id,
+        content,
+        headers,
+        {"time": time.decode()},
+        cause.decode(),
+        error.decode(),
+        int(deliveries),
+        Position(int(from_queue), int(offset), epoch.decode()),
+        None,
+        None,
+        _START + timedelta(0, 0, int(died)),
+        None,
+    )
 
 
 def _read_any(
-    queue: str, topic: str, group: str, entry_id: str, names: Sequence[bytes], values: Sequence[bytes]
+    queue: str,
+    topic: str,
+    group: str,
+    entry_id: str,
+    names: Sequence[bytes],
+    values: Sequence[bytes],
 ) -> DeadLetter:
     fields = dict(zip(names, values, strict=True))
     wrong: list[str] = []
@@ -91,7 +149,10 @@ def _read_any(
     died = _number(fields, b"died", _MAX_MICROS, wrong)
     position = _position(fields, wrong)
     deliveries = _number(fields, b"deliveries", _INT, wrong)
-    from_group, from_topic = _text(fields, b"origin-group", wrong), _text(fields, b"origin-topic", wrong)
+    from_group, from_topic = (
+        _text(fields, b"origin-group", wrong),
+        _text(fields, b"origin-topic", wrong),
+    )
     tag, key = _text(fields, b"tag", wrong), _text(fields, b"key", wrong)
     cause, error = shown(fields.pop(b"cause", b"")), shown(fields.pop(b"error", b""))
     # The epoch of the message is in its position as well; what is left is the broker's, or is odd.
@@ -103,10 +164,23 @@ def _read_any(
         # The server gave the id at the moment when it stored the entry, unless somebody wrote one by hand.
         died = int(entry_id.partition("-")[0]) * 1000
     return DeadLetter(
-        queue, entry_id, from_group or group, from_topic or topic, message_id, content or b"",
-        b"{}" if headers is None else headers, properties, cause, error, deliveries, position, tag, key,
-        instant_of(died) if died <= _MAX_MICROS else None, "; ".join(wrong) or None,
-    )  # fmt: skip
+        queue,
+        entry_id,
+        from_group or group,
+        from_topic or topic,
+        message_id,
+        content or b"",
+        b"{}" if headers is None else headers,
+        properties,
+        cause,
+        error,
+        deliveries,
+        position,
+        tag,
+        key,
+        instant_of(died) if died <= _MAX_MICROS else None,
+        "; ".join(wrong) or None,
+    )
 
 
 def shown(value: bytes) -> str:
@@ -138,8 +212,15 @@ def _message_id(headers: bytes | None, wrong: list[str]) -> str | None:
 
 
 def _position(fields: Fields, wrong: list[str]) -> Position | None:
-    places: Fields = {name: fields[name] for name in (b"origin-queue", b"origin-offset", b"origin-epoch") if name in fields}
-    queue, offset = _number(fields, b"origin-queue", _INT, wrong), _number(fields, b"origin-offset", _BIGINT, wrong)
+    places: Fields = {
+        name: fields[name]
+        for name in (b"origin-queue", b"origin-offset", b"origin-epoch")
+        if name in fields
+    }
+    queue, offset = (
+        _number(fields, b"origin-queue", _INT, wrong),
+        _number(fields, b"origin-offset", _BIGINT, wrong),
+    )
     epoch = _text(fields, b"origin-epoch", wrong)
     if queue is not None and offset is not None and epoch:
         return Position(queue, offset, epoch)
@@ -173,7 +254,9 @@ def _number(fields: Fields, name: bytes, highest: int, wrong: list[str]) -> int 
     return None
 
 
-def _keep_earlier(names: Sequence[bytes], values: Sequence[bytes], properties: dict[str, str]) -> None:
+def _keep_earlier(
+    names: Sequence[bytes], values: Sequence[bytes], properties: dict[str, str]
+) -> None:
     last = {name: place for place, name in enumerate(names)}
     for place, (name, value) in enumerate(zip(names, values, strict=True)):
         if last[name] != place:

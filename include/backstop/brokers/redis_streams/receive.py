@@ -63,7 +63,10 @@ class RedisSubscription:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -72,7 +75,9 @@ class RedisSubscription:
         try:
             return self._fetch(limit, time.monotonic() + wait.total_seconds())
         except BrokerUnavailable:
-            self._read_queues_at = float("-inf")  # the topic may have changed under us: look again next time
+            self._read_queues_at = float(
+                "-inf"
+            )  # the topic may have changed under us: look again next time
             raise
 
     def _fetch(self, limit: int, deadline: float) -> list[Received]:
@@ -87,7 +92,9 @@ class RedisSubscription:
             found = self._new(limit, block=min(left, POLL_SECONDS))
             if found:
                 # The first one woke us up; others may have come with it.
-                return found + (self._new(limit - len(found), block=0.0) if len(found) < limit else [])
+                return found + (
+                    self._new(limit - len(found), block=0.0) if len(found) < limit else []
+                )
 
     def acknowledge(self, received: Sequence[Received]) -> None:
         places: dict[tuple[str, int, str], list[str]] = {}
@@ -108,10 +115,18 @@ class RedisSubscription:
         queue, entry_id, epoch = _place(received)
         command = HAND_BACK.call(
             self._of((topic, queue)),
-            self._group.encode(), self._consumer.encode(), entry_id, epoch, received.deliveries, int(counts),
-            max(0, int(after.total_seconds() * 1000)), self._limit, topic.encode(), queue,
+            self._group.encode(),
+            self._consumer.encode(),
+            entry_id,
+            epoch,
+            received.deliveries,
+            int(counts),
+            max(0, int(after.total_seconds() * 1000)),
+            self._limit,
+            topic.encode(),
+            queue,
             (error or "")[:ERROR_CHARACTERS].encode(errors="replace"),
-        )  # fmt: skip
+        )
         self._exchange.ask([command], "handing a message back")
 
     def close(self) -> None:
@@ -148,18 +163,28 @@ class RedisSubscription:
             room = limit - len(found)
             some, turn = turn[:room], turn[room:]
             share = max(1, room // len(some))
-            answers = self._exchange.ask([self._redeliver(queue, share, scan) for queue in some], "receiving")
+            answers = self._exchange.ask(
+                [self._redeliver(queue, share, scan) for queue in some], "receiving"
+            )
             for (topic, number), taken in zip(some, answers, strict=True):
-                found += [received(topic, number, i, fields, "", count) for i, fields, count in taken]
+                found += [
+                    received(topic, number, i, fields, "", count) for i, fields, count in taken
+                ]
         return found
 
     def _redeliver(self, queue: Queue, at_most: int, scan: bool) -> tuple[str | bytes | int, ...]:
         topic, number = queue
         return REDELIVER.call(
             self._of(queue),
-            self._group.encode(), self._consumer.encode(), at_most, self._visibility_ms, self._limit,
-            topic.encode(), number, int(scan),
-        )  # fmt: skip
+            self._group.encode(),
+            self._consumer.encode(),
+            at_most,
+            self._visibility_ms,
+            self._limit,
+            topic.encode(),
+            number,
+            int(scan),
+        )
 
     def _new(self, limit: int, *, block: float) -> list[Received]:
         """New messages, fairly over the queues: COUNT is for each stream, so the share keeps the sum below
@@ -171,14 +196,25 @@ class RedisSubscription:
             share = (limit - len(found)) // len(queues)
             streams = {self._keys.stream(*queue).encode(): queue for queue in queues}
             wait = ("BLOCK", max(1, int(block * 1000))) if block > 0 else ()
-            command = ("XREADGROUP", "GROUP", self._group.encode(), self._consumer.encode(), "COUNT", share,
-            *wait,
-                       "STREAMS", *streams, *([">"] * len(streams)))  # fmt: skip
+            command = (
+                "XREADGROUP",
+                "GROUP",
+                self._group.encode(),
+                self._consumer.encode(),
+                "COUNT",
+                share,
+                *wait,
+                "STREAMS",
+                *streams,
+                *([">"] * len(streams)),
+            )
             [answer] = self._exchange.ask([command], "receiving", blocking=block)
             full: list[Queue] = []
             for stream, entries in answer or ():
                 topic, number = streams[stream]
-                found += [received(topic, number, entry_id, fields, "", 1) for entry_id, fields in entries]
+                found += [
+                    received(topic, number, entry_id, fields, "", 1) for entry_id, fields in entries
+                ]
                 if len(entries) == share:
                     full.append((topic, number))
             # Only those that gave their whole share may have more; a wait ends with the first answer.

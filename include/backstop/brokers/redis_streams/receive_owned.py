@@ -17,7 +17,13 @@ from backstop.brokers.redis_streams.decode import received
 from backstop.brokers.redis_streams.exchange import Exchange, Script
 from backstop.brokers.redis_streams.keys import Keys
 from backstop.brokers.redis_streams.look import Looker
-from backstop.brokers.redis_streams.receive import ACKNOWLEDGE, ERROR_CHARACTERS, HAND_BACK, LEAVE, QUEUES_SECONDS
+from backstop.brokers.redis_streams.receive import (
+    ACKNOWLEDGE,
+    ERROR_CHARACTERS,
+    HAND_BACK,
+    LEAVE,
+    QUEUES_SECONDS,
+)
 from backstop.model.errors import BrokerUnavailable, ContractBroken
 
 READ_OWNED = Script.load("read_owned")
@@ -28,7 +34,14 @@ class OwnedRedisSubscription:
     """One consumer over the queues that it owns. Not shared between threads."""
 
     def __init__(
-        self, exchange: Exchange, keys: Keys, looker: Looker, *, group: str, topics: Sequence[str], consumer: str
+        self,
+        exchange: Exchange,
+        keys: Keys,
+        looker: Looker,
+        *,
+        group: str,
+        topics: Sequence[str],
+        consumer: str,
     ) -> None:
         self._exchange, self._keys, self._looker = exchange, keys, looker
         self._group, self._topics, self._consumer = group, tuple(topics), consumer
@@ -43,28 +56,43 @@ class OwnedRedisSubscription:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def queues(self) -> dict[str, list[int]]:
         now = time.monotonic()
         if now - self._read_queues_at >= QUEUES_SECONDS:
-            self._queues = {topic: list(range(self._looker.queue_count(topic))) for topic in self._topics}
+            self._queues = {
+                topic: list(range(self._looker.queue_count(topic))) for topic in self._topics
+            }
             self._read_queues_at = now
         return self._queues
 
     def fetch(self, queue: Queue, fence: int, limit: int) -> list[Received] | None:
         topic, number = queue
         adopted = self._adopted.get((queue, fence))
-        if adopted is None:  # a new fence: what this consumer had in hand under an earlier one is not its own any more
+        if (
+            adopted is None
+        ):  # a new fence: what this consumer had in hand under an earlier one is not its own any more
             self.forget(queue)
             adopted = _NONE_ADOPTED
         self._left.add(queue)
         command = READ_OWNED.call(
-            (self._keys.stream(*queue), self._keys.held(topic, number, self._group), self._fence(queue)),
-            self._group.encode(), self._consumer.encode(), fence, limit, adopted,
-        )  # fmt: skip
+            (
+                self._keys.stream(*queue),
+                self._keys.held(topic, number, self._group),
+                self._fence(queue),
+            ),
+            self._group.encode(),
+            self._consumer.encode(),
+            fence,
+            limit,
+            adopted,
+        )
         # When the answer is lost, entries are pending for us that we never saw: they are adopted again.
         self._adopted[queue, fence] = _NONE_ADOPTED
         try:
@@ -93,11 +121,17 @@ class OwnedRedisSubscription:
             places.setdefault(((one.message.topic, number), epoch), []).append(entry_id)
         commands = [
             ACKNOWLEDGE.call(
-                (self._keys.stream(*queue), self._keys.life(*queue), self._keys.held(*queue, self._group)),
-                self._group.encode(), epoch, *ids,
+                (
+                    self._keys.stream(*queue),
+                    self._keys.life(*queue),
+                    self._keys.held(*queue, self._group),
+                ),
+                self._group.encode(),
+                epoch,
+                *ids,
             )
             for (queue, epoch), ids in places.items()
-        ]  # fmt: skip
+        ]
         if commands:
             self._exchange.ask(commands, "acknowledging")
         for (queue, _), ids in places.items():
@@ -109,15 +143,28 @@ class OwnedRedisSubscription:
         queue = (topic, number)
         command = HAND_BACK.call(
             (
-                self._keys.stream(*queue), self._keys.life(*queue), self._keys.held(*queue, self._group),
+                self._keys.stream(*queue),
+                self._keys.life(*queue),
+                self._keys.held(*queue, self._group),
                 self._keys.dead(topic, self._group),
             ),
-            self._group.encode(), self._consumer.encode(), entry_id, received.position.epoch if received.position else "",
-            received.deliveries, 1, 0, 1, topic.encode(), number, error[:ERROR_CHARACTERS].encode(errors="replace"),
-        )  # fmt: skip
+            self._group.encode(),
+            self._consumer.encode(),
+            entry_id,
+            received.position.epoch if received.position else "",
+            received.deliveries,
+            1,
+            0,
+            1,
+            topic.encode(),
+            number,
+            error[:ERROR_CHARACTERS].encode(errors="replace"),
+        )
         [answer] = self._exchange.ask([command], "moving a message to the dead letters")
         self._in_hand.get(queue, set()).discard(entry_id)
-        if answer == b"gone":  # it was adopted again meanwhile, or is its next owner's: whoever fetches it buries it
+        if (
+            answer == b"gone"
+        ):  # it was adopted again meanwhile, or is its next owner's: whoever fetches it buries it
             for known in [place for place in self._adopted if place[0] == queue]:
                 self._adopted[known] = _NONE_ADOPTED
 

@@ -83,26 +83,50 @@ class RocketMQ:
             wrong = f"delay_levels: {error}"
         if wrong is not None:
             raise ConfigurationError(
-                f"Invalid RocketMQ options: {wrong}.", kept="Nothing was started.",
+                f"Invalid RocketMQ options: {wrong}.",
+                kept="Nothing was started.",
                 next_step="Correct the broker's options; docs/brokers/rocketmq.md has examples.",
-            )  # fmt: skip
-        self._delivery_limit, self._pull_batch, self._wanted = delivery_limit, pull_batch, wanted or {}
+            )
+        self._delivery_limit, self._pull_batch, self._wanted = (
+            delivery_limit,
+            pull_batch,
+            wanted or {},
+        )
         self._seconds = seconds = answer_timeout.total_seconds()
         self._pool = Pool(Address.parse(url), connect_timeout=connect_timeout.total_seconds())
         gone = [name.strip() for name in removed.split(",")]
-        self._routes = Routes(self._pool, brokers=names, answer_timeout=seconds, removed=gone if removed else ())
+        self._routes = Routes(
+            self._pool, brokers=names, answer_timeout=seconds, removed=gone if removed else ()
+        )
         clock = Clock(self._pool)
         schedule = Schedule(self._pool, clock, self._levels)
         self._looker = Looker(self._pool, self._routes, clock, schedule, seconds=seconds)
         self._retries = RetryReader(self._pool, self._looker, schedule, seconds=seconds)
-        self._drain = Drain(self._pool, self._routes, seconds=seconds, drain_group=drain_group, pull_batch=pull_batch)
+        self._drain = Drain(
+            self._pool,
+            self._routes,
+            seconds=seconds,
+            drain_group=drain_group,
+            pull_batch=pull_batch,
+        )
         self._publisher = Publisher(
-            self._pool, self._routes, self._looker, send_timeout=send_timeout.total_seconds(), max_bytes=max_message_bytes
+            self._pool,
+            self._routes,
+            self._looker,
+            send_timeout=send_timeout.total_seconds(),
+            max_bytes=max_message_bytes,
         )
         self._surveyor = Surveyor(
-            self._pool, self._routes, self._wanted, levels=delay_levels, max_bytes=max_message_bytes, seconds=seconds
+            self._pool,
+            self._routes,
+            self._wanted,
+            levels=delay_levels,
+            max_bytes=max_message_bytes,
+            seconds=seconds,
         )
-        self._creator = Creator(self._pool, self._routes, seconds=seconds, retries=delivery_limit - 1)
+        self._creator = Creator(
+            self._pool, self._routes, seconds=seconds, retries=delivery_limit - 1
+        )
 
     def __repr__(self) -> str:
         return f"RocketMQ(name servers {', '.join(self._pool.address.namesrvs)})"
@@ -111,7 +135,10 @@ class RocketMQ:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -172,9 +199,18 @@ class RocketMQ:
         return self._retries.listed(topic, group, since)
 
     def holders(self, topic: str, group: str) -> list[Holder]:
-        return holders(self._pool, self._looker, self._routes.brokers, topic, group, time.monotonic() + self._seconds)
+        return holders(
+            self._pool,
+            self._looker,
+            self._routes.brokers,
+            topic,
+            group,
+            time.monotonic() + self._seconds,
+        )
 
-    def dead_letters(self, group: str, *, since: Mapping[str, str] | None = None) -> Iterator[DeadLetterRef]:
+    def dead_letters(
+        self, group: str, *, since: Mapping[str, str] | None = None
+    ) -> Iterator[DeadLetterRef]:
         return self._drain.letters(group, since or {})
 
     def dead_letter_queues(self, groups: Sequence[str]) -> list[str]:
@@ -187,7 +223,12 @@ class RocketMQ:
         return self._surveyor.survey(topics)
 
     def subscribe(
-        self, group: str, topics: Sequence[str], consumer: str, *, tags: Mapping[str, Sequence[str]] | None = None
+        self,
+        group: str,
+        topics: Sequence[str],
+        consumer: str,
+        *,
+        tags: Mapping[str, Sequence[str]] | None = None,
     ) -> RocketMQSubscription:
         """One consumer of the group, beside those of other programs: queues are shared out as Java's clients do it.
 
@@ -195,12 +236,28 @@ class RocketMQ:
         consumers of a group must have the same topics and tags, or RocketMQ skips messages.
         """
         if tags is None:
-            subscriptions = {topic: self._wanted[topic].groups.get(group) for topic in topics if topic in self._wanted}
-            tags = {topic: one.tags for topic, one in subscriptions.items() if one is not None and one.tags is not None}
+            subscriptions = {
+                topic: self._wanted[topic].groups.get(group)
+                for topic in topics
+                if topic in self._wanted
+            }
+            tags = {
+                topic: one.tags
+                for topic, one in subscriptions.items()
+                if one is not None and one.tags is not None
+            }
         return RocketMQSubscription(
-            self._pool, self._routes, group=group, topics=topics, consumer=consumer, seconds=self._seconds,
-            delivery_limit=self._delivery_limit, pull_batch=self._pull_batch, levels=self._levels, tags=tags,
-        )  # fmt: skip
+            self._pool,
+            self._routes,
+            group=group,
+            topics=topics,
+            consumer=consumer,
+            seconds=self._seconds,
+            delivery_limit=self._delivery_limit,
+            pull_batch=self._pull_batch,
+            levels=self._levels,
+            tags=tags,
+        )
 
     def create_topic(self, topic: str, queues: int = 4) -> None:
         """Makes it with so many queues on each master; queues can be added."""

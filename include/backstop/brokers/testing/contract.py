@@ -27,7 +27,12 @@ from backstop.brokers.protocol import (
     Received,
     Subscription,
 )
-from backstop.brokers.testing.server import DELIVERY_LIMIT, SEND_TIMEOUT, VISIBILITY, ServerUnderTest
+from backstop.brokers.testing.server import (
+    DELIVERY_LIMIT,
+    SEND_TIMEOUT,
+    VISIBILITY,
+    ServerUnderTest,
+)
 from backstop.model.errors import BrokerUnavailable
 from backstop.model.records import ID_HEADER, Message, Outcome
 
@@ -40,7 +45,9 @@ _numbers = count()
 
 
 def messages(topic: str, number: int, start: int = 0, **fields: Any) -> list[Message]:
-    return [Message(topic, f"m-{i}", b"content %d" % i, **fields) for i in range(start, start + number)]
+    return [
+        Message(topic, f"m-{i}", b"content %d" % i, **fields) for i in range(start, start + number)
+    ]
 
 
 def ids(received: list[Received]) -> list[str]:
@@ -58,7 +65,9 @@ def all_passed(adapter: ServerUnderTest, topic: str, group: str, number: int) ->
     return all(position.passed_until >= before for position in positions)
 
 
-def fetch_all(subscription: Subscription, number: int, seconds: float = 5.0, limit: int = 100) -> list[Received]:
+def fetch_all(
+    subscription: Subscription, number: int, seconds: float = 5.0, limit: int = 100
+) -> list[Received]:
     """Fetches until so many messages came or the time is over."""
     found: list[Received] = []
     deadline = time.monotonic() + seconds
@@ -126,7 +135,9 @@ class _Fixtures:
 
 
 class Publishing(_Fixtures):
-    def test_every_message_gets_its_receipt_in_order(self, adapter: ServerUnderTest, name: Name) -> None:
+    def test_every_message_gets_its_receipt_in_order(
+        self, adapter: ServerUnderTest, name: Name
+    ) -> None:
         adapter.create_topic(name("topic"), 4)
         receipts = adapter.broker.publish(messages(name("topic"), 50))
         assert [r.outcome for r in receipts] == [Outcome.SENT] * 50
@@ -158,7 +169,9 @@ class Publishing(_Fixtures):
                     sent = [Message(name("topic"), f"{who}-{batch}-{i}", b"x") for i in range(30)]
                     for message, receipt in zip(sent, client.publish(sent), strict=True):
                         assert receipt.position is not None
-                        told.append((message.message_id, receipt.position.queue_id, receipt.position.offset))
+                        told.append(
+                            (message.message_id, receipt.position.queue_id, receipt.position.offset)
+                        )
                 return told
 
             return run
@@ -173,7 +186,9 @@ class Publishing(_Fixtures):
             )
             for one in told:
                 mine = [offset for _, q, offset in one if q == queue]
-                assert mine == sorted(mine), "a publisher's own messages keep their order in a queue"
+                assert mine == sorted(mine), (
+                    "a publisher's own messages keep their order in a queue"
+                )
         switches = [stored[0, o][0] for o in range(sum(q == 0 for q, _ in stored))]
         assert len(set(switches)) == 2, "both published into the same queue"
 
@@ -190,7 +205,13 @@ class Publishing(_Fixtures):
         ids=["separators", "unicode", "nul", "1 MB", "empty", "long id"],
     )
     def test_a_message_comes_back_as_it_was_sent(
-        self, adapter: ServerUnderTest, topic: str, group: str, receive: Receive, message_id: str, content: bytes
+        self,
+        adapter: ServerUnderTest,
+        topic: str,
+        group: str,
+        receive: Receive,
+        message_id: str,
+        content: bytes,
     ) -> None:
         headers = {"plain": "a", "quote's": '"; -- \\', "Ü:%{}": "注文 😀\x00\n", "empty": ""}
         sent = Message(topic, message_id, content, headers, tag="tag:% “ü”", partition_key="key é")
@@ -215,12 +236,15 @@ class Publishing(_Fixtures):
             [Message(topic, "none", b""), Message(topic, "empty", b"", tag="", partition_key="")]
         )
         got = {
-            one.message.message_id: one.message for one in receive(adapter.subscribe(group, [topic], "c1"), 2)
+            one.message.message_id: one.message
+            for one in receive(adapter.subscribe(group, [topic], "c1"), 2)
         }
         assert (got["none"].tag, got["none"].partition_key) == (None, None)
         assert (got["empty"].tag, got["empty"].partition_key) == ("", "")
 
-    def test_a_key_decides_the_queue_for_every_client(self, adapter: ServerUnderTest, name: Name) -> None:
+    def test_a_key_decides_the_queue_for_every_client(
+        self, adapter: ServerUnderTest, name: Name
+    ) -> None:
         if not adapter.broker.capabilities.knows_queue_of_send:
             return
         adapter.create_topic(name("topic"), 8)
@@ -228,7 +252,8 @@ class Publishing(_Fixtures):
         receipts = adapter.broker.publish(keyed[:5]) + adapter.another().publish(keyed[5:])
         assert len({r.position.queue_id for r in receipts if r.position}) == 1
         once, again = (
-            client.publish([Message(name("topic"), "same id", b"")]) for client in (adapter.broker,) * 2
+            client.publish([Message(name("topic"), "same id", b"")])
+            for client in (adapter.broker,) * 2
         )
         assert once[0].position and again[0].position
         assert once[0].position.queue_id == again[0].position.queue_id
@@ -236,13 +261,19 @@ class Publishing(_Fixtures):
     def test_an_unknown_topic_is_refused_for_good_and_the_rest_of_the_batch_is_sent(
         self, adapter: ServerUnderTest, topic: str, name: Name
     ) -> None:
-        batch = [Message(topic, "a", b""), Message(name("no such topic"), "b", b""), Message(topic, "c", b"")]
+        batch = [
+            Message(topic, "a", b""),
+            Message(name("no such topic"), "b", b""),
+            Message(topic, "c", b""),
+        ]
         receipts = adapter.broker.publish(batch)
         assert [r.outcome for r in receipts] == [Outcome.SENT, Outcome.REFUSED, Outcome.SENT]
         assert receipts[1].refused_for_good and receipts[1].error
         assert sorted(adapter.stored(topic).values()) == ["a", "c"]
 
-    def test_a_topic_that_was_deleted_is_refused_for_good(self, adapter: ServerUnderTest, topic: str) -> None:
+    def test_a_topic_that_was_deleted_is_refused_for_good(
+        self, adapter: ServerUnderTest, topic: str
+    ) -> None:
         client = adapter.another()
         assert client.publish(messages(topic, 1))[0].outcome is Outcome.SENT
         adapter.delete_topic(topic)
@@ -253,7 +284,10 @@ class Publishing(_Fixtures):
         self, adapter: ServerUnderTest, name: Name
     ) -> None:
         adapter.create_topic(name("topic"), 1, max_message_bytes=500)
-        small, large = Message(name("topic"), "s", b"x" * 300), Message(name("topic"), "l", b"x" * 501)
+        small, large = (
+            Message(name("topic"), "s", b"x" * 300),
+            Message(name("topic"), "l", b"x" * 501),
+        )
         receipts = adapter.broker.publish([small, large, small])
         assert [r.outcome for r in receipts] == [Outcome.SENT, Outcome.REFUSED, Outcome.SENT]
         assert [r.refused_for_good for r in receipts] == [False, True, False]
@@ -264,7 +298,9 @@ class Publishing(_Fixtures):
     ) -> None:
         with adapter.refusing(topic) as limited:
             receipts = limited.publish(messages(topic, 3))
-            assert [(r.outcome, r.refused_for_good) for r in receipts] == [(Outcome.REFUSED, False)] * 3
+            assert [(r.outcome, r.refused_for_good) for r in receipts] == [
+                (Outcome.REFUSED, False)
+            ] * 3
             assert "secret-of-limited" not in str(receipts)
         assert adapter.stored(topic) == {}
 
@@ -272,7 +308,11 @@ class Publishing(_Fixtures):
         self, adapter: ServerUnderTest, topic: str
     ) -> None:
         bad_header: Any = {"n": 1}
-        batch = [Message(topic, "", b""), Message(topic, "\ud800", b""), Message(topic, "x", b"", bad_header)]
+        batch = [
+            Message(topic, "", b""),
+            Message(topic, "\ud800", b""),
+            Message(topic, "x", b"", bad_header),
+        ]
         receipts = adapter.broker.publish([*batch, Message(topic, "good", b"")])
         assert [r.outcome for r in receipts] == [Outcome.REFUSED] * 3 + [Outcome.SENT]
         assert [r.refused_for_good for r in receipts] == [True, True, True, False]
@@ -300,7 +340,9 @@ class FaultsOfTheServer(_Fixtures):
         adapter.kill()
         for one in (client, fresh):
             [receipt] = one.publish(messages(name("topic"), 1))
-            assert (receipt.outcome, receipt.refused_for_good) == (Outcome.REFUSED, False), receipt.error
+            assert (receipt.outcome, receipt.refused_for_good) == (Outcome.REFUSED, False), (
+                receipt.error
+            )
         adapter.start()
         assert client.publish(messages(name("topic"), 1))[0].outcome is Outcome.SENT
 
@@ -373,9 +415,14 @@ class FaultsOfTheServer(_Fixtures):
                 offsets = sorted(o for q, o in stored if q == queue)
                 assert offsets == list(range(len(offsets)))
             [receipt] = adapter.another().publish(messages(name("topic"), 1))
-            assert receipt.position and (receipt.position.queue_id, receipt.position.offset) not in stored
+            assert (
+                receipt.position
+                and (receipt.position.queue_id, receipt.position.offset) not in stored
+            )
 
-    def test_every_look_raises_when_the_server_is_away(self, adapter: ServerUnderTest, name: Name) -> None:
+    def test_every_look_raises_when_the_server_is_away(
+        self, adapter: ServerUnderTest, name: Name
+    ) -> None:
         adapter.create_topic(name("topic"), 1)
         adapter.create_group(name("group"), name("topic"))
         subscription = adapter.subscribe(name("group"), [name("topic")], "c1")
@@ -416,13 +463,17 @@ class FaultsOfTheServer(_Fixtures):
         second.acknowledge(again)
         came = ids(again + receive(second, 1))
         if not adapter.broker.capabilities.redelivers_to_any:
-            came.sort(reverse=True)  # it was held by its consumer alone, and its delay died with that
+            came.sort(
+                reverse=True
+            )  # it was held by its consumer alone, and its delay died with that
         each = adapter.broker.capabilities.acknowledges_each
         assert came == ids([waiting, held] if each else [done, waiting, held])
 
 
 class Epochs(_Fixtures):
-    def test_an_epoch_survives_a_restart_and_not_a_new_life(self, adapter: ServerUnderTest, name: Name) -> None:
+    def test_an_epoch_survives_a_restart_and_not_a_new_life(
+        self, adapter: ServerUnderTest, name: Name
+    ) -> None:
         if not adapter.broker.capabilities.has_epochs:
             return
 
@@ -475,14 +526,16 @@ class Looking(_Fixtures):
         positions = adapter.broker.progress(name("topic"), name("group"))
         after = adapter.broker.clock()
         # Without offsets a group has one queue of the topic, whatever was asked for.
-        assert [p.queue_id for p in positions] == ([0, 1, 2] if adapter.broker.capabilities.has_offsets else [0])
+        assert [p.queue_id for p in positions] == (
+            [0, 1, 2] if adapter.broker.capabilities.has_offsets else [0]
+        )
         for position in positions:
             assert (position.next_offset, position.pending) == (0, 0)
             assert before <= position.passed_until <= after
         if adapter.broker.capabilities.has_first_and_next_offset:
-            assert [(q.first_offset, q.next_offset) for q in adapter.broker.queues(name("topic"))] == [
-                (0, 0)
-            ] * 3
+            assert [
+                (q.first_offset, q.next_offset) for q in adapter.broker.queues(name("topic"))
+            ] == [(0, 0)] * 3
 
     def test_progress_is_the_lowest_message_not_acknowledged(
         self, adapter: ServerUnderTest, topic: str, group: str, receive: Receive
@@ -494,7 +547,10 @@ class Looking(_Fixtures):
 
         def is_at(next_offset: int, pending: int) -> bool:
             [position] = adapter.broker.progress(topic, group)
-            return (position.next_offset, position.pending) == (next_offset, pending if known else 0)
+            return (position.next_offset, position.pending) == (
+                next_offset,
+                pending if known else 0,
+            )
 
         adapter.broker.publish(messages(topic, 5))
         assert is_at(0, 0)
@@ -516,7 +572,9 @@ class Looking(_Fixtures):
         """In the consumer's hands, on its way back, in its hands again: its id is told, or the group is not past it."""
         if not adapter.broker.capabilities.lists_retries:
             return
-        adapter.broker.publish([Message(topic, message_id, b"x") for message_id in ("poison", "a", "b")])
+        adapter.broker.publish(
+            [Message(topic, message_id, b"x") for message_id in ("poison", "a", "b")]
+        )
         stored_by = adapter.broker.clock()
 
         def all_passed() -> bool:
@@ -561,10 +619,18 @@ class Looking(_Fixtures):
 
         def look() -> None:
             [position] = adapter.broker.progress(topic, group)
-            waits = adapter.broker.capabilities.has_retry_queues and adapter.broker.retry_pending(topic, group) > 0
-            passes.append(not waits and (position.next_offset > 0 or position.passed_until > stored_by))
+            waits = (
+                adapter.broker.capabilities.has_retry_queues
+                and adapter.broker.retry_pending(topic, group) > 0
+            )
+            passes.append(
+                not waits and (position.next_offset > 0 or position.passed_until > stored_by)
+            )
 
-        first, second = adapter.subscribe(group, [topic], "c1"), adapter.subscribe(group, [topic], "c2")
+        first, second = (
+            adapter.subscribe(group, [topic], "c1"),
+            adapter.subscribe(group, [topic], "c2"),
+        )
         [got] = receive(first, 1)
         look()
         first.hand_back(got, after=timedelta(milliseconds=300), counts=False)
@@ -581,7 +647,9 @@ class Looking(_Fixtures):
         [got] = receive(second, 1)
         look()
         assert passes == [False] * 6
-        assert got.deliveries == 3 if adapter.broker.capabilities.counts_deaths else got.deliveries > 1
+        assert (
+            got.deliveries == 3 if adapter.broker.capabilities.counts_deaths else got.deliveries > 1
+        )
         second.acknowledge([got])
         assert all_passed(adapter, topic, group, 1)
 
@@ -597,7 +665,9 @@ class Looking(_Fixtures):
         def passed() -> Any:
             return adapter.broker.progress(topic, group)[0].passed_until
 
-        def reaches(told: Callable[[], datetime], low: datetime, high: Callable[[], datetime]) -> bool:
+        def reaches(
+            told: Callable[[], datetime], low: datetime, high: Callable[[], datetime]
+        ) -> bool:
             """A look's instant may be older, never later: it is asked until it is there."""
             deadline = time.monotonic() + 10
             while (instant := told()) < low and time.monotonic() < deadline:
@@ -613,16 +683,24 @@ class Looking(_Fixtures):
         subscription.acknowledge([got[2]])
         assert reaches(passed, adapter.broker.clock(), adapter.broker.clock)
         if adapter.broker.capabilities.has_time_at_offset:
+
             def at(offset: int) -> datetime:
                 return adapter.broker.passed_until(topic, {0: offset})[0]
 
             for offset in range(3):
-                assert reaches(partial(at, offset), instants[offset], partial(instants.__getitem__, offset + 1))
+                assert reaches(
+                    partial(at, offset), instants[offset], partial(instants.__getitem__, offset + 1)
+                )
             assert reaches(partial(at, 3), adapter.broker.clock(), adapter.broker.clock)
             assert adapter.broker.passed_until(topic, {}) == {}
 
     def test_nothing_stored_before_passed_until_lies_above_the_place(
-        self, adapter: ServerUnderTest, topic: str, group: str, receive: Receive, in_thread: InThread
+        self,
+        adapter: ServerUnderTest,
+        topic: str,
+        group: str,
+        receive: Receive,
+        in_thread: InThread,
     ) -> None:
         """While messages flow, each look's instant must be right for ever."""
         if not adapter.broker.capabilities.has_time_at_offset:
@@ -644,14 +722,19 @@ class Looking(_Fixtures):
         waits = [in_thread(publish), in_thread(consume)]
         looks: list[GroupPosition] = []
         deadline = time.monotonic() + 20
-        while len(looks) < 400 and (time.monotonic() < deadline or len({look.next_offset for look in looks}) <= 20):
+        while len(looks) < 400 and (
+            time.monotonic() < deadline or len({look.next_offset for look in looks}) <= 20
+        ):
             looks += adapter.broker.progress(topic, group)
         stop.set()
         for wait in waits:
             wait()
         assert len({look.next_offset for look in looks}) > 20, "it moved while we looked"
         end = adapter.broker.queues(topic)[0].next_offset
-        stored_at = {offset: adapter.broker.passed_until(topic, {0: offset})[0] for offset in {one.next_offset for one in looks}}
+        stored_at = {
+            offset: adapter.broker.passed_until(topic, {0: offset})[0]
+            for offset in {one.next_offset for one in looks}
+        }
         for look in looks:
             if look.next_offset < end:
                 assert look.passed_until <= stored_at[look.next_offset]
@@ -681,7 +764,9 @@ class Looking(_Fixtures):
         for offset in (1, 3):
             adapter.delete_message(topic, 0, offset)
         [queue] = adapter.broker.queues(topic)
-        assert (queue.first_offset, queue.next_offset) == (4, 4), "a queue emptied by hand keeps its numbers"
+        assert (queue.first_offset, queue.next_offset) == (4, 4), (
+            "a queue emptied by hand keeps its numbers"
+        )
         [receipt] = adapter.broker.publish(messages(topic, 1))
         assert receipt.position and receipt.position.offset == 4
 
@@ -700,7 +785,9 @@ class Looking(_Fixtures):
         [position] = adapter.broker.progress(topic, group)
         assert (position.next_offset, position.pending) == (1, 1)
 
-    @pytest.mark.parametrize(("moved_to", "then_receives"), [(3, ["m-3", "m-4"]), (0, ["m-0", "m-1", "m-2"])])
+    @pytest.mark.parametrize(
+        ("moved_to", "then_receives"), [(3, ["m-3", "m-4"]), (0, ["m-0", "m-1", "m-2"])]
+    )
     def test_progress_follows_a_group_that_was_moved(
         self,
         adapter: ServerUnderTest,
@@ -719,11 +806,18 @@ class Looking(_Fixtures):
         [position] = adapter.broker.progress(topic, group)
         assert (position.next_offset, position.pending) == (moved_to, 0)
         assert position.passed_until == adapter.broker.passed_until(topic, {0: moved_to})[0]
-        assert ids(receive(subscription, len(then_receives)))[: len(then_receives)] == [
-            *then_receives, "m-3", "m-4",
-        ][: len(then_receives)]  # fmt: skip
+        assert (
+            ids(receive(subscription, len(then_receives)))[: len(then_receives)]
+            == [
+                *then_receives,
+                "m-3",
+                "m-4",
+            ][: len(then_receives)]
+        )
 
-    def test_a_look_at_what_is_not_there_raises(self, adapter: ServerUnderTest, topic: str, name: Name) -> None:
+    def test_a_look_at_what_is_not_there_raises(
+        self, adapter: ServerUnderTest, topic: str, name: Name
+    ) -> None:
         for look in (
             lambda: adapter.broker.queues(name("no such topic")),
             lambda: adapter.broker.progress(name("no such topic"), name("group")),
@@ -742,15 +836,22 @@ class Looking(_Fixtures):
         assert adapter.broker.retry_pending(topic, group) == 0
 
     def test_it_has_every_method_of_the_protocol(self, adapter: ServerUnderTest) -> None:
-        wanted = {name for name in vars(Broker) if not name.startswith("_")} | {"__enter__", "__exit__"}
+        wanted = {name for name in vars(Broker) if not name.startswith("_")} | {
+            "__enter__",
+            "__exit__",
+        }
         assert wanted <= set(dir(type(adapter.broker)))
 
-    def test_the_servers_of_a_topic_have_the_same_names_at_each_look(self, adapter: ServerUnderTest, topic: str) -> None:
+    def test_the_servers_of_a_topic_have_the_same_names_at_each_look(
+        self, adapter: ServerUnderTest, topic: str
+    ) -> None:
         names = adapter.broker.servers(topic)
         assert isinstance(names, frozenset) and all(isinstance(one, str) and one for one in names)
         assert names == adapter.another().servers(topic)
 
-    def test_durability_is_told_as_facts(self, adapter: ServerUnderTest, topic: str, name: Name) -> None:
+    def test_durability_is_told_as_facts(
+        self, adapter: ServerUnderTest, topic: str, name: Name
+    ) -> None:
         findings = adapter.broker.durability([topic, name("no such topic")])
         good = {finding.subject: finding.good for finding in findings}
         assert good.pop(f"topic {name('no such topic')}") is False
@@ -771,7 +872,9 @@ class Receiving(_Fixtures):
         adapter.broker.publish(messages(name("topic"), 40))
         sizes = [len(subscription.fetch(limit, timedelta(seconds=1))) for limit in (1, 3, 7)]
         # A queue may tell of its messages a moment after they were sent: then fewer come, and never more.
-        assert sizes[0] == 1 and all(0 < size <= limit for size, limit in zip(sizes, (1, 3, 7), strict=True))
+        assert sizes[0] == 1 and all(
+            0 < size <= limit for size, limit in zip(sizes, (1, 3, 7), strict=True)
+        )
         assert len(receive(subscription, 40 - sum(sizes), limit=8)) == 40 - sum(sizes)
 
         wait = in_thread(lambda: (subscription.fetch(10, timedelta(seconds=10)), time.monotonic()))
@@ -841,7 +944,9 @@ class Receiving(_Fixtures):
         left = [held[0], held[2]] if can.acknowledges_each else held
         again = receive(second, len(left))
         count = 2 if can.marks_redelivered else 1
-        assert [(g.message, g.position, g.deliveries) for g in again] == [(g.message, g.position, count) for g in left]
+        assert [(g.message, g.position, g.deliveries) for g in again] == [
+            (g.message, g.position, count) for g in left
+        ]
 
 
 class HandingBack(_Fixtures):
@@ -938,12 +1043,19 @@ class DeadLetters(_Fixtures):
         assert self.fail(subscription, receive, DELIVERY_LIMIT - 1) == [2, 3]
         [letter] = adapter.broker.dead_letters(group)
         assert (letter.group, letter.topic, letter.message_id) == (group, topic, "poison")
-        assert letter.died_at is None or abs(datetime.now(UTC) - letter.died_at) < timedelta(minutes=1)
+        assert letter.died_at is None or abs(datetime.now(UTC) - letter.died_at) < timedelta(
+            minutes=1
+        )
         assert receive(subscription, 1, seconds=VISIBILITY.total_seconds() * 2) == []
         assert all_passed(adapter, topic, group, 2)
 
     def test_consumers_that_die_up_to_the_limit_make_one_dead_letter(
-        self, adapter: ServerUnderTest, topic: str, group: str, receive: Receive, in_thread: InThread
+        self,
+        adapter: ServerUnderTest,
+        topic: str,
+        group: str,
+        receive: Receive,
+        in_thread: InThread,
     ) -> None:
         if not adapter.broker.capabilities.counts_deaths:
             return
@@ -952,6 +1064,7 @@ class DeadLetters(_Fixtures):
             subscription = adapter.subscribe(group, [topic], f"c{number}")
             assert [g.deliveries for g in receive(subscription, 5)] == [number + 1] * 5
             subscription.close()
+
         # Several take over at once; whoever comes first buries it, once.
         def take_over(number: int) -> list[Received]:
             return receive(adapter.subscribe(group, [topic], f"last{number}"), 1, seconds=1.0)
@@ -965,7 +1078,12 @@ class DeadLetters(_Fixtures):
         assert (position.next_offset, position.pending) == (5, 0)
 
     def test_a_message_is_pending_or_a_dead_letter_at_every_instant(
-        self, adapter: ServerUnderTest, topic: str, group: str, receive: Receive, in_thread: InThread
+        self,
+        adapter: ServerUnderTest,
+        topic: str,
+        group: str,
+        receive: Receive,
+        in_thread: InThread,
     ) -> None:
         if not adapter.broker.capabilities.settles_dead_letters_atomically:
             return
@@ -978,7 +1096,9 @@ class DeadLetters(_Fixtures):
             while not stop.is_set():
                 [position] = adapter.broker.progress(topic, group)
                 dead = {letter.message_id for letter in adapter.broker.dead_letters(group)}
-                passed = position.next_offset if by_offset else 40 * (position.passed_until > stored_by)
+                passed = (
+                    position.next_offset if by_offset else 40 * (position.passed_until > stored_by)
+                )
                 assert {f"m-{i}" for i in range(passed)} <= dead
                 looks += 1
             return looks
@@ -1007,11 +1127,16 @@ class DeadLetters(_Fixtures):
             for got in receive(subscription, 1):
                 subscription.hand_back(got, after=NOTHING, counts=True)
         assert [letter.message_id for letter in reading] == ["m-0"]
-        once, again = list(adapter.broker.dead_letters(group)), list(adapter.broker.dead_letters(group))
+        once, again = (
+            list(adapter.broker.dead_letters(group)),
+            list(adapter.broker.dead_letters(group)),
+        )
         assert once == again and [letter.message_id for letter in once] == ["m-0", "m-1"]
         assert len({letter.broker_id for letter in once}) == 2
         since = dict(letter.place for letter in once[:1] if letter.place)
-        assert list(adapter.broker.dead_letters(group, since=since)) == (once[1:] if since else once)
+        assert list(adapter.broker.dead_letters(group, since=since)) == (
+            once[1:] if since else once
+        )
         since = dict(letter.place for letter in once if letter.place)
         assert list(adapter.broker.dead_letters(group, since=since)) == ([] if since else once)
 
@@ -1023,29 +1148,42 @@ class DeadLetters(_Fixtures):
         assert (letter.group, letter.topic, letter.message_id) == (group, topic, None)
         assert letter.broker_id
 
-    def test_a_group_without_dead_letters_has_none(self, adapter: ServerUnderTest, group: str) -> None:
+    def test_a_group_without_dead_letters_has_none(
+        self, adapter: ServerUnderTest, group: str
+    ) -> None:
         assert list(adapter.broker.dead_letters(group)) == []
 
 
 class DrainingDeadLetters(_Fixtures):
     """Dead letters handed out whole, and gone once they are acknowledged. A queue may hold other topics' letters too."""
 
-    def die(self, adapter: ServerUnderTest, topic: str, group: str, sent: list[Message]) -> list[Receipt]:
+    def die(
+        self, adapter: ServerUnderTest, topic: str, group: str, sent: list[Message]
+    ) -> list[Receipt]:
         """Publishes these, and lets each of them fail in this group until it is dead."""
         before = len(self.refs(adapter, topic, group))
         receipts = adapter.broker.publish(sent)
         assert [receipt.outcome for receipt in receipts] == [Outcome.SENT] * len(sent)
         subscription = adapter.subscribe(group, [topic], "dying")
         deadline = time.monotonic() + 30
-        while len(self.refs(adapter, topic, group)) < before + len(sent) and time.monotonic() < deadline:
+        while (
+            len(self.refs(adapter, topic, group)) < before + len(sent)
+            and time.monotonic() < deadline
+        ):
             for got in subscription.fetch(100, SHORT):
-                subscription.hand_back(got, after=NOTHING, counts=True, error="ValueError: “x” is no number")
+                subscription.hand_back(
+                    got, after=NOTHING, counts=True, error="ValueError: “x” is no number"
+                )
         subscription.close()
         assert len(self.refs(adapter, topic, group)) == before + len(sent)
         return receipts
 
     def refs(self, adapter: ServerUnderTest, topic: str, group: str) -> list[str | None]:
-        return [letter.message_id for letter in adapter.broker.dead_letters(group) if letter.topic == topic]
+        return [
+            letter.message_id
+            for letter in adapter.broker.dead_letters(group)
+            if letter.topic == topic
+        ]
 
     def open(self, adapter: ServerUnderTest, topic: str, group: str) -> DeadLetterReader:
         """The queue in which the letters of this topic and group are; they are there."""
@@ -1069,14 +1207,26 @@ class DrainingDeadLetters(_Fixtures):
     ) -> None:
         name, content = "überwiesen “1” 注文", bytes(range(256)) * 4
         headers = {ID_HEADER: name, "x-text": "a\tb “ü”", "x-empty": ""}
-        [receipt] = self.die(adapter, topic, group, [Message(topic, name, content, headers, tag="eu", partition_key="k 1")])
+        [receipt] = self.die(
+            adapter,
+            topic,
+            group,
+            [Message(topic, name, content, headers, tag="eu", partition_key="k 1")],
+        )
         with self.open(adapter, topic, group) as reader:
             [letter] = self.rest(reader, topic)
-        assert (letter.group, letter.topic, letter.message_id, letter.invalid) == (group, topic, name, None)
+        assert (letter.group, letter.topic, letter.message_id, letter.invalid) == (
+            group,
+            topic,
+            name,
+            None,
+        )
         assert (letter.content, letter.tag, letter.partition_key) == (content, "eu", "k 1")
         assert headers.items() <= json.loads(letter.headers).items()
         assert letter.broker_id and letter.queue
-        assert letter.died_at is None or abs(datetime.now(UTC) - letter.died_at) < timedelta(minutes=1)
+        assert letter.died_at is None or abs(datetime.now(UTC) - letter.died_at) < timedelta(
+            minutes=1
+        )
         assert letter.deliveries in (None, DELIVERY_LIMIT)
         if adapter.broker.capabilities.has_offsets:
             assert letter.position == receipt.position
@@ -1085,7 +1235,11 @@ class DrainingDeadLetters(_Fixtures):
         assert self.refs(adapter, topic, group) == [name]
         with self.open(adapter, topic, group) as reader:
             [again] = self.rest(reader, topic)
-            assert (again.broker_id, again.content, again.headers) == (letter.broker_id, content, letter.headers)
+            assert (again.broker_id, again.content, again.headers) == (
+                letter.broker_id,
+                content,
+                letter.headers,
+            )
             reader.acknowledge([again])
             reader.acknowledge([again])
             assert self.rest(reader, topic) == []
@@ -1099,17 +1253,23 @@ class DrainingDeadLetters(_Fixtures):
             first = reader.read(2)
             others = self.rest(reader, topic, limit=2)
             found = [*(letter for letter in first if letter.topic == topic), *others]
-            assert [letter.message_id for letter in found] == self.refs(adapter, topic, group), "the oldest first"
+            assert [letter.message_id for letter in found] == self.refs(adapter, topic, group), (
+                "the oldest first"
+            )
             assert len({letter.broker_id for letter in found}) == 7
             reader.acknowledge(found[:3])
         assert self.refs(adapter, topic, group) == [letter.message_id for letter in found[3:]]
         with self.open(adapter, topic, group) as reader:
             left = self.rest(reader, topic)
-            assert [letter.message_id for letter in left] == [letter.message_id for letter in found[3:]]
+            assert [letter.message_id for letter in left] == [
+                letter.message_id for letter in found[3:]
+            ]
             reader.acknowledge(left)
         assert self.refs(adapter, topic, group) == []
 
-    def test_two_readers_lose_nothing_between_them(self, adapter: ServerUnderTest, topic: str, group: str) -> None:
+    def test_two_readers_lose_nothing_between_them(
+        self, adapter: ServerUnderTest, topic: str, group: str
+    ) -> None:
         self.die(adapter, topic, group, messages(topic, 6))
         seen: set[str | None] = set()
         with self.open(adapter, topic, group) as one, self.open(adapter, topic, group) as two:
@@ -1123,9 +1283,16 @@ class DrainingDeadLetters(_Fixtures):
         assert seen == {f"m-{i}" for i in range(6)}
         assert self.refs(adapter, topic, group) == []
 
-    def test_large_letters_come_in_pages_of_bounded_size(self, adapter: ServerUnderTest, topic: str, group: str) -> None:
+    def test_large_letters_come_in_pages_of_bounded_size(
+        self, adapter: ServerUnderTest, topic: str, group: str
+    ) -> None:
         size = LETTER_PAGE_BYTES // 3
-        self.die(adapter, topic, group, [Message(topic, f"m-{number}", b"%d" % number * size) for number in range(5)])
+        self.die(
+            adapter,
+            topic,
+            group,
+            [Message(topic, f"m-{number}", b"%d" % number * size) for number in range(5)],
+        )
         sizes, found = [], []
         with self.open(adapter, topic, group) as reader:
             while page := reader.read(100):
@@ -1173,10 +1340,21 @@ class DrainingDeadLetters(_Fixtures):
             self.open(adapter, topic, group)
         adapter.start()
         with self.open(adapter, topic, group) as again:
-            assert [letter.message_id for letter in self.rest(again, topic)] == ["m-0", "m-1", "m-2"]
+            assert [letter.message_id for letter in self.rest(again, topic)] == [
+                "m-0",
+                "m-1",
+                "m-2",
+            ]
 
 
 class BrokerContract(
-    Publishing, FaultsOfTheServer, Epochs, Looking, Receiving, HandingBack, DeadLetters, DrainingDeadLetters
+    Publishing,
+    FaultsOfTheServer,
+    Epochs,
+    Looking,
+    Receiving,
+    HandingBack,
+    DeadLetters,
+    DrainingDeadLetters,
 ):
     """The whole suite. A subclass, or a conftest.py beside it, gives the fixture `adapter`: a running ServerUnderTest."""

@@ -15,9 +15,19 @@ from functools import cache
 from backstop.sql.named import load_queries
 
 SUITES = (
-    "stubs_at_the_door", "logs_at_the_door", "verdicts", "requests", "attempts", "proof", "leases_before", "leases_after",
-    "letters_drained", "causes", "letters_decided", "audit",
-)  # fmt: skip
+    "stubs_at_the_door",
+    "logs_at_the_door",
+    "verdicts",
+    "requests",
+    "attempts",
+    "proof",
+    "leases_before",
+    "leases_after",
+    "letters_drained",
+    "causes",
+    "letters_decided",
+    "audit",
+)
 
 
 @dataclass(frozen=True, slots=True)

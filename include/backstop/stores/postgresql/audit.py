@@ -29,18 +29,31 @@ class PostgresStubAudit:
         return self._keys("never_looked_at", since=since, limit=limit)
 
     def exhausted(self, after: Key, limit: int) -> list[Key]:
-        return self._keys("exhausted", after_topic=after.topic, after_id=after.message_id, limit=limit)
+        return self._keys(
+            "exhausted", after_topic=after.topic, after_id=after.message_id, limit=limit
+        )
 
     def overdue(self, since: Mapping[str, datetime], after: Key, limit: int) -> list[Key]:
         return self._keys(
-            "overdue", topics=list(since), instants=list(since.values()), after_topic=after.topic, after_id=after.message_id,
+            "overdue",
+            topics=list(since),
+            instants=list(since.values()),
+            after_topic=after.topic,
+            after_id=after.message_id,
             limit=limit,
-        )  # fmt: skip
+        )
 
     def confirmed_between(
         self, topic: str, start: datetime, end: datetime, after: tuple[str, str], limit: int
     ) -> list[tuple[Key, str]]:
-        values = {"topic": topic, "start": start, "end": end, "after_moved": after[0], "after_id": after[1], "limit": limit}
+        values = {
+            "topic": topic,
+            "start": start,
+            "end": end,
+            "after_moved": after[0],
+            "after_id": after[1],
+            "limit": limit,
+        }
         found = self._connection.rows(_SQL["confirmed_between"], values)
         return [(Key(found_topic, message_id), moved) for found_topic, message_id, moved in found]
 

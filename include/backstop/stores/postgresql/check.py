@@ -37,9 +37,16 @@ def _version(connection: PostgresConnection, role: str) -> Finding:
     subject = f"{connection.subject}: schema"
     ((readable,),) = connection.rows(_SQL["version_is_there"], {"table": table})
     if readable is None:
-        return Finding(subject, False, f"there is no table {table}", f"Run `backstop migrate --role {role}`.")
+        return Finding(
+            subject, False, f"there is no table {table}", f"Run `backstop migrate --role {role}`."
+        )
     if not readable:
-        return Finding(subject, False, f"{table} may not be read", f"Grant SELECT on {table} to this login's role.")
+        return Finding(
+            subject,
+            False,
+            f"{table} may not be read",
+            f"Grant SELECT on {table} to this login's role.",
+        )
     found = [version for (version,) in connection.rows(_VERSION.format(sql.Identifier(table)))]
     if found == [newest]:
         return Finding(subject, True, f"revision {newest}")
@@ -57,18 +64,30 @@ def _privileges(connection: PostgresConnection, needs: Sequence[Need]) -> Findin
     subject = f"{connection.subject}: privileges"
     if not missing:
         return Finding(subject, True, "all that the duties need")
-    return Finding(subject, False, f"missing: {', '.join(missing)}", "Grant the role backstop_duty to this login.")
+    return Finding(
+        subject,
+        False,
+        f"missing: {', '.join(missing)}",
+        "Grant the role backstop_duty to this login.",
+    )
 
 
 def _row_security(connection: PostgresConnection, needs: Sequence[Need]) -> Finding:
     """A policy that hides rows from this login makes the server refuse its queries, because our sessions switch row_security
     off."""
-    found = connection.rows(_SQL["row_security"], {"tables": sorted({table for table, _, _ in needs})})
+    found = connection.rows(
+        _SQL["row_security"], {"tables": sorted({table for table, _, _ in needs})}
+    )
     subject = f"{connection.subject}: row-level security"
     if not found:
         return Finding(subject, True, "hides no rows from this login")
     tables = ", ".join(table for (table,) in found)
-    return Finding(subject, False, f"hides rows of {tables} from this login", "Give it BYPASSRLS: ALTER ROLE ... BYPASSRLS.")
+    return Finding(
+        subject,
+        False,
+        f"hides rows of {tables} from this login",
+        "Give it BYPASSRLS: ALTER ROLE ... BYPASSRLS.",
+    )
 
 
 def _privileges_of_services(connection: PostgresConnection, needs: Needs) -> Finding:
@@ -85,7 +104,9 @@ def _privileges_of_services(connection: PostgresConnection, needs: Needs) -> Fin
     return Finding(subject, False, f"missing: {', '.join(missing)}", again)
 
 
-def _granted(connection: PostgresConnection, role: str | None, needs: Sequence[Need]) -> list[tuple[Need, bool | None]]:
+def _granted(
+    connection: PostgresConnection, role: str | None, needs: Sequence[Need]
+) -> list[tuple[Need, bool | None]]:
     answers = connection.rows(
         _SQL["privileges"],
         {
@@ -147,7 +168,9 @@ def _durability(connection: PostgresConnection) -> list[Finding]:
             subject,
             commit != "off",
             f"synchronous_commit is {commit} for this login",
-            "" if commit != "off" else "Turn it on, also for the application: a crash loses its last commits.",
+            ""
+            if commit != "off"
+            else "Turn it on, also for the application: a crash loses its last commits.",
         ),
         Finding(
             subject,

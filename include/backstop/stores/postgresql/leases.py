@@ -80,16 +80,22 @@ class PostgresLeases:
         return int(number)
 
     def settle(
-        self, groups: Sequence[str], untouched: Mapping[str, float], limit: int, endless: bool,
+        self,
+        groups: Sequence[str],
+        untouched: Mapping[str, float],
+        limit: int,
+        endless: bool,
         decide: Callable[[list[HeldLease]], list[HeldLease]] | None,
-    ) -> tuple[list[HeldLease], set[tuple[str, str, str]]]:  # fmt: skip
+    ) -> tuple[list[HeldLease], set[tuple[str, str, str]]]:
         """Looks at no more than `limit` leases (those without an end if `endless`), takes back what `decide` returns of
         them, and commits. Returns what was seen, and the (group, topic, id) of what was really taken back. `decide` null: it only
         looks, as a login may that can change nothing.
         """
 
         def work(cursor: Cursor) -> tuple[list[HeldLease], set[tuple[str, str, str]]]:
-            look = _SQL["endless" if endless else "expired"] + ("" if decide is None else "\n" + _SQL["held"])
+            look = _SQL["endless" if endless else "expired"] + (
+                "" if decide is None else "\n" + _SQL["held"]
+            )
             asked: dict[str, Any] = _untouched(untouched) if endless else {"groups": list(groups)}
             cursor.execute(look, {**asked, "limit": limit})
             seen = [HeldLease(*row) for row in cursor.fetchall()]
@@ -109,7 +115,9 @@ class PostgresLeases:
         found = self._connection.rows(_SQL["standing"], values)
         return {Key(row[0], row[1]): Standing(*row[2:]) for row in found}
 
-    def failing(self, least: Mapping[tuple[str, str], tuple[int, float]], limit: int) -> list[Failing]:
+    def failing(
+        self, least: Mapping[tuple[str, str], tuple[int, float]], limit: int
+    ) -> list[Failing]:
         """Messages of these (group, topic) begun at least so often, not done, that moved within so many seconds; the newest
         first, at most `limit` of each (group, topic)."""
         rows = [(group, topic, *each) for (group, topic), each in least.items()]
@@ -122,7 +130,12 @@ class PostgresLeases:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 

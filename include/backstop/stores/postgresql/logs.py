@@ -52,8 +52,15 @@ class PostgresLogs:
         asked = self._connection.storable_keys(keys)
         for start in range(0, len(asked), _CHUNK):
             chunk = asked[start : start + _CHUNK]
-            rows, unreadable = self._connection.rows_of_keys(f"{_ROW} {_SQL['of_keys']}", chunk, {"group": group})
-            found.update({key: _log(group, (*key, *_NOTHING, "text that is not UTF-8")) for key in unreadable})
+            rows, unreadable = self._connection.rows_of_keys(
+                f"{_ROW} {_SQL['of_keys']}", chunk, {"group": group}
+            )
+            found.update(
+                {
+                    key: _log(group, (*key, *_NOTHING, "text that is not UTF-8"))
+                    for key in unreadable
+                }
+            )
             for row in rows:
                 key, log = Key(row[0], row[1]), _log(group, row)
                 if key in found:
@@ -69,16 +76,25 @@ class PostgresLogs:
         ordered = f"SELECT {', '.join(LOG_COLUMNS)} FROM ({select}) AS found"
         asked = self._connection.storable_keys(keys)
         chunks = [asked[start : start + _CHUNK] for start in range(0, len(asked), _CHUNK)] or [[]]
-        return concat([self._connection.copy(ordered, _of_keys(group, chunk), LOG_COLUMNS) for chunk in chunks])
+        return concat(
+            [
+                self._connection.copy(ordered, _of_keys(group, chunk), LOG_COLUMNS)
+                for chunk in chunks
+            ]
+        )
 
-    def scan_done(self, groups: Mapping[str, datetime], worth: Mapping[str, float], partitions: int) -> Scan | None:
+    def scan_done(
+        self, groups: Mapping[str, datetime], worth: Mapping[str, float], partitions: int
+    ) -> Scan | None:
         def cut(cursor: Cursor) -> Scan | None:
             cursor.execute(_SQL["one_row_a_key"])
             if cursor.fetchall() != [(True,)]:
                 return None
             parts, total = [], 0
             for group, since in groups.items():
-                cursor.execute(f"EXPLAIN (FORMAT JSON) {_SQL['since']}", {"group": group, "since": since})
+                cursor.execute(
+                    f"EXPLAIN (FORMAT JSON) {_SQL['since']}", {"group": group, "since": since}
+                )
                 ((plan,),) = cursor.fetchall()
                 rows = int(plan[0]["Plan"]["Plan Rows"])
                 if rows < worth[group]:
@@ -99,12 +115,21 @@ class PostgresLogs:
         ((same,),) = self._connection.rows(_SQL["continues"], {"lineage": lineage})
         return bool(same)
 
-    def received_between(self, group: str, start: datetime, end: datetime, limit: int) -> list[LogRow]:
+    def received_between(
+        self, group: str, start: datetime, end: datetime, limit: int
+    ) -> list[LogRow]:
         values = {"group": group, "start": start, "end": end, "limit": limit}
-        return [_log(group, row) for row in self._connection.rows(f"{_ROW} {_SQL['received_between']}", values)]
+        return [
+            _log(group, row)
+            for row in self._connection.rows(f"{_ROW} {_SQL['received_between']}", values)
+        ]
 
     def count_received(self, group: str, start: datetime, end: datetime) -> dict[str, int]:
-        return dict(self._connection.rows(_SQL["count_received"], {"group": group, "start": start, "end": end}))
+        return dict(
+            self._connection.rows(
+                _SQL["count_received"], {"group": group, "start": start, "end": end}
+            )
+        )
 
     def highest_logged(self, group: str, topic: str) -> dict[tuple[int, str], int]:
         found = self._connection.rows(_SQL["highest_logged"], {"group": group, "topic": topic})
@@ -119,7 +144,12 @@ class PostgresLogs:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -134,8 +164,16 @@ def _parts(cursor: Cursor, group: str, since: datetime, number: int, worth: floa
     parts, most = [], min(_MOST_OF_PART, int(2 * worth / number) + 1)
     for start, end in pairwise(ends):
         select = readable(cursor, done, PART_COLUMNS["logs"])
-        text = cursor.mogrify(select, {"group": group, "start": start, "end": end, "most": most}).decode()
-        parts.append(Part({"logs": f"SELECT {', '.join(PART_COLUMNS['logs'])} FROM ({text}) AS l WHERE log_broken IS NULL"}))
+        text = cursor.mogrify(
+            select, {"group": group, "start": start, "end": end, "most": most}
+        ).decode()
+        parts.append(
+            Part(
+                {
+                    "logs": f"SELECT {', '.join(PART_COLUMNS['logs'])} FROM ({text}) AS l WHERE log_broken IS NULL"
+                }
+            )
+        )
     return parts
 
 
@@ -144,11 +182,38 @@ def _of_keys(group: str, keys: Sequence[Key]) -> dict[str, Any]:
 
 
 def _log(group: str, row: Sequence[Any]) -> LogRow:
-    (topic, message_id, state, token, lease, attempts, stopped, received, updated, consumed, conflicts, error, host, hashed,
-     broken) = row  # fmt: skip
+    (
+        topic,
+        message_id,
+        state,
+        token,
+        lease,
+        attempts,
+        stopped,
+        received,
+        updated,
+        consumed,
+        conflicts,
+        error,
+        host,
+        hashed,
+        broken,
+    ) = row
     return LogRow(
-        consumer_group=group, topic=topic, message_id=message_id, state="" if state is None else state,
-        owner_token=token, lease_expires_at=lease, attempts=attempts or 0, duplicates_stopped=stopped or 0,
-        first_received_at=received, updated_at=updated, consumed_at=consumed, conflicts=conflicts or 0,
-        last_error=error, owner_host=host, payload_hash=hashed, invalid=broken,
-    )  # fmt: skip
+        consumer_group=group,
+        topic=topic,
+        message_id=message_id,
+        state="" if state is None else state,
+        owner_token=token,
+        lease_expires_at=lease,
+        attempts=attempts or 0,
+        duplicates_stopped=stopped or 0,
+        first_received_at=received,
+        updated_at=updated,
+        consumed_at=consumed,
+        conflicts=conflicts or 0,
+        last_error=error,
+        owner_host=host,
+        payload_hash=hashed,
+        invalid=broken,
+    )

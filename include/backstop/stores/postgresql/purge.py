@@ -25,13 +25,23 @@ class PostgresLogPurge:
         self, group: str, kept_seconds: Mapping[str, float], after: LogPlace, limit: int
     ) -> tuple[list[OldLog], LogPlace | None]:
         values = {
-            "group": group, "topics": list(kept_seconds), "seconds": list(kept_seconds.values()),
-            "least_seconds": min(kept_seconds.values()), "received": after.received, "after_topic": after.topic,
-            "after_id": after.message_id, "limit": limit,
-        }  # fmt: skip
+            "group": group,
+            "topics": list(kept_seconds),
+            "seconds": list(kept_seconds.values()),
+            "least_seconds": min(kept_seconds.values()),
+            "received": after.received,
+            "after_topic": after.topic,
+            "after_id": after.message_id,
+            "limit": limit,
+        }
         found = self._connection.rows(_SQL["old_logs"], values)
-        logs = [OldLog(Key(topic, message_id), state, moved, is_old) for topic, message_id, state, moved, is_old, _ in found]
-        return logs, LogPlace(found[-1][5], found[-1][0], found[-1][1]) if len(found) == limit else None
+        logs = [
+            OldLog(Key(topic, message_id), state, moved, is_old)
+            for topic, message_id, state, moved, is_old, _ in found
+        ]
+        return logs, LogPlace(found[-1][5], found[-1][0], found[-1][1]) if len(
+            found
+        ) == limit else None
 
     def purge_logs(self, group: str, logs: Sequence[OldLog]) -> int:
         rows = [(*log.key, log.state, log.moved) for log in logs]
@@ -53,7 +63,11 @@ class PostgresLogPurge:
     def erase(self, key: Key, groups: Sequence[str]) -> int:
         if not (storable(key.topic) and storable(key.message_id)):
             return 0  # a key that the database cannot hold has no row
-        return int(self._connection.rows(_SQL["erase_log"], {**key._asdict(), "groups": list(groups)})[0][0])
+        return int(
+            self._connection.rows(_SQL["erase_log"], {**key._asdict(), "groups": list(groups)})[0][
+                0
+            ]
+        )
 
     def close(self) -> None:
         self._connection.close()
@@ -66,14 +80,26 @@ class PostgresStubPurge:
         self._connection = PostgresConnection(f"shard {shard}", url)
 
     def old_stubs(
-        self, topic: str, kept_seconds: float, no_taker_seconds: float, after: tuple[str, str], limit: int
+        self,
+        topic: str,
+        kept_seconds: float,
+        no_taker_seconds: float,
+        after: tuple[str, str],
+        limit: int,
     ) -> list[OldStub]:
         values = {
-            "topic": topic, "kept_seconds": kept_seconds, "no_taker_seconds": no_taker_seconds, "after_moved": after[0],
-            "after_id": after[1], "limit": limit,
-        }  # fmt: skip
+            "topic": topic,
+            "kept_seconds": kept_seconds,
+            "no_taker_seconds": no_taker_seconds,
+            "after_moved": after[0],
+            "after_id": after[1],
+            "limit": limit,
+        }
         found = self._connection.rows(_SQL["old_stubs"], values)
-        return [OldStub(Key(topic, message_id), status, moved) for topic, message_id, status, moved in found]
+        return [
+            OldStub(Key(topic, message_id), status, moved)
+            for topic, message_id, status, moved in found
+        ]
 
     def purge_stubs(self, stubs: Sequence[OldStub]) -> int:
         rows = [(*stub.key, stub.status, stub.moved) for stub in stubs]

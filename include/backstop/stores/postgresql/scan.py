@@ -29,9 +29,13 @@ def parts_of(rows: int, partitions: int) -> int:
 
 
 def scan(
-    connection: PostgresConnection, selects: Mapping[str, str], bounds: str, values: Mapping[str, Any], partitions: int,
+    connection: PostgresConnection,
+    selects: Mapping[str, str],
+    bounds: str,
+    values: Mapping[str, Any],
+    partitions: int,
     estimate: str | None = None,
-) -> AbstractContextManager[Scan]:  # fmt: skip
+) -> AbstractContextManager[Scan]:
     """A Scan over `selects` (by names of PART_COLUMNS), which take `values` and have columns message_id and cut_at; `bounds`
     gives the number of rows (null: the planner's estimate of `estimate`) and, for `fractions` of them, the cuts. Raises
     StoreUnavailable on entering.
@@ -43,7 +47,9 @@ def scan(
     def cut(cursor: Cursor, snapshot: str) -> Scan:
         # Rolled back, so that the open transaction keeps no lock of the table, which a migration would wait for.
         cursor.execute("SAVEPOINT bounds")
-        cursor.execute(bounds, {"fractions": [number / MOST_PARTS for number in range(MOST_PARTS)], **values})
+        cursor.execute(
+            bounds, {"fractions": [number / MOST_PARTS for number in range(MOST_PARTS)], **values}
+        )
         ((rows, cuts),) = cursor.fetchall()
         if rows is None:
             cursor.execute(f"EXPLAIN (FORMAT JSON) {estimate}", values)
@@ -56,18 +62,31 @@ def scan(
         chosen = dict.fromkeys(cuts[number * MOST_PARTS // wanted] for number in range(wanted))
         # A cut at the first instant would leave a range without rows. The ends are open.
         ends = ["-infinity", *(at for at in chosen if at != cuts[0]), "infinity"]
-        ranges = [cursor.mogrify(_SQL["range"], {"start": start, "end": end}).decode() for start, end in pairwise(ends)]
+        ranges = [
+            cursor.mogrify(_SQL["range"], {"start": start, "end": end}).decode()
+            for start, end in pairwise(ends)
+        ]
         if wanted >= 2 * len(ranges):
             # Many of one instant, as after an outage: each range is read by several, by the hash of the id.
             shares = min(MOST_SHARES, wanted // len(ranges))
             ranges = [
-                f"{within} AND " + cursor.mogrify(_SQL["share"], {"shares": shares, "share": share}).decode()
-                for within in ranges for share in range(shares)
-            ]  # fmt: skip
+                f"{within} AND "
+                + cursor.mogrify(_SQL["share"], {"shares": shares, "share": share}).decode()
+                for within in ranges
+                for share in range(shares)
+            ]
         texts = {}
         for name, select in selects.items():
-            whole = cursor.mogrify(readable(cursor, select, {**PART_COLUMNS[name], "cut_at": "timestamptz"}), values).decode()
+            whole = cursor.mogrify(
+                readable(cursor, select, {**PART_COLUMNS[name], "cut_at": "timestamptz"}), values
+            ).decode()
             texts[name] = f"SELECT {', '.join(PART_COLUMNS[name])} FROM ({whole}) AS cut WHERE "
-        return Scan([Part({name: text + within for name, text in texts.items()}, snapshot) for within in ranges], rows)
+        return Scan(
+            [
+                Part({name: text + within for name, text in texts.items()}, snapshot)
+                for within in ranges
+            ],
+            rows,
+        )
 
     return connection.snapshot(cut)

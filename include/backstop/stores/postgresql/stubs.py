@@ -69,7 +69,9 @@ class PostgresStubs:
         ((number,),) = self._connection.rows(_SQL["count_due"], values)
         return int(number)
 
-    def scan_due(self, as_of: datetime, scope: Scope, partitions: int) -> AbstractContextManager[Scan]:
+    def scan_due(
+        self, as_of: datetime, scope: Scope, partitions: int
+    ) -> AbstractContextManager[Scan]:
         selects = {
             "stubs": f"{_SQL['stub_columns']} {_SQL['of_due']}",
             "attempts": f"{_SQL['attempt_columns']} {_SQL['attempts_of_due']}",
@@ -77,13 +79,22 @@ class PostgresStubs:
         values = {**scope_values(as_of, scope), "shard": self._shard}
         return scan(self._connection, selects, _SQL["bounds"], values, partitions)
 
-    def scan_window(self, topic: str, start: datetime, end: datetime, partitions: int) -> AbstractContextManager[Scan]:
+    def scan_window(
+        self, topic: str, start: datetime, end: datetime, partitions: int
+    ) -> AbstractContextManager[Scan]:
         selects = {
             "stubs": f"{_SQL['stub_columns']} {_SQL['of_window']}",
             "attempts": f"{_SQL['attempt_columns']} {_SQL['attempts_of_window']}",
         }
         values = {"topic": topic, "created_from": start, "created_to": end, "shard": self._shard}
-        return scan(self._connection, selects, _SQL["window_bounds"], values, partitions, _SQL["window_estimate"])
+        return scan(
+            self._connection,
+            selects,
+            _SQL["window_bounds"],
+            values,
+            partitions,
+            _SQL["window_estimate"],
+        )
 
     def read_part(self, part: Part, keep: Callable[[str, Any], T]) -> list[T]:
         return self._connection.copy_parts(part.statements, PART_COLUMNS, part.snapshot, keep)
@@ -163,20 +174,35 @@ class PostgresStubs:
         return {Life(*row) for row in self._connection.rows(_SQL["lives"], {"topic": topic})}
 
     def neighbours(self, keys: Iterable[Key]) -> dict[Key, Neighbours]:
-        return {Key(row[0], row[1]): Neighbours(*row[2:]) for row in self._by_key("neighbours", keys)}
+        return {
+            Key(row[0], row[1]): Neighbours(*row[2:]) for row in self._by_key("neighbours", keys)
+        }
 
-    def open_in_line(self, topic: str, ordering_key: str, after: str | None, limit: int) -> list[str]:
+    def open_in_line(
+        self, topic: str, ordering_key: str, after: str | None, limit: int
+    ) -> list[str]:
         values = {"topic": topic, "ordering_key": ordering_key, "after": after, "limit": limit}
         return [message_id for (message_id,) in self._connection.rows(_SQL["open_in_line"], values)]
 
     def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
         return {
-            Key(topic, message_id): Message(topic, message_id, bytes(content), _sent_headers(headers, version), tag, ordering_key)
-            for topic, message_id, content, headers, tag, ordering_key, version in self._by_key("contents", keys)
+            Key(topic, message_id): Message(
+                topic,
+                message_id,
+                bytes(content),
+                _sent_headers(headers, version),
+                tag,
+                ordering_key,
+            )
+            for topic, message_id, content, headers, tag, ordering_key, version in self._by_key(
+                "contents", keys
+            )
         }
 
     def sizes(self, keys: Iterable[Key]) -> dict[Key, int]:
-        return {Key(topic, message_id): size for topic, message_id, size in self._by_key("sizes", keys)}
+        return {
+            Key(topic, message_id): size for topic, message_id, size in self._by_key("sizes", keys)
+        }
 
     def claim(self, claims: Sequence[Claim]) -> set[Key]:
         if len({claim.key for claim in claims}) != len(claims):
@@ -188,13 +214,29 @@ class PostgresStubs:
         if not claims:
             return set()
         rows = [
-            (*key, number, token, None if groups is None else json.dumps(list(groups), ensure_ascii=False), *terms)
+            (
+                *key,
+                number,
+                token,
+                None if groups is None else json.dumps(list(groups), ensure_ascii=False),
+                *terms,
+            )
             for key, number, token, groups, *terms in claims
         ]
         names = (
-            "topics", "message_ids", "send_numbers", "tokens", "groups", "requested_by", "attempt_seconds",
-            "next_check_seconds", "max_sends", "max_refusals", "only_when_due", "brokers",
-        )  # fmt: skip
+            "topics",
+            "message_ids",
+            "send_numbers",
+            "tokens",
+            "groups",
+            "requested_by",
+            "attempt_seconds",
+            "next_check_seconds",
+            "max_sends",
+            "max_refusals",
+            "only_when_due",
+            "brokers",
+        )
         return {Key(*row) for row in self._rows_after_recovery("claim", columns(rows, names))}
 
     def settle(self, settlements: Sequence[Settlement]) -> set[Key]:
@@ -211,7 +253,11 @@ class PostgresStubs:
                     ended.token,
                     str(ended.outcome),
                     ended.broker,
-                    *((position.queue_id, position.offset, position.epoch) if position else (None, None, None)),
+                    *(
+                        (position.queue_id, position.offset, position.epoch)
+                        if position
+                        else (None, None, None)
+                    ),
                     ended.broker_message_id,
                     None if ended.error is None else _stored_text(ended.error),
                     ended.max_send_seconds,
@@ -235,13 +281,27 @@ class PostgresStubs:
 
     def recover(self, limit: int, max_send_seconds: float | None = None) -> list[Key]:
         values = {"limit": limit, "max_send_seconds": max_send_seconds}
-        return [Key(*row) for row in self._connection.rows(f"{_SQL['late']} {_SQL['recover']}", values)]
+        return [
+            Key(*row) for row in self._connection.rows(f"{_SQL['late']} {_SQL['recover']}", values)
+        ]
 
-    def promote(self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None) -> int:
-        names = ("topics", "message_ids", "old_statuses", "new_statuses", "send_counts", "next_looks")
+    def promote(
+        self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None
+    ) -> int:
+        names = (
+            "topics",
+            "message_ids",
+            "old_statuses",
+            "new_statuses",
+            "send_counts",
+            "next_looks",
+        )
         moved = 0
         for chunk in _chunks(outcomes):
-            rows = [(*o.key, str(o.old_status), str(o.new_status), o.send_count, o.next_look_at) for o in chunk]
+            rows = [
+                (*o.key, str(o.old_status), str(o.new_status), o.send_count, o.next_look_at)
+                for o in chunk
+            ]
             values = {**columns(rows, names), "as_of": as_of, "own_as_of": own_as_of or as_of}
             ((number,),) = self._rows_after_recovery("promote", values)
             moved += number
@@ -249,19 +309,37 @@ class PostgresStubs:
 
     def raise_numbers(self, handed: Sequence[Handed]) -> set[Key]:
         rows = [
-            (*one.key, one.send_number, None if one.groups is None else json.dumps(list(one.groups), ensure_ascii=False),
-             one.requested_by, one.at, str(one.outcome))
+            (
+                *one.key,
+                one.send_number,
+                None if one.groups is None else json.dumps(list(one.groups), ensure_ascii=False),
+                one.requested_by,
+                one.at,
+                str(one.outcome),
+            )
             for one in handed
-        ]  # fmt: skip
-        names = ("topics", "message_ids", "send_numbers", "groups", "requested_by", "ats", "outcomes")
+        ]
+        names = (
+            "topics",
+            "message_ids",
+            "send_numbers",
+            "groups",
+            "requested_by",
+            "ats",
+            "outcomes",
+        )
         return self._changed("raise_numbers", columns(rows, names)) if rows else set()
 
     def reopen(self, topics: Sequence[str], since: datetime) -> int:
         reopened, after = 0, ("", "")
         while True:
             values = {
-                "topics": list(topics), "since": since, "after_topic": after[0], "after_id": after[1], "limit": _CHUNK,
-            }  # fmt: skip
+                "topics": list(topics),
+                "since": since,
+                "after_topic": after[0],
+                "after_id": after[1],
+                "limit": _CHUNK,
+            }
             found = self._connection.rows(_SQL["reopen"], values)
             if not found:
                 return reopened
@@ -269,11 +347,20 @@ class PostgresStubs:
             reopened, after = reopened + int(number), (last[0], last[1])
 
     def void(self, key: Key) -> bool:
-        values = {**columns([key], ("topics", "message_ids")), "topic": key.topic, "message_id": key.message_id}
+        values = {
+            **columns([key], ("topics", "message_ids")),
+            "topic": key.topic,
+            "message_id": key.message_id,
+        }
         return bool(self._rows_after_recovery("void", values))
 
     def replace_content(self, key: Key, version: int, content: bytes) -> bool:
-        values = {"topic": key.topic, "message_id": key.message_id, "version": version, "content": content}
+        values = {
+            "topic": key.topic,
+            "message_id": key.message_id,
+            "version": version,
+            "content": content,
+        }
         return bool(self._connection.rows(_SQL["replace_content"], values))
 
     def raise_max_sends(self, key: Key, max_sends: int) -> bool:
@@ -289,7 +376,12 @@ class PostgresStubs:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _keys(self, keys: Iterable[Key]) -> dict[str, str]:
@@ -300,20 +392,27 @@ class PostgresStubs:
         for chunk in _chunks(self._connection.storable_keys(keys)):
             yield from self._connection.rows_of_keys(_SQL[query], chunk, {})[0]
 
-    def _rows_after_recovery(self, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    def _rows_after_recovery(
+        self, statement: str, values: Mapping[str, Any]
+    ) -> list[tuple[Any, ...]]:
         """The statement's rows. An attempt of these messages whose deadline is over is first recorded as unknown, in the same
         transaction: it must not wait for a run that recovers everything. It may have begun as late as its deadline."""
 
         def work(cursor: Cursor) -> list[tuple[Any, ...]]:
             keys = {name: values[name] for name in ("topics", "message_ids")}
-            cursor.execute(f"{_SQL['late_of_keys']} {_SQL['recover']}", {**keys, "max_send_seconds": 0.0})
+            cursor.execute(
+                f"{_SQL['late_of_keys']} {_SQL['recover']}", {**keys, "max_send_seconds": 0.0}
+            )
             cursor.execute(_SQL[statement], values)
             return cursor.fetchall()
 
         return self._connection.run(work)
 
     def _changed(self, statement: str, values: dict[str, Any]) -> set[Key]:
-        return {Key(topic, message_id) for topic, message_id in self._connection.rows(_SQL[statement], values)}
+        return {
+            Key(topic, message_id)
+            for topic, message_id in self._connection.rows(_SQL[statement], values)
+        }
 
 
 def scope_values(as_of: datetime, scope: Scope) -> dict[str, Any]:
@@ -336,7 +435,10 @@ def _texts(document: str) -> dict[str, str]:
         return {}
     headers = json.loads(document)
     # Headers are text to text by contract; another program's number or list travels as its JSON.
-    return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in headers.items()}
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in headers.items()
+    }
 
 
 def _sent_headers(document: str, version: int) -> dict[str, str]:

@@ -60,7 +60,10 @@ def decide(record: Record, says: Mapping[Key, LogStanding]) -> tuple[Decision, s
     first = answers[0]
     if all(decision is first[0] for decision, _ in answers):
         return first
-    return Decision.KEEP, "its key can be read as more than one message, and the log does not say the same of them"
+    return (
+        Decision.KEEP,
+        "its key can be read as more than one message, and the log does not say the same of them",
+    )
 
 
 def _decide(record: Record, says: LogStanding | None) -> tuple[Decision, str]:
@@ -75,11 +78,18 @@ def _decide(record: Record, says: LogStanding | None) -> tuple[Decision, str]:
             return Decision.KEEP, "a live lease holds the message"
         if says.state != LogState.CONSUMING and says.state not in _LEFT:
             return Decision.KEEP, f"the log has a state that is not known: {says.state}"
-    undone = "the log has no row of it" if says is None else f"the log says {says.state}, and no live lease holds it"
+    undone = (
+        "the log has no row of it"
+        if says is None
+        else f"the log says {says.state}, and no live lease holds it"
+    )
     if record.expiry is Expiry.PAST:
         return Decision.RECLAIM, f"its time is over, and {undone}"
     if record.untouched is None:
-        return Decision.KEEP, f"{undone}, and its server does not say how long nobody has touched it"
+        return (
+            Decision.KEEP,
+            f"{undone}, and its server does not say how long nobody has touched it",
+        )
     if record.untouched:
         return Decision.RECLAIM, f"nobody has touched it for the configured time, and {undone}"
     return Decision.KEEP, f"{undone}, but it was touched within the configured time"

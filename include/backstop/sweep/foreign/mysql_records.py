@@ -42,10 +42,22 @@ class MysqlRecords:
     """One table. Connected by the first call; for one thread at a time."""
 
     def __init__(
-        self, name: str, url: str, *, application: str, topics: Sequence[str], skew: timedelta, keep: timedelta,
+        self,
+        name: str,
+        url: str,
+        *,
+        application: str,
+        topics: Sequence[str],
+        skew: timedelta,
+        keep: timedelta,
         page: int = PAGE,
-    ) -> None:  # fmt: skip
-        self._name, self._application, self._topics, self._page = name, application, tuple(topics), page
+    ) -> None:
+        self._name, self._application, self._topics, self._page = (
+            name,
+            application,
+            tuple(topics),
+            page,
+        )
         self._skew, self._keep = (round(length.total_seconds() * 1000) for length in (skew, keep))
         self._login = read_url(name, url)
         self._connection: Any = None
@@ -69,18 +81,30 @@ class MysqlRecords:
             while more:
                 after, seen = self._walk(topic, after, size)
                 more = after is not None
-                place = _place(topic, after) if more else _place(following[0], None) if following else ""
+                place = (
+                    _place(topic, after)
+                    if more
+                    else _place(following[0], None)
+                    if following
+                    else ""
+                )
                 yield Page(place, self._page, seen)
 
     def apply(self, decision: Decision, seen: Sequence[Seen], counts: Counts) -> None:
-        statement, first = (SQL["repair"], self._keep) if decision is Decision.REPAIR else (SQL["reclaim"], self._skew)
+        statement, first = (
+            (SQL["repair"], self._keep)
+            if decision is Decision.REPAIR
+            else (SQL["reclaim"], self._skew)
+        )
         parts = deque(seen[start : start + AT_ONCE] for start in range(0, len(seen), AT_ONCE))
         waits = 0
         while parts:
             part = parts.popleft()
             text = statement.replace("{seen}", "\n    OR ".join([SQL["seen_row"]] * len(part)))
             try:
-                changed = self._change(text, [first, *(value for one in part for value in one.handle)])
+                changed = self._change(
+                    text, [first, *(value for one in part for value in one.handle)]
+                )
             except _RowLocked as locked:
                 waits += 1
                 if waits > MOST_LOCKED:
@@ -94,16 +118,28 @@ class MysqlRecords:
                 if number:
                     counts.add(name, number)
 
-    def _walk(self, topic: str, after: tuple[str, str] | None, size: int) -> tuple[tuple[str, str] | None, list[Seen]]:
+    def _walk(
+        self, topic: str, after: tuple[str, str] | None, size: int
+    ) -> tuple[tuple[str, str] | None, list[Seen]]:
         """The last row of the page (null: the topic's last page), and what may be stuck in it."""
         tag, message_id = after or ("", "")
         where = {
-            "application": self._application, "topic": topic, "from_start": after is None, "tag": tag, "id": message_id,
-        }  # fmt: skip
+            "application": self._application,
+            "topic": topic,
+            "from_start": after is None,
+            "tag": tag,
+            "id": message_id,
+        }
         ends = self._rows(SQL["page_end"], {**where, "offset": self._page - 1})
         end: tuple[str, str] | None = (ends[0][0], ends[0][1]) if ends else None
         end_tag, end_id = end or ("", "")
-        page = {"to_end": end is None, "end_tag": end_tag, "end_id": end_id, "skew": self._skew, "at_most": size}
+        page = {
+            "to_end": end is None,
+            "end_tag": end_tag,
+            "end_id": end_id,
+            "skew": self._skew,
+            "at_most": size,
+        }
         rows = self._rows(SQL["stuck"], {**where, **page})
         if len(rows) == size:  # the page ends here: there may be more
             end = (rows[-1][2], rows[-1][3])
@@ -180,9 +216,13 @@ def read_url(name: str, url: str) -> dict[str, Any]:
         if name_of_flag in options:
             options[name_of_flag] = options[name_of_flag].lower() in ("1", "true")
     return {
-        "host": parts.hostname, "port": parts.port or 3306, "database": database,
-        "user": unquote(parts.username or ""), "password": unquote(parts.password or ""), **options,
-    }  # fmt: skip
+        "host": parts.hostname,
+        "port": parts.port or 3306,
+        "database": database,
+        "user": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+        **options,
+    }
 
 
 def _place(topic: str, after: tuple[str, str] | None) -> str:

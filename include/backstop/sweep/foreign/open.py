@@ -9,7 +9,12 @@ from backstop.config.foreign import DedupListenerMysql, DedupListenerRedis
 from backstop.config.settings import Settings
 from backstop.model.errors import ConfigurationError
 from backstop.sweep.foreign.protocol import ForeignLeases
-from backstop.sweep.foreign.read_keys import dedup_listener_glob, dedup_listener_key, plain_glob, plain_key
+from backstop.sweep.foreign.read_keys import (
+    dedup_listener_glob,
+    dedup_listener_key,
+    plain_glob,
+    plain_key,
+)
 from backstop.sweep.foreign.records import Records
 from backstop.sweep.foreign.redis_records import KeyFormat, RedisRecords
 from backstop.sweep.foreign.sweep_records import SweptRecords
@@ -28,7 +33,10 @@ def open_foreign(settings: Settings, connections: Connections, name: str) -> For
     url = connections.url(foreign.connection)
     records: Records
     if isinstance(foreign, DedupListenerMysql):
-        skew = max((settings.policy_for(topic, foreign.group).max_clock_skew for topic in topics), default=timedelta(0))
+        skew = max(
+            (settings.policy_for(topic, foreign.group).max_clock_skew for topic in topics),
+            default=timedelta(0),
+        )
         records = _mysql(name, url, foreign, topics, skew)
     else:
         if not url.startswith(("redis://", "rediss://")):
@@ -44,14 +52,22 @@ def open_foreign(settings: Settings, connections: Connections, name: str) -> For
                 says_state=True,
             )
         else:
-            keys = KeyFormat(plain_glob(foreign.pattern), plain_key(foreign.pattern, topics), says_state=False)
-        records = RedisRecords(name, url, keys, untouched_for=foreign.untouched_for, keep=foreign.keep)
+            keys = KeyFormat(
+                plain_glob(foreign.pattern), plain_key(foreign.pattern, topics), says_state=False
+            )
+        records = RedisRecords(
+            name, url, keys, untouched_for=foreign.untouched_for, keep=foreign.keep
+        )
     return SweptRecords(name, foreign.group, records, walk=foreign.walk)
 
 
-def _mysql(name: str, url: str, foreign: DedupListenerMysql, topics: tuple[str, ...], skew: timedelta) -> Records:
+def _mysql(
+    name: str, url: str, foreign: DedupListenerMysql, topics: tuple[str, ...], skew: timedelta
+) -> Records:
     try:
-        from backstop.sweep.foreign.mysql_records import MysqlRecords  # its driver is an extra of its own
+        from backstop.sweep.foreign.mysql_records import (
+            MysqlRecords,
+        )  # its driver is an extra of its own
     except ModuleNotFoundError as missing:
         if missing.name != "pymysql":
             raise
@@ -60,4 +76,6 @@ def _mysql(name: str, url: str, foreign: DedupListenerMysql, topics: tuple[str, 
             kept="Nothing was read or changed.",
             next_step='Install "backstop-mq[mysql]" where the sweep runs.',
         ) from None
-    return MysqlRecords(name, url, application=foreign.application, topics=topics, skew=skew, keep=foreign.keep)
+    return MysqlRecords(
+        name, url, application=foreign.application, topics=topics, skew=skew, keep=foreign.keep
+    )

@@ -56,7 +56,12 @@ class ForeignLeases(Protocol):
         ...
 
     def sweep(
-        self, states_of: StatesOf, *, limit: int, dry_run: bool, tell: Callable[[Told], None] | None = None
+        self,
+        states_of: StatesOf,
+        *,
+        limit: int,
+        dry_run: bool,
+        tell: Callable[[Told], None] | None = None,
     ) -> Counts:
         """Decides at most `limit` records that look stuck, from `place` on, and applies it unless `dry_run`.
 

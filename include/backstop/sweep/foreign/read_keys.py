@@ -20,12 +20,16 @@ _PLACEHOLDER = re.compile(r"\{(topic|id)\}")
 def dedup_listener_key(application: str, topics: Sequence[str], tags: Sequence[str]) -> ReadKey:
     """MSGDEDUP:APPLICATION:TOPIC[:TAG]:KEY, as RocketMQDedupListener joins it; a tag that is "" leaves no ':' of its own."""
     prefixes = [
-        (topic, f"MSGDEDUP:{application}:{topic}:" + (f"{tag}:" if tag else "")) for topic in topics for tag in tags
+        (topic, f"MSGDEDUP:{application}:{topic}:" + (f"{tag}:" if tag else ""))
+        for topic in topics
+        for tag in tags
     ]
 
     def read(key: str) -> tuple[Key, ...]:
         found = (
-            Key(topic, key.removeprefix(prefix)) for topic, prefix in prefixes if key.startswith(prefix) and key != prefix
+            Key(topic, key.removeprefix(prefix))
+            for topic, prefix in prefixes
+            if key.startswith(prefix) and key != prefix
         )
         return tuple(dict.fromkeys(found))
 
@@ -50,7 +54,9 @@ def dedup_listener_glob(application: str) -> str:
 
 def plain_glob(pattern: str) -> str:
     """The same for a pattern; topics stay out of it: SCAN knows no alternatives."""
-    return "".join(part if index % 2 == 0 else "*" for index, part in enumerate(_parts(pattern, _literal)))
+    return "".join(
+        part if index % 2 == 0 else "*" for index, part in enumerate(_parts(pattern, _literal))
+    )
 
 
 def _shape(pattern: str, topic: str) -> str:
@@ -61,7 +67,10 @@ def _shape(pattern: str, topic: str) -> str:
 
 def _parts(pattern: str, escape: Callable[[str], str]) -> list[str]:
     """Fixed text, escaped, and placeholders in turn."""
-    return [escape(part) if index % 2 == 0 else part for index, part in enumerate(_PLACEHOLDER.split(pattern))]
+    return [
+        escape(part) if index % 2 == 0 else part
+        for index, part in enumerate(_PLACEHOLDER.split(pattern))
+    ]
 
 
 def _literal(text: str) -> str:

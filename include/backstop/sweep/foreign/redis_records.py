@@ -63,7 +63,14 @@ class RedisRecords:
     """One server (not a cluster). Connected by the first call; for one thread at a time."""
 
     def __init__(
-        self, name: str, url: str, keys: KeyFormat, *, untouched_for: timedelta, keep: timedelta, seconds: float = SECONDS
+        self,
+        name: str,
+        url: str,
+        keys: KeyFormat,
+        *,
+        untouched_for: timedelta,
+        keep: timedelta,
+        seconds: float = SECONDS,
     ) -> None:
         self._name, self._keys = name, keys
         # OBJECT IDLETIME counts whole seconds: rounded up, never early.
@@ -94,13 +101,22 @@ class RedisRecords:
         while True:
             self._connect()
             reads_value = self._keys.says_state and self._no_touch
-            step = iter(self._run(
-                _LOOK, (), cursor, self._keys.glob, min(size, AT_ONCE), "1" if reads_value else "0",
-                self._untouched if only_stuck else 0,
-            ))  # fmt: skip
+            step = iter(
+                self._run(
+                    _LOOK,
+                    (),
+                    cursor,
+                    self._keys.glob,
+                    min(size, AT_ONCE),
+                    "1" if reads_value else "0",
+                    self._untouched if only_stuck else 0,
+                )
+            )
             cursor = next(step).decode()
             found = zip(step, step, step, strict=True)
-            seen = [self._seen(key, idle, value if reads_value else None) for key, idle, value in found]
+            seen = [
+                self._seen(key, idle, value if reads_value else None) for key, idle, value in found
+            ]
             yield Page("" if cursor == "0" else cursor, size, seen)
             if cursor == "0":
                 return
@@ -171,7 +187,9 @@ class RedisRecords:
             connection.read_response()
             self._no_touch = True
         except ResponseError:
-            self._no_touch = False  # older than Redis 7.2: values are read only by the script that changes them
+            self._no_touch = (
+                False  # older than Redis 7.2: values are read only by the script that changes them
+            )
 
     def _unavailable(self, error: BaseException) -> StoreUnavailable:
         password = str(self._pool.connection_kwargs.get("password") or "")

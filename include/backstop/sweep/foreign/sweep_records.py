@@ -62,7 +62,9 @@ class SweptRecords:
         found, end = 0, self.place
         for _, page in self._pages(self.place, BATCH, only_stuck=True):
             end = page.place
-            found += sum(1 for seen in page.seen if seen.record is not None and _looks_stuck(seen.record))
+            found += sum(
+                1 for seen in page.seen if seen.record is not None and _looks_stuck(seen.record)
+            )
             if found >= at_most:
                 return at_most
         if not found:
@@ -70,7 +72,12 @@ class SweptRecords:
         return found
 
     def sweep(
-        self, states_of: StatesOf, *, limit: int, dry_run: bool, tell: Callable[[Told], None] | None = None
+        self,
+        states_of: StatesOf,
+        *,
+        limit: int,
+        dry_run: bool,
+        tell: Callable[[Told], None] | None = None,
     ) -> Counts:
         self.done = Counts()
         for begins, batch in self._batches(limit):
@@ -87,7 +94,9 @@ class SweptRecords:
                     self.done.add("unreadable")
                     self._tell(tell, seen, "unreadable", _UNREADABLE)
                     continue
-                decision, why = (Decision.KEEP, _SILENCE) if silence is not None else decide(seen.record, says)
+                decision, why = (
+                    (Decision.KEEP, _SILENCE) if silence is not None else decide(seen.record, says)
+                )
                 decided[decision].append(seen)
                 self._tell(tell, seen, decision.value, why)
             self.done.add("looked", len(batch))
@@ -127,7 +136,9 @@ class SweptRecords:
     def _where(self) -> str:
         return self._left[0][1].begins if self._left else self._place
 
-    def _pages(self, place: str, size: int, *, only_stuck: bool = False) -> Iterator[tuple[str, Page]]:
+    def _pages(
+        self, place: str, size: int, *, only_stuck: bool = False
+    ) -> Iterator[tuple[str, Page]]:
         """Where it begins, and the page: pages up to `walk` records."""
         walked = 0
         for page in self._records.pages(place, size, only_stuck=only_stuck):
@@ -137,7 +148,9 @@ class SweptRecords:
             if walked >= self._walk:
                 return
 
-    def _tell(self, tell: Callable[[Told], None] | None, seen: Seen, decision: str, why: str) -> None:
+    def _tell(
+        self, tell: Callable[[Told], None] | None, seen: Seen, decision: str, why: str
+    ) -> None:
         if tell is None:
             return
         topic, message_id = seen.record.readings[0] if seen.record is not None else ("", seen.text)

@@ -67,7 +67,9 @@ class Asked:
     @property
     def is_done(self) -> bool:
         """Every group that it may be of has done the work."""
-        return bool(self.rows) and all(row and not row.invalid and row.state == LogState.CONSUMED for row in self.rows)
+        return bool(self.rows) and all(
+            row and not row.invalid and row.state == LogState.CONSUMED for row in self.rows
+        )
 
     @property
     def has_conflict(self) -> bool:
@@ -76,7 +78,11 @@ class Asked:
     @property
     def failure(self) -> str | None:
         """The handler's last error; null: the log shows no failure."""
-        failed = [row for row in self.rows if row is not None and (row.last_error or row.state == LogState.FAILED)]
+        failed = [
+            row
+            for row in self.rows
+            if row is not None and (row.last_error or row.state == LogState.FAILED)
+        ]
         return (failed[0].last_error or "") if failed else None
 
 
@@ -95,7 +101,13 @@ def judge(letter: Unclassified, asked: Asked, rules: Rules) -> Staged | None:
     error = letter.error or asked.failure or letter.invalid or ""
     said, _ = rules.categorise(letter.cause, error)
     template = shape_of(letter.cause, error).template
-    return Staged(letter.dead_letter_id, cause_name(template, said, rules), template, said, _decided(letter, asked, said, rules))
+    return Staged(
+        letter.dead_letter_id,
+        cause_name(template, said, rules),
+        template,
+        said,
+        _decided(letter, asked, said, rules),
+    )
 
 
 def cause_name(template: str, said: Category, rules: Rules) -> str:
@@ -108,7 +120,11 @@ def _decided(letter: Unclassified, asked: Asked, said: Category, rules: Rules) -
     """The log decides."""
     if asked.is_done:
         # Another content came under its id, and was not applied: it may be this letter's.
-        return Category.CONFLICT if asked.has_conflict and said != Category.DUPLICATE_SUPPRESSED else Category.ALREADY_CONFIRMED
+        return (
+            Category.CONFLICT
+            if asked.has_conflict and said != Category.DUPLICATE_SUPPRESSED
+            else Category.ALREADY_CONFIRMED
+        )
     if said in _TELLS_LITTLE and asked.failure is not None:
         of_error, _ = rules.categorise("", asked.failure)
         return Category.UNKNOWN if of_error in _TELLS_LITTLE else of_error
@@ -139,7 +155,9 @@ class Logs:
         found = {group: self._read(group, sorted(wanted)) for group, wanted in keys.items()}
         return [self._asked(letter, found) for letter in letters]
 
-    def _asked(self, letter: Unclassified, found: Mapping[str, Mapping[Key, LogRow] | None]) -> Asked:
+    def _asked(
+        self, letter: Unclassified, found: Mapping[str, Mapping[Key, LogRow] | None]
+    ) -> Asked:
         answers = [found[group] for group in self._groups_of(letter)]
         rows = tuple(answer.get(_key(letter)) for answer in answers if answer is not None)
         return Asked(rows, unread=len(rows) < len(answers))
@@ -175,7 +193,12 @@ def rules_of(settings: Settings) -> Rules:
 
 
 def classify_letters(
-    control: Any, settings: Settings, connections: Connections, run: Run, *, limit: int | None = None
+    control: Any,
+    settings: Settings,
+    connections: Connections,
+    run: Run,
+    *,
+    limit: int | None = None,
 ) -> Counts:
     """Stages every open letter of the run's scope that the present rules have not classified, in this process; at most `limit`.
 
@@ -185,22 +208,36 @@ def classify_letters(
     stage = begin_stage(control, run)
     logs = Logs(settings, connections)
     try:
-        looked, waits = stage_pages(control, run, stage, rules, logs, pages(control, run, rules, limit=limit))
+        looked, waits = stage_pages(
+            control, run, stage, rules, logs, pages(control, run, rules, limit=limit)
+        )
     finally:
         logs.close()
     return close_stage(control, run, stage, rules, looked, waits, logs.away)
 
 
-def stage_range(control: Any, run: Run, stage: int, rules: Rules, logs: Logs, after: int, until: int) -> tuple[int, int]:
+def stage_range(
+    control: Any, run: Run, stage: int, rules: Rules, logs: Logs, after: int, until: int
+) -> tuple[int, int]:
     """One task's part: letters with ids in (after, until]; may be done again. Returns how many it looked at and how many wait."""
     with control, control.cursor() as cursor:
         hold(cursor, run)
-        cursor.execute(_SQL["forget_range"], {"run_id": run.run_id, "stage": stage, "after": after, "until": until})
-    return stage_pages(control, run, stage, rules, logs, pages(control, run, rules, after=after, until=until))
+        cursor.execute(
+            _SQL["forget_range"],
+            {"run_id": run.run_id, "stage": stage, "after": after, "until": until},
+        )
+    return stage_pages(
+        control, run, stage, rules, logs, pages(control, run, rules, after=after, until=until)
+    )
 
 
 def stage_pages(
-    control: Any, run: Run, stage: int, rules: Rules, logs: Logs, found: Iterable[Sequence[Unclassified]]
+    control: Any,
+    run: Run,
+    stage: int,
+    rules: Rules,
+    logs: Logs,
+    found: Iterable[Sequence[Unclassified]],
 ) -> tuple[int, int]:
     """Each page in a transaction of its own; how many letters were looked at, and how many wait."""
     looked = waits = 0
@@ -215,8 +252,13 @@ def stage_pages(
 
 def _unreadable(letter: Unclassified, rules: Rules, error: Exception) -> Staged:
     """One that cannot be classified is for a person: its cause names the kind of what went wrong, and nothing of its text."""
-    template, unknown = f"a text that could not be classified: {type(error).__name__}", Category.UNKNOWN
-    return Staged(letter.dead_letter_id, cause_name(template, unknown, rules), template, unknown, unknown)
+    template, unknown = (
+        f"a text that could not be classified: {type(error).__name__}",
+        Category.UNKNOWN,
+    )
+    return Staged(
+        letter.dead_letter_id, cause_name(template, unknown, rules), template, unknown, unknown
+    )
 
 
 def classify_page(letters: Sequence[Unclassified], logs: Logs, rules: Rules) -> Looked:
@@ -235,15 +277,27 @@ def classify_page(letters: Sequence[Unclassified], logs: Logs, rules: Rules) -> 
 
 
 def pages(
-    control: Any, run: Run, rules: Rules, *, after: int = 0, until: int | None = None, limit: int | None = None
+    control: Any,
+    run: Run,
+    rules: Rules,
+    *,
+    after: int = 0,
+    until: int | None = None,
+    limit: int | None = None,
 ) -> Iterator[list[Unclassified]]:
     """Letters to classify with ids in (after, until], in pages, each read in a transaction of its own."""
     left = limit
     while left is None or left > 0:
         with control, control.cursor() as cursor:
-            cursor.execute(_SQL["to_classify"], {
-                **_scope(run, rules), "after": after, "until": until, "limit": PAGE if left is None else min(PAGE, left),
-            })  # fmt: skip
+            cursor.execute(
+                _SQL["to_classify"],
+                {
+                    **_scope(run, rules),
+                    "after": after,
+                    "until": until,
+                    "limit": PAGE if left is None else min(PAGE, left),
+                },
+            )
             letters = [Unclassified(*row) for row in cursor.fetchall()]
         if not letters:
             return
@@ -263,7 +317,9 @@ def _scope(run: Run, rules: Rules) -> dict[str, Any]:
     return {"topics": topics_of(run.scope), "version": rules.version}
 
 
-def stage_letters(cursor: Any, run: Run, stage: int, rules: Rules, staged: Sequence[Staged]) -> None:
+def stage_letters(
+    cursor: Any, run: Run, stage: int, rules: Rules, staged: Sequence[Staged]
+) -> None:
     """By COPY, in the caller's transaction. A letter that is staged already stays as it is: it is the same."""
     if not staged:
         return
@@ -277,19 +333,48 @@ def stage_letters(cursor: Any, run: Run, stage: int, rules: Rules, staged: Seque
 
 
 def close_stage(
-    control: Any, run: Run, stage: int, rules: Rules, looked: int, waits: int, away: Mapping[str, str]
+    control: Any,
+    run: Run,
+    stage: int,
+    rules: Rules,
+    looked: int,
+    waits: int,
+    away: Mapping[str, str],
 ) -> Counts:
     """Settles the patterns over all that was staged, and keeps what was looked at for the audit."""
     with control, control.cursor() as cursor:
         hold(cursor, run)
-        found = stage_patterns(cursor, run, stage, rules.version, lambda template, said: cause_name(template, said, rules))
-        for subject, rows in (("letters looked at", looked), ("letters waiting", waits), ("letters moved", found.moved)):
-            cursor.execute(_SQL["read"], {
-                "run_id": run.run_id, "stage": stage, "subject": subject, "rows": rows, "complete": not away,
-                "detail": "; ".join(sorted(away.values())) or None,
-            })  # fmt: skip
+        found = stage_patterns(
+            cursor,
+            run,
+            stage,
+            rules.version,
+            lambda template, said: cause_name(template, said, rules),
+        )
+        for subject, rows in (
+            ("letters looked at", looked),
+            ("letters waiting", waits),
+            ("letters moved", found.moved),
+        ):
+            cursor.execute(
+                _SQL["read"],
+                {
+                    "run_id": run.run_id,
+                    "stage": stage,
+                    "subject": subject,
+                    "rows": rows,
+                    "complete": not away,
+                    "detail": "; ".join(sorted(away.values())) or None,
+                },
+            )
         cursor.execute(_SQL["forget_staged"])
-    counts = Counts({"letters_classified": looked - waits, "letters_waiting": waits, "patterns_found": found.patterns})
+    counts = Counts(
+        {
+            "letters_classified": looked - waits,
+            "letters_waiting": waits,
+            "patterns_found": found.patterns,
+        }
+    )
     counts = Counts({name: number for name, number in counts.items() if number})
     add_counts(control, run, counts)
     return counts

@@ -22,7 +22,9 @@ NAMES, WORDS = 3, 5
 """So many different names, or words, in one place make it a slot."""
 NAMES_BESIDE, WORDS_BESIDE = 2, 3
 """So many are enough where another template, the same in all else, has a slot."""
-_ANNOUNCES_WHAT = frozenset({"reason", "code", "cause", "because", "error", "status", "outcome", "result"})
+_ANNOUNCES_WHAT = frozenset(
+    {"reason", "code", "cause", "because", "error", "status", "outcome", "result"}
+)
 """After these, a word says what happened: it is never a place."""
 LONGEST, LONGEST_FOR_WORDS = 120, 60
 """Tokens: longer templates stay as they are, or only meet names."""
@@ -80,7 +82,11 @@ def find_patterns(candidates: Mapping[str, str]) -> dict[str, str]:
         named = dict(_by_names(templates))
         units = {template: named.get(template, template) for template in templates}
         words = dict(_by_words(sorted(set(units.values()))))
-        found |= {template: words.get(unit, unit) for template, unit in units.items() if words.get(unit, unit) != template}
+        found |= {
+            template: words.get(unit, unit)
+            for template, unit in units.items()
+            if words.get(unit, unit) != template
+        }
     return found
 
 
@@ -89,15 +95,25 @@ def _by_names(templates: Sequence[str]) -> Iterator[tuple[str, str]]:
     alike: dict[Tokens, list[list[_Token]]] = defaultdict(list)
     for template in templates:
         tokens = [_split(token) for token in template.split(" ")]
-        open_to_names = {at for at, token in enumerate(tokens) if may_be_name(token.core) and not _says_what(tokens, at)}
-        alike[tuple(t.with_core(NAME if at in open_to_names else t.core) for at, t in enumerate(tokens))].append(tokens)
+        open_to_names = {
+            at
+            for at, token in enumerate(tokens)
+            if may_be_name(token.core) and not _says_what(tokens, at)
+        }
+        alike[
+            tuple(
+                t.with_core(NAME if at in open_to_names else t.core) for at, t in enumerate(tokens)
+            )
+        ].append(tokens)
     for skeleton, members in alike.items():
         places = [at for at, token in enumerate(skeleton) if NAME in token]
         if len(members) >= NAMES and places:
             yield from _settle(skeleton, members, places)
 
 
-def _settle(skeleton: Tokens, members: list[list[_Token]], places: Collection[int]) -> Iterator[tuple[str, str]]:
+def _settle(
+    skeleton: Tokens, members: list[list[_Token]], places: Collection[int]
+) -> Iterator[tuple[str, str]]:
     values = {at: {tokens[at].core for tokens in members} for at in places}
     differ = {at: found for at, found in values.items() if len(found) > 1}
     if len(members) < NAMES or not differ:
@@ -105,9 +121,14 @@ def _settle(skeleton: Tokens, members: list[list[_Token]], places: Collection[in
     fewest = min(differ, key=lambda at: (len(differ[at]), at))
     if len(differ[fewest]) < NAMES:
         for value in sorted(differ[fewest]):
-            yield from _settle(skeleton, [tokens for tokens in members if tokens[fewest].core == value], places)
+            yield from _settle(
+                skeleton, [tokens for tokens in members if tokens[fewest].core == value], places
+            )
         return
-    pattern = [token if at in differ else members[0][at].with_core(members[0][at].core) for at, token in enumerate(skeleton)]
+    pattern = [
+        token if at in differ else members[0][at].with_core(members[0][at].core)
+        for at, token in enumerate(skeleton)
+    ]
     if _says_enough(pattern, 2):
         for tokens in members:
             yield " ".join(token.with_core(token.core) for token in tokens), " ".join(pattern)
@@ -127,7 +148,12 @@ def _by_words(units: Sequence[str]) -> Iterator[tuple[str, str]]:
             part, found = split[number][at], alike
             if around := _SLOT_ALONE.fullmatch(tokens[at]):
                 part, found = _Token(around[1], SLOT, around[2]), slots
-            elif not part.core or is_kind(part.core) or _MARK.search(tokens[at]) or _says_what(split[number], at):
+            elif (
+                not part.core
+                or is_kind(part.core)
+                or _MARK.search(tokens[at])
+                or _says_what(split[number], at)
+            ):
                 continue
             found[" ".join((*tokens[:at], part.with_core(ANY), *tokens[at + 1 :]))].append(number)
         for pattern, members in alike.items():
@@ -137,7 +163,9 @@ def _by_words(units: Sequence[str]) -> Iterator[tuple[str, str]]:
                 numbers = members + slots.get(pattern, [])
                 enough[tuple(pattern.split(" "))] = needed, [units[number] for number in numbers]
     taken: set[str] = set()
-    for kept, (needed, together) in sorted(enough.items(), key=lambda one: (-len(one[1][1]), one[0])):
+    for kept, (needed, together) in sorted(
+        enough.items(), key=lambda one: (-len(one[1][1]), one[0])
+    ):
         fresh = [unit for unit in together if unit not in taken]
         if len(fresh) >= needed and _says_enough(kept, 3):
             taken.update(fresh)
@@ -176,8 +204,15 @@ def _fits(wanted: str, token: str) -> bool:
         if mark in wanted:
             before, _, after = wanted.partition(mark)
             core = (
-                token[len(before) : len(token) - len(after) or None] if token.startswith(before) and token.endswith(after) else ""
+                token[len(before) : len(token) - len(after) or None]
+                if token.startswith(before) and token.endswith(after)
+                else ""
             )
-            if core == SLOT or (core and _CORE.fullmatch(core) and not is_kind(core) and (mark == ANY or may_be_name(core))):
+            if core == SLOT or (
+                core
+                and _CORE.fullmatch(core)
+                and not is_kind(core)
+                and (mark == ANY or may_be_name(core))
+            ):
                 return True
     return False

@@ -24,7 +24,9 @@ TEMPLATE = 1_500
 EMPTY = "(no text)"
 BETWEEN = " || "
 """Stands between the broker's words and the consumer's."""
-_CONTROL = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff\ue000-\ue009]")
+_CONTROL = re.compile(
+    r"\x1b\[[0-9;]{0,20}[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff\ue000-\ue009]"
+)
 _MARKS = re.compile(r"<(name|any|\*)>")
 """Text that looks like a mark of ours."""
 _LEFT = re.compile(
@@ -38,8 +40,18 @@ _OWN_WORDS = 12
 _JSON_START = re.compile(r"[{\[](?=\s{0,20}[\"'{\[}\]])")
 _SAYS_CODE = ("code", "error_code", "errorCode")
 _SAYS_WHAT = (
-    "error", "err", "exception", "cause", *_SAYS_CODE, "type", "reason", "status", "title", "error_description", "__type",
-)  # fmt: skip
+    "error",
+    "err",
+    "exception",
+    "cause",
+    *_SAYS_CODE,
+    "type",
+    "reason",
+    "status",
+    "title",
+    "error_description",
+    "__type",
+)
 _TEXT = ("message", "msg", "detail", "description")
 
 
@@ -86,14 +98,20 @@ def bound(text: str) -> str:
 def _shape(text: str) -> Shape:
     readable = _MARKS.sub(r"\1", _CONTROL.sub(" ", text))
     masked = mask_line(shorten(_take_json(readable)))
-    if masked and not _WORD.search(masked):  # a bare document or quote: all of them would be one cause
+    if masked and not _WORD.search(
+        masked
+    ):  # a bare document or quote: all of them would be one cause
         masked = f"{masked} {own_words(readable, _OWN_WORDS)}".strip()
     template = _cut(_LEFT.sub(SLOT, masked)) or EMPTY
     return Shape(template, name_of(template))
 
 
 def _cut(template: str) -> str:
-    return template if len(template) <= TEMPLATE else f"{template[: TEMPLATE - 400]} ... {template[-390:]}"
+    return (
+        template
+        if len(template) <= TEMPLATE
+        else f"{template[: TEMPLATE - 400]} ... {template[-390:]}"
+    )
 
 
 DEPTH = 8
@@ -125,7 +143,11 @@ def _said_in(value: Any, depth: int = 0) -> str:
     if depth > DEPTH:
         return SLOT
     if isinstance(value, list):
-        return SLOT if not (value and isinstance(value[0], dict)) else f"[{_said_in(value[0], depth + 1)}]"
+        return (
+            SLOT
+            if not (value and isinstance(value[0], dict))
+            else f"[{_said_in(value[0], depth + 1)}]"
+        )
     if not isinstance(value, dict):
         return SLOT
     inner = value.get("error") or value.get("fault") or value.get("errors")
@@ -138,6 +160,8 @@ def _said_in(value: Any, depth: int = 0) -> str:
         said = value.get(key)
         if isinstance(said, str) and said:
             kept.append(f"{key}{'=' if key in _SAYS_CODE else ': '}{said[:300]}")
-        elif isinstance(said, int) and not isinstance(said, bool) and key in (*_SAYS_CODE, "status"):
+        elif (
+            isinstance(said, int) and not isinstance(said, bool) and key in (*_SAYS_CODE, "status")
+        ):
             kept.append(f"{key}={said}")
     return f"json({'; '.join(kept)})" if kept else SLOT

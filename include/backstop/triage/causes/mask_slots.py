@@ -23,17 +23,19 @@ _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}"
 _CLOCK = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,:]\d{1,9})?)?(?:\s?[AaPp][Mm]\b)?"
 _ZONE = r"(?:\s?(?:Z|UTC|GMT|[ECMP][SD]T|CES?T|BST|IST|JST)\b|\s?[+-]\d{2}:?\d{2}\b)?"
 _TIME = re.compile(
-    "|".join((
-        rf"\b{_DAY},?\s{_MONTH}\s{{1,2}}\d{{1,2}}\s{_CLOCK}{_ZONE}(?:\s\d{{4}})?",
-        rf"(?:\b{_DAY},?\s)?\b\d{{1,2}}[-\s/]{_MONTH}[-\s/,]{{1,2}}\d{{2,4}}(?:[\s:,T]{{1,2}}{_CLOCK}{_ZONE})?",
-        rf"\b{_MONTH}\.?\s{{1,2}}\d{{1,2}}(?:st|nd|rd|th)?(?:,?\s\d{{4}})?(?:,?\s{_CLOCK}{_ZONE}(?:\s\d{{4}})?)?\b",
-        rf"(?<![\w.])\d{{4}}[-/.]\d{{1,2}}[-/.]\d{{1,2}}(?:[T\s_-]{_CLOCK}{_ZONE}|[T\s_-]\d{{2}}\.\d{{2}}\.\d{{2}}(?:\.\d+)?)?(?![\w])",
-        rf"(?<![\w.])\d{{1,2}}[-/.]\d{{1,2}}[-/.]\d{{2,4}}[\sT,]{{1,2}}{_CLOCK}{_ZONE}(?!\w)",
-        r"\b\d{8}T\d{6}(?:\.\d+)?Z?\b",
-        rf"(?<![\w.:-]){_CLOCK}{_ZONE}(?![\w:])",
-        r"\bP(?:\d+D)?T(?:\d+H)?(?:\d+M)?(?:[\d.]+S)?(?!\w)",
-    ))
-)  # fmt: skip
+    "|".join(
+        (
+            rf"\b{_DAY},?\s{_MONTH}\s{{1,2}}\d{{1,2}}\s{_CLOCK}{_ZONE}(?:\s\d{{4}})?",
+            rf"(?:\b{_DAY},?\s)?\b\d{{1,2}}[-\s/]{_MONTH}[-\s/,]{{1,2}}\d{{2,4}}(?:[\s:,T]{{1,2}}{_CLOCK}{_ZONE})?",
+            rf"\b{_MONTH}\.?\s{{1,2}}\d{{1,2}}(?:st|nd|rd|th)?(?:,?\s\d{{4}})?(?:,?\s{_CLOCK}{_ZONE}(?:\s\d{{4}})?)?\b",
+            rf"(?<![\w.])\d{{4}}[-/.]\d{{1,2}}[-/.]\d{{1,2}}(?:[T\s_-]{_CLOCK}{_ZONE}|[T\s_-]\d{{2}}\.\d{{2}}\.\d{{2}}(?:\.\d+)?)?(?![\w])",
+            rf"(?<![\w.])\d{{1,2}}[-/.]\d{{1,2}}[-/.]\d{{2,4}}[\sT,]{{1,2}}{_CLOCK}{_ZONE}(?!\w)",
+            r"\b\d{8}T\d{6}(?:\.\d+)?Z?\b",
+            rf"(?<![\w.:-]){_CLOCK}{_ZONE}(?![\w:])",
+            r"\bP(?:\d+D)?T(?:\d+H)?(?:\d+M)?(?:[\d.]+S)?(?!\w)",
+        )
+    )
+)
 _KEPT = re.compile(
     r"\b(?:HTTP(?:/\d(?:\.\d)?)?|HTTP [Ss]tatus|[Ss]tatus code|[Ss]tatus|[Rr]esponse code|HTTP [Ee]rror)"
     r"\s?[:=]?\s?\(?[45]\d\d\b(?!\s?len|\.\d)"
@@ -55,7 +57,9 @@ _QUOTED = re.compile(
     r"\"[^\"\n]{0,1000}\"|`[^`\n]{0,1000}`|“[^”]{0,1000}”|«[^»]{0,1000}»|‘[^’]{0,500}’|„[^“”]{0,500}[“”]"
     r"|(?<![\w)\]])b?'[^'\n]{0,1000}'(?!\w)"
 )
-_UUID = re.compile(r"\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b")
+_UUID = re.compile(
+    r"\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b"
+)
 _ACTIVEMQ_ID = re.compile(r"\bID:[\w.\-]{1,300}(?::-?\w{1,40}){0,8}")
 _MAC = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{2}[:-]){5,7}[0-9a-fA-F]{2}(?![\w:])")
 _IPV6 = re.compile(
@@ -100,15 +104,31 @@ _FILE = re.compile(
 )
 _LABELLED = re.compile(r"[\"']?([^\W\d][\w.\-]{0,200}?)([.:,;!?)\]\"']{0,3})((?:\().*)?")
 _LIST = re.compile(r"<\*>(?:\s?[,;|]\s?(?:and |or )?<\*>|\s(?:and |or )?<\*>|[-/:.+@x]<\*>){1,500}")
-_NAMES = re.compile(r"(?<![\w.\-])(?:(?:<\*>|[a-z_][\w.\-]{0,80}),\s){1,200}(?:<\*>|[a-z_][\w.\-]{0,80})")
+_NAMES = re.compile(
+    r"(?<![\w.\-])(?:(?:<\*>|[a-z_][\w.\-]{0,80}),\s){1,200}(?:<\*>|[a-z_][\w.\-]{0,80})"
+)
 _BRACKETS = re.compile(r"\[([^\[\]]{0,2000})\]")
 _PARENS = re.compile(r"\(([^()]{0,2000})\)")
 _BRACES = re.compile(r"\{([^{}]{0,4000})\}")
 _CHANGED = re.compile(r"\bfrom [A-Z][A-Z_]{1,80} to [A-Z][A-Z_]{1,80}\b")
-_METHOD = re.compile(r"\b(?:GET|POST|PUT|DELETE|PATCH|HEAD|OPTIONS|CONNECT|PROPFIND) <\*>(?: HTTP/\d(?:\.\d)?)?")
-_LEVELS = frozenset({
-    "trace", "debug", "info", "notice", "warn", "warning", "error", "err", "fatal", "critical", "severe",
-})  # fmt: skip
+_METHOD = re.compile(
+    r"\b(?:GET|POST|PUT|DELETE|PATCH|HEAD|OPTIONS|CONNECT|PROPFIND) <\*>(?: HTTP/\d(?:\.\d)?)?"
+)
+_LEVELS = frozenset(
+    {
+        "trace",
+        "debug",
+        "info",
+        "notice",
+        "warn",
+        "warning",
+        "error",
+        "err",
+        "fatal",
+        "critical",
+        "severe",
+    }
+)
 
 
 def mask_line(line: str) -> str:
@@ -176,7 +196,9 @@ def _keep_stop(found: re.Match[str]) -> str:
 def _mask_value(found: re.Match[str]) -> str:
     key, equals, value = found[1], found[2], found[3]
     if " " in equals and value.strip(".:!?").isalpha():
-        return found[0]  # `desc = connection refused`: a sentence, whose first word says nothing alone
+        return found[
+            0
+        ]  # `desc = connection refused`: a sentence, whose first word says nothing alone
     if value and value[0] in "([{" and key.lower() in SAYS_WHAT:
         return f"{key}={_KEY_VALUE.sub(_mask_value, value)}"
     if value and value[0] not in "([{<":
@@ -198,7 +220,11 @@ def _mask_token(token: str) -> str:
     if not core:
         return token
     if core.isalpha():
-        return token if core.isascii() and not (len(core) >= 8 and _HEX.fullmatch(core)) else _mask_word(core) + tail
+        return (
+            token
+            if core.isascii() and not (len(core) >= 8 and _HEX.fullmatch(core))
+            else _mask_word(core) + tail
+        )
     return _mask_core(core) + tail
 
 
@@ -225,7 +251,11 @@ def _mask_core(core: str) -> str:
             return _CLASS_TAIL.sub(SLOT, core)
     if not digits:
         return core
-    if _SPEAKING.fullmatch(core) or _CLASS.fullmatch(core) or (core.isidentifier() and is_kind(core)):
+    if (
+        _SPEAKING.fullmatch(core)
+        or _CLASS.fullmatch(core)
+        or (core.isidentifier() and is_kind(core))
+    ):
         return core
     return SLOT
 
@@ -241,7 +271,11 @@ def _names_class(core: str) -> bool:
 
 def _mask_at(core: str) -> str:
     before, _, after = core.rpartition("@")
-    if before and (_HEX.fullmatch(after) or (after.isalnum() and _has_digit(after))) and "." not in after:
+    if (
+        before
+        and (_HEX.fullmatch(after) or (after.isalnum() and _has_digit(after)))
+        and "." not in after
+    ):
         return f"{_mask_core(before) if _has_digit(before) else before}@{SLOT}"
     return SLOT if before else core
 
@@ -252,7 +286,12 @@ def _mask_slashes(core: str) -> str:
     if _SPEAKING.fullmatch(core):
         return core
     parts = core.split("/")
-    if len(parts) > 2 or _has_digit(core) or "." in core or any(may_be_name(part) for part in parts):
+    if (
+        len(parts) > 2
+        or _has_digit(core)
+        or "." in core
+        or any(may_be_name(part) for part in parts)
+    ):
         return SLOT
     return core
 
@@ -261,7 +300,11 @@ def _mask_colons(core: str) -> str:
     parts = core.split(":")
     if all(part.isdigit() or part == SLOT for part in parts[1:]) and not is_kind(parts[0]):
         # host:port, Foo.java:12, queue:3
-        return SLOT if may_be_name(parts[0]) or "." in parts[0] or _has_digit(parts[0]) else f"{parts[0]}:{SLOT}"
+        return (
+            SLOT
+            if may_be_name(parts[0]) or "." in parts[0] or _has_digit(parts[0])
+            else f"{parts[0]}:{SLOT}"
+        )
     return ":".join(_mask_core(part) if part and not part.isalpha() else part for part in parts)
 
 
@@ -307,4 +350,8 @@ def _mask_braces(found: re.Match[str]) -> str:
 
 def _mask_parens(found: re.Match[str]) -> str:
     inside = found[1]
-    return f"({SLOT})" if "," in inside and SLOT in inside and not STILL_SAID.search(inside) else found[0]
+    return (
+        f"({SLOT})"
+        if "," in inside and SLOT in inside and not STILL_SAID.search(inside)
+        else found[0]
+    )

@@ -45,7 +45,9 @@ def promote_causes(control: Any, run: Run) -> Counts:
     while True:
         with control, control.cursor() as cursor:
             hold(cursor, run)
-            cursor.execute(_SQL["next_batch"], {"run_id": run.run_id, "after": after, "limit": BATCH})
+            cursor.execute(
+                _SQL["next_batch"], {"run_id": run.run_id, "after": after, "limit": BATCH}
+            )
             rows = [_Row(*row) for row in cursor.fetchall()]
             done = _promote(cursor, [row for row in rows if row.state == LetterState.OPEN])
         if not rows:
@@ -65,9 +67,13 @@ def _show_older(control: Any, run: Run) -> None:
             cursor.execute(_SQL["not_shown"], {"limit": SHOWN_AT_ONCE})
             found = cursor.fetchall()
             if found:
-                cursor.execute(_SQL["show"], {
-                    "causes": [cause for cause, _ in found], "shown": [shown(template) for _, template in found],
-                })  # fmt: skip
+                cursor.execute(
+                    _SQL["show"],
+                    {
+                        "causes": [cause for cause, _ in found],
+                        "shown": [shown(template) for _, template in found],
+                    },
+                )
         more = len(found) == SHOWN_AT_ONCE
 
 
@@ -76,27 +82,43 @@ def _promote(cursor: Any, rows: Sequence[_Row]) -> Counts:
         return Counts()
     causes = _keep_causes(cursor, rows)
     ids = {fingerprint: cause_id for cause_id, fingerprint, _ in causes}
-    cursor.execute(_SQL["move"], {
-        "letters": [row.letter for row in rows], "causes": [ids[row.fingerprint] for row in rows],
-        "categories": [row.category for row in rows], "versions": [row.classified_by for row in rows],
-    })  # fmt: skip
+    cursor.execute(
+        _SQL["move"],
+        {
+            "letters": [row.letter for row in rows],
+            "causes": [ids[row.fingerprint] for row in rows],
+            "categories": [row.category for row in rows],
+            "versions": [row.classified_by for row in rows],
+        },
+    )
     moved = [row for row in rows if row.old_cause != ids[row.fingerprint]]
     came = Counter(ids[row.fingerprint] for row in moved)
     went = Counter(row.old_cause for row in moved if row.old_cause is not None)
     counted = sorted(came.keys() | went.keys())
-    cursor.execute(_SQL["count"], {
-        "counted": counted, "came": [came[one] for one in counted], "went": [went[one] for one in counted],
-        "letters": [row.letter for row in moved], "to_causes": [ids[row.fingerprint] for row in moved],
-        "from_causes": [row.old_cause for row in moved], "examples": EXAMPLES,
-    })  # fmt: skip
-    counts = Counts({
-        "letters_promoted": sum(1 for row in rows if row.old_cause is None),
-        "letters_changed": sum(
-            1 for row in rows if row.old_cause is not None
-            and (row.old_cause, row.old_category) != (ids[row.fingerprint], row.category)
-        ),
-        "causes_new": sum(1 for _, _, is_new in causes if is_new),
-    })  # fmt: skip
+    cursor.execute(
+        _SQL["count"],
+        {
+            "counted": counted,
+            "came": [came[one] for one in counted],
+            "went": [went[one] for one in counted],
+            "letters": [row.letter for row in moved],
+            "to_causes": [ids[row.fingerprint] for row in moved],
+            "from_causes": [row.old_cause for row in moved],
+            "examples": EXAMPLES,
+        },
+    )
+    counts = Counts(
+        {
+            "letters_promoted": sum(1 for row in rows if row.old_cause is None),
+            "letters_changed": sum(
+                1
+                for row in rows
+                if row.old_cause is not None
+                and (row.old_cause, row.old_category) != (ids[row.fingerprint], row.category)
+            ),
+            "causes_new": sum(1 for _, _, is_new in causes if is_new),
+        }
+    )
     return Counts({name: number for name, number in counts.items() if number})
 
 
@@ -105,14 +127,22 @@ def _keep_causes(cursor: Any, rows: Sequence[_Row]) -> list[tuple[int, str, bool
     for row in rows:
         by_name.setdefault(row.fingerprint, []).append(row)
     names = sorted(by_name)
-    cursor.execute(_SQL["hold_causes"], {
-        "fingerprints": names, "causes": sorted({row.old_cause for row in rows if row.old_cause is not None}),
-    })  # fmt: skip
-    cursor.execute(_SQL["keep_causes"], {
-        "fingerprints": names, "templates": [by_name[name][0].template for name in names],
-        "shown": [shown(by_name[name][0].template) for name in names],
-        "categories": [by_name[name][0].rule_category for name in names],
-        "firsts": [min(row.seen_at for row in by_name[name]) for name in names],
-        "lasts": [max(row.seen_at for row in by_name[name]) for name in names],
-    })  # fmt: skip
+    cursor.execute(
+        _SQL["hold_causes"],
+        {
+            "fingerprints": names,
+            "causes": sorted({row.old_cause for row in rows if row.old_cause is not None}),
+        },
+    )
+    cursor.execute(
+        _SQL["keep_causes"],
+        {
+            "fingerprints": names,
+            "templates": [by_name[name][0].template for name in names],
+            "shown": [shown(by_name[name][0].template) for name in names],
+            "categories": [by_name[name][0].rule_category for name in names],
+            "firsts": [min(row.seen_at for row in by_name[name]) for name in names],
+            "lasts": [max(row.seen_at for row in by_name[name]) for name in names],
+        },
+    )
     return [(cause_id, fingerprint, is_new) for cause_id, fingerprint, is_new in cursor.fetchall()]

@@ -43,7 +43,9 @@ class Rules:
     def __init__(self, own: Sequence[Mapping[str, Any]] = ()) -> None:
         self.rules = (*map(_rule, own), *built_in())
         self.own = tuple(dict(rule) for rule in own)
-        self._compiled: list[tuple[Rule, Any]] = [(rule, compiled(rule.pattern)) for rule in map(_rule, own)]
+        self._compiled: list[tuple[Rule, Any]] = [
+            (rule, compiled(rule.pattern)) for rule in map(_rule, own)
+        ]
         self._compiled += [(rule, re.compile(rule.pattern)) for rule in built_in()]
         text = json.dumps([VERSION, [[r.name, r.category, r.pattern, r.where] for r in self.rules]])
         self.version = f"r{VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -63,10 +65,18 @@ class Rules:
         return known
 
     def _say(self, cause: str, error: str) -> tuple[Category, str]:
-        roots = tuple(_ROOT.split(text)[-1] if _ROOT.search(text) else "" for text in (cause, error))
+        roots = tuple(
+            _ROOT.split(text)[-1] if _ROOT.search(text) else "" for text in (cause, error)
+        )
         for one, other in ((roots,) if any(roots) else ()) + ((cause, error),):
             for rule, pattern in self._compiled:
-                read = (one,) if rule.where == "cause" else (other,) if rule.where == "error" else (one, other)
+                read = (
+                    (one,)
+                    if rule.where == "cause"
+                    else (other,)
+                    if rule.where == "error"
+                    else (one, other)
+                )
                 if any(text and pattern.search(text) for text in read):
                     return rule.category, rule.name
         return Category.UNKNOWN, NO_RULE

@@ -14,9 +14,13 @@ FRAMES = 2
 _FRAME = re.compile(r"^\s{1,20}at\s(?:async\s)?(?:new\s)?(?P<code>[^\s(]{1,300})?(?P<rest>.*)$")
 _CAUSED = re.compile(r"^\s{0,20}(?:Caused by:|--->|Suppressed:)\s?(?P<error>.*)$")
 _SKIPPED = re.compile(r"^\s{0,20}(?:\.\.\. \d+ (?:more|common frames omitted)|--- End of .*)$")
-_LIBRARY = re.compile(r"^(?:java|javax|jdk|sun|com\.sun|System|Microsoft|node:|process)\b|\$Proxy|\$\$|<anonymous>|^internal/")
+_LIBRARY = re.compile(
+    r"^(?:java|javax|jdk|sun|com\.sun|System|Microsoft|node:|process)\b|\$Proxy|\$\$|<anonymous>|^internal/"
+)
 _PYTHON = "Traceback (most recent call last):"
-_PYTHON_FRAME = re.compile(r"^\s{1,20}File \"(?P<file>[^\"]{0,500})\", line \d+(?:, in (?P<function>.{1,200}))?$")
+_PYTHON_FRAME = re.compile(
+    r"^\s{1,20}File \"(?P<file>[^\"]{0,500})\", line \d+(?:, in (?P<function>.{1,200}))?$"
+)
 _GO_FRAME = re.compile(r"^(?P<code>[\w./\-*()]{1,300})\((?:0x|\.\.\.|\)|\{)")
 _NOISE = re.compile(r"\$\$Lambda.*|\$\$.*|\$\d+|/0x[0-9a-f]+|<lambda>|\[[^\]]{0,200}\]|`\d+")
 
@@ -45,7 +49,9 @@ def _frames(lines: list[str]) -> list[str]:
         elif frame:
             errors[-1][1].append(_NOISE.sub("", frame["code"] or ""))
         elif errors[-1][1]:
-            errors.append(([line.strip()], []))  # text after frames: another trace, or the end of one
+            errors.append(
+                ([line.strip()], [])
+            )  # text after frames: another trace, or the end of one
         else:
             errors[-1][0].append(line.strip())
     kept = errors if len(errors) <= 2 else [errors[0], errors[-1]]

@@ -27,10 +27,18 @@ _HUMP = 3
 def shown(template: str) -> str:
     """The template without what may be a name."""
     pieces = list(_PIECE.finditer(template))
-    hidden = [piece[0] == NAME or (not piece[0].startswith("<") and may_name_somebody(piece[0])) for piece in pieces]
-    beside = [_BETWEEN_NAMES.fullmatch(template, one.end(), next_.start()) is not None for one, next_ in pairwise(pieces)]
+    hidden = [
+        piece[0] == NAME or (not piece[0].startswith("<") and may_name_somebody(piece[0]))
+        for piece in pieces
+    ]
+    beside = [
+        _BETWEEN_NAMES.fullmatch(template, one.end(), next_.start()) is not None
+        for one, next_ in pairwise(pieces)
+    ]
     for at in range(1, len(pieces)):
-        hidden[at] = hidden[at] or (hidden[at - 1] and beside[at - 1] and _like_a_name(pieces[at][0]))
+        hidden[at] = hidden[at] or (
+            hidden[at - 1] and beside[at - 1] and _like_a_name(pieces[at][0])
+        )
     for at in range(len(pieces) - 2, -1, -1):
         hidden[at] = hidden[at] or (hidden[at + 1] and beside[at] and _like_a_name(pieces[at][0]))
     text, end = "", 0
@@ -52,7 +60,11 @@ def may_name_somebody(word: str) -> bool:
     if not _unknown(word):
         return False
     parts = parts_of_word(word)
-    return not (len(parts) > 1 and _IDENTIFIER.fullmatch(word) and any(len(p) >= _HUMP and is_known(p.lower()) for p in parts))
+    return not (
+        len(parts) > 1
+        and _IDENTIFIER.fullmatch(word)
+        and any(len(p) >= _HUMP and is_known(p.lower()) for p in parts)
+    )
 
 
 def _unknown(word: str) -> bool:

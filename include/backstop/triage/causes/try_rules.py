@@ -42,9 +42,14 @@ class Trial:
 
 
 def try_rules(
-    control: Any, settings: Settings, connections: Connections, own: Sequence[Mapping[str, Any]], *,
-    topics: Sequence[str] | None = None, limit: int = 100_000,
-) -> Trial:  # fmt: skip
+    control: Any,
+    settings: Settings,
+    connections: Connections,
+    own: Sequence[Mapping[str, Any]],
+    *,
+    topics: Sequence[str] | None = None,
+    limit: int = 100_000,
+) -> Trial:
     """`own` stands in the place of `dead_letters.rules`; the first `limit` open letters are looked at, logs asked anew."""
     rules, logs = Rules(own), Logs(settings, connections)
     changes: dict[tuple[str, str], Change] = {}
@@ -52,9 +57,14 @@ def try_rules(
     try:
         while letters < limit:
             with control, control.cursor() as cursor:
-                cursor.execute(_SQL["trial"], {
-                    "after": after, "limit": min(PAGE, limit - letters), "topics": None if topics is None else list(topics),
-                })  # fmt: skip
+                cursor.execute(
+                    _SQL["trial"],
+                    {
+                        "after": after,
+                        "limit": min(PAGE, limit - letters),
+                        "topics": None if topics is None else list(topics),
+                    },
+                )
                 rows = cursor.fetchall()
             if not rows:
                 break
@@ -69,12 +79,15 @@ def try_rules(
                     same += 1
                 else:
                     change = changes.setdefault(
-                        (before, found.category), Change(before, str(found.category), 0, [], shown(found.template))
+                        (before, found.category),
+                        Change(before, str(found.category), 0, [], shown(found.template)),
                     )
                     change.letters += 1
                     if len(change.examples) < EXAMPLES:
                         change.examples.append(letter.dead_letter_id)
     finally:
         logs.close()
-    ordered = sorted(changes.values(), key=lambda change: (-change.letters, change.before, change.after))
+    ordered = sorted(
+        changes.values(), key=lambda change: (-change.letters, change.before, change.after)
+    )
     return Trial(letters, same, waits, tuple(ordered), tuple(sorted(logs.away.values())))

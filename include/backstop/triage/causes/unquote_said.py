@@ -9,18 +9,37 @@ import re
 
 from backstop.triage.causes.vocabulary import is_kind
 
-SAYS_WHAT = frozenset({
-    "error", "err", "errors", "code", "errcode", "error_code", "errorcode", "sqlstate", "reason", "exception", "cause", "type",
-    "kind", "status", "msg", "message",
-})  # fmt: skip
+SAYS_WHAT = frozenset(
+    {
+        "error",
+        "err",
+        "errors",
+        "code",
+        "errcode",
+        "error_code",
+        "errorcode",
+        "sqlstate",
+        "reason",
+        "exception",
+        "cause",
+        "type",
+        "kind",
+        "status",
+        "msg",
+        "message",
+    }
+)
 """Keys whose value in words says what happened."""
-SAYS_CODE = frozenset({"code", "errcode", "error_code", "errorcode", "errno", "sqlstate", "status_code"})
+SAYS_CODE = frozenset(
+    {"code", "errcode", "error_code", "errorcode", "errno", "sqlstate", "status_code"}
+)
 """Keys whose number says it."""
 _KEY = "|".join(sorted(SAYS_WHAT | SAYS_CODE, key=len, reverse=True))
 _TEXT = r"[bu]?(?P<text>\"(?:[^\"\\\n]|\\.){0,1000}\"|'(?:[^'\\\n]|\\.){0,1000}')"
 _SAID = re.compile(
-    rf"(?<![\w.\-])(?P<quote>[\"']?)(?P<key>{_KEY})(?P=quote)(?P<equals>\s?[:=]\s?){_TEXT}", re.IGNORECASE,
-)  # fmt: skip
+    rf"(?<![\w.\-])(?P<quote>[\"']?)(?P<key>{_KEY})(?P=quote)(?P<equals>\s?[:=]\s?){_TEXT}",
+    re.IGNORECASE,
+)
 _RAISED = re.compile(rf"(?<![\w.$])(?P<kind>[A-Za-z_][\w.$]{{0,200}})\({_TEXT},?\)")
 STILL_SAID = re.compile(rf"(?<![\w.\-])(?:{_KEY})\s?[:=]\s?(?!<\*>)[^\s,;)\]}}]", re.IGNORECASE)
 """A key of errors whose value is no slot."""
@@ -28,10 +47,15 @@ STILL_SAID = re.compile(rf"(?<![\w.\-])(?:{_KEY})\s?[:=]\s?(?!<\*>)[^\s,;)\]}}]"
 
 def unquote_said(text: str) -> str:
     """One line."""
-    return _RAISED.sub(_unquote_raised, _SAID.sub(lambda found: found["key"] + found["equals"] + found["text"][1:-1], text))
+    return _RAISED.sub(
+        _unquote_raised,
+        _SAID.sub(lambda found: found["key"] + found["equals"] + found["text"][1:-1], text),
+    )
 
 
 def _unquote_raised(found: re.Match[str]) -> str:
     """The key of a KeyError is a value; what other errors say is text."""
     kind, text = found["kind"], found["text"][1:-1]
-    return f"{kind}: {text}" if text and is_kind(kind) and not kind.endswith("KeyError") else found[0]
+    return (
+        f"{kind}: {text}" if text and is_kind(kind) and not kind.endswith("KeyError") else found[0]
+    )

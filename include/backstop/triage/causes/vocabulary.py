@@ -11,10 +11,37 @@ from functools import cache, lru_cache
 from importlib.resources import files
 
 _ENDINGS = (
-    "ed", "ing", "ly", "able", "ible", "tion", "sion", "ment", "ness", "ful", "less", "ous", "ive", "ity", "ance", "ence",
-    "ency", "ancy", "ure", "ism", "ized", "ised", "wise", "ward", "time", "'t", "n't",
-)  # fmt: skip
-_KIND = re.compile(r"(?:Exception|Error|Fault|Failure|Warning|Timeout|Interrupt|Abort|Panic)s?(?:\b|$|[_$])")
+    "ed",
+    "ing",
+    "ly",
+    "able",
+    "ible",
+    "tion",
+    "sion",
+    "ment",
+    "ness",
+    "ful",
+    "less",
+    "ous",
+    "ive",
+    "ity",
+    "ance",
+    "ence",
+    "ency",
+    "ancy",
+    "ure",
+    "ism",
+    "ized",
+    "ised",
+    "wise",
+    "ward",
+    "time",
+    "'t",
+    "n't",
+)
+_KIND = re.compile(
+    r"(?:Exception|Error|Fault|Failure|Warning|Timeout|Interrupt|Abort|Panic)s?(?:\b|$|[_$])"
+)
 _LETTERS = re.compile(r"[^\W\d_]")
 _CODE = re.compile(r"[A-Z][A-Z0-9_]+")
 _PART = re.compile(r"[^\W\d_A-Z]+|[A-Z][^\W\d_A-Z]*")
@@ -40,7 +67,9 @@ def _words() -> frozenset[str]:
 
 def _read(name: str) -> frozenset[str]:
     text = files("backstop.triage.causes").joinpath(name).read_text(encoding="utf-8")
-    return frozenset(word for line in text.splitlines() if not line.startswith("#") for word in line.split())
+    return frozenset(
+        word for line in text.splitlines() if not line.startswith("#") for word in line.split()
+    )
 
 
 @lru_cache(maxsize=65_536)

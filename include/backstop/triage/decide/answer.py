@@ -18,7 +18,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from backstop.cases.close import close_settled, settle
-from backstop.cases.intend import Decided, Intent, append_decision, reach, record, refused, require_mine
+from backstop.cases.intend import (
+    Decided,
+    Intent,
+    append_decision,
+    reach,
+    record,
+    refused,
+    require_mine,
+)
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
@@ -59,7 +67,12 @@ class _Plan:
 
 
 def answer(
-    conn: Any, settings: Settings, connections: Connections, case: Case, intent: Intent, options: Mapping[str, Any]
+    conn: Any,
+    settings: Settings,
+    connections: Connections,
+    case: Case,
+    intent: Intent,
+    options: Mapping[str, Any],
 ) -> Decided:
     """Applies the answer to the case's undecided letters and commits; the intention was written before.
 
@@ -84,7 +97,9 @@ def answer(
             stub = plan.fits[0][1].stub
             assert stub is not None
             reach(conn, intent)
-            version = replace_content(conn, sources.shard(stub.shard), stub.key, options["content"], intent)
+            version = replace_content(
+                conn, sources.shard(stub.shard), stub.key, options["content"], intent
+            )
             counts.add("content_version", version)
         if intent["action"] in _REPLAYS:
             counts += _allow_more(conn, settings, sources, intent, plan)
@@ -97,16 +112,35 @@ def _choose(
     """(the letters that the answer is about, what is to be said of those that came too late, whether the case has others)"""
     action, ids, numbers = intent["action"], options.get("message_ids"), options.get("letters")
     with conn, conn.cursor() as cur:
-        every = read_letters(cur, "of_case", {"case_id": case.case_id, "ids": None, "letters": None})
+        every = read_letters(
+            cur, "of_case", {"case_id": case.case_id, "ids": None, "letters": None}
+        )
         shown = options.get("shown") or {}
-        cur.execute(_SQL["came_after"], {"case_id": case.case_id, "at": shown.get("at"), "letter": shown.get("letter")})
+        cur.execute(
+            _SQL["came_after"],
+            {"case_id": case.case_id, "at": shown.get("at"), "letter": shown.get("letter")},
+        )
         unseen = {row[0] for row in cur.fetchall()}
     named = ids is not None or numbers is not None
-    late = [] if named else [_late(one) for one in every if one.dead_letter_id in unseen and one.left_in_case is None]
+    late = (
+        []
+        if named
+        else [
+            _late(one) for one in every if one.dead_letter_id in unseen and one.left_in_case is None
+        ]
+    )
     if named:
-        chosen = [one for one in every if one.message_id in set(ids or ()) or one.dead_letter_id in set(numbers or ())]
+        chosen = [
+            one
+            for one in every
+            if one.message_id in set(ids or ()) or one.dead_letter_id in set(numbers or ())
+        ]
         missing = set(ids or ()) - {one.message_id for one in chosen}
-        missing |= {str(number) for number in numbers or () if number not in {one.dead_letter_id for one in chosen}}
+        missing |= {
+            str(number)
+            for number in numbers or ()
+            if number not in {one.dead_letter_id for one in chosen}
+        }
         if missing:
             raise refused(
                 f"Not among the undecided dead letters of case {case.case_id}: {', '.join(sorted(missing)[:5])}.",
@@ -121,22 +155,35 @@ def _choose(
             f"Look again: backstop cases show {case.case_id}",
         )
     if not chosen:
-        raise refused(f"Case {case.case_id} has no undecided dead letters any more.", f"See: backstop cases show {case.case_id}")
-    if action in _REPLAYS and case.topic in settings.topics and settings.topics[case.topic].mode != "repair":
+        raise refused(
+            f"Case {case.case_id} has no undecided dead letters any more.",
+            f"See: backstop cases show {case.case_id}",
+        )
+    if (
+        action in _REPLAYS
+        and case.topic in settings.topics
+        and settings.topics[case.topic].mode != "repair"
+    ):
         raise refused(
             f"Topic {case.topic} is in mode observe, in which nothing is ever sent.",
             "Set its mode to repair in backstop.yaml, or decide otherwise.",
         )
     if action == "replay_sample":
         chosen = _sample(settings, chosen, options.get("sample"))
-    if action == "edit" and (len({one.key for one in chosen}) != 1 or options.get("content") is None):
+    if action == "edit" and (
+        len({one.key for one in chosen}) != 1 or options.get("content") is None
+    ):
         raise refused(
             "Editing replaces the content of one message.",
             "Name the message (--message ID) and give the new content (--content-file FILE).",
         )
     picked = {one.dead_letter_id for one in chosen}
     # What was left before does not keep a case open that is left now.
-    others = [one for one in every if one.dead_letter_id not in picked and (action != "leave" or one.left_in_case is None)]
+    others = [
+        one
+        for one in every
+        if one.dead_letter_id not in picked and (action != "leave" or one.left_in_case is None)
+    ]
     return chosen, late, bool(others)
 
 
@@ -149,11 +196,15 @@ def _sample(settings: Settings, letters: Sequence[Letter], wanted: Any) -> list[
     size = int(wanted) if wanted is not None else max(1, policy_of(settings, letters[0]).canary)
     if size < 1:
         raise refused("A sample has at least one delivery.", "Say how many: --sample N.")
-    first = list(dict.fromkeys(letter.delivery for letter in letters if letter.delivery is not None))[:size]
+    first = list(
+        dict.fromkeys(letter.delivery for letter in letters if letter.delivery is not None)
+    )[:size]
     return [letter for letter in letters if letter.delivery in set(first)]
 
 
-def _plan(conn: Any, settings: Settings, sources: Sources, intent: Intent, letters: Sequence[Letter]) -> _Plan:
+def _plan(
+    conn: Any, settings: Settings, sources: Sources, intent: Intent, letters: Sequence[Letter]
+) -> _Plan:
     plan = _Plan()
     for start in range(0, len(letters), _BATCH):
         batch = list(letters[start : start + _BATCH])
@@ -164,23 +215,31 @@ def _plan(conn: Any, settings: Settings, sources: Sources, intent: Intent, lette
             if facts.unread is not None:
                 raise StoreUnavailable(
                     f"The present state could not be read: {facts.unread}.",
-                    kept="Nothing was applied; the case is open.", next_step="Bring it back, then decide again.",
-                )  # fmt: skip
+                    kept="Nothing was applied; the case is open.",
+                    next_step="Bring it back, then decide again.",
+                )
             if facts.discarded is not None:
                 plan.done.append((letter, facts.discarded, str(facts.discarded["decided_by"])))
             elif facts.log is not None and is_done(facts) and not is_conflict(facts):
                 plan.done.append((letter, proof_of(facts.log), "triage"))
             elif reason := why_not(intent["action"], facts, policy):
-                plan.left_out.append(f"{letter.message_id or f'letter {letter.dead_letter_id}'}: {reason}")
+                plan.left_out.append(
+                    f"{letter.message_id or f'letter {letter.dead_letter_id}'}: {reason}"
+                )
             else:
                 plan.fits.append((letter, facts))
     return plan
 
 
-def _allow_more(conn: Any, settings: Settings, sources: Sources, intent: Intent, plan: _Plan) -> Counts:
+def _allow_more(
+    conn: Any, settings: Settings, sources: Sources, intent: Intent, plan: _Plan
+) -> Counts:
     """One more send where they are used up; a stub that moved on meanwhile is left out."""
     raised, gone = set[Key](), set[Key]()
-    if any(facts.stub is not None and budget_used(facts.stub, policy_of(settings, letter)) for letter, facts in plan.fits):
+    if any(
+        facts.stub is not None and budget_used(facts.stub, policy_of(settings, letter))
+        for letter, facts in plan.fits
+    ):
         reach(conn, intent)
     for letter, facts in plan.fits:
         stub = facts.stub
@@ -204,38 +263,70 @@ def _allows(sources: Sources, shard: str, key: Key, sends: int) -> bool:
     return now is not None and (now.max_sends or 0) >= sends
 
 
-def _leave(conn: Any, intent: Intent, letters: Sequence[Letter], late: list[str], rest: bool) -> Decided:
+def _leave(
+    conn: Any, intent: Intent, letters: Sequence[Letter], late: list[str], rest: bool
+) -> Decided:
     with conn, conn.cursor() as cur:
         require_mine(cur, intent)
         held = lock(cur, letters)
-        _write(cur, [
-            {"dead_letter_id": one.dead_letter_id, "state": "open", "decision": "wait", "reason": LEFT,
-             "decided_by": intent["who"], "case_id": intent["case_id"], "answered": True, "left_in_case": intent["case_id"]}
-            for one in letters if one.dead_letter_id in held
-        ])  # fmt: skip
+        _write(
+            cur,
+            [
+                {
+                    "dead_letter_id": one.dead_letter_id,
+                    "state": "open",
+                    "decision": "wait",
+                    "reason": LEFT,
+                    "decided_by": intent["who"],
+                    "case_id": intent["case_id"],
+                    "answered": True,
+                    "left_in_case": intent["case_id"],
+                }
+                for one in letters
+                if one.dead_letter_id in held
+            ],
+        )
         counts = Counts(left=len(held), left_out=len(late)) if late else Counts(left=len(held))
         record(cur, intent, counts, late, whole=not rest and len(held) == len(letters))
-        return append_decision(cur, Decided(intent["case_id"], "leave", counts, tuple(late)), intent)
+        return append_decision(
+            cur, Decided(intent["case_id"], "leave", counts, tuple(late)), intent
+        )
 
 
-def _finish(conn: Any, settings: Settings, intent: Intent, plan: _Plan, counts: Counts, rest: bool) -> Decided:
+def _finish(
+    conn: Any, settings: Settings, intent: Intent, plan: _Plan, counts: Counts, rest: bool
+) -> Decided:
     """The last transaction: requests or decisions, the letters, and the answer itself."""
     case_id, who = intent["case_id"], intent["who"]
     rows: list[dict[str, Any]] = []
     settled = [one.delivery for one, _, _ in plan.done if one.delivery is not None]
     with conn, conn.cursor() as cur:
         require_mine(cur, intent)
-        held = lock(cur, [letter for letter, _ in plan.fits] + [letter for letter, _, _ in plan.done])
+        held = lock(
+            cur, [letter for letter, _ in plan.fits] + [letter for letter, _, _ in plan.done]
+        )
         fits = [(letter, facts) for letter, facts in plan.fits if letter.dead_letter_id in held]
-        plan.left_out += [f"{letter.message_id}: it was decided otherwise a moment ago"
-                          for letter, _ in plan.fits if letter.dead_letter_id not in held]  # fmt: skip
+        plan.left_out += [
+            f"{letter.message_id}: it was decided otherwise a moment ago"
+            for letter, _ in plan.fits
+            if letter.dead_letter_id not in held
+        ]
         if intent["action"] == "discard":
             # What the log proves done stays CONFIRMED: of a conflict only the letter is discarded.
-            given_up = [letter.delivery for letter, facts in fits if letter.delivery is not None and not is_done(facts)]
-            cur.execute(_SQL["give_up"], {
-                **intent, "topics": [d[0] for d in given_up], "ids": [d[1] for d in given_up],
-                "groups": [d[2] for d in given_up],
-            })  # fmt: skip
+            given_up = [
+                letter.delivery
+                for letter, facts in fits
+                if letter.delivery is not None and not is_done(facts)
+            ]
+            cur.execute(
+                _SQL["give_up"],
+                {
+                    **intent,
+                    "topics": [d[0] for d in given_up],
+                    "ids": [d[1] for d in given_up],
+                    "groups": [d[2] for d in given_up],
+                },
+            )
             settled += given_up
             proof = {"decided_by": who, "why": intent["why"], "case_id": case_id}
             rows += [_discarded(letter, proof, who, case_id) for letter, _ in fits]
@@ -250,13 +341,25 @@ def _finish(conn: Any, settings: Settings, intent: Intent, plan: _Plan, counts: 
                     plan.left_out.append(f"{letter.message_id}: a send of it is under way")
                     continue
                 assert facts.stub is not None
-                rows.append({
-                    "dead_letter_id": letter.dead_letter_id, "state": "replaying", "decision": "replay", "decided_by": who,
-                    "reason": intent["action"], "case_id": case_id, "shard": facts.stub.shard, "send_number": number,
-                    "answered": True,
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "dead_letter_id": letter.dead_letter_id,
+                        "state": "replaying",
+                        "decision": "replay",
+                        "decided_by": who,
+                        "reason": intent["action"],
+                        "case_id": case_id,
+                        "shard": facts.stub.shard,
+                        "send_number": number,
+                        "answered": True,
+                    }
+                )
                 counts.add("replaying")
-        rows += [_discarded(letter, proof, by, case_id) for letter, proof, by in plan.done if letter.dead_letter_id in held]
+        rows += [
+            _discarded(letter, proof, by, case_id)
+            for letter, proof, by in plan.done
+            if letter.dead_letter_id in held
+        ]
         _write(cur, rows)
         if settled:
             settle(cur, settled)
@@ -267,15 +370,22 @@ def _finish(conn: Any, settings: Settings, intent: Intent, plan: _Plan, counts: 
         record(cur, intent, counts, plan.left_out, whole=not (plan.left_out or rest))
         refresh_case(cur, case_id)
         close_settled(cur)
-        return append_decision(cur, Decided(case_id, intent["action"], counts, tuple(plan.left_out)), intent)
+        return append_decision(
+            cur, Decided(case_id, intent["action"], counts, tuple(plan.left_out)), intent
+        )
 
 
 def _discarded(letter: Letter, proof: Mapping[str, Any], by: str, case_id: int) -> dict[str, Any]:
     return {
-        "dead_letter_id": letter.dead_letter_id, "state": "discarded", "decision": "discard", "decided_by": by,
-        "reason": "consumed" if "log" in proof else "a person decided so", "case_id": case_id, "proof": dict(proof),
+        "dead_letter_id": letter.dead_letter_id,
+        "state": "discarded",
+        "decision": "discard",
+        "decided_by": by,
+        "reason": "consumed" if "log" in proof else "a person decided so",
+        "case_id": case_id,
+        "proof": dict(proof),
         "answered": True,
-    }  # fmt: skip
+    }
 
 
 def _write(cur: Any, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -286,11 +396,16 @@ def _ask(letter: Letter, facts: Facts, case_id: int) -> Ask:
     assert facts.stub is not None and letter.delivery is not None
     topic, message_id, group = letter.delivery
     return Ask(
-        shard=facts.stub.shard, topic=topic, message_id=message_id, send_number=facts.stub.send_count + 1, groups=(group,),
+        shard=facts.stub.shard,
+        topic=topic,
+        message_id=message_id,
+        send_number=facts.stub.send_count + 1,
+        groups=(group,),
         # Without another way the copy goes to the topic: that is what the person decided.
-        reason=f"dead letter: {letter.category}", requested_by=f"case {case_id}",
+        reason=f"dead letter: {letter.category}",
+        requested_by=f"case {case_id}",
         route="group" if facts.route == "group" else "topic",
-    )  # fmt: skip
+    )
 
 
 def _first(sentences: Sequence[str]) -> str:

@@ -24,13 +24,28 @@ from backstop.requests.ask import TRIAGE, Ask, ask, ramped_topics
 from backstop.runs.run import Run, add_counts, hold
 from backstop.runs.scope import topics_of
 from backstop.sql.named import load
-from backstop.triage.decide.decide import LEFT, REASONS, Decision, Discard, Escalate, Replay, Wait, decide, look_again
+from backstop.triage.decide.decide import (
+    LEFT,
+    REASONS,
+    Decision,
+    Discard,
+    Escalate,
+    Replay,
+    Wait,
+    decide,
+    look_again,
+)
 from backstop.triage.decide.evidence import Letter, Look, look_at, read_letters
 from backstop.triage.decide.tell_case import refresh_cases, summary_of
 
 _SQL = load("backstop.triage.decide", "decide.sql")
 _BATCH = 1_000
-_NAMES: Mapping[type[object], str] = {Discard: "discard", Replay: "replay", Escalate: "escalate", Wait: "wait"}
+_NAMES: Mapping[type[object], str] = {
+    Discard: "discard",
+    Replay: "replay",
+    Escalate: "escalate",
+    Wait: "wait",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +59,9 @@ class Decided:
         name = f"{self.letter.topic or '?'} {self.letter.message_id or '(no id)'} for {self.letter.group or 'an unknown group'}"
         match self.decision:
             case Discard(proof):
-                does = "would be discarded: " + ", ".join(f"{key} {value}" for key, value in proof.items() if value is not None)
+                does = "would be discarded: " + ", ".join(
+                    f"{key} {value}" for key, value in proof.items() if value is not None
+                )
             case Replay(reason):
                 does = f"would be replayed ({reason})"
             case Escalate(reason):
@@ -55,8 +72,13 @@ class Decided:
 
 
 def decide_and_apply(
-    settings: Settings, connections: Connections, control: Any, run: Run, *, tell: Callable[[Decided], None] = lambda _: None
-) -> Counts:  # fmt: skip
+    settings: Settings,
+    connections: Connections,
+    control: Any,
+    run: Run,
+    *,
+    tell: Callable[[Decided], None] = lambda _: None,
+) -> Counts:
     """Returns `discarded`, `replaying`, `escalated`, `waits`, `moved_on`, `cases_closed` and what ask() counts.
 
     A dry run only tells. Raises RunLost; Unavailable, after all else was done, when something did not answer: what needed it
@@ -70,7 +92,12 @@ def decide_and_apply(
     with Sources(settings, connections) as sources:
         while True:
             with control, control.cursor() as cur:
-                values = {"after": after, "cut": cut, "topics": topics_of(run.scope), "limit": _BATCH}
+                values = {
+                    "after": after,
+                    "cut": cut,
+                    "topics": topics_of(run.scope),
+                    "limit": _BATCH,
+                }
                 letters = read_letters(cur, "due", values)
             if not letters:
                 break
@@ -98,28 +125,42 @@ def decide_and_apply(
             counts.add("cases_closed", closed)
     if missed:
         raise Unavailable(
-            "Not everything answered: " + "; ".join(f"{name}: {why}" for name, why in sorted(missed.items())),
+            "Not everything answered: "
+            + "; ".join(f"{name}: {why}" for name, why in sorted(missed.items())),
             kept="Dead letters that needed it wait, undecided; all others were decided.",
             next_step="Bring back what is named; the next run decides them.",
         )
     return counts
 
 
-def decide_all(settings: Settings, control: Any, look: Look, letters: Sequence[Letter]) -> list[Decided]:
+def decide_all(
+    settings: Settings, control: Any, look: Look, letters: Sequence[Letter]
+) -> list[Decided]:
     """A decision for each letter; of ordering keys, one whose earlier message a person must decide waits."""
     decisions: dict[int, Decision] = {}
     for letter in letters:
-        decisions[letter.dead_letter_id] = decide(look.facts[letter.dead_letter_id], policy_of(settings, letter))
+        decisions[letter.dead_letter_id] = decide(
+            look.facts[letter.dead_letter_id], policy_of(settings, letter)
+        )
     behind = {key: look.befores[key] for letter in letters if (key := letter.key) in look.befores}
     if behind:
-        asked = {letter.key for letter in letters if isinstance(decisions[letter.dead_letter_id], Escalate)}
+        asked = {
+            letter.key
+            for letter in letters
+            if isinstance(decisions[letter.dead_letter_id], Escalate)
+        }
         wanted = sorted(set(behind.values()))
         with control, control.cursor() as cur:
-            cur.execute(_SQL["escalated"], {"topics": [k.topic for k in wanted], "ids": [k.message_id for k in wanted]})
+            cur.execute(
+                _SQL["escalated"],
+                {"topics": [k.topic for k in wanted], "ids": [k.message_id for k in wanted]},
+            )
             asked |= {Key(*row) for row in cur.fetchall()}
         for letter in letters:
             if letter.key in behind and behind[letter.key] in asked:
-                facts = replace(look.facts[letter.dead_letter_id], before=behind[letter.key].message_id)
+                facts = replace(
+                    look.facts[letter.dead_letter_id], before=behind[letter.key].message_id
+                )
                 decisions[letter.dead_letter_id] = decide(facts, policy_of(settings, letter))
     return [Decided(letter, decisions[letter.dead_letter_id]) for letter in letters]
 
@@ -133,7 +174,9 @@ def policy_of(settings: Settings, letter: Letter) -> Policy:
     return settings.policy_for(topic, group)
 
 
-def _apply(cur: Any, settings: Settings, run: Run, look: Look, decided: Sequence[Decided]) -> tuple[Counts, set[int]]:
+def _apply(
+    cur: Any, settings: Settings, run: Run, look: Look, decided: Sequence[Decided]
+) -> tuple[Counts, set[int]]:
     """(counts, cases whose letters changed); in the caller's transaction, which holds the run."""
     held = lock(cur, [one.letter for one in decided])
     counts = Counts(moved_on=len(decided) - len(held)) if len(held) < len(decided) else Counts()
@@ -147,41 +190,74 @@ def _apply(cur: Any, settings: Settings, run: Run, look: Look, decided: Sequence
     moved: list[Letter] = []
     for one in mine:
         letter, policy = one.letter, policy_of(settings, one.letter)
-        row: dict[str, Any] = {"dead_letter_id": letter.dead_letter_id, "state": "open", "decided_by": TRIAGE,
-                               "case_id": letter.case_id}  # fmt: skip
+        row: dict[str, Any] = {
+            "dead_letter_id": letter.dead_letter_id,
+            "state": "open",
+            "decided_by": TRIAGE,
+            "case_id": letter.case_id,
+        }
         match one.decision:
             case Discard(proof, by):
-                row |= {"state": "discarded", "decision": "discard", "reason": _why_discarded(proof), "decided_by": by,
-                        "proof": dict(proof)}  # fmt: skip
+                row |= {
+                    "state": "discarded",
+                    "decision": "discard",
+                    "reason": _why_discarded(proof),
+                    "decided_by": by,
+                    "proof": dict(proof),
+                }
                 discarded.append(letter)
                 counts.add("discarded")
             case Replay(reason) if (number := is_granted(granted, letter)) is not None:
                 stub = look.facts[letter.dead_letter_id].stub
                 assert stub is not None
-                row |= {"state": "replaying", "decision": "replay", "reason": reason, "shard": stub.shard,
-                        "send_number": number, "case_id": None}  # fmt: skip
+                row |= {
+                    "state": "replaying",
+                    "decision": "replay",
+                    "reason": reason,
+                    "shard": stub.shard,
+                    "send_number": number,
+                    "case_id": None,
+                }
                 counts.add("replaying")
             case Replay():
-                row |= {"decision": "wait", "reason": "another send of it was asked for", "look_at": look.as_of + policy.recheck}
+                row |= {
+                    "decision": "wait",
+                    "reason": "another send of it was asked for",
+                    "look_at": look.as_of + policy.recheck,
+                }
                 counts.add("waits")
             case Escalate(reason):
-                row |= {"decision": "escalate", "reason": reason, "case_id": cases[cause_of(letter)],
-                        "look_at": look_again(letter.drained_at, look.as_of, policy)}  # fmt: skip
+                row |= {
+                    "decision": "escalate",
+                    "reason": reason,
+                    "case_id": cases[cause_of(letter)],
+                    "look_at": look_again(letter.drained_at, look.as_of, policy),
+                }
                 counts.add("escalated")
             case Wait(until, reason):
                 # One that came after its delivery was left belongs to the same case.
                 left = look.facts[letter.dead_letter_id].left if reason == LEFT else None
-                row |= {"decision": "wait", "reason": reason, "look_at": until, "case_id": letter.case_id or left,
-                        "left_in_case": left}  # fmt: skip
+                row |= {
+                    "decision": "wait",
+                    "reason": reason,
+                    "look_at": until,
+                    "case_id": letter.case_id or left,
+                    "left_in_case": left,
+                }
                 counts.add("waits")
-        if letter.case_id is not None and (row["case_id"] != letter.case_id or row["state"] != "open"):
+        if letter.case_id is not None and (
+            row["case_id"] != letter.case_id or row["state"] != "open"
+        ):
             moved.append(letter)
         rows.append(row)
     cur.execute(_SQL["apply"], {"rows": json.dumps(rows, default=str)})
     if ended := [letter.delivery for letter in discarded if letter.delivery is not None]:
         settle(cur, ended)
     leave_cases(cur, moved)
-    return counts, {*cases.values(), *(letter.case_id for letter in moved if letter.case_id is not None)}
+    return counts, {
+        *cases.values(),
+        *(letter.case_id for letter in moved if letter.case_id is not None),
+    }
 
 
 def lock(cur: Any, letters: Sequence[Letter]) -> set[int]:
@@ -192,9 +268,10 @@ def lock(cur: Any, letters: Sequence[Letter]) -> set[int]:
 def seen_of(letter: Letter) -> dict[str, Any]:
     """What tells whether it was decided, or classified anew, since it was read; as JSON can hold it."""
     return {
-        "dead_letter_id": letter.dead_letter_id, "decided_at": letter.decided_at and letter.decided_at.isoformat(),
+        "dead_letter_id": letter.dead_letter_id,
+        "decided_at": letter.decided_at and letter.decided_at.isoformat(),
         "classified_at": letter.classified_at and letter.classified_at.isoformat(),
-    }  # fmt: skip
+    }
 
 
 def lock_seen(cur: Any, seen: Sequence[Mapping[str, Any]]) -> set[int]:
@@ -208,18 +285,31 @@ def _ask(look: Look, letter: Letter) -> Ask:
     assert facts.stub is not None and delivery is not None
     topic, message_id, group = delivery
     return Ask(
-        shard=facts.stub.shard, topic=topic, message_id=message_id, send_number=facts.stub.send_count + 1, groups=(group,),
-        reason=f"dead letter: {letter.category}", requested_by=TRIAGE, route="group" if facts.route == "group" else "topic",
-    )  # fmt: skip
+        shard=facts.stub.shard,
+        topic=topic,
+        message_id=message_id,
+        send_number=facts.stub.send_count + 1,
+        groups=(group,),
+        reason=f"dead letter: {letter.category}",
+        requested_by=TRIAGE,
+        route="group" if facts.route == "group" else "topic",
+    )
 
 
 def granted_requests(cur: Any, asks: Sequence[Ask]) -> dict[Key, tuple[int, list[str] | None]]:
     """Of what was just asked for, the requests that are open now: their number and groups, by message."""
-    cur.execute(_SQL["granted"], {
-        "topics": [one.topic for one in asks], "ids": [one.message_id for one in asks],
-        "numbers": [one.send_number for one in asks],
-    })  # fmt: skip
-    return {Key(topic, message_id): (number, groups) for topic, message_id, number, groups in cur.fetchall()}
+    cur.execute(
+        _SQL["granted"],
+        {
+            "topics": [one.topic for one in asks],
+            "ids": [one.message_id for one in asks],
+            "numbers": [one.send_number for one in asks],
+        },
+    )
+    return {
+        Key(topic, message_id): (number, groups)
+        for topic, message_id, number, groups in cur.fetchall()
+    }
 
 
 def is_granted(granted: Mapping[Key, tuple[int, list[str] | None]], letter: Letter) -> int | None:
@@ -251,16 +341,24 @@ def _open_cases(cur: Any, run: Run, look: Look, decided: Iterable[Decided]) -> d
             reasons.add(reason)
         first = found[0][0]
         opened[topic, group, fingerprint] = open_case(
-            cur, kind="dead_letters", topic=topic, group=group, subject=fingerprint, reopens=True,
-            severity="critical" if any(REASONS[reason].critical for reason in reasons) else "warning",
+            cur,
+            kind="dead_letters",
+            topic=topic,
+            group=group,
+            subject=fingerprint,
+            reopens=True,
+            severity="critical"
+            if any(REASONS[reason].critical for reason in reasons)
+            else "warning",
             summary=summary_of(topic, group, reasons),
             evidence={"template": first.shown, "rule_category": first.category, "reasons": reasons},
             members=[
                 (_shard(look, letter), letter.topic, letter.message_id, letter.group or "*")
-                for letter, _ in found if letter.topic is not None and letter.message_id is not None
+                for letter, _ in found
+                if letter.topic is not None and letter.message_id is not None
             ],
             run_id=run.run_id,
-        )  # fmt: skip
+        )
     return opened
 
 
@@ -272,13 +370,21 @@ def _shard(look: Look, letter: Letter) -> str:
 
 def leave_cases(cur: Any, letters: Sequence[Letter]) -> None:
     """Settles members of cases that these letters left, or in which nothing of the delivery is undecided any more."""
-    gone = [(letter.case_id, letter.topic, letter.message_id, letter.group or "*") for letter in letters
-            if letter.case_id is not None and letter.key is not None]  # fmt: skip
+    gone = [
+        (letter.case_id, letter.topic, letter.message_id, letter.group or "*")
+        for letter in letters
+        if letter.case_id is not None and letter.key is not None
+    ]
     if gone:
-        cur.execute(_SQL["leave_case"], {
-            "cases": sorted({one[0] for one in gone}), "topics": [one[1] for one in gone],
-            "ids": [one[2] for one in gone], "groups": [one[3] for one in gone],
-        })  # fmt: skip
+        cur.execute(
+            _SQL["leave_case"],
+            {
+                "cases": sorted({one[0] for one in gone}),
+                "topics": [one[1] for one in gone],
+                "ids": [one[2] for one in gone],
+                "groups": [one[3] for one in gone],
+            },
+        )
 
 
 def _why_discarded(proof: Mapping[str, Any]) -> str:

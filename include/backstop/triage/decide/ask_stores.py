@@ -23,9 +23,18 @@ from backstop.verdicts.frames import micros
 
 Delivery = tuple[str, str, str]
 """topic, message_id, consumer_group"""
-_INSTANTS = frozenset({
-    "next_check_at", "created_at", "first_seen_at", "judged_at", "deliver_at", "attempted_at", "sent_at", "attempt_deadline",
-})  # fmt: skip
+_INSTANTS = frozenset(
+    {
+        "next_check_at",
+        "created_at",
+        "first_seen_at",
+        "judged_at",
+        "deliver_at",
+        "attempted_at",
+        "sent_at",
+        "attempt_deadline",
+    }
+)
 
 
 def stubs_of(
@@ -48,7 +57,12 @@ def stubs_of(
 
 
 def bad_clocks(
-    settings: Settings, sources: Sources, cur: Any, shards: Iterable[str], groups: Collection[str], missed: Mapping[str, str]
+    settings: Settings,
+    sources: Sources,
+    cur: Any,
+    shards: Iterable[str],
+    groups: Collection[str],
+    missed: Mapping[str, str],
 ) -> dict[str, str]:
     """By shard or "store <name>": whose clock is off, or did not answer."""
     clocks, bad = Clocks(cur), dict[str, str]()
@@ -63,7 +77,9 @@ def bad_clocks(
     stores = {settings.groups[group].store: group for group in sorted(groups)}
     for store, group in stores.items():
         try:
-            if not clocks.within(sources.logs_of(group), settings.policy_for(None, group).max_clock_skew):
+            if not clocks.within(
+                sources.logs_of(group), settings.policy_for(None, group).max_clock_skew
+            ):
                 bad[f"store {store}"] = f"the clock of store {store}"
         except Unavailable as error:
             sources.missed(f"store {store}", error)
@@ -71,7 +87,9 @@ def bad_clocks(
     return bad
 
 
-def befores_of(sources: Sources, stubs: Mapping[Key, Stub], missed: dict[str, str]) -> dict[Key, Key]:
+def befores_of(
+    sources: Sources, stubs: Mapping[Key, Stub], missed: dict[str, str]
+) -> dict[Key, Key]:
     by_shard: dict[str, list[Key]] = {}
     for key, stub in stubs.items():
         if stub.ordering_key is not None:
@@ -94,30 +112,45 @@ def owed_by(settings: Settings, cur: Any, stubs: Mapping[Key, Stub]) -> dict[Key
     if not stubs:
         return owed
     rows = [
-        {"stub_id": number, **{name: micros(getattr(stub, name)) if name in _INSTANTS else getattr(stub, name)
-                               for name in STUB_COLUMNS}}
+        {
+            "stub_id": number,
+            **{
+                name: micros(getattr(stub, name)) if name in _INSTANTS else getattr(stub, name)
+                for name in STUB_COLUMNS
+            },
+        }
         for number, stub in enumerate(stubs.values())
-    ]  # fmt: skip
+    ]
     topics = {key.topic for key in stubs}
     policy = frames.policy_rows(settings, read_owed_since(cur, settings, topics), topics)
     engine = Engine()
     try:
-        found = engine.run("deliveries", {
-            "stub": table(frames.STUB, rows), "policy": table(frames.POLICY, policy),
-            "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
-            "start_offset": table(frames.START_OFFSET, read_start_offsets(cur, settings, topics)),
-        })  # fmt: skip
+        found = engine.run(
+            "deliveries",
+            {
+                "stub": table(frames.STUB, rows),
+                "policy": table(frames.POLICY, policy),
+                "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
+                "start_offset": table(
+                    frames.START_OFFSET, read_start_offsets(cur, settings, topics)
+                ),
+            },
+        )
     finally:
         engine.close()
     for topic, message_id, group in zip(
-        *(found.column(name).to_pylist() for name in ("topic", "message_id", "consumer_group")), strict=True
+        *(found.column(name).to_pylist() for name in ("topic", "message_id", "consumer_group")),
+        strict=True,
     ):
         owed[Key(topic, message_id)].add(group)
     return owed
 
 
 def logs_of(
-    settings: Settings, sources: Sources, by_group: Mapping[str, Collection[Key]], clocks: dict[str, str]
+    settings: Settings,
+    sources: Sources,
+    by_group: Mapping[str, Collection[Key]],
+    clocks: dict[str, str],
 ) -> tuple[dict[Delivery, LogRow], dict[str, datetime]]:
     """(log rows of each group's keys, log floor of each group); what is away is added to `clocks`."""
     found: dict[Delivery, LogRow] = {}

@@ -111,12 +111,16 @@ REASONS: Mapping[str, Meaning] = {
     "two_shards": Meaning("are of messages that are on more than one shard"),
     "too_old": Meaning("are older than the replay horizon"),
     "log_purged": Meaning("are older than the group's logs"),
-    "stub_closed": Meaning("are of messages whose stub is closed, and the log does not prove the work done"),
+    "stub_closed": Meaning(
+        "are of messages whose stub is closed, and the log does not prove the work done"
+    ),
     "poison": Meaning("have a content that the handler cannot process"),
     "conflict": Meaning("came with different content under the same id", critical=True),
     "unknown": Meaning("died of something that no rule matches"),
     "expired": Meaning("were not taken before their time to live ended"),
-    "not_confirmed_any_more": Meaning("were found done when they were classified, and are not now", critical=True),
+    "not_confirmed_any_more": Meaning(
+        "were found done when they were classified, and are not now", critical=True
+    ),
     "loop": Meaning("died again after every replay", critical=True),
     "budget": Meaning("have used up their sends or refusals", critical=True),
     "observe": Meaning("are of a topic in mode observe"),
@@ -143,7 +147,10 @@ def decide(facts: Facts, policy: Policy) -> Decision:
         return Wait(soon, f"unread: {facts.unread}")
     if log is not None and (until := busy_until(log, facts.as_of, policy)) is not None:
         # A lease may say that it ends in the year 9000, and be mended tomorrow.
-        return Wait(min(until, facts.as_of + _aged(policy)), "parked" if log.state == LogState.PARKED else "in_progress")
+        return Wait(
+            min(until, facts.as_of + _aged(policy)),
+            "parked" if log.state == LogState.PARKED else "in_progress",
+        )
     if facts.category is None:
         return Wait(soon, "not_classified")
     if done:
@@ -191,7 +198,9 @@ def _decide_sendable(facts: Facts, policy: Policy, soon: datetime) -> Decision:
 
 def is_done(facts: Facts) -> bool:
     """Whether the group's log proves that the work of this id is done."""
-    return facts.log is not None and facts.log.invalid is None and facts.log.state == LogState.CONSUMED
+    return (
+        facts.log is not None and facts.log.invalid is None and facts.log.state == LogState.CONSUMED
+    )
 
 
 def is_conflict(facts: Facts) -> bool:
@@ -216,7 +225,11 @@ def cannot_send(facts: Facts, policy: Policy) -> str | None:
     if facts.log is not None and facts.log.invalid is not None:
         return "invalid_log"
     # A log that is not there proves nothing once logs of its age were purged.
-    if facts.log is None and facts.log_floor is not None and facts.stub.created_at < facts.log_floor:
+    if (
+        facts.log is None
+        and facts.log_floor is not None
+        and facts.stub.created_at < facts.log_floor
+    ):
         return "log_purged"
     return None
 
@@ -241,7 +254,11 @@ def busy_until(log: LogRow, as_of: datetime, policy: Policy) -> datetime | None:
 def budget_used(stub: Stub, policy: Policy) -> bool:
     """Whether no further number may be handed out unless a person allows it."""
     budget = policy.max_sends if stub.max_sends is None else stub.max_sends
-    return stub.status == StubStatus.EXHAUSTED or stub.send_count - stub.refusals >= budget or refused_too_often(stub, policy)
+    return (
+        stub.status == StubStatus.EXHAUSTED
+        or stub.send_count - stub.refusals >= budget
+        or refused_too_often(stub, policy)
+    )
 
 
 def refused_too_often(stub: Stub, policy: Policy) -> bool:
@@ -252,9 +269,12 @@ def refused_too_often(stub: Stub, policy: Policy) -> bool:
 def proof_of(log: LogRow) -> dict[str, Any]:
     """The log row that proves the work done; ids, instants and a hash, never a payload."""
     return {
-        "log": str(log.state), "consumed_at": log.consumed_at.isoformat() if log.consumed_at else None,
-        "attempts": log.attempts, "owner_host": log.owner_host, "payload_hash": log.payload_hash,
-    }  # fmt: skip
+        "log": str(log.state),
+        "consumed_at": log.consumed_at.isoformat() if log.consumed_at else None,
+        "attempts": log.attempts,
+        "owner_host": log.owner_host,
+        "payload_hash": log.payload_hash,
+    }
 
 
 def look_again(drained_at: datetime, as_of: datetime, policy: Policy) -> datetime:

@@ -33,12 +33,25 @@ def replace_content(conn: Any, store: StubStore, key: Key, content: bytes, inten
     if now.content == content:
         return version
     row = {
-        "shard": store.shard, "topic": key.topic, "message_id": key.message_id, "case_id": intent["case_id"],
-        "who": intent["who"], "why": intent["why"],
-    }  # fmt: skip
+        "shard": store.shard,
+        "topic": key.topic,
+        "message_id": key.message_id,
+        "case_id": intent["case_id"],
+        "who": intent["who"],
+        "why": intent["why"],
+    }
     with conn, conn.cursor() as cur:
-        cur.execute(_SQL["keep_version"], {**row, "version": version, "content": now.content, "who": "the producer",
-                                           "why": "as it was before the edit", "case_id": None})  # fmt: skip
+        cur.execute(
+            _SQL["keep_version"],
+            {
+                **row,
+                "version": version,
+                "content": now.content,
+                "who": "the producer",
+                "why": "as it was before the edit",
+                "case_id": None,
+            },
+        )
         cur.execute(_SQL["plan_version"], {**row, "version": version + 1, "content": content})
         # The row is held now: nobody can make it the message's content before this commit.
         _require_version(store, key, version)

@@ -1,6 +1,6 @@
 """Gathers what a decision needs of open dead letters, in an order in which a change meanwhile only makes it wait or discard.
 
-    letters | decisions, replays, requests (control) | stubs (producers) | clocks and logs (consumers), last
+letters | decisions, replays, requests (control) | stubs (producers) | clocks and logs (consumers), last
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from backstop.model.errors import Unavailable
 from backstop.model.records import Key, LogRow, LogState, Stub, StubStatus, Verdict
 from backstop.requests.ask import route_for
 from backstop.sql.named import load
-from backstop.triage.decide.ask_stores import Delivery, bad_clocks, befores_of, logs_of, owed_by, stubs_of
+from backstop.triage.decide.ask_stores import (
+    Delivery,
+    bad_clocks,
+    befores_of,
+    logs_of,
+    owed_by,
+    stubs_of,
+)
 from backstop.triage.decide.decide import GIVEN_UP, Facts
 
 _SQL = load("backstop.triage.decide", "decide.sql")
@@ -49,7 +56,11 @@ class Letter:
 
     @property
     def key(self) -> Key | None:
-        return None if self.topic is None or self.message_id is None else Key(self.topic, self.message_id)
+        return (
+            None
+            if self.topic is None or self.message_id is None
+            else Key(self.topic, self.message_id)
+        )
 
     @property
     def delivery(self) -> Delivery | None:
@@ -82,8 +93,14 @@ def look_at(control: Any, settings: Settings, sources: Sources, letters: Sequenc
     values = {"topics": [key.topic for key in keys], "ids": [key.message_id for key in keys]}
     with control, control.cursor() as cur:
         as_of: datetime = _fetch(cur, "clock")[0][0]
-        discarded = {(t, i, g): _said(by, why, case) for t, i, g, by, why, case in _fetch(cur, "discards", values)}
-        withdrawn = {Key(t, i): _said(by, why, case) for t, i, by, why, case in _fetch(cur, "withdrawals", values)}
+        discarded = {
+            (t, i, g): _said(by, why, case)
+            for t, i, g, by, why, case in _fetch(cur, "discards", values)
+        }
+        withdrawn = {
+            Key(t, i): _said(by, why, case)
+            for t, i, by, why, case in _fetch(cur, "withdrawals", values)
+        }
         replays = {(t, i, g): n for t, i, g, n in _fetch(cur, "replays", values)}
         asked: dict[Key, list[tuple[int, str]]] = {}
         for topic, message_id, number, state in _fetch(cur, "requests", values):
@@ -92,16 +109,33 @@ def look_at(control: Any, settings: Settings, sources: Sources, letters: Sequenc
         given_up = set(_fetch(cur, "given_up", values))
     stubs, shards, missed = stubs_of(settings, sources, keys)
     with control, control.cursor() as cur:
-        groups = {letter.group for letter in letters if letter.group is not None and letter.group in settings.groups}
-        clocks = bad_clocks(settings, sources, cur, {stub.shard for stub in stubs.values()}, groups, missed)
+        groups = {
+            letter.group
+            for letter in letters
+            if letter.group is not None and letter.group in settings.groups
+        }
+        clocks = bad_clocks(
+            settings, sources, cur, {stub.shard for stub in stubs.values()}, groups, missed
+        )
         owed = owed_by(settings, cur, stubs)
     befores = befores_of(sources, stubs, missed)
     logs, floors = logs_of(settings, sources, _wanted_logs(settings, letters, owed), clocks)
     seen = _Seen(
-        stubs, shards, missed, clocks, owed, logs, floors, discarded, withdrawn, replays, asked,
+        stubs,
+        shards,
+        missed,
+        clocks,
+        owed,
+        logs,
+        floors,
+        discarded,
+        withdrawn,
+        replays,
+        asked,
         left={(t, i, g): case for t, i, g, case, _ in open_letters if case is not None},
-        barred={(t, i, g): why for t, i, g, _, why in open_letters if why is not None}, given_up=given_up,
-    )  # fmt: skip
+        barred={(t, i, g): why for t, i, g, _, why in open_letters if why is not None},
+        given_up=given_up,
+    )
     dead = {(t, i, g) for t, i, g, *_ in open_letters}
     look = Look(as_of, befores=befores)
     for key, groups in owed.items():
@@ -137,12 +171,25 @@ def _facts(sources: Sources, letter: Letter, look: Look, seen: _Seen) -> Facts:
     stub = seen.stubs.get(key) if key is not None else None
     given_up = seen.discarded.get(delivery) if delivery is not None else None
     alone = key is not None and len(seen.shards.get(key, ())) == 1
-    if given_up is None and key is not None and alone and stub is not None and stub.status == StubStatus.VOIDED:
-        given_up = seen.withdrawn.get(key, {"decided_by": "triage", "why": "its stub is voided", "case_id": None})
+    if (
+        given_up is None
+        and key is not None
+        and alone
+        and stub is not None
+        and stub.status == StubStatus.VOIDED
+    ):
+        given_up = seen.withdrawn.get(
+            key, {"decided_by": "triage", "why": "its stub is voided", "case_id": None}
+        )
     facts = Facts(
-        as_of=look.as_of, category=letter.category, barred=letter.barred, left=letter.left_in_case, discarded=given_up,
-        nameless=_nameless(settings, letter, seen.owed), unread=_unread(settings, letter, stub, seen.missed, seen.clocks),
-    )  # fmt: skip
+        as_of=look.as_of,
+        category=letter.category,
+        barred=letter.barred,
+        left=letter.left_in_case,
+        discarded=given_up,
+        nameless=_nameless(settings, letter, seen.owed),
+        unread=_unread(settings, letter, stub, seen.missed, seen.clocks),
+    )
     if key is None or delivery is None:
         return facts
     group = delivery[2]
@@ -152,18 +199,29 @@ def _facts(sources: Sources, letter: Letter, look: Look, seen: _Seen) -> Facts:
     if known:
         try:
             route = route_for(sources, key.topic, frozenset({group}), look.verdicts.get(key, {}))
-        except Unavailable as error:  # it cannot be opened: the letters of other brokers are decided all the same
+        except (
+            Unavailable
+        ) as error:  # it cannot be opened: the letters of other brokers are decided all the same
             broker = settings.topics[key.topic].broker
             sources.missed(f"broker {broker}", error)
             unread = unread or f"broker {broker}"
     return replace(
-        facts, log=seen.logs.get(delivery), stub=stub, shards=tuple(seen.shards.get(key, ())),
-        log_floor=seen.floors.get(group), left=letter.left_in_case or seen.left.get(delivery),
-        barred=letter.barred or seen.barred.get(delivery) or (GIVEN_UP if resend_given_up else None),
-        replays=seen.replays.get(delivery, 0), observed=known and settings.topics[key.topic].mode != "repair",
-        route=route, unread=unread,
-        duplicates=settings.groups[group].duplicates if known else "no", asked=_asked(stub, seen.asked.get(key, ())),
-    )  # fmt: skip
+        facts,
+        log=seen.logs.get(delivery),
+        stub=stub,
+        shards=tuple(seen.shards.get(key, ())),
+        log_floor=seen.floors.get(group),
+        left=letter.left_in_case or seen.left.get(delivery),
+        barred=letter.barred
+        or seen.barred.get(delivery)
+        or (GIVEN_UP if resend_given_up else None),
+        replays=seen.replays.get(delivery, 0),
+        observed=known and settings.topics[key.topic].mode != "repair",
+        route=route,
+        unread=unread,
+        duplicates=settings.groups[group].duplicates if known else "no",
+        asked=_asked(stub, seen.asked.get(key, ())),
+    )
 
 
 def _nameless(settings: Settings, letter: Letter, owed: Mapping[Key, set[str]]) -> str | None:
@@ -182,7 +240,11 @@ def _nameless(settings: Settings, letter: Letter, owed: Mapping[Key, set[str]]) 
 
 
 def _unread(
-    settings: Settings, letter: Letter, stub: Stub | None, missed: Mapping[str, str], clocks: Mapping[str, str]
+    settings: Settings,
+    letter: Letter,
+    stub: Stub | None,
+    missed: Mapping[str, str],
+    clocks: Mapping[str, str],
 ) -> str | None:
     """What stands in the way of deciding this letter. A stub that no shard has is certain only when every shard answered."""
     if letter.key is None or letter.key.topic not in settings.topics:
@@ -192,7 +254,9 @@ def _unread(
     away = away or list(missed.values())
     if stub is not None and stub.shard in clocks:
         away.append(clocks[stub.shard])
-    if letter.group in settings.groups and (why := clocks.get(f"store {settings.groups[letter.group].store}")):
+    if letter.group in settings.groups and (
+        why := clocks.get(f"store {settings.groups[letter.group].store}")
+    ):
         away.append(why)
     return away[0] if away else None
 
@@ -221,7 +285,10 @@ def _wanted_logs(
 
 
 def _verdicts(
-    key: Key, groups: Iterable[str], logs: Mapping[Delivery, LogRow], dead: set[tuple[str, str, str | None]]
+    key: Key,
+    groups: Iterable[str],
+    logs: Mapping[Delivery, LogRow],
+    dead: set[tuple[str, str, str | None]],
 ) -> dict[str, str]:
     said: dict[str, str] = {}
     for group in groups:

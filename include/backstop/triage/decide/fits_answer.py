@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from backstop.config.policy import Policy
 from backstop.model.records import LogState
-from backstop.triage.decide.decide import REASONS, Facts, busy_until, cannot_send, is_done, refused_too_often
+from backstop.triage.decide.decide import (
+    REASONS,
+    Facts,
+    busy_until,
+    cannot_send,
+    is_done,
+    refused_too_often,
+)
 
 
 def why_not(action: str, facts: Facts, policy: Policy) -> str | None:
     """Why this answer does not fit a letter of which something is left to do, as the end of a sentence; null: it fits."""
     log = facts.log
-    if log is not None and log.state != LogState.PARKED and busy_until(log, facts.as_of, policy) is not None:
+    if (
+        log is not None
+        and log.state != LogState.PARKED
+        and busy_until(log, facts.as_of, policy) is not None
+    ):
         return "a consumer is working on it now, or touched it a moment ago"
     if facts.stub is not None and facts.stub.attempt_token is not None:
         return "a send of it is under way"

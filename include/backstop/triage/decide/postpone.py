@@ -31,7 +31,12 @@ def postpone_unchanged(settings: Settings, connections: Connections, control: An
     with control, control.cursor() as cur:
         hold(cur, run)
         cur.execute(_SQL["clock"])
-        values = {"after": 0, "cut": cur.fetchone()[0], "topics": topics_of(run.scope), "limit": _BATCH + 1}
+        values = {
+            "after": 0,
+            "cut": cur.fetchone()[0],
+            "topics": topics_of(run.scope),
+            "limit": _BATCH + 1,
+        }
         letters = read_letters(cur, "due", values)
     if len(letters) > _BATCH or any(letter.decided_at is None for letter in letters):
         return 0
@@ -45,7 +50,9 @@ def postpone_unchanged(settings: Settings, connections: Connections, control: An
         row: dict[str, Any] = {"dead_letter_id": one.letter.dead_letter_id}
         match one.decision:
             case Escalate(reason):
-                until = look_again(one.letter.drained_at, look.as_of, policy_of(settings, one.letter))
+                until = look_again(
+                    one.letter.drained_at, look.as_of, policy_of(settings, one.letter)
+                )
                 rows.append(row | {"decision": "escalate", "reason": reason, "look_at": until})
             case Wait(until, reason):
                 rows.append(row | {"decision": "wait", "reason": reason, "look_at": until})

@@ -25,7 +25,9 @@ def settle_replays(control: Any, run: Run) -> Counts:
     while not run.dry_run:
         with control, control.cursor() as cur:
             hold(cur, run)
-            cur.execute(_SQL["ended"], {"after": after, "topics": topics_of(run.scope), "limit": _BATCH})
+            cur.execute(
+                _SQL["ended"], {"after": after, "topics": topics_of(run.scope), "limit": _BATCH}
+            )
             found = cur.fetchall()
             if not found:
                 break
@@ -38,12 +40,23 @@ def settle_replays(control: Any, run: Run) -> Counts:
 
 
 def end_of(
-    dead_letter_id: int, group: str, state: str | None, groups: Sequence[str] | None, error: str | None, given_up_by: int | None
+    dead_letter_id: int,
+    group: str,
+    state: str | None,
+    groups: Sequence[str] | None,
+    error: str | None,
+    given_up_by: int | None,
 ) -> dict[str, Any]:
     """What becomes of a replaying letter whose request ended so (pure). State null: the request is not there any more."""
     if state in _PUBLISHED and (groups is None or group in groups):
         state = str(LetterState.REPLAYED)
-        return {"dead_letter_id": dead_letter_id, "state": state, "reason": None, "barred": None, "look_at": None}
+        return {
+            "dead_letter_id": dead_letter_id,
+            "state": state,
+            "reason": None,
+            "barred": None,
+            "look_at": None,
+        }
     reason = "its request did not publish it"
     if given_up_by is not None:
         reason = GIVEN_UP
@@ -52,6 +65,9 @@ def end_of(
     elif state == RequestState.NOT_NEEDED and error == _NO_ROUTE:
         reason = _NO_ROUTE
     return {
-        "dead_letter_id": dead_letter_id, "state": str(LetterState.OPEN), "reason": reason,
-        "barred": reason if reason in STICKY else None, "look_at": None,
-    }  # fmt: skip
+        "dead_letter_id": dead_letter_id,
+        "state": str(LetterState.OPEN),
+        "reason": reason,
+        "barred": reason if reason in STICKY else None,
+        "look_at": None,
+    }

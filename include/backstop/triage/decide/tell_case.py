@@ -24,20 +24,31 @@ def refresh_cases(control: Any, run: Run, cases: Iterable[int]) -> None:
 def refresh_case(cur: Any, case_id: int) -> None:
     """The same for one case, in the caller's transaction; a case without undecided letters keeps what it said last."""
     cur.execute(_SQL["count_case"], {"case_id": case_id})
-    total, first, last, drained, drained_last, deliveries, reasons, categories, examples = cur.fetchone()
+    total, first, last, drained, drained_last, deliveries, reasons, categories, examples = (
+        cur.fetchone()
+    )
     if not total:
         return
     cur.execute(_SQL["case_cause"], {"case_id": case_id})
     topic, group = cur.fetchone()
     told = {reason: n for reason, n in reasons.items() if reason in REASONS}
     evidence = {
-        "letters": total, "first_death": first or drained, "last_death": last or drained_last, "deliveries": deliveries,
-        "reasons": reasons, "categories": categories, "examples": examples,
-    }  # fmt: skip
-    cur.execute(_SQL["tell_case"], {
-        "case_id": case_id, "evidence": json.dumps(evidence, default=str),
-        "summary": summary_of(topic, group, told) if told else None,
-    })  # fmt: skip
+        "letters": total,
+        "first_death": first or drained,
+        "last_death": last or drained_last,
+        "deliveries": deliveries,
+        "reasons": reasons,
+        "categories": categories,
+        "examples": examples,
+    }
+    cur.execute(
+        _SQL["tell_case"],
+        {
+            "case_id": case_id,
+            "evidence": json.dumps(evidence, default=str),
+            "summary": summary_of(topic, group, told) if told else None,
+        },
+    )
 
 
 def summary_of(topic: str, group: str, reasons: Mapping[str, int]) -> str:
@@ -49,4 +60,6 @@ def summary_of(topic: str, group: str, reasons: Mapping[str, int]) -> str:
     worst = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
     if len(worst) == 1:
         return f"{letters} {of} to {to} {REASONS[worst[0][0]].says}"
-    return f"{letters} {of} to {to}: " + "; ".join(f"{n} {REASONS[reason].says}" for reason, n in worst)
+    return f"{letters} {of} to {to}: " + "; ".join(
+        f"{n} {REASONS[reason].says}" for reason, n in worst
+    )

@@ -74,9 +74,14 @@ class Drained:
 
 
 def drain_all(
-    settings: Settings, connections: Connections, control: Any, run: Run, *, brokers: Mapping[str, Broker] | None = None,
+    settings: Settings,
+    connections: Connections,
+    control: Any,
+    run: Run,
+    *,
+    brokers: Mapping[str, Broker] | None = None,
     bounds: Bounds = _BOUNDS,
-) -> Counts:  # fmt: skip
+) -> Counts:
     """Empties every dead-letter queue of the groups of the run's topics; a dry run counts them and takes nothing.
 
     `brokers`: those that are open already, by name. Raises Unavailable, after all else was done, when something did not
@@ -106,16 +111,22 @@ def drain_all(
             for queue in queues:
                 subject = f"broker {name}, {queue}"
                 if len(queue.encode(errors="replace")) > QUEUE_BYTES:
-                    drained.missed[subject] = f"its name is longer than {QUEUE_BYTES} bytes; it must be emptied by hand"
+                    drained.missed[subject] = (
+                        f"its name is longer than {QUEUE_BYTES} bytes; it must be emptied by hand"
+                    )
                     continue
                 try:
-                    _drain_queue(control, run, broker, name, queue, settings, bounds, quota, drained)
+                    _drain_queue(
+                        control, run, broker, name, queue, settings, bounds, quota, drained
+                    )
                 except _ENDS_THE_DRAIN:
                     raise
                 except Unavailable as error:
                     drained.missed[subject] = error.what
                 except Exception as error:  # noqa: BLE001 - whatever it is, it is of this queue alone
-                    drained.missed[subject] = f"Its dead letters cannot be stored: {kind_and_place(error)}."
+                    drained.missed[subject] = (
+                        f"Its dead letters cannot be stored: {kind_and_place(error)}."
+                    )
     if not run.dry_run:
         drained.counts += tell_quota(control, run, settings, quota)
         add_counts(control, run, drained.counts)
@@ -157,9 +168,16 @@ def _count(broker: Broker, groups: Sequence[str]) -> int:
 
 
 def _drain_queue(
-    control: Any, run: Run, broker: Broker, name: str, queue: str, settings: Settings, bounds: Bounds, quota: Quota,
+    control: Any,
+    run: Run,
+    broker: Broker,
+    name: str,
+    queue: str,
+    settings: Settings,
+    bounds: Bounds,
+    quota: Quota,
     drained: Drained,
-) -> None:  # fmt: skip
+) -> None:
     began, look = _begin(control, name, queue)
     place = Place(name, queue, began, settings.dead_letters.aside_bytes)
     until = time.monotonic() + bounds.longest.total_seconds()
@@ -167,7 +185,9 @@ def _drain_queue(
     missed = len(drained.missed)
     read, first_batch, at_the_end, left, beyond, beyond_bytes = 0, None, False, 0, 0, 0
     with ThreadPoolExecutor(1, thread_name_prefix="dead letters") as thread:
-        reading = _Reading(thread, thread.submit(ask_reader, broker.open_dead_letters, place.queue).result())
+        reading = _Reading(
+            thread, thread.submit(ask_reader, broker.open_dead_letters, place.queue).result()
+        )
         try:
             ahead = reading.read(bounds.page)
             while read < bounds.letters and time.monotonic() < until:
@@ -178,8 +198,12 @@ def _drain_queue(
                 ahead = reading.read(bounds.page)
                 fitting = quota.fitting(letters, Queue(name, queue))
                 beyond += len(letters) - len(fitting)
-                beyond_bytes += sum(len(one.content) for one in letters) - sum(len(one.content) for one in fitting)
-                for page in _store(control, run, place, fitting, reading.forgotten(), first_batch, look, drained):
+                beyond_bytes += sum(len(one.content) for one in letters) - sum(
+                    len(one.content) for one in fitting
+                )
+                for page in _store(
+                    control, run, place, fitting, reading.forgotten(), first_batch, look, drained
+                ):
                     first_batch, look = first_batch or page.batch_id, page.looked
                     drained.counts += page.counts
                     left += page.counts.get("left", 0)
@@ -224,7 +248,9 @@ class _Reading:
         return self.thread.submit(ask_reader, self.reader.read, limit)
 
     def acknowledge(self, page: Page) -> None:
-        self.under_way.append((page, self.thread.submit(ask_reader, self.reader.acknowledge, page.taken)))
+        self.under_way.append(
+            (page, self.thread.submit(ask_reader, self.reader.acknowledge, page.taken))
+        )
 
     def forgotten(self) -> list[int]:
         """The pages that the broker has forgotten since this was asked last."""
@@ -245,9 +271,15 @@ class _Reading:
 
 
 def _store(
-    control: Any, run: Run, place: Place, letters: Sequence[DeadLetter], forgotten: Sequence[int], first_batch: int | None,
-    look: bool, drained: Drained,
-) -> Iterator[Page]:  # fmt: skip
+    control: Any,
+    run: Run,
+    place: Place,
+    letters: Sequence[DeadLetter],
+    forgotten: Sequence[int],
+    first_batch: int | None,
+    look: bool,
+    drained: Drained,
+) -> Iterator[Page]:
     """The pages in which these letters are stored: one, unless one of them is a letter that no database can hold, or there are
     none."""
     if not letters:
@@ -259,7 +291,9 @@ def _store(
         # The key: the number that a second letter of one id gets may be another letter's own id; a letter alone finds that.
         if len(letters) == 1:
             name = f"broker {place.broker}, {place.queue}, {letters[0].broker_id}"
-            drained.missed[name] = f"it cannot be stored and stays there: {str(error).splitlines()[0]}"
+            drained.missed[name] = (
+                f"it cannot be stored and stays there: {str(error).splitlines()[0]}"
+            )
             # The page that was to mark them is none.
             _finish(control, run, place, forgotten, False)
             return
@@ -270,11 +304,18 @@ def _store(
                 yield page
 
 
-def _finish(control: Any, run: Run, place: Place, forgotten: Sequence[int], at_the_end: bool) -> None:
+def _finish(
+    control: Any, run: Run, place: Place, forgotten: Sequence[int], at_the_end: bool
+) -> None:
     """Marks the last pages and, at the end of the queue, up to when it is drained; commits."""
     if not forgotten and not at_the_end:
         return
-    where = {"broker": place.broker, "queue": place.queue, "began": place.began, "run_id": run.run_id}
+    where = {
+        "broker": place.broker,
+        "queue": place.queue,
+        "began": place.began,
+        "run_id": run.run_id,
+    }
     with control, control.cursor() as cursor:
         hold(cursor, run)
         cursor.execute(_SQL["mark_acknowledged"], {"batches": array_literal(list(forgotten))})

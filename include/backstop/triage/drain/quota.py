@@ -97,30 +97,50 @@ def tell_quota(control: Any, run: Run, settings: Settings, quota: Quota) -> Coun
             used = sum(quota.used.values()) if group == EVERYTHING else quota.used[group]
             setting = "kept_bytes" if group == EVERYTHING else "group_kept_bytes"
             open_case(
-                cursor, kind=KIND, topic=EVERYTHING, group=group, subject=SUBJECT, severity="critical",
+                cursor,
+                kind=KIND,
+                topic=EVERYTHING,
+                group=group,
+                subject=SUBJECT,
+                severity="critical",
                 summary=f"Dead letters of {'all groups' if group == EVERYTHING else group} take {used} of {limit} bytes of"
                 f" the control database: further ones stay in the broker until space is free. {_left(settings, quota, group)}."
                 f" Decide their cases, shorten how long decided ones are kept, or raise dead_letters.{setting}",
-                evidence={"kept_bytes": used, "limit_bytes": limit, "left": [
-                    {**one._asdict(), "dead_letters": number, "at_least": one in quota.unread}
-                    for one, number in quota.left[group].most_common()
-                ]}, members=[], run_id=run.run_id,
-            )  # fmt: skip
+                evidence={
+                    "kept_bytes": used,
+                    "limit_bytes": limit,
+                    "left": [
+                        {**one._asdict(), "dead_letters": number, "at_least": one in quota.unread}
+                        for one, number in quota.left[group].most_common()
+                    ],
+                },
+                members=[],
+                run_id=run.run_id,
+            )
             counts.add("quotas_full")
         cursor.execute(_SQL["full"], {"kind": KIND})
         still = {
-            (KIND, topic, group, subject) for topic, group, subject in cursor.fetchall()
+            (KIND, topic, group, subject)
+            for topic, group, subject in cursor.fetchall()
             if group in quota.full or not quota.is_over(group)
-        }  # fmt: skip
-        counts.add("quotas_over", close_by_cause(cursor, KIND, still, "there is space again, and the drain goes on"))
+        }
+        counts.add(
+            "quotas_over",
+            close_by_cause(cursor, KIND, still, "there is space again, and the drain goes on"),
+        )
     return Counts({name: number for name, number in counts.items() if number})
 
 
 def _left(settings: Settings, quota: Quota, group: str) -> str:
     """Where they are, how many at least, and what may become of them there."""
     queues = quota.left[group].most_common()
-    named = [f"{'at least ' if one in quota.unread else ''}{number} in {one.queue} of {one.broker}" for one, number in queues]
+    named = [
+        f"{'at least ' if one in quota.unread else ''}{number} in {one.queue} of {one.broker}"
+        for one, number in queues
+    ]
     more = [f"and in {len(named) - _NAMED} more queues"] * (len(named) > _NAMED)
     kinds = dict.fromkeys(settings.brokers[one.broker].kind for one, _ in queues)
-    limits = [f". Act soon: {_LIMITS_OF_BROKERS[kind]}" for kind in kinds if kind in _LIMITS_OF_BROKERS]
+    limits = [
+        f". Act soon: {_LIMITS_OF_BROKERS[kind]}" for kind in kinds if kind in _LIMITS_OF_BROKERS
+    ]
     return f"Left there: {', '.join(named[:_NAMED] + more)}{''.join(limits)}"

@@ -30,7 +30,9 @@ def is_storable(letter: DeadLetter) -> bool:
         and (letter.topic is None or 0 < len(letter.topic) <= NAME_BYTES // 4)
         and (letter.group is None or 0 < len(letter.group) <= NAME_BYTES // 4)
         and len(letter.broker_id) <= BROKER_ID_BYTES // 4
-        and (position is None or (0 <= position.offset <= _BIGINT and 0 <= position.queue_id <= _INT))
+        and (
+            position is None or (0 <= position.offset <= _BIGINT and 0 <= position.queue_id <= _INT)
+        )
         and (letter.deliveries is None or 0 <= letter.deliveries <= _INT)
     )
 
@@ -63,16 +65,26 @@ def make_storable(letter: DeadLetter) -> DeadLetter:
             put(f"{what} is escaped", "yes")
         return fit
 
-    topic, group = name("topic", letter.topic, NAME_BYTES), name("consumer group", letter.group, NAME_BYTES)
+    topic, group = (
+        name("topic", letter.topic, NAME_BYTES),
+        name("consumer group", letter.group, NAME_BYTES),
+    )
     message_id = name("message id", letter.message_id, ID_BYTES)
     broker_id = escaped(letter.broker_id)
     if len(broker_id.encode()) > BROKER_ID_BYTES:
         put("broker id", broker_id)
-        broker_id = "sha256:" + hashlib.sha256(letter.broker_id.encode(errors="surrogatepass")).hexdigest()
+        broker_id = (
+            "sha256:" + hashlib.sha256(letter.broker_id.encode(errors="surrogatepass")).hexdigest()
+        )
     position, deliveries = letter.position, letter.deliveries
-    if position is not None and not (0 <= position.offset <= _BIGINT and 0 <= position.queue_id <= _INT):
+    if position is not None and not (
+        0 <= position.offset <= _BIGINT and 0 <= position.queue_id <= _INT
+    ):
         wrong.append("its position is not a valid place")
-        put("position", f"queue {position.queue_id} offset {position.offset} epoch {escaped(position.epoch)}")
+        put(
+            "position",
+            f"queue {position.queue_id} offset {position.offset} epoch {escaped(position.epoch)}",
+        )
         position = None
     if position is not None:
         position = replace(position, epoch=text("epoch", position.epoch))
@@ -81,9 +93,19 @@ def make_storable(letter: DeadLetter) -> DeadLetter:
         put("deliveries", str(deliveries))
         deliveries = None
     return replace(
-        letter, broker_id=broker_id, topic=topic, group=group, message_id=message_id, position=position,
-        deliveries=deliveries, cause=text("cause", letter.cause), error=text("error", letter.error),
+        letter,
+        broker_id=broker_id,
+        topic=topic,
+        group=group,
+        message_id=message_id,
+        position=position,
+        deliveries=deliveries,
+        cause=text("cause", letter.cause),
+        error=text("error", letter.error),
         tag=None if letter.tag is None else text("tag", letter.tag),
-        partition_key=None if letter.partition_key is None else text("partition key", letter.partition_key),
-        properties=properties, invalid="; ".join(wrong) or None,
-    )  # fmt: skip
+        partition_key=None
+        if letter.partition_key is None
+        else text("partition key", letter.partition_key),
+        properties=properties,
+        invalid="; ".join(wrong) or None,
+    )

@@ -51,9 +51,14 @@ class Page:
 
 
 def store_page(
-    control: Any, run: Run, place: Place, letters: Sequence[DeadLetter], forgotten: Sequence[int], first_batch: int | None,
+    control: Any,
+    run: Run,
+    place: Place,
+    letters: Sequence[DeadLetter],
+    forgotten: Sequence[int],
+    first_batch: int | None,
     look: bool = True,
-) -> Page:  # fmt: skip
+) -> Page:
     """Stores what is new among these letters, in their order; marks the pages that the broker has forgotten; commits.
 
     `first_batch`: the first page of this reading. `look`: ask first what is stored already, which nearly always is nothing;
@@ -67,31 +72,46 @@ def store_page(
             cursor.execute(_SQL["lock_queue"], {"broker": place.broker, "queue": place.queue})
             stored = _find(cursor, place, ours) if look else {}
             new, taken = _decide(place, letters, ours, stored, first_batch)
-            cursor.execute(_SQL["insert_batch"], {
-                "run_id": run.run_id, "broker": place.broker, "queue": place.queue, "letters": len(new),
-            })  # fmt: skip
+            cursor.execute(
+                _SQL["insert_batch"],
+                {
+                    "run_id": run.run_id,
+                    "broker": place.broker,
+                    "queue": place.queue,
+                    "letters": len(new),
+                },
+            )
             batch_id: int = cursor.fetchone()[0]
             asides = _copy(cursor, place, batch_id, new)
             if forgotten:
-                cursor.execute(_SQL["mark_acknowledged"], {"batches": array_literal(list(forgotten))})
+                cursor.execute(
+                    _SQL["mark_acknowledged"], {"batches": array_literal(list(forgotten))}
+                )
     except pg.UniqueViolation:
         if look:
             raise
         return store_page(control, run, place, letters, forgotten, first_batch)
     counts = Counts()
     for count, number in {
-        "read": len(letters), "stored": len(new), "known": len(taken) - len(new), "left": len(letters) - len(taken),
-        "aside": asides, "invalid": sum(letter.invalid is not None for _, letter in new),
-    }.items():  # fmt: skip
+        "read": len(letters),
+        "stored": len(new),
+        "known": len(taken) - len(new),
+        "left": len(letters) - len(taken),
+        "aside": asides,
+        "invalid": sum(letter.invalid is not None for _, letter in new),
+    }.items():
         if number:
             counts.add(count, number)
     return Page(batch_id, taken, counts, look)
 
 
 def _decide(
-    place: Place, letters: Sequence[DeadLetter], ours: Sequence[DeadLetter], stored: dict[str, list[Stored]],
+    place: Place,
+    letters: Sequence[DeadLetter],
+    ours: Sequence[DeadLetter],
+    stored: dict[str, list[Stored]],
     first_batch: int | None,
-) -> tuple[list[tuple[str, DeadLetter]], list[DeadLetter]]:  # fmt: skip
+) -> tuple[list[tuple[str, DeadLetter]], list[DeadLetter]]:
     """What is stored under which id, and what of the letters as they were given the broker may forget afterwards."""
     new: dict[str, DeadLetter] = {}
     taken: list[DeadLetter] = []
@@ -101,11 +121,17 @@ def _decide(
         met = Met.NEW
         # A broker's id is not always unique: a queue that several groups share has their copies under one id, and a program can
         # set ActiveMQ's. What differs in topic, group or message id is another letter.
-        same = [one for one in stored.get(name, ()) if _names(one) == _names(letter) and one.broker_id not in met_here]
+        same = [
+            one
+            for one in stored.get(name, ())
+            if _names(one) == _names(letter) and one.broker_id not in met_here
+        ]
         if same and name not in new:
             met = met_again(letter, same[-1], place.began, first_batch)
             if met is Met.KNOWN:
-                met_here.add(same[-1].broker_id)  # a reader hands out each entry once: the next one is another
+                met_here.add(
+                    same[-1].broker_id
+                )  # a reader hands out each entry once: the next one is another
         if met is Met.NEW:
             if name in stored or name in new:
                 name = _free(name, stored, new)
@@ -122,9 +148,14 @@ def _names(letter: DeadLetter | Stored) -> tuple[str | None, str | None, str | N
 def _find(cursor: Any, place: Place, letters: Iterable[DeadLetter]) -> dict[str, list[Stored]]:
     """By the broker's own id, the letters that are stored under it, the first death first."""
     found: dict[str, list[Stored]] = {}
-    wanted = {letter.broker_id: letter.broker_id for letter in letters}  # id as stored -> the broker's own
+    wanted = {
+        letter.broker_id: letter.broker_id for letter in letters
+    }  # id as stored -> the broker's own
     while wanted:
-        cursor.execute(_SQL["stored"], {"broker": place.broker, "queue": place.queue, "ids": array_literal(list(wanted))})
+        cursor.execute(
+            _SQL["stored"],
+            {"broker": place.broker, "queue": place.queue, "ids": array_literal(list(wanted))},
+        )
         rows = [Stored(*row) for row in cursor.fetchall()]
         bases = [wanted[row.broker_id] for row in rows]
         for base, row in zip(bases, rows, strict=True):
@@ -149,7 +180,9 @@ def _copy(cursor: Any, place: Place, batch_id: int, new: Sequence[tuple[str, Dea
     if not new:
         return 0
     head = f"{batch_id}{_D}{_quoted(place.broker)}{_D}{_quoted(place.queue)}{_D}"
-    asides = {name: letter.content for name, letter in new if len(letter.content) > place.aside_bytes}
+    asides = {
+        name: letter.content for name, letter in new if len(letter.content) > place.aside_bytes
+    }
     rows = b"".join([_row(head, name, letter, name in asides) for name, letter in new])
     cursor.copy_expert(_SQL["copy_letters"], io.BytesIO(rows), _COPY_BYTES)
     if asides:
@@ -168,7 +201,9 @@ def _row(head: str, name: str, letter: DeadLetter, aside: bool) -> bytes:
     except UnicodeEncodeError:
         row, quotes = b"\0", 0
     if b"\0" in row or b"\\u0000" in row or row.count(_Q.encode()) != quotes + head.count(_Q):
-        return _written(head, _doubled(name), _with_doubled_quotes(make_storable(letter)), aside)[0].encode()
+        return _written(head, _doubled(name), _with_doubled_quotes(make_storable(letter)), aside)[
+            0
+        ].encode()
     return row
 
 
@@ -178,7 +213,9 @@ def _written(head: str, name: str, letter: DeadLetter, aside: bool) -> tuple[str
     tag, key, invalid = letter.tag, letter.partition_key, letter.invalid
     place = f"{_D}{_D}" if at is None else f"{at.queue_id}{_D}{at.offset}{_D}{_Q}{at.epoch}{_Q}"
     content = "" if aside else "\\x" + letter.content.hex()
-    properties = ",".join([f"{_json_text(name)}:{_json_text(value)}" for name, value in letter.properties.items()])
+    properties = ",".join(
+        [f"{_json_text(name)}:{_json_text(value)}" for name, value in letter.properties.items()]
+    )
     deliveries = "" if letter.deliveries is None else letter.deliveries
     died = "" if letter.died_at is None else letter.died_at.isoformat()
     row = (
@@ -187,7 +224,11 @@ def _written(head: str, name: str, letter: DeadLetter, aside: bool) -> tuple[str
         f"{'t' if aside else 'f'}{_D}{_Q}{{{properties}}}{_Q}{_D}{_Q}{letter.cause}{_Q}{_D}{_Q}{letter.error}{_Q}{_D}"
         f"{deliveries}{_D}{died}{_D}{_nullable(invalid)}\n"
     )
-    texts = 4 + (at is not None) + sum(text is not None for text in (group, topic, message_id, tag, key, invalid))
+    texts = (
+        4
+        + (at is not None)
+        + sum(text is not None for text in (group, topic, message_id, tag, key, invalid))
+    )
     return row, 2 * texts
 
 
@@ -201,11 +242,17 @@ def _with_doubled_quotes(letter: DeadLetter) -> DeadLetter:
 
     at = letter.position
     return replace(
-        letter, group=doubled(letter.group), topic=doubled(letter.topic), message_id=doubled(letter.message_id),
-        position=None if at is None else replace(at, epoch=_doubled(at.epoch)), tag=doubled(letter.tag),
-        partition_key=doubled(letter.partition_key), cause=_doubled(letter.cause), error=_doubled(letter.error),
+        letter,
+        group=doubled(letter.group),
+        topic=doubled(letter.topic),
+        message_id=doubled(letter.message_id),
+        position=None if at is None else replace(at, epoch=_doubled(at.epoch)),
+        tag=doubled(letter.tag),
+        partition_key=doubled(letter.partition_key),
+        cause=_doubled(letter.cause),
+        error=_doubled(letter.error),
         invalid=doubled(letter.invalid),
-    )  # fmt: skip
+    )
 
 
 def _quoted(text: str) -> str:

@@ -35,7 +35,9 @@ from backstop_lab.shop.workers import demo_broken
 WAIT_SECONDS = 60.0
 LIFE_MILLISECONDS = 1000
 """How long a message is given that is to expire."""
-DUTIES_WRITE = '<authorizationEntry {kind}=">" read="{read}" write="writers,duties" admin="writers"/>'
+DUTIES_WRITE = (
+    '<authorizationEntry {kind}=">" read="{read}" write="writers,duties" admin="writers"/>'
+)
 ONE = '<authorizationEntry {kind}="{name}" read="{read}" write="writers,duties" admin="writers"/>'
 READ = {"queue": "all", "topic": "writers"}
 OF_TOPIC = {"queue": "Consumer.*.VirtualTopic.{topic}", "topic": "VirtualTopic.{topic}"}
@@ -76,13 +78,21 @@ class ActiveMQFaults:
             whole = DUTIES_WRITE.format(kind=kind, read=read)
             assert whole in written, "activemq.xml grants the duties otherwise"
             # Rights add up: what one entry grants, another cannot take away.
-            others = [ONE.format(kind=kind, name=OF_TOPIC[kind].format(topic=one), read=read) for one in topics if one != topic]
-            written = written.replace(whole, "\n".join([whole.replace("writers,duties", "writers"), *others]))
+            others = [
+                ONE.format(kind=kind, name=OF_TOPIC[kind].format(topic=one), read=read)
+                for one in topics
+                if one != topic
+            ]
+            written = written.replace(
+                whole, "\n".join([whole.replace("writers,duties", "writers"), *others])
+            )
         self._server.configuration = written
         self._server.stop()
         self._server.start()
         for one in topics:
-            self._broker.create_topic(one)  # a topic without subscribers is forgotten; the queues are not
+            self._broker.create_topic(
+                one
+            )  # a topic without subscribers is forgotten; the queues are not
 
     def lose(self, topic: str, make: Make, burst: int, at_most: int) -> list[Key]:
         """Removed from every group's queue by management, before anybody received them."""
@@ -91,8 +101,12 @@ class ActiveMQFaults:
             held = self._look(topic, group, ids)
             queue = self._server.jolokia().queue_bean(self._names.queue(topic, group))
             for received in held:
-                if not self._server.jolokia().run(queue, "removeMessage(java.lang.String)", received.broker_id):
-                    raise demo_broken(f"{received.broker_id} could not be removed.", "Run the demo again.")
+                if not self._server.jolokia().run(
+                    queue, "removeMessage(java.lang.String)", received.broker_id
+                ):
+                    raise demo_broken(
+                        f"{received.broker_id} could not be removed.", "Run the demo again."
+                    )
         lost = [(topic, message_id) for message_id in ids]
         self._tools.ledger.append(LOST, lost)
         return lost
@@ -138,8 +152,12 @@ class ActiveMQFaults:
         expired = self._expired(queue)
         for fault in sorted(set(faults.values())):
             ids = [message_id for message_id, its in faults.items() if its == fault]
-            self._tools.ledger.append(fault, [(topic, message_id) for message_id in ids], consumer_group=group)
-            messages = [received.message for received in self._look(topic, group, ids, acknowledge=True)]
+            self._tools.ledger.append(
+                fault, [(topic, message_id) for message_id in ids], consumer_group=group
+            )
+            messages = [
+                received.message for received in self._look(topic, group, ids, acknowledge=True)
+            ]
             if fault == EXPIRED:
                 expires = {"expires": str(int(time.time() * 1000) + LIFE_MILLISECONDS)}
                 self._send([(f"/queue/{queue}", expires, message) for message in messages])
@@ -147,20 +165,29 @@ class ActiveMQFaults:
                 self._send(self._letters(queue, messages))
         wanted = expired + sum(fault == EXPIRED for fault in faults.values())
         wait_for(
-            "The end of messages' time to live", lambda: self._expired(queue) >= wanted, WAIT_SECONDS,
+            "The end of messages' time to live",
+            lambda: self._expired(queue) >= wanted,
+            WAIT_SECONDS,
             lambda: f"{wanted - self._expired(queue)} messages",
-        )  # fmt: skip
+        )
 
     def drop_connections(self, pids: Collection[int]) -> None:
         """A connection that stands still is never given up: our STOMP client promises no sign of life. So it is told to."""
         beans = self._server.jolokia()
-        every = ("connector=clientConnectors", "connectorName=stomp", "connectionViewType=remoteAddress", "connectionName=*")
+        every = (
+            "connector=clientConnectors",
+            "connectorName=stomp",
+            "connectionViewType=remoteAddress",
+            "connectionName=*",
+        )
         ports = {port for pid in pids for port in local_ports(pid)}
         for name, one in (beans.read(beans.bean(*every), ("RemoteAddress",)) or {}).items():
             if int(str(one["RemoteAddress"]).rpartition(":")[2]) in ports:
                 beans.run(name, "stop()")
 
-    def _look(self, topic: str, group: str, ids: Collection[str], *, acknowledge: bool = False) -> list[Received]:
+    def _look(
+        self, topic: str, group: str, ids: Collection[str], *, acknowledge: bool = False
+    ) -> list[Received]:
         """These messages in the group's queue, as another consumer gets them; whatever it does not acknowledge goes back."""
         found: dict[str, Received] = {}
         subscription = self._broker.subscribe(group, [topic], "another program")
@@ -168,7 +195,10 @@ class ActiveMQFaults:
             deadline = time.monotonic() + WAIT_SECONDS
             while len(found) < len(ids):
                 if time.monotonic() > deadline:
-                    raise demo_broken(f"Only {len(found)} of {len(ids)} messages lie in {group}'s queue.", "Run the demo again.")
+                    raise demo_broken(
+                        f"Only {len(found)} of {len(ids)} messages lie in {group}'s queue.",
+                        "Run the demo again.",
+                    )
                 for received in subscription.fetch(100, timedelta(seconds=1)):
                     if received.message.message_id in ids:
                         found[received.message.message_id] = received
@@ -182,7 +212,12 @@ class ActiveMQFaults:
         """As a client writes one that gives a message up, with its cause."""
         to = f"/queue/{self._names.dead_letter_queues(queue)[0]}"
         return [
-            (to, {ORIGIN: f"queue://{queue}", CAUSE: SUPPRESSING.format(n=next(self._numbers))}, message) for message in messages
+            (
+                to,
+                {ORIGIN: f"queue://{queue}", CAUSE: SUPPRESSING.format(n=next(self._numbers))},
+                message,
+            )
+            for message in messages
         ]
 
     def _send(self, frames: Sequence[_Frame]) -> None:
@@ -190,8 +225,18 @@ class ActiveMQFaults:
         try:
             for to, more, message in frames:
                 receipt = session.number()
-                headers = {"destination": to, "persistent": "true", "receipt": receipt, **headers_of(message), **more}
-                session.ask(encode("SEND", headers, message.content), receipt, time.monotonic() + WAIT_SECONDS)
+                headers = {
+                    "destination": to,
+                    "persistent": "true",
+                    "receipt": receipt,
+                    **headers_of(message),
+                    **more,
+                }
+                session.ask(
+                    encode("SEND", headers, message.content),
+                    receipt,
+                    time.monotonic() + WAIT_SECONDS,
+                )
         finally:
             session.close()
 

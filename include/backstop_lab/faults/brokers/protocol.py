@@ -60,21 +60,35 @@ class FaultTools:
         """These messages as they were sent first, in order, from their stubs."""
         found: dict[Key, Message] = {}
         for topic in {topic for topic, _ in keys}:
-            values: Any = {"topic": topic, "message_ids": [message_id for its, message_id in keys if its == topic]}
+            values: Any = {
+                "topic": topic,
+                "message_ids": [message_id for its, message_id in keys if its == topic],
+            }
             for dsn in self.producers.values():
-                for _, message_id, content, headers, tag, key in change(dsn, _SQL["messages_of"], values):
-                    found[topic, message_id] = Message(topic, message_id, bytes(content), headers, tag, key)
+                for _, message_id, content, headers, tag, key in change(
+                    dsn, _SQL["messages_of"], values
+                ):
+                    found[topic, message_id] = Message(
+                        topic, message_id, bytes(content), headers, tag, key
+                    )
         return [found[key] for key in keys]
 
     def under_way(self, topic: str) -> int:
         """How many messages of a topic their producers have been sending for a while."""
-        rows = [row for dsn in self.producers.values() for row in change(dsn, _SQL["under_way"], {"topic": topic})]
+        rows = [
+            row
+            for dsn in self.producers.values()
+            for row in change(dsn, _SQL["under_way"], {"topic": topic})
+        ]
         return sum(int(number) for (number,) in rows)
 
     def copies(self) -> set[tuple[str, str, int]]:
         """(topic, message id, send number) of what Backstop has sent again, or may have."""
-        return {(topic, mid, number) for dsn in self.producers.values()
-                for topic, mid, number in change(dsn, _SQL["sent_again"], ())}  # fmt: skip
+        return {
+            (topic, mid, number)
+            for dsn in self.producers.values()
+            for topic, mid, number in change(dsn, _SQL["sent_again"], ())
+        }
 
 
 class BrokerFaults(Protocol):

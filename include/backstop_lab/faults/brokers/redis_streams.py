@@ -26,9 +26,10 @@ from backstop_lab.shop.ledger import Key, Ledger
 from backstop_lab.shop.workers import demo_broken
 
 CAUSES = {
-    SUPPRESSED_DONE: SUPPRESSING, SUPPRESSED_UNDONE: SUPPRESSING,
+    SUPPRESSED_DONE: SUPPRESSING,
+    SUPPRESSED_UNDONE: SUPPRESSING,
     EXPIRED: "java.lang.Throwable: Message Expired. Expiration:17000000{n}",
-}  # fmt: skip
+}
 CLIENT = "another client"
 # After bury.lua. KEYS 1 stream, 2 life, 3 held, 4 dead | ARGV 1 group, 2 entry, 3 deliveries, 4 cause, 5 topic, 6 queue
 BURY = "\nbury(ARGV[2], tonumber(ARGV[3]), ARGV[4], '', ARGV[5], ARGV[6])\nreturn redis.call('XLEN', KEYS[4])"
@@ -100,16 +101,25 @@ class RedisStreamsFaults:
         """Makes the consumers' own login."""
         password = secrets.token_urlsafe(24)
         self._server.acl_setuser(
-            "consumers", enabled=True, reset=True, passwords=[f"+{password}"], keys=["*"], channels=["*"],
+            "consumers",
+            enabled=True,
+            reset=True,
+            passwords=[f"+{password}"],
+            keys=["*"],
+            channels=["*"],
             categories=["+@all"],
-        )  # fmt: skip
+        )
         parts = urlsplit(self._url)
         address = f"consumers:{quote(password, '')}@{parts.hostname}:{parts.port}"
         return urlunsplit((parts.scheme, address, parts.path, "", ""))
 
     def refuse(self, topic: str, topics: Collection[str]) -> None:
         """By the access list of the login that producers and Backstop have."""
-        allowed = [f"~{self._keys.topic(other).removesuffix('topic')}*" for other in topics if other != topic]
+        allowed = [
+            f"~{self._keys.topic(other).removesuffix('topic')}*"
+            for other in topics
+            if other != topic
+        ]
         self._server.execute_command(
             "ACL",
             "SETUSER",
@@ -124,7 +134,9 @@ class RedisStreamsFaults:
         """Entries are deleted before any group was given them."""
         return self.delete_undelivered(LOST, topic, make(burst), at_most)
 
-    def delete_undelivered(self, fault: str, topic: str, ids: Sequence[str], at_most: int) -> list[Key]:
+    def delete_undelivered(
+        self, fault: str, topic: str, ids: Sequence[str], at_most: int
+    ) -> list[Key]:
         """Deletes entries that no group has been given yet; the messages it really lost, in the ledger."""
         lost: list[Key] = []
         by_queue: dict[int, dict[str, str]] = {}
@@ -134,10 +146,17 @@ class RedisStreamsFaults:
         for queue, entries in by_queue.items():
             # The newest of the burst: nobody has them, as long as every worker stands still.
             chosen = list(entries)[-(at_most - len(lost)) :] if at_most > len(lost) else []
-            gone = self._server.eval(LOSE, 1, self._keys.stream(topic, queue), *chosen) if chosen else []
+            gone = (
+                self._server.eval(LOSE, 1, self._keys.stream(topic, queue), *chosen)
+                if chosen
+                else []
+            )
             lost += [(topic, entries[entry]) for entry in gone]
         if not lost:
-            raise demo_broken(f"No entry of {topic} could be lost: all were delivered already.", "Run the demo again.")
+            raise demo_broken(
+                f"No entry of {topic} could be lost: all were delivered already.",
+                "Run the demo again.",
+            )
         self._ledger.append(fault, lost)
         return lost
 
@@ -146,7 +165,10 @@ class RedisStreamsFaults:
         found: list[str] = []
         for queue in range(self._queues(topic)):
             stream = self._keys.stream(topic, queue)
-            given = max(int(group["last-delivered-id"].partition("-")[0]) for group in self._server.xinfo_groups(stream))
+            given = max(
+                int(group["last-delivered-id"].partition("-")[0])
+                for group in self._server.xinfo_groups(stream)
+            )
             ahead = [read_entry(fields) for _, fields in self._server.xrange(stream, f"({given}-0")]
             found += [message_id for message_id, number in ahead if number == 1]
         return found
@@ -164,7 +186,9 @@ class RedisStreamsFaults:
             if keys:
                 self._ledger.append(OFFSET_MOVED, keys, consumer_group=group)
                 return keys
-        raise demo_broken(f"No message of {topic} was left to skip for {group}.", "Run the demo again.")
+        raise demo_broken(
+            f"No message of {topic} was left to skip for {group}.", "Run the demo again."
+        )
 
     def remove_by_retention(self, topic: str, make: Make, count: int) -> list[Key]:
         """Not here: its retention trims what every group has passed, and nothing else."""
@@ -185,7 +209,11 @@ class RedisStreamsFaults:
         found: list[Key] = []
         for queue in range(self._queues(topic)):
             stream = self._keys.stream(topic, queue)
-            [given] = [one["last-delivered-id"] for one in self._server.xinfo_groups(stream) if one["name"] == group]
+            [given] = [
+                one["last-delivered-id"]
+                for one in self._server.xinfo_groups(stream)
+                if one["name"] == group
+            ]
             row: list[Key] = []
             for entry, fields in self._server.xrevrange(stream, max=given, count=at_most):
                 message_id, number = read_entry(fields)
@@ -197,7 +225,9 @@ class RedisStreamsFaults:
 
     def bury_done(self, topic: str, group: str, keys: Sequence[Key]) -> None:
         """Their redelivery after a failover was taken for a duplicate, and given up."""
-        for queue, entry, message_id, number in self._entries(topic, {message_id for _, message_id in keys}):
+        for queue, entry, message_id, number in self._entries(
+            topic, {message_id for _, message_id in keys}
+        ):
             if number == 1:
                 self._bury_one(SUPPRESSED_DONE, (topic, message_id), group, queue, entry)
 
@@ -213,7 +243,9 @@ class RedisStreamsFaults:
                         self._bury_one(faults[message_id], (topic, message_id), group, queue, entry)
         for fault in set(faults.values()):
             if not self._ledger.keys(fault):
-                raise demo_broken(f"No message of {topic} could be buried as {fault}.", "Run the demo again.")
+                raise demo_broken(
+                    f"No message of {topic} could be buried as {fault}.", "Run the demo again."
+                )
 
     def nobody_waits(self) -> bool:
         """A worker that was frozen while it waited would be handed the next message all the same, until its wait is over."""
@@ -240,17 +272,34 @@ class RedisStreamsFaults:
         """By the broker's own burial (bury.lua): such a letter looks as every other one does."""
         topic = key[0]
         stream = self._keys.stream(topic, queue)
-        keys = (stream, self._keys.life(topic, queue), self._keys.held(topic, queue, group), self._keys.dead(topic, group))
+        keys = (
+            stream,
+            self._keys.life(topic, queue),
+            self._keys.held(topic, queue, group),
+            self._keys.dead(topic, group),
+        )
         self._ledger.append(fault, [key], consumer_group=group)
         cause = CAUSES[fault].format(n=entry.partition("-")[0])
-        self._server.eval(self._bury, len(keys), *keys, group, entry, 0 if fault == EXPIRED else 1, cause, topic, queue)
+        self._server.eval(
+            self._bury,
+            len(keys),
+            *keys,
+            group,
+            entry,
+            0 if fault == EXPIRED else 1,
+            cause,
+            topic,
+            queue,
+        )
 
     def _queues(self, topic: str) -> int:
         return int(self._server.hget(self._keys.topic(topic), "queues"))
 
     def _entries(self, topic: str, ids: set[str]) -> Iterator[Entry]:
         for queue in range(self._queues(topic)):
-            last = self._server.xrevrange(self._keys.stream(topic, queue), count=max(1000, 2 * len(ids)))
+            last = self._server.xrevrange(
+                self._keys.stream(topic, queue), count=max(1000, 2 * len(ids))
+            )
             for entry, fields in reversed(last):
                 message_id, number = read_entry(fields)
                 if message_id in ids:
@@ -259,12 +308,19 @@ class RedisStreamsFaults:
     def _waiting(self, topic: str, queue: int, group: str) -> list[tuple[str, int]]:
         """Entry id and send number of what the group was not given yet, oldest first."""
         stream = self._keys.stream(topic, queue)
-        [last] = [g["last-delivered-id"] for g in self._server.xinfo_groups(stream) if g["name"] == group]
-        return [(entry, read_entry(fields)[1]) for entry, fields in self._server.xrange(stream, f"({last}")]
+        [last] = [
+            g["last-delivered-id"] for g in self._server.xinfo_groups(stream) if g["name"] == group
+        ]
+        return [
+            (entry, read_entry(fields)[1])
+            for entry, fields in self._server.xrange(stream, f"({last}")
+        ]
 
 
 def read_entry(fields: Any) -> tuple[str, int]:
     """(message id, send number) of an entry, whose fields come as a mapping or as a flat list."""
-    found = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
+    found = (
+        fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
+    )
     headers = json.loads(found["headers"])
     return headers[ID_HEADER], int(headers.get(SEND_HEADER, 1))

@@ -19,30 +19,48 @@ def commit(ask: AskAll, group: str, hands: Sequence[InHand]) -> None:
     """Tells the broker the lowest offset of each queue that is not acknowledged, where it moved. Raises BrokerUnavailable."""
     moved = [(hand, hand.lowest) for hand in hands if hand.lowest != hand.committed]
     requests = [
-        (hand.queue.broker, Request(Ask.UPDATE_CONSUMER_OFFSET, {
-            "consumerGroup": group, "topic": hand.queue.topic, "queueId": hand.queue.number, "commitOffset": lowest,
-        }))
+        (
+            hand.queue.broker,
+            Request(
+                Ask.UPDATE_CONSUMER_OFFSET,
+                {
+                    "consumerGroup": group,
+                    "topic": hand.queue.topic,
+                    "queueId": hand.queue.number,
+                    "commitOffset": lowest,
+                },
+            ),
+        )
         for hand, lowest in moved
-    ]  # fmt: skip
+    ]
     for (hand, lowest), answer in zip(moved, ask(requests, "acknowledging"), strict=True):
         if answer.code != Said.SUCCESS:
             raise unavailable("acknowledging", f"{hand.queue.broker} says {answer.said()}")
         hand.committed, hand.moved = lowest, False
 
 
-def committed(ask: AskAll, group: str, queues: Sequence[MessageQueue], doing: str) -> list[int | None]:
+def committed(
+    ask: AskAll, group: str, queues: Sequence[MessageQueue], doing: str
+) -> list[int | None]:
     """What the broker has for each queue; null: the group never committed there. Raises BrokerUnavailable."""
     requests = [(queue.broker, ask_committed(group, queue.topic, queue.number)) for queue in queues]
-    return [None if one.code == Said.QUERY_NOT_FOUND else _offset(one, doing) for one in ask(requests, doing)]
+    return [
+        None if one.code == Said.QUERY_NOT_FOUND else _offset(one, doing)
+        for one in ask(requests, doing)
+    ]
 
 
-def take_queues(ask: AskAll, group: str, queues: Sequence[MessageQueue], doing: str) -> list[InHand]:
+def take_queues(
+    ask: AskAll, group: str, queues: Sequence[MessageQueue], doing: str
+) -> list[InHand]:
     """Each from where the group is in it; one that never committed begins at the first message, so that nothing is skipped.
 
     From 0 the first pull leads to the first message that is still there: to ask for it needs a right that consumers may not have.
     """
     offsets = committed(ask, group, queues, doing)
-    return [InHand(queue, offset or 0, offset) for queue, offset in zip(queues, offsets, strict=True)]
+    return [
+        InHand(queue, offset or 0, offset) for queue, offset in zip(queues, offsets, strict=True)
+    ]
 
 
 def _offset(answer: Answer, doing: str) -> int:

@@ -53,7 +53,9 @@ class Handover:
         since = {queue: wait.since for queue, wait in self._waiting.items()}
         few = len(others) <= ASKED_AT_MOST
         self._waiting = {
-            queue: _Wait(since.get(queue, now), frozenset(one for one in others if few or one == had))
+            queue: _Wait(
+                since.get(queue, now), frozenset(one for one in others if few or one == had)
+            )
             for queue, had in wanted.items()
         }
 
@@ -65,10 +67,14 @@ class Handover:
             self._ask_holders()
         told = self._told()
         for queue, wait in self._waiting.items():
-            free = {member for member in wait.holders if member in told and queue not in told[member]}
+            free = {
+                member for member in wait.holders if member in told and queue not in told[member]
+            }
             self._waiting[queue] = _Wait(wait.since, wait.holders - free)
         return [
-            queue for queue, wait in self._waiting.items() if not wait.holders or now - wait.since > HANDOVER_SECONDS
+            queue
+            for queue, wait in self._waiting.items()
+            if not wait.holders or now - wait.since > HANDOVER_SECONDS
         ]
 
     def taken(self, queue: MessageQueue) -> None:
@@ -76,11 +82,15 @@ class Handover:
 
     def forget(self, broker: str) -> None:
         """Its connection is over."""
-        self._waiting = {queue: wait for queue, wait in self._waiting.items() if queue.broker != broker}
+        self._waiting = {
+            queue: wait for queue, wait in self._waiting.items() if queue.broker != broker
+        }
         self._asked = {member: asked for member, asked in self._asked.items() if asked[0] != broker}
 
     def _ask_holders(self) -> None:
-        to_ask = {member: queue.broker for queue, wait in self._waiting.items() for member in wait.holders}
+        to_ask = {
+            member: queue.broker for queue, wait in self._waiting.items() for member in wait.holders
+        }
         for member, broker in to_ask.items():
             if member not in self._asked:
                 number = self._lines.start(broker, ask_running_info(self._group, member))

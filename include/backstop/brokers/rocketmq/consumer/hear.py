@@ -53,9 +53,13 @@ class Ear:
             table = command.json()["offsetTable"]
             named = [(fastjson.members(key), int(offset)) for key, offset in table.items()]
             self._resets += [
-                (MessageQueue(queue["topic"], queue["brokerName"], int(queue["queueId"])), offset) for queue, offset in named
+                (MessageQueue(queue["topic"], queue["brokerName"], int(queue["queueId"])), offset)
+                for queue, offset in named
             ]
         except (Malformed, KeyError, TypeError, ValueError, AttributeError) as error:
-            log.warning("Somebody reset offsets of our group in a way that cannot be read, and nothing was reset: %s", error)
+            log.warning(
+                "Somebody reset offsets of our group in a way that cannot be read, and nothing was reset: %s",
+                error,
+            )
             return Request(Said.INVALID_PARAMETER)
         return Request(Said.SUCCESS)

@@ -43,11 +43,19 @@ def allocate(queues: Sequence[MessageQueue], members: Iterable[str], me: str) ->
 def heartbeat(client: str, group: str, filters: Mapping[str, str], version: int) -> Request:
     """Says that the client is a member and what it subscribes to: RocketMQ's topic -> its filter (tags, or EVERY_TAG)."""
     consumer = {
-        "groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
-        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "unitMode": False,
+        "groupName": group,
+        "consumeType": "CONSUME_PASSIVELY",
+        "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
+        "unitMode": False,
         "subscriptionDataSet": _subscriptions(filters, version),
-    }  # fmt: skip
-    body = {"clientID": client, "producerDataSet": [], "consumerDataSet": [consumer], "heartbeatFingerprint": 0}
+    }
+    body = {
+        "clientID": client,
+        "producerDataSet": [],
+        "consumerDataSet": [consumer],
+        "heartbeatFingerprint": 0,
+    }
     return Request(Ask.HEART_BEAT, {}, _json(body))
 
 
@@ -61,7 +69,10 @@ def ask_members(group: str) -> Request:
 
 def ask_running_info(group: str, client: str) -> Request:
     """Asks another member, by way of the broker, what it is doing."""
-    return Request(Ask.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": group, "clientId": client, "jstackEnable": False})
+    return Request(
+        Ask.GET_CONSUMER_RUNNING_INFO,
+        {"consumerGroup": group, "clientId": client, "jstackEnable": False},
+    )
 
 
 def queues_in(answer: Answer) -> set[MessageQueue]:
@@ -73,18 +84,40 @@ def queues_in(answer: Answer) -> set[MessageQueue]:
         return set()
 
 
-def running_info(filters: Mapping[str, str], version: int, rows: Mapping[MessageQueue, tuple[int, int, int]]) -> bytes:
+def running_info(
+    filters: Mapping[str, str], version: int, rows: Mapping[MessageQueue, tuple[int, int, int]]
+) -> bytes:
     """What a Java client tells an administrator; `rows`: for each queue what may be committed, what is pulled next, how many
     are in hand. Its keys are objects, which JSON has not."""
     table = ",".join(
-        f"{_json(queue.named()).decode()}:" + _json({
-            "commitOffset": lowest, "cachedMsgMinOffset": lowest, "cachedMsgMaxOffset": following - 1, "cachedMsgCount": held,
-            "locked": False, "lastLockTimestamp": 0, "droped": False, "lastPullTimestamp": 0, "lastConsumeTimestamp": 0,
-        }).decode()
+        f"{_json(queue.named()).decode()}:"
+        + _json(
+            {
+                "commitOffset": lowest,
+                "cachedMsgMinOffset": lowest,
+                "cachedMsgMaxOffset": following - 1,
+                "cachedMsgCount": held,
+                "locked": False,
+                "lastLockTimestamp": 0,
+                "droped": False,
+                "lastPullTimestamp": 0,
+                "lastConsumeTimestamp": 0,
+            }
+        ).decode()
         for queue, (lowest, following, held) in rows.items()
-    )  # fmt: skip
-    properties = {"PROP_CONSUME_TYPE": "CONSUME_PASSIVELY", "PROP_CLIENT_VERSION": "V5_3_3", "PROP_CONSUMEORDERLY": "false"}
-    rest = _json({"properties": properties, "subscriptionSet": _subscriptions(filters, version), "statusTable": {}}).decode()
+    )
+    properties = {
+        "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+        "PROP_CLIENT_VERSION": "V5_3_3",
+        "PROP_CONSUMEORDERLY": "false",
+    }
+    rest = _json(
+        {
+            "properties": properties,
+            "subscriptionSet": _subscriptions(filters, version),
+            "statusTable": {},
+        }
+    ).decode()
     return f'{rest[:-1]},"mqTable":{{{table}}}}}'.encode()
 
 
@@ -113,12 +146,16 @@ def java_hash(text: str) -> int:
 def _subscriptions(filters: Mapping[str, str], version: int) -> list[dict[str, object]]:
     return [
         {
-            "topic": topic, "subString": text, "tagsSet": [] if text == EVERY_TAG else tags_of(text),
+            "topic": topic,
+            "subString": text,
+            "tagsSet": [] if text == EVERY_TAG else tags_of(text),
             "codeSet": [] if text == EVERY_TAG else [java_hash(tag) for tag in tags_of(text)],
-            "subVersion": version, "classFilterMode": False, "expressionType": "TAG",
+            "subVersion": version,
+            "classFilterMode": False,
+            "expressionType": "TAG",
         }
         for topic, text in filters.items()
-    ]  # fmt: skip
+    ]
 
 
 def _json(body: object) -> bytes:

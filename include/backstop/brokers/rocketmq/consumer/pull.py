@@ -37,11 +37,24 @@ class Puller:
     """The pulls of one consumer. Not shared between threads."""
 
     def __init__(
-        self, lines: Lines, share: QueueShare, group: str, filters: Mapping[str, str], tags: Mapping[str, Collection[str]], *,
-        batch: int, seconds: float,
-    ) -> None:  # fmt: skip
+        self,
+        lines: Lines,
+        share: QueueShare,
+        group: str,
+        filters: Mapping[str, str],
+        tags: Mapping[str, Collection[str]],
+        *,
+        batch: int,
+        seconds: float,
+    ) -> None:
         """Topics are RocketMQ's; `filters` as subscribed to, `tags`: the same as tags, where not every message is wanted."""
-        self._lines, self._share, self._group, self._filters, self._tags = lines, share, group, filters, tags
+        self._lines, self._share, self._group, self._filters, self._tags = (
+            lines,
+            share,
+            group,
+            filters,
+            tags,
+        )
         self._batch, self._seconds = batch, seconds
         self._turn = 0
         self._limited = LimitedLog(log)
@@ -54,7 +67,11 @@ class Puller:
         Raises BrokerUnavailable when a queue could not be read and no other one has anything.
         """
         ready = deque(hand for hand in self.in_turn() if hand.pulling is None)
-        while ready and room > (waiting := sum(hand.fresh for hand in self._share.hands.values())) and self._may_take():
+        while (
+            ready
+            and room > (waiting := sum(hand.fresh for hand in self._share.hands.values()))
+            and self._may_take()
+        ):
             some = [ready.popleft() for _ in range(min(len(ready), room - waiting))]
             number = min(self._batch, max(1, (room - waiting) // len(some)))
             requests = [(hand.queue.broker, self._request(hand, number)) for hand in some]
@@ -102,19 +119,33 @@ class Puller:
 
     def _may_take(self) -> bool:
         hands = self._share.hands.values()
-        return sum(hand.size for hand in hands) < MOST_IN_HAND and sum(hand.bytes for hand in hands) < MOST_BYTES_IN_HAND
+        return (
+            sum(hand.size for hand in hands) < MOST_IN_HAND
+            and sum(hand.bytes for hand in hands) < MOST_BYTES_IN_HAND
+        )
 
     def _request(self, hand: InHand, number: int, *, suspend: bool = False) -> Request:
-        return Request(Ask.PULL_MESSAGE, {
-            "consumerGroup": self._group, "topic": hand.queue.topic, "queueId": hand.queue.number,
-            "queueOffset": hand.next_offset, "maxMsgNums": number, "commitOffset": 0,
-            "sysFlag": SUBSCRIPTION | (SUSPEND if suspend else 0),
-            "suspendTimeoutMillis": int(SUSPEND_SECONDS * 1000) if suspend else 0,
-            "subscription": self._filters[hand.queue.topic], "subVersion": self._share.version, "expressionType": "TAG",
-        })  # fmt: skip
+        return Request(
+            Ask.PULL_MESSAGE,
+            {
+                "consumerGroup": self._group,
+                "topic": hand.queue.topic,
+                "queueId": hand.queue.number,
+                "queueOffset": hand.next_offset,
+                "maxMsgNums": number,
+                "commitOffset": 0,
+                "sysFlag": SUBSCRIPTION | (SUSPEND if suspend else 0),
+                "suspendTimeoutMillis": int(SUSPEND_SECONDS * 1000) if suspend else 0,
+                "subscription": self._filters[hand.queue.topic],
+                "subVersion": self._share.version,
+                "expressionType": "TAG",
+            },
+        )
 
     def _hold(self, hand: InHand, number: int) -> None:
-        hand.pulling = self._lines.start(hand.queue.broker, self._request(hand, number, suspend=True))
+        hand.pulling = self._lines.start(
+            hand.queue.broker, self._request(hand, number, suspend=True)
+        )
         hand.pulling_from = hand.next_offset
         hand.pulling_until = time.monotonic() + SUSPEND_SECONDS + LATE_SECONDS + self._seconds
 
@@ -126,7 +157,10 @@ class Puller:
         try:
             if answer.code == Said.SUCCESS:
                 found = read_stored(answer.body)
-                hand.pulled([one for one in found if self._is_for(hand, one)], answer.number("nextBeginOffset"))
+                hand.pulled(
+                    [one for one in found if self._is_for(hand, one)],
+                    answer.number("nextBeginOffset"),
+                )
                 return True
             if answer.code == Said.PULL_RETRY_IMMEDIATELY:
                 hand.skip_to(answer.number("nextBeginOffset"))
@@ -143,13 +177,22 @@ class Puller:
         """The place is not one of the queue's, or somebody set the group's offset."""
         to, first = answer.number("nextBeginOffset"), answer.number("minOffset")
         if hand.next_offset < first and to == first:
-            log.warning("%s begins at %d: what lay from %d to it is not there any more.", hand.queue, first, hand.next_offset)
+            log.warning(
+                "%s begins at %d: what lay from %d to it is not there any more.",
+                hand.queue,
+                first,
+                hand.next_offset,
+            )
             hand.skip_to(to)
             return
-        log.warning("The group's place in %s is %d now, it was %d.", hand.queue, to, hand.next_offset)
+        log.warning(
+            "The group's place in %s is %d now, it was %d.", hand.queue, to, hand.next_offset
+        )
         hand.move(to, committed=None)
         self._share.forgot = True
-        self._share.commit([hand])  # at once: the broker still has the old place, and would lead the next consumer there
+        self._share.commit(
+            [hand]
+        )  # at once: the broker still has the old place, and would lead the next consumer there
 
     def _is_for(self, hand: InHand, stored: Stored) -> bool:
         """The broker compares the hashes of tags; the tag itself is for the consumer to compare."""

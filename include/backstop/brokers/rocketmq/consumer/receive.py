@@ -29,7 +29,14 @@ from backstop.brokers.rocketmq.consumer.members import EVERY_TAG, subscription
 from backstop.brokers.rocketmq.consumer.pull import Puller
 from backstop.brokers.rocketmq.consumer.share_queues import QueueShare
 from backstop.brokers.rocketmq.message.epoch import EPOCH
-from backstop.brokers.rocketmq.message.names import RETRY, decode, encode_group, encode_topic, queue_number, retry_topic
+from backstop.brokers.rocketmq.message.names import (
+    RETRY,
+    decode,
+    encode_group,
+    encode_topic,
+    queue_number,
+    retry_topic,
+)
 from backstop.brokers.rocketmq.message.properties import RETRY_TOPIC, message_of
 from backstop.brokers.rocketmq.routes.find_origins import Dead, Origins
 from backstop.brokers.rocketmq.routes.route import Routes
@@ -60,25 +67,52 @@ class RocketMQSubscription:
     """One consumer of a group over its share of the topics' queues. Not shared between threads."""
 
     def __init__(
-        self, pool: Pool, routes: Routes, *, group: str, topics: Sequence[str], consumer: str, seconds: float,
-        delivery_limit: int, levels: Sequence[timedelta], pull_batch: int = 32,
+        self,
+        pool: Pool,
+        routes: Routes,
+        *,
+        group: str,
+        topics: Sequence[str],
+        consumer: str,
+        seconds: float,
+        delivery_limit: int,
+        levels: Sequence[timedelta],
+        pull_batch: int = 32,
         tags: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`seconds`: for one answer. `levels`: the broker's delay levels. `tags`: the group's filter for a topic; none: every
         message. All consumers of a group must have the same topics and filters, as everywhere with RocketMQ."""
         self._group, self._limit, self._levels = encode_group(group), delivery_limit, list(levels)
         self._brokers, self._origins = routes.brokers, Origins(pool, routes, seconds=seconds)
-        wanted = {encode_topic(topic): frozenset(some) for topic in topics if (some := (tags or {}).get(topic))}
+        wanted = {
+            encode_topic(topic): frozenset(some)
+            for topic in topics
+            if (some := (tags or {}).get(topic))
+        }
         filters = {name: subscription(wanted.get(name, ())) for name in map(encode_topic, topics)}
         filters[retry_topic(group)] = EVERY_TAG
         client = f"{encode_group(consumer[:40])}@{os.getpid()}#{secrets.token_hex(6)}"
         self._ear = Ear()
         self._lines = Lines(pool, self._ear.hear)
         self._share = QueueShare(
-            self._lines, routes, self._ear, client=client, group=self._group, filters=filters, seconds=seconds
+            self._lines,
+            routes,
+            self._ear,
+            client=client,
+            group=self._group,
+            filters=filters,
+            seconds=seconds,
         )
         self._ear.answer_with(self._share.running_info)
-        self._puller = Puller(self._lines, self._share, self._group, filters, wanted, batch=pull_batch, seconds=seconds)
+        self._puller = Puller(
+            self._lines,
+            self._share,
+            self._group,
+            filters,
+            wanted,
+            batch=pull_batch,
+            seconds=seconds,
+        )
         self._out: dict[str, Held] = {}
         """What was handed out and is not done with, by its broker_id."""
         self._later: list[tuple[float, int, Held]] = []
@@ -96,7 +130,10 @@ class RocketMQSubscription:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -123,10 +160,16 @@ class RocketMQSubscription:
                     found = [held for held in found if self._has(held)]
                     if not found:
                         raise
-                    self._limited.warning(str(error))  # what is in hand goes first; the next call meets it again
+                    self._limited.warning(
+                        str(error)
+                    )  # what is in hand goes first; the next call meets it again
                 if found or time.monotonic() >= deadline:
                     return [held.received for held in found if held.received is not None]
-                self._lines.wait(min(deadline, self._share.due_at, self._later[0][0] if self._later else deadline))
+                self._lines.wait(
+                    min(
+                        deadline, self._share.due_at, self._later[0][0] if self._later else deadline
+                    )
+                )
 
     def acknowledge(self, received: Sequence[Received]) -> None:
         with self._lock:
@@ -138,11 +181,17 @@ class RocketMQSubscription:
                     hands.append(held.hand)
             self._share.commit(dict.fromkeys(hands))
 
-    def hand_back(self, received: Received, *, after: timedelta, counts: bool, error: str | None = None) -> None:
+    def hand_back(
+        self, received: Received, *, after: timedelta, counts: bool, error: str | None = None
+    ) -> None:
         """`error` is not kept: RocketMQ has no place for it."""
         with self._lock:
             held = self._held(received)
-            if held is None or held.received is None or held.received.deliveries != received.deliveries:
+            if (
+                held is None
+                or held.received is None
+                or held.received.deliveries != received.deliveries
+            ):
                 return  # acknowledged, or delivered anew meanwhile
             if counts and self._send_back(held, after):
                 return
@@ -165,7 +214,10 @@ class RocketMQSubscription:
         """A thread that keeps it a member while a handler works; it ends with the subscription, closed or dropped."""
         if self._alive is None:
             self._alive = threading.Thread(
-                target=_keep_alive, args=(weakref.ref(self), self._closed), name=f"alive-{self._group}", daemon=True
+                target=_keep_alive,
+                args=(weakref.ref(self), self._closed),
+                name=f"alive-{self._group}",
+                daemon=True,
             )
             self._alive.start()
 
@@ -204,7 +256,12 @@ class RocketMQSubscription:
         """Reads those that fit, the first of all in any case, and returns their bytes."""
         again = [held for held in taken if held.hand.queue.topic.startswith(RETRY)]
         letters = [
-            Dead(_topic_of(held), held.hand.queue.broker, self._lines.address(held.hand.queue.broker), held.stored)
+            Dead(
+                _topic_of(held),
+                held.hand.queue.broker,
+                self._lines.address(held.hand.queue.broker),
+                held.stored,
+            )
             for held in again
         ]
         positions = dict(zip(map(id, again), self._find_origins(letters), strict=True))
@@ -213,7 +270,9 @@ class RocketMQSubscription:
             if size >= room:
                 break
             queue, stored, topic = held.hand.queue, held.stored, _topic_of(held)
-            position: Position | None = Position(queue_number(queue.broker, queue.number, self._brokers), stored.offset, EPOCH)
+            position: Position | None = Position(
+                queue_number(queue.broker, queue.number, self._brokers), stored.offset, EPOCH
+            )
             if id(held) in positions:
                 position = positions[id(held)]
             message = message_of(stored, topic)
@@ -222,7 +281,9 @@ class RocketMQSubscription:
                 log.error("A message of %s cannot be read: %s", queue, message)
                 message = Message(topic, "", b"")
             size += len(message.content)
-            broker_id = f"{queue.topic}/{queue.number}/{stored.offset}@{queue.broker}#{held.hand.life}"
+            broker_id = (
+                f"{queue.topic}/{queue.number}/{stored.offset}@{queue.broker}#{held.hand.life}"
+            )
             held.received = Received(message, position, broker_id, stored.reconsume_times + 1)
         return size
 
@@ -240,16 +301,27 @@ class RocketMQSubscription:
     def _send_back(self, held: Held, after: timedelta) -> bool:
         """Whether the broker has it in the retry topic, or among the dead letters, now."""
         queue, stored = held.hand.queue, held.stored
-        request = Request(Ask.CONSUMER_SEND_MSG_BACK, {
-            "offset": stored.physical_offset, "group": self._group,
-            # What the broker writes anew has lost the sign that it is cut off: it must not come again, and is a dead letter now.
-            "delayLevel": AT_ONCE_DEAD if stored.cut_off else _level(self._levels, after),
-            "originMsgId": stored.unique_key or stored.store_id, "originTopic": stored.topic, "unitMode": False,
-            "maxReconsumeTimes": self._limit - 1,
-        })  # fmt: skip
+        request = Request(
+            Ask.CONSUMER_SEND_MSG_BACK,
+            {
+                "offset": stored.physical_offset,
+                "group": self._group,
+                # What the broker writes anew has lost the sign that it is cut off: it must not come again, and is a dead letter now.
+                "delayLevel": AT_ONCE_DEAD if stored.cut_off else _level(self._levels, after),
+                "originMsgId": stored.unique_key or stored.store_id,
+                "originTopic": stored.topic,
+                "unitMode": False,
+                "maxReconsumeTimes": self._limit - 1,
+            },
+        )
         [answer] = self._share.ask([(queue.broker, request)], "handing a message back")
         if answer.code != Said.SUCCESS:
-            log.error("The broker %s did not take back a message of %s: %s", queue.broker, queue, answer.said())
+            log.error(
+                "The broker %s did not take back a message of %s: %s",
+                queue.broker,
+                queue,
+                answer.said(),
+            )
             return False
         self._drop(held)
         self._share.commit([held.hand])
@@ -273,7 +345,9 @@ class RocketMQSubscription:
                 moved.append(hand)
         if self._share.forgot:
             self._share.forgot = False
-            self._out = {broker_id: held for broker_id, held in self._out.items() if self._has(held)}
+            self._out = {
+                broker_id: held for broker_id, held in self._out.items() if self._has(held)
+            }
         self._share.commit(moved)
 
     def _held(self, received: Received) -> Held | None:
@@ -289,7 +363,9 @@ class RocketMQSubscription:
         if held is not None and self._has(held):
             return held
         if (why := self._share.away.get(named[1])) is not None:
-            raise unavailable("acknowledging or handing back", f"{why}; what was in hand is delivered again")
+            raise unavailable(
+                "acknowledging or handing back", f"{why}; what was in hand is delivered again"
+            )
         return None
 
     def _has(self, held: Held) -> bool:
@@ -314,10 +390,16 @@ def _keep_alive(subscription: weakref.ref[RocketMQSubscription], closed: threadi
 def _topic_of(held: Held) -> str:
     """Ours; one that comes again tells its own. In the topic itself anybody may have written that property."""
     topic = held.hand.queue.topic
-    return decode(held.stored.properties.get(RETRY_TOPIC, topic) if topic.startswith(RETRY) else topic)
+    return decode(
+        held.stored.properties.get(RETRY_TOPIC, topic) if topic.startswith(RETRY) else topic
+    )
 
 
 def _level(levels: Sequence[timedelta], after: timedelta) -> int:
     """The smallest delay level that is not below it; the longest, if all are."""
     fitting = [(delay, place) for place, delay in enumerate(levels, start=1) if delay >= after]
-    return min(fitting)[1] if fitting else max((delay, place) for place, delay in enumerate(levels, start=1))[1]
+    return (
+        min(fitting)[1]
+        if fitting
+        else max((delay, place) for place, delay in enumerate(levels, start=1))[1]
+    )

@@ -47,7 +47,15 @@ class QueueShare:
     """The share of one consumer. Not shared between threads; whoever shares it holds a lock."""
 
     def __init__(
-        self, lines: Lines, routes: Routes, ear: Ear, *, client: str, group: str, filters: Mapping[str, str], seconds: float
+        self,
+        lines: Lines,
+        routes: Routes,
+        ear: Ear,
+        *,
+        client: str,
+        group: str,
+        filters: Mapping[str, str],
+        seconds: float,
     ) -> None:
         """Names are RocketMQ's; `filters`: what is subscribed to, topic -> tags. `seconds`: for one answer."""
         self._lines, self._routes, self._ear, self._seconds = lines, routes, ear, seconds
@@ -88,7 +96,11 @@ class QueueShare:
         if self._ear.members_changed:
             return 0.0
         handover = self._handover.due_at
-        return min(self._rebalance_at, self._heartbeat_at, self._rebalance_at if handover is None else handover)
+        return min(
+            self._rebalance_at,
+            self._heartbeat_at,
+            self._rebalance_at if handover is None else handover,
+        )
 
     def pulse(self) -> None:
         """Says that it lives, without waiting for an answer."""
@@ -98,7 +110,9 @@ class QueueShare:
         if now < self._heartbeat_at:
             return
         self._heartbeat_at = now + HEARTBEAT_SECONDS
-        started = [(broker, self._lines.start(broker, self._heartbeat())) for broker in self._lines.brokers]
+        started = [
+            (broker, self._lines.start(broker, self._heartbeat())) for broker in self._lines.brokers
+        ]
         self._pulses += [(broker, number) for broker, number in started if number is not None]
 
     def _take_pulses(self) -> None:
@@ -118,17 +132,25 @@ class QueueShare:
 
     def ask(self, requests: Sequence[tuple[str, Request]], doing: str) -> list[Answer]:
         """The answers, whatever they say. Raises BrokerUnavailable; what was in hand from a lost broker is forgotten."""
-        results: list[Result] = self._lines.ask(requests, time.monotonic() + self._seconds) if requests else []
+        results: list[Result] = (
+            self._lines.ask(requests, time.monotonic() + self._seconds) if requests else []
+        )
         answers = [result for result in results if isinstance(result, Answer)]
         if len(answers) < len(results):
             self._forget_broken(doing)
-            raise unavailable(doing, str(next(result for result in results if not isinstance(result, Answer))))
+            raise unavailable(
+                doing, str(next(result for result in results if not isinstance(result, Answer)))
+            )
         return answers
 
     def running_info(self) -> bytes:
         """What an administrator gets to see of this consumer."""
-        rows = {queue: (hand.lowest, hand.next_offset, hand.size) for queue, hand in self.hands.items()}
-        return running_info(self._filters, self.version, {**dict.fromkeys(self._handover.queues, (0, 0, 0)), **rows})
+        rows = {
+            queue: (hand.lowest, hand.next_offset, hand.size) for queue, hand in self.hands.items()
+        }
+        return running_info(
+            self._filters, self.version, {**dict.fromkeys(self._handover.queues, (0, 0, 0)), **rows}
+        )
 
     def refresh(self, topic: str) -> None:
         """Something is wrong with a queue of the topic: look where it is before anything else."""
@@ -145,21 +167,32 @@ class QueueShare:
         # A sign of life that the broker works on later than on the end of the connection makes it a member again, of no use.
         while self._pulses and not self._lines.broken() and self._lines.wait(deadline):
             self._take_pulses()
-        self._lines.ask([(broker, leave(self._client, self._group)) for broker in self._lines.brokers], deadline)
+        self._lines.ask(
+            [(broker, leave(self._client, self._group)) for broker in self._lines.brokers], deadline
+        )
         self.hands.clear()
         self._handover.want({}, ())
 
     def _rebalance(self, deadline: float) -> None:
         doing = "sharing the group's queues"
         routes, unread = self._read_routes(deadline)
-        masters = {queue.broker: queue.master for route in routes.values() for queue in route.readable() if queue.master}
+        masters = {
+            queue.broker: queue.master
+            for route in routes.values()
+            for queue in route.readable()
+            if queue.master
+        }
         self._connect(masters, deadline, leaves=not unread)
         if any(topic.startswith(RETRY) and topic not in routes for topic in self._filters):
-            self._rebalance_at = time.monotonic() + RETRY_SECONDS  # the broker makes it when it hears of the first member
+            self._rebalance_at = (
+                time.monotonic() + RETRY_SECONDS
+            )  # the broker makes it when it hears of the first member
         members = self._read_members(doing)
         if unread or len(members) < len(masters):
             self._rebalance_at = min(self._rebalance_at, time.monotonic() + AWAY_SECONDS)
-        wanted: dict[MessageQueue, str | None] = {queue: None for queue in self.hands if queue.topic in unread}
+        wanted: dict[MessageQueue, str | None] = {
+            queue: None for queue in self.hands if queue.topic in unread
+        }
         for topic, route in routes.items():
             # All of them, also those of a broker that is away: the others of the group reckon with them too.
             queues = [MessageQueue(topic, one.broker, one.queue_id) for one in route.readable()]
@@ -174,7 +207,9 @@ class QueueShare:
             wanted |= {queue: had.get(queue) for queue in mine if queue.broker in members}
         self._let_go([hand for queue, hand in self.hands.items() if queue not in wanted])
         everybody = {one for ids in members.values() for one in ids} - {self._client}
-        self._handover.want({queue: had for queue, had in wanted.items() if queue not in self.hands}, everybody)
+        self._handover.want(
+            {queue: had for queue, had in wanted.items() if queue not in self.hands}, everybody
+        )
         self._follow_moves(doing)
         self._take_over()
 
@@ -214,11 +249,15 @@ class QueueShare:
                     new.append(broker)
             except NotSent as error:
                 self.away[broker] = str(error)
-        for broker, result in zip(new, self._lines.ask([(one, self._heartbeat()) for one in new], deadline), strict=True):
+        for broker, result in zip(
+            new, self._lines.ask([(one, self._heartbeat()) for one in new], deadline), strict=True
+        ):
             if isinstance(result, Answer) and result.code == Said.SUCCESS:
                 self.away.pop(broker, None)
             else:
-                self.away[broker] = f"{broker} says {result.said()}" if isinstance(result, Answer) else str(result)
+                self.away[broker] = (
+                    f"{broker} says {result.said()}" if isinstance(result, Answer) else str(result)
+                )
                 self._forget(broker)
         for broker in masters:
             if (why := self.away.get(broker)) is not None:
@@ -232,13 +271,19 @@ class QueueShare:
         """The group's members as each broker knows them."""
         brokers = self._lines.brokers
         found: dict[str, list[str]] = {}
-        for broker, answer in zip(brokers, self.ask([(one, ask_members(self._group)) for one in brokers], doing), strict=True):
+        for broker, answer in zip(
+            brokers,
+            self.ask([(one, ask_members(self._group)) for one in brokers], doing),
+            strict=True,
+        ):
             if answer.code != Said.SUCCESS:
                 raise unavailable(doing, f"{broker} says {answer.said()}")
             try:
                 found[broker] = [str(one) for one in answer.json()["consumerIdList"]]
             except (Malformed, KeyError, TypeError) as error:
-                raise unavailable(doing, f"{broker} sent a list of members that cannot be read: {error}") from error
+                raise unavailable(
+                    doing, f"{broker} sent a list of members that cannot be read: {error}"
+                ) from error
             if self._client not in found[broker]:
                 self._heartbeat_at = 0.0
                 raise unavailable(doing, f"{broker} does not know this consumer as a member")
@@ -260,12 +305,18 @@ class QueueShare:
             if hand.moved:
                 continue  # the broker has not been told yet
             if offset is not None and offset != hand.committed:
-                log.warning("The group's place in %s was set to %d by somebody else; going on from there.", hand.queue, offset)
+                log.warning(
+                    "The group's place in %s was set to %d by somebody else; going on from there.",
+                    hand.queue,
+                    offset,
+                )
                 hand.move(offset, committed=offset)
                 self.forgot = True
 
     def _take_over(self) -> None:
-        for hand in take_queues(self.ask, self._group, self._handover.ready(), "taking queues over"):
+        for hand in take_queues(
+            self.ask, self._group, self._handover.ready(), "taking queues over"
+        ):
             self.hands[hand.queue] = hand
             self._handover.taken(hand.queue)
 

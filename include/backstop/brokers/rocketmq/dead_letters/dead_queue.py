@@ -47,7 +47,9 @@ class DeadQueue:
 class DeadQueues:
     """Looks at dead-letter topics for one adapter. Safe to share between threads. Raises BrokerUnavailable."""
 
-    def __init__(self, pool: Pool, routes: Routes, *, drain_group: str, pull_batch: int, seconds: float) -> None:
+    def __init__(
+        self, pool: Pool, routes: Routes, *, drain_group: str, pull_batch: int, seconds: float
+    ) -> None:
         self._pool, self._routes, self._group = pool, routes, drain_group
         self._batch, self.seconds = pull_batch, seconds
 
@@ -66,16 +68,22 @@ class DeadQueues:
             for ask, more in (
                 (Ask.GET_MIN_OFFSET, {}),
                 # What is stored and what its consumers can read: the one runs ahead of the other by moments.
-                (Ask.GET_MAX_OFFSET, {"committed": False}), (Ask.GET_MAX_OFFSET, {"committed": True}),
+                (Ask.GET_MAX_OFFSET, {"committed": False}),
+                (Ask.GET_MAX_OFFSET, {"committed": True}),
             )
-        ]  # fmt: skip
+        ]
         try:
-            numbers = [_good(answer).number("offset") for answer in only_answers(self._pool.ask_all(asked, deadline))]
+            numbers = [
+                _good(answer).number("offset")
+                for answer in only_answers(self._pool.ask_all(asked, deadline))
+            ]
             found = []
             for place, (broker, master, queue_id) in enumerate(places):
                 first, stored, readable = numbers[3 * place : 3 * place + 3]
                 if max(stored, readable) > 0:
-                    queue = DeadQueue(topic, broker, master, queue_id, max(first, 0), max(stored, readable))
+                    queue = DeadQueue(
+                        topic, broker, master, queue_id, max(first, 0), max(stored, readable)
+                    )
                     found.append(self._from_where_the_drain_is(queue, deadline))
         except (Lost, NotSent, Malformed, Refused) as error:
             raise unavailable(doing, str(error)) from error
@@ -88,14 +96,21 @@ class DeadQueues:
             deadline = time.monotonic() + self.seconds
             offsets = range(at, queue.end, stride)[:pulls]
             try:
-                answers = self._pull(queue, [(offset, min(stride, queue.end - offset)) for offset in offsets], 0, deadline)
+                answers = self._pull(
+                    queue,
+                    [(offset, min(stride, queue.end - offset)) for offset in offsets],
+                    0,
+                    deadline,
+                )
                 found, after = _in_a_row(answers, offsets, at)
                 while after == at:
                     # Stored, and not yet where consumers read: the broker answers when it is.
                     [answer] = self._pull(queue, [(at, 1)], WAIT_MILLISECONDS, deadline)
                     found, after = _in_a_row([answer], [at], at)
                     if after == at and time.monotonic() >= deadline:
-                        raise unavailable(_reading(queue), f"the entry {at} of {queue.end} does not come")
+                        raise unavailable(
+                            _reading(queue), f"the entry {at} of {queue.end} does not come"
+                        )
             except (Lost, NotSent, Malformed, Refused) as error:
                 raise unavailable(_reading(queue), str(error)) from error
             at = after
@@ -104,7 +119,11 @@ class DeadQueues:
                 yield found
                 # A broker gives less at once where entries are large, or no longer in memory: ask so that nothing comes twice.
                 whole = len(found) >= stride * len(offsets)
-                stride = min(2 * stride, self._batch) if whole else max(1, min(stride, len(found) // len(offsets)))
+                stride = (
+                    min(2 * stride, self._batch)
+                    if whole
+                    else max(1, min(stride, len(found) // len(offsets)))
+                )
                 size = sum(len(one.body) for one in found) // len(found) + 1
                 pulls = max(1, min(PULLS_AT_ONCE, ROUND_BYTES // (size * stride)))
 
@@ -119,14 +138,20 @@ class DeadQueues:
             if not self._commit(queue, offset, stored_at, deadline):
                 self._make_group(queue, deadline)
                 if not self._commit(queue, offset, stored_at, deadline):
-                    raise Refused(f"{queue.master} does not know the group {self._group} that it has just made")
+                    raise Refused(
+                        f"{queue.master} does not know the group {self._group} that it has just made"
+                    )
         except (Lost, NotSent, Malformed, Refused) as error:
             raise unavailable(doing, str(error)) from error
 
     def _places(self, topic: str, deadline: float, doing: str) -> list[tuple[str, str, int]]:
         """(broker, master's address, queue): a broker makes one queue, an operator may make more."""
         masters = self._routes.masters(deadline=deadline)
-        places = {(name, 0): master for name, master in masters.items() if name in (self._routes.brokers or masters)}
+        places = {
+            (name, 0): master
+            for name, master in masters.items()
+            if name in (self._routes.brokers or masters)
+        }
         try:
             route = self._routes.route(topic, deadline=deadline)
         except NoSuchTopic:
@@ -147,33 +172,59 @@ class DeadQueues:
         mark = self._committed(queue, MARKS + queue.queue_id, deadline)
         [answer] = self._pull(queue, [(committed - 1, 1)], 0, deadline)
         last = read_stored(answer.body) if answer.code == Said.SUCCESS else []
-        if [(one.offset, _milliseconds(one.stored_at)) for one in last[:1]] != [(committed - 1, mark)]:
+        if [(one.offset, _milliseconds(one.stored_at)) for one in last[:1]] != [
+            (committed - 1, mark)
+        ]:
             return queue
-        return DeadQueue(queue.topic, queue.broker, queue.master, queue.queue_id, committed, queue.end)
+        return DeadQueue(
+            queue.topic, queue.broker, queue.master, queue.queue_id, committed, queue.end
+        )
 
     def _committed(self, queue: DeadQueue, queue_id: int, deadline: float) -> int | None:
-        answer = self._pool.ask(queue.master, ask_committed(self._group, queue.topic, queue_id), deadline)
+        answer = self._pool.ask(
+            queue.master, ask_committed(self._group, queue.topic, queue_id), deadline
+        )
         if answer.code in (Said.QUERY_NOT_FOUND, Said.GROUP_NOT_EXIST):
             return None
         return _good(answer).number("offset")
 
     def _pull(
-        self, queue: DeadQueue, wanted: Sequence[tuple[int, int]], wait_milliseconds: int, deadline: float
+        self,
+        queue: DeadQueue,
+        wanted: Sequence[tuple[int, int]],
+        wait_milliseconds: int,
+        deadline: float,
     ) -> list[Answer]:
         requests = [
-            pull(queue.topic, queue.queue_id, offset, count, wait_milliseconds=wait_milliseconds) for offset, count in wanted
+            pull(queue.topic, queue.queue_id, offset, count, wait_milliseconds=wait_milliseconds)
+            for offset, count in wanted
         ]
         return only_answers(self._pool.ask_many(queue.master, requests, deadline))
 
     def _commit(self, queue: DeadQueue, offset: int, stored_at: datetime, deadline: float) -> bool:
         """False: the broker does not know the group."""
-        answers = only_answers(self._pool.ask_many(queue.master, [
-            Request(Ask.UPDATE_CONSUMER_OFFSET, {
-                "consumerGroup": self._group, "topic": queue.topic, "queueId": queue_id, "commitOffset": value,
-            }, lane="commit") for queue_id, value in (
-                (queue.queue_id, offset), (MARKS + queue.queue_id, _milliseconds(stored_at)),
+        answers = only_answers(
+            self._pool.ask_many(
+                queue.master,
+                [
+                    Request(
+                        Ask.UPDATE_CONSUMER_OFFSET,
+                        {
+                            "consumerGroup": self._group,
+                            "topic": queue.topic,
+                            "queueId": queue_id,
+                            "commitOffset": value,
+                        },
+                        lane="commit",
+                    )
+                    for queue_id, value in (
+                        (queue.queue_id, offset),
+                        (MARKS + queue.queue_id, _milliseconds(stored_at)),
+                    )
+                ],
+                deadline,
             )
-        ], deadline))  # fmt: skip
+        )
         if any(answer.code == Said.GROUP_NOT_EXIST for answer in answers):
             return False
         for answer in answers:
@@ -182,8 +233,14 @@ class DeadQueues:
 
     def _make_group(self, queue: DeadQueue, deadline: float) -> None:
         """The group is Backstop's own, and nobody consumes by it."""
-        body = json.dumps({"groupName": self._group, "consumeEnable": True, "retryMaxTimes": 0}).encode()
-        _good(self._pool.ask(queue.master, Request(Ask.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body), deadline))
+        body = json.dumps(
+            {"groupName": self._group, "consumeEnable": True, "retryMaxTimes": 0}
+        ).encode()
+        _good(
+            self._pool.ask(
+                queue.master, Request(Ask.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body), deadline
+            )
+        )
 
 
 class Refused(Exception):
@@ -196,7 +253,9 @@ def _good(answer: Answer) -> Answer:
     return answer
 
 
-def _in_a_row(answers: Sequence[Answer], offsets: Sequence[int], at: int) -> tuple[list[Stored], int]:
+def _in_a_row(
+    answers: Sequence[Answer], offsets: Sequence[int], at: int
+) -> tuple[list[Stored], int]:
     """The entries from `at` on without a gap, and the offset after them. What the broker has removed is passed."""
     found: list[Stored] = []
     for answer, offset in zip(answers, offsets, strict=True):
@@ -210,7 +269,9 @@ def _in_a_row(answers: Sequence[Answer], offsets: Sequence[int], at: int) -> tup
         elif answer.code in NOTHING_THERE:
             after = answer.number("nextBeginOffset")
             if after < offset:
-                raise Refused(f"its offsets went back from {offset} to {after} while they were read")
+                raise Refused(
+                    f"its offsets went back from {offset} to {after} while they were read"
+                )
             at = max(at, after)
         else:
             raise Refused(answer.said())

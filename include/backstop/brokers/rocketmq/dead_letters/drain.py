@@ -26,10 +26,18 @@ class Drain:
     """Finds the dead-letter topics of one adapter, looks into them, and opens readers of them."""
 
     def __init__(
-        self, pool: Pool, routes: Routes, *, seconds: float, drain_group: str = DRAIN_GROUP, pull_batch: int = 32
+        self,
+        pool: Pool,
+        routes: Routes,
+        *,
+        seconds: float,
+        drain_group: str = DRAIN_GROUP,
+        pull_batch: int = 32,
     ) -> None:
         """`seconds`: of one question or acknowledgement. `drain_group`: by which it is committed how far they are stored."""
-        self._queues = DeadQueues(pool, routes, drain_group=drain_group, pull_batch=pull_batch, seconds=seconds)
+        self._queues = DeadQueues(
+            pool, routes, drain_group=drain_group, pull_batch=pull_batch, seconds=seconds
+        )
         self._origins = Origins(pool, routes, seconds=seconds)
 
     def queues(self, groups: Sequence[str]) -> list[str]:
@@ -42,8 +50,10 @@ class Drain:
         found = self._queues.find(dead_letter_topic(group))
         return (
             ref_of(queue.broker, group, stored)
-            for queue in found for some in self._queues.read(queue, _from(queue, since)) for stored in some
-        )  # fmt: skip
+            for queue in found
+            for some in self._queues.read(queue, _from(queue, since))
+            for stored in some
+        )
 
     def open(self, queue: str) -> RocketMQLetters:
         """Raises ConfigurationError for a name that is no dead-letter topic."""
@@ -78,7 +88,9 @@ class _Reading:
             if self.entries is None:
                 self.entries = self.queues.read(self.queue, self.at)
             entries, self.entries = self.entries, None
-            some = next(entries, None)  # when this raises, the next one begins anew from where this one was
+            some = next(
+                entries, None
+            )  # when this raises, the next one begins anew from where this one was
             self.entries = entries
             if some is not None:
                 self.arrived.extend(some)
@@ -99,7 +111,10 @@ class RocketMQLetters:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -143,9 +158,12 @@ class RocketMQLetters:
                 page.append((reading, reading.arrived.popleft()))
 
     def _hand_out(self, page: Sequence[tuple[_Reading, Stored]]) -> list[DeadLetter]:
-        positions = self._origins.find([
-            Dead(topic_of(one, self._group), reading.queue.broker, reading.queue.master, one) for reading, one in page
-        ])  # fmt: skip
+        positions = self._origins.find(
+            [
+                Dead(topic_of(one, self._group), reading.queue.broker, reading.queue.master, one)
+                for reading, one in page
+            ]
+        )
         letters = []
         for (reading, one), position in zip(page, positions, strict=True):
             letter = read_letter(self._topic, reading.queue.broker, self._group, one, position)

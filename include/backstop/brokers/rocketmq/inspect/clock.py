@@ -69,7 +69,10 @@ class Clock:
         asked = [(address, span) for address in masters.values()]
         for (name, address), answer in zip(
             masters.items(),
-            require_answers(self._pool, asked, deadline, doing, also=(Said.TOPIC_NOT_EXIST, Said.NO_PERMISSION)), strict=True,
+            require_answers(
+                self._pool, asked, deadline, doing, also=(Said.TOPIC_NOT_EXIST, Said.NO_PERMISSION)
+            ),
+            strict=True,
         ):
             told = self._as_proved(address, answer, doing)
             if told is not None:
@@ -90,9 +93,14 @@ class Clock:
 
     def _prove(self, masters: Mapping[str, str], deadline: float, doing: str) -> dict[str, int]:
         begun = time.monotonic()
-        both = (Request(Ask.QUERY_CONSUME_TIME_SPAN, {"topic": TOPIC, "group": GROUP}), Request(Ask.GET_BROKER_RUNTIME_INFO))
+        both = (
+            Request(Ask.QUERY_CONSUME_TIME_SPAN, {"topic": TOPIC, "group": GROUP}),
+            Request(Ask.GET_BROKER_RUNTIME_INFO),
+        )
         requests = [(address, request) for address in masters.values() for request in both]
-        answers = require_answers(self._pool, requests, deadline, doing, also=(Said.TOPIC_NOT_EXIST, Said.NO_PERMISSION))
+        answers = require_answers(
+            self._pool, requests, deadline, doing, also=(Said.TOPIC_NOT_EXIST, Said.NO_PERMISSION)
+        )
         took = round((time.monotonic() - begun) * 1000) + 1
         found: dict[str, int] = {}
         for place, (name, address) in enumerate(masters.items()):
@@ -114,7 +122,9 @@ class Clock:
         waits, pause = dict(masters), 0.001
         while waits:
             doing = "looking whether its queues hold all that it stored"
-            requests = [(address, Request(Ask.GET_BROKER_RUNTIME_INFO)) for address in waits.values()]
+            requests = [
+                (address, Request(Ask.GET_BROKER_RUNTIME_INFO)) for address in waits.values()
+            ]
             answers = require_answers(self._pool, requests, deadline, doing)
             for name, answer in zip(list(waits), answers, strict=True):
                 seen = told[name] = _runtime(answer, doing)
@@ -125,7 +135,9 @@ class Clock:
             if waits and time.monotonic() >= deadline:
                 raise unavailable(doing, f"{', '.join(waits)} did not catch up in time")
             if waits:
-                time.sleep(pause)  # it tells nobody when it has caught up: it is asked, ever more seldom
+                time.sleep(
+                    pause
+                )  # it tells nobody when it has caught up: it is asked, ever more seldom
                 pause = min(2 * pause, 0.1)
         return told
 
@@ -136,7 +148,9 @@ class Clock:
         if booted == seen.booted:
             return flushed
         doing = "reading how it flushes"
-        [answer] = require_answers(self._pool, [(address, Request(Ask.GET_BROKER_CONFIG))], deadline, doing)
+        [answer] = require_answers(
+            self._pool, [(address, Request(Ask.GET_BROKER_CONFIG))], deadline, doing
+        )
         flushed = b"flushDiskType=SYNC_FLUSH" in answer.body.split()
         with self._lock:
             self._flushes[address] = (seen.booted, flushed)
@@ -160,7 +174,9 @@ def _told(answer: Answer, doing: str) -> int:
     try:
         return int(answer.json()["consumeTimeSpanSet"][0]["delayTime"]) - 1
     except (Malformed, KeyError, IndexError, TypeError, ValueError) as error:
-        raise unavailable(doing, f"an answer that cannot be read: {type(error).__name__}: {error}") from error
+        raise unavailable(
+            doing, f"an answer that cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _runtime(answer: Answer, doing: str) -> Runtime:
@@ -172,13 +188,18 @@ def _runtime(answer: Answer, doing: str) -> Runtime:
         days, hours, minutes, seconds = (int(re.sub(r"\D", "", part)) for part in found.groups())
         booted = int(table["bootTimestamp"])
         return Runtime(
-            booted, booted + (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000,
-            int(table["commitLogMaxOffset"]), max(0, int(table["dispatchBehindBytes"])),
-            _bytes(table["remainHowManyDataToFlush"]), int(table.get("timerReadBehind", 0)),
+            booted,
+            booted + (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000,
+            int(table["commitLogMaxOffset"]),
+            max(0, int(table["dispatchBehindBytes"])),
+            _bytes(table["remainHowManyDataToFlush"]),
+            int(table.get("timerReadBehind", 0)),
             max(0, int(table.get("timerOffsetBehind", 0))),
-        )  # fmt: skip
+        )
     except (Malformed, KeyError, TypeError, ValueError) as error:
-        raise unavailable(doing, f"an answer that cannot be read: {type(error).__name__}: {error}") from error
+        raise unavailable(
+            doing, f"an answer that cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _bytes(text: str) -> int:
@@ -187,4 +208,8 @@ def _bytes(text: str) -> int:
     if found is None:
         raise Malformed(f"a number of bytes of {text[:40]!r}")
     power = _POWERS.index(found[2] or " ")
-    return int((float(found[1]) + (0.05 if power else 0)) * 1024**power) + 1 if power else int(float(found[1]))
+    return (
+        int((float(found[1]) + (0.05 if power else 0)) * 1024**power) + 1
+        if power
+        else int(float(found[1]))
+    )

@@ -31,7 +31,12 @@ _UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)
 
 
 def holders(
-    pool: Pool, looker: Looker, brokers: tuple[str, ...] | None, topic: str, group: str, deadline: float
+    pool: Pool,
+    looker: Looker,
+    brokers: tuple[str, ...] | None,
+    topic: str,
+    group: str,
+    deadline: float,
 ) -> list[Holder]:
     """One for each queue and consumer that has it, and one for each consumer that does not tell, by queue.
 
@@ -42,12 +47,24 @@ def holders(
     found: list[Holder] = []
     for client, told in running_infos(pool, group, masters, doing, deadline).items():
         try:
-            held = [
-                Holder(client, queue_number(queue["brokerName"], int(queue["queueId"]), brokers), locked, at if locked else None)
-                for queue, locked, at in _queues(told) if queue["topic"] == name
-            ] if told is not None else [Holder(client, None)]  # fmt: skip
+            held = (
+                [
+                    Holder(
+                        client,
+                        queue_number(queue["brokerName"], int(queue["queueId"]), brokers),
+                        locked,
+                        at if locked else None,
+                    )
+                    for queue, locked, at in _queues(told)
+                    if queue["topic"] == name
+                ]
+                if told is not None
+                else [Holder(client, None)]
+            )
         except _UNREADABLE:
-            held = [Holder(client, None)]  # a client of another kind: that it is connected is all that is known of it
+            held = [
+                Holder(client, None)
+            ]  # a client of another kind: that it is connected is all that is known of it
         found += held
     return sorted(found, key=lambda one: (one.queue_id is None, one.queue_id or 0, one.consumer))
 
@@ -103,7 +120,9 @@ def running_infos(
     return found
 
 
-def _clients(pool: Pool, group: str, masters: Mapping[str, str], doing: str, deadline: float) -> dict[str, str]:
+def _clients(
+    pool: Pool, group: str, masters: Mapping[str, str], doing: str, deadline: float
+) -> dict[str, str]:
     """client id -> a master that it is connected to."""
     asked = [(address, ask_members(group)) for address in masters.values()]
     found: dict[str, str] = {}
@@ -117,7 +136,9 @@ def _clients(pool: Pool, group: str, masters: Mapping[str, str], doing: str, dea
             for client in answer.json()["consumerIdList"]:
                 found.setdefault(str(client), address)
         except (Malformed, KeyError, TypeError) as error:
-            raise unavailable(doing, f"a list of consumers that cannot be read: {type(error).__name__}: {error}") from error
+            raise unavailable(
+                doing, f"a list of consumers that cannot be read: {type(error).__name__}: {error}"
+            ) from error
     return found
 
 
@@ -129,4 +150,8 @@ def _queues(told: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], bool, dat
         for key, state in table.items():
             if not state.get("droped"):
                 locked = ordered and bool(state.get("locked"))
-                yield fastjson.members(key), locked, as_datetime(int(state["lastLockTimestamp"]) if locked else 0)
+                yield (
+                    fastjson.members(key),
+                    locked,
+                    as_datetime(int(state["lastLockTimestamp"]) if locked else 0),
+                )

@@ -23,7 +23,13 @@ from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Routes
 from backstop.brokers.rocketmq.wire.codes import Ask, Said
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.questions import NOTHING_THERE, ask_committed, number, pull, read_stats
+from backstop.brokers.rocketmq.wire.questions import (
+    NOTHING_THERE,
+    ask_committed,
+    number,
+    pull,
+    read_stats,
+)
 from backstop.brokers.rocketmq.wire.require_answers import require_answers
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 from backstop.model.errors import ContractBroken
@@ -49,18 +55,30 @@ class Looker:
     """Reads for one adapter. `seconds`: the time of one look. Every method raises BrokerUnavailable rather than leave a
     queue out. Safe to share between threads."""
 
-    def __init__(self, pool: Pool, routes: Routes, clock: Clock, schedule: Schedule, *, seconds: float) -> None:
-        self._pool, self._routes, self._clock, self._schedule, self._seconds = pool, routes, clock, schedule, seconds
+    def __init__(
+        self, pool: Pool, routes: Routes, clock: Clock, schedule: Schedule, *, seconds: float
+    ) -> None:
+        self._pool, self._routes, self._clock, self._schedule, self._seconds = (
+            pool,
+            routes,
+            clock,
+            schedule,
+            seconds,
+        )
 
     def clock(self) -> datetime:
         """The time of the master that is behind the others."""
         deadline = self._deadline()
-        return as_datetime(min(self._clock.read(self.masters("reading its clock", deadline), deadline).values()))
+        return as_datetime(
+            min(self._clock.read(self.masters("reading its clock", deadline), deadline).values())
+        )
 
     def masters(self, doing: str, deadline: float) -> dict[str, str]:
         """broker name -> its master's address: those of the settings, else all that the name servers know."""
         known = self._routes.masters(deadline=deadline)
-        return _there({name: known[name] for name in self._routes.brokers or known if name in known}, doing)
+        return _there(
+            {name: known[name] for name in self._routes.brokers or known if name in known}, doing
+        )
 
     def servers(self, topic: str) -> frozenset[str]:
         """As the protocol has it."""
@@ -76,7 +94,9 @@ class Looker:
         name, masters, _ = self.find(topic, doing, deadline)
         times = self._clock.read(masters, deadline)
         return [
-            QueueState(place.number, EPOCH, place.first, place.next, as_datetime(times[place.broker]))
+            QueueState(
+                place.number, EPOCH, place.first, place.next, as_datetime(times[place.broker])
+            )
             for place in self.places(name, masters, doing, deadline)
         ]
 
@@ -103,7 +123,10 @@ class Looker:
             offset = committed.get((place.broker, place.queue_id))
             found[place.number] = place.first if offset is None or offset > place.next else offset
         until = self._passed_until(name, places, found, times, doing, deadline)
-        return [GroupPosition(place.number, EPOCH, found[place.number], until[place.number], 0) for place in places]
+        return [
+            GroupPosition(place.number, EPOCH, found[place.number], until[place.number], 0)
+            for place in places
+        ]
 
     def passed_until(self, topic: str, offsets: Mapping[int, int]) -> dict[int, datetime]:
         """As the protocol has it; only what was asked for."""
@@ -112,15 +135,24 @@ class Looker:
         deadline, doing = self._deadline(), f"looking for times in {topic!r}"
         name, masters, _ = self.find(topic, doing, deadline)
         times = self._schedule.times(name, masters, doing, deadline)
-        places = [place for place in self.places(name, masters, doing, deadline) if place.number in offsets]
+        places = [
+            place
+            for place in self.places(name, masters, doing, deadline)
+            if place.number in offsets
+        ]
         if len(places) < len(offsets):
             strange = sorted(set(offsets) - {place.number for place in places})
             raise unavailable(doing, f"it has no queue {', '.join(map(str, strange))}")
         return self._passed_until(name, places, offsets, times, doing, deadline)
 
-    def places(self, name: str, masters: Mapping[str, str], doing: str, deadline: float) -> list[Place]:
+    def places(
+        self, name: str, masters: Mapping[str, str], doing: str, deadline: float
+    ) -> list[Place]:
         """Every queue that these masters have of a topic (RocketMQ's name), by their numbers."""
-        requests = [(address, Request(Ask.GET_TOPIC_STATS_INFO, {"topic": name})) for address in masters.values()]
+        requests = [
+            (address, Request(Ask.GET_TOPIC_STATS_INFO, {"topic": name}))
+            for address in masters.values()
+        ]
         found: list[Place] = []
         for (broker, address), answer in zip(
             masters.items(), require_answers(self._pool, requests, deadline, doing), strict=True
@@ -131,18 +163,30 @@ class Looker:
         return sorted(found, key=lambda place: place.number)
 
     def committed(
-        self, group: str, topic: str, queues: Iterable[tuple[str, str, int]], doing: str, deadline: float
+        self,
+        group: str,
+        topic: str,
+        queues: Iterable[tuple[str, str, int]],
+        doing: str,
+        deadline: float,
     ) -> dict[tuple[str, int], int]:
         """(broker, queue) -> what the group committed, by RocketMQ's names; without those for which it never did."""
         asked = list(queues)
-        requests = [(address, ask_committed(group, topic, queue_id)) for _, address, queue_id in asked]
-        answers = require_answers(self._pool, requests, deadline, doing, also=(Said.QUERY_NOT_FOUND,))
+        requests = [
+            (address, ask_committed(group, topic, queue_id)) for _, address, queue_id in asked
+        ]
+        answers = require_answers(
+            self._pool, requests, deadline, doing, also=(Said.QUERY_NOT_FOUND,)
+        )
         return {
             (broker, queue_id): number(answer, "offset", doing)
-            for (broker, _, queue_id), answer in zip(asked, answers, strict=True) if answer.code == Said.SUCCESS
-        }  # fmt: skip
+            for (broker, _, queue_id), answer in zip(asked, answers, strict=True)
+            if answer.code == Said.SUCCESS
+        }
 
-    def find(self, topic: str, doing: str, deadline: float) -> tuple[str, dict[str, str], list[tuple[str, str, int]]]:
+    def find(
+        self, topic: str, doing: str, deadline: float
+    ) -> tuple[str, dict[str, str], list[tuple[str, str, int]]]:
         """RocketMQ's name for the topic, its masters and its queues. Never from memory: a queue that is new would be missing."""
         try:
             name = encode_topic(topic)
@@ -152,9 +196,15 @@ class Looker:
         except NoSuchTopic as error:
             raise unavailable(doing, "there is no such topic") from error
         masters = _there(route.masters, doing)
-        return name, masters, [(queue.broker, masters[queue.broker], queue.queue_id) for queue in route.queues]
+        return (
+            name,
+            masters,
+            [(queue.broker, masters[queue.broker], queue.queue_id) for queue in route.queues],
+        )
 
-    def _require_group(self, group: str, masters: Mapping[str, str], doing: str, deadline: float) -> None:
+    def _require_group(
+        self, group: str, masters: Mapping[str, str], doing: str, deadline: float
+    ) -> None:
         """BrokerUnavailable when no master knows the group, or it may not be known."""
         known = group_configs(self._pool, list(masters.values()), deadline, doing)
         if any(groups is None for groups in known):
@@ -163,8 +213,14 @@ class Looker:
             raise unavailable(doing, "there is no such group")
 
     def _passed_until(
-        self, name: str, places: Sequence[Place], offsets: Mapping[int, int], times: Times, doing: str, deadline: float,
-    ) -> dict[int, datetime]:  # fmt: skip
+        self,
+        name: str,
+        places: Sequence[Place],
+        offsets: Mapping[int, int],
+        times: Times,
+        doing: str,
+        deadline: float,
+    ) -> dict[int, datetime]:
         """For each place: the time of the first message at or above its offset, or the time of the look.
 
         Of several brokers it is all told by the clock of the one that is behind, which is the one that `clock` tells: a message
@@ -179,11 +235,18 @@ class Looker:
         return found
 
     def _stored_at(
-        self, name: str, wanted: Sequence[tuple[Place, int]], times: Times, doing: str, deadline: float
+        self,
+        name: str,
+        wanted: Sequence[tuple[Place, int]],
+        times: Times,
+        doing: str,
+        deadline: float,
     ) -> dict[int, datetime]:
         found: dict[int, datetime] = {}
         for _ in range(_STEPS):
-            requests = [(place.address, pull(name, place.queue_id, offset, 1)) for place, offset in wanted]
+            requests = [
+                (place.address, pull(name, place.queue_id, offset, 1)) for place, offset in wanted
+            ]
             answers = require_answers(self._pool, requests, deadline, doing, also=NOTHING_THERE)
             again: list[tuple[Place, int]] = []
             for (place, offset), answer in zip(wanted, answers, strict=True):
@@ -191,11 +254,16 @@ class Looker:
                     stored_at = _first_stored_at(answer, doing) - times.ahead(place.broker)
                     found[place.number] = min(stored_at, times.all_delivered)
                     continue
-                following, end = number(answer, "nextBeginOffset", doing), number(answer, "maxOffset", doing)
+                following, end = (
+                    number(answer, "nextBeginOffset", doing),
+                    number(answer, "maxOffset", doing),
+                )
                 if max(offset, following) >= end:
                     found[place.number] = times.all_delivered
                 else:
-                    again.append((place, max(offset, following)))  # removed meanwhile: the next one that is there
+                    again.append(
+                        (place, max(offset, following))
+                    )  # removed meanwhile: the next one that is there
             if not again:
                 return found
             wanted = again
@@ -216,5 +284,8 @@ def _first_stored_at(answer: Answer, doing: str) -> datetime:
 def _there(masters: Mapping[str, str | None], doing: str) -> dict[str, str]:
     found = {name: address for name, address in masters.items() if address is not None}
     if len(found) < len(masters):
-        raise unavailable(doing, f"the master of the broker {', '.join(sorted(set(masters) - set(found)))} is away")
+        raise unavailable(
+            doing,
+            f"the master of the broker {', '.join(sorted(set(masters) - set(found)))} is away",
+        )
     return found

@@ -33,7 +33,14 @@ class Surveyor:
     """Looks at what the server is set to, for one adapter. Raises BrokerUnavailable."""
 
     def __init__(
-        self, pool: Pool, routes: Routes, wanted: Mapping[str, WantedTopic], *, levels: str, max_bytes: int, seconds: float
+        self,
+        pool: Pool,
+        routes: Routes,
+        wanted: Mapping[str, WantedTopic],
+        *,
+        levels: str,
+        max_bytes: int,
+        seconds: float,
     ) -> None:
         """`levels`: messageDelayLevel as the settings have it; `max_bytes`: the largest message."""
         self._pool, self._routes, self._wanted, self._seconds = pool, routes, wanted, seconds
@@ -44,15 +51,23 @@ class Surveyor:
         masters = self._routes.masters(deadline=deadline)
         findings = [
             Finding(
-                f"{broker}: master", False, "the name servers know it, and no master of it",
+                f"{broker}: master",
+                False,
+                "the name servers know it, and no master of it",
                 "Start its master: until then every look at its topics is refused.",
             )
-            for broker, master in sorted(masters.items()) if master is None
-        ]  # fmt: skip
+            for broker, master in sorted(masters.items())
+            if master is None
+        ]
         there = {broker: master for broker, master in sorted(masters.items()) if master is not None}
         asked = [(master, Request(Ask.GET_BROKER_CONFIG)) for master in there.values()]
-        answers = require_answers(self._pool, asked, deadline, "reading its configuration", also=(Said.NO_PERMISSION,))
-        retention = max((self._wanted[topic].retention for topic in topics if topic in self._wanted), default=None)
+        answers = require_answers(
+            self._pool, asked, deadline, "reading its configuration", also=(Said.NO_PERMISSION,)
+        )
+        retention = max(
+            (self._wanted[topic].retention for topic in topics if topic in self._wanted),
+            default=None,
+        )
         for broker, answer in zip(there, answers, strict=True):
             if answer.code == Said.NO_PERMISSION:
                 findings.append(_unread(f"{broker}: configuration"))
@@ -66,9 +81,13 @@ class Surveyor:
             for group in self._wanted[topic].groups if topic in self._wanted else ():
                 groups.setdefault(group, []).append(topic)
         addresses = sorted(there.values())
-        configs = group_configs(self._pool, addresses, deadline, "reading its groups") if groups else []
+        configs = (
+            group_configs(self._pool, addresses, deadline, "reading its groups") if groups else []
+        )
         for group, its in sorted(groups.items()):
-            findings += self._group(group, its, dict(zip(addresses, configs, strict=True)), deadline)
+            findings += self._group(
+                group, its, dict(zip(addresses, configs, strict=True)), deadline
+            )
         return findings
 
     def _topic(self, topic: str, deadline: float) -> Finding:
@@ -76,17 +95,28 @@ class Surveyor:
         try:
             route = self._routes.route(encode_topic(topic), deadline=deadline, fresh=True)
         except NoSuchTopic:
-            return Finding(subject, False, "it is not there", "Make it on every master (mqadmin updateTopic), then check again.")
+            return Finding(
+                subject,
+                False,
+                "it is not there",
+                "Make it on every master (mqadmin updateTopic), then check again.",
+            )
         except (ContractBroken, ConfigurationError) as error:
             return Finding(subject, False, error.what, error.next_step)
         queues: dict[str, tuple[int, int]] = {}
         for queue in route.queues:
             read, written = queues.get(queue.broker, (0, 0))
             queues[queue.broker] = (read + queue.readable, written + queue.writable)
-        return hold_permissions(topic, queues, [broker for broker, master in route.masters.items() if master is None])
+        return hold_permissions(
+            topic, queues, [broker for broker, master in route.masters.items() if master is None]
+        )
 
     def _group(
-        self, group: str, topics: Sequence[str], configs: Mapping[str, Configs | None], deadline: float
+        self,
+        group: str,
+        topics: Sequence[str],
+        configs: Mapping[str, Configs | None],
+        deadline: float,
     ) -> list[Finding]:
         """What one group is set to on each master, and what its consumers that are connected subscribe to."""
         subject = f"group {group}"
@@ -111,7 +141,9 @@ class Surveyor:
         consumers = self._consumers(group, name, topics, sorted(configs), deadline)
         findings.append(hold_progress(group, consumers, any(one.acknowledged for one in policies)))
         for topic, one in zip(topics, policies, strict=True):
-            findings.append(hold_subscription(group, topic, consumers.expressions(encode_topic(topic)), one))
+            findings.append(
+                hold_subscription(group, topic, consumers.expressions(encode_topic(topic)), one)
+            )
         return findings
 
     def _consumers(
@@ -120,7 +152,9 @@ class Surveyor:
         request = Request(Ask.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": name})
         doing = f"reading who consumes as {name}"
         also = (Said.CONSUMER_NOT_ONLINE, Said.GROUP_NOT_EXIST)
-        answers = require_answers(self._pool, [(to, request) for to in masters], deadline, doing, also=also)
+        answers = require_answers(
+            self._pool, [(to, request) for to in masters], deadline, doing, also=also
+        )
         clients: set[str] = set()
         subscriptions: dict[str, set[str]] = {}
         try:
@@ -132,18 +166,28 @@ class Surveyor:
                 for topic, one in (found.get("subscriptionTable") or {}).items():
                     text = str(one.get("subString", "*"))
                     kind = str(one.get("expressionType") or "TAG")
-                    subscriptions.setdefault(str(topic), set()).add(text if kind == "TAG" else f"{kind}: {text}")
+                    subscriptions.setdefault(str(topic), set()).add(
+                        text if kind == "TAG" else f"{kind}: {text}"
+                    )
         except (KeyError, TypeError, AttributeError) as error:
-            raise unavailable(doing, f"an answer that cannot be read: {type(error).__name__}: {error}") from error
+            raise unavailable(
+                doing, f"an answer that cannot be read: {type(error).__name__}: {error}"
+            ) from error
         infos = running_infos(self._pool, group, {at: at for at in masters}, doing, deadline)
-        pops = ["a consumer tells so"] if any(told and told.get("mqPopTable") for told in infos.values()) else []
+        pops = (
+            ["a consumer tells so"]
+            if any(told and told.get("mqPopTable") for told in infos.values())
+            else []
+        )
         for retry in (one for topic in topics for one in pop_retry_topics(group, topic)):
             try:
                 self._routes.route(retry, deadline=deadline)
             except NoSuchTopic:
                 continue
             pops.append(f"there is a topic {retry}")
-        return Consumers(len(clients), subscriptions, pops, sum(told is None for told in infos.values()))
+        return Consumers(
+            len(clients), subscriptions, pops, sum(told is None for told in infos.values())
+        )
 
 
 def _lines(answer: Answer) -> dict[str, str]:
@@ -164,7 +208,8 @@ def _object(answer: Answer, doing: str) -> dict[str, Any]:
 
 def _unread(subject: str) -> Finding:
     return Finding(
-        subject, False, "this login may not read it, so it is not known",
+        subject,
+        False,
+        "this login may not read it, so it is not known",
         "Grant it Get on the cluster and on its groups, or check the server by hand.",
-    )  # fmt: skip
-
+    )

@@ -89,24 +89,38 @@ class RetryReader:
         doing = f"looking for the retries of the group {group!r} of {topic!r}"
         deadline = time.monotonic() + self._seconds
         try:
-            name, topics = encode_group(group), (retry_topic(group), *pop_retry_topics(group, topic))
+            name, topics = (
+                encode_group(group),
+                (retry_topic(group), *pop_retry_topics(group, topic)),
+            )
         except ContractBroken as error:
             raise unavailable(doing, error.what) from error
-        topic_name, _, _ = self._looker.find(topic, doing, deadline)  # of a topic that is not there nothing is known
+        topic_name, _, _ = self._looker.find(
+            topic, doing, deadline
+        )  # of a topic that is not there nothing is known
         masters = self._looker.masters(doing, deadline)
-        begun = [queue for one in topics for queue in self._places(name, one, masters, doing, deadline)]
+        begun = [
+            queue for one in topics for queue in self._places(name, one, masters, doing, deadline)
+        ]
         with self._schedule.lock:
             left = self._schedule.read(masters, doing, deadline)
             entries = list(self._schedule.entries(masters))
             scheduled = [entry for entry in entries if entry.goes_to in (*topics, topic_name)]
-            left += sum(entry.cut_off for entry in entries)  # where it goes may be among what is missing
+            left += sum(
+                entry.cut_off for entry in entries
+            )  # where it goes may be among what is missing
         ends = {
             (one, broker, queue_id): (address, first, following)
-            for one in topics for broker, address, queue_id, first, following in self._ends(one, masters, doing, deadline)
-        }  # fmt: skip
+            for one in topics
+            for broker, address, queue_id, first, following in self._ends(
+                one, masters, doing, deadline
+            )
+        }
         queues = []
         for queue in begun:
-            _, first, following = ends.pop((queue.topic, queue.broker, queue.queue_id), (None, queue.first, queue.next))
+            _, first, following = ends.pop(
+                (queue.topic, queue.broker, queue.queue_id), (None, queue.first, queue.next)
+            )
             # A commit beyond the end is of another life of the topic.
             at = max(first, queue.at) if queue.at <= following else first
             queues.append(replace(queue, first=first, at=at, next=following))
@@ -116,12 +130,24 @@ class RetryReader:
         ]
         return _Seen(doing, deadline, queues, scheduled, left, set(topics))
 
-    def _places(self, group: str, topic: str, masters: Mapping[str, str], doing: str, deadline: float) -> list[_Queue]:
+    def _places(
+        self, group: str, topic: str, masters: Mapping[str, str], doing: str, deadline: float
+    ) -> list[_Queue]:
         """Where the group is in each queue of one of its retry topics."""
         there = list(self._ends(topic, masters, doing, deadline))
-        committed = self._looker.committed(group, topic, [(b, a, q) for b, a, q, _, _ in there], doing, deadline)
+        committed = self._looker.committed(
+            group, topic, [(b, a, q) for b, a, q, _, _ in there], doing, deadline
+        )
         return [
-            _Queue(topic, broker, address, queue_id, first, committed.get((broker, queue_id), first), following)
+            _Queue(
+                topic,
+                broker,
+                address,
+                queue_id,
+                first,
+                committed.get((broker, queue_id), first),
+                following,
+            )
             for broker, address, queue_id, first, following in there
         ]
 
@@ -129,10 +155,15 @@ class RetryReader:
         self, topic: str, masters: Mapping[str, str], doing: str, deadline: float
     ) -> Iterator[tuple[str, str, int, int, int]]:
         """(broker, address, queue, first, next) of each queue of a topic, on all masters that have it."""
-        asked = [(address, Request(Ask.GET_TOPIC_STATS_INFO, {"topic": topic})) for address in masters.values()]
+        asked = [
+            (address, Request(Ask.GET_TOPIC_STATS_INFO, {"topic": topic}))
+            for address in masters.values()
+        ]
         answers = require_answers(self._pool, asked, deadline, doing, also=(Said.TOPIC_NOT_EXIST,))
         for (broker, address), answer in zip(masters.items(), answers, strict=True):
-            for queue_id, first, following in read_stats(answer, doing) if answer.code == Said.SUCCESS else ():
+            for queue_id, first, following in (
+                read_stats(answer, doing) if answer.code == Said.SUCCESS else ()
+            ):
                 yield broker, address, queue_id, first, following
 
     def _ids(
@@ -144,7 +175,10 @@ class RetryReader:
         entries, room = LISTED, LISTED_BYTES
         reading = {queue: start for queue in queues if (start := queue.start(since)) < queue.next}
         while reading:
-            asked = [(queue.address, pull(queue.topic, queue.queue_id, at, _PULL)) for queue, at in reading.items()]
+            asked = [
+                (queue.address, pull(queue.topic, queue.queue_id, at, _PULL))
+                for queue, at in reading.items()
+            ]
             answers = require_answers(self._pool, asked, deadline, doing, also=NOTHING_THERE)
             for (queue, at), answer in zip(list(reading.items()), answers, strict=True):
                 if answer.code == Said.SUCCESS:
@@ -154,7 +188,9 @@ class RetryReader:
                         return None
                     if any(one.cut_off for one in messages):
                         return None
-                    ids |= {found for one in messages if (found := id_in(own_headers(one.properties)))}
+                    ids |= {
+                        found for one in messages if (found := id_in(own_headers(one.properties)))
+                    }
                     following = max((message.offset + 1 for message in messages), default=at)
                     room -= len(answer.body)
                 else:  # removed by retention, or not to be seen yet: then the same again

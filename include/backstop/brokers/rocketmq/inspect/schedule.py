@@ -90,7 +90,9 @@ class Times:
 
     @property
     def all_delivered(self) -> datetime:
-        return min(as_datetime(time) - self.ahead(broker) for broker, time in self.delivered.items())
+        return min(
+            as_datetime(time) - self.ahead(broker) for broker, time in self.delivered.items()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,9 @@ class Schedule:
         self._masters: dict[str, _Master] = {}
         self._looks: dict[tuple[tuple[str, str], ...], _Look] = {}
 
-    def read(self, masters: Mapping[str, str], doing: str, deadline: float, *, forget: bool = True) -> int:
+    def read(
+        self, masters: Mapping[str, str], doing: str, deadline: float, *, forget: bool = True
+    ) -> int:
         """Reads what is new, and returns how many it had to leave. `forget`: what has gone where it goes counts no more.
 
         Everything that was stored before this began is seen: also what went from here into a topic is in its queue by now.
@@ -156,20 +160,31 @@ class Schedule:
         runtimes, ends = self._ends(masters, doing, deadline)
         self._forget_delivered(ends)
         self._read(ends, doing, deadline)
-        return _Look(begun, now, ends, {
-            master: self._timed_until(address, runtimes[master], now[master], doing, deadline)
-            for master, address in masters.items()
-        })  # fmt: skip
+        return _Look(
+            begun,
+            now,
+            ends,
+            {
+                master: self._timed_until(address, runtimes[master], now[master], doing, deadline)
+                for master, address in masters.items()
+            },
+        )
 
-    def _timed_until(self, address: str, runtime: Runtime, now: int, doing: str, deadline: float) -> int:
+    def _timed_until(
+        self, address: str, runtime: Runtime, now: int, doing: str, deadline: float
+    ) -> int:
         """Up to when all messages with a time of their own have come to their topics."""
         if runtime.timer_behind > 1:  # in whole seconds: up to one is none
             now -= (runtime.timer_behind + 1) * 1000
         if runtime.timer_unread > 0:
             # Stored, and the timer has not looked when they are due.
             [stats] = self._ask_stats([address], TIMER, doing, deadline)
-            for queue_id, _, following in read_stats(stats, doing) if stats.code == Said.SUCCESS else ():
-                asked = [(address, pull(TIMER, queue_id, max(0, following - runtime.timer_unread), 1))]
+            for queue_id, _, following in (
+                read_stats(stats, doing) if stats.code == Said.SUCCESS else ()
+            ):
+                asked = [
+                    (address, pull(TIMER, queue_id, max(0, following - runtime.timer_unread), 1))
+                ]
                 [answer] = require_answers(self._pool, asked, deadline, doing, also=NOTHING_THERE)
                 if answer.code == Said.SUCCESS:
                     now = min([now, *(_milliseconds(one) for one in _messages(answer, doing))])
@@ -186,21 +201,41 @@ class Schedule:
         found: list[_Ends] = []
         stats = self._ask_stats(list(masters.values()), SCHEDULE, doing, deadline)
         for (master, address), told, stored in zip(masters.items(), offsets, stats, strict=True):
-            if master not in self._masters or self._masters[master].booted != runtimes[master].booted:
+            if (
+                master not in self._masters
+                or self._masters[master].booted != runtimes[master].booted
+            ):
                 self._masters[master] = _Master(runtimes[master].booted)
             if stored.code != Said.SUCCESS:
                 continue
             try:
-                delivered = {int(level) - 1: int(offset) for level, offset in told.json()["offsetTable"].items()}
+                delivered = {
+                    int(level) - 1: int(offset)
+                    for level, offset in told.json()["offsetTable"].items()
+                }
             except (Malformed, KeyError, TypeError, ValueError, AttributeError) as error:
-                raise unavailable(doing, f"delay offsets that cannot be read: {type(error).__name__}: {error}") from error
+                raise unavailable(
+                    doing, f"delay offsets that cannot be read: {type(error).__name__}: {error}"
+                ) from error
             for queue_id, first, following in read_stats(stored, doing):
                 gone = delivered.get(queue_id, 0)
-                found.append(_Ends(master, address, queue_id, max(first, gone if gone <= following else 0), following))
+                found.append(
+                    _Ends(
+                        master,
+                        address,
+                        queue_id,
+                        max(first, gone if gone <= following else 0),
+                        following,
+                    )
+                )
         return runtimes, found
 
-    def _ask_stats(self, addresses: Sequence[str], topic: str, doing: str, deadline: float) -> list[Answer]:
-        asked = [(address, Request(Ask.GET_TOPIC_STATS_INFO, {"topic": topic})) for address in addresses]
+    def _ask_stats(
+        self, addresses: Sequence[str], topic: str, doing: str, deadline: float
+    ) -> list[Answer]:
+        asked = [
+            (address, Request(Ask.GET_TOPIC_STATS_INFO, {"topic": topic})) for address in addresses
+        ]
         return require_answers(self._pool, asked, deadline, doing, also=(Said.TOPIC_NOT_EXIST,))
 
     def _forget_delivered(self, ends: Sequence[_Ends]) -> None:
@@ -209,7 +244,9 @@ class Schedule:
             if one.next < level.read_to:  # not the queue that was read
                 level.entries, level.read_to, level.last_due = {}, 0, 0
             level.read_to = max(level.read_to, one.gone)
-            level.entries = {offset: entry for offset, entry in level.entries.items() if offset >= one.gone}
+            level.entries = {
+                offset: entry for offset, entry in level.entries.items() if offset >= one.gone
+            }
 
     def _read(self, ends: Sequence[_Ends], doing: str, deadline: float) -> int:
         """Some pages of every level at once; returns how many it had to leave."""
@@ -218,25 +255,36 @@ class Schedule:
             wanted = [one for one in ends if self._level(one).read_to < one.next]
             if not wanted:
                 return 0
-            asked = [(one.address, pull(SCHEDULE, one.queue_id, self._level(one).read_to, _PULL)) for one in wanted]
+            asked = [
+                (one.address, pull(SCHEDULE, one.queue_id, self._level(one).read_to, _PULL))
+                for one in wanted
+            ]
             answers = require_answers(self._pool, asked, deadline, doing, also=NOTHING_THERE)
             for one, answer in zip(wanted, answers, strict=True):
                 level = self._level(one)
                 if answer.code != Said.SUCCESS:
                     # Removed, or not to be seen yet: what comes next, or the same again while there is room.
-                    level.read_to = max(level.read_to, min(number(answer, "nextBeginOffset", doing), one.next))
+                    level.read_to = max(
+                        level.read_to, min(number(answer, "nextBeginOffset", doing), one.next)
+                    )
                     room -= 1
                     continue
                 messages = _messages(answer, doing)
                 for message in messages:
                     level.last_due = self._due(one.queue_id, message)
                     level.entries[message.offset] = Entry(
-                        message.properties.get(_TOPIC_AFTERWARDS, ""), level.last_due, id_in(own_headers(message.properties)),
+                        message.properties.get(_TOPIC_AFTERWARDS, ""),
+                        level.last_due,
+                        id_in(own_headers(message.properties)),
                         message.cut_off,
-                    )  # fmt: skip
+                    )
                     level.read_to = max(level.read_to, message.offset + 1)
                 room -= max(1, len(messages))
-        return sum(one.next - self._level(one).read_to for one in ends if self._level(one).read_to < one.next)
+        return sum(
+            one.next - self._level(one).read_to
+            for one in ends
+            if self._level(one).read_to < one.next
+        )
 
     def _due(self, queue_id: int, message: Stored) -> int:
         """When it was stored, where the settings do not know the level."""

@@ -20,5 +20,10 @@ def write_batch(messages: Iterable[tuple[str, bytes]]) -> bytes:
     for properties, content in messages:
         written = properties.encode()
         size = _HEAD.size + len(content) + _SHORT.size + len(written)
-        parts += (_HEAD.pack(size, 0, 0, 0, len(content)), content, _SHORT.pack(len(written)), written)
+        parts += (
+            _HEAD.pack(size, 0, 0, 0, len(content)),
+            content,
+            _SHORT.pack(len(written)),
+            written,
+        )
     return b"".join(parts)

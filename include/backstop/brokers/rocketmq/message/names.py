@@ -38,7 +38,11 @@ def encode_group(group: str) -> str:
 
 def decode(name: str) -> str:
     """Our name for RocketMQ's. One that we would not have written so stays as it is."""
-    plain = _ENCODED.sub(lambda found: unquote(found.group(), errors="strict"), name) if _decodable(name) else name
+    plain = (
+        _ENCODED.sub(lambda found: unquote(found.group(), errors="strict"), name)
+        if _decodable(name)
+        else name
+    )
     return plain if _encoded(plain) == name else name
 
 
@@ -49,7 +53,10 @@ def retry_topic(group: str) -> str:
 
 def pop_retry_topics(group: str, topic: str) -> tuple[str, str]:
     """The same for consumers that POP, by either version of the name."""
-    return f"{retry_topic(group)}_{encode_topic(topic)}", f"{retry_topic(group)}+{encode_topic(topic)}"
+    return (
+        f"{retry_topic(group)}_{encode_topic(topic)}",
+        f"{retry_topic(group)}+{encode_topic(topic)}",
+    )
 
 
 def dead_letter_topic(group: str) -> str:
@@ -100,7 +107,9 @@ def _fitting(kind: str, name: str, longest: int) -> str:
 
 
 def _encoded(name: str) -> str:
-    written = _TO_ENCODE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found.group().encode()), name)
+    written = _TO_ENCODE.sub(
+        lambda found: "".join(f"%{byte:02X}" for byte in found.group().encode()), name
+    )
     return f"%{ord(name[0]):02X}{written[1:]}" if _THEIRS.match(name) else written
 
 

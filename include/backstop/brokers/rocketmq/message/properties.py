@@ -22,16 +22,61 @@ RETRY_TOPIC = "RETRY_TOPIC"
 """Names the topic of a message that lies in a group's retry topic, or among its dead letters."""
 MAX_PROPERTIES = 31_000
 """Bytes of all properties: a message keeps their length in 15 bits, and each redelivery and death adds some of the broker's."""
-BROKERS_OWN = frozenset({
-    "1ST_POP_TIME", "ARRIVE_TIME", "BORN_TIMESTAMP", "BUYER_ID", "CHECK_IMMUNITY_TIME_IN_SECONDS", "CLUSTER",
-    "CONSUME_START_TIME", "CORRECTION_FLAG", "CORRELATION_ID", "DELAY", "DUP_INFO", "EXTEND_UNIQ_INFO",
-    "INNER_BASE", "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET", "INNER_NUM", "INSTANCE_ID", "KEYS", "MAX_OFFSET",
-    "MAX_RECONSUME_TIMES", "MIN_OFFSET", "MQ2_FLAG", "MSG_REGION", "MSG_TYPE", "ORIGIN_MESSAGE_ID", "PGROUP", "POP_CK",
-    "POP_CK_OFFSET", "PROPERTY_FORWARD_QUEUE_ID", "PUSH_REPLY_TIME", "REAL_QID", "REAL_TOPIC", "RECONSUME_TIME", "REDIRECT",
-    "REPLY_TO_CLIENT", "RETRY_TOPIC", "TAGS", "TRACE_CONTEXT", "TRACE_ON", "TRANSACTION_CHECK_TIMES", "TRANSFER_FLAG",
-    "TRAN_MSG", "TRAN_PREPARED_QUEUE_OFFSET", "TTL", "UNIQ_KEY", "WAIT", "__BORNHOST", "__SHARDINGKEY", "__transactionId__",
-    "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID",
-})  # fmt: skip
+BROKERS_OWN = frozenset(
+    {
+        "1ST_POP_TIME",
+        "ARRIVE_TIME",
+        "BORN_TIMESTAMP",
+        "BUYER_ID",
+        "CHECK_IMMUNITY_TIME_IN_SECONDS",
+        "CLUSTER",
+        "CONSUME_START_TIME",
+        "CORRECTION_FLAG",
+        "CORRELATION_ID",
+        "DELAY",
+        "DUP_INFO",
+        "EXTEND_UNIQ_INFO",
+        "INNER_BASE",
+        "INNER_MULTI_DISPATCH",
+        "INNER_MULTI_QUEUE_OFFSET",
+        "INNER_NUM",
+        "INSTANCE_ID",
+        "KEYS",
+        "MAX_OFFSET",
+        "MAX_RECONSUME_TIMES",
+        "MIN_OFFSET",
+        "MQ2_FLAG",
+        "MSG_REGION",
+        "MSG_TYPE",
+        "ORIGIN_MESSAGE_ID",
+        "PGROUP",
+        "POP_CK",
+        "POP_CK_OFFSET",
+        "PROPERTY_FORWARD_QUEUE_ID",
+        "PUSH_REPLY_TIME",
+        "REAL_QID",
+        "REAL_TOPIC",
+        "RECONSUME_TIME",
+        "REDIRECT",
+        "REPLY_TO_CLIENT",
+        "RETRY_TOPIC",
+        "TAGS",
+        "TRACE_CONTEXT",
+        "TRACE_ON",
+        "TRANSACTION_CHECK_TIMES",
+        "TRANSFER_FLAG",
+        "TRAN_MSG",
+        "TRAN_PREPARED_QUEUE_OFFSET",
+        "TTL",
+        "UNIQ_KEY",
+        "WAIT",
+        "__BORNHOST",
+        "__SHARDINGKEY",
+        "__transactionId__",
+        "DLQ_ORIGIN_TOPIC",
+        "DLQ_ORIGIN_MESSAGE_ID",
+    }
+)
 _BROKERS_PREFIXES = ("__RMQ.TRANSIENT.", "TIMER_", "__CRC32#", "%")
 _OURS = frozenset({TAG, KEY, MORE})
 _TAG = re.compile(r"(?!\*\Z)[^\s\x00-\x20\x7f|]+")
@@ -56,7 +101,13 @@ def properties_of(message: Message, *, unique_key: str | None = None) -> dict[st
         if not isinstance(name, str) or not isinstance(value, str):
             raise _broken("A header is not text.", "Write header values as text.")
         (name + value).encode()  # lone surrogates are no text
-        if not name or not value or _CONTROL.search(name + value) or is_brokers(name) or name in _OURS:
+        if (
+            not name
+            or not value
+            or _CONTROL.search(name + value)
+            or is_brokers(name)
+            or name in _OURS
+        ):
             more[name] = value
         else:
             properties[name] = value
@@ -84,7 +135,11 @@ def write_properties(properties: Mapping[str, str]) -> str:
 
 def own_headers(properties: Mapping[str, str]) -> dict[str, str]:
     """What the producer wrote."""
-    headers = {name: value for name, value in properties.items() if not is_brokers(name) and name not in _OURS}
+    headers = {
+        name: value
+        for name, value in properties.items()
+        if not is_brokers(name) and name not in _OURS
+    }
     return {**headers, **_json_object(properties.get(MORE))}
 
 
@@ -113,7 +168,12 @@ def message_of(stored: Stored, topic: str) -> Message | str:
         return unreadable or "it has no content"
     headers = own_headers(stored.properties)
     return Message(
-        topic, headers.get(ID_HEADER, ""), content, headers, tag_of(stored.properties), partition_key_of(stored.properties)
+        topic,
+        headers.get(ID_HEADER, ""),
+        content,
+        headers,
+        tag_of(stored.properties),
+        partition_key_of(stored.properties),
     )
 
 
@@ -136,7 +196,9 @@ class _UniqueKeys:
             if not self._month[0] <= now < self._month[1]:
                 self._month = _month_of(now)
             self._count = (self._count + 1) & 0xFFFF
-            return f"{self._who}{int((now - self._month[0]) * 1000) & 0xFFFFFFFF:08X}{self._count:04X}"
+            return (
+                f"{self._who}{int((now - self._month[0]) * 1000) & 0xFFFFFFFF:08X}{self._count:04X}"
+            )
 
 
 def _month_of(now: float) -> tuple[float, float]:

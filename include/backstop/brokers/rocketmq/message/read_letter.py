@@ -12,13 +12,22 @@ from functools import lru_cache
 
 from backstop.brokers.protocol import DeadLetter, DeadLetterRef
 from backstop.brokers.rocketmq.message.names import RETRY, decode, encode_topic, topic_of_retry
-from backstop.brokers.rocketmq.message.properties import RETRY_TOPIC, brokers_properties, own_headers, partition_key_of, tag_of
+from backstop.brokers.rocketmq.message.properties import (
+    RETRY_TOPIC,
+    brokers_properties,
+    own_headers,
+    partition_key_of,
+    tag_of,
+)
 from backstop.brokers.rocketmq.message.stored import Stored
 from backstop.model.errors import ContractBroken
 from backstop.model.records import ID_HEADER, Position, id_in
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
-_JSON, _ESCAPED = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")), json.JSONEncoder(separators=(",", ":"))
+_JSON, _ESCAPED = (
+    json.JSONEncoder(ensure_ascii=False, separators=(",", ":")),
+    json.JSONEncoder(separators=(",", ":")),
+)
 
 
 def topic_of(stored: Stored, group: str) -> str | None:
@@ -62,30 +71,51 @@ def ref_of(broker: str, group: str, stored: Stored) -> DeadLetterRef:
     headers = own_headers(stored.properties)
     message_id = id_in(headers) if _id(stored, headers) else None
     place = place_of(broker, stored.queue_id), str(stored.offset)
-    return DeadLetterRef(group, topic_of(stored, group), message_id, broker_id_of(broker, stored), stored.stored_at, place)
+    return DeadLetterRef(
+        group,
+        topic_of(stored, group),
+        message_id,
+        broker_id_of(broker, stored),
+        stored.stored_at,
+        place,
+    )
 
 
-def read_letter(queue: str, broker: str, group: str, stored: Stored, position: Position | None) -> DeadLetter:
+def read_letter(
+    queue: str, broker: str, group: str, stored: Stored, position: Position | None
+) -> DeadLetter:
     """The entry, whole. A content that cannot be unpacked is handed out as it is stored, and `invalid` says so."""
     headers = own_headers(stored.properties)
     content, unreadable = stored.unpack()
     message_id, topic = _id(stored, headers), topic_of(stored, group)
     wrong = [
-        why for why in (
-            None if message_id else f"it has no property {ID_HEADER}", None if topic else "it names no topic", unreadable,
-        ) if why
-    ]  # fmt: skip
+        why
+        for why in (
+            None if message_id else f"it has no property {ID_HEADER}",
+            None if topic else "it names no topic",
+            unreadable,
+        )
+        if why
+    ]
     return DeadLetter(
-        queue=queue, broker_id=broker_id_of(broker, stored), group=group, topic=topic, message_id=message_id,
-        content=stored.body if content is None else content, headers=_as_json(headers),
+        queue=queue,
+        broker_id=broker_id_of(broker, stored),
+        group=group,
+        topic=topic,
+        message_id=message_id,
+        content=stored.body if content is None else content,
+        headers=_as_json(headers),
         properties=_brokers(stored),
         # All that it tells of why: a consumer gave it up at once (1), or it came again to the limit.
         cause=f"reconsumed {stored.reconsume_times} times" if stored.reconsume_times else "",
         # The broker counts when it gives up, so that the last delivery is counted too.
         deliveries=stored.reconsume_times or None,
-        position=position, tag=tag_of(stored.properties), partition_key=partition_key_of(stored.properties),
-        died_at=stored.stored_at, invalid="; ".join(wrong) or None,
-    )  # fmt: skip
+        position=position,
+        tag=tag_of(stored.properties),
+        partition_key=partition_key_of(stored.properties),
+        died_at=stored.stored_at,
+        invalid="; ".join(wrong) or None,
+    )
 
 
 def _id(stored: Stored, headers: Mapping[str, str]) -> str | None:
@@ -96,9 +126,12 @@ def _id(stored: Stored, headers: Mapping[str, str]) -> str | None:
 def _brokers(stored: Stored) -> dict[str, str]:
     """What the broker and RocketMQ's clients wrote; beside the properties what stands in the entry's head, by Java's names."""
     return {
-        **brokers_properties(stored.properties), "reconsumeTimes": str(stored.reconsume_times), "sysFlag": str(stored.sys_flag),
-        "offsetMsgId": stored.store_id, "bornTimestamp": stored.born_at.isoformat(),
-    }  # fmt: skip
+        **brokers_properties(stored.properties),
+        "reconsumeTimes": str(stored.reconsume_times),
+        "sysFlag": str(stored.sys_flag),
+        "offsetMsgId": stored.store_id,
+        "bornTimestamp": stored.born_at.isoformat(),
+    }
 
 
 def _as_json(headers: dict[str, str]) -> bytes:

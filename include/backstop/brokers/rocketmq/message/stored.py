@@ -61,7 +61,10 @@ class Stored:
         Each time anew: a body of a few KiB may become 64 MiB, which only whoever needs the content is to hold.
         """
         if self.cut_off:
-            return None, "its properties are cut off: they hold NUL characters, as when a broker dies while it writes a message"
+            return (
+                None,
+                "its properties are cut off: they hold NUL characters, as when a broker dies while it writes a message",
+            )
         return _content(self.body, self.crc, self.sys_flag)
 
     @property
@@ -85,7 +88,9 @@ def read_stored(buffer: bytes) -> list[Stored]:
                 try:
                     found.append(_read_one(one))
                 except (struct.error, IndexError, UnicodeDecodeError, OverflowError) as error:
-                    raise Malformed(f"message {len(found) + 1} cannot be read: {type(error).__name__}: {error}") from error
+                    raise Malformed(
+                        f"message {len(found) + 1} cannot be read: {type(error).__name__}: {error}"
+                    ) from error
             at += size
     return found
 
@@ -97,7 +102,10 @@ def _read_one(one: memoryview) -> Stored:
     at = _HEAD.size + (16 if sys_flag & BORN_V6 else 4) + 4
     (stored,) = _LONG.unpack_from(one, at)
     at += 8
-    host, at = bytes(_cut(one, at, 16 if sys_flag & STORED_V6 else 4)), at + (16 if sys_flag & STORED_V6 else 4)
+    host, at = (
+        bytes(_cut(one, at, 16 if sys_flag & STORED_V6 else 4)),
+        at + (16 if sys_flag & STORED_V6 else 4),
+    )
     (port,) = _INT.unpack_from(one, at)
     reconsumed, _, length = _TAIL.unpack_from(one, at + 4)
     at += 4 + _TAIL.size
@@ -114,11 +122,22 @@ def _read_one(one: memoryview) -> Stored:
     (length,) = _SHORT.unpack_from(one, at)
     properties = bytes(_cut(one, at + 2, length))
     return Stored(
-        topic, queue_id, offset, physical, _endpoint(host, port),
+        topic,
+        queue_id,
+        offset,
+        physical,
+        _endpoint(host, port),
         (host + _INT.pack(port) + _LONG.pack(physical)).hex().upper(),
-        _START + timedelta(milliseconds=born if 0 <= born < _YEAR_9999 else 0), _START + timedelta(milliseconds=stored),
-        reconsumed, sys_flag, flag, body, crc, read_properties(properties.decode(errors="backslashreplace")), b"\0" in properties,
-    )  # fmt: skip
+        _START + timedelta(milliseconds=born if 0 <= born < _YEAR_9999 else 0),
+        _START + timedelta(milliseconds=stored),
+        reconsumed,
+        sys_flag,
+        flag,
+        body,
+        crc,
+        read_properties(properties.decode(errors="backslashreplace")),
+        b"\0" in properties,
+    )
 
 
 def _content(body: bytes, crc: int | None, sys_flag: int) -> tuple[bytes | None, str | None]:
@@ -152,7 +171,10 @@ def read_store_id(store_id: str) -> tuple[str, int] | None:
         return None
     if len(raw) not in (16, 28) or len(store_id) != 2 * len(raw):
         return None
-    (port,), (physical,) = _INT.unpack_from(raw, len(raw) - 12), _LONG.unpack_from(raw, len(raw) - 8)
+    (port,), (physical,) = (
+        _INT.unpack_from(raw, len(raw) - 12),
+        _LONG.unpack_from(raw, len(raw) - 8),
+    )
     if not 0 < port < 65536 or physical < 0:
         return None
     return _endpoint(raw[:-12], port), physical

@@ -41,13 +41,19 @@ def _by_arrow(body: bytes, called: str, codec: str) -> bytes:
     try:
         arrow = importlib.import_module("pyarrow")
     except ModuleNotFoundError:
-        raise Unreadable(f"it is compressed by {called}, and pyarrow, which can unpack that, is not installed here") from None
+        raise Unreadable(
+            f"it is compressed by {called}, and pyarrow, which can unpack that, is not installed here"
+        ) from None
     try:
         with arrow.input_stream(arrow.py_buffer(body), compression=codec) as stream:
             content = bytes(stream.read(MAX_CONTENT + 1))
     except (OSError, ValueError, arrow.ArrowException) as error:
-        raise Unreadable(f"it is marked as compressed by {called} and cannot be unpacked ({error})") from error
-    if not content:  # Arrow takes a first block that is cut off for the end; and nobody compresses nothing
+        raise Unreadable(
+            f"it is marked as compressed by {called} and cannot be unpacked ({error})"
+        ) from error
+    if (
+        not content
+    ):  # Arrow takes a first block that is cut off for the end; and nobody compresses nothing
         raise Unreadable(f"it is marked as compressed by {called} and holds nothing")
     if len(content) > MAX_CONTENT:
         raise Unreadable(f"its compressed content is larger than {MAX_CONTENT} bytes")

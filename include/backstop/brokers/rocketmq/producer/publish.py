@@ -18,7 +18,11 @@ from backstop.brokers.rocketmq.inspect.look import Looker
 from backstop.brokers.rocketmq.message.batch import write_batch
 from backstop.brokers.rocketmq.message.epoch import EPOCH
 from backstop.brokers.rocketmq.message.names import encode_group, encode_topic, retry_topic
-from backstop.brokers.rocketmq.message.properties import RETRY_TOPIC, properties_of, write_properties
+from backstop.brokers.rocketmq.message.properties import (
+    RETRY_TOPIC,
+    properties_of,
+    write_properties,
+)
 from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Queue, Route, Routes
 from backstop.brokers.rocketmq.wire.codes import Ask, Said
 from backstop.brokers.rocketmq.wire.exchange import Result
@@ -32,15 +36,30 @@ PRODUCER_GROUP = "BACKSTOP_PRODUCER"
 NO_MODEL = "BACKSTOP_MAKES_NO_TOPIC"
 """The topic after whose model a broker would make a missing one. There is none of this name, so none is made."""
 
-_STORED = frozenset({
-    Said.SUCCESS,
-    # Stored by the master, and not flushed, or not on a replica, in time: what a crash takes is found later.
-    Said.FLUSH_DISK_TIMEOUT, Said.FLUSH_SLAVE_TIMEOUT, Said.SLAVE_NOT_AVAILABLE,
-})  # fmt: skip
-_NOT_STORED = frozenset({
-    Said.SYSTEM_BUSY, Said.NOT_SUPPORTED, Said.MESSAGE_ILLEGAL, Said.SERVICE_NOT_AVAILABLE, Said.VERSION_NOT_SUPPORTED,
-    Said.NO_PERMISSION, Said.TOPIC_NOT_EXIST, Said.GROUP_NOT_EXIST, Said.INVALID_PARAMETER, Said.FLOW_CONTROL, Said.GO_AWAY,
-})  # fmt: skip
+_STORED = frozenset(
+    {
+        Said.SUCCESS,
+        # Stored by the master, and not flushed, or not on a replica, in time: what a crash takes is found later.
+        Said.FLUSH_DISK_TIMEOUT,
+        Said.FLUSH_SLAVE_TIMEOUT,
+        Said.SLAVE_NOT_AVAILABLE,
+    }
+)
+_NOT_STORED = frozenset(
+    {
+        Said.SYSTEM_BUSY,
+        Said.NOT_SUPPORTED,
+        Said.MESSAGE_ILLEGAL,
+        Said.SERVICE_NOT_AVAILABLE,
+        Said.VERSION_NOT_SUPPORTED,
+        Said.NO_PERMISSION,
+        Said.TOPIC_NOT_EXIST,
+        Said.GROUP_NOT_EXIST,
+        Said.INVALID_PARAMETER,
+        Said.FLOW_CONTROL,
+        Said.GO_AWAY,
+    }
+)
 """Answers that a broker gives before it stores."""
 _FOR_GOOD = frozenset({Said.MESSAGE_ILLEGAL, Said.TOPIC_NOT_EXIST, Said.GROUP_NOT_EXIST})
 _NOT_STORED_REMARKS = ("create mapped file failed", "broker unable to service, until")
@@ -53,7 +72,15 @@ _TOO_MUCH = re.compile(
     r"java\.lang\.RuntimeException: message (\w+ )?size exceeded, org\.apache\.rocketmq\.store\.MessageExtEncoder\."
 )
 """What it says while it still writes a batch down, for more bytes than one message may have."""
-_MOVED = frozenset({Said.TOPIC_NOT_EXIST, Said.INVALID_PARAMETER, Said.NO_PERMISSION, Said.SERVICE_NOT_AVAILABLE, Said.GO_AWAY})
+_MOVED = frozenset(
+    {
+        Said.TOPIC_NOT_EXIST,
+        Said.INVALID_PARAMETER,
+        Said.NO_PERMISSION,
+        Said.SERVICE_NOT_AVAILABLE,
+        Said.GO_AWAY,
+    }
+)
 """Answers after which the topic's route is asked for again."""
 
 
@@ -107,13 +134,21 @@ class _Piece:
             {
                 # Who sends to a retry topic is held against the rights of a group: of this one, not of ours for every group.
                 "a": PRODUCER_GROUP if self.group is None else encode_group(self.group),
-                "b": self.topic if self.group is None else retry_topic(self.group), "c": NO_MODEL, "d": 4,
-                "e": self.queue.queue_id if self.group is None else 0, "f": flags, "g": int(time.time() * 1000), "h": 0,
-                "i": properties, "j": 0, "k": False, "m": whole,
+                "b": self.topic if self.group is None else retry_topic(self.group),
+                "c": NO_MODEL,
+                "d": 4,
+                "e": self.queue.queue_id if self.group is None else 0,
+                "f": flags,
+                "g": int(time.time() * 1000),
+                "h": 0,
+                "i": properties,
+                "j": 0,
+                "k": False,
+                "m": whole,
             },
             body,
             lane=(self.topic, self.queue.number),
-        )  # fmt: skip
+        )
 
     def split(self) -> list[_Piece]:
         return [_Piece(self.topic, self.queue, self.master, [one], self.group) for one in self.ones]
@@ -122,16 +157,23 @@ class _Piece:
 class Publisher:
     """Publishes for one adapter. Safe to share between threads."""
 
-    def __init__(self, pool: Pool, routes: Routes, looker: Looker, *, send_timeout: float, max_bytes: int) -> None:
+    def __init__(
+        self, pool: Pool, routes: Routes, looker: Looker, *, send_timeout: float, max_bytes: int
+    ) -> None:
         """`send_timeout`: seconds for the whole of one publish; `max_bytes`: of one message's content."""
         self._pool, self._routes, self._looker = pool, routes, looker
         self._seconds, self._max_bytes = send_timeout, max_bytes
 
     def publish(self, messages: Sequence[Message], group: str | None) -> list[Receipt]:
         deadline = time.monotonic() + self._seconds
-        routes = {topic: self._route(topic, deadline) for topic in {message.topic for message in messages}}
+        routes = {
+            topic: self._route(topic, deadline) for topic in {message.topic for message in messages}
+        }
         if group is not None:
-            routes = {topic: self._unless_unread(topic, route, group, deadline) for topic, route in routes.items()}
+            routes = {
+                topic: self._unless_unread(topic, route, group, deadline)
+                for topic, route in routes.items()
+            }
         receipts: dict[int, Receipt] = {}
         waiting: dict[tuple[str, Queue], list[_One]] = {}
         for place, message in enumerate(messages):
@@ -145,15 +187,24 @@ class Publisher:
         pieces: list[_Piece] = []
         for (topic, queue), ones in waiting.items():
             if queue.master is None:
-                away = _refused(f"Nothing was sent: the master of the broker {queue.broker} is away")
+                away = _refused(
+                    f"Nothing was sent: the master of the broker {queue.broker} is away"
+                )
                 receipts |= dict.fromkeys((one.place for one in ones), away)
             else:
-                limit = 1 if group is not None else PIECE_MESSAGES  # a broker takes no batch for a retry topic
-                pieces += (_Piece(encode_topic(topic), queue, queue.master, some, group) for some in self._cut(ones, limit))
+                limit = (
+                    1 if group is not None else PIECE_MESSAGES
+                )  # a broker takes no batch for a retry topic
+                pieces += (
+                    _Piece(encode_topic(topic), queue, queue.master, some, group)
+                    for some in self._cut(ones, limit)
+                )
         self._send(pieces, deadline, receipts)
         return [receipts[place] for place in range(len(messages))]
 
-    def _send(self, pieces: Sequence[_Piece], deadline: float, receipts: dict[int, Receipt]) -> None:
+    def _send(
+        self, pieces: Sequence[_Piece], deadline: float, receipts: dict[int, Receipt]
+    ) -> None:
         """Sends all; what a busy broker put off is asked again, after a while, as long as there is time.
 
         Not what would then come behind a later message of its key: that stays refused.
@@ -162,18 +213,27 @@ class Publisher:
         while pieces:
             again: list[tuple[_Piece, bool]] = []
             """In the order of the pieces, which is that of the messages of a key; and whether the broker was busy."""
-            results = self._pool.ask_all([(piece.master, piece.request()) for piece in pieces], deadline)
-            settled = [_settle(piece, result) for piece, result in zip(pieces, results, strict=True)]
+            results = self._pool.ask_all(
+                [(piece.master, piece.request()) for piece in pieces], deadline
+            )
+            settled = [
+                _settle(piece, result) for piece, result in zip(pieces, results, strict=True)
+            ]
             overtaken = _overtaken(pieces, settled)
             for place, (piece, result) in enumerate(zip(pieces, results, strict=True)):
                 receipts |= settled[place]
                 code = result.code if isinstance(result, Answer) else None
                 if place in overtaken:
                     if len(piece.ones) > 1:  # it said no to one of them, and nobody knows to which
-                        receipts |= {n: replace(receipt, refused_for_good=False) for n, receipt in settled[place].items()}
+                        receipts |= {
+                            n: replace(receipt, refused_for_good=False)
+                            for n, receipt in settled[place].items()
+                        }
                     continue
                 if len(piece.ones) > 1 and _is_too_much(result):
-                    again += ((one, False) for one in piece.split())  # as above, and it stored none: each by itself then
+                    again += (
+                        (one, False) for one in piece.split()
+                    )  # as above, and it stored none: each by itself then
                 elif code == Said.SYSTEM_BUSY:
                     again.append((piece, True))
                 elif code is None or code in _MOVED:
@@ -195,7 +255,9 @@ class Publisher:
         except (BrokerUnavailable, ConfigurationError) as error:
             return _refused(f"Nothing was sent: the topic could not be looked for: {error.what}")
 
-    def _unless_unread(self, topic: str, route: Route | Receipt, group: str, deadline: float) -> Route | Receipt:
+    def _unless_unread(
+        self, topic: str, route: Route | Receipt, group: str, deadline: float
+    ) -> Route | Receipt:
         """The route, or a refusal while the group would not read the copy from its retry topic."""
         if isinstance(route, Receipt):
             return route
@@ -205,18 +267,24 @@ class Publisher:
             why = f"whether the group would read it could not be looked for: {error.what}"
         return route if why is None else _refused(f"Nothing was sent: {why}")
 
-    def _make(self, place: int, message: Message, route: Route, group: str | None) -> tuple[Queue, _One] | Receipt:
+    def _make(
+        self, place: int, message: Message, route: Route, group: str | None
+    ) -> tuple[Queue, _One] | Receipt:
         try:
             properties = properties_of(message)
             if group is not None:
                 retry_topic(group)
-                properties[RETRY_TOPIC] = route.topic  # the group's consumers take it for a message of the topic
+                properties[RETRY_TOPIC] = (
+                    route.topic
+                )  # the group's consumers take it for a message of the topic
             keyed = message.partition_key is not None
             one = _One(place, write_properties(properties), bytes(message.content), keyed)
         except (ContractBroken, UnicodeEncodeError, TypeError, AttributeError) as error:
             return _refused(f"The message cannot be written as a request: {error}", for_good=True)
         if len(one.body) > self._max_bytes:
-            return _refused(f"It has {len(one.body)} bytes, and {self._max_bytes} are allowed", for_good=True)
+            return _refused(
+                f"It has {len(one.body)} bytes, and {self._max_bytes} are allowed", for_good=True
+            )
         queues = route.writable()
         if not queues:
             self._routes.forget(route.topic)
@@ -227,14 +295,18 @@ class Publisher:
             return queues[zlib.crc32(message.message_id.encode()) % len(queues)], one
         if route.missing:
             away = f"the broker {', '.join(route.missing)} is away"
-            return _refused(f"Nothing was sent: {away}, and without its queues nobody knows the key's")
+            return _refused(
+                f"Nothing was sent: {away}, and without its queues nobody knows the key's"
+            )
         return queues[zlib.crc32(message.partition_key.encode()) % len(queues)], one
 
     def _cut(self, ones: Sequence[_One], limit: int) -> Iterator[Sequence[_One]]:
         piece: list[_One] = []
         size = 0
         for one in ones:
-            if piece and (size + one.size > min(PIECE_BYTES, self._max_bytes) or len(piece) >= limit):
+            if piece and (
+                size + one.size > min(PIECE_BYTES, self._max_bytes) or len(piece) >= limit
+            ):
                 yield piece
                 piece, size = [], 0
             piece.append(one)
@@ -263,7 +335,11 @@ def _settle(piece: _Piece, result: Result) -> Mapping[int, Receipt]:
         receipt = _refused(f"Nothing was sent: {result}")
     elif isinstance(result, Lost):
         receipt = Receipt(Outcome.UNKNOWN, error=f"No answer came: {result}")
-    elif result.code in _NOT_STORED or _is_too_much(result) or (result.remark or "").startswith(_NOT_STORED_REMARKS):
+    elif (
+        result.code in _NOT_STORED
+        or _is_too_much(result)
+        or (result.remark or "").startswith(_NOT_STORED_REMARKS)
+    ):
         receipt = _refused(result.said(), for_good=result.code in _FOR_GOOD or _is_too_much(result))
     else:
         receipt = Receipt(Outcome.UNKNOWN, error=result.said())
@@ -288,7 +364,9 @@ def _stored(piece: _Piece, answer: Answer) -> Mapping[int, Receipt]:
         first = None  # it is stored; without a position the time rule judges it
     return {
         one.place: Receipt(
-            Outcome.SENT, None if first is None else Position(piece.queue.number, first + number, EPOCH), store_id or None
+            Outcome.SENT,
+            None if first is None else Position(piece.queue.number, first + number, EPOCH),
+            store_id or None,
         )
         for number, (one, store_id) in enumerate(zip(piece.ones, store_ids, strict=True))
     }

@@ -31,14 +31,32 @@ class Creator:
         name, deadline = encode_topic(topic), time.monotonic() + self._seconds
         masters = self._masters()
         try:
-            there = {queue.broker for queue in self._routes.route(name, fresh=True).queues if queue.queue_id >= queues - 1}
+            there = {
+                queue.broker
+                for queue in self._routes.route(name, fresh=True).queues
+                if queue.queue_id >= queues - 1
+            }
         except NoSuchTopic:
             there = set()
-        request = Request(Ask.UPDATE_AND_CREATE_TOPIC, {
-            "topic": name, "defaultTopic": "TBW102", "readQueueNums": queues, "writeQueueNums": queues,
-            "perm": _READ_AND_WRITE, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": False, "attributes": "",
-        })  # fmt: skip
-        self._ask(f"making the topic {name}", {at for broker, at in masters.items() if broker not in there}, request)
+        request = Request(
+            Ask.UPDATE_AND_CREATE_TOPIC,
+            {
+                "topic": name,
+                "defaultTopic": "TBW102",
+                "readQueueNums": queues,
+                "writeQueueNums": queues,
+                "perm": _READ_AND_WRITE,
+                "topicFilterType": "SINGLE_TAG",
+                "topicSysFlag": 0,
+                "order": False,
+                "attributes": "",
+            },
+        )
+        self._ask(
+            f"making the topic {name}",
+            {at for broker, at in masters.items() if broker not in there},
+            request,
+        )
         while not self._known(name, queues, len(masters)):
             if time.monotonic() >= deadline:
                 raise unavailable(f"making the topic {name}", "the name servers do not know it")
@@ -52,13 +70,36 @@ class Creator:
         masters = sorted(set(self._masters().values()))
         known = group_configs(self._pool, masters, self._by(), doing)
         if any(groups is None for groups in known):
-            raise unavailable(doing, "this login may not read which groups there are, and an existing one is not to be changed")
-        missing = {master for master, groups in zip(masters, known, strict=True) if name not in (groups or {})}
-        self._ask(doing, missing, Request(Ask.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=json.dumps({
-            "groupName": name, "consumeEnable": True, "consumeFromMinEnable": at == "start", "consumeBroadcastEnable": False,
-            "consumeMessageOrderly": False, "retryQueueNums": 1, "retryMaxTimes": self._retries, "brokerId": 0,
-            "whichBrokerWhenConsumeSlowly": 1, "notifyConsumerIdsChangedEnable": True,
-        }).encode()))  # fmt: skip
+            raise unavailable(
+                doing,
+                "this login may not read which groups there are, and an existing one is not to be changed",
+            )
+        missing = {
+            master
+            for master, groups in zip(masters, known, strict=True)
+            if name not in (groups or {})
+        }
+        self._ask(
+            doing,
+            missing,
+            Request(
+                Ask.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+                body=json.dumps(
+                    {
+                        "groupName": name,
+                        "consumeEnable": True,
+                        "consumeFromMinEnable": at == "start",
+                        "consumeBroadcastEnable": False,
+                        "consumeMessageOrderly": False,
+                        "retryQueueNums": 1,
+                        "retryMaxTimes": self._retries,
+                        "brokerId": 0,
+                        "whichBrokerWhenConsumeSlowly": 1,
+                        "notifyConsumerIdsChangedEnable": True,
+                    }
+                ).encode(),
+            ),
+        )
         try:
             route = self._routes.route(to, fresh=True)
         except NoSuchTopic as error:
@@ -69,15 +110,28 @@ class Creator:
         for queue, master in queues:
             requests.append((master, ask_committed(name, to, queue.queue_id)))
             requests.append((master, Request(begins, {"topic": to, "queueId": queue.queue_id})))
-        answers = require_answers(self._pool, requests, self._by(), doing, also=(Said.QUERY_NOT_FOUND,))
+        answers = require_answers(
+            self._pool, requests, self._by(), doing, also=(Said.QUERY_NOT_FOUND,)
+        )
         try:
             commits = [
-                (master, Request(Ask.UPDATE_CONSUMER_OFFSET, {
-                    "consumerGroup": name, "topic": to, "queueId": queue.queue_id, "commitOffset": begin.number("offset"),
-                }))
-                for (queue, master), told, begin in zip(queues, answers[::2], answers[1::2], strict=True)
+                (
+                    master,
+                    Request(
+                        Ask.UPDATE_CONSUMER_OFFSET,
+                        {
+                            "consumerGroup": name,
+                            "topic": to,
+                            "queueId": queue.queue_id,
+                            "commitOffset": begin.number("offset"),
+                        },
+                    ),
+                )
+                for (queue, master), told, begin in zip(
+                    queues, answers[::2], answers[1::2], strict=True
+                )
                 if told.code == Said.QUERY_NOT_FOUND
-            ]  # fmt: skip
+            ]
         except Malformed as error:
             raise unavailable(doing, str(error)) from error
         require_answers(self._pool, commits, self._by(), doing)
@@ -86,8 +140,16 @@ class Creator:
         """With all its queues hold, and how far its groups have got; what groups have in retry and dead letters stays."""
         name = encode_topic(topic)
         doing = f"deleting the topic {name}"
-        self._ask(doing, set(self._masters().values()), Request(Ask.DELETE_TOPIC_IN_BROKER, {"topic": name}))
-        self._ask(doing, set(self._pool.address.namesrvs), Request(Ask.DELETE_TOPIC_IN_NAMESRV, {"topic": name}))
+        self._ask(
+            doing,
+            set(self._masters().values()),
+            Request(Ask.DELETE_TOPIC_IN_BROKER, {"topic": name}),
+        )
+        self._ask(
+            doing,
+            set(self._pool.address.namesrvs),
+            Request(Ask.DELETE_TOPIC_IN_NAMESRV, {"topic": name}),
+        )
         self._routes.forget(name)
 
     def _known(self, name: str, queues: int, masters: int) -> bool:
@@ -95,13 +157,17 @@ class Creator:
             route = self._routes.route(name, fresh=True)
         except NoSuchTopic:
             return False
-        return len({queue.broker for queue in route.queues if queue.queue_id >= queues - 1}) == masters
+        return (
+            len({queue.broker for queue in route.queues if queue.queue_id >= queues - 1}) == masters
+        )
 
     def _masters(self) -> dict[str, str]:
         masters = self._routes.masters()
         away = [broker for broker, master in masters.items() if master is None]
         if away:
-            raise unavailable("looking for the masters", f"the master of the broker {', '.join(away)} is away")
+            raise unavailable(
+                "looking for the masters", f"the master of the broker {', '.join(away)} is away"
+            )
         return {broker: master for broker, master in masters.items() if master is not None}
 
     def _ask(self, doing: str, servers: set[str], request: Request) -> None:

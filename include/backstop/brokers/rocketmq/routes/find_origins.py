@@ -60,8 +60,12 @@ class Origins:
         for place, letter in enumerate(letters):
             physical = _original(letter.stored)
             if physical is not None:
-                asked.append((place, (letter.master, Request(Ask.VIEW_MESSAGE_BY_ID, {"offset": physical}))))
-        for (place, _), answer in zip(asked, self._ask([one for _, one in asked], deadline), strict=True):
+                asked.append(
+                    (place, (letter.master, Request(Ask.VIEW_MESSAGE_BY_ID, {"offset": physical})))
+                )
+        for (place, _), answer in zip(
+            asked, self._ask([one for _, one in asked], deadline), strict=True
+        ):
             letter = letters[place]
             for one in _messages(answer) or ():
                 if _is_original(one, letter):
@@ -73,20 +77,46 @@ class Origins:
                 continue
             for broker, master in self._masters(letter, deadline):
                 brokers.append(broker)
-                asked.append((place, (master, Request(Ask.QUERY_MESSAGE, {
-                    "topic": encoded(letter.topic or ""), "key": letter.stored.unique_key, "maxNum": 64, "beginTimestamp": 0,
-                    "endTimestamp": _FOR_EVER, "_UNIQUE_KEY_QUERY": "true",
-                }))))  # fmt: skip
+                asked.append(
+                    (
+                        place,
+                        (
+                            master,
+                            Request(
+                                Ask.QUERY_MESSAGE,
+                                {
+                                    "topic": encoded(letter.topic or ""),
+                                    "key": letter.stored.unique_key,
+                                    "maxNum": 64,
+                                    "beginTimestamp": 0,
+                                    "endTimestamp": _FOR_EVER,
+                                    "_UNIQUE_KEY_QUERY": "true",
+                                },
+                            ),
+                        ),
+                    )
+                )
         places: dict[int, set[Position | None]] = {}
-        for (place, _), broker, answer in zip(asked, brokers, self._ask([one for _, one in asked], deadline), strict=True):
+        for (place, _), broker, answer in zip(
+            asked, brokers, self._ask([one for _, one in asked], deadline), strict=True
+        ):
             # A topic that this login may not read, or that is gone, tells no origin: its letter is drained all the same.
-            if answer.code not in (Said.SUCCESS, Said.QUERY_NOT_FOUND, Said.NO_PERMISSION, Said.TOPIC_NOT_EXIST):
+            if answer.code not in (
+                Said.SUCCESS,
+                Said.QUERY_NOT_FOUND,
+                Said.NO_PERMISSION,
+                Said.TOPIC_NOT_EXIST,
+            ):
                 raise unavailable("looking for what dead letters were", answer.said())
             its = places.setdefault(place, set())
             messages = None if answer.code == Said.NO_PERMISSION else _messages(answer)
             if messages is None:
                 its.add(None)  # what this broker has may be the original as well
-            its.update(self._position(broker, one) for one in messages or () if _is_original(one, letters[place]))
+            its.update(
+                self._position(broker, one)
+                for one in messages or ()
+                if _is_original(one, letters[place])
+            )
         for place, positions in places.items():
             # A producer that tried again stored its message twice under one id: which of them died here, nothing says.
             found[place] = next(iter(positions)) if len(positions) == 1 else None
@@ -107,13 +137,18 @@ class Origins:
         found = []
         for broker, master in route.masters.items():
             if master is None:
-                raise unavailable("looking for what dead letters were", f"the master of the broker {broker} is away")
+                raise unavailable(
+                    "looking for what dead letters were",
+                    f"the master of the broker {broker} is away",
+                )
             found.append((broker, master))
         return found
 
     def _position(self, broker: str, one: Stored) -> Position | None:
         try:
-            return Position(queue_number(broker, one.queue_id, self._routes.brokers), one.offset, EPOCH)
+            return Position(
+                queue_number(broker, one.queue_id, self._routes.brokers), one.offset, EPOCH
+            )
         except ConfigurationError:
             return None
 
@@ -121,7 +156,9 @@ class Origins:
 def _parts(letters: Sequence[Dead]) -> Iterator[Sequence[Dead]]:
     begin = size = 0
     for place, letter in enumerate(letters):
-        if place > begin and (place - begin >= AT_ONCE or size + len(letter.stored.body) > BYTES_AT_ONCE):
+        if place > begin and (
+            place - begin >= AT_ONCE or size + len(letter.stored.body) > BYTES_AT_ONCE
+        ):
             yield letters[begin:place]
             begin, size = place, 0
         size += len(letter.stored.body)
@@ -151,5 +188,8 @@ def _is_original(one: Stored, letter: Dead) -> bool:
     if letter.topic is None or one.topic != encoded(letter.topic):
         return False
     if letter.stored.unique_key is None:
-        return one.unique_key is None and (one.born_at, one.body) == (letter.stored.born_at, letter.stored.body)
+        return one.unique_key is None and (one.born_at, one.body) == (
+            letter.stored.born_at,
+            letter.stored.body,
+        )
     return one.unique_key == letter.stored.unique_key

@@ -18,7 +18,9 @@ Configs = dict[str, dict[str, Any]]
 """What each group is set to, by its encoded name."""
 
 
-def group_configs(pool: Pool, masters: Sequence[str], deadline: float, doing: str) -> list[Configs | None]:
+def group_configs(
+    pool: Pool, masters: Sequence[str], deadline: float, doing: str
+) -> list[Configs | None]:
     """Of each master, in order; null where this login may not read it. Raises BrokerUnavailable."""
     asked = [(master, Request(Ask.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)) for master in masters]
     answers = require_answers(pool, asked, deadline, doing, also=(Said.NO_PERMISSION,))
@@ -31,5 +33,7 @@ def group_configs(pool: Pool, masters: Sequence[str], deadline: float, doing: st
             groups = answer.json()["subscriptionGroupTable"]
             found.append({str(name): dict(one) for name, one in groups.items()})
         except (Malformed, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise unavailable(doing, f"an answer that cannot be read: {type(error).__name__}: {error}") from error
+            raise unavailable(
+                doing, f"an answer that cannot be read: {type(error).__name__}: {error}"
+            ) from error
     return found

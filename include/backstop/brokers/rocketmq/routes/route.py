@@ -79,7 +79,12 @@ class Routes:
     """The routes of one adapter. Safe to share between threads."""
 
     def __init__(
-        self, pool: Pool, *, brokers: Sequence[str] | None, answer_timeout: float, removed: Collection[str] = ()
+        self,
+        pool: Pool,
+        *,
+        brokers: Sequence[str] | None,
+        answer_timeout: float,
+        removed: Collection[str] = (),
     ) -> None:
         """`brokers`: every broker name, in the order by which queues are numbered; null: topics lie on one broker only.
         `removed`: names that need not be known any more."""
@@ -89,7 +94,12 @@ class Routes:
         self._known: dict[str, tuple[float, Route]] = {}
 
     def route(
-        self, topic: str, *, deadline: float | None = None, fresh: bool = False, partial: bool = False
+        self,
+        topic: str,
+        *,
+        deadline: float | None = None,
+        fresh: bool = False,
+        partial: bool = False,
     ) -> Route:
         """The route of a topic, by RocketMQ's name for it. Raises NoSuchTopic, BrokerUnavailable, ConfigurationError.
 
@@ -99,12 +109,18 @@ class Routes:
         if not fresh:
             with self._lock:
                 read_at, known = self._known.get(topic, (float("-inf"), None))
-            if known is not None and time.monotonic() - read_at < BELIEVED_SECONDS and (partial or not known.missing):
+            if (
+                known is not None
+                and time.monotonic() - read_at < BELIEVED_SECONDS
+                and (partial or not known.missing)
+            ):
                 return known
         doing = f"looking for the topic {topic}"
         at = time.monotonic()
         try:
-            answer, masters = self._ask(topic, doing, at + self._seconds if deadline is None else deadline)
+            answer, masters = self._ask(
+                topic, doing, at + self._seconds if deadline is None else deadline
+            )
             if answer.code == Said.TOPIC_NOT_EXIST:
                 self._all_there(masters, doing)
                 self.forget(topic)
@@ -154,16 +170,24 @@ class Routes:
         with self._lock:
             self._known.pop(topic, None)
 
-    def _ask(self, topic: str | None, doing: str, deadline: float) -> tuple[Answer, dict[str, str | None]]:
+    def _ask(
+        self, topic: str | None, doing: str, deadline: float
+    ) -> tuple[Answer, dict[str, str | None]]:
         """(route, brokers with their masters) of the first name server that knows the topic, else of the first that answered."""
         said: list[str] = []
         found: tuple[Answer, dict[str, str | None]] | None = None
         servers = self._pool.address.namesrvs
         for place, server in enumerate(servers):
-            share = (deadline - time.monotonic()) / (len(servers) - place)  # a silent one leaves time for the others
+            share = (deadline - time.monotonic()) / (
+                len(servers) - place
+            )  # a silent one leaves time for the others
             by = time.monotonic() + share
             try:
-                answer, masters = self._ask_one(server, topic, by) if topic is not None else self._ask_cluster(server, by)
+                answer, masters = (
+                    self._ask_one(server, topic, by)
+                    if topic is not None
+                    else self._ask_cluster(server, by)
+                )
             except (Lost, NotSent, _Refused) as error:
                 said.append(str(error))
                 continue
@@ -175,16 +199,24 @@ class Routes:
             raise unavailable(doing, "; ".join(said))
         return found
 
-    def _ask_one(self, server: str, topic: str, deadline: float) -> tuple[Answer, dict[str, str | None]]:
+    def _ask_one(
+        self, server: str, topic: str, deadline: float
+    ) -> tuple[Answer, dict[str, str | None]]:
         """The topic's route and the brokers, as one name server knows them at one instant.
 
         It answers two requests in any order, and a broker may come or go between them. A route that names every broker leaves
         nothing out. For one that does not, those count as known that were so before it was read and after.
         """
-        asked = [Request(Ask.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True}), Request(_CLUSTER)]
+        asked = [
+            Request(Ask.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True}),
+            Request(_CLUSTER),
+        ]
         route, cluster = only_answers(self._pool.ask_many(server, asked, deadline))
         before = _masters(_good(server, cluster))
-        if route.code == Said.SUCCESS and _brokers_of(route) >= {*before, *(self.brokers or ())} - self._removed:
+        if (
+            route.code == Said.SUCCESS
+            and _brokers_of(route) >= {*before, *(self.brokers or ())} - self._removed
+        ):
             return route, before
         [route] = only_answers(self._pool.ask_many(server, asked[:1], deadline))
         _, after = self._ask_cluster(server, deadline)
@@ -199,7 +231,9 @@ class Routes:
             raise unavailable(doing, "the name servers know no broker")
         missing = self._missing(masters)
         if missing:
-            raise unavailable(doing, f"the name servers do not know the broker {', '.join(missing)}")
+            raise unavailable(
+                doing, f"the name servers do not know the broker {', '.join(missing)}"
+            )
 
     def _require_names(self, masters: Collection[str]) -> None:
         """Of several brokers each must be named: one that is away would be missed by nobody."""
@@ -212,31 +246,46 @@ class Routes:
             )
 
     def _missing(self, masters: Mapping[str, str | None]) -> list[str]:
-        return [name for name in self.brokers or () if name not in masters and name not in self._removed]
+        return [
+            name for name in self.brokers or () if name not in masters and name not in self._removed
+        ]
 
     def _read(self, topic: str, answer: Answer) -> Route:
         route = answer.json()
         try:
             masters = {one["brokerName"]: _master(one) for one in route["brokerDatas"]}
             parts = [
-                (one["brokerName"], int(one["perm"]), int(one["readQueueNums"]), int(one["writeQueueNums"]))
+                (
+                    one["brokerName"],
+                    int(one["perm"]),
+                    int(one["readQueueNums"]),
+                    int(one["writeQueueNums"]),
+                )
                 for one in route["queueDatas"]
             ]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Malformed(f"a route that cannot be read: {type(error).__name__}: {error}") from error
+            raise Malformed(
+                f"a route that cannot be read: {type(error).__name__}: {error}"
+            ) from error
         names = {name for name, _, _, _ in parts}
         if any(read > MAX_QUEUES or write > MAX_QUEUES for _, _, read, write in parts):
             raise Malformed(f"a broker with more than {MAX_QUEUES} queues of one topic")
         queues = [
             Queue(
-                queue_number(name, queue, self.brokers), name, queue, masters.get(name),
-                bool(perm & _READ) and queue < read, bool(perm & _WRITE) and queue < write,
+                queue_number(name, queue, self.brokers),
+                name,
+                queue,
+                masters.get(name),
+                bool(perm & _READ) and queue < read,
+                bool(perm & _WRITE) and queue < write,
             )
             for name, perm, read, write in parts
             for queue in range(max(read, write))
-        ]  # fmt: skip
+        ]
         return Route(
-            topic, tuple(sorted(queues, key=lambda queue: queue.number)), {name: masters.get(name) for name in sorted(names)}
+            topic,
+            tuple(sorted(queues, key=lambda queue: queue.number)),
+            {name: masters.get(name) for name in sorted(names)},
         )
 
 
@@ -267,8 +316,10 @@ def _master(broker: Mapping[str, Mapping[str, str]]) -> str | None:
 def _masters(cluster: Answer) -> dict[str, str | None]:
     found = cluster.json()
     try:
-        return {name: _master(broker) for name, broker in (found.get("brokerAddrTable") or {}).items()}
+        return {
+            name: _master(broker) for name, broker in (found.get("brokerAddrTable") or {}).items()
+        }
     except (KeyError, TypeError, AttributeError) as error:
-        raise Malformed(f"a list of brokers that cannot be read: {type(error).__name__}: {error}") from error
-
-
+        raise Malformed(
+            f"a list of brokers that cannot be read: {type(error).__name__}: {error}"
+        ) from error

@@ -56,8 +56,12 @@ class Address:
         return cls(
             tuple(endpoint(one, DEFAULT_PORT) for one in re.split("[,;]", servers)),
             Login(unquote(access), unquote(secret)) if at else None,
-            _SWITCH[tls], options.get("ca"), options.get("cert"), options.get("key"), _SWITCH[check_names],
-        )  # fmt: skip
+            _SWITCH[tls],
+            options.get("ca"),
+            options.get("cert"),
+            options.get("key"),
+            _SWITCH[check_names],
+        )
 
     def context(self) -> ssl.SSLContext | None:
         """TLS as it is asked for; null: none. ConfigurationError for a file that cannot be used."""

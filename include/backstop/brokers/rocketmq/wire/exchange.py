@@ -91,17 +91,29 @@ class _Run:
         return [NotSent(why) if result is None else result for result in self._results]
 
     def _start(self) -> None:
-        while self._ready and len(self._places) < self._window and (not self._places or self._bytes < WINDOW_BYTES):
+        while (
+            self._ready
+            and len(self._places) < self._window
+            and (not self._places or self._bytes < WINDOW_BYTES)
+        ):
             if self.session.broken is not None:
                 return
             some: list[int] = []
-            while self._ready and len(self._places) + len(some) < self._window and self._bytes < WINDOW_BYTES:
+            while (
+                self._ready
+                and len(self._places) + len(some) < self._window
+                and self._bytes < WINDOW_BYTES
+            ):
                 place = self._ready.popleft()
                 self._bytes += len(self._requests[place].body)
                 some.append(place)
             if not some:
                 return
-            self._places.update(zip(self.session.start([self._requests[place] for place in some]), some, strict=True))
+            self._places.update(
+                zip(
+                    self.session.start([self._requests[place] for place in some]), some, strict=True
+                )
+            )
 
     def _take(self) -> bool:
         """Files the answers that came; False: none did."""

@@ -13,7 +13,9 @@ Value = Any
 """What JSON gives; a key that was a number is its text, one that was an object is the tuple of its sorted items."""
 MAX_DEPTH = 64
 _SPACE = re.compile(r"[ \t\r\n]*")
-_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null', re.DOTALL)
+_TOKEN = re.compile(
+    r'"[^"\\]*(?:\\.[^"\\]*)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null', re.DOTALL
+)
 _MAX_DIGITS = 400
 """No number of a broker is longer, and Python's own limit on digits is an error of another kind."""
 
@@ -95,7 +97,10 @@ def _key(value: Value) -> Any:
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
-        if any(not isinstance(name, str) or isinstance(one, (dict, list)) for name, one in value.items()):
+        if any(
+            not isinstance(name, str) or isinstance(one, (dict, list))
+            for name, one in value.items()
+        ):
             raise ValueError("a key that is an object holds further objects")
         return tuple(sorted(value.items()))
     if isinstance(value, list):

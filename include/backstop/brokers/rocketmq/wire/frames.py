@@ -75,7 +75,9 @@ class Command:
         try:
             return int(self.ext[name])
         except (KeyError, ValueError) as error:
-            raise Malformed(f"{word(self.code)} has no number {name!r}: {self.ext.get(name, '')[:40]!r}") from error
+            raise Malformed(
+                f"{word(self.code)} has no number {name!r}: {self.ext.get(name, '')[:40]!r}"
+            ) from error
 
     def json(self) -> fastjson.Value:
         """The body, in the broker's dialect. Raises Malformed."""
@@ -104,11 +106,21 @@ class Login:
 
 
 def encode(
-    request: Request, opaque: int, *, login: Login | None = None, flag: int = 0, remark: str | None = None, binary: bool = False
+    request: Request,
+    opaque: int,
+    *,
+    login: Login | None = None,
+    flag: int = 0,
+    remark: str | None = None,
+    binary: bool = False,
 ) -> bytes:
     """One frame. Raises UnicodeEncodeError for text that is none."""
     ext = {
-        name: value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+        name: value
+        if isinstance(value, str)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
         for name, value in request.ext.items()
         if value is not None
     }
@@ -118,16 +130,29 @@ def encode(
         head, kind = _binary_head(request.code, opaque, flag, remark, ext), _BINARY
     else:
         command = {
-            "code": int(request.code), "language": _LANGUAGE, "version": _VERSION, "opaque": opaque, "flag": flag,
-            "extFields": ext, "serializeTypeCurrentRPC": "JSON",
-        }  # fmt: skip
+            "code": int(request.code),
+            "language": _LANGUAGE,
+            "version": _VERSION,
+            "opaque": opaque,
+            "flag": flag,
+            "extFields": ext,
+            "serializeTypeCurrentRPC": "JSON",
+        }
         if remark is not None:
             command["remark"] = remark
         head, kind = _TO_JSON(command).encode(), _JSON
-    return b"".join((_LENGTHS.pack(4 + len(head) + len(request.body), kind << 24 | len(head)), head, request.body))
+    return b"".join(
+        (
+            _LENGTHS.pack(4 + len(head) + len(request.body), kind << 24 | len(head)),
+            head,
+            request.body,
+        )
+    )
 
 
-def _binary_head(code: int, opaque: int, flag: int, remark: str | None, ext: Mapping[str, str]) -> bytes:
+def _binary_head(
+    code: int, opaque: int, flag: int, remark: str | None, ext: Mapping[str, str]
+) -> bytes:
     said = (remark or "").encode()
     fields = []
     for name, value in ext.items():
@@ -163,9 +188,18 @@ def _read_json(head: bytes, body: bytes) -> Command:
         raise Malformed("a header that is not an object")
     ext = found.get("extFields") or {}
     remark = found.get("remark")
-    texts = {name: value if isinstance(value, str) else str(value) for name, value in ext.items() if value is not None}
+    texts = {
+        name: value if isinstance(value, str) else str(value)
+        for name, value in ext.items()
+        if value is not None
+    }
     return Command(
-        int(found["code"]), int(found["opaque"]), int(found.get("flag", 0)), None if remark is None else str(remark), texts, body
+        int(found["code"]),
+        int(found["opaque"]),
+        int(found.get("flag", 0)),
+        None if remark is None else str(remark),
+        texts,
+        body,
     )
 
 

@@ -49,12 +49,18 @@ class Lines:
 
     def broken(self) -> dict[str, str]:
         """Which connections are over, and why."""
-        return {broker: session.broken for broker, session in self._sessions.items() if session.broken is not None}
+        return {
+            broker: session.broken
+            for broker, session in self._sessions.items()
+            if session.broken is not None
+        }
 
     def start(self, broker: str, request: Request) -> int | None:
         """Asks without waiting: a number for `taken`; null: there is no connection."""
         session = self._sessions.get(broker)
-        return session.start([request])[0] if session is not None and session.broken is None else None
+        return (
+            session.start([request])[0] if session is not None and session.broken is None else None
+        )
 
     def taken(self, broker: str, number: int) -> Answer | None:
         """The answer, if it came; it is handed out once."""
@@ -88,7 +94,9 @@ class Lines:
                 if results[place] is None:
                     waiting.append(place)
             open_places = waiting
-            if open_places and not self.wait(deadline, {requests[place][0] for place in open_places}):
+            if open_places and not self.wait(
+                deadline, {requests[place][0] for place in open_places}
+            ):
                 break
         for place in open_places:
             number, session = numbers[place], self._sessions[requests[place][0]]
@@ -107,7 +115,9 @@ class Lines:
     def wait(self, deadline: float, brokers: Iterable[str] | None = None) -> bool:
         """Waits until something can be read or written, and does it. False: the time is over."""
         left = deadline - time.monotonic()
-        sessions = [self._sessions[broker] for broker in (self._sessions if brokers is None else brokers)]
+        sessions = [
+            self._sessions[broker] for broker in (self._sessions if brokers is None else brokers)
+        ]
         by_number = {session.fileno(): session for session in sessions if session.broken is None}
         if left > 0:
             poll = select.poll()

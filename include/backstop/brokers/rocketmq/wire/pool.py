@@ -34,11 +34,15 @@ class Pool:
             return result
         raise result
 
-    def ask_many(self, to: str, requests: Sequence[Request], deadline: float, *, window: int = WINDOW) -> list[Result]:
+    def ask_many(
+        self, to: str, requests: Sequence[Request], deadline: float, *, window: int = WINDOW
+    ) -> list[Result]:
         """How each one ended, in order; never raises for their fate."""
         return self.ask_all([(to, request) for request in requests], deadline, window=window)
 
-    def ask_all(self, requests: Sequence[tuple[str, Request]], deadline: float, *, window: int = WINDOW) -> list[Result]:
+    def ask_all(
+        self, requests: Sequence[tuple[str, Request]], deadline: float, *, window: int = WINDOW
+    ) -> list[Result]:
         """The same to several servers (host:port) at once, over one connection to each."""
         places: dict[str, list[int]] = {}
         for place, (to, _) in enumerate(requests):
@@ -46,13 +50,17 @@ class Pool:
         results: list[Result | None] = [None] * len(requests)
         sessions: list[tuple[str, Session]] = []
         for place, (to, its) in enumerate(places.items()):
-            share = (deadline - time.monotonic()) / (len(places) - place)  # one that takes long leaves time for the others
+            share = (deadline - time.monotonic()) / (
+                len(places) - place
+            )  # one that takes long leaves time for the others
             try:
                 sessions.append((to, self.take(to, time.monotonic() + share)))
             except NotSent as error:
                 for one in its:
                     results[one] = error
-        plans = [(session, [requests[place][1] for place in places[to]]) for to, session in sessions]
+        plans = [
+            (session, [requests[place][1] for place in places[to]]) for to, session in sessions
+        ]
         try:
             ended = exchange(plans, deadline, window=window)
         except BaseException:
@@ -69,7 +77,9 @@ class Pool:
         """An open connection to that server. Raises NotSent."""
         while True:
             with self._lock:
-                if self._process != os.getpid():  # a forked child must not speak into its parent's connections
+                if (
+                    self._process != os.getpid()
+                ):  # a forked child must not speak into its parent's connections
                     self._process, self._idle = os.getpid(), {}
                 idle = self._idle.get(to)
                 session = idle.pop() if idle else None

@@ -15,20 +15,39 @@ NOTHING_THERE = (Said.PULL_NOT_FOUND, Said.PULL_RETRY_IMMEDIATELY, Said.PULL_OFF
 """What a pull says that finds no message at its offset."""
 
 
-def pull(topic: str, queue_id: int, offset: int, limit: int, *, wait_milliseconds: int = 0) -> Request:
+def pull(
+    topic: str, queue_id: int, offset: int, limit: int, *, wait_milliseconds: int = 0
+) -> Request:
     """Asks for messages from an offset on, for no group of ours; `wait_milliseconds`: how long the broker may hold it."""
-    return Request(Ask.PULL_MESSAGE, {
-        "consumerGroup": READER, "topic": topic, "queueId": queue_id, "queueOffset": offset, "maxMsgNums": limit,
-        "sysFlag": SUBSCRIPTION | (SUSPEND if wait_milliseconds else 0), "commitOffset": 0,
-        "suspendTimeoutMillis": wait_milliseconds, "subscription": "*", "subVersion": 0, "expressionType": "TAG",
-    })  # fmt: skip
+    return Request(
+        Ask.PULL_MESSAGE,
+        {
+            "consumerGroup": READER,
+            "topic": topic,
+            "queueId": queue_id,
+            "queueOffset": offset,
+            "maxMsgNums": limit,
+            "sysFlag": SUBSCRIPTION | (SUSPEND if wait_milliseconds else 0),
+            "commitOffset": 0,
+            "suspendTimeoutMillis": wait_milliseconds,
+            "subscription": "*",
+            "subVersion": 0,
+            "expressionType": "TAG",
+        },
+    )
 
 
 def ask_committed(group: str, topic: str, queue_id: int) -> Request:
     """How far a group has committed; the answer says QUERY_NOT_FOUND where it never did."""
-    return Request(Ask.QUERY_CONSUMER_OFFSET, {
-        "consumerGroup": group, "topic": topic, "queueId": queue_id, "setZeroIfNotFound": False,
-    })  # fmt: skip
+    return Request(
+        Ask.QUERY_CONSUMER_OFFSET,
+        {
+            "consumerGroup": group,
+            "topic": topic,
+            "queueId": queue_id,
+            "setZeroIfNotFound": False,
+        },
+    )
 
 
 def read_stats(answer: Answer, doing: str) -> list[tuple[int, int, int]]:
@@ -39,7 +58,9 @@ def read_stats(answer: Answer, doing: str) -> list[tuple[int, int, int]]:
             for key, row in answer.json()["offsetTable"].items()
         ]
     except (Malformed, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise unavailable(doing, f"offsets that cannot be read: {type(error).__name__}: {error}") from error
+        raise unavailable(
+            doing, f"offsets that cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def number(answer: Answer, name: str, doing: str) -> int:

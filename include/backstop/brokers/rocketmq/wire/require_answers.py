@@ -13,7 +13,12 @@ from backstop.brokers.rocketmq.wire.unavailable import unavailable
 
 
 def require_answers(
-    pool: Pool, requests: Sequence[tuple[str, Request]], deadline: float, doing: str, *, also: Sequence[int] = ()
+    pool: Pool,
+    requests: Sequence[tuple[str, Request]],
+    deadline: float,
+    doing: str,
+    *,
+    also: Sequence[int] = (),
 ) -> list[Answer]:
     """One answer for each (address, request), in order. BrokerUnavailable for one that did not come, or that says another code
     than success and `also`."""

@@ -14,7 +14,15 @@ from collections.abc import Callable, Sequence
 
 from backstop.brokers.rocketmq.wire.address import Address, split_endpoint
 from backstop.brokers.rocketmq.wire.codes import Said
-from backstop.brokers.rocketmq.wire.frames import ANSWER, Answer, Command, Malformed, Reader, Request, encode
+from backstop.brokers.rocketmq.wire.frames import (
+    ANSWER,
+    Answer,
+    Command,
+    Malformed,
+    Reader,
+    Request,
+    encode,
+)
 
 READ_BYTES = 256 * 1024
 WRITE_BYTES = 256 * 1024
@@ -39,7 +47,13 @@ class Session:
     """One connection. Not shared between threads. `start` and `collect` are the steps that everything else is made of."""
 
     def __init__(
-        self, address: Address, to: str, *, deadline: float, context: ssl.SSLContext | None = None, on_push: OnPush | None = None
+        self,
+        address: Address,
+        to: str,
+        *,
+        deadline: float,
+        context: ssl.SSLContext | None = None,
+        on_push: OnPush | None = None,
     ) -> None:
         """Connects to `to` (host:port). Raises NotSent; an error text never holds the login."""
         self.to, self.on_push = to, on_push
@@ -102,7 +116,12 @@ class Session:
         Empty: none came in time. Raises Lost when the connection is over and all answers that came were collected.
         """
         pushes = self.pushes
-        while not self._arrived and self.broken is None and self.pushes == pushes and self._wait(deadline):
+        while (
+            not self._arrived
+            and self.broken is None
+            and self.pushes == pushes
+            and self._wait(deadline)
+        ):
             pass
         arrived = self.take_all()
         if not arrived and self.broken is not None:
@@ -135,7 +154,9 @@ class Session:
     @property
     def unanswered(self) -> int:
         """Requests of which something is on its way: not written, or not answered, waited for or not."""
-        return len(self._waiting) + len(self._chunk_ends) + len(self._in_flight) + len(self._given_up)
+        return (
+            len(self._waiting) + len(self._chunk_ends) + len(self._in_flight) + len(self._given_up)
+        )
 
     @property
     def writing(self) -> bool:
@@ -186,7 +207,9 @@ class Session:
             assert chunk is not None
             if self._tls:
                 # Of what is offered to TLS nobody can tell afterwards how much of it left.
-                self._in_flight.update(opaque for opaque, _ in self._chunk_ends if opaque not in self._given_up)
+                self._in_flight.update(
+                    opaque for opaque, _ in self._chunk_ends if opaque not in self._given_up
+                )
                 self._in_flight.discard(_OUR_ANSWER)
             try:
                 written = self._socket.send(chunk)
