@@ -709,6 +709,24 @@ def test_nobody_makes_a_case_that_cannot_be_decided(world: World, ann: Any, chan
     )
 
 
+def test_an_entry_is_bounded(world: World, ann: Any) -> None:
+    for why, details in (
+        ("'a', 10001", "'{}'"),
+        ("'a', 1", "jsonb_build_array(repeat('a', 8000001))"),
+    ):
+        with pytest.raises(errors.ProgramLimitExceeded), ann, ann.cursor() as cursor:
+            cursor.execute(f"SELECT append_decision('ann', 'note', 'x', repeat({why}), {details})")
+    with ann, ann.cursor() as cursor:
+        cursor.execute("SELECT append_decision('ann', 'note', 'x', repeat('a', 10000), '{}')")
+    world.stub("a")
+    case_id = found(world, "unknown", "a")
+    with pytest.raises(DecisionRefused, match="at most 10,000 characters"):
+        decide(
+            world.conn, world.settings, world.connections, case_id, "void", "bob", "a" * 10_001, {}
+        )
+    assert world.stub_now("a")["status"] == "pending" and len(world.control(LOG)) == 1
+
+
 def test_a_person_asks_for_a_list_and_the_duties_send_it(
     world: World, ann: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

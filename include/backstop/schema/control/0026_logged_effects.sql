@@ -14,6 +14,11 @@ LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     made decision_log;
 BEGIN
+    -- Everybody reads all entries, and every audit hashes them.
+    IF length(who) > 1000 OR length(action) > 1000 OR length(subject) > 1000 OR length(why) > 10000
+        OR octet_length(details::text) > 8000000 THEN
+        RAISE program_limit_exceeded USING MESSAGE = 'an entry has a reason of at most 10000 characters and details of at most 8 MB';
+    END IF;
     -- One after the other until each commits: an entry is made of the one before.
     PERFORM pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('backstop.decision_log', 0));
     SELECT l.entry, l.hash INTO made.entry, made.previous FROM (
