@@ -709,6 +709,216 @@ def test_nobody_makes_a_case_that_cannot_be_decided(world: World, ann: Any, chan
     )
 
 
+def test_which_message_was_withdrawn_or_edited_nobody_changes_and_nobody_says_so_for_a_producer_or_triage(
+    world: World, ann: Any
+) -> None:
+    case_id = found(world, "unknown", "a")
+    dead(world, "m", "poison")
+    world.control(
+        """
+        INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why)
+        VALUES ('shop_a', 'orders', 'z', %(c)s, 'olga', 'w');
+        INSERT INTO message_version (shard, topic, message_id, content_version, content, written_by, why)
+        VALUES ('shop_a', 'orders', 'z', 2, 'her content', 'olga', 'w');
+        INSERT INTO case_file (kind, topic, summary) VALUES ('overdue', 'orders', 's')""",
+        {"c": case_id},
+    )
+    kept = world.control("SELECT w.*, v.* FROM withdrawal w, message_version v")
+    version = "INSERT INTO message_version (shard, topic, message_id, content_version, content, case_id, written_by, why) VALUES "
+    for statement in (
+        "UPDATE withdrawal SET topic = 'payments'",
+        "UPDATE withdrawal SET message_id = 'pay-1'",
+        "UPDATE withdrawal SET shard = 's'",
+        "UPDATE withdrawal SET case_id = 2",
+        "UPDATE message_version SET message_id = 'pay-1'",
+        "UPDATE message_version SET topic = 'payments'",
+        "UPDATE message_version SET shard = 'shop_b'",
+        "UPDATE message_version SET content_version = 3",
+        "UPDATE message_version SET case_id = 1",
+        version + f"('shop_a', 'orders', 'a', 1, 'never written', {case_id}, 'the producer', 'w')",
+        "UPDATE dead_letter SET state = 'discarded', decision = 'discard', decided_by = 'triage', closed_at = now()",
+    ):
+        with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
+            cursor.execute(statement)
+    assert world.control("SELECT w.*, v.* FROM withdrawal w, message_version v") == kept
+    assert (
+        world.control("SELECT state FROM dead_letter") == [("open",)] and world.control(LOG) == []
+    )
+
+
+def test_what_another_began_covers_no_change_by_sql(world: World, ann: Any) -> None:
+    case_id = found(world, "unknown", "a")
+    about = f"case {case_id}"
+    withdrawal = "INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why) VALUES ('s', 'orders', "
+    world.control(f"{withdrawal}'z', {case_id}, 'olga', 'w')")
+    world.control("SELECT append_decision('olga', 'begin to void', %s, 'w', '{}')", (about,))
+    with ann, ann.cursor() as cursor:
+        cursor.execute("DELETE FROM withdrawal")
+    assert [entry[1:4] for entry in world.control(LOG)] == [
+        ("olga", "begin to void", about),
+        ("ann", "DELETE by SQL", about),
+    ]
+    # Her own beginning covers the messages of its case alone, and nothing that was applied.
+    world.control(
+        "INSERT INTO withdrawal VALUES ('s', 'orders', 'a', %s, 'olga', 'w', now(), now())",
+        (case_id,),
+    )
+    for statement, table in (
+        ("DELETE FROM withdrawal", "withdrawal"),
+        (f"{withdrawal}'p', {case_id}, 'ann', 'w')", "withdrawal"),
+        (
+            "INSERT INTO message_version (shard, topic, message_id, content_version, content, case_id, written_by, why)"
+            f" VALUES ('s', 'orders', 'a', 2, 'x', {case_id}, 'ann', 'w')",
+            "message_version",
+        ),
+    ):
+        world.control("SELECT append_decision('ann', 'begin to void', %s, 'w', '{}')", (about,))
+        with ann, ann.cursor() as cursor:
+            cursor.execute(
+                "SELECT append_decision('ann', 'begin to void', %s, 'w', '{}')", (about,)
+            )
+        with ann, ann.cursor() as cursor:
+            cursor.execute(statement)
+        told = world.control(
+            "SELECT login, action, details ->> 'table' FROM decision_log ORDER BY entry DESC LIMIT 1"
+        )
+        assert told == [("ann", f"{statement.split()[0]} by SQL", table)], statement
+
+
+def test_what_a_cut_short_withdrawal_had_done_is_settled_by_the_next_one_who_decides(
+    world: World, ann: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        world.stub(name)
+    world.stub("c", sends=1, under_way=True)
+    case_id = found(world, "unknown", "a", "b", "c")
+    world.control(
+        """
+        INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why)
+        SELECT 'shop_a', 'orders', m, %s, 'olga', 'w' FROM unnest('{a,c}'::text[]) m""",
+        (case_id,),
+    )
+    world.run("producer_a", "UPDATE message_stub SET status = 'voided' WHERE message_id = 'a'")
+    assert decided(world, ann, case_id, "leave").counts == {}
+    assert world.control(
+        "SELECT message_id, decided_by, applied_at IS NOT NULL FROM withdrawal"
+    ) == [("a", "olga", True)]
+    assert [entry[1:4] for entry in world.control(LOG)] == [
+        ("ann", does, f"case {case_id}") for does in ("settle what was begun", "leave")
+    ]
+
+
+def test_a_proposal_by_sql_is_of_what_is_there_now_and_of_who_may(
+    world: World, ann: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "later"):
+        world.stub(name)
+    case_id = found(world, "unknown", "a")
+    people = PeopleSettings.model_validate(
+        {"deciders": ["ann", "bob"], "rules": [{"actions": ["raise"], "deciders": ["bob"]}]}
+    )
+    world.settings = world.settings.model_copy(update={"people": people})
+    keep_policy(world.conn, world.settings)
+    forged = '{"shown": {"at": "9999-01-01T00:00:00Z", "letter": 999}}'
+    proposes = (
+        "INSERT INTO proposal (case_id, action, who, why, options) VALUES (%s, %s, 'ann', 'w', %s)"
+    )
+    with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO proposal (case_id, action, who, why, proposed_at) VALUES (1, 'void', 'ann', 'w', 'infinity')"
+        )
+    with ann.cursor() as cursor:
+        cursor.execute(
+            proposes + " RETURNING options #>> '{shown,letter}'", (case_id, "void", "[]")
+        )
+        assert cursor.fetchone() == ("0",)
+        ann.rollback()
+    with ann, ann.cursor() as cursor:
+        cursor.execute(proposes, (case_id, "void", forged))
+    found(world, "unknown", "later")
+    shown = world.control(
+        "SELECT (options #>> '{shown,at}')::timestamptz <= now(), options #>> '{shown,letter}' FROM proposal"
+    )
+    assert shown == [(True, "0")]
+    number = world.control("SELECT proposal_id FROM proposal")[0][0]
+    password = world.postgres.create_role("bob")
+    world.run("control", "GRANT backstop_person TO bob")
+    for database in ROLES:
+        monkeypatch.setenv(
+            f"AIRFLOW_CONN_BACKSTOP_{database.upper()}",
+            world.postgres.dsn("bob", password, database),
+        )
+    bob = connect(world.settings, Connections())
+    with bob, bob.cursor() as cursor:
+        cursor.execute("UPDATE proposal SET ended_by = 'bob'")
+    assert world.control(LOG)[-1][:4] == ("bob", "bob", "UPDATE by SQL", f"case {case_id}")
+    decided(world, bob, case_id, "approve", who="bob", proposal=number)
+    assert [world.stub_now(name)["status"] for name in ("a", "later")] == ["voided", "pending"]
+    # What she may not decide she does not propose by SQL either.
+    with ann, ann.cursor() as cursor:
+        cursor.execute(proposes, (case_id, "raise", "{}"))
+    number = world.control("SELECT max(proposal_id) FROM proposal")[0][0]
+    for conn, who in ((bob, "bob"), (world.conn, "bob"), (world.conn, "olga")):
+        with pytest.raises(DecisionRefused, match="ann may not decide to raise"):
+            decide(
+                conn,
+                world.settings,
+                Connections(),
+                case_id,
+                "approve",
+                who,
+                "w",
+                {"proposal": number},
+            )
+    bob.close()
+    world.control("TRUNCATE decision_log, decision_checkpoint")
+    world.control("UPDATE proposal SET ended_at = now(), how = 'stale' WHERE ended_at IS NULL")
+    world.control(
+        "INSERT INTO proposal (case_id, action, who, why, content) VALUES (%s, 'edit', 'olga', 'w', 'new')",
+        (case_id,),
+    )
+    with ann, ann.cursor() as cursor:
+        cursor.execute("UPDATE proposal SET content = NULL WHERE ended_at IS NULL")
+    assert [entry[1:4] for entry in world.control(LOG)] == [
+        ("ann", "UPDATE by SQL", f"case {case_id}")
+    ]
+
+
+def test_a_person_silences_no_alert_in_advance(world: World, ann: Any) -> None:
+    case_id = found(world, "mass_loss", "a")
+    world.control("TRUNCATE alert CASCADE")
+    alert = "INSERT INTO alert ({columns}) VALUES ({values})"
+    for columns, values in (
+        ("dedup_key, severity, title, body", f"'case/{case_id}', 'info', 't', 'b'"),
+        (
+            "case_id, dedup_key, severity, title, body",
+            f"{case_id}, 'case/{case_id}0', 'info', 't', 'b'",
+        ),
+        (
+            "case_id, dedup_key, severity, title, body",
+            f"{case_id}, 'reconcile/stalled', 'info', 't', 'b'",
+        ),
+        (
+            "case_id, dedup_key, severity, title, body, delivered_at",
+            f"{case_id}, 'case/{case_id}', 'info', 't', 'b', now()",
+        ),
+    ):
+        with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
+            cursor.execute(alert.format(columns=columns, values=values))
+    assert world.control("SELECT 1 FROM alert") == [] and world.control(LOG) == []
+    with ann, ann.cursor() as cursor:
+        cursor.execute(
+            alert.format(
+                columns="case_id, dedup_key, severity, title, body",
+                values=f"{case_id}, 'case/{case_id}/closed', 'info', 't', 'b'",
+            )
+        )
+    told = world.control(
+        "SELECT action, subject, details #>> '{first,dedup_key}' FROM decision_log"
+    )
+    assert told == [("INSERT by SQL", f"case {case_id}", f"case/{case_id}/closed")]
+
+
 def test_an_entry_is_bounded(world: World, ann: Any) -> None:
     for why, details in (
         ("'a', 10001", "'{}'"),
@@ -801,6 +1011,21 @@ def test_a_person_edits_and_another_approves_each_with_their_own_login(
             world.postgres.dsn("bob", password, database),
         )
     bob = connect(world.settings, Connections())
+    with bob, bob.cursor() as cursor:
+        cursor.execute("UPDATE proposal SET ended_by = 'bob'")
+    version = "INSERT INTO message_version (shard, topic, message_id, content_version, content, case_id, written_by, why) VALUES "
+    for topic, message_id, content in (
+        ("orders", "m", "hers"),
+        ("orders", "other", "mended"),
+        ("payments", "m", "mended"),
+    ):
+        with pytest.raises(errors.InsufficientPrivilege), bob, bob.cursor() as cursor:
+            cursor.execute(
+                version + "('shop_a', %s, %s, 2, %s, %s, 'ann, approved by bob', 'because')",
+                (topic, message_id, content, case_id),
+            )
+    with bob, bob.cursor() as cursor:
+        cursor.execute("UPDATE proposal SET ended_by = NULL")
     decided(world, bob, case_id, "approve", who="bob", proposal=number)
     bob.close()
     assert bytes(world.run("producer_a", "SELECT content FROM message_stub")[0][0]) == b"mended"
@@ -808,8 +1033,8 @@ def test_a_person_edits_and_another_approves_each_with_their_own_login(
     assert versions == [("the producer",), ("ann, approved by bob",)]
     assert world.control("SELECT login, who, action FROM decision_log ORDER BY entry") == [
         ("ann", "ann", "propose to edit"),
-        ("bob", "bob", "begin to edit"),
-        ("bob", "bob", "edit"),
+        ("bob", "bob", "UPDATE by SQL"),
+        *(("bob", "bob", does) for does in ("begin to approve", "begin to edit", "edit")),
     ]
 
 
@@ -841,7 +1066,7 @@ def test_two_names_stand_where_one_proposed_it_and_the_other_approves_it_now_and
     def withdraw(case: int, message_id: str) -> str:
         return f"""
             INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why)
-            VALUES ('shop_a', 'orders', '{message_id}', {case}, 'ann, approved by bob', 'w')"""
+            VALUES ('shop_a', 'orders', '{message_id}', {case}, 'ann, approved by bob', 'because')"""
 
     version = f"""
         INSERT INTO message_version (shard, topic, message_id, content_version, content, case_id, written_by, why)
@@ -867,6 +1092,15 @@ def test_two_names_stand_where_one_proposed_it_and_the_other_approves_it_now_and
                       VALUES ('orders', 'a', 'billing', 'discard', {case_id}, 'ann, approved by bob', 'w')""",
     ):
         assert refused(bob, statement), statement
+    world.control(
+        "UPDATE case_member SET settled_at = now() - interval '1 day' WHERE message_id = 'a'"
+    )
+    assert refused(bob, withdraw(case_id, "a")), "it had settled before"
+    world.control("UPDATE case_member SET settled_at = NULL")
+    assert refused(bob, withdraw(case_id, "a").replace("'because'", "'he said so'")), (
+        "it is not what ann said"
+    )
+    assert refused(bob, withdraw(case_id, "a").replace("'orders'", "'payments'")), "another message"
     assert not refused(bob, withdraw(case_id, "a"))
     assert not refused(bob, mine.format("how = 'approved', ended_at = now()"))
     assert refused(bob, withdraw(case_id, "a").replace("shop_a", "shop_b")), "it has ended"

@@ -95,6 +95,7 @@ def test_a_withdrawal_takes_two_and_the_one_who_proposed_it_is_not_the_second(wo
     ]
     assert world.control(LOG) == [
         ("ann", "propose to void"),
+        ("bob", "begin to approve"),
         ("bob", "begin to void"),
         ("bob", "void"),
     ]

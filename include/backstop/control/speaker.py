@@ -51,6 +51,11 @@ def require_may(conn: Any, settings: Settings, who: str, action: str, topic: str
     if login is None:
         return
     speaker(conn, who, who)
+    require_named(conn, settings, login, action, topic)
+
+
+def require_named(conn: Any, settings: Settings, login: str, action: str, topic: str) -> None:
+    """Raises DecisionRefused where `people` names others for this action and topic than whose login this is."""
     named = people_for(conn, settings).who_may(action, topic)
     if named is not None and not any((one.name or one.id) == login for one in named):
         raise DecisionRefused(

@@ -31,7 +31,7 @@ from backstop.cases.intend import (
 )
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.control.speaker import people_for, require_may
+from backstop.control.speaker import people_for, require_may, require_named
 from backstop.decisions.actions import (
     OPTIONS,
     actions_for,
@@ -159,6 +159,9 @@ def _answer_proposal(
             "A decision needs a name and a reason.", "Say who decides (--by) and why (--why)."
         )
     require_may(conn, settings, who, waits.action, case.topic)
+    if action == APPROVE and waits.login == waits.who:
+        # They proposed it with a login of their own, where only the program asks whether they may.
+        require_named(conn, settings, waits.who, waits.action, case.topic)
     if action == REJECT:
         reject(conn, waits, who, why)
         return Decided(case.case_id, f"reject to {waits.action}", Counts(rejected=1))

@@ -1,7 +1,7 @@
 -- Named queries on the control database: decisions that wait for a second person.
 
 -- name: proposed: what waits, unless the case was over or came back since
-SELECT p.proposal_id, p.case_id, p.action, p.who, p.why, p.options, p.content
+SELECT p.proposal_id, p.case_id, p.action, p.who, p.why, p.options, p.content, p.login
 FROM proposal p JOIN case_file c USING (case_id)
 WHERE p.case_id = %(case_id)s AND p.ended_at IS NULL AND p.proposed_at >= c.opened_at
     AND (c.state = 'open' OR c.state = 'decided' AND c.decision = 'leave');

@@ -41,6 +41,8 @@ class Proposal:
     why: str
     options: Mapping[str, Any]
     content: bytes | None
+    login: str | None
+    """Whose login to the control database proposed it; null: from before that was kept."""
 
     def __str__(self) -> str:
         ids = self.options.get("message_ids") or self.options.get("letters")
@@ -167,6 +169,14 @@ def approving(conn: Any, people: PeopleSettings, proposal: Proposal, who: str) -
             raise refused(
                 "It was answered a moment ago.", f"See: backstop cases show {proposal.case_id}"
             )
+        append(
+            cur,
+            who,
+            "begin to approve",
+            f"case {proposal.case_id}",
+            proposal.why,
+            {"proposal": proposal.proposal_id, "proposed_by": proposal.who},
+        )
     try:
         yield
     except BaseException as error:

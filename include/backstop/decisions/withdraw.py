@@ -15,6 +15,7 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.control.decision_log import append
 from backstop.evidence.sources import Sources
 from backstop.model.records import Key, StubStatus
 from backstop.sql.named import load
@@ -61,10 +62,21 @@ def settle_begun(
             voided = _voided(
                 sources, [(shard, key) for shard, key in batch if shard in settings.producers]
             )
-            _write(conn, "withdrawal_applied", intent, voided)
-            _write(
-                conn, "withdrawal_refused", intent, [one for one in batch if one not in set(voided)]
-            )
+            gone = [one for one in batch if one not in set(voided)]
+            with conn, conn.cursor() as cur:
+                for query, rows in (
+                    ("withdrawal_was_applied", voided),
+                    ("withdrawal_refused", gone),
+                ):
+                    _execute(cur, query, intent, rows)
+                append(
+                    cur,
+                    str(intent.get("approved_by") or intent["who"]),
+                    "settle what was begun",
+                    f"case {intent['case_id']}",
+                    str(intent["why"]),
+                    {"voided": len(voided), "not_voided": len(gone)},
+                )
 
 
 def _voided(sources: Sources, stubs: Sequence[tuple[str, Key]]) -> list[tuple[str, Key]]:
@@ -85,12 +97,18 @@ def _write(
 ) -> None:
     if rows:
         with conn, conn.cursor() as cur:
-            cur.execute(
-                _SQL[query],
-                {
-                    **intent,
-                    "shards": [shard for shard, _ in rows],
-                    "topics": [key.topic for _, key in rows],
-                    "ids": [key.message_id for _, key in rows],
-                },
-            )
+            _execute(cur, query, intent, rows)
+
+
+def _execute(
+    cur: Any, query: str, intent: Mapping[str, Any], rows: Sequence[tuple[str, Key]]
+) -> None:
+    cur.execute(
+        _SQL[query],
+        {
+            **intent,
+            "shards": [shard for shard, _ in rows],
+            "topics": [key.topic for _, key in rows],
+            "ids": [key.message_id for _, key in rows],
+        },
+    )

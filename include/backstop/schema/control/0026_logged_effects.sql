@@ -1,6 +1,9 @@
 -- What a person's own login changes by SQL, beside the program, is in the log of decisions, too; and runs over everything are the duties'.
 ALTER TABLE decision_log ADD COLUMN transaction xid8;
 COMMENT ON COLUMN decision_log.transaction IS 'in which it was appended; the newest entries alone are asked, and it is no part of the hash';
+ALTER TABLE proposal ADD COLUMN login text;
+ALTER TABLE proposal ALTER COLUMN login SET DEFAULT session_user;
+COMMENT ON COLUMN proposal.login IS 'whose login to this database proposed it; null: it was not kept yet';
 CREATE INDEX IF NOT EXISTS decision_log_subject ON decision_log (subject, entry);
 
 -- What every decision reads of a case has a shape; one of another could be decided by nobody.
@@ -57,6 +60,47 @@ CREATE FUNCTION stands_again(before jsonb, line jsonb) RETURNS boolean LANGUAGE 
                     AND (d.state = 'open' AND d.left_in_case IS NULL OR d.state = 'replaying'))
 $$;
 
+-- What a person's login writes in two names belongs to the proposal that it is approving now, as in revision 0025, with the proposal's
+-- own reason and content; and to a message that was open in the case when it was proposed.
+CREATE FUNCTION approves_for(said text, doing text, line jsonb) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (
+        SELECT FROM proposal p
+        WHERE p.case_id = (line ->> 'case_id')::bigint AND p.ended_at IS NULL AND p.ended_by = session_user::text
+            AND lower(p.who) <> lower(session_user::text) AND p.who || ', approved by ' || session_user::text = said
+            AND (doing IS NULL OR p.action = doing) AND (line ->> 'why' IS NULL OR line ->> 'why' = p.why)
+            AND (line ->> 'content' IS NULL OR line -> 'content' = to_jsonb(p.content))
+            AND (line ->> 'message_id' IS NULL OR EXISTS (
+                SELECT FROM case_member m
+                WHERE m.case_id = p.case_id AND m.topic = line ->> 'topic' AND m.message_id = line ->> 'message_id'
+                    -- A run may settle it while it is being applied.
+                    AND (m.settled_at IS NULL OR m.settled_at >= p.approving_since)
+                    AND CASE
+                        WHEN jsonb_typeof(p.options -> 'message_ids') = 'array' THEN p.options -> 'message_ids' ? m.message_id
+                        ELSE coalesce(m.added_at <= (p.options #>> '{shown,at}')::timestamptz, true) END)))
+$$;
+COMMENT ON FUNCTION approves_for(text, text, jsonb) IS
+    'whether this is the name of a proposal''s author with this session''s login, which is approving it: for this action and this row';
+
+-- What was decided of a case before stays in its history, as in revision 0025; what it approves a login adds as it was proposed.
+CREATE OR REPLACE FUNCTION decide_for_yourself() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    before jsonb := CASE WHEN TG_OP = 'UPDATE' THEN coalesce(OLD.evidence -> 'decisions', '[]') ELSE '[]' END;
+    present jsonb := coalesce(NEW.evidence -> 'decisions', '[]');
+BEGIN
+    IF present <> before AND speaks_as_person() AND EXISTS (
+        SELECT FROM jsonb_array_elements(present) WITH ORDINALITY AS p (said, place)
+        FULL JOIN jsonb_array_elements(before) WITH ORDINALITY AS b (said, place) USING (place)
+        WHERE p.said IS NULL OR b.said IS NOT NULL AND p.said <> b.said
+            OR b.said IS NULL AND p.said ->> 'by' IS DISTINCT FROM session_user::text
+                AND NOT approves_for(coalesce(p.said ->> 'by', ''), coalesce(p.said ->> 'action', ''),
+                    jsonb_build_object('case_id', NEW.case_id, 'why', coalesce(p.said ->> 'why', '')))) THEN
+        RAISE insufficient_privilege USING MESSAGE = 'the login ' || session_user::text || ' adds its own decisions alone';
+    END IF;
+    RETURN NEW;
+END
+$$;
+DROP FUNCTION approves_for(text, bigint, text, text);
+
 -- What a person's login is about to decide of a case is its own, or what it approves; what that replaces is the decision that stands,
 -- and when anything happened is by this database's clock.
 CREATE FUNCTION intend_for_yourself() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -75,7 +119,7 @@ BEGIN
     IF (NEW.intention IS NOT NULL AND (NEW.state <> 'open' OR NEW.intention IS DISTINCT FROM OLD.intention)
             OR NEW.state = 'decided' AND OLD.state <> 'decided' AND NOT again)
         AND NEW.decided_by IS DISTINCT FROM me
-        AND NOT approves_for(coalesce(NEW.decided_by, ''), NEW.case_id, NEW.decision, NULL) THEN
+        AND NOT approves_for(coalesce(NEW.decided_by, ''), coalesce(NEW.decision, ''), to_jsonb(NEW)) THEN
         RAISE insufficient_privilege USING MESSAGE = 'the login ' || me || ' decides in its own name alone';
     END IF;
     IF jsonb_typeof(NEW.intention) = 'object' THEN
@@ -92,7 +136,8 @@ BEGIN
 END
 $$;
 
--- A person's own login writes its own name, as in revision 0025; what it puts back is what stood.
+-- A person's own login writes its own name, as in revision 0025. What it puts back is what stood; what a producer had written it keeps
+-- of the message that it is editing; and for triage it speaks of what a log proves done.
 CREATE OR REPLACE FUNCTION speak_for_yourself() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     line jsonb := pg_catalog.to_jsonb(NEW);
@@ -106,10 +151,21 @@ BEGIN
         SELECT FROM unnest(TG_ARGV[0:0] || TG_ARGV[3:]) AS c (name) WHERE line -> c.name IS DISTINCT FROM before -> c.name) THEN
         RETURN NEW;
     END IF;
-    IF mode IN ('approves', 'case', 'letter') AND approves_for(said, (line ->> 'case_id')::bigint, doing, line ->> 'message_id')
-        OR mode = 'approves' AND TG_OP = 'INSERT' AND said = 'the producer'
+    IF mode IN ('approves', 'case', 'letter') AND approves_for(
+            said, CASE mode WHEN 'case' THEN coalesce(line ->> 'decision', '') ELSE doing END,
+            CASE TG_TABLE_NAME WHEN 'message_version' THEN line ELSE line - 'content' END)
+        OR TG_TABLE_NAME = 'message_version' AND TG_OP = 'INSERT' AND said = 'the producer' AND EXISTS (
+            SELECT FROM case_member m JOIN case_file c USING (case_id)
+            WHERE m.topic = line ->> 'topic' AND m.message_id = line ->> 'message_id' AND c.state = 'open' AND (
+                SELECT d.action = 'begin to edit' FROM decision_log d
+                WHERE d.subject = 'case ' || m.case_id AND d.login = me ORDER BY d.entry DESC LIMIT 1))
+            -- The first one that is kept; a later edit meets its own row here, and changes nothing.
+            AND NOT EXISTS (
+                SELECT FROM message_version v
+                WHERE v.topic = line ->> 'topic' AND v.message_id = line ->> 'message_id'
+                HAVING count(*) > 0 AND count(*) FILTER (WHERE v.content_version = (line ->> 'content_version')::integer) = 0)
         OR mode = 'case' AND TG_OP = 'UPDATE' AND stands_again(before, line)
-        OR mode = 'letter' AND (said = 'triage' OR EXISTS (
+        OR mode = 'letter' AND (said = 'triage' AND line ->> 'decision' = 'discard' AND line -> 'proof' ? 'log' OR EXISTS (
             SELECT FROM delivery_decision d
             WHERE d.topic = line ->> 'topic' AND d.message_id = line ->> 'message_id'
                 AND d.consumer_group = line ->> 'consumer_group' AND d.decided_by = said) OR EXISTS (
@@ -136,6 +192,7 @@ DECLARE
     me text := session_user;
     of_topic text := line ->> 'topic';
     named text;
+    of_case bigint;
     plan record;
 BEGIN
     IF NOT speaks_as_person() THEN
@@ -169,14 +226,19 @@ BEGIN
             END) THEN
         RETURN NULL;
     END IF;
-    -- A decision that goes on over several transactions has said so in the log, and nothing since.
-    IF TG_TABLE_NAME IN ('withdrawal', 'message_version') AND (
-        SELECT starts_with(d.action, 'begin to ') FROM decision_log d
-        WHERE d.subject = coalesce(named, 'case ' || (
+    -- A decision of this login that goes on over several transactions has said so in the log, and nothing since.
+    IF TG_TABLE_NAME IN ('withdrawal', 'message_version') THEN
+        of_case := coalesce((line ->> 'case_id')::bigint, (
             SELECT v.case_id FROM message_version v
-            WHERE (v.topic, v.message_id) = (of_topic, line ->> 'message_id') ORDER BY v.content_version DESC LIMIT 1))
-        ORDER BY d.entry DESC LIMIT 1) THEN
-        RETURN NULL;
+            WHERE (v.topic, v.message_id) = (of_topic, line ->> 'message_id') ORDER BY v.content_version DESC LIMIT 1));
+        IF NOT (TG_OP = 'DELETE' AND line ->> 'applied_at' IS NOT NULL)
+            AND EXISTS (
+                SELECT FROM case_member m WHERE (m.case_id, m.topic, m.message_id) = (of_case, of_topic, line ->> 'message_id'))
+            AND (
+                SELECT d.login = me AND d.action = CASE TG_TABLE_NAME WHEN 'withdrawal' THEN 'begin to void' ELSE 'begin to edit' END
+                FROM decision_log d WHERE d.subject = 'case ' || of_case ORDER BY d.entry DESC LIMIT 1) THEN
+            RETURN NULL;
+        END IF;
     END IF;
     -- A decision that was refused puts the one before back.
     IF TG_TABLE_NAME = 'case_file' AND stands_again(before, line)
@@ -188,7 +250,7 @@ BEGIN
         jsonb_build_object('table', TG_TABLE_NAME, 'first', (
             SELECT jsonb_object_agg(k.key, k.value) FROM jsonb_each(line) AS k
             WHERE k.key IN ('case_id', 'run_id', 'place', 'proposal_id', 'request_id', 'dead_letter_id', 'shard', 'topic', 'message_id',
-                'consumer_group', 'broker', 'queue_id', 'send_number', 'content_version', 'state', 'how', 'decision')),
+                'consumer_group', 'broker', 'queue_id', 'send_number', 'content_version', 'state', 'how', 'decision', 'dedup_key')),
             'columns', (SELECT jsonb_agg(k.key ORDER BY k.key) FROM jsonb_each(line) AS k WHERE before -> k.key <> k.value)));
     RETURN NULL;
 END
@@ -234,6 +296,32 @@ BEGIN
 END
 $$;
 
+-- What a person's login proposes is what is there now.
+CREATE FUNCTION propose_now() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    said jsonb := CASE jsonb_typeof(NEW.options) WHEN 'object' THEN NEW.options ELSE '{}' END;
+    shown jsonb := CASE jsonb_typeof(said -> 'shown') WHEN 'object' THEN said -> 'shown' ELSE '{}' END;
+BEGIN
+    IF speaks_as_person() THEN
+        NEW.options := said || jsonb_build_object('shown', shown || jsonb_build_object(
+            'at', least((shown ->> 'at')::timestamptz, clock_timestamp()),
+            'letter', least((shown ->> 'letter')::bigint,
+                (SELECT coalesce(max(d.dead_letter_id), 0) FROM dead_letter d WHERE d.case_id = NEW.case_id))));
+    END IF;
+    RETURN NEW;
+END
+$$;
+
+-- A person's login tells of cases alone, under their own keys: a key that is there already is told of nobody again.
+CREATE FUNCTION tell_of_cases() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF speaks_as_person() AND NOT coalesce(starts_with(NEW.dedup_key || '/', 'case/' || NEW.case_id || '/'), false) THEN
+        RAISE insufficient_privilege USING MESSAGE = 'the login ' || session_user::text || ' tells of cases alone';
+    END IF;
+    RETURN NEW;
+END
+$$;
+
 -- What joins a case again joins it now: a second person approves what was in it when somebody proposed.
 CREATE FUNCTION join_now() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -257,7 +345,11 @@ BEGIN
     EXECUTE 'ALTER FUNCTION keep_off_duties()' || path;
     EXECUTE 'ALTER FUNCTION see_groups_now()' || path;
     EXECUTE 'ALTER FUNCTION join_now()' || path;
+    EXECUTE 'ALTER FUNCTION propose_now()' || path;
+    EXECUTE 'ALTER FUNCTION tell_of_cases()' || path;
     EXECUTE 'ALTER FUNCTION stands_again(jsonb, jsonb)' || path;
+    EXECUTE 'ALTER FUNCTION approves_for(text, text, jsonb)' || path;
+    EXECUTE 'ALTER FUNCTION decide_for_yourself()' || path;
     EXECUTE 'ALTER FUNCTION intend_for_yourself()' || path;
     EXECUTE 'ALTER FUNCTION speak_for_yourself()' || path;
     FOR one IN
@@ -275,7 +367,8 @@ BEGIN
                 || 'OLD.last_seen_at)'),
             ('case_member', 'INSERT OR UPDATE OR DELETE', 'topic', ''),
             ('proposal', 'INSERT', 'own', ''),
-            ('proposal', 'UPDATE', 'own', '(NEW.ended_at, NEW.how) IS DISTINCT FROM (OLD.ended_at, OLD.how)'),
+            ('proposal', 'UPDATE', 'own', '(NEW.ended_at, NEW.how, NEW.content) IS DISTINCT FROM (OLD.ended_at, OLD.how, OLD.content) '
+                || 'OR NEW.ended_by IS DISTINCT FROM OLD.ended_by AND NEW.ended_by IS NOT NULL'),
             ('incident', 'UPDATE', 'own', 'OLD.* IS DISTINCT FROM NEW.*'),
             ('incident_delivery', 'INSERT OR UPDATE', 'own', ''),
             ('resend_request', 'INSERT OR UPDATE', 'topic', ''), ('resend_batch', 'INSERT OR UPDATE', 'topic', ''),
@@ -297,6 +390,10 @@ BEGIN
             ('resend_request', 'speaks_for_itself', 'INSERT OR UPDATE OF requested_by', 'speak_for_yourself(''requested_by'', ''request'')'),
             ('dead_letter', 'speaks_for_itself', 'INSERT OR UPDATE OF decided_by, decision, state',
                 'speak_for_yourself(''decided_by'', ''letter'', ''edit'', ''decision'', ''state'')'),
+            ('withdrawal', 'speaks_for_itself', 'INSERT OR UPDATE OF decided_by, why, case_id',
+                'speak_for_yourself(''decided_by'', ''approves'', ''void'', ''why'', ''case_id'')'),
+            ('message_version', 'speaks_for_itself', 'INSERT OR UPDATE OF written_by, shard, content, why, case_id',
+                'speak_for_yourself(''written_by'', ''approves'', ''edit'', ''shard'', ''content'', ''why'', ''case_id'')'),
             ('case_file', 'speaks_for_itself', 'INSERT OR UPDATE OF decided_by, decision, why',
                 'speak_for_yourself(''decided_by'', ''case'', '''', ''decision'', ''why'')'),
             ('incident_delivery', 'plans_for_itself', 'INSERT', 'plan_for_yourself()')
@@ -312,6 +409,10 @@ BEGIN
         || ') EXECUTE FUNCTION keep_off_duties()';
     EXECUTE 'CREATE TRIGGER intends_for_itself BEFORE UPDATE ON case_file FOR EACH ROW WHEN (' || person
         || ') EXECUTE FUNCTION intend_for_yourself()';
+    EXECUTE 'CREATE TRIGGER proposes_now BEFORE INSERT ON proposal FOR EACH ROW WHEN (' || person
+        || ') EXECUTE FUNCTION propose_now()';
+    EXECUTE 'CREATE TRIGGER tells_of_cases BEFORE INSERT ON alert FOR EACH ROW WHEN (' || person
+        || ') EXECUTE FUNCTION tell_of_cases()';
     EXECUTE 'CREATE TRIGGER joins_now BEFORE UPDATE OF added_at ON case_member FOR EACH ROW WHEN (' || person
         || ') EXECUTE FUNCTION join_now()';
     EXECUTE 'CREATE TRIGGER sees_groups_now BEFORE INSERT ON owed_since FOR EACH ROW WHEN (' || person

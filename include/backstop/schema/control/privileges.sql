@@ -54,9 +54,15 @@ GRANT SELECT ON
     proposal, people_policy, drained_broker, broker_server, decision_log, decision_checkpoint,
     backstop_control_version
     TO backstop_person;
-GRANT INSERT, UPDATE ON duty_lease, withdrawal, message_version TO backstop_person;
+GRANT INSERT, UPDATE ON duty_lease TO backstop_person;
+-- Which message was withdrawn or edited is not theirs to change.
+REVOKE INSERT, UPDATE ON withdrawal, message_version FROM backstop_person;
+GRANT INSERT (shard, topic, message_id, case_id, decided_by, why, applied_at),
+    UPDATE (case_id, decided_by, why, begun_at, applied_at) ON withdrawal TO backstop_person;
+GRANT INSERT (shard, topic, message_id, content_version, content, case_id, written_by, why),
+    UPDATE (shard, content, case_id, written_by, why, written_at) ON message_version TO backstop_person;
 -- What a case is about, and which deliveries are in it since when, is not theirs to change: others decide by it.
-REVOKE INSERT, UPDATE ON case_file, case_member, case_note FROM backstop_person;
+REVOKE INSERT, UPDATE ON case_file, case_member, case_note, alert, proposal FROM backstop_person;
 GRANT INSERT (kind, topic, consumer_group, subject, severity, summary, evidence, opened_by_run) ON case_file TO backstop_person;
 GRANT UPDATE (severity, state, summary, evidence, opened_at, last_seen_at, decision, decided_by, decided_at, why, closed_at, reopened,
     intention) ON case_file TO backstop_person;
@@ -67,7 +73,9 @@ GRANT UPDATE (state, heartbeat_at, finished_at, error, counts, phases, only_ids)
 GRANT INSERT ON delivery_decision TO backstop_person;
 GRANT INSERT (run_id, wanted, planned_by, why) ON incident TO backstop_person;
 GRANT INSERT (case_id, written_by, note) ON case_note TO backstop_person;
-GRANT INSERT ON alert, incident_delivery, resend_request, resend_batch, pause, owed_since, proposal, drained_broker TO backstop_person;
+GRANT INSERT (case_id, dedup_key, severity, title, body) ON alert TO backstop_person;
+GRANT INSERT (case_id, action, who, why, options, content) ON proposal TO backstop_person;
+GRANT INSERT ON incident_delivery, resend_request, resend_batch, pause, owed_since, drained_broker TO backstop_person;
 GRANT DELETE ON duty_lease, pause, withdrawal, case_member TO backstop_person;
 GRANT UPDATE (shard, groups, reason, requested_by, route, held, run_id, state, not_before, closed_by_run, error, batch_id,
     step, given_up_by, given_up_groups, created_at, updated_at) ON resend_request TO backstop_person;
