@@ -28,14 +28,7 @@ from backstop.model.errors import StoreUnavailable, Unavailable
 from backstop.model.records import Key
 from backstop.reconcile.run_once import ReconcileInput
 from backstop.reconcile.run_proof import ProveInput, scope_now
-from backstop.reconcile.stage import (
-    STAGED_VERDICT,
-    connect_staging,
-    copy_stubs,
-    fill_incoming,
-    keep_incoming,
-    open_incoming,
-)
+from backstop.reconcile.stage import connect_staging, copy_stubs, copy_verdicts
 from backstop.resend.work import ResendInput
 from backstop.retention.run_once import RetentionInput
 from backstop.runs.duty import Duty, Step, Work, walk_duty
@@ -141,9 +134,7 @@ def judge_by_key(work: Work[Any]) -> None:
         staging,
         staging.cursor() as cursor,
     ):
-        open_incoming(cursor, "staged_verdict")
-        fill_incoming(cursor, "staged_verdict", STAGED_VERDICT, work.run.run_id, 0, kept)
-        keep_incoming(cursor, "staged_verdict", STAGED_VERDICT)
+        copy_verdicts(cursor, work.run.run_id, 0, kept)
         copy_stubs(cursor, work.run.run_id, 0, seen.outcome_table)
         for subject, why in seen.unreachable.items():
             cursor.execute(

@@ -27,14 +27,7 @@ from backstop.model.records import ID_HEADER, Counts, Key
 from backstop.reconcile.count_due import count_due
 from backstop.reconcile.promote import promote
 from backstop.reconcile.run_once import RECONCILE, ReconcileInput, run_once
-from backstop.reconcile.stage import (
-    STAGED_VERDICT,
-    connect_staging,
-    copy_stubs,
-    fill_incoming,
-    keep_incoming,
-    open_incoming,
-)
+from backstop.reconcile.stage import connect_staging, copy_stubs, copy_verdicts
 from backstop.requests.ask import Ask, ask
 from backstop.resend.work import run_duty as resend
 from backstop.runs.duty import Work, do_step
@@ -154,9 +147,7 @@ def reconcile(world: System, keys: Sequence[Key]) -> None:
             staging,
             staging.cursor() as cursor,
         ):
-            open_incoming(cursor, "staged_verdict")
-            fill_incoming(cursor, "staged_verdict", STAGED_VERDICT, run.run_id, 0, kept)
-            keep_incoming(cursor, "staged_verdict", STAGED_VERDICT)
+            copy_verdicts(cursor, run.run_id, 0, kept)
             copy_stubs(cursor, run.run_id, 0, judgement.outcome_table)
         promote(world.settings, world.connections, conn, run)
         state = "done"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,9 +11,11 @@ import pyarrow as pa
 import pytest
 
 from backstop.reconcile.quarantine import BROKEN_STAGED
-from backstop.reconcile.stage import connect_staging, copy_stubs, take_part
+from backstop.reconcile.stage import connect_staging, copy_stubs, copy_verdicts, take_part
 from backstop.runs.run import open_run
+from backstop.stores.protocol import EARLIEST, LATEST
 from backstop.verdicts.evaluate import table
+from backstop.verdicts.frames import micros
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, system
@@ -81,4 +84,66 @@ def test_a_part_is_written_by_one_try_and_again_only_after_that_one_failed(world
         "SELECT message_id, extract(epoch FROM next_look_at)::int FROM staged_stub ORDER BY 1",
     )
     assert sorted(found) == sorted((name, 1 if name else None) for name in ODD)
+    control.close()
+
+
+def test_what_is_copied_is_what_was_judged_whatever_the_values(world: System) -> None:
+    """Nulls, instants before 2000 and at the ends of the calendar, and text of any kind."""
+    kinds = {
+        "shard": "string",
+        "topic": "string",
+        "message_id": "string",
+        "consumer_group": "string",
+        "verdict": "string",
+        "reason": "string",
+        "eligible": "boolean",
+        "send_count": "int",
+        "case_kind": "string",
+        "next_look_at": "bigint",
+        "evidence": "string",
+    }
+    first = {
+        "shard": "shop_a",
+        "topic": "orders",
+        "consumer_group": "billing",
+        "verdict": "LOST",
+        "reason": "",
+    }
+    instants = [
+        None,
+        -1,
+        0,
+        micros(EARLIEST),
+        micros(LATEST),
+        946_684_799_999_999,
+        1_800_000_000_123_456,
+    ]
+    rows = [
+        {
+            **first,
+            "message_id": name,
+            "eligible": bool(number % 2),
+            "send_count": (2**31 - 1) * (number % 2),
+            "next_look_at": at,
+            "case_kind": None if number % 3 else name,
+            "evidence": json.dumps({"id": name}),
+        }
+        for number, (name, at) in enumerate(zip(ODD, instants, strict=True))
+    ]
+    control = world.control()
+    run_id = open_run(control, "reconcile", "[]", world.settings).run_id
+    with closing(connect_staging(world.urls["control"])) as own, own, own.cursor() as cursor:
+        copy_verdicts(cursor, run_id, 3, table(kinds, rows))
+    names = "shard, topic, message_id, consumer_group, verdict, reason, eligible, send_count, case_kind,"
+    found = world.rows(
+        "control",
+        f"SELECT {names} (extract(epoch FROM next_look_at) * 1000000)::bigint, evidence::text FROM staged_verdict"
+        " WHERE run_id = %s AND stage = 3",
+        run_id,
+    )
+    given = [
+        (*(row[name] for name in kinds if name != "evidence"), json.loads(str(row["evidence"])))
+        for row in rows
+    ]
+    assert sorted(str((*row[:-1], json.loads(row[-1]))) for row in found) == sorted(map(str, given))
     control.close()

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.reconcile.judge_batches import Rule, judge_batches, outcomes_of
-from backstop.reconcile.stage import (
-    STAGED_VERDICT,
-    connect_staging,
-    copy_stubs,
-    fill_incoming,
-    keep_incoming,
-    open_incoming,
-    take_part,
-)
+from backstop.reconcile.stage import connect_staging, copy_stubs, copy_verdicts, take_part
 from backstop.sql.named import load
 
 if TYPE_CHECKING:
@@ -92,7 +84,6 @@ def _judge(url: str, rule: Rule, run_id: int, stage: int) -> Callable[[Batches],
                 staged.write(engine.query(_SQL["kept"], {"judged": batch.judged}), outcomes)
                 staging += monotonic() - since
             since = monotonic()
-            staged.keep()
         ended = monotonic()
         spent = {"seconds": ended - begun, "staging": staging + ended - since}
         for rows in (*(counts.to_pylist() for counts in counted), [spent]):
@@ -115,9 +106,7 @@ class _Staging:
         if self._cursor is None:
             self._open()
         if self._is_mine:
-            fill_incoming(
-                self._cursor, "staged_verdict", STAGED_VERDICT, self._run_id, self._stage, verdicts
-            )
+            copy_verdicts(self._cursor, self._run_id, self._stage, verdicts)
             copy_stubs(self._cursor, self._run_id, self._stage, stubs)
 
     def _open(self) -> None:
@@ -129,10 +118,3 @@ class _Staging:
         self._opened.enter_context(connection)  # commits, or rolls back
         self._cursor = self._opened.enter_context(connection.cursor())
         self._is_mine = take_part(self._cursor, self._run_id, self._stage, context.partitionId())
-        if self._is_mine:
-            open_incoming(self._cursor, "staged_verdict")
-
-    def keep(self) -> None:
-        """Stages what was written; it is committed when `opened` ends."""
-        if self._is_mine:
-            keep_incoming(self._cursor, "staged_verdict", STAGED_VERDICT)

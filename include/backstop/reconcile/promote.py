@@ -59,6 +59,8 @@ _CONTROL_CLOCK = load("backstop.evidence", "queries.sql")["control_clock"]
 _CLOCK_SAMPLES = 3
 """The quickest of them counts: the first may open a connection."""
 _BATCH = 5_000
+_STUBS = 20_000
+"""As many as a shard changes in one commit."""
 _SHARDS_AT_ONCE = 8
 """Each has a connection to the control database."""
 _REFUSED_ROWS = 20
@@ -384,9 +386,8 @@ def _promote_shard(
     moved, own_as_of = 0, _by_the_clock_of(store, control, as_of)
     refused: list[Exception] = []
     with control, control.cursor(name="staged") as rows:
-        rows.itersize = 10_000
         rows.execute(_SQL["staged_stubs"], {"run_id": run_id, "shard": name})
-        while chunk := rows.fetchmany(10_000):
+        while chunk := rows.fetchmany(_STUBS):
             outcomes = [StubOutcome(Key(row[0], row[1]), *row[2:]) for row in chunk]
             moved += _promote_rows(store, outcomes, as_of, own_as_of, refused)
     with control, control.cursor() as cursor:

@@ -8,7 +8,7 @@ late fills a stage that nobody reads.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -20,31 +20,33 @@ from backstop.config.settings import Settings
 if TYPE_CHECKING:
     import pyarrow as pa
 
-STAGED_VERDICT = (
-    "shard",
-    "topic",
-    "message_id",
-    "consumer_group",
-    "verdict",
-    "reason",
-    "eligible",
-    "send_count",
-    "case_kind",
-    "next_look_at",
-    "evidence",
-)
-STAGED_STUB = (
-    "shard",
-    "topic",
-    "message_id",
-    "old_status",
-    "new_status",
-    "send_count",
-    "deliveries",
-    "next_look_at",
-)
-_READ = {"evidence": "jsonb_strip_nulls(evidence)"}
-"""How a column is read from the incoming rows; all others as they are."""
+STAGED_VERDICT = {
+    "run_id": "bigint",
+    "stage": "int",
+    "shard": "text",
+    "topic": "text",
+    "message_id": "text",
+    "consumer_group": "text",
+    "verdict": "text",
+    "reason": "text",
+    "eligible": "boolean",
+    "send_count": "int",
+    "case_kind": "text",
+    "next_look_at": "timestamptz",
+    "evidence": "jsonb",
+}
+STAGED_STUB = {
+    "run_id": "bigint",
+    "stage": "int",
+    "shard": "text",
+    "topic": "text",
+    "message_id": "text",
+    "old_status": "text",
+    "new_status": "text",
+    "send_count": "int",
+    "deliveries": "int",
+    "next_look_at": "timestamptz",
+}
 
 
 def stage_stubs(
@@ -69,10 +71,6 @@ def connect_staging(url: str) -> Any:
     )
 
 
-def open_incoming(cursor: Any, table: str) -> None:
-    cursor.execute(f"CREATE TEMP TABLE incoming_{table} (LIKE {table}) ON COMMIT DROP")
-
-
 def take_part(cursor: Any, run_id: int, stage: int, part: int) -> bool:
     """Whether this transaction is the one that stages the part; waits for another that is at it."""
     cursor.execute(
@@ -83,47 +81,26 @@ def take_part(cursor: Any, run_id: int, stage: int, part: int) -> bool:
 
 
 def copy_stubs(cursor: Any, run_id: int, stage: int, rows: pa.Table) -> None:
-    """Stages rows of STAGED_STUB (instants in microseconds)."""
+    """Stages rows of STAGED_STUB (instants in microseconds), but for the first two columns."""
     _copy(cursor, "staged_stub", STAGED_STUB, run_id, stage, rows)
 
 
-def fill_incoming(
-    cursor: Any, table: str, columns: Sequence[str], run_id: int, stage: int, rows: pa.Table
-) -> None:
-    _copy(cursor, f"incoming_{table}", columns, run_id, stage, rows)
+def copy_verdicts(cursor: Any, run_id: int, stage: int, rows: pa.Table) -> None:
+    """The same of STAGED_VERDICT."""
+    _copy(cursor, "staged_verdict", STAGED_VERDICT, run_id, stage, rows)
 
 
 def _copy(
-    cursor: Any, table: str, columns: Sequence[str], run_id: int, stage: int, rows: pa.Table
+    cursor: Any, table: str, columns: Mapping[str, str], run_id: int, stage: int, rows: pa.Table
 ) -> None:
     import pyarrow as pa
-    from pyarrow import csv
 
-    if rows.num_rows == 0:
-        return
-    instants = {"next_look_at": pa.timestamp("us", tz="UTC")}
-    given = pa.table(
-        {
-            "run_id": pa.array([run_id] * rows.num_rows, pa.int64()),
-            "stage": pa.array([stage] * rows.num_rows, pa.int32()),
-            **{
-                name: rows.column(name).cast(instants.get(name, rows.column(name).type))
-                for name in columns
-            },
-        }
-    )
-    buffer = io.BytesIO()
-    # Text is quoted and null is not: ids hold any Unicode, quotes and line ends, and the empty text is no null.
-    csv.write_csv(given, buffer, csv.WriteOptions(include_header=False, quoting_style="needed"))
-    buffer.seek(0)
-    cursor.copy_expert(
-        f"COPY {table} (run_id, stage, {', '.join(columns)}) FROM STDIN WITH (FORMAT csv)", buffer
-    )
+    from backstop.sql.arrow import write_copy
 
-
-def keep_incoming(cursor: Any, table: str, columns: Sequence[str]) -> None:
-    read = ", ".join(_READ.get(name, name) for name in columns)
-    cursor.execute(
-        f"INSERT INTO {table} (run_id, stage, {', '.join(columns)}) SELECT run_id, stage, {read} FROM incoming_{table}"
-        " ON CONFLICT DO NOTHING"
-    )
+    if rows.num_rows:
+        for name, value in (("run_id", run_id), ("stage", stage)):
+            rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+        binary = io.BytesIO(write_copy(rows, columns))
+        cursor.copy_expert(
+            f"COPY {table} ({', '.join(columns)}) FROM STDIN WITH (FORMAT binary)", binary
+        )

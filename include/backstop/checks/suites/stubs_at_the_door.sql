@@ -48,10 +48,11 @@ JOIN quarantine AS q ON q.first_run_id = run.run_id
 WHERE q.store = '' OR q.row_key = '' OR q.reason = '';
 
 -- name: broken_rows_not_judged: a stub that this run put into quarantine is not judged as well
+-- IS TRUE keeps it one scan of either table: staged_stub has no key to be looked up by.
 SELECT s.shard, s.topic, s.message_id
 FROM {batch} AS run
 JOIN staged_stub AS s USING (run_id, stage)
-JOIN quarantine AS q
-    ON q.store = 'shard ' || s.shard AND q.topic = s.topic AND q.message_id = s.message_id
-    AND q.consumer_group IS NULL
-WHERE s.deliveries > 0 AND q.last_seen_at >= run.started_at;
+WHERE s.deliveries > 0 AND (('shard ' || s.shard, s.topic, s.message_id) IN (
+        SELECT q.store, q.topic, q.message_id
+        FROM {batch} AS broken_of
+        JOIN quarantine AS q ON q.last_seen_at >= broken_of.started_at AND q.consumer_group IS NULL)) IS TRUE;

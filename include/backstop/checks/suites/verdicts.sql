@@ -1,7 +1,7 @@
 -- What the judge staged, before a verdict is promoted or a request is made.
--- No statistics know rows that were staged a moment ago. So a join of staged rows names every column of the key, each from the
--- other staged table: whatever the plan, it is one look by key a row. (With USING the stage would be the run's, which an outer join
--- cannot look up by, and each row would be compared with all: 20,000 stubs took minutes.)
+-- No statistics know rows that were staged a moment ago. So what is joined is staged_verdict, with every column of its key, each
+-- from staged_stub: whatever the plan, it is one look by key a row. (With USING the stage would be the run's, which an outer join
+-- cannot look up by, and each row would be compared with all: 20,000 stubs took minutes.) staged_stub has no key: it is scanned.
 
 -- name: names_known: every verdict is one of the rule's; a WAITING one is staged only for its case
 SELECT v.topic, v.message_id, v.consumer_group, v.verdict
@@ -63,12 +63,18 @@ WHERE coalesce(staged.deliveries, 0) <> coalesce(counted.deliveries, 0)
    OR coalesce(staged.eligible, 0) <> coalesce(counted.eligible, 0);
 
 -- name: verdicts_have_stubs: every verdict belongs to a stub of this run, as it was read
-SELECT v.topic, v.message_id, v.consumer_group
-FROM {batch} AS run
-JOIN staged_verdict AS v USING (run_id, stage)
-LEFT JOIN staged_stub AS s ON s.run_id = v.run_id AND s.stage = v.stage AND s.shard = v.shard AND s.topic = v.topic
-    AND s.message_id = v.message_id
-WHERE s.message_id IS NULL OR s.send_count <> v.send_count;
+SELECT found.topic, found.message_id, min(found.consumer_group) AS consumer_group
+FROM (
+    SELECT v.shard, v.topic, v.message_id, v.send_count, v.consumer_group
+    FROM {batch} AS run
+    JOIN staged_verdict AS v USING (run_id, stage)
+    UNION ALL
+    SELECT s.shard, s.topic, s.message_id, s.send_count, NULL
+    FROM {batch} AS run
+    JOIN staged_stub AS s USING (run_id, stage)
+) AS found
+GROUP BY found.shard, found.topic, found.message_id, found.send_count
+HAVING count(*) = count(found.consumer_group);
 
 -- name: only_losses_are_eligible: only STALLED, UNSENT and LOST may be sent again
 SELECT v.topic, v.message_id, v.consumer_group, v.verdict

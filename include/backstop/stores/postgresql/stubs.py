@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -38,6 +39,8 @@ from backstop.stores.protocol import (
 _SQL = load("backstop.stores.postgresql", "stubs.sql")
 _CHUNK = 10_000
 """Rows of one statement."""
+_PROMOTED = 20_000
+"""Rows of one commit of a promotion."""
 _ERROR_LENGTH = 2_000
 T = TypeVar("T")
 
@@ -297,15 +300,21 @@ class PostgresStubs:
             "next_looks",
         )
         moved = 0
-        for chunk in _chunks(outcomes):
+        for start in range(0, len(outcomes), _PROMOTED):
+            chunk = outcomes[start : start + _PROMOTED]
             rows = [
                 (*o.key, str(o.old_status), str(o.new_status), o.send_count, o.next_look_at)
                 for o in chunk
             ]
             values = {**columns(rows, names), "as_of": as_of, "own_as_of": own_as_of or as_of}
-            ((number,),) = self._rows_after_recovery("promote", values)
-            moved += number
+            moved += self._connection.run(partial(self._promote, values))
         return moved
+
+    def _promote(self, values: Mapping[str, Any], cursor: Cursor) -> int:
+        self._recover_late(cursor, values)
+        cursor.execute(_SQL["by_key"])
+        cursor.execute(_SQL["promote"], values)
+        return cursor.rowcount
 
     def raise_numbers(self, handed: Sequence[Handed]) -> set[Key]:
         rows = [
@@ -399,14 +408,17 @@ class PostgresStubs:
         transaction: it must not wait for a run that recovers everything. It may have begun as late as its deadline."""
 
         def work(cursor: Cursor) -> list[tuple[Any, ...]]:
-            keys = {name: values[name] for name in ("topics", "message_ids")}
-            cursor.execute(
-                f"{_SQL['late_of_keys']} {_SQL['recover']}", {**keys, "max_send_seconds": 0.0}
-            )
+            self._recover_late(cursor, values)
             cursor.execute(_SQL[statement], values)
             return cursor.fetchall()
 
         return self._connection.run(work)
+
+    def _recover_late(self, cursor: Cursor, values: Mapping[str, Any]) -> None:
+        keys = {name: values[name] for name in ("topics", "message_ids")}
+        cursor.execute(
+            f"{_SQL['late_of_keys']} {_SQL['recover']}", {**keys, "max_send_seconds": 0.0}
+        )
 
     def _changed(self, statement: str, values: dict[str, Any]) -> set[Key]:
         return {

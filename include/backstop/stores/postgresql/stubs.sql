@@ -364,41 +364,33 @@ WITH late AS MATERIALIZED (
 SELECT topic, message_id FROM recovered ORDER BY topic, message_id;
 
 -- name: promote: what a run decided, only where status and send count are as judged; final states stay
-WITH decided AS (
+-- One statement, whose conditions are tested again on the newest version of a row that somebody changes meanwhile. Each row is
+-- found by its key, in the order of keys, as everybody locks (by_key).
+UPDATE message_stub s SET
+    status = d.new_status,
+    next_check_at = greatest(s.next_check_at, d.next_look),
+    first_seen_at = least(s.first_seen_at, %(as_of)s::timestamptz),
+    judged_at = greatest(%(as_of)s::timestamptz, CASE
+        WHEN s.judged_at <= greatest(clock_timestamp(), %(as_of)s::timestamptz) + interval '1 day' THEN s.judged_at END),
+    updated_at = clock_timestamp()
+FROM (
     SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(old_statuses)s::text[],
             %(new_statuses)s::text[], %(send_counts)s::integer[], %(next_looks)s::timestamptz[])
-        AS d (topic, message_id, old_status, new_status, send_count, next_look)
-), held AS MATERIALIZED (
-    SELECT s.topic, s.message_id
-    FROM (SELECT * FROM decided ORDER BY topic, message_id) d
-    CROSS JOIN LATERAL (
-        SELECT m.topic, m.message_id FROM message_stub m
-        WHERE m.topic = d.topic AND m.message_id = d.message_id
-            AND m.status = d.old_status AND m.send_count = d.send_count
-            -- A person who allowed more sends since the run looked changed neither status nor count: not exhausted after all.
-            AND (d.new_status <> 'exhausted' OR m.status = 'exhausted' OR m.updated_at <= %(own_as_of)s::timestamptz)
-            -- A later run has judged it since, and knows better of everything but a log that proves the work done. A judgement
-            -- that lies a day ahead is none.
-            AND (d.new_status = 'confirmed' OR m.judged_at IS NULL OR m.judged_at <= %(as_of)s::timestamptz
-                OR m.judged_at > greatest(clock_timestamp(), %(as_of)s::timestamptz) + interval '1 day')
-        FOR UPDATE) s
-), moved AS (
-    UPDATE message_stub s SET
-        status = d.new_status,
-        next_check_at = greatest(s.next_check_at, d.next_look),
-        first_seen_at = least(s.first_seen_at, %(as_of)s::timestamptz),
-        judged_at = greatest(%(as_of)s::timestamptz, CASE
-            WHEN s.judged_at <= greatest(clock_timestamp(), %(as_of)s::timestamptz) + interval '1 day' THEN s.judged_at END),
-        updated_at = clock_timestamp()
-    FROM held h
-    JOIN decided d ON d.topic = h.topic AND d.message_id = h.message_id
-    WHERE s.topic = h.topic AND s.message_id = h.message_id
-        AND s.status = d.old_status AND s.send_count = d.send_count
-        AND s.status NOT IN ('confirmed', 'voided')
-        AND (d.new_status = 'pending' OR s.attempt_token IS NULL)
-    RETURNING 1
-)
-SELECT count(*) FROM moved;
+        AS given (topic, message_id, old_status, new_status, send_count, next_look)
+    ORDER BY topic, message_id) d
+WHERE s.topic = d.topic AND s.message_id = d.message_id AND s.status = d.old_status AND s.send_count = d.send_count
+    AND s.status NOT IN ('confirmed', 'voided')
+    AND (d.new_status = 'pending' OR s.attempt_token IS NULL)
+    -- A person who allowed more sends since the run looked changed neither status nor count: not exhausted after all.
+    AND (d.new_status <> 'exhausted' OR s.status = 'exhausted' OR s.updated_at <= %(own_as_of)s::timestamptz)
+    -- A later run has judged it since, and knows better of everything but a log that proves the work done. A judgement
+    -- that lies a day ahead is none.
+    AND (d.new_status = 'confirmed' OR s.judged_at IS NULL OR s.judged_at <= %(as_of)s::timestamptz
+        OR s.judged_at > greatest(clock_timestamp(), %(as_of)s::timestamptz) + interval '1 day');
+
+-- name: by_key: until the transaction ends, rows are found by their key, in the order in which they are given
+SELECT set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
+    set_config('enable_material', 'off', true), set_config('enable_seqscan', 'off', true);
 
 -- name: void: withdraws one message, unless an attempt is under way or its state is final
 UPDATE message_stub SET status = 'voided', updated_at = clock_timestamp()
