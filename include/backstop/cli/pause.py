@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
 
 from backstop.cli import context, out
-from backstop.reports.read import read
 
 Topic = Annotated[str | None, typer.Argument(help="The topic; or --all.")]
 All = Annotated[bool, typer.Option("--all", help="Every topic.")]
@@ -27,50 +25,30 @@ def pause(
     as_json: out.Json = False,
 ) -> None:
     """Stop sending a topic, or everything, between two batches. Verdicts and cases go on."""
-    from backstop.control.decision_log import append
     from backstop.control.speaker import speaker
-    from backstop.model.errors import ConfigurationError
-    from backstop.sql.named import load
+    from backstop.restore import pause as sends
 
-    if not why.strip():
-        raise ConfigurationError(
-            "A pause needs a reason.", kept="Nothing was paused.", next_step='Say it: --why "..."'
-        )
-    queries = load("backstop.cli", "queries.sql")
     settings = context.load_settings()
-    name = _name(settings.topics, topic, everything)
+    name = _name(topic, everything)
     with context.control(settings, context.connections()) as conn:
-        who = speaker(conn, by, out.who())
-        with conn, conn.cursor() as cursor:
-            cursor.execute(queries["pause"], {"topic": name, "who": who, "why": why})
-            changed = cursor.rowcount == 1
-            append(cursor, who, "pause", name, why, {"changed": changed})
+        changed = sends.pause(conn, settings.topics, name, speaker(conn, by, out.who()), why)
         says = "is paused" if changed else "was already paused"
-        _show(conn, queries["paused"], as_json, changed, f"{_said(name)} {says}.")
+        _show(sends.paused(conn), as_json, changed, f"{_said(name)} {says}.")
 
 
 def resume(topic: Topic = None, everything: All = False, as_json: out.Json = False) -> None:
     """Resume sending a topic; --all lifts every pause."""
-    from backstop.control.decision_log import append
-    from backstop.control.speaker import speaker
-    from backstop.restore.paused import require_finished
-    from backstop.sql.named import load
+    from backstop.restore import pause as sends
 
-    queries = load("backstop.cli", "queries.sql")
     settings = context.load_settings()
-    name = _name(settings.topics, topic, everything)
+    name = _name(topic, everything)
     with context.control(settings, context.connections()) as conn:
-        who = speaker(conn, None, out.who())
-        with conn, conn.cursor() as cursor:
-            require_finished(cursor)
-            cursor.execute(queries["resume_all" if name == "*" else "resume"], {"topic": name})
-            changed = cursor.rowcount > 0
-            append(cursor, who, "resume", name, "", {"changed": changed})
+        changed = sends.resume(conn, settings.topics, name, out.who())
         says = "goes on" if changed else "was not paused"
-        _show(conn, queries["paused"], as_json, changed, f"{_said(name)} {says}.")
+        _show(sends.paused(conn), as_json, changed, f"{_said(name)} {says}.")
 
 
-def _name(known: Iterable[str], topic: str | None, everything: bool) -> str:
+def _name(topic: str | None, everything: bool) -> str:
     from backstop.model.errors import ConfigurationError
 
     if everything == (topic is not None):
@@ -79,24 +57,14 @@ def _name(known: Iterable[str], topic: str | None, everything: bool) -> str:
             kept="Nothing was changed.",
             next_step="Name one topic, or give --all.",
         )
-    if topic is None:
-        return "*"
-    names = list(known)
-    if topic not in names:
-        raise ConfigurationError(
-            f"There is no topic {topic!r}.",
-            kept="Nothing was changed.",
-            next_step=f"Name one of: {', '.join(names)}.",
-        )
-    return topic
+    return "*" if topic is None else topic
 
 
 def _said(name: str) -> str:
     return "Everything" if name == "*" else f"Topic {name}"
 
 
-def _show(conn: Any, query: str, as_json: bool, changed: bool, sentence: str) -> None:
-    rows = read(conn, query, {})
+def _show(rows: list[dict[str, Any]], as_json: bool, changed: bool, sentence: str) -> None:
     if as_json:
         out.document({"changed": changed, "paused": rows})
         return

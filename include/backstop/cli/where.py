@@ -12,8 +12,8 @@ from backstop.cli import context, out
 from backstop.cli.misused import require_known
 
 if TYPE_CHECKING:
-    from backstop.cli.story import Story
     from backstop.model.records import LogRow
+    from backstop.reports.story import Story
 
 _BATCH = 500
 
@@ -41,8 +41,8 @@ def where(
             next_step="Name one or more, or give --file.",
         )
     settings, known = context.load_settings(), context.connections()
-    from backstop.cli.story import tell
     from backstop.evidence.judge_by_key import Judge
+    from backstop.reports.story import tell
 
     stories: list[Story] = []
     with (

@@ -183,6 +183,13 @@ def _promote_control(settings: Settings, sources: Sources, control: Any, run: Ru
         hold(cursor, run)
         cursor.execute(_SQL["promote_verdicts"], {"run_id": run.run_id})
         cursor.execute(_SQL["promote_counts"], {"run_id": run.run_id})
+        for query in ("close_deliveries", "open_deliveries"):
+            cursor.execute(_SQL[query], {"run_id": run.run_id})
+        pairs = _deliveries(settings)
+        cursor.execute(
+            _SQL["forget_unowned"],
+            {"topics": [topic for topic, _ in pairs], "groups": [group for _, group in pairs]},
+        )
         held = _held_by_blast_radius(settings, cursor, run)
         members: dict[CaseKey, list[Member]] = {}
         asks: list[Ask] = []

@@ -43,12 +43,46 @@ FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
 WHERE s.run_id = %(run_id)s AND s.verdict NOT IN ('CONFIRMED', 'WAITING')
 ON CONFLICT DO NOTHING;
 
--- name: promote_counts: every verdict's count
-INSERT INTO verdict_count (run_id, topic, consumer_group, verdict, deliveries, eligible, newly)
-SELECT s.run_id, s.topic, s.consumer_group, s.verdict, s.deliveries, s.eligible, s.newly
-FROM staged_count s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
-WHERE s.run_id = %(run_id)s
-ON CONFLICT DO NOTHING;
+-- name: close_deliveries: deliveries that the run judged and that are not open any more, or not owed
+DELETE FROM open_delivery o
+USING staged_stub s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
+WHERE s.run_id = %(run_id)s AND o.topic = s.topic AND o.message_id = s.message_id AND o.run_id <= s.run_id AND NOT EXISTS (
+    SELECT 1 FROM staged_verdict v
+    WHERE v.run_id = s.run_id AND v.stage = s.stage AND v.topic = o.topic AND v.message_id = o.message_id
+        AND v.consumer_group = o.consumer_group AND v.verdict NOT IN ('CONFIRMED', 'WAITING', 'VOIDED'));
+
+-- name: open_deliveries: the present verdict of each delivery that is open
+INSERT INTO open_delivery AS o (topic, message_id, consumer_group, shard, verdict, reason, eligible, case_kind, run_id, next_look_at)
+SELECT s.topic, s.message_id, s.consumer_group, s.shard, s.verdict, s.reason, s.eligible, s.case_kind, s.run_id, s.next_look_at
+FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
+WHERE s.run_id = %(run_id)s AND s.verdict NOT IN ('CONFIRMED', 'WAITING', 'VOIDED')
+ON CONFLICT (topic, message_id, consumer_group) DO UPDATE SET
+    shard = excluded.shard, verdict = excluded.verdict, reason = excluded.reason, eligible = excluded.eligible,
+    case_kind = excluded.case_kind, run_id = excluded.run_id, judged_at = excluded.judged_at, next_look_at = excluded.next_look_at,
+    since = CASE WHEN o.verdict = excluded.verdict THEN o.since ELSE excluded.since END
+WHERE o.run_id <= excluded.run_id;
+
+-- name: forget_unowned: open deliveries to groups that no topic names any more
+DELETE FROM open_delivery o
+USING (
+    SELECT DISTINCT t.topic, t.consumer_group FROM tally t WHERE t.subject = 'delivery'
+    EXCEPT SELECT * FROM unnest(%(topics)s::text[], %(groups)s::text[])
+) gone
+WHERE o.topic = gone.topic AND o.consumer_group = gone.consumer_group;
+
+-- name: promote_counts: every verdict's count, once; what became confirmed also by the hour, for the console
+WITH counted AS (
+    INSERT INTO verdict_count (run_id, topic, consumer_group, verdict, deliveries, eligible, newly)
+    SELECT s.run_id, s.topic, s.consumer_group, s.verdict, s.deliveries, s.eligible, s.newly
+    FROM staged_count s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
+    WHERE s.run_id = %(run_id)s
+    ON CONFLICT DO NOTHING
+    RETURNING topic, consumer_group, verdict, newly
+)
+INSERT INTO delivery_hour AS h (hour, topic, consumer_group, verdict, deliveries)
+SELECT date_trunc('hour', clock_timestamp(), 'UTC'), c.topic, c.consumer_group, c.verdict, c.newly
+FROM counted c WHERE c.verdict = 'CONFIRMED' AND c.newly > 0
+ON CONFLICT (hour, topic, consumer_group, verdict) DO UPDATE SET deliveries = h.deliveries + excluded.deliveries;
 
 -- name: blast: for each topic and group with eligible deliveries, what the blast radius is measured by
 -- A delivery whose next number somebody already asked for is decided; only reconcile's own requests count as its past, and lists of ids.

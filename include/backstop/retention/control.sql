@@ -76,6 +76,13 @@ SELECT p.ctid FROM retry_place p WHERE p.recorded_at < %(before)s LIMIT %(limit)
 -- name: watch_finding: findings of the watch that are over
 SELECT f.ctid FROM watch_finding f WHERE f.over_at < %(before)s LIMIT %(limit)s;
 
+-- name: open_delivery: verdicts that no run has given again for long, of deliveries that no open case is about
+SELECT o.ctid FROM open_delivery o
+WHERE o.judged_at < %(before)s AND NOT EXISTS (
+    SELECT 1 FROM case_member m JOIN case_file c USING (case_id)
+    WHERE m.topic = o.topic AND m.message_id = o.message_id AND c.closed_at IS NULL AND m.settled_at IS NULL)
+LIMIT %(limit)s;
+
 -- name: quarantine: broken rows that nobody has met for long
 SELECT q.ctid FROM quarantine q WHERE q.last_seen_at < %(before)s LIMIT %(limit)s;
 

@@ -27,7 +27,15 @@ BY_RUN = (
     "data_check",
     "incident",
 )
-BY_AGE = ("progress_history", "retry_place", "watch_finding", "quarantine", "anomaly", "alert")
+BY_AGE = (
+    "progress_history",
+    "retry_place",
+    "watch_finding",
+    "open_delivery",
+    "quarantine",
+    "anomaly",
+    "alert",
+)
 POINTED_AT = ("alert_message", "case_file", "resend_batch", "cause", "drain_batch", "run")
 """Other tables point at these: a row goes when none does any more. Runs last, because nearly everything points at them."""
 

@@ -138,3 +138,26 @@ SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 FROM alert WHE
 INSERT INTO alert (dedup_key, severity, title, body, facts)
 VALUES (%(dedup_key)s, %(severity)s, %(title)s, %(body)s, %(facts)s::jsonb)
 ON CONFLICT (dedup_key) DO NOTHING;
+
+-- name: add_up_tally: what changes of rows appended becomes one row for each count; what comes meanwhile stays for the next time
+WITH taken AS (
+    DELETE FROM tally RETURNING subject, topic, consumer_group, state, category, cause_id, day, number
+)
+INSERT INTO tally (subject, topic, consumer_group, state, category, cause_id, day, number)
+SELECT subject, topic, consumer_group, state, category, cause_id, day, sum(number)
+FROM taken GROUP BY 1, 2, 3, 4, 5, 6, 7 HAVING sum(number) <> 0;
+
+-- name: count_hour: the deliveries that are open now, by verdict, as the counts of this hour
+INSERT INTO delivery_hour (hour, topic, consumer_group, verdict, deliveries)
+SELECT date_trunc('hour', clock_timestamp(), 'UTC'), topic, consumer_group, state, greatest(sum(number), 0)
+FROM tally WHERE subject = 'delivery' GROUP BY 2, 3, 4
+ON CONFLICT (hour, topic, consumer_group, verdict) DO UPDATE SET deliveries = excluded.deliveries;
+
+-- name: clear_hour: ... and none of those that were there earlier in this hour
+UPDATE delivery_hour h SET deliveries = 0
+WHERE h.hour = date_trunc('hour', clock_timestamp(), 'UTC') AND h.verdict <> 'CONFIRMED' AND h.deliveries > 0 AND NOT EXISTS (
+    SELECT 1 FROM tally t WHERE t.subject = 'delivery' AND t.topic = h.topic AND t.consumer_group = h.consumer_group
+        AND t.state = h.verdict HAVING sum(t.number) > 0);
+
+-- name: forget_hours: hours that no chart shows any more
+DELETE FROM delivery_hour WHERE hour < clock_timestamp() - interval '35 days';

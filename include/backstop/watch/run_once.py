@@ -20,6 +20,7 @@ from backstop.model.errors import (
 from backstop.model.records import Counts
 from backstop.runs.duty import Duty, Step, Work, walk_duty
 from backstop.runs.run import hold
+from backstop.watch.add_up import add_up
 from backstop.watch.blocked import look_for_blocked, tell_of_blocked
 from backstop.watch.duties import Standing, overdue, read_duties
 from backstop.watch.heartbeat import beat
@@ -78,6 +79,7 @@ def look(work: Work[Watched]) -> None:
         hold(cursor, run)
         blocked = tell_of_blocked(sources, cursor, blocks, run.as_of, run.run_id)
         counts = tell(cursor, [*answers, *late, *sizes, *retired(cursor, settings, run.as_of)])
+        add_up(cursor)
     for name, number in blocked.items():
         counts.add(name, number)
     counts.add("topics", len(history.topics))

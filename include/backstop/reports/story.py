@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from backstop.cli.explain import evidence, next_step
 from backstop.evidence.judge_by_key import Judge, Judged
 from backstop.model.errors import Unavailable
 from backstop.model.records import Attempt, Key, LogRow, Stub
+from backstop.reports.explain import evidence, next_step
 from backstop.reports.letters import letters_of_message
 from backstop.reports.read import read
+from backstop.restore.pause import paused as paused_now
 from backstop.sql.named import load
 
 _SQL = load("backstop.reports", "messages.sql")
-_PAUSED = load("backstop.cli", "queries.sql")["paused"]
 
 
 @dataclass(slots=True)
@@ -61,9 +61,7 @@ def tell(judge: Judge, control: Any, topic: str, message_ids: Sequence[str]) -> 
     seen = judge.judgement(keys)
     unreachable = dict(seen.unreachable)
     searched = _find_stubs(judge, keys, stories, unreachable)
-    paused = {
-        row["topic"]: f"{row['why']}, by {row['paused_by']}" for row in read(control, _PAUSED, {})
-    }
+    paused = {row["topic"]: f"{row['why']}, by {row['paused_by']}" for row in paused_now(control)}
     logs = _find_logs(judge, keys, topic, searched, unreachable)
     by_key: dict[Key, list[Judged]] = {}
     for judged in seen.judged:

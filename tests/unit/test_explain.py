@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from backstop.cli.explain import evidence, next_step
 from backstop.cli.out import printable
 from backstop.evidence.judge_by_key import Judged
 from backstop.model.records import Verdict
+from backstop.reports.explain import evidence, next_step
 from backstop.verdicts import frames
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

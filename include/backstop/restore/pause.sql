@@ -1,4 +1,4 @@
--- Named queries on the control database, for the command line: pausing.
+-- Named queries on the control database: stopping and going on with sends.
 
 -- name: pause: stops sending for a topic, or for all ('*'), between two batches
 INSERT INTO pause (topic, paused_by, why) VALUES (%(topic)s, %(who)s, %(why)s)
