@@ -14,12 +14,10 @@ import psycopg2
 import pytest
 
 from backstop.model.errors import ContractBroken, StoreUnavailable
-from backstop.model.records import Key, Outcome, Position
+from backstop.model.records import EARLIEST, LATEST, Key, Outcome, Position
 from backstop.stores.postgresql import scan as postgresql_scan
 from backstop.stores.protocol import (
     ATTEMPT_COLUMNS,
-    EARLIEST,
-    LATEST,
     STUB_COLUMNS,
     Claim,
     Life,
