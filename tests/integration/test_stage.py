@@ -10,10 +10,10 @@ from contextlib import closing
 import pyarrow as pa
 import pytest
 
+from backstop.model.records import EARLIEST, LATEST
 from backstop.reconcile.quarantine import BROKEN_STAGED
 from backstop.reconcile.stage import connect_staging, copy_stubs, copy_verdicts, take_part
 from backstop.runs.run import open_run
-from backstop.stores.protocol import EARLIEST, LATEST
 from backstop.verdicts.evaluate import table
 from backstop.verdicts.frames import micros
 from backstop_lab.servers.postgres import Postgres
