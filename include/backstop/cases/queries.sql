@@ -182,11 +182,6 @@ SET state = 'decided', decision = intention #>> '{before,decision}', decided_by 
     why = intention #>> '{before,why}', decided_at = (intention #>> '{before,decided_at}')::timestamptz, intention = NULL
 WHERE case_id = %(case_id)s AND last_seen_at <= (intention #>> '{before,until}')::timestamptz;
 
--- name: withdrawal_was_applied: what another decision had begun was applied; it stays that decision's
-UPDATE withdrawal w SET applied_at = clock_timestamp()
-FROM unnest(%(shards)s::text[], %(topics)s::text[], %(ids)s::text[]) AS r (shard, topic, message_id)
-WHERE (w.shard, w.topic, w.message_id) = (r.shard, r.topic, r.message_id) AND w.applied_at IS NULL;
-
 -- name: end_proposal: what was proposed is applied; its content is with the message now
 UPDATE proposal SET ended_at = clock_timestamp(), how = 'approved', content = NULL
 WHERE proposal_id = %(proposal)s AND ended_at IS NULL;

@@ -91,6 +91,11 @@ FROM unnest(%(shards)s::text[], %(topics)s::text[], %(ids)s::text[]) AS w (shard
 ORDER BY w.shard, w.topic, w.message_id
 ON CONFLICT (shard, topic, message_id) DO UPDATE SET applied_at = excluded.applied_at WHERE withdrawal.applied_at IS NULL;
 
+-- name: withdrawal_was_applied: what another decision had begun was applied; it stays that decision's
+UPDATE withdrawal w SET applied_at = clock_timestamp()
+FROM unnest(%(shards)s::text[], %(topics)s::text[], %(ids)s::text[]) AS r (shard, topic, message_id)
+WHERE (w.shard, w.topic, w.message_id) = (r.shard, r.topic, r.message_id) AND w.applied_at IS NULL;
+
 -- name: withdrawal_refused: their stubs were not voided
 DELETE FROM withdrawal w
 USING unnest(%(shards)s::text[], %(topics)s::text[], %(ids)s::text[]) AS r (shard, topic, message_id)
