@@ -105,6 +105,8 @@ def form_of(case_id: int, dag_run_id: str, asked_by: str = "", dag_id: str = DAG
 
 def fields_of(kind: str, actions: tuple[str, ...]) -> dict[str, Any]:
     """The form's fields; all begin empty, so that nothing is decided by leaving one as it is."""
+    from backstop.decisions.actions import WITHOUT_MEMBERS
+
     # Not nullable: Airflow's form refuses to be sent without it.
     why = "The reason; it is kept with the case. Without it nothing is applied."
     fields = {
@@ -114,14 +116,7 @@ def fields_of(kind: str, actions: tuple[str, ...]) -> dict[str, Any]:
     }
     if "approve" in actions:
         return fields
-    if kind not in (
-        "lease_leak",
-        "repeated_failure",
-        "queue_blocked",
-        "quota_full",
-        "new_epoch",
-        "ramp_stopped",
-    ):
+    if kind not in (*WITHOUT_MEMBERS, "new_epoch", "ramp_stopped"):
         fields["ids"] = _field(
             "Only these",
             "Message ids, one a line; empty: every open delivery of the case",
@@ -137,11 +132,13 @@ def fields_of(kind: str, actions: tuple[str, ...]) -> dict[str, Any]:
         fields["sample"] = _number(
             "Sample", "For replay_sample: how many; empty: as the policy's canary", most=10_000
         )
-    if "edit" in actions:
-        kept = "For edit: the whole content, as text. Airflow has it until the answer is received."
+    if edit := next((action for action in ("edit", "edit_head") if action in actions), None):
+        kept = (
+            f"For {edit}: the whole content, as text. Airflow has it until the answer is received."
+        )
         fields[CONTENT] = _field("New content", kept, lines=True)
         fields[CONTENT_BASE64] = _field(
-            "New content, base64", "For edit: the same for content that is not text", lines=True
+            "New content, base64", f"For {edit}: the same for content that is not text", lines=True
         )
     return fields
 

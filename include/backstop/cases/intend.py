@@ -59,12 +59,14 @@ def intended(conn: Any, intent: Intent) -> Iterator[None]:
         raise
 
 
-def reach(conn: Any, intent: Intent) -> None:
-    """From here on producers are changed, and the intention outlives an error; commits. DecisionRefused when another began."""
+def reach(conn: Any, intent: Intent) -> bool:
+    """From here on other databases are changed, and the intention outlives an error; commits. Returns whether a try of this very
+    answer came so far before. DecisionRefused when another began."""
     with conn, conn.cursor() as cur:
-        require_mine(cur, intent)
+        before = require_mine(cur, intent)
         cur.execute(_SQL["reached"], intent)
         _append(cur, intent, f"begin to {intent['action']}", {})
+    return before
 
 
 def begun(conn: Any, case_id: int, once: str, who: str) -> bool:
@@ -103,15 +105,20 @@ def _take_back(conn: Any, intent: Intent, *, reached: bool) -> None:
             cur.execute(_SQL["stays_open"], intent)
 
 
-def require_mine(cur: Any, intent: Intent) -> None:
-    """Holds the case until the caller's transaction ends; DecisionRefused when another decision of it was begun meanwhile."""
+def require_mine(cur: Any, intent: Intent) -> bool:
+    """Holds the case until the caller's transaction ends; DecisionRefused when another decision of it was begun meanwhile.
+
+    Returns whether it may have changed another database.
+    """
     cur.execute(_SQL["still_mine"], intent)
-    if cur.fetchone() is None:
+    row = cur.fetchone()
+    if row is None:
         raise DecisionRefused(
             f"Somebody else began another decision of case {intent['case_id']} meanwhile.",
             kept="What this one had changed in producer databases stays; requests and discards were not written.",
             next_step=f"Talk to them: backstop cases show {intent['case_id']}",
         )
+    return bool(row[0])
 
 
 def record(

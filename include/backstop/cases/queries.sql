@@ -182,6 +182,12 @@ SET state = 'decided', decision = intention #>> '{before,decision}', decided_by 
     why = intention #>> '{before,why}', decided_at = (intention #>> '{before,decided_at}')::timestamptz, intention = NULL
 WHERE case_id = %(case_id)s AND last_seen_at <= (intention #>> '{before,until}')::timestamptz;
 
+-- name: keep_discard: a delivery that a person discarded while it was parked
+INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, case_id, decided_by, why)
+VALUES (%(topic)s, %(message_id)s, %(group)s, 'discard', (SELECT case_id FROM case_file WHERE case_id = %(case_id)s), %(by)s,
+    coalesce(nullif(%(why)s, ''), 'discarded while it was parked'))
+ON CONFLICT (topic, message_id, consumer_group) DO NOTHING;
+
 -- name: end_proposal: what was proposed is applied; its content is with the message now
 UPDATE proposal SET ended_at = clock_timestamp(), how = 'approved', content = NULL
 WHERE proposal_id = %(proposal)s AND ended_at IS NULL;

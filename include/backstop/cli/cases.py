@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from difflib import unified_diff
 from pathlib import Path
 from typing import Annotated, Any
@@ -277,6 +278,67 @@ def show_proposed(
             before, now, name, f"proposal {waits.proposal_id}", lineterm=""
         ):
             out.line(changed)
+
+
+@app.command("parked")
+def show_parked(
+    case_id: CaseId,
+    content: Annotated[
+        bool,
+        typer.Option("--content", help="Write the head's content to stdout, and nothing else."),
+    ] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=LARGEST, help="How many messages to list.")
+    ] = 100,
+    as_json: out.Json = False,
+) -> None:
+    """Show what a parked ordering key holds now: its messages in the order of their release."""
+    from backstop.decisions.look import show
+    from backstop.evidence.sources import open_guarded
+    from backstop.model.errors import DecisionRefused
+    from backstop.stores.open import open_parking
+
+    settings, known = context.load_settings(), context.connections()
+    with context.control(settings, known) as conn:
+        case, _ = show(conn, case_id, members=0)
+        if case.kind != "key_parked" or case.consumer_group not in settings.groups:
+            raise DecisionRefused(
+                f"Case {case_id} is not about a parked key of a group in backstop.yaml.",
+                kept="Nothing was changed.",
+                next_step="See: backstop cases list --kind key_parked",
+            )
+        store, key = (
+            settings.groups[case.consumer_group].store,
+            (case.consumer_group, case.topic, case.subject),
+        )
+        with closing(
+            open_guarded(f"store {store}", open_parking, settings, known, store)
+        ) as parked:
+            present = parked.parked_key(*key)
+            messages = parked.messages(*key, limit)
+            head = parked.head_content(*key) if content else None
+        if head is not None:
+            context.note_reading(conn, f"case {case_id}", {"topic": case.topic, "id": head[0]})
+    if head is not None:
+        out.content(head[1])
+    elif as_json:
+        out.document(
+            {"key": present and present._asdict(), "messages": [one._asdict() for one in messages]}
+        )
+    elif present is None:
+        out.line(f"The key {case.subject!r} of {case.topic} is not parked any more.")
+    else:
+        out.line(
+            f"{present.key!r} of {present.topic} in {present.group}: {present.state}, {present.messages} messages,"
+            f" {present.bytes} bytes, since {out.cell(present.parked_at)}"
+        )
+        out.table(
+            ["message", "bytes", "version", "queue", "offset", "parked"],
+            [
+                [m.message_id, m.bytes, m.content_version, m.queue_id, m.queue_offset, m.parked_at]
+                for m in messages
+            ],
+        )
 
 
 def _lines(content: bytes) -> list[str]:

@@ -151,7 +151,12 @@ class OrderedConsumer:
         self._way = way_of(handler)
         if isinstance(self._way, RowLock):
             raise _refused("A row_lock handler has no lease, which order needs.")
-        self._subscription, self._group, self._host = subscription, group, owner_host
+        self._subscription, self._group, self._member, self._host = (
+            subscription,
+            group,
+            member,
+            owner_host,
+        )
         self._lease, self._retry_after, self._retries = lease, retry_after, retries
         self._limits, self._fetch, self._beat = limits or Limits(), fetch, beat.total_seconds()
         self._store = KeptConnection(connect, "consumer database")
@@ -173,7 +178,7 @@ class OrderedConsumer:
         self._topics: dict[str, list[int]] = {}
         self._sets: dict[tuple[Queue, str], DoneSet] = {}
         self._beat_at = self._looked_at = float("-inf")
-        self._resume_at, self._rounds_away = float("-inf"), 0
+        self._resume_at, self._rounds_away, self._said_away = float("-inf"), 0, False
         self._limited = LimitedLog(log)
         self.stopping = threading.Event()
 
@@ -268,6 +273,7 @@ class OrderedConsumer:
                 self._release_drained()
             self._acknowledge()
             self._release_drained()
+            self._say_back()
             self._queues.leave()
         except Unavailable as error:
             counts.add("unavailable")
@@ -537,6 +543,7 @@ class OrderedConsumer:
         if result.tried is Tried.PROCESSED:
             self._blame.succeeded(lane.queue.topic, lane.key)
             self._resume_at, self._rounds_away = float("-inf"), 0
+            self._say_back()
             if lane.releases:
                 self._again(lane, 0.0)  # the next one of the key
             else:
@@ -563,6 +570,9 @@ class OrderedConsumer:
                 self._limited.warning(
                     f"A downstream seems to be away: nothing is parked, all queues wait. {text}"
                 )
+                with self._store.short_transaction() as connection:
+                    parking.say_away(connection, self._group, lane.queue.topic, self._member, text)
+                self._said_away = True
             self._give_back(result, text)
             self._again(lane, 0.0)
         elif lane.releases or result.lease.attempts >= self._retries.attempts:
@@ -575,6 +585,12 @@ class OrderedConsumer:
             except LeaseLost as lost:
                 log.warning("%s", lost)
             self._again(lane, self._retries.after(lane.failures))
+
+    def _say_back(self) -> None:
+        if self._said_away:
+            with self._store.short_transaction() as connection:
+                parking.say_back(connection, self._group, self._member)
+            self._said_away = False
 
     def _park(self, result: Result, error: str, counts: Counts) -> None:
         lane = result.lane

@@ -71,12 +71,13 @@ def _references(settings: Settings) -> Iterator[Problem]:
         yield Problem(
             "people.deciders",
             settings.people.deciders[0].id,
-            "two or more, or people.second_person without what takes two (edit, void, full_replay, raise)",
+            "two or more, or people.second_person without what takes two (edit, void, full_replay, raise, edit_head)",
         )
     for place, rule in enumerate(settings.people.rules):
-        if len(rule.deciders) < 2 and set(rule.actions or ("edit", "void", "raise")) & set(
+        takes_two = {"edit", "void", "raise", "edit_head", "discard_key"} & set(
             settings.people.second_person
-        ):
+        )
+        if len(rule.deciders) < 2 and takes_two & set(rule.actions or takes_two):
             yield Problem(
                 f"people.rules.{place}.deciders",
                 rule.deciders[0].id,

@@ -22,6 +22,10 @@ Action = Literal[
     "edit",
     "accept",
     "drained",
+    "release",
+    "edit_head",
+    "discard_head",
+    "discard_key",
 ]
 """What a person may decide; backstop.decisions.actions says what each does. A list of ids is a `resend`, an incident a
 `replay`."""
@@ -87,9 +91,12 @@ class PeopleSettings(BaseModel):
         default=(),
         description="who may decide single actions and topics; the first that fits decides, before `deciders`",
     )
-    second_person: tuple[Literal["edit", "void", "full_replay", "raise"], ...] = Field(
-        default=("edit", "void", "full_replay", "raise"),
-        description="what one person proposes and another approves; full_replay: all of an incident; raise: beyond raise_alone",
+    second_person: tuple[
+        Literal["edit", "void", "full_replay", "raise", "edit_head", "discard_key"], ...
+    ] = Field(
+        default=("edit", "void", "full_replay", "raise", "edit_head"),
+        description="what one person proposes and another approves; full_replay: all of an incident; raise: beyond raise_alone;"
+        " edit_head, discard_key: of a parked ordering key",
     )
     raise_alone: Annotated[int, Field(ge=0, le=100, strict=True)] = Field(
         default=10, description="so many more sends one person may allow alone"

@@ -21,6 +21,10 @@ ACTIONS: dict[str, str] = {
     "replay": "requests the next send of each, to this group alone; if its sends are used up, allows one more",
     "replay_sample": "the same for a few of them (--sample N); the others stay until the result is known",
     "edit": "replaces the content of one message (--message ID --content-file FILE) and replays it; the old one is kept",
+    "release": "processes the parked key's messages again, head first, the next when it is done; no send number is used",
+    "edit_head": "replaces the content of the parked head (--content-file FILE), then releases the key",
+    "discard_head": "gives up the parked head for this group, and releases the key's other messages",
+    "discard_key": "gives up every message that the parked key has now, for this group; later ones go on",
     "accept": "accepts the queue's new epoch: older copies are judged by time from now on",
     "drained": "nothing will come from a broker that the topic left (--broker NAME): what went there is judged by time",
     "approve": "applies what another person proposed",
@@ -46,6 +50,9 @@ _BY_KIND: dict[str, tuple[str, ...]] = {
     "repeated_failure": ("leave",),
     "queue_blocked": ("leave",),
     "quota_full": ("leave",),
+    "key_parked": ("release", "edit_head", "discard_head", "discard_key", "leave"),
+    "parking_full": ("leave",),
+    "downstream_away": ("leave",),
 }
 KINDS = tuple(_BY_KIND)
 """Every kind of case."""
@@ -66,7 +73,21 @@ _CHOICE: dict[str, tuple[str, ...]] = {
     "drained": ("broker",),
     "replay_sample": ("message_ids", "letters", "sample"),
     "edit": ("message_ids", "letters", "content"),
+    "release": (),
+    "edit_head": ("content",),
+    "discard_head": (),
+    "discard_key": (),
 }
+WITHOUT_MEMBERS = (
+    "lease_leak",
+    "repeated_failure",
+    "queue_blocked",
+    "quota_full",
+    "key_parked",
+    "parking_full",
+    "downstream_away",
+)
+"""Kinds of cases that list no deliveries."""
 _MOST = {"more": 100, "sample": 10_000}
 """What a form allows is held again when an answer is applied: whoever calls the API directly is not held to the form."""
 _DONE = (Verdict.CONFIRMED, Verdict.VOIDED)

@@ -40,6 +40,7 @@ from backstop.decisions.actions import (
     why_not,
     why_not_with,
 )
+from backstop.decisions.answer_parked import answer_parked
 from backstop.decisions.look import Case, show
 from backstop.decisions.propose import (
     APPROVE,
@@ -114,7 +115,7 @@ def decide(
             f"Approve or reject it first: backstop cases show {case_id}",
         )
     if needs_second(people_for(conn, settings), action, options) and case.actions:
-        if action == "edit" and options.get("content") is None:
+        if action in ("edit", "edit_head") and options.get("content") is None:
             raise refused(
                 "An edit without a new content is nothing to approve.",
                 "Give the new content (--content-file FILE).",
@@ -224,6 +225,8 @@ def _apply(
     with intended(conn, intent):
         if case.kind == "dead_letters":
             return answer(conn, settings, connections, case, intent, options)
+        if case.kind == "key_parked" and action != "leave":
+            return answer_parked(conn, settings, connections, case, intent, options)
         settle_begun(conn, settings, connections, intent)
         if action == "drained":
             return _state_drained(conn, settings, connections, case, intent, options.get("broker"))

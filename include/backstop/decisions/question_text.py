@@ -65,6 +65,11 @@ def body_of(
             "",
             f"**Before an edit**, read the content as it is, for example: `backstop dead-letters show {letter}`.",
         ]
+    if "edit_head" in case.actions:
+        lines += [
+            "",
+            f"**Before an edit**, read the head's content as it is: `backstop cases parked {case.case_id} --content`.",
+        ]
     lines += _history(case.evidence)
     if proposal is not None:
         lines += [

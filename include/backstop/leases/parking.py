@@ -278,45 +278,100 @@ def go_on(connection: Connection, queue: OwnedQueue) -> None:
     )
 
 
+def say_away(connection: Connection, group: str, topic: str, member: str, error: str) -> None:
+    """Records that this consumer parks nothing and waits: what its handlers need is away."""
+    rows(
+        connection,
+        _SQL["say_away"],
+        {"group": group, "topic": topic, "member": member, "error": error_text(error)},
+    )
+
+
+def say_back(connection: Connection, group: str, member: str) -> None:
+    """What the handlers need is back, or the consumer stops."""
+    rows(connection, _SQL["say_back"], {"group": group, "member": member})
+
+
 def answer_retry(
-    connection: Connection, group: str, topic: str, key: str, by: str, content: bytes | None = None
+    connection: Connection,
+    group: str,
+    topic: str,
+    key: str,
+    by: str,
+    content: bytes | None = None,
+    *,
+    head: str | None = None,
 ) -> None:
-    """Releases the key, head first; with `content`, the head's content is replaced before. Raises DecisionRefused."""
+    """Releases the key, head first; with `content`, the head's content is replaced before. Raises DecisionRefused.
+
+    `head`: the message that the person saw at the head; null: any.
+    """
     named = {"group": group, "topic": topic, "key": key}
     _lock_keys(connection, group, [(topic, key)])
     found = rows(connection, _SQL["head"], named)
+    _require_head(topic, key, found, head)
     answer = "retry" if content is None else "edit"
-    if not found or not rows(connection, _SQL["answered"], {**named, "answer": answer, "by": by}):
+    if not rows(connection, _SQL["answered"], {**named, "answer": answer, "by": by}):
         raise _not_parked(topic, key)
     if content is not None:
-        head = {"group": group, "topic": topic, "message_id": found[0]["message_id"]}
-        rows(connection, _SQL["edit_head"], {**head, "content": content})
+        message = {"group": group, "topic": topic, "message_id": found[0]["message_id"]}
+        rows(connection, _SQL["edit_head"], {**message, "content": content})
         more = len(content) - len(bytes(found[0]["content"]))
         rows(connection, _SQL["count_message"], {**named, "number": 0, "bytes": more})
 
 
 def answer_discard(
-    connection: Connection, group: str, topic: str, key: str, by: str, *, whole_key: bool = False
+    connection: Connection,
+    group: str,
+    topic: str,
+    key: str,
+    by: str,
+    *,
+    whole_key: bool = False,
+    head: str | None = None,
+    until: int | None = None,
+    why: str = "",
+    case_id: int | None = None,
 ) -> list[str]:
-    """Discards the head and releases the rest, or discards all that the key has now; the ids discarded.
+    """Discards the head and releases the rest, or discards the key's messages up to the number `until` (null: all that it has
+    now) and releases what came later; the ids discarded. Raises DecisionRefused.
 
-    Copies of a discarded message are acknowledged when they come again. Raises DecisionRefused.
+    Their logs stay PARKED: copies that come again are acknowledged. Who discarded what stands in `parked_discard`, until the
+    watch has moved it to the control database.
     """
     named = {"group": group, "topic": topic, "key": key}
-    parked = _lock_keys(connection, group, [(topic, key)])
+    _lock_keys(connection, group, [(topic, key)])
+    found = rows(connection, _SQL["head"], named)
+    _require_head(topic, key, found, head)
     answer = "discard key" if whole_key else "discard head"
-    if not parked or not rows(connection, _SQL["answered"], {**named, "answer": answer, "by": by}):
+    if not rows(connection, _SQL["answered"], {**named, "answer": answer, "by": by}):
         raise _not_parked(topic, key)
     discarded: list[str] = []
-    while found := rows(connection, _SQL["head"], named):
+    while found and (until is None or found[0]["number"] <= until):
         message = {"group": group, "topic": topic, "message_id": found[0]["message_id"]}
-        rows(connection, _SQL["say_discarded"], {**message, "error": f"Discarded by {by}."})
+        rows(
+            connection,
+            _SQL["keep_discard"],
+            {**message, "key": key, "by": by, "why": why, "case_id": case_id},
+        )
         _take_out(connection, message, key)
         discarded.append(found[0]["message_id"])
         if not whole_key:
             break
+        found = rows(connection, _SQL["head"], named)
     rows(connection, _SQL["unpark"], named)
     return discarded
+
+
+def _require_head(topic: str, key: str, found: Sequence[dict[str, Any]], head: str | None) -> None:
+    if not found:
+        raise _not_parked(topic, key)
+    if head is not None and found[0]["message_id"] != head:
+        raise DecisionRefused(
+            f"The head of the ordering key {key!r} of {topic!r} is {found[0]['message_id']!r} now, not {head!r}.",
+            kept="Nothing was changed.",
+            next_step="Look at the key again and decide on what it is now.",
+        )
 
 
 def _keep_follower(

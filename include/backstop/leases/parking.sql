@@ -64,7 +64,7 @@ WHERE k.consumer_group = %(group)s::text AND k.state = 'RELEASING'
 ORDER BY k.answered_at, k.ordering_key LIMIT %(limit)s::integer;
 
 -- name: head: the first message of a key's list
-SELECT message_id, content, headers, tag, content_version, queue_id, queue_offset, queue_epoch FROM parked_message
+SELECT message_id, number, content, headers, tag, content_version, queue_id, queue_offset, queue_epoch FROM parked_message
 WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND ordering_key = %(key)s::text
 ORDER BY number LIMIT 1;
 
@@ -131,7 +131,17 @@ UPDATE parked_message SET content = %(content)s::bytea, content_version = conten
 WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
 RETURNING content_version;
 
--- name: say_discarded: the log of a message that a person discarded stays PARKED: its copies are acknowledged
-UPDATE consumer_log SET last_error = %(error)s::text, updated_at = clock_timestamp()
-WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text AND state = 'PARKED'
+-- name: keep_discard: who discarded a parked message, until the control database has it
+INSERT INTO parked_discard (consumer_group, topic, message_id, ordering_key, discarded_by, why, case_id)
+VALUES (%(group)s::text, %(topic)s::text, %(message_id)s::text, %(key)s::text, %(by)s::text, %(why)s::text, %(case_id)s::bigint)
+ON CONFLICT (consumer_group, topic, message_id) DO NOTHING
 RETURNING message_id;
+
+-- name: say_away: a consumer parks nothing and waits, because what its handlers need is away
+INSERT INTO downstream_away AS d (consumer_group, topic, member, error)
+VALUES (%(group)s::text, %(topic)s::text, %(member)s::text, %(error)s::text)
+ON CONFLICT (consumer_group, topic, member) DO UPDATE SET error = excluded.error, seen_at = clock_timestamp()
+RETURNING since;
+
+-- name: say_back: something succeeded, or the consumer stops
+DELETE FROM downstream_away WHERE consumer_group = %(group)s::text AND member = %(member)s::text RETURNING topic;

@@ -9,6 +9,7 @@ from backstop.stores.audit import StubAudit
 from backstop.stores.postgresql.audit import PostgresStubAudit
 from backstop.stores.postgresql.leases import PostgresLeases
 from backstop.stores.postgresql.logs import PostgresLogs
+from backstop.stores.postgresql.parking import PostgresParking
 from backstop.stores.postgresql.purge import PostgresLogPurge, PostgresStubPurge
 from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import LogStore, StubStore
@@ -34,6 +35,13 @@ def open_leases(settings: Settings, connections: Connections, store: str) -> Pos
     if store not in settings.consumers:
         raise _not_named("consumers", store, settings.consumers)
     return PostgresLeases(store, connections.url(settings.consumers[store].connection))
+
+
+def open_parking(settings: Settings, connections: Connections, store: str) -> PostgresParking:
+    """Ordered consumption in the consumer database `store`; nothing is connected before its first use."""
+    if store not in settings.consumers:
+        raise _not_named("consumers", store, settings.consumers)
+    return PostgresParking(store, connections.url(settings.consumers[store].connection))
 
 
 def open_stub_purge(settings: Settings, connections: Connections, shard: str) -> StubPurge:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from datetime import datetime
 from typing import Any
@@ -12,6 +11,7 @@ from backstop.cases.open import open_case
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.evidence.sources import guarded
+from backstop.model.error_kind import error_kind
 from backstop.model.errors import BackstopError, StoreFailed
 from backstop.model.records import Counts
 from backstop.runs.run import Run, hold
@@ -20,19 +20,8 @@ from backstop.stores.open import open_leases
 from backstop.stores.postgresql.leases import Failing
 
 _SQL = load("backstop.sweep", "queries.sql")
-_TYPE = re.compile(
-    r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception|Fault|Failure|Timeout)"
-)
 FAILING_SHOWN = 1000
 """The newest of a group and topic: thousands of failing messages have one cause."""
-
-
-def _kind(error: str | None) -> str:
-    """The type of a handler's error: what it says may quote a message, and cases and alerts are read by many."""
-    if not error:
-        return "without an error of its handler: its workers died"
-    named = _TYPE.match(error)
-    return named[0] if named else "`backstop where` shows the error"
 
 
 def tell_of_leaks(settings: Settings, control: Any, run: Run) -> Counts:
@@ -132,11 +121,11 @@ def tell_of_failing(
                 subject="messages",
                 severity="warning",
                 summary=f"{len(found)} messages fail again and again in {group}: {worst.message_id!r} was begun {worst.attempts}"
-                f" times ({_kind(worst.error)}). Mend the handler or"
+                f" times ({error_kind(worst.error)}). Mend the handler or"
                 " what it needs before the broker gives up on them",
                 evidence={
                     "messages": [
-                        {"id": f.message_id, "attempts": f.attempts, "error": _kind(f.error)}
+                        {"id": f.message_id, "attempts": f.attempts, "error": error_kind(f.error)}
                         for f in found[:20]
                     ],
                     "seen_at": datetime.now().astimezone(),

@@ -27,6 +27,7 @@ from backstop.watch.heartbeat import beat
 from backstop.watch.judge import judge
 from backstop.watch.look import forget, look_at_shards, read_history, take_look
 from backstop.watch.looks import Answer, Finding
+from backstop.watch.parked import look_for_parked, tell_of_parked
 from backstop.watch.retire import retired
 from backstop.watch.size import judge_size
 from backstop.watch.tell import read_yardsticks, tell
@@ -67,6 +68,7 @@ def look(work: Work[Watched]) -> None:
             if looks and looks[-1].taken_at == run.as_of
         }
         answers = judge(sources, history, yardsticks)
+        parked = look_for_parked(sources, control)
         missed = _missed(sources)
     with control, control.cursor() as cursor:
         standings, installed, now = read_duties(cursor)
@@ -78,9 +80,10 @@ def look(work: Work[Watched]) -> None:
     with control, control.cursor() as cursor:
         hold(cursor, run)
         blocked = tell_of_blocked(sources, cursor, blocks, run.as_of, run.run_id)
+        waiting = tell_of_parked(cursor, parked, run.as_of, run.run_id)
         counts = tell(cursor, [*answers, *late, *sizes, *retired(cursor, settings, run.as_of)])
         add_up(cursor)
-    for name, number in blocked.items():
+    for name, number in (*blocked.items(), *waiting.items()):
         counts.add(name, number)
     counts.add("topics", len(history.topics))
     counts.add("groups", len(history.groups))

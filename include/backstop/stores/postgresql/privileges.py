@@ -95,14 +95,15 @@ CONSUMER = Needs(
         ),
         *_tables(["consumer_log"], "DELETE"),
         *_tables(["consumer_log_floor"], "INSERT", "UPDATE"),
-        *_tables(["queue_owner", "group_member", "parking_full"], "SELECT"),
+        *_tables(["queue_owner", "group_member", "parking_full", "downstream_away"], "SELECT"),
         *_tables(["parked_key", "parked_message"], "SELECT", "UPDATE", "DELETE"),
+        *_tables(["parked_discard"], "SELECT", "INSERT", "DELETE"),
     ),
     service_role="backstop_consumer",
     service=(
         *_tables(["consumer_log", "queue_owner"], "SELECT", "INSERT", "UPDATE"),
         *_tables(
-            ["group_member", "parked_key", "parked_message", "parking_full"],
+            ["group_member", "parked_key", "parked_message", "parking_full", "downstream_away"],
             "SELECT",
             "INSERT",
             "UPDATE",

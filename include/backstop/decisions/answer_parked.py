@@ -1,0 +1,142 @@
+"""Applies a person's answer to a case of a parked ordering key.
+
+    control: the intention, reached | consumer: the key's answer, by compare-and-set | control: discards, the decision
+
+Crash points. After the consumer's commit the key's messages are released by its queue's owner, whatever happens here; the same
+answer, given again, finds it so and records the decision; else the watch closes the case when the key is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any, Protocol
+
+from backstop.cases.intend import (
+    Decided,
+    Intent,
+    append_decision,
+    reach,
+    record,
+    refused,
+    require_mine,
+)
+from backstop.cases.parked_discards import keep_discards
+from backstop.config.connections import Connections
+from backstop.config.settings import Settings
+from backstop.evidence.sources import open_guarded
+from backstop.leases import parking
+from backstop.model.records import Counts
+from backstop.stores.open import open_parking
+from backstop.stores.postgresql.parking import ParkedKey, PostgresParking
+
+RELEASE, EDIT_HEAD, DISCARD_HEAD, DISCARD_KEY = (
+    "release",
+    "edit_head",
+    "discard_head",
+    "discard_key",
+)
+_AS_WRITTEN = {
+    RELEASE: "retry",
+    EDIT_HEAD: "edit",
+    DISCARD_HEAD: "discard head",
+    DISCARD_KEY: "discard key",
+}
+"""As the consumer database has them."""
+_MOST = 2_000
+
+
+class Case(Protocol):
+    """What an answer needs of the case."""
+
+    @property
+    def case_id(self) -> int: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def consumer_group(self) -> str: ...
+    @property
+    def subject(self) -> str: ...
+    @property
+    def evidence(self) -> Mapping[str, Any]: ...
+
+
+def answer_parked(
+    conn: Any,
+    settings: Settings,
+    connections: Connections,
+    case: Case,
+    intent: Intent,
+    options: Mapping[str, Any],
+) -> Decided:
+    """Releases or discards the key and commits; the intention was written before.
+
+    options: `content` (edit_head: bytes). Raises DecisionRefused when the key is not what the case says any more,
+    StoreUnavailable when its database does not answer.
+    """
+    action, content = intent["action"], options.get("content")
+    if action == EDIT_HEAD and content is None:
+        raise refused("An edit needs the whole new content.", "Give it (--content-file FILE).")
+    if case.consumer_group not in settings.groups:
+        raise refused(
+            f"The group {case.consumer_group} is not in backstop.yaml.",
+            "Put it back, then decide again.",
+        )
+    group, counts = case.consumer_group, Counts()
+    store = settings.groups[group].store
+    with closing(
+        open_guarded(f"store {store}", open_parking, settings, connections, store)
+    ) as parked:
+        again = reach(conn, intent)
+        counts += _answer(parked, case, intent, content, again=again)
+        discards = [one for one in parked.discards([group], _MOST) if one.case_id == case.case_id]
+        with conn, conn.cursor() as cur:
+            require_mine(cur, intent)
+            keep_discards(cur, discards)
+            record(cur, intent, counts, [], whole=True)
+            decided = append_decision(cur, Decided(case.case_id, action, counts), intent)
+        parked.forget_discards(discards)
+    return decided
+
+
+def _answer(
+    parked: PostgresParking, case: Case, intent: Intent, content: bytes | None, *, again: bool
+) -> Counts:
+    """The one transaction in the consumer database."""
+    group, topic, key, action = case.consumer_group, case.topic, case.subject, intent["action"]
+    head, until = case.evidence.get("head"), case.evidence.get("last_number")
+    present = parked.parked_key(group, topic, key)
+    if again and _was_applied(present, intent):
+        return Counts(answered_before=1)
+
+    def apply(connection: Any) -> Counts:
+        if action in (RELEASE, EDIT_HEAD):
+            new = content if action == EDIT_HEAD else None
+            parking.answer_retry(connection, group, topic, key, intent["who"], new, head=head)
+            return Counts(released=1)
+        discarded = parking.answer_discard(
+            connection,
+            group,
+            topic,
+            key,
+            intent["who"],
+            whole_key=action == DISCARD_KEY,
+            head=head,
+            until=until,
+            why=intent["why"],
+            case_id=case.case_id,
+        )
+        return Counts(discarded=len(discarded))
+
+    return parked.change(apply)
+
+
+def _was_applied(present: ParkedKey | None, intent: Intent) -> bool:
+    """This answer had reached the consumer database: the key is free, or is being released by it."""
+    if present is None:
+        return True
+    answered = (present.answer, present.answered_by) == (
+        _AS_WRITTEN[intent["action"]],
+        intent["who"],
+    )
+    return present.state == "RELEASING" and answered

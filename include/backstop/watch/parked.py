@@ -1,0 +1,207 @@
+"""Makes cases of what ordered consumption asks people about: parked keys, queues that a limit stopped, downstreams that are away.
+
+One case for each parked key, which opens again each time the key is parked again, and closes once the key is free.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from backstop.cases.close import Cause, close_by_cause
+from backstop.cases.open import open_case
+from backstop.cases.parked_discards import keep_discards
+from backstop.evidence.sources import Sources, guarded
+from backstop.model.error_kind import error_kind
+from backstop.model.errors import StoreFailed, Unavailable
+from backstop.model.records import Counts
+from backstop.sql.named import load
+from backstop.stores.open import open_parking
+from backstop.stores.postgresql.parking import Away, FullQueue, ParkedKey, PostgresParking
+
+_SQL = load("backstop.watch", "queries.sql")
+KEY, FULL, AWAY = "key_parked", "parking_full", "downstream_away"
+MOST_KEYS = 10_000
+"""Parked keys of one database of which one watch makes cases."""
+_MOST_DISCARDS = 1_000
+_SHOWN = 20
+
+
+@dataclass(slots=True)
+class Parked:
+    """What the consumer databases said; groups that are not among `looked` could not be asked."""
+
+    keys: list[ParkedKey] = field(default_factory=list)
+    full: list[FullQueue] = field(default_factory=list)
+    away: list[Away] = field(default_factory=list)
+    looked: list[str] = field(default_factory=list)
+
+
+def look_for_parked(sources: Sources, conn: Any) -> Parked:
+    """Asks each consumer database; commits what people discarded there into the control database. What does not answer is in
+    `sources.unreachable`."""
+    settings, seen = sources.settings, Parked()
+    by_store: dict[str, list[str]] = defaultdict(list)
+    for name, group in settings.groups.items():
+        by_store[group.store].append(name)
+    for store, groups in by_store.items():
+        subject = f"store {store}"
+        try:
+            with ExitStack() as stack, guarded(subject, StoreFailed):
+                parked = stack.enter_context(open_parking(settings, sources.connections, store))
+                _carry_discards(conn, parked, groups)
+                keys, full, away = (
+                    parked.parked_keys(groups, MOST_KEYS),
+                    parked.full_queues(groups),
+                    parked.away(groups),
+                )
+        except Unavailable as error:
+            sources.missed(subject, error)
+            continue
+        seen.keys += keys
+        seen.full += full
+        seen.away += away
+        seen.looked += groups
+    return seen
+
+
+def _carry_discards(conn: Any, parked: PostgresParking, groups: Sequence[str]) -> None:
+    while discards := parked.discards(groups, _MOST_DISCARDS):
+        with conn, conn.cursor() as cursor:
+            keep_discards(cursor, discards)
+        parked.forget_discards(discards)
+        if len(discards) < _MOST_DISCARDS:
+            return
+
+
+def tell_of_parked(cursor: Any, seen: Parked, as_of: datetime, run_id: int) -> Counts:
+    """Opens and closes the cases, in the caller's transaction."""
+    waiting = [key for key in seen.keys if key.state == "PARKED"]
+    counts = Counts(parked_keys=len(waiting), parking_full=len(seen.full))
+    _open_keys(cursor, seen, waiting, as_of, run_id)
+    # One that is being released is not over: it may be parked again.
+    still: set[Cause] = {(KEY, key.topic, key.group, key.key) for key in seen.keys}
+    # Beyond so many nobody knows which keys are free.
+    if len(seen.keys) < MOST_KEYS:
+        counts.add(
+            "parked_over",
+            close_by_cause(cursor, KEY, still, "its messages are done or discarded", seen.looked),
+        )
+    full, away = _by_topic(seen.full), _by_topic(seen.away)
+    for (topic, group), queues in full.items():
+        open_case(
+            cursor,
+            kind=FULL,
+            topic=topic,
+            group=group,
+            subject="queues",
+            severity="critical",
+            summary=_full_summary(topic, group, queues),
+            members=[],
+            run_id=run_id,
+            evidence={"queues": [one._asdict() for one in queues[:_SHOWN]], "stopped": len(queues)},
+        )
+    for (topic, group), members in away.items():
+        open_case(
+            cursor,
+            kind=AWAY,
+            topic=topic,
+            group=group,
+            subject="handlers",
+            severity="warning",
+            summary=_away_summary(topic, group, members),
+            members=[],
+            run_id=run_id,
+            evidence={
+                "consumers": [
+                    {"member": one.member, "since": one.since} for one in members[:_SHOWN]
+                ],
+                "waiting": len(members),
+            },
+        )
+    found = {(FULL, *key, "queues") for key in full}
+    counts.add("parking_full_over", close_by_cause(cursor, FULL, found, "they go on", seen.looked))
+    found = {(AWAY, *key, "handlers") for key in away}
+    counts.add("downstream_away", len(away))
+    counts.add(
+        "downstream_back",
+        close_by_cause(cursor, AWAY, found, "what they need is back", seen.looked),
+    )
+    return Counts({name: number for name, number in counts.items() if number})
+
+
+def _open_keys(
+    cursor: Any, seen: Parked, waiting: Sequence[ParkedKey], as_of: datetime, run_id: int
+) -> None:
+    cursor.execute(_SQL["newest_parked"], {"groups": seen.looked})
+    newest = {row[:3]: row[3:] for row in cursor.fetchall()}
+    for key in waiting:
+        state, decision, decided_at, parked_at, messages = newest.get(
+            (key.topic, key.group, key.key), (None,) * 5
+        )
+        if parked_at == key.parked_at.isoformat():
+            if state == "open" and messages == str(key.messages):
+                continue
+            # What was answered since it was read is on its way.
+            if state == "decided" and (decision == "leave" or decided_at >= as_of):
+                continue
+        open_case(
+            cursor,
+            kind=KEY,
+            topic=key.topic,
+            group=key.group,
+            subject=key.key,
+            severity="warning",
+            summary=f"{key.messages} messages of key {key.key!r} wait in {key.group}: its head {key.head!r} failed {_times(key)}:"
+            f" {error_kind(key.error)}",
+            evidence={
+                "head": key.head,
+                "messages": key.messages,
+                "bytes": key.bytes,
+                "queue": key.queue_id,
+                "error": error_kind(key.error),
+                "times_parked": key.times_parked,
+                "parked_at": key.parked_at.isoformat(),
+                "last_number": key.last_number,
+            },
+            members=[],
+            run_id=run_id,
+            reopens=True,
+        )
+
+
+def _times(key: ParkedKey) -> str:
+    return (
+        "each time it was tried"
+        if key.times_parked == 1
+        else f"again, {key.times_parked} times parked"
+    )
+
+
+def _by_topic(found: Sequence[Any]) -> dict[tuple[str, str], list[Any]]:
+    by_topic: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    for one in found:
+        by_topic[one.topic, one.group].append(one)
+    return by_topic
+
+
+def _full_summary(topic: str, group: str, queues: Sequence[FullQueue]) -> str:
+    shown = "; ".join(
+        f"queue {one.queue_id} at key {one.key!r}: {one.reached}" for one in queues[:3]
+    )
+    return (
+        f"{len(queues)} queues of {topic} stand still in {group}: a limit of parked {queues[0].reached} is reached: {shown}."
+        " Nothing is dropped. They go on by themselves once parked keys are answered, or with higher limits"
+    )
+
+
+def _away_summary(topic: str, group: str, members: Sequence[Away]) -> str:
+    error = error_kind(members[0].error)
+    return (
+        f"{len(members)} consumers of {group} wait in {topic}: many keys fail at once, the last with {error}."
+        " Nothing is parked and no attempt is counted; they go on by themselves when it is back"
+    )

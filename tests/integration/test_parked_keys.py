@@ -1,0 +1,291 @@
+"""Cases of ordered consumption: the watch opens them, a person's answer releases or discards, in order, from the kept content."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+
+from backstop.cli.app import run_app
+from backstop.client import DownstreamAway, Limits
+from backstop.config.connections import Connections
+from backstop.decisions import answer_parked
+from backstop.decisions.look import show
+from backstop.model.errors import DecisionRefused, StoreUnavailable
+from backstop.watch import parked as watched
+from control_world import World, servers, world  # noqa: F401
+from parked_world import DATABASE, GROUP, TOPIC, ParkedWorld
+
+ALONE: dict[str, Any] = {"second_person": []}
+
+
+@pytest.fixture
+def shop(world: World) -> ParkedWorld:
+    people = world.settings.people.model_copy(update={"second_person": ()})
+    world.settings = world.settings.model_copy(update={"people": people})
+    return ParkedWorld(world)
+
+
+def test_a_parked_key_is_one_case_that_closes_when_the_key_is_free(shop: ParkedWorld) -> None:
+    case_id = shop.park("a-1", "b-1", "a-2", "a-3", failing="a-2")
+    case, _ = show(shop.world.conn, case_id)
+    assert (case.kind, case.topic, case.consumer_group, case.subject) == (
+        "key_parked",
+        TOPIC,
+        GROUP,
+        "a",
+    )
+    assert (case.evidence["head"], case.evidence["messages"], case.evidence["error"]) == (
+        "a-2",
+        2,
+        "ValueError",
+    )
+    assert "{}" not in case.summary, "what a handler says may quote a message"
+    assert shop.watch()["parked_keys"] == 1 and len(shop.cases()) == 1
+    shop.failing = set()
+    assert shop.answer(case_id, "release").counts == {"released": 1}
+    shop.watch()
+    assert shop.cases() == [("key_parked", "a", "decided")], "its messages are not done yet"
+    shop.work(lambda: shop.parked() == {})
+    shop.watch()
+    assert shop.cases() == [("key_parked", "a", "closed")]
+    assert [i for i in shop.effects() if i.startswith("a")] == ["a-1", "a-2", "a-3"]
+    told = [title for (title,) in shop.world.control("SELECT title FROM alert ORDER BY alert_id")]
+    assert told == [
+        f"Case {case_id}: key_parked in orders",
+        f"Case {case_id} closed: key_parked in orders",
+    ]
+
+
+def test_a_released_head_that_fails_opens_its_case_again(shop: ParkedWorld) -> None:
+    case_id = shop.park("a-1", "a-2", failing="a-1")
+    shop.answer(case_id, "release")
+    shop.work(lambda: shop.world.run(DATABASE, "SELECT 1 FROM parked_key WHERE times_parked = 2"))
+    shop.watch()
+    case, _ = show(shop.world.conn, case_id)
+    assert (case.state, case.reopened, case.evidence["times_parked"]) == ("open", 1, 2)
+    assert (shop.parked(), shop.effects()) == ({"a": ["a-1", "a-2"]}, [])
+
+
+def test_a_case_that_was_left_stays_left_until_the_key_is_parked_again(shop: ParkedWorld) -> None:
+    case_id = shop.park("a-1", failing="a-1")
+    shop.answer(case_id, "leave")
+    shop.publish("a-2")
+    shop.work(lambda: shop.parked() == {"a": ["a-1", "a-2"]})
+    shop.watch()
+    assert shop.cases() == [("key_parked", "a", "decided")]
+
+
+def test_an_edited_head_is_processed_with_its_new_content(shop: ParkedWorld) -> None:
+    case_id = shop.park("a-1", "a-2", failing="a-1")
+    with pytest.raises(DecisionRefused, match="whole new content"):
+        shop.answer(case_id, "edit_head")
+    shop.failing = set()
+    shop.answer(case_id, "edit_head", content=b"mended")
+    shop.work(lambda: shop.parked() == {})
+    rows = shop.world.run(
+        DATABASE, "SELECT message_id, content FROM ordered_effect ORDER BY number"
+    )
+    assert [(i, bytes(content)) for i, content in rows] == [("a-1", b"mended"), ("a-2", b"{}")]
+
+
+@pytest.mark.parametrize(
+    ("action", "given_up", "effects"),
+    [("discard_head", ["a-1"], ["a-2", "a-3"]), ("discard_key", ["a-1", "a-2"], ["a-3"])],
+)
+def test_what_a_person_discards_is_voided_and_the_rest_goes_on_in_order(
+    shop: ParkedWorld, action: str, given_up: list[str], effects: list[str]
+) -> None:
+    case_id = shop.park("a-1", "a-2", failing="a-1")
+    shop.failing = set()
+    shop.publish("a-3")  # after the watch has looked: nobody who answers has seen it
+    shop.work(lambda: shop.parked() == {"a": ["a-1", "a-2", "a-3"]})
+    assert shop.answer(case_id, action, why="a test").counts == {"discarded": len(given_up)}
+    shop.work(lambda: shop.parked() == {} and "a-3" in shop.effects())
+    kept = shop.world.control(
+        "SELECT message_id, consumer_group, case_id, decided_by, why FROM delivery_decision ORDER BY 1"
+    )
+    assert kept == [(i, GROUP, case_id, "ann", "a test") for i in given_up]
+    assert shop.effects() == effects
+    assert shop.world.run(DATABASE, "SELECT * FROM parked_discard") == []
+    shop.publish(*given_up)  # copies
+    shop.work(lambda: shop.lag() == 0)
+    assert shop.effects() == effects
+
+
+def test_an_answer_to_another_head_than_was_shown_is_refused(shop: ParkedWorld) -> None:
+    case_id = shop.park("a-1", "a-2", failing="a-1")
+    shop.world.run(DATABASE, "DELETE FROM parked_message WHERE message_id = 'a-1'")
+    with pytest.raises(DecisionRefused, match="'a-2' now, not 'a-1'"):
+        shop.answer(case_id, "discard_head")
+    case, _ = show(shop.world.conn, case_id)
+    assert (case.state, case.decision, shop.parked()) == ("open", None, {"a": ["a-2"]})
+
+
+@contextmanager
+def dies(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> Iterator[None]:
+    """The process ends where it calls this."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, die)
+        with pytest.raises(Killed):
+            yield
+
+
+def test_an_answer_that_was_cut_short_after_the_release_goes_on_where_it_was(
+    shop: ParkedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case_id = shop.park("a-1", "a-2", failing="a-1")
+    shop.failing = set()
+    with dies(monkeypatch, answer_parked, "keep_discards"):
+        shop.answer(case_id, "discard_head", once="run-1")
+    assert shop.world.control("SELECT * FROM delivery_decision") == []
+    shop.work(lambda: shop.parked() == {})
+    assert shop.answer(case_id, "discard_head", once="run-1").counts == {"answered_before": 1}
+    assert shop.world.control("SELECT message_id FROM delivery_decision") == [("a-1",)]
+    assert shop.answer(case_id, "discard_head", once="run-1").again
+    assert shop.effects() == ["a-2"]
+
+
+def test_what_an_answer_left_in_the_consumer_database_the_next_watch_moves(
+    shop: ParkedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case_id = shop.park("a-1", failing="a-1")
+    with dies(monkeypatch, answer_parked, "keep_discards"):
+        shop.answer(case_id, "discard_key")
+    with dies(monkeypatch, watched.PostgresParking, "forget_discards"):
+        shop.watch()
+    shop.watch()
+    assert shop.world.control("SELECT message_id, case_id, decided_by FROM delivery_decision") == [
+        ("a-1", case_id, "ann")
+    ]
+    assert shop.world.run(DATABASE, "SELECT * FROM parked_discard") == []
+
+
+def test_a_queue_that_a_limit_stopped_is_a_critical_case_that_closes_when_it_goes_on(
+    shop: ParkedWorld,
+) -> None:
+    ids = [f"a-{n}" for n in range(4)]
+    with shop.worker(Limits(messages=2)) as worker:
+        shop.failing = {"a-0"}
+        shop.publish(*ids)
+        shop.work(lambda: shop.world.run(DATABASE, "SELECT 1 FROM parking_full"), worker)
+        shop.watch()
+        assert ("parking_full", "queues", "open") in shop.cases()
+        ((severity, evidence),) = shop.world.control(
+            "SELECT severity, evidence FROM case_file WHERE kind = 'parking_full'"
+        )
+        assert (severity, evidence["queues"][0]["reached"]) == ("critical", "messages")
+        assert shop.effects() == []
+        shop.failing = set()
+        ((case_id,),) = shop.world.control(
+            "SELECT case_id FROM case_file WHERE kind = 'key_parked'"
+        )
+        shop.answer(case_id, "release")
+        shop.work(lambda: shop.effects() == ids, worker)
+    shop.watch()
+    assert {state for _, _, state in shop.cases()} == {"closed"}
+
+
+def test_a_downstream_that_is_away_is_one_case_and_parks_nothing(shop: ParkedWorld) -> None:
+    shop.failing, shop.error = {"*"}, DownstreamAway("the bank at 10.0.0.1")
+    shop.publish("a-1", "b-1", "c-1")
+    with shop.worker() as worker:
+        shop.work(lambda: shop.world.run(DATABASE, "SELECT 1 FROM downstream_away"), worker)
+        assert shop.watch()["downstream_away"] == 1
+        assert shop.cases() == [("downstream_away", "handlers", "open")]
+        ((summary,),) = shop.world.control("SELECT summary FROM case_file")
+        assert "10.0.0.1" not in summary
+        shop.failing = set()
+        shop.work(lambda: len(shop.effects()) == 3, worker)
+    shop.watch()
+    assert (shop.cases(), shop.parked()) == ([("downstream_away", "handlers", "closed")], {})
+
+
+def test_a_database_that_does_not_answer_closes_no_case_and_its_answer_can_be_given_again(
+    shop: ParkedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case_id = shop.park("a-1", failing="a-1")
+    away = {"backstop_consumer_billing": "postgresql://nobody@127.0.0.1:1/none"}
+    with monkeypatch.context() as patch:
+        patch.setattr(shop.world, "connections", Connections(away.get))
+        with pytest.raises(StoreUnavailable):
+            shop.watch()
+        with pytest.raises(StoreUnavailable):
+            shop.answer(case_id, "release")
+    assert shop.cases() == [("key_parked", "a", "open")]
+    assert shop.answer(case_id, "release").counts == {"released": 1}
+
+
+def test_the_command_line_shows_what_is_parked_and_answers(
+    shop: ParkedWorld, capsys: Any, tmp_path: Path
+) -> None:
+    written = json.loads(shop.world.config.read_text())
+    shop.world.config.write_text(json.dumps(written | {"people": ALONE}))
+    case_id = shop.park("a-1", "a-2", failing="a-1")
+    capsys.readouterr()
+    assert run_app(["cases", "parked", str(case_id), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["key"]["head"], [m["message_id"] for m in shown["messages"]]) == (
+        "a-1",
+        ["a-1", "a-2"],
+    )
+    assert run_app(["cases", "parked", str(case_id), "--content"]) == 0
+    assert capsys.readouterr().out.strip() == "{}"
+    assert shop.world.control("SELECT 1 FROM decision_log WHERE subject = %s", (f"case {case_id}",))
+    content = tmp_path / "content"
+    content.write_bytes(b"mended")
+    shop.failing = set()
+    assert (
+        run_app(
+            [
+                "cases",
+                "decide",
+                str(case_id),
+                "edit_head",
+                "--content-file",
+                str(content),
+                "--why",
+                "it was cut",
+            ]
+        )
+        == 0
+    )
+    shop.work(lambda: shop.effects() == ["a-1", "a-2"])
+
+
+def test_a_persons_login_answers_for_parked_keys_and_changes_nothing_else_there(
+    shop: ParkedWorld,
+) -> None:
+    shop.park("a-1", "a-2", failing="a-1")
+    dsn = shop.world.postgres.admin_dsn(DATABASE)
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            (Path(watched.__file__).parents[1] / "schema/consumer/privileges.sql").read_text()
+        )
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("SET ROLE backstop_person")
+        discarded = answer_parked.parking.answer_discard(
+            connection, GROUP, TOPIC, "a", "ann", why="w", case_id=1
+        )
+        assert discarded == ["a-1"]
+        cursor.execute("SAVEPOINT s")
+        for refused in (
+            "DELETE FROM consumer_log",
+            "UPDATE consumer_log SET attempts = 1",
+            "UPDATE queue_owner SET fence = 9",
+        ):
+            with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+                cursor.execute(refused)
+            cursor.execute("ROLLBACK TO s")
