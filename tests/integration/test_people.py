@@ -13,6 +13,7 @@ from backstop.cases.intend import begun
 from backstop.cases.open import open_case
 from backstop.cli.app import run_app
 from backstop.config.connections import Connections
+from backstop.config.load import from_mapping
 from backstop.config.people import PeopleSettings
 from backstop.control.connection import connect
 from backstop.control.speaker import keep_policy, person
@@ -25,7 +26,7 @@ from backstop.runs.run import close_run, open_run
 from backstop.runs.scope import name_of
 from backstop.schema.migrate import grant
 from backstop.sql.named import load
-from control_world import ROLES, World, servers, world  # noqa: F401
+from control_world import ROLES, World, servers, world, written_settings  # noqa: F401
 from triage_world import dead
 
 LOG = "SELECT login, who, action, subject, why FROM decision_log ORDER BY entry"
@@ -1203,3 +1204,24 @@ def test_the_audit_finds_every_entry_that_was_changed_or_taken_out(
     with ann, ann.cursor() as cursor:
         cursor.execute("SELECT append_decision('ann', 'void', 'case 9', 'w', '{}')")
     assert [entry for (entry,) in world.control(query)] == broken
+
+
+def test_neither_a_dry_run_nor_a_persons_settles_which_groups_owe_a_topic(
+    world: World, ann: Any
+) -> None:
+    world.control("DELETE FROM owed_since")
+    brought = written_settings()
+    brought["topics"]["invoices"] = {"broker": "embedded", "groups": ["billing"], "mode": "repair"}
+    mine, seen = from_mapping(brought), "SELECT topic, consumer_group FROM owed_since"
+    close_run(ann, open_run(ann, "sweep", "*", mine, dry_run=True), "done", {})
+    close_run(ann, open_run(ann, "reconcile", name_of(["invoices"]), mine), "done", {})
+    close_run(world.conn, open_run(world.conn, "sweep", "*", mine, dry_run=True), "done", {})
+    assert world.control(seen) == []
+    with pytest.raises(errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
+        cursor.execute("INSERT INTO owed_since (topic, consumer_group) VALUES ('invoices', 'none')")
+    brought["topics"]["invoices"]["groups"] = ["billing", "shipping"]
+    close_run(world.conn, open_run(world.conn, "sweep", "*", from_mapping(brought)), "done", {})
+    assert sorted(world.control(seen + " WHERE topic = 'invoices' AND owed_from IS NULL")) == [
+        ("invoices", "billing"),
+        ("invoices", "shipping"),
+    ]

@@ -20,7 +20,7 @@ from psycopg2 import errors as pg
 
 from backstop import __version__
 from backstop.config.settings import Settings
-from backstop.control.speaker import keep_policy
+from backstop.control.speaker import keep_policy, person
 from backstop.model.errors import ConfigurationError, RunLost, RunRefused, Unavailable
 from backstop.model.mask_secrets import drop_details
 from backstop.model.storable_text import escaped
@@ -64,14 +64,18 @@ def open_run(
 ) -> Run:
     """Opens and commits a run of `duty` over `scope` ('*': everything).
 
-    Raises RunRefused while another one of exactly this scope lives; one that has been silent for `dead_after` is taken over
-    and abandoned. Runs of other scopes go on beside it; those silent for DEAD_AFTER are abandoned, because nobody else may
-    ever ask for their scope again. A dry run has a lease of its own, and keeps other dry runs waiting alone. Notes the groups
-    that came to a topic since the run before. ConfigurationError when the database is of an older revision than this program (on
-    a newer one, which only adds, it goes on), or the login may not.
+    Raises RunRefused while another one of exactly this scope lives; one that has been silent for
+    `dead_after` is taken over and abandoned. Runs of other scopes go on beside it; those silent for
+    DEAD_AFTER are abandoned, because nobody else may ever ask for their scope again. A dry run has
+    a lease of its own, and keeps other dry runs waiting alone. A duty's run that is not dry notes
+    the groups that came to a topic since the run before, and what limits people; a person's own
+    login notes nothing. ConfigurationError when the database is of an older revision than this
+    program (on a newer one, which only adds, it goes on), or the login may not.
     """
     require_schema(conn)
-    keep_policy(conn, settings)
+    notes = not dry_run and person(conn) is None
+    if notes:
+        keep_policy(conn, settings)
     token = str(uuid.uuid4())
     lease = _lease(duty, dry_run)
     where: dict[str, Any] = {
@@ -103,16 +107,19 @@ def open_run(
                 cursor.execute(_SQL["take_free_lease"], {**where, "run_id": run_id})
                 if cursor.rowcount == 0:
                     raise _refused(lease, scope, "a run that began at the same moment")
-            taken = [
-                (topic, group) for topic in settings.topics for group in settings.groups_of(topic)
-            ]
-            cursor.execute(
-                _SQL["see_groups"],
-                {
-                    "topics": [topic for topic, _ in taken],
-                    "groups": [group for _, group in taken],
-                },
-            )
+            if notes:
+                taken = [
+                    (topic, group)
+                    for topic in settings.topics
+                    for group in settings.groups_of(topic)
+                ]
+                cursor.execute(
+                    _SQL["see_groups"],
+                    {
+                        "topics": [topic for topic, _ in taken],
+                        "groups": [group for _, group in taken],
+                    },
+                )
             cursor.execute(
                 _SQL["drop_dead_leases"], {**where, "dead_after": max(dead_after, DEAD_AFTER)}
             )

@@ -282,20 +282,6 @@ BEGIN
 END
 $$;
 
--- By a person's run, too, a group that comes to a topic owes what is created from now on, and only a topic's first groups owe everything.
-CREATE FUNCTION see_groups_now() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    IF speaks_as_person() AND NOT (CASE
-        WHEN NEW.owed_from IS NULL THEN NOT EXISTS (
-            SELECT FROM owed_since o WHERE o.topic = NEW.topic AND o.first_seen_at < transaction_timestamp())
-        ELSE NEW.owed_from BETWEEN transaction_timestamp() AND clock_timestamp()
-    END) THEN
-        RAISE insufficient_privilege USING MESSAGE = 'the login ' || session_user::text || ' notes groups as they come alone';
-    END IF;
-    RETURN NEW;
-END
-$$;
-
 -- What a person's login proposes is what is there now.
 CREATE FUNCTION propose_now() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
@@ -343,7 +329,6 @@ BEGIN
     EXECUTE 'ALTER FUNCTION append_decision(text, text, text, text, jsonb)' || path;
     EXECUTE 'ALTER FUNCTION log_what_sql_changed()' || path;
     EXECUTE 'ALTER FUNCTION keep_off_duties()' || path;
-    EXECUTE 'ALTER FUNCTION see_groups_now()' || path;
     EXECUTE 'ALTER FUNCTION join_now()' || path;
     EXECUTE 'ALTER FUNCTION propose_now()' || path;
     EXECUTE 'ALTER FUNCTION tell_of_cases()' || path;
@@ -415,8 +400,6 @@ BEGIN
         || ') EXECUTE FUNCTION tell_of_cases()';
     EXECUTE 'CREATE TRIGGER joins_now BEFORE UPDATE OF added_at ON case_member FOR EACH ROW WHEN (' || person
         || ') EXECUTE FUNCTION join_now()';
-    EXECUTE 'CREATE TRIGGER sees_groups_now BEFORE INSERT ON owed_since FOR EACH ROW WHEN (' || person
-        || ') EXECUTE FUNCTION see_groups_now()';
     EXECUTE 'CREATE TRIGGER keeps_off_duties BEFORE INSERT OR UPDATE OR DELETE ON duty_lease FOR EACH ROW WHEN (' || person
         || ') EXECUTE FUNCTION keep_off_duties()';
 END

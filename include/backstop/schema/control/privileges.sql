@@ -75,7 +75,9 @@ GRANT INSERT (run_id, wanted, planned_by, why) ON incident TO backstop_person;
 GRANT INSERT (case_id, written_by, note) ON case_note TO backstop_person;
 GRANT INSERT (case_id, dedup_key, severity, title, body) ON alert TO backstop_person;
 GRANT INSERT (case_id, action, who, why, options, content) ON proposal TO backstop_person;
-GRANT INSERT ON incident_delivery, resend_request, resend_batch, pause, owed_since, drained_broker TO backstop_person;
+GRANT INSERT ON incident_delivery, resend_request, resend_batch, pause, drained_broker TO backstop_person;
+-- The duties' runs note since when a group owes a topic.
+REVOKE INSERT ON owed_since FROM backstop_person;
 GRANT DELETE ON duty_lease, pause, withdrawal, case_member TO backstop_person;
 GRANT UPDATE (shard, groups, reason, requested_by, route, held, run_id, state, not_before, closed_by_run, error, batch_id,
     step, given_up_by, given_up_groups, created_at, updated_at) ON resend_request TO backstop_person;
