@@ -15,6 +15,7 @@ from backstop.cli.app import run_app
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.config.people import PeopleSettings
+from backstop.config.settings import Settings
 from backstop.control.connection import connect
 from backstop.control.speaker import keep_policy, person
 from backstop.decisions.decide import decide
@@ -1204,6 +1205,220 @@ def test_the_audit_finds_every_entry_that_was_changed_or_taken_out(
     with ann, ann.cursor() as cursor:
         cursor.execute("SELECT append_decision('ann', 'void', 'case 9', 'w', '{}')")
     assert [entry for (entry,) in world.control(query)] == broken
+
+
+def own_settings(world: World, **policy: Any) -> Settings:
+    """What a person brings: everything is sent, at once, and nothing is too much."""
+    written = written_settings()
+    written["policy"].update({"blast_floor": 100_000, "blast_share": 1.0, "canary": 0, **policy})
+    written["topics"]["refunds"]["mode"] = "repair"
+    written["groups"]["audit"]["duplicates"] = "declared_safe"
+    return from_mapping(written)
+
+
+def duties_keep(world: World, **policy: Any) -> None:
+    written = written_settings()
+    written["policy"].update(policy)
+    world.settings = from_mapping(written)
+    keep_policy(world.conn, world.settings)
+
+
+def test_whatever_settings_a_person_brings_the_duties_limit_a_list(world: World, ann: Any) -> None:
+    duties_keep(world, blast_floor=5, blast_share=0.01, canary=2)
+    mine = own_settings(world)
+    for place in range(5):
+        world.stub(f"m{place}")
+        world.stub(f"r{place}", topic="refunds")
+
+    def listed(topic: str, *ids: str) -> None:
+        run_duty(
+            mine, Connections(), scope=name_of([topic]), listing=Listing(topic, ids, "ann", "lost")
+        )
+
+    with pytest.raises(DecisionRefused, match="more than the blast radius"):
+        listed("orders", *(f"m{place}" for place in range(5)))
+    with pytest.raises(ConfigurationError, match="mode observe"):
+        listed("refunds", "r0")
+    assert world.control("SELECT 1 FROM resend_request") == []
+    listed("orders", "m0", "m1", "m2", "m3")
+    assert world.control("SELECT held, count(*) FROM resend_request GROUP BY 1") == [(True, 4)]
+
+
+def test_whatever_settings_a_person_brings_a_group_that_takes_no_duplicates_is_not_reached(
+    world: World, ann: Any
+) -> None:
+    written = written_settings()
+    written["groups"]["shipping"]["duplicates"] = "no"
+    keep_policy(world.conn, from_mapping(written))
+    world.stub("a", sends=1)
+    world.log("a", "shipping")
+    run_duty(
+        own_settings(world),
+        Connections(),
+        scope=name_of(["orders"]),
+        listing=Listing("orders", ("a",), "ann", "lost"),
+    )
+    assert world.control("SELECT 1 FROM resend_request") == []
+
+
+def test_whatever_settings_a_person_brings_the_duties_limit_a_plan_and_a_case(
+    world: World, ann: Any
+) -> None:
+    duties_keep(world, blast_floor=5, blast_share=0.01, canary=2)
+    mine = own_settings(world, canary=99_999)
+    for place in range(6):
+        dead(world, f"m{place}", "poison")
+    wanted = Wanted(topic="orders", who="ann", why="mended", verdicts=("DEAD_LETTERED",))
+    plan, _ = run_incident(mine, Connections(), wanted, "dry_run", "ann")
+    assert (plan.total, plan.too_wide) == (6, True)
+    with pytest.raises(DecisionRefused, match="more than the blast radius"):
+        run_incident(mine, Connections(), plan.incident_id, "canary", "ann")
+    run_incident(mine, Connections(), plan.incident_id, "canary", "ann", approved=plan.digest)
+    assert world.control("SELECT held, count(*) FROM resend_request GROUP BY 1") == [(True, 2)]
+    world.stub("late")
+    world.stub("back", topic="refunds")
+    decide(
+        ann,
+        own_settings(world),
+        Connections(),
+        found(world, "overdue", "late"),
+        "resend",
+        "ann",
+        "w",
+        {},
+    )
+    assert world.control("SELECT held FROM resend_request WHERE message_id = 'late'") == [(True,)]
+
+
+def test_a_topic_that_the_duties_send_at_once_waits_for_no_ramp_by_a_person_either(
+    world: World, ann: Any
+) -> None:
+    duties_keep(world, canary=0)
+    world.stub("late")
+    decided(world, ann, found(world, "overdue", "late"), "resend")
+    assert world.control("SELECT held FROM resend_request") == [(False,)]
+
+
+def test_by_sql_too_a_person_asks_for_what_waits_for_its_step_and_not_in_mode_observe(
+    world: World, ann: Any
+) -> None:
+    duties_keep(world, canary=2)
+    insert = """
+        INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, held)
+        VALUES ('shop_a', '{}', 'a', 1, 'r', 'person ann', false)"""
+    with ann, ann.cursor() as cursor:
+        cursor.execute(insert.format("orders"))
+        cursor.execute("UPDATE resend_request SET held = false")
+    assert world.control("SELECT held FROM resend_request") == [(True,)]
+    world.control("UPDATE resend_request SET held = false, state = 'not_needed'")
+    with ann, ann.cursor() as cursor:
+        cursor.execute("UPDATE resend_request SET state = 'open'")
+    assert world.control("SELECT state, held FROM resend_request") == [("open", True)]
+    with (
+        pytest.raises(errors.InsufficientPrivilege, match="mode observe"),
+        ann,
+        ann.cursor() as cursor,
+    ):
+        cursor.execute(insert.format("refunds"))
+    claimed = insert.replace("held)", "held, state, claim_token, claim_deadline)").replace(
+        "false)", "false, 'claimed', gen_random_uuid(), now())"
+    )
+    for statement in (
+        claimed.format("orders"),
+        "INSERT INTO resend_batch (topic, released) VALUES ('orders', 9)",
+    ):
+        with (
+            pytest.raises(errors.InsufficientPrivilege, match="permission denied"),
+            ann,
+            ann.cursor() as cursor,
+        ):
+            cursor.execute(statement)
+
+
+def test_when_it_was_asked_for_stays_with_a_delivery_of_a_plan(world: World, ann: Any) -> None:
+    world.control(SEEN)
+    for said in ("'2001-01-01'", "NULL"):
+        with ann, ann.cursor() as cursor:
+            cursor.execute(f"UPDATE incident_delivery SET asked_at = {said}")
+        assert world.control(
+            "SELECT now() - asked_at < interval '1 hour' FROM incident_delivery"
+        ) == [(True,)]
+
+
+def test_a_topic_at_a_broker_that_a_persons_settings_lack_is_not_decided_with_them(
+    world: World, ann: Any
+) -> None:
+    written = written_settings()
+    written["brokers"]["other"] = written["brokers"]["embedded"]
+    written["topics"]["orders"]["broker"] = "other"
+    keep_policy(world.conn, from_mapping(written))
+    world.stub("a")
+    case_id = found(world, "unknown", "a")
+    with pytest.raises(DecisionRefused, match="broker other"):
+        decided(world, ann, case_id, "discard")
+    assert world.control("SELECT state FROM case_file") == [("open",)]
+
+
+@pytest.mark.parametrize(
+    "way", ["-c role=backstop_person", "ALTER ROLE eve SET role = 'backstop_person'"]
+)
+def test_a_login_that_has_to_take_its_role_is_a_person_too(
+    world: World, ann: Any, way: str
+) -> None:
+    password = world.postgres.create_role("eve")
+    world.run(
+        "control",
+        "ALTER ROLE eve NOINHERIT; GRANT backstop_person TO eve; GRANT CONNECT ON DATABASE control TO eve",
+    )
+    member = "SELECT inherit_option, set_option FROM pg_auth_members WHERE member = 'eve'::regrole"
+    assert world.control(member) == [(False, True)]
+    options = way if way.startswith("-c") else ""
+    if not options:
+        world.run("control", way)
+    world.stub("a")
+    case_id = found(world, "unknown", "a")
+    eve = psycopg2.connect(world.postgres.dsn("eve", password, "control"), options=options)
+    try:
+        assert person(eve) == "eve"
+        for statement in (
+            f"INSERT INTO case_note (case_id, written_by, note) VALUES ({case_id}, 'olga', 'n')",
+            f"UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'olga', why = 'w', decided_at = now()"
+            f" WHERE case_id = {case_id}",
+            "INSERT INTO pause (topic, paused_by, why) VALUES ('orders', 'olga', 'w')",
+            f"INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, case_id, decided_by, why)"
+            f" VALUES ('orders', 'a', 'billing', 'discard', {case_id}, 'olga', 'w')",
+            f"INSERT INTO proposal (case_id, action, who, why) VALUES ({case_id}, 'void', 'olga', 'w')",
+            f"INSERT INTO drained_broker (topic, broker, case_id, stated_by, why) VALUES ('orders', 'b', {case_id}, 'olga', 'w')",
+            "INSERT INTO run (duty, scope, token, policy_version, code_version)"
+            " VALUES ('sweep', '*', gen_random_uuid(), '1', '1')",
+        ):
+            with (
+                pytest.raises(errors.InsufficientPrivilege, match="the login eve"),
+                eve,
+                eve.cursor() as cursor,
+            ):
+                cursor.execute(statement)
+        with pytest.raises(DecisionRefused, match="cannot decide in the name of olga"):
+            decide(eve, own_settings(world), world.connections, case_id, "discard", "olga", "b", {})
+        with eve, eve.cursor() as cursor:
+            cursor.execute("SELECT append_decision('olga', 'note', 'x', 'w', '{}')")
+    finally:
+        eve.close()
+    assert world.control(LOG) == [("eve", "eve", "note", "x", "w")]
+
+
+def test_whoever_may_take_the_duties_role_is_the_platforms_login(world: World, ann: Any) -> None:
+    password = world.postgres.create_role("twofold")
+    world.run(
+        "control",
+        "GRANT backstop_person TO twofold; GRANT backstop_duty TO twofold WITH INHERIT FALSE, SET TRUE",
+    )
+    world.run("control", "GRANT CONNECT ON DATABASE control TO twofold")
+    connection = psycopg2.connect(world.postgres.dsn("twofold", password, "control"))
+    try:
+        assert person(connection) is None
+    finally:
+        connection.close()
 
 
 def test_neither_a_dry_run_nor_a_persons_settles_which_groups_owe_a_topic(

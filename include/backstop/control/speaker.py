@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import ValidationError
+
 from backstop.config.people import PeopleSettings
 from backstop.config.settings import Settings
 from backstop.model.errors import DecisionRefused
 
 _LOGIN = "SELECT session_user::text, speaks_as_person()"
-_POLICY = "SELECT policy FROM people_policy"
+_POLICY = "SELECT policy, settings FROM people_policy"
 _KEEP_POLICY = """
-    INSERT INTO people_policy (policy) VALUES (%(policy)s::jsonb)
-    ON CONFLICT (one) DO UPDATE SET policy = excluded.policy, written_at = clock_timestamp()
-    WHERE people_policy.policy IS DISTINCT FROM excluded.policy
+    INSERT INTO people_policy (policy, settings) VALUES (%(policy)s::jsonb, %(settings)s::jsonb)
+    ON CONFLICT (one) DO UPDATE SET policy = excluded.policy, settings = excluded.settings, written_at = clock_timestamp()
+    WHERE (people_policy.policy, people_policy.settings) IS DISTINCT FROM (excluded.policy, excluded.settings)
 """
+_LIMITS = {"policy", "topics", "groups"}
+"""The parts of the settings that limit what people do; the others say where everything is."""
 
 
 def person(conn: Any) -> str | None:
@@ -69,23 +73,79 @@ def people_for(conn: Any, settings: Settings) -> PeopleSettings:
     """What `people` says: for a person's login as the duties' settings had it at their last run, whatever settings it brings."""
     if person(conn) is None:
         return settings.people
-    with conn, conn.cursor() as cur:
-        cur.execute(_POLICY)
-        row = cur.fetchone()
-    if row is None:
-        raise DecisionRefused(
-            "Nobody has said yet what people may decide: no duty has run with this control database.",
-            kept="Nothing was applied.",
-            next_step="Let a duty run once: it keeps what `people` in its settings says.",
-        )
+    policy, _ = _kept(conn)
     # A newer program may have kept more.
     return PeopleSettings.model_validate(
-        {name: value for name, value in row[0].items() if name in PeopleSettings.model_fields}
+        {name: value for name, value in policy.items() if name in PeopleSettings.model_fields}
     )
 
 
+def settings_for(conn: Any, settings: Settings) -> Settings:
+    """By which settings this connection decides: for a person's login policy, topics and groups are as the duties' settings had
+    them at their last run, whatever settings it brings; its own name the connections. DecisionRefused where they do not fit."""
+    if person(conn) is None:
+        return settings
+    _, kept = _kept(conn)
+    topics = {}
+    for name, topic in kept["topics"].items():
+        stores = {kept["groups"][group]["store"] for group in topic["groups"]}
+        missing = [f"broker {topic['broker']}"] if topic["broker"] not in settings.brokers else []
+        missing += [
+            f"consumer database {store}" for store in sorted(stores - set(settings.consumers))
+        ]
+        if not missing:
+            topics[name] = topic
+        elif name in settings.topics:
+            raise DecisionRefused(
+                f"By the duties' settings topic {name} needs what these settings do not name: {', '.join(missing)}.",
+                kept="Nothing was applied.",
+                next_step="Name it as the backstop.yaml of the duties does.",
+            )
+    groups = {
+        name: group
+        for name, group in kept["groups"].items()
+        if group["store"] in settings.consumers
+    }
+    try:
+        return Settings.model_validate(
+            {
+                **settings.model_dump(exclude_unset=True),
+                "policy": kept.get("policy", {}),
+                "topics": topics,
+                "groups": groups,
+            }
+        )
+    except ValidationError:
+        raise DecisionRefused(
+            "The duties' settings and these do not fit together.",
+            kept="Nothing was applied.",
+            next_step="Use the duties' version of Backstop, and of backstop.yaml.",
+        ) from None
+
+
+def _kept(conn: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the duties' last run kept of their settings: `people`, and what else limits people."""
+    with conn, conn.cursor() as cur:
+        cur.execute(_POLICY)
+        row = cur.fetchone()
+    if row is None or row[1] is None:
+        raise DecisionRefused(
+            "Nobody has said yet what people may decide: no duty has run with this control database since it was migrated.",
+            kept="Nothing was applied.",
+            next_step="Let a duty run once: it keeps what its settings say.",
+        )
+    policy, kept = row
+    return policy, kept
+
+
 def keep_policy(conn: Any, settings: Settings) -> None:
-    """Keeps what `people` says for the logins of people; a person's own keeps nothing. Commits."""
+    """Keeps what limits people, for logins of their own; a person's own keeps nothing. Commits."""
     if person(conn) is None:
         with conn, conn.cursor() as cur:
-            cur.execute(_KEEP_POLICY, {"policy": settings.people.model_dump_json()})
+            cur.execute(
+                _KEEP_POLICY,
+                {
+                    "policy": settings.people.model_dump_json(),
+                    "settings": settings.model_dump_json(exclude_unset=True, include=_LIMITS),
+                },
+            )

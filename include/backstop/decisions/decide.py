@@ -31,7 +31,7 @@ from backstop.cases.intend import (
 )
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.control.speaker import people_for, require_may, require_named
+from backstop.control.speaker import people_for, require_may, require_named, settings_for
 from backstop.decisions.actions import (
     OPTIONS,
     actions_for,
@@ -99,7 +99,7 @@ def decide(
     dead letters see dead_letters.answer. Raises DecisionRefused when the action does not fit the case as it is now, or an
     option does not belong to the action (actions.options_for); StoreUnavailable when the state could not be read again.
     """
-    options = options or {}
+    options, settings = options or {}, settings_for(conn, settings)
     lapse(conn, people_for(conn, settings).proposals_lapse_after, case_id, who.strip() or None)
     case, _ = show(conn, case_id, members=0)
     waits = proposed(conn, case_id)

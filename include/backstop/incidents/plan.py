@@ -18,6 +18,7 @@ from psycopg2.extras import execute_values
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.control.speaker import settings_for
 from backstop.evidence.judge_by_key import Judge, Judged, Judgement
 from backstop.evidence.sources import Sources
 from backstop.incidents.measure_radius import is_too_wide
@@ -110,6 +111,7 @@ def plan(
 
     Raises DecisionRefused for what cannot be planned, StoreUnavailable when the present state could not be read, RunLost.
     """
+    settings = settings_for(control, settings)
     _check(settings, wanted)
     with control, control.cursor() as cur:
         hold(cur, run)

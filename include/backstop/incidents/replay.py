@@ -20,7 +20,7 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.control.connection import connect
 from backstop.control.decision_log import append
-from backstop.control.speaker import people_for, require_may
+from backstop.control.speaker import people_for, require_may, settings_for
 from backstop.incidents.measure_radius import is_too_wide
 from backstop.incidents.plan import Plan, Wanted, digest_of, plan, read_plan
 from backstop.model.errors import DecisionRefused
@@ -64,6 +64,7 @@ def execute(
     found, counts, after = read_plan(control, incident_id), Counts(), 0
     if mode == "dry_run":
         return counts
+    settings = settings_for(control, settings)
     topic = settings.topics.get(found.topic)
     if topic is None or topic.mode != "repair":
         raise _refused(

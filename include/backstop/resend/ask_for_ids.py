@@ -15,7 +15,7 @@ from typing import Any
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.control.decision_log import append
-from backstop.control.speaker import require_may
+from backstop.control.speaker import require_may, settings_for
 from backstop.evidence.judge_by_key import Judge, Judgement
 from backstop.evidence.sources import Sources
 from backstop.model.errors import ConfigurationError, DecisionRefused, Unavailable
@@ -86,6 +86,13 @@ def ask_for_ids(
     list was taken before or is more than the blast radius allows, Unavailable when something did not answer (then nothing was
     asked), RunLost.
     """
+    settings = settings_for(control, settings)
+    if topic not in settings.topics:
+        raise ConfigurationError(
+            f"The duties' settings have no topic {topic}.",
+            kept="Nothing was asked for.",
+            next_step="Add it to their backstop.yaml.",
+        )
     if settings.topics[topic].mode != "repair":
         raise ConfigurationError(
             f"Topic {topic} is in mode observe, in which nothing is ever sent.",

@@ -62,7 +62,7 @@ GRANT INSERT (shard, topic, message_id, case_id, decided_by, why, applied_at),
 GRANT INSERT (shard, topic, message_id, content_version, content, case_id, written_by, why),
     UPDATE (shard, content, case_id, written_by, why, written_at) ON message_version TO backstop_person;
 -- What a case is about, and which deliveries are in it since when, is not theirs to change: others decide by it.
-REVOKE INSERT, UPDATE ON case_file, case_member, case_note, alert, proposal FROM backstop_person;
+REVOKE INSERT, UPDATE ON case_file, case_member, case_note, alert, proposal, resend_request FROM backstop_person;
 GRANT INSERT (kind, topic, consumer_group, subject, severity, summary, evidence, opened_by_run) ON case_file TO backstop_person;
 GRANT UPDATE (severity, state, summary, evidence, opened_at, last_seen_at, decision, decided_by, decided_at, why, closed_at, reopened,
     intention) ON case_file TO backstop_person;
@@ -75,9 +75,11 @@ GRANT INSERT (run_id, wanted, planned_by, why) ON incident TO backstop_person;
 GRANT INSERT (case_id, written_by, note) ON case_note TO backstop_person;
 GRANT INSERT (case_id, dedup_key, severity, title, body) ON alert TO backstop_person;
 GRANT INSERT (case_id, action, who, why, options, content) ON proposal TO backstop_person;
-GRANT INSERT ON incident_delivery, resend_request, resend_batch, pause, drained_broker TO backstop_person;
--- The duties' runs note since when a group owes a topic.
-REVOKE INSERT ON owed_since FROM backstop_person;
+GRANT INSERT (shard, topic, message_id, send_number, groups, reason, requested_by, route, held, run_id)
+    ON resend_request TO backstop_person;
+GRANT INSERT ON incident_delivery, pause, drained_broker TO backstop_person;
+-- The duties' runs note since when a group owes a topic, and begin batches.
+REVOKE INSERT ON owed_since, resend_batch FROM backstop_person;
 GRANT DELETE ON duty_lease, pause, withdrawal, case_member TO backstop_person;
 GRANT UPDATE (shard, groups, reason, requested_by, route, held, run_id, state, not_before, closed_by_run, error, batch_id,
     step, given_up_by, given_up_groups, created_at, updated_at) ON resend_request TO backstop_person;
