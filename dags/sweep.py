@@ -5,7 +5,7 @@ disagrees with the database, and frees the stuck records of other programs. Ever
 (`sweep_interval`) it counts them, which takes milliseconds. The sweep and its checks start only if
 a lease expired (or a sample is due, once an hour).
 
-    open_run >> [audit_before, sweep (Spark from 2000 leases on)] >> audit_after >> [wake] >> close_run
+    open_run >> audit_before >> sweep (Spark from 2000 leases on) >> audit_after >> [wake] >> close_run
 
 What each task does, and what to do when it is red:
 
@@ -13,8 +13,9 @@ What each task does, and what to do when it is red:
   case (`repeated_failure`) for messages that fail repeatedly, before the broker gives up on them.
   Red: another run is alive (wait for it), or a database or Redis is down (restart it; the next run
   sweeps the places that answered).
-- **audit_before** checks what open_run found. Red: earlier sweeps did not do their work, or a log
-  says CONSUMED without a time; leases are taken back even so.
+- **audit_before** checks what open_run found. Red: a sweep of the last two minutes says that it
+  succeeded, and leases that ended long before are still there. This run takes nothing back; the next
+  one does, unless it finds the same. The button Data Docs shows the place.
 - **sweep** decides KEEP, REPAIR or RECLAIM for each lease, and settles by compare-and-set: in the
   task's own process, and with Spark from 2000 leases on (`BACKSTOP_SPARK_FROM`). Red: the log says
   what happened, what is unaffected and what to do; the next run continues.
@@ -72,7 +73,6 @@ from backstop.airflow.wake import wake_after_failure
 def sweep() -> None:
     opened = open_run()
     before = check("audit_before", "leases_before", opened, "What the sweep meets.")
-    # Beside the check, not after it: leases are taken back also when what was met is not as it should be.
     swept = SparkDutyOperator(
         task_id="sweep",
         duty="sweep",
@@ -83,7 +83,7 @@ def sweep() -> None:
     after = with_links(audit_after(suite="leases_after", opened=HANDED), DataDocsLink())
     closed = tear_down(close_run(opened=opened), opened)
 
-    opened >> [before, swept] >> after >> closed
+    opened >> before >> swept >> after >> closed
     after >> wake_after_failure() >> closed
 
 

@@ -434,7 +434,10 @@ def test_a_run_that_was_taken_over_stages_and_promotes_nothing_more(world: World
             "UPDATE staged_letter SET template = template || message_id FROM dead_letter d"
             " WHERE d.dead_letter_id = staged_letter.dead_letter_id",
         ),
-        ("templates_hold_no_ids", "UPDATE staged_letter SET template = 'order 20261121 is late'"),
+        (
+            "templates_hold_no_numbers",
+            "UPDATE staged_letter SET template = 'order 20261121 is late'",
+        ),
         (
             "letters_conserved",
             "DELETE FROM staged_letter WHERE dead_letter_id = (SELECT min(dead_letter_id) FROM staged_letter)",

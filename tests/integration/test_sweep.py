@@ -440,6 +440,29 @@ def test_the_checks_pass_after_a_sweep_and_fail_when_an_old_lease_is_left(
         control.close()
 
 
+def test_a_sweep_takes_nothing_back_while_what_it_met_is_not_as_it_should_be(
+    world: World, tmp_path: Any
+) -> None:
+    """A sweep that said done, and left what ended long before: the next one stops at its first check, once."""
+    held = "SELECT state FROM consumer_log WHERE message_id = 'left'"
+    sweep(world)
+    begin(world, ["left"])
+    end_leases(world, 3600)
+
+    def audit(run: Any, suite: str) -> None:
+        run_suite(suite, world.urls["backstop_control"], run.run_id, None, tmp_path)
+
+    with pytest.raises(AuditFailed, match="no_lease_overdue"):
+        sweep(world, audit=audit)
+    assert world.sql(DB, held) == [("CONSUMING",)]
+    world.sql(
+        "control",
+        "UPDATE run SET finished_at = finished_at - interval '3 minutes' WHERE state = 'done'",
+    )
+    sweep(world, audit=audit)
+    assert world.sql(DB, held) == [("EXPIRED",)]
+
+
 def test_check_says_whether_the_redis_of_the_leases_answers_and_keeps_what_it_must(
     world: World,
 ) -> None:

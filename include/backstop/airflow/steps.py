@@ -181,6 +181,7 @@ def check_all(suites: Sequence[str], opened: Opened) -> list[str]:
     from airflow.sdk.exceptions import AirflowSkipException
 
     from backstop.checks import run_suite
+    from backstop.checks.run import given_by
     from backstop.model.errors import AuditFailed
 
     reports: list[str] = []
@@ -188,14 +189,12 @@ def check_all(suites: Sequence[str], opened: Opened) -> list[str]:
     with opened_work(opened) as work:
         if not all(work.duty.includes(suite, dry_run=work.run.dry_run) for suite in suites):
             raise AirflowSkipException("a dry run wrote nothing to check")
-        repair = [name for name, topic in work.settings.topics.items() if topic.mode == "repair"]
+        given = given_by(work.settings)
         url = work.connections.url(work.settings.control)
         for suite in suites:
             try:
                 reports.append(
-                    run_suite(
-                        suite, url, work.run.run_id, None, docs_folder(), repair_topics=repair
-                    ).report
+                    run_suite(suite, url, work.run.run_id, None, docs_folder(), **given).report
                 )
             except AuditFailed as error:
                 log.error("backstop: %s", error.what)

@@ -21,7 +21,9 @@ def close_satisfied(cur: Any, run_id: int, done: Sequence[Delivery] = ()) -> int
     Settled are members of messages that the run's present stage found confirmed or voided, discarded deliveries, and
     `done`: deliveries that the caller judged CONFIRMED or VOIDED by key. A case without members is only closed by a person.
     """
+    cur.execute(_SQL["by_hash"])
     cur.execute(_SQL["settle_by_run"], {"run_id": run_id})
+    cur.execute(_SQL["by_any_plan"])
     cur.execute(_SQL["settle_discarded"])
     if done:
         settle(cur, done)

@@ -60,6 +60,12 @@ INSERT INTO alert (case_id, dedup_key, severity, title, body)
 VALUES (%(case_id)s, %(dedup_key)s, %(severity)s, %(title)s, %(body)s)
 ON CONFLICT (dedup_key) DO NOTHING;
 
+-- name: by_hash: the next statement joins by hash: no statistics know what was staged a moment ago, and no key finds it
+SELECT set_config('enable_nestloop', 'off', true);
+
+-- name: by_any_plan: ... and those after it as the planner likes
+SELECT set_config('enable_nestloop', 'on', true);
+
 -- name: settle_by_run: members whose message this run found closed
 UPDATE case_member m SET settled_at = clock_timestamp()
 FROM case_file c, staged_stub s JOIN run r ON r.run_id = s.run_id AND r.stage = s.stage

@@ -11,26 +11,39 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from backstop.checks.suites import Check
+from backstop.checks.suites import ALL_RUNS, Check, Suite
 from backstop.model.errors import AuditFailed
 
 SITE = "data_docs"
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a suite's checks came out: whether each holds, by name, and the breaches of those that Great Expectations counts."""
+
+    held: Mapping[str, bool]
+    breaches: Mapping[str, tuple[int, list[dict[str, Any]]]]
+    """By name: how many, and the ids of the first ones; an expectation over a whole table has one breach and no ids."""
+    report: str
+    """The site's index relative to the docs folder."""
+
+
 def validate(
     suite_name: str,
-    checks: Sequence[Check],
+    suite: Suite,
     batch: str,
     control_url: str,
     options: str,
     run_id: int,
     docs_folder: Path,
-) -> tuple[Mapping[str, bool], str]:
-    """Whether each check holds, by its name, and the site's index relative to `docs_folder`.
+    ids_kept: int,
+) -> Outcome:
+    """Runs every check, those over one set of rows together: Great Expectations counts all breaches of single rows in one scan.
 
     `batch` is the query that `{batch}` stands for; `options` are libpq options of every connection. A check
     that cannot be run raises AuditFailed: it is not known to hold.
@@ -52,27 +65,29 @@ def validate(
         connection_string=_sqlalchemy_url(control_url),
         kwargs={"connect_args": {"options": options}},
     )
-    rows = source.add_query_asset("run", query=" ".join(batch.split()))
-    # All at once: each expectation that is added later writes the whole suite again.
-    expectations = [
-        gx.expectations.UnexpectedRowsExpectation(
-            unexpected_rows_query=check.sql, description=check.must_hold, meta={"name": check.name}
+    one_run = " ".join(batch.split())
+    queries = {
+        ALL_RUNS: one_run,
+        **{name: rows.sql.replace("{batch}", f"({one_run})") for name, rows in suite.rows.items()},
+    }
+    definitions = {}
+    for name in dict.fromkeys(check.rows for check in suite.checks):
+        rows = source.add_query_asset(name, query=queries[name]).add_batch_definition_whole_table(
+            name
         )
-        for check in checks
-    ]
-    suite = context.suites.add(gx.ExpectationSuite(name=suite_name, expectations=expectations))
+        # All at once: each expectation that is added later writes the whole suite again.
+        expectations = [
+            _expectation(check, run_id, suite_name) for check in suite.checks if check.rows == name
+        ]
+        title = suite_name if name == ALL_RUNS else f"{suite_name}_{name}"
+        made = context.suites.add(gx.ExpectationSuite(name=title, expectations=expectations))
+        definitions[name] = context.validation_definitions.add(
+            gx.ValidationDefinition(name=title, data=rows, suite=made)
+        )
     checkpoint = context.checkpoints.add(
         gx.Checkpoint(
             name=suite_name,
-            validation_definitions=[
-                context.validation_definitions.add(
-                    gx.ValidationDefinition(
-                        name=suite_name,
-                        data=rows.add_batch_definition_whole_table("run"),
-                        suite=suite,
-                    )
-                )
-            ],
+            validation_definitions=list(definitions.values()),
             actions=[UpdateDataDocsAction(name=SITE, site_names=[SITE])],
             result_format="BOOLEAN_ONLY",
         )
@@ -81,16 +96,53 @@ def validate(
     held = {}
     for result in (found for run in outcome.run_results.values() for found in run.results):
         name = str(result.expectation_config.meta["name"])
-        # Without an error: {"raised_exception": False}. An error of the query itself is keyed by the metric
-        # instead.
-        trouble = result.exception_info or {}
-        if trouble.get("raised_exception", bool(trouble)):
+        if _could_not_run(result):
             raise _not_run(suite_name, name, run_id)
         held[name] = bool(result.success)
-    for check in checks:
+    breaches = {}
+    for check in suite.checks:
         if check.name not in held:
             raise _not_run(suite_name, check.name, run_id)
-    return held, str((site / "index.html").relative_to(docs_folder))
+        if not held[check.name] and check.sql is None:
+            rows = definitions[check.rows].batch_definition.get_batch()
+            found = rows.validate(
+                _expectation(check, run_id, suite_name),
+                result_format={
+                    "result_format": "SUMMARY",
+                    "partial_unexpected_count": ids_kept,
+                    "unexpected_index_column_names": list(suite.rows[check.rows].ids),
+                },
+            )
+            if _could_not_run(found):
+                raise _not_run(suite_name, check.name, run_id)
+            breaches[check.name] = _breaches(found.result, suite.rows[check.rows].ids)
+    return Outcome(held, breaches, str((site / "index.html").relative_to(docs_folder)))
+
+
+def _expectation(check: Check, run_id: int, suite_name: str) -> Any:
+    """The expectation as Great Expectations has it. AuditFailed when there is none of that name, or it does not take that."""
+    from great_expectations.exceptions import GreatExpectationsError
+    from great_expectations.expectations.registry import get_expectation_impl
+
+    try:
+        kind = get_expectation_impl(check.type)
+        return kind(**check.kwargs, description=check.must_hold, meta={"name": check.name})
+    except (GreatExpectationsError, ValueError, TypeError) as error:
+        raise _not_run(suite_name, check.name, run_id, " ".join(str(error).split())) from error
+
+
+def _could_not_run(result: Any) -> bool:
+    # Without an error: {"raised_exception": False}. An error of the query itself is keyed by the metric instead.
+    trouble = result.exception_info or {}
+    return bool(trouble.get("raised_exception", bool(trouble)))
+
+
+def _breaches(result: Mapping[str, Any], ids: Sequence[str]) -> tuple[int, list[dict[str, Any]]]:
+    """Ids alone: Great Expectations gives the value that breaks the rule as well."""
+    rows = result.get("partial_unexpected_index_list") or []
+    return int(result.get("unexpected_count") or 1), [
+        {name: row.get(name) for name in ids} for row in rows
+    ]
 
 
 @cache
@@ -141,6 +193,8 @@ def _site_settings(site: Path) -> dict[str, Any]:
         "class_name": "SiteBuilder",
         "show_how_to_buttons": False,
         "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+        # The page of a result shows every expectation of its suite: pages of the suites alone would double the site.
+        "site_section_builders": {"expectations": "None", "profiling": "None"},
         "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(site)},
     }
 
@@ -151,9 +205,10 @@ def _sqlalchemy_url(url: str) -> str:
     return f"postgresql+psycopg2{separator}{rest}"
 
 
-def _not_run(suite: str, check: str, run_id: int) -> AuditFailed:
+def _not_run(suite: str, check: str, run_id: int, why: str = "") -> AuditFailed:
     return AuditFailed(
-        f"The check {check} of {suite} could not be run for run {run_id}.",
+        f"The check {check} of {suite} could not be run for run {run_id}{': ' if why else ''}{why.rstrip('.')}.",
         kept="What it guards was not promoted.",
-        next_step="See that the control database is up (`backstop check`), then clear this task.",
+        next_step="See that the control database is up (`backstop check`), and that the check names columns that there are; then"
+        " clear this task.",
     )

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backstop.checks.suites import Check, checks_of
+from backstop.checks.suites import Check, with_own
+from backstop.config.settings import Settings
 from backstop.model.errors import AuditFailed, RunLost, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ IDS_KEPT = 20
 BATCH = """
     SELECT r.run_id, coalesce(nullif(current_setting('backstop.stage'), '')::integer, r.stage) AS stage,
         r.started_at, r.as_of,
-        current_setting('backstop.repair_topics')::jsonb AS repair_topics
+        current_setting('backstop.repair_topics')::jsonb AS repair_topics,
+        current_setting('backstop.clock_skew')::float8 AS clock_skew
     FROM run AS r
     WHERE r.run_id = current_setting('backstop.run_id')::bigint
 """
@@ -37,7 +40,7 @@ KEPT = {
     "verdicts": "No verdict of this run was promoted and no resend was asked for; the next run judges again.",
     "requests": "Verdicts and requests are promoted and each resend is judged again before it goes out.",
     "proof": "Nothing of producers or consumers was touched, and this proof's answer was not published.",
-    "leases_before": "Leases that ended are taken back all the same; no message was lost or done twice by it.",
+    "leases_before": "No lease was taken back by this run. A message that is delivered again takes an expired lease by itself.",
     "leases_after": "What was taken back is free for the next worker; the rest is as it was, and the database decides.",
     "letters_drained": "What was drained is stored; nothing is classified or decided before this holds.",
     "causes": "This run gave no dead letter a cause; dead letters and payloads are stored, and the next run classifies again.",
@@ -68,12 +71,15 @@ def run_suite(
     docs_folder: str | Path,
     *,
     repair_topics: Collection[str] = (),
+    clock_skew: timedelta = timedelta(seconds=5),
+    own: Path | None = None,
 ) -> SuiteResult:
     """Run one of SUITES over what `run_id` staged as `stage` (null: its present one) or wrote, keep it as a
     data_check row and as Data Docs.
 
     `control_url` is a postgresql:// URL; `docs_folder` gets `<run_id>/<suite_name>/index.html`.
-    `repair_topics` are the topics in mode repair, for the suite `requests`. Zero rows pass.
+    `repair_topics` are the topics in mode repair, for the suite `requests`; `clock_skew`: by how much clocks may differ, for
+    what must be fresh; `own`: the folder with expectations of the platform's team. Zero rows pass.
     Errors: AuditFailed when a check does not hold (the row and the report are kept), RunLost when there is no
     such run, StoreUnavailable when the control database does not answer.
     """
@@ -81,19 +87,26 @@ def run_suite(
 
     from backstop.checks.data_docs import validate
 
-    checks = checks_of(suite_name)
-    options = session_options(run_id, stage, repair_topics)
+    suite = with_own(suite_name, own)
+    options = session_options(run_id, stage, repair_topics, clock_skew)
     try:
         connection = psycopg2.connect(control_url, options=options, connect_timeout=10)
     except psycopg2.OperationalError as error:
         raise _away(suite_name) from error
     try:
         _find_run(connection, run_id)
-        held, report = validate(
-            suite_name, checks, BATCH, control_url, options, run_id, Path(docs_folder).resolve()
+        docs = Path(docs_folder).resolve()
+        # What a check may do is read: a team's own are run with our login.
+        read_only = f"{options} -c default_transaction_read_only=on"
+        found = validate(suite_name, suite, BATCH, control_url, read_only, run_id, docs, IDS_KEPT)
+        failed = tuple(
+            _broken(check, *found.breaches[check.name])
+            if check.name in found.breaches
+            else _breaches(connection, check)
+            for check in suite.checks
+            if not found.held[check.name]
         )
-        failed = tuple(_breaches(connection, check) for check in checks if not held[check.name])
-        result = SuiteResult(suite_name, not failed, len(checks), failed, report)
+        result = SuiteResult(suite_name, not failed, len(suite.checks), failed, found.report)
         _keep(connection, run_id, result)
     except psycopg2.OperationalError as error:
         raise _away(suite_name) from error
@@ -105,17 +118,34 @@ def run_suite(
             + "; ".join(f"{f['name']} ({f['count']}): {f['must_hold']}" for f in failed)
             + ".",
             kept=KEPT[suite_name],
-            next_step=f"Read the report {report} (or data_check, run {run_id}), then run the duty again.",
+            next_step=f"Read the report {found.report} (or data_check, run {run_id}), then run the duty again.",
         )
     return result
 
 
-def session_options(run_id: int, stage: int | None, repair_topics: Collection[str]) -> str:
+def given_by(settings: Settings) -> dict[str, Any]:
+    """What `run_suite` takes from the settings."""
+    return {
+        "repair_topics": [
+            name for name, topic in settings.topics.items() if topic.mode == "repair"
+        ],
+        "clock_skew": max(settings.policy_for(topic).max_clock_skew for topic in settings.topics),
+        "own": None if settings.data_checks is None else Path(settings.data_checks.expectations),
+    }
+
+
+def session_options(
+    run_id: int,
+    stage: int | None,
+    repair_topics: Collection[str],
+    clock_skew: timedelta = timedelta(seconds=5),
+) -> str:
     """libpq options that carry the run's values as settings of the session."""
     settings = {
         "backstop.run_id": str(int(run_id)),
         "backstop.stage": "" if stage is None else str(int(stage)),
         "backstop.repair_topics": json.dumps(sorted(repair_topics)),
+        "backstop.clock_skew": str(clock_skew.total_seconds()),
         "application_name": "backstop-quality",
         "statement_timeout": "300s",
         "row_security": "off",
@@ -140,18 +170,17 @@ def _find_run(connection: Connection, run_id: int) -> None:
 
 def _breaches(connection: Connection, check: Check) -> dict[str, Any]:
     """The count of breaches and the ids of the first ones: ids are all that a check selects."""
-    query = check.sql.replace("{batch}", f"({BATCH})")
+    query = str(check.sql).replace("{batch}", f"({BATCH})")
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT count(*) FROM ({query}) AS breach")
         row = cursor.fetchone()
         cursor.execute(f"SELECT to_jsonb(breach) FROM ({query}) AS breach LIMIT {IDS_KEPT:d}")
         ids = [found for (found,) in cursor.fetchall()]
-    return {
-        "name": check.name,
-        "must_hold": check.must_hold,
-        "count": row[0] if row else 0,
-        "ids": ids,
-    }
+    return _broken(check, row[0] if row else 0, ids)
+
+
+def _broken(check: Check, count: int, ids: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"name": check.name, "must_hold": check.must_hold, "count": count, "ids": ids}
 
 
 def _keep(connection: Connection, run_id: int, result: SuiteResult) -> None:

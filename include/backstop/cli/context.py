@@ -80,9 +80,8 @@ def data_checks(settings: Settings, known: Connections, docs: Path) -> RunCheck:
     """Runs a suite over a run, with its report in `docs`."""
 
     def check(run: Run, suite: str) -> None:
-        from backstop.checks.run import run_suite
+        from backstop.checks.run import given_by, run_suite
 
-        repair = [name for name, topic in settings.topics.items() if topic.mode == "repair"]
-        run_suite(suite, known.url(settings.control), run.run_id, None, docs, repair_topics=repair)
+        run_suite(suite, known.url(settings.control), run.run_id, None, docs, **given_by(settings))
 
     return check

@@ -287,6 +287,14 @@ class ProveSettings(_Frozen):
     )
 
 
+class DataCheckSettings(_Frozen):
+    """What the platform's team adds to the data checks of a step."""
+
+    expectations: Name = Field(
+        description="folder with expectations of your own, a file <suite>.yaml for each step"
+    )
+
+
 class Settings(_Frozen):
     """The whole of backstop.yaml."""
 
@@ -313,6 +321,7 @@ class Settings(_Frozen):
     )
     dead_letters: DeadLetterSettings = DeadLetterSettings()
     prove: ProveSettings | None = None
+    data_checks: DataCheckSettings | None = None
     retention: RetentionSettings = RetentionSettings()
     redis_guards: dict[Name, RedisGuardSettings] = Field(
         default={}, description="consumer groups whose leases are in Redis alone, by name"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from time import monotonic
 from typing import Any
 
@@ -21,6 +22,7 @@ from backstop.evidence.owed_since import read_owed_since
 from backstop.evidence.read import look_after_logs, look_at_groups, look_at_shards
 from backstop.evidence.sources import Sources
 from backstop.evidence.start_offsets import read_start_offsets
+from backstop.model.errors import Unavailable
 from backstop.reconcile import record
 from backstop.reconcile.judge_batches import Rule
 from backstop.reconcile.lookup import BROKEN_LOGS, BROKEN_STUBS, HELD, LOOKED_UP, MISSED, look_up
@@ -79,6 +81,8 @@ class Gathered:
     """Deliveries whose log row was asked for by key."""
     lineages: Mapping[str, str]
     """Of each store that was scanned: its server and history, which a promotion must meet again."""
+    read_at: Mapping[str, datetime]
+    """By subject ("shard shop_a", "store billing_db"): as of which instant it was read, by a clock that can be trusted."""
 
 
 def gather(
@@ -129,6 +133,7 @@ def gather(
         sources.unreachable.setdefault(row["subject"], row["why"])
     with control, control.cursor() as cursor:
         look_after_logs(looks, sources, cursor)
+    read_at = _read_at(settings, sources, looks, due)
     broken = quarantine_stubs(told[BROKEN_STUBS], settings, control, run)
     quarantine_logs(told[BROKEN_LOGS], settings, control, run)
     with control, control.cursor() as cursor:
@@ -160,7 +165,25 @@ def gather(
         sum(row["proven"] for row in looked_up),
         sum(row["asked"] for row in looked_up),
         scans.lineages,
+        read_at,
     )
+
+
+def _read_at(settings: Settings, sources: Sources, looks: Looks, due: Due) -> dict[str, datetime]:
+    """When each source was read, by its own clock; a source whose clock is in doubt, or that is away, is absent."""
+    found = {f"shard {name}": at for name, at in due.read_at.items() if looks.shards[name][0]}
+    of_store = {
+        settings.groups[group].store: group
+        for (_, group), seen in looks.groups.items()
+        if seen.clock_good
+    }
+    for store, group in of_store.items():
+        if f"store {store}" not in sources.unreachable:
+            try:
+                found[f"store {store}"] = sources.logs_of(group).clock()
+            except Unavailable as error:
+                sources.missed(f"store {store}", error)
+    return found
 
 
 def _told(held: DataFrame) -> dict[str, list[dict[str, Any]]]:

@@ -72,7 +72,7 @@ def judge(
             for name in settings.producers
         }
         lineages = {f"store {name}": lineage for name, lineage in gathered.lineages.items()}
-        for subject in sorted({*subjects, *gathered.missed, *lineages}):
+        for subject in sorted({*subjects, *gathered.missed, *lineages, *gathered.read_at}):
             detail = gathered.missed.get(subject)
             cursor.execute(
                 _SQL["stage_read"],
@@ -84,6 +84,7 @@ def judge(
                     "complete": detail is None,
                     "detail": detail,
                     "lineage": lineages.get(subject),
+                    "read_at": gathered.read_at.get(subject),
                 },
             )
         phases.end("stage")

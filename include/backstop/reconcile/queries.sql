@@ -5,8 +5,8 @@ INSERT INTO staged_count (run_id, stage, topic, consumer_group, verdict, deliver
 VALUES (%(run_id)s, %(stage)s, %(topic)s, %(consumer_group)s, %(verdict)s, %(deliveries)s, %(eligible)s, %(newly)s);
 
 -- name: stage_read: whether a store or broker was read whole
-INSERT INTO staged_read (run_id, stage, subject, rows_read, complete, detail, lineage)
-VALUES (%(run_id)s, %(stage)s, %(subject)s, %(rows_read)s, %(complete)s, %(detail)s, %(lineage)s);
+INSERT INTO staged_read (run_id, stage, subject, rows_read, complete, detail, lineage, read_at)
+VALUES (%(run_id)s, %(stage)s, %(subject)s, %(rows_read)s, %(complete)s, %(detail)s, %(lineage)s, %(read_at)s);
 
 -- name: scanned_stores: whose logs the run scanned, and the lineage that they had before
 SELECT r.subject, r.lineage

@@ -71,6 +71,8 @@ class Due:
     shards: Sequence[str]
     """Those that were read; the attempts come in one snapshot with the stubs."""
     buckets: int
+    read_at: Mapping[str, datetime]
+    """By shard: as of which instant, by its own clock; one that cannot say is absent."""
 
 
 def read_due(
@@ -176,7 +178,12 @@ def _read(
         for row in table.to_pylist()
     }
     packets = reduce(DataFrame.union, frames) if frames else no_packets(spark)
-    return Due(packets, read, sent_to, list(answered), buckets)
+    read_at = {
+        name: scan.read_at
+        for name, (scan, _) in opened.items()
+        if name in answered and scan and scan.read_at
+    }
+    return Due(packets, read, sent_to, list(answered), buckets, read_at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,13 @@ LAST_NUMBER: Final = 2**31 - 1
 class Scan:
     """A bulk read in parts that executors do beside one another, each with a store of its own (`read_part`).
 
-    A part is what this kind of store makes of it; it holds no secret. `rows`: how many were counted or estimated.
+    A part is what this kind of store makes of it; it holds no secret. `rows`: how many were counted or estimated; `read_at`: the
+    instant, by the store's own clock, as of which the parts hold (null: it cannot say).
     """
 
     parts: Sequence[Any]
     rows: int
+    read_at: datetime | None = None
 
 
 class Part(NamedTuple):

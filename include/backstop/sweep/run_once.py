@@ -135,8 +135,7 @@ SWEEP = Duty(
     "sweep",
     due=count_due,
     steps=(
-        # Leases are taken back also when what the sweep meets is not as it should be.
-        Check("leases_before", goes_on="always"),
+        Check("leases_before"),
         Step("sweep", sweep, goes_on="always", counts_itself=True),
         Check("leases_after"),
     ),

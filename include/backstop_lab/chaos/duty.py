@@ -84,16 +84,15 @@ def session() -> Any:
 
 def reconcile(settings: Settings, connections: Connections, docs: Path) -> Once:
     from backstop.checks import data_docs  # noqa: F401 - what takes seconds is loaded before anything goes wrong
-    from backstop.checks.run import run_suite
+    from backstop.checks.run import given_by, run_suite
     from backstop.reconcile import judge  # noqa: F401
     from backstop.reconcile.run_once import run_once
 
     session().range(1000).selectExpr("sum(id)").collect()
-    repair = [name for name, its in settings.topics.items() if its.mode == "repair"]
 
     def audit(run: Run, suite: str) -> None:
         run_suite(
-            suite, connections.url(settings.control), run.run_id, None, docs, repair_topics=repair
+            suite, connections.url(settings.control), run.run_id, None, docs, **given_by(settings)
         )
 
     # Temporary views belong to a session: a second run in this process must not share them, as no second driver does.

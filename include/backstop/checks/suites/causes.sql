@@ -8,29 +8,12 @@ LEFT JOIN dead_letter AS d USING (dead_letter_id)
 WHERE d.dead_letter_id IS NULL
    OR (d.state <> 'open' AND coalesce(d.closed_at, d.decided_at) < run.started_at);
 
--- name: categories_known: every category is one of the rules'; only the log makes already_confirmed
-SELECT s.dead_letter_id, s.rule_category, s.category
-FROM {batch} AS run
-JOIN staged_letter AS s USING (run_id, stage)
-WHERE s.category NOT IN ('duplicate_suppressed', 'already_confirmed', 'busy_exhausted', 'expired', 'transient', 'poison',
-                         'conflict', 'unknown')
-   OR s.rule_category NOT IN ('duplicate_suppressed', 'busy_exhausted', 'expired', 'transient', 'poison', 'conflict', 'unknown');
-
 -- name: one_cause_one_template: a fingerprint stands for one template and one category
 SELECT s.fingerprint
 FROM {batch} AS run
 JOIN staged_letter AS s USING (run_id, stage)
 GROUP BY s.fingerprint
 HAVING count(DISTINCT s.template) > 1 OR count(DISTINCT s.rule_category) > 1;
-
--- name: templates_hold_no_ids: no template has an id, a long number or an address of a person in it
-SELECT s.dead_letter_id
-FROM {batch} AS run
-JOIN staged_letter AS s USING (run_id, stage)
-WHERE s.template = '' OR s.fingerprint = ''
-   OR s.template ~ repeat('[0-9]', 8)
-   OR s.template ~ (repeat('[0-9a-fA-F]', 8) || repeat('-' || repeat('[0-9a-fA-F]', 4), 3) || '-')
-   OR s.template ~ '[A-Za-z0-9._+-]@[A-Za-z0-9-]+[.][A-Za-z0-9]';
 
 -- name: letters_conserved: the letters looked at and those that moved with a pattern are as many as were staged or wait
 SELECT run.run_id

@@ -29,12 +29,6 @@ JOIN dead_letter AS d ON d.state = 'open' AND d.decision = 'escalate'
 LEFT JOIN case_file AS c USING (case_id)
 WHERE c.case_id IS NULL OR c.closed_at IS NOT NULL OR c.kind <> 'dead_letters';
 
--- name: no_poison_by_machine: nothing that only a person may replay is replayed by triage
-SELECT d.dead_letter_id::text AS dead_letter_id, d.topic, d.message_id
-FROM {batch} AS run
-JOIN dead_letter AS d ON d.state = 'replaying' AND d.decided_by = 'triage'
-    AND d.category IN ('poison', 'conflict', 'unknown');
-
 -- name: case_has_alert: every case of dead letters has told a person
 SELECT c.case_id::text AS case_id, c.topic
 FROM {batch} AS run

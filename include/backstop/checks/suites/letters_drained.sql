@@ -39,10 +39,3 @@ JOIN dead_letter AS base ON base.broker = l.broker AND base.queue = l.queue
     AND base.broker_id = regexp_replace(l.broker_id, '#[0-9]+$', '')
 WHERE l.died_at = base.died_at AND l.topic IS NOT DISTINCT FROM base.topic
   AND l.consumer_group IS NOT DISTINCT FROM base.consumer_group AND l.message_id IS NOT DISTINCT FROM base.message_id;
-
--- name: said_why: every letter without a message's id says why it has none
-SELECT l.dead_letter_id
-FROM {batch} AS run
-JOIN drain_batch AS b ON b.run_id = run.run_id
-JOIN dead_letter AS l ON l.batch_id = b.batch_id
-WHERE l.message_id IS NULL AND l.invalid IS NULL;

@@ -8,12 +8,6 @@ WHERE NOT EXISTS (
     SELECT 1 FROM verdict AS v
     WHERE v.run_id = r.run_id AND v.topic = r.topic AND v.message_id = r.message_id AND v.eligible);
 
--- name: only_in_repair: every request of the run is for a topic in mode repair
-SELECT r.topic, r.message_id, r.send_number
-FROM {batch} AS run
-JOIN resend_request AS r USING (run_id)
-WHERE NOT run.repair_topics ? r.topic;
-
 -- name: next_send_number: every request of the run asks for the number after the last one handed out
 SELECT r.topic, r.message_id, r.send_number
 FROM {batch} AS run

@@ -3,28 +3,6 @@
 -- from staged_stub: whatever the plan, it is one look by key a row. (With USING the stage would be the run's, which an outer join
 -- cannot look up by, and each row would be compared with all: 20,000 stubs took minutes.) staged_stub has no key: it is scanned.
 
--- name: names_known: every verdict is one of the rule's; a WAITING one is staged only for its case
-SELECT v.topic, v.message_id, v.consumer_group, v.verdict
-FROM {batch} AS run
-JOIN staged_verdict AS v USING (run_id, stage)
-WHERE v.verdict NOT IN ('VOIDED', 'DEAD_LETTERED', 'PARKED', 'IN_PROGRESS', 'WAITING', 'BACKLOGGED', 'UNKNOWN',
-                        'STALLED', 'UNSENT', 'LOST', 'EXHAUSTED')
-   OR (v.verdict = 'WAITING' AND v.case_kind IS NULL);
-
--- name: counted_names_known: every verdict counted is one of the rule's
-SELECT c.topic, c.consumer_group, c.verdict
-FROM {batch} AS run
-JOIN staged_count AS c USING (run_id, stage)
-WHERE c.verdict NOT IN ('VOIDED', 'CONFIRMED', 'DEAD_LETTERED', 'PARKED', 'IN_PROGRESS', 'WAITING', 'BACKLOGGED',
-                        'UNKNOWN', 'STALLED', 'UNSENT', 'LOST', 'EXHAUSTED');
-
--- name: one_verdict_a_delivery: every delivery has exactly one verdict, on whatever shard its stub lies
-SELECT v.topic, v.message_id, v.consumer_group
-FROM {batch} AS run
-JOIN staged_verdict AS v USING (run_id, stage)
-GROUP BY v.topic, v.message_id, v.consumer_group
-HAVING count(*) > 1;
-
 -- name: deliveries_conserved: the verdicts counted for a topic add up to the deliveries that its stubs owe
 SELECT coalesce(owed.topic, counted.topic) AS topic
 FROM (
@@ -76,12 +54,6 @@ FROM (
 GROUP BY found.shard, found.topic, found.message_id, found.send_count
 HAVING count(*) = count(found.consumer_group);
 
--- name: only_losses_are_eligible: only STALLED, UNSENT and LOST may be sent again
-SELECT v.topic, v.message_id, v.consumer_group, v.verdict
-FROM {batch} AS run
-JOIN staged_verdict AS v USING (run_id, stage)
-WHERE v.eligible AND v.verdict NOT IN ('STALLED', 'UNSENT', 'LOST');
-
 -- name: confirmed_is_complete: a stub becomes confirmed only when every delivery is CONFIRMED or VOIDED
 SELECT s.topic, s.message_id
 FROM {batch} AS run
@@ -108,20 +80,6 @@ SELECT s.topic, s.message_id
 FROM {batch} AS run
 JOIN staged_stub AS s USING (run_id, stage)
 WHERE s.old_status IN ('confirmed', 'voided') AND s.new_status <> s.old_status;
-
--- name: waiting_looks_ahead: what only waits has a next look, and it is not in the past
-SELECT v.topic, v.message_id, v.consumer_group, v.verdict
-FROM {batch} AS run
-JOIN staged_verdict AS v USING (run_id, stage)
-WHERE v.verdict IN ('IN_PROGRESS', 'BACKLOGGED', 'UNKNOWN')
-  AND (v.next_look_at IS NULL OR v.next_look_at < run.as_of);
-
--- name: sends_within_budget: nothing is eligible whose sends are used up
-SELECT v.topic, v.message_id, v.consumer_group
-FROM {batch} AS run
-JOIN staged_verdict AS v USING (run_id, stage)
-WHERE v.eligible
-  AND v.send_count - coalesce((v.evidence ->> 'refusals')::bigint, 0) >= (v.evidence ->> 'budget')::bigint;
 
 -- name: progress_never_backwards: within one epoch no group went back, but where a REGRESSION isolates the queue
 SELECT p.consumer_group, p.broker, p.topic, p.queue_id

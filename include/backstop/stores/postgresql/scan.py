@@ -45,6 +45,8 @@ def scan(
     """
 
     def cut(cursor: Cursor, snapshot: str) -> Scan:
+        cursor.execute(_SQL["clock"])
+        ((read_at,),) = cursor.fetchall()
         # Rolled back, so that the open transaction keeps no lock of the table, which a migration would wait for.
         cursor.execute("SAVEPOINT bounds")
         cursor.execute(
@@ -57,7 +59,7 @@ def scan(
             rows = max(1, int(plan[0]["Plan"]["Plan Rows"]))
         cursor.execute("ROLLBACK TO SAVEPOINT bounds")
         if not rows:
-            return Scan([], 0)
+            return Scan([], 0, read_at)
         wanted = parts_of(rows, partitions)
         chosen = dict.fromkeys(cuts[number * MOST_PARTS // wanted] for number in range(wanted))
         # A cut at the first instant would leave a range without rows. The ends are open.
@@ -87,6 +89,7 @@ def scan(
                 for within in ranges
             ],
             rows,
+            read_at,
         )
 
     return connection.snapshot(cut)
