@@ -206,6 +206,28 @@ def test_little_is_done_in_the_tasks_own_process_and_much_by_spark(
     assert done == [where]
 
 
+@pytest.mark.parametrize(
+    ("duty", "due", "options"),
+    [
+        ("reconcile", 499_999, "-XX:TieredStopAtLevel=1 -Xmx3g"),
+        ("reconcile", 500_000, "-XX:TieredStopAtLevel=4 -Xmx3g"),
+        ("prove", 1, "-Xmx3g"),
+    ],
+)
+def test_the_compiler_of_sparks_jvm_follows_the_size_of_the_run(
+    duty: str, due: int, options: str
+) -> None:
+    conf = spark_operator.with_compiler({"spark.driver.extraJavaOptions": "-Xmx3g"}, duty, due)
+    assert conf["spark.driver.extraJavaOptions"] == options
+
+
+def test_spark_is_told_which_compiler(airflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (
+        "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"
+        in submit(airflow, monkeypatch)["argv"]
+    )
+
+
 def test_a_store_away_is_told_apart_without_spark_too(
     airflow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

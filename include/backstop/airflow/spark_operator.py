@@ -137,7 +137,11 @@ class SparkDutyOperator(BaseOperator):
         write_secrets_file(private / SECRETS, connections.known(named))
         return client_hook(
             conn_id=self.conn_id,
-            conf={"spark.speculation": "false", **settings_of(self.conn_id), **self.conf},
+            conf=with_compiler(
+                {"spark.speculation": "false", **settings_of(self.conn_id), **self.conf},
+                self.duty,
+                self.opened["due"],
+            ),
             name=f"backstop {self.duty}",
             py_files=None if runs_here(self.conn_id) else pack_code(code),
             archives=archives_of(self.conn_id),
@@ -255,6 +259,28 @@ def check_master(conn_id: str) -> None:
             kept="Nothing was read or changed.",
             next_step='Use "deploy-mode": "client": the driver reads a file beside the task.',
         )
+
+
+WORTH_OPTIMISING = 500_000
+"""From so much on Spark's JVM works for minutes, and code that its second compiler made is repaid."""
+JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
+
+
+def with_compiler(conf: Mapping[str, str], duty: str, due: int) -> dict[str, str]:
+    """The settings with the compiler that Spark's JVM gets for so much work: the quick one alone, or both. What the connection
+    says of Java goes before it. A duty that does not count what is due leaves it to Java."""
+    from backstop.duties import duty_named
+
+    if duty_named(duty).due is None:
+        return dict(conf)
+    level = 4 if due >= WORTH_OPTIMISING else 1
+    return {
+        **conf,
+        **{
+            name: f"-XX:TieredStopAtLevel={level} {conf.get(name, '')}".strip()
+            for name in JAVA_OPTIONS
+        },
+    }
 
 
 EXAMPLE = """'{"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode": "client"}}'"""
