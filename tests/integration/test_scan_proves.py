@@ -12,7 +12,7 @@ import pytest
 from backstop.config.connections import Connections
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Counts, Key
-from backstop.reconcile import gather, packets, scan_logs
+from backstop.reconcile import gather, packets, read, scan_logs
 from backstop.reconcile.answer_proof import Answer
 from backstop.reconcile.judge import judge
 from backstop.reconcile.promote import promote
@@ -29,6 +29,18 @@ from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, system
 
 STUBS = 90
+KINDS = (
+    "sent",
+    "sent",
+    "sent",
+    "sent",
+    "never",
+    "twice",
+    "older_epoch",
+    "broken",
+    "unknown_topic",
+    "end_of_time",
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,28 +71,28 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_logs, "ROWS_FOR_A_KEY", 1e6)
 
 
+DEAD_LETTER = """
+    WITH b AS (INSERT INTO drain_batch (run_id, broker, queue, letters, acknowledged_at)
+        SELECT max(run_id), 'embedded', 'q', 1, now() FROM run RETURNING batch_id)
+    INSERT INTO dead_letter (batch_id, broker, queue, broker_id, topic, message_id, consumer_group, headers, content_bytes)
+    SELECT batch_id, 'embedded', 'q', %s, 'orders', %s, %s, '', 0 FROM b"""
+DISCARDED = """
+    INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, decided_by, why)
+    VALUES ('orders', %s, %s, 'discard', 'ann', 'w')"""
+
+
 def fill(world: System, seed: int) -> int:
     """Stubs and logs of every kind, drawn by `seed`; returns how many deliveries a valid CONSUMED row proves."""
     draw = random.Random(seed)
     world.rows(
         "billing_db", "ALTER TABLE consumer_log DROP CONSTRAINT consumer_log_consumed_has_time"
     )
+    a_run = "INSERT INTO run (duty, token, policy_version, code_version) VALUES ('triage', gen_random_uuid(), 'p', 'c')"
+    world.rows("control", a_run)
     proven = 0
     for number in range(STUBS):
         shard, name = draw.choice(["shop_a", "shop_b"]), f"m-{number}"
-        kind = draw.choice(
-            [
-                "sent",
-                "sent",
-                "sent",
-                "sent",
-                "never",
-                "twice",
-                "older_epoch",
-                "broken",
-                "unknown_topic",
-            ]
-        )
+        kind = draw.choice(KINDS)
         if kind == "sent":
             key = world.sent(name, shard=shard)
         elif kind == "never":
@@ -108,6 +120,17 @@ def fill(world: System, seed: int) -> int:
                 queue_epoch="before",
                 broker="embedded",
             )
+        elif kind == "end_of_time":
+            key = world.sent(name, shard=shard)
+            odd = draw.choice(
+                [
+                    "deliver_at = 'infinity'",
+                    "attempted_at = '-infinity'",
+                    "created_at = '9999-12-31Z'",
+                ]
+            )
+            world.rows(shard, f"UPDATE message_stub SET {odd} WHERE message_id = %s", name)
+            kind = "broken"  # no horizon would ever come from it
         elif kind == "broken":
             key = world.stub(name, shard=shard, send_count=LAST_NUMBER)
         else:
@@ -119,6 +142,11 @@ def fill(world: System, seed: int) -> int:
             kind = "broken"
         for group in ("billing", "shipping"):
             proven += put_log(world, key, group, draw) and kind not in ("broken", "unknown_topic")
+            ended = draw.random()
+            if ended < 0.1:
+                world.rows("control", DEAD_LETTER, f"{name}-{group}", name, group)
+            elif ended < 0.15:
+                world.rows("control", DISCARDED, name, group)
     for group in ("billing", "shipping"):
         subscription = world.broker.subscribe(group, ["orders"], "worker")
         for _ in range(3):  # some are passed, some are ahead
@@ -195,6 +223,7 @@ def test_a_scan_changes_no_verdict_and_asks_for_what_it_did_not_prove(
     by_key, asked = staged(world, spark)
     assert by_scan == by_key
     assert len(by_key[0][0]) > 20 and len(by_key[1]) > 3, "a world that shows little"
+    assert {"VOIDED", "DEAD_LETTERED", "LOST"} <= {row[4] for row in by_key[0][0]}
     assert "proven_by_scan" not in asked and asked["asked_by_key"] == asked["deliveries"]
     assert scanned["asked_by_key"] + scanned["proven_by_scan"] == asked["deliveries"]
     # Only those that were received long before their stub was written are not found by the scan.
@@ -369,17 +398,23 @@ def test_the_plan_shows_the_scan_the_shuffle_and_the_cogroup_by_name(
     world: System, spark: Any, in_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.log(world.sent("m-1"), "billing")
-    plans: list[str] = []
-    whole = gather.look_up
+    plans: dict[str, str] = {}
 
-    def seen(*arguments: Any) -> Any:
-        frame = whole(*arguments)
-        plans.append(frame._jdf.queryExecution().toString())
-        return frame
+    def shown(module: Any, name: str) -> None:
+        whole = getattr(module, name)
 
-    monkeypatch.setattr(gather, "look_up", seen)
-    staged(world, spark)
-    (plan,) = plans
-    assert "FlatMapCoGroupsInArrow" in plan and "prove_and_ask(" in plan
-    assert "scan_logs(" in plan
-    assert "Exchange hashpartitioning(bucket" in plan
+        def seen(*arguments: Any) -> Any:
+            frame = whole(*arguments)
+            plans[name] = frame._jdf.queryExecution().toString()
+            return frame
+
+        monkeypatch.setattr(module, name, seen)
+
+    shown(read, "scanned_stubs")
+    shown(gather, "look_up")
+    _, counts = staged(world, spark)
+    assert "MapInArrow scan_stubs(" in plans["scanned_stubs"]
+    assert "FlatMapCoGroupsInArrow" in plans["look_up"] and "prove_and_ask(" in plans["look_up"]
+    assert "MapInArrow scan_logs(" in plans["look_up"]
+    assert "Exchange hashpartitioning(bucket" in plans["look_up"]
+    assert counts["scan_estimate"] > 0, "the run does not show why it scanned"

@@ -26,7 +26,7 @@ from backstop.model.errors import Unavailable
 from backstop.reconcile import record
 from backstop.reconcile.judge_batches import Rule
 from backstop.reconcile.lookup import BROKEN_LOGS, BROKEN_STUBS, HELD, LOOKED_UP, MISSED, look_up
-from backstop.reconcile.packets import unpack
+from backstop.reconcile.packets import describe, unpack
 from backstop.reconcile.quarantine import quarantine_logs, quarantine_stubs
 from backstop.reconcile.read import Due
 from backstop.reconcile.scan_logs import choose_scans, scanned_logs
@@ -79,6 +79,8 @@ class Gathered:
     """Deliveries that a scan of the logs showed to be done."""
     asked: int
     """Deliveries whose log row was asked for by key."""
+    scan_estimate: int
+    """Log rows that the scans were expected to read; 0: each key was asked for."""
     lineages: Mapping[str, str]
     """Of each store that was scanned: its server and history, which a promotion must meet again."""
     read_at: Mapping[str, datetime]
@@ -124,6 +126,9 @@ def gather(
         "start_offset": table(frames.START_OFFSET, start_offsets),
     }
     scans = choose_scans(settings, sources, due, partitions)
+    describe(
+        spark, "log scan, cogroup by bucket, the rest by key" if scans.parts else "logs by key"
+    )
     logs = scanned_logs(spark, settings, connections, scans, due.buckets)
     held = look_up(due.packets, logs, due.buckets, tables, settings, connections).localCheckpoint(
         eager=True
@@ -164,6 +169,7 @@ def gather(
         looks.unlisted,
         sum(row["proven"] for row in looked_up),
         sum(row["asked"] for row in looked_up),
+        scans.rows,
         scans.lineages,
         read_at,
     )

@@ -1,4 +1,10 @@
-"""Judges every due delivery in Spark and stages the answers; nothing is promoted here."""
+"""Judges every due delivery in Spark and stages the answers; nothing is promoted here.
+
+stubs = mapInArrow(scan_stubs)                                             read.py, a scan and a checkpoint a shard
+logs  = mapInArrow(scan_logs)                                              scan_logs.py, where much is due
+held  = stubs.groupBy("bucket").cogroup(logs.groupBy("bucket")).applyInArrow(prove_and_ask)   lookup.py, checkpointed
+held.mapInArrow(judge)                                                     judge_and_stage.py: verdict.sql, outcome.sql
+"""
 
 from __future__ import annotations
 
@@ -15,6 +21,7 @@ from backstop.model.records import Counts
 from backstop.reconcile import record
 from backstop.reconcile.gather import Phases, gather
 from backstop.reconcile.judge_and_stage import judge_and_stage
+from backstop.reconcile.packets import describe
 from backstop.reconcile.read import read_due
 from backstop.reconcile.stage import stage_stubs
 from backstop.runs.run import Run, begin_stage, hold
@@ -56,6 +63,7 @@ def judge(
             spark, settings, connections, control, run, sources, due, phases, partitions
         )
         away = len(sources.unreachable)
+    describe(spark, "rule and staging")
     by_verdict, share = judge_and_stage(
         gathered.held, gathered.rule, run.run_id, stage, settings, connections
     )
@@ -100,6 +108,8 @@ def judge(
     counts.add("asked_by_key", gathered.asked)
     if gathered.proven:
         counts.add("proven_by_scan", gathered.proven)
+    if gathered.scan_estimate:
+        counts.add("scan_estimate", gathered.scan_estimate)
     if gathered.unlisted:
         counts.add("retries_not_listed", gathered.unlisted)
     return counts

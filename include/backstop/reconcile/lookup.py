@@ -94,7 +94,7 @@ def _look_up(
         import pyarrow.compute as pc
 
         from backstop.evidence.read_logs import read_logs
-        from backstop.reconcile.worker_memory import remembered
+        from backstop.runs.worker_memory import remembered
         from backstop.verdicts.evaluate import Engine, table
 
         given = of_kind(stubs, "stubs")

@@ -40,6 +40,12 @@ def no_packets(spark: SparkSession) -> DataFrame:
     )
 
 
+def describe(spark: SparkSession, what: str) -> None:
+    """Names the jobs that this thread starts from now on, as Spark's pages show them."""
+    if hasattr(spark, "sparkContext"):
+        spark.sparkContext.setJobDescription(what)
+
+
 @dataclass(frozen=True, slots=True)
 class Packet:
     """One row of a packet frame."""

@@ -28,6 +28,7 @@ from backstop.reconcile.export_proof import COLUMNS, FORMATS, write_export
 from backstop.reconcile.gather import Phases, gather
 from backstop.reconcile.judge_batches import Rule, judge_batches
 from backstop.reconcile.lineage import not_continued
+from backstop.reconcile.packets import describe
 from backstop.reconcile.read import read_window
 from backstop.reconcile.sign_proof import write_manifest
 from backstop.runs.run import Run, hold
@@ -127,6 +128,7 @@ def prove(
     if sum(one.rows for one in due.read) >= _WORTH_COMPILING:
         spark.conf.set("spark.sql.codegen.wholeStage", "true")
         spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK")
+    describe(spark, "rule and export")
     schema = ", ".join(f"`{name}` {kind}" for name, kind in COLUMNS.items())
     rows = gathered.held.mapInArrow(_rows(gathered.rule), schema).localCheckpoint(eager=True)
     counts = [

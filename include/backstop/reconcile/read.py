@@ -27,6 +27,7 @@ from backstop.reconcile.packets import (
     Packet,
     buckets_for,
     by_bucket,
+    describe,
     in_batches,
     limits,
     no_packets,
@@ -34,7 +35,7 @@ from backstop.reconcile.packets import (
     unpack,
 )
 from backstop.sql.named import load
-from backstop.stores.protocol import Scan, Scope, StubStore
+from backstop.stores.protocol import Scan, Scope, StubSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 OPEN = (StubStatus.PENDING, StubStatus.EXHAUSTED)
 """What a run over due stubs may meet."""
 _SQL = load("backstop.reconcile", "packets.sql")
-OpenScan = Callable[[StubStore], AbstractContextManager[Scan]]
+OpenScan = Callable[[StubSource], AbstractContextManager[Scan]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +218,10 @@ def _read_shard(
     if not scan.parts:
         return _Shard(None, [], [])
     try:
-        numbers = spark.range(0, len(scan.parts), 1, len(scan.parts))
-        read = numbers.mapInArrow(
-            _scan_stubs(settings, connections, name, scan.parts, given), PACKETS
+        describe(spark, f"stub scan of shard {name}")
+        read = scanned_stubs(spark, settings, connections, name, scan.parts, given).localCheckpoint(
+            eager=True
         )
-        read = read.localCheckpoint(eager=True)
         told = [
             (row["kind"], row["packet"])
             for row in read.where("kind NOT IN ('stubs', 'attempts')").collect()
@@ -239,6 +239,19 @@ def _read_shard(
     return _Shard(read, tables["read"], tables["sent_to"])
 
 
+def scanned_stubs(
+    spark: SparkSession,
+    settings: Settings,
+    connections: Connections,
+    name: str,
+    parts: Sequence[Any],
+    given: Mapping[str, Any],
+) -> DataFrame:
+    """Packets of the shard's stubs and attempts by bucket, and of what was read; a part that does not answer says so."""
+    numbers = spark.range(0, len(parts), 1, len(parts))
+    return numbers.mapInArrow(_scan_stubs(settings, connections, name, parts, given), PACKETS)
+
+
 def _scan_stubs(
     settings: Settings,
     connections: Connections,
@@ -249,7 +262,7 @@ def _scan_stubs(
     read_id = uuid4().hex
 
     def scan_stubs(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from backstop.reconcile.worker_memory import remembered
+        from backstop.runs.worker_memory import remembered
         from backstop.verdicts.evaluate import Engine
 
         failed = remembered(read_id)

@@ -1,4 +1,4 @@
-"""What Backstop asks of other programs' databases: two small protocols, one for stubs and one for logs.
+"""What Backstop asks of other programs' databases: sources, which it reads to judge, and stores, which it also changes.
 
 Nothing here belongs to one kind of database: tables of other names, MySQL, MongoDB and lake tables implement the same.
 Every write is a compare-and-set on the row itself, so that a late or doubled caller changes nothing.
@@ -212,13 +212,37 @@ class Handed:
     """REFUSED when the broker certainly does not have it; else UNKNOWN: where it went is not known any more."""
 
 
-class StubStore(Protocol):
-    """One producer database (a shard)."""
+class Source(Protocol):
+    """What reconcile and prove read of a store, of whatever kind: a scan in parts, which executors read beside one another, and
+    an answer by key, on the primary. A store of another kind has these methods to be judged, and those of StubStore or LogStore
+    below to be changed as well."""
+
+    def clock(self) -> datetime:
+        """The store's own time."""
+        ...
+
+    def read_part(self, part: Any, keep: Callable[[str, Any], T]) -> list[T]:
+        """Reads a part of a scan, perhaps in another process; what `keep` makes of each name and Arrow table of
+        PART_COLUMNS, stubs first. `keep` may be called again for all of them, when the first try was lost."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class StubSource(Source, Protocol):
+    """The promises of one producer (a shard): what is due of them, or was created in a window, and any of them by key."""
 
     @property
     def shard(self) -> str: ...
-
-    def clock(self) -> datetime: ...
 
     def count_due(self, as_of: datetime, scope: Scope, limit: int) -> int:
         """How many pending stubs have next_check_at <= as_of, counted up to `limit`."""
@@ -237,10 +261,17 @@ class StubStore(Protocol):
         """The same of a topic's stubs created in [start, end), whatever their status."""
         ...
 
-    def read_part(self, part: Any, keep: Callable[[str, Any], T]) -> list[T]:
-        """Reads a part of a scan, perhaps in another process; what `keep` makes of each name and Arrow table of
-        PART_COLUMNS, stubs first. `keep` may be called again for all of them, when the first try was lost."""
+    def stub_table(self, keys: Sequence[Key]) -> Any:
+        """By key, on the primary: an Arrow table of STUB_COLUMNS; a key without a row is absent."""
         ...
+
+    def attempt_table(self, keys: Sequence[Key]) -> Any:
+        """By key: an Arrow table of ATTEMPT_COLUMNS, of those stubs that were sent more than once."""
+        ...
+
+
+class StubStore(StubSource, Protocol):
+    """One producer database (a shard), with what Backstop changes there."""
 
     def stubs(self, keys: Iterable[Key]) -> dict[Key, Stub]:
         """By key, on the primary."""
@@ -256,14 +287,6 @@ class StubStore(Protocol):
 
     def attempts(self, keys: Iterable[Key]) -> dict[Key, list[Attempt]]:
         """By key, every number, ascending."""
-        ...
-
-    def stub_table(self, keys: Sequence[Key]) -> Any:
-        """By key, on the primary: an Arrow table of STUB_COLUMNS; a key without a row is absent."""
-        ...
-
-    def attempt_table(self, keys: Sequence[Key]) -> Any:
-        """By key: an Arrow table of ATTEMPT_COLUMNS, of those stubs that were sent more than once."""
         ...
 
     def lives(self, topic: str) -> set[Life]:
@@ -347,30 +370,12 @@ class StubStore(Protocol):
         """Schema version, privileges and durability, for `backstop check`."""
         ...
 
-    def close(self) -> None: ...
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-
-class LogStore(Protocol):
-    """One consumer database, with the logs of one or more groups."""
-
-    def clock(self) -> datetime: ...
+class LogSource(Source, Protocol):
+    """What groups did. The scan proves: it gives rows that are final. The key denies: only its answer says that there is none."""
 
     def floor(self, group: str) -> datetime:
         """The largest updated_at ever purged; the year 1 when nothing was."""
-        ...
-
-    def logs(self, group: str, keys: Sequence[Key]) -> dict[Key, LogRow]:
-        """By key, on the primary; a key that is absent from the answer has no row. Rows that break their contract have
-        `invalid` set."""
         ...
 
     def log_table(self, group: str, keys: Sequence[Key]) -> Any:
@@ -385,16 +390,21 @@ class LogStore(Protocol):
         not all that is known of its key."""
         ...
 
-    def read_part(self, part: Any, keep: Callable[[str, Any], T]) -> list[T]:
-        """As StubStore.read_part; gives "logs"."""
-        ...
-
     def lineage(self) -> str:
         """Names this server and its history so far."""
         ...
 
     def continues(self, lineage: str) -> bool:
         """Whether this server has that history behind it: false after a failover or a restore."""
+        ...
+
+
+class LogStore(LogSource, Protocol):
+    """One consumer database, with the logs of one or more groups, and what people and audits ask of it."""
+
+    def logs(self, group: str, keys: Sequence[Key]) -> dict[Key, LogRow]:
+        """By key, on the primary; a key that is absent from the answer has no row. Rows that break their contract have
+        `invalid` set."""
         ...
 
     def received_between(
@@ -412,14 +422,3 @@ class LogStore(Protocol):
         ...
 
     def check(self) -> list[Finding]: ...
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
