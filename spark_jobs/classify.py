@@ -1,7 +1,10 @@
-"""Reads the open dead letters that the present rules have not classified, in ranges of their ids, each in a task of its own.
+"""Reads the open dead letters that the present rules have not classified, asks the groups' logs about them, and stages causes.
 
-Each task asks the groups' logs by key and says of each letter its cause and category, as classify_letters does.
-Writes them to the staging table, where the patterns over all of them are found and the checks look before any is promoted.
+    letters = mapInArrow(scan_letters)                                    ranges of ids, each read by a task of its own
+    letters.groupBy(bucket).applyInArrow(classify)                        what is known of a message's letters is asked for once
+
+Each letter gets its cause and category, as classify_letters does it in one process. They are written to the staging table,
+where the patterns over all of them are found and the checks look before any is promoted.
 """
 
 from __future__ import annotations
@@ -9,9 +12,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from typing import TYPE_CHECKING
+from uuid import uuid4
 
-import pandas as pd
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as f
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
@@ -19,12 +24,23 @@ from backstop.control.connection import connect
 from backstop.model.records import Counts
 from backstop.runs.run import Run, begin_stage
 from backstop.spark.job import main_of
-from backstop.triage.causes.classify import Logs, bounds, close_stage, rules_of, stage_range
+from backstop.triage.causes.classify import (
+    Logs,
+    Unclassified,
+    bounds,
+    close_stage,
+    pages,
+    rules_of,
+    stage_bucket,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 RANGE = 20_000
 """Letters of one task: many tasks even out, and each costs its connections."""
-REPORT = "looked long, waits long, away string"
-Task = Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]
+LETTERS = "dead_letter_id bigint, topic string, message_id string, consumer_group string, cause string, error string, invalid string"
+REPORT = "looked bigint, waits bigint, away string"
 
 
 def run(
@@ -48,9 +64,11 @@ def run(
             # The refs are resolved here, so that executors elsewhere need neither file nor environment.
             carried = connections.carrying(settings.connection_refs())
             numbers = spark.range(0, len(ranges), 1, len(ranges))
-            reports = numbers.mapInPandas(
-                _as_task(settings, carried, run, stage, ranges), REPORT
-            ).collect()
+            letters = numbers.mapInArrow(_scan_letters(settings, carried, run, ranges), LETTERS)
+            classified = letters.groupBy(_bucket(len(ranges))).applyInArrow(
+                _classify(settings, carried, run, stage), REPORT
+            )
+            reports = classified.collect()
         away = {
             store: why for report in reports for store, why in json.loads(report["away"]).items()
         }
@@ -58,24 +76,55 @@ def run(
         return close_stage(control, run, stage, rules, looked, waits, away)
 
 
-def _as_task(
-    settings: Settings,
-    connections: Connections,
-    run: Run,
-    stage: int,
-    ranges: Sequence[tuple[int, int]],
-) -> Task:
-    def task(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        rules, logs = rules_of(settings), Logs(settings, connections)
-        with closing(connect(settings, connections)) as control, closing(logs):
-            for frame in frames:
-                for number in frame["id"]:
-                    looked, waits = stage_range(control, run, stage, rules, logs, *ranges[number])
-                    yield pd.DataFrame(
-                        {"looked": [looked], "waits": [waits], "away": [json.dumps(logs.away)]}
-                    )
+def _bucket(buckets: int) -> Column:
+    """Of a message's letters; those without an id are spread."""
+    known = f.coalesce(f.col("message_id"), f.col("dead_letter_id").cast("string"))
+    return f.pmod(f.hash("topic", known), f.lit(buckets))
 
-    return task
+
+def _scan_letters(
+    settings: Settings, connections: Connections, run: Run, ranges: Sequence[tuple[int, int]]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def scan_letters(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        kinds = [pa.int64(), *[pa.string()] * 6]
+        names = [column.split()[0] for column in LETTERS.split(", ")]
+        schema = pa.schema(list(zip(names, kinds, strict=True)))
+        with closing(connect(settings, connections)) as control:
+            for batch in numbers:
+                for number in batch.column("id").to_pylist():
+                    after, until = ranges[number]
+                    for page in pages(control, run, rules_of(settings), after=after, until=until):
+                        columns = [
+                            pa.array(column, kind)
+                            for column, kind in zip(zip(*page, strict=True), kinds, strict=True)
+                        ]
+                        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return scan_letters
+
+
+def _classify(
+    settings: Settings, connections: Connections, run: Run, stage: int
+) -> Callable[[pa.Table], pa.Table]:
+    job = uuid4().hex
+
+    def classify(letters: pa.Table) -> pa.Table:
+        import pyarrow as pa
+
+        from backstop.runs.worker_memory import remembered
+
+        rows = [
+            Unclassified(*row)
+            for row in zip(*(column.to_pylist() for column in letters.columns), strict=True)
+        ]
+        logs = Logs(settings, connections, remembered(job))
+        with closing(connect(settings, connections)) as control, closing(logs):
+            looked, waits = stage_bucket(control, run, stage, rules_of(settings), logs, rows)
+        return pa.table({"looked": [looked], "waits": [waits], "away": [json.dumps(logs.away)]})
+
+    return classify
 
 
 if __name__ == "__main__":

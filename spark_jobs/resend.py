@@ -1,6 +1,7 @@
 """Reads the resend requests that are due and recovers what earlier workers left behind.
 
-Each partition is one worker: it claims, judges again, publishes and settles batch after batch.
+These are workers and not a query: a send is a side effect that belongs to one claim, so nothing is shuffled or grouped. Each
+partition is one worker: it claims, judges again, publishes and settles batch after batch.
 Writes attempts and stubs in the shards, and closes the requests.
 """
 

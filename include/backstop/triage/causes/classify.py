@@ -141,10 +141,13 @@ def _decided(letter: Unclassified, asked: Asked, said: Category, rules: Rules) -
 class Logs:
     """Asks the groups' logs by key; one that does not answer is asked once."""
 
-    def __init__(self, settings: Settings, connections: Connections) -> None:
+    def __init__(
+        self, settings: Settings, connections: Connections, away: dict[str, str] | None = None
+    ) -> None:
+        """`away`: stores that are known not to answer, and why; those that turn out so are added."""
         self._settings = settings
         self._sources = Sources(settings, connections)
-        self.away: dict[str, str] = {}
+        self.away: dict[str, str] = {} if away is None else away
 
     def ask(self, letters: Sequence[Unclassified]) -> list[Asked]:
         """One answer a letter, in order. A letter without a known group may be of any group of its topic."""
@@ -216,19 +219,16 @@ def classify_letters(
     return close_stage(control, run, stage, rules, looked, waits, logs.away)
 
 
-def stage_range(
-    control: Any, run: Run, stage: int, rules: Rules, logs: Logs, after: int, until: int
+def stage_bucket(
+    control: Any, run: Run, stage: int, rules: Rules, logs: Logs, letters: Sequence[Unclassified]
 ) -> tuple[int, int]:
-    """One task's part: letters with ids in (after, until]; may be done again. Returns how many it looked at and how many wait."""
+    """One task's letters; may be done again. Returns how many it looked at and how many wait."""
     with control, control.cursor() as cursor:
         hold(cursor, run)
-        cursor.execute(
-            _SQL["forget_range"],
-            {"run_id": run.run_id, "stage": stage, "after": after, "until": until},
-        )
-    return stage_pages(
-        control, run, stage, rules, logs, pages(control, run, rules, after=after, until=until)
-    )
+        ids = [letter.dead_letter_id for letter in letters]
+        cursor.execute(_SQL["forget_letters"], {"run_id": run.run_id, "stage": stage, "ids": ids})
+    in_pages = (letters[first : first + PAGE] for first in range(0, len(letters), PAGE))
+    return stage_pages(control, run, stage, rules, logs, in_pages)
 
 
 def stage_pages(

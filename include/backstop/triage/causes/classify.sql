@@ -21,9 +21,8 @@ FROM (
 GROUP BY n.place / %(size)s
 ORDER BY 1;
 
--- name: forget_range: what an earlier try of a task staged; letters that were decided since are not staged again
-DELETE FROM staged_letter
-WHERE run_id = %(run_id)s AND stage = %(stage)s AND dead_letter_id > %(after)s AND dead_letter_id <= %(until)s;
+-- name: forget_letters: what an earlier try of a task staged
+DELETE FROM staged_letter WHERE run_id = %(run_id)s AND stage = %(stage)s AND dead_letter_id = ANY (%(ids)s::bigint[]);
 
 -- name: open_incoming: rows on their way to the staging table
 CREATE TEMP TABLE incoming_letter (LIKE staged_letter) ON COMMIT DROP;
