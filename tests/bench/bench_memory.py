@@ -53,7 +53,10 @@ def bench(full: bool) -> list[Row]:
 def _peak(here: World) -> dict[str, int]:
     """The highest sums of bytes over the job's processes, looked at ten times a second."""
     here.sql("control", "DELETE FROM duty_lease")
-    job = multiprocessing.get_context("spawn").Process(target=_job, args=(here,))
+    written = here.settings.model_dump(mode="json", exclude_unset=True)
+    job = multiprocessing.get_context("spawn").Process(
+        target=_job, args=(written, here.urls, 2 * here.due)
+    )
     job.start()
     highest, over = dict.fromkeys(("all", "driver", "jvm", "workers"), 0), threading.Event()
     while job.is_alive():
@@ -71,17 +74,23 @@ def _peak(here: World) -> dict[str, int]:
     return highest
 
 
-def _job(here: World) -> None:
+def _job(written: dict[str, Any], urls: dict[str, str], deliveries: int) -> None:
+    from backstop.config.connections import Connections
+    from backstop.config.settings import Settings
     from backstop.spark.session import start_session
 
+    settings, connections = (
+        Settings.model_validate(written),
+        Connections(urls.__getitem__).carrying(urls),
+    )
     spark = start_session("bench memory", "local[2]")
-    control = connect(here.settings, here.connections)
-    run = open_run(control, "reconcile", "*", here.settings, dry_run=True)
-    counts = judge(spark, here.settings, here.connections, control, run, Scope())
+    control = connect(settings, connections)
+    run = open_run(control, "reconcile", "*", settings, dry_run=True)
+    counts = judge(spark, settings, connections, control, run, Scope())
     close_run(control, run, "done", counts)
     control.close()
     spark.stop()
-    if counts["confirmed"] != 2 * here.due:
+    if counts["confirmed"] != deliveries:
         raise AssertionError(f"not what was made: {counts}")
 
 

@@ -94,9 +94,13 @@ class World:
         )
 
     @property
-    def connections(self) -> Connections:
+    def urls(self) -> dict[str, str]:
         names = ["control", *SHARDS, *(f"{group}_db" for group in GROUPS)]
-        urls = {**{name: self.url(name) for name in names}, "broker": self.valkey.url()}
+        return {**{name: self.url(name) for name in names}, "broker": self.valkey.url()}
+
+    @property
+    def connections(self) -> Connections:
+        urls = self.urls
         return Connections(urls.__getitem__).carrying(urls)
 
     def epochs(self) -> dict[str, list[Any]]:
