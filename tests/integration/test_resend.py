@@ -7,12 +7,13 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
+from backstop.evidence.judge_by_key import Judge, Judgement
 from backstop.model.errors import RunLost, Unavailable
 from backstop.model.records import GROUPS_HEADER, Key, Message
 from backstop.requests.policy import NotNeeded, Postpone, Send, backoff
@@ -285,6 +286,27 @@ def test_a_message_never_sent_waits_for_a_group_without_duplicates_that_cannot_b
     world.urls["backstop_consumer_shipping"] = good
     world.sql("control", "UPDATE resend_request SET not_before = now()")
     assert world.resend()["sent"] == 2
+
+
+@pytest.mark.parametrize(("fresh", "looks"), [(10.0, [12]), (-1.0, [12, 6, 6])])
+def test_one_look_judges_the_claims_of_several_lots_and_is_taken_again_when_it_is_old(
+    world: World, monkeypatch: pytest.MonkeyPatch, fresh: float, looks: list[int]
+) -> None:
+    world.set("resend", to={"batch_size": 12})
+    for topic in (TOPIC, OTHER):
+        world.stubs([f"{topic} {i}" for i in ids(6)], topic=topic)
+        world.ask([f"{topic} {i}" for i in ids(6)], topic=topic)
+    seen: list[int] = []
+    judgement = Judge.judgement
+
+    def noted(judge: Judge, keys: Sequence[Key]) -> Judgement:
+        seen.append(len(keys))
+        return judgement(judge, keys)
+
+    monkeypatch.setattr(Judge, "judgement", noted)
+    monkeypatch.setattr("backstop.resend.send_claimed.FRESH_SECONDS", fresh)
+    assert world.resend()["sent"] == 12
+    assert seen == looks and set(world.copies().values()) == {1}
 
 
 def test_a_chunk_of_a_resend_is_bounded_by_the_bytes_of_its_contents(

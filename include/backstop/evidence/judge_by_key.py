@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
@@ -20,6 +21,7 @@ from backstop.evidence.sources import Sources
 from backstop.evidence.start_offsets import read_start_offsets
 from backstop.model.errors import Unavailable
 from backstop.model.records import Key, Verdict
+from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
 from backstop.stores.protocol import STUB_COLUMNS
 from backstop.verdicts import frames
@@ -89,15 +91,21 @@ class Judgement:
         as_of: datetime,
         stub_table: pa.Table,
         judged_table: pa.Table,
-        outcome_table: pa.Table,
+        read_outcomes: Callable[[], pa.Table],
         unreachable: Mapping[str, str],
     ) -> None:
+        """`read_outcomes` evaluates outcome.sql; it is called when somebody asks for outcomes, which a claim does not."""
         self.as_of, self.unreachable = as_of, dict(unreachable)
-        self.stub_table, self.judged_table, self.outcome_table = (
+        self.stub_table, self.judged_table, self._read_outcomes = (
             stub_table,
             judged_table,
-            outcome_table,
+            read_outcomes,
         )
+
+    @cached_property
+    def outcome_table(self) -> pa.Table:
+        """What outcome.sql gives: one row for each stub."""
+        return self._read_outcomes()
 
     @cached_property
     def judged(self) -> list[Judged]:
@@ -127,6 +135,22 @@ class Judgement:
                 same[said] = Told(group, Verdict(verdict), reason, eligible, instant(next_look_at))
             by_key[topic, message_id] = (*by_key.get((topic, message_id), ()), same[said])
         return by_key
+
+    @cached_property
+    def numbered(self) -> tuple[pa.Table, list[Told]]:
+        """(topic, message_id and `told` of each delivery; what each number of `told` means): thousands of deliveries are told few
+        different things, and columns are quicker than records."""
+        names = ("consumer_group", "verdict", "reason", "eligible", "next_look_at")
+        numbers = _number_rows([self.judged_table.column(name) for name in names])
+        firsts = self.judged_table.select(names).take(
+            [pc.index(numbers, n).as_py() for n in range(len(pc.unique(numbers)))]
+        )
+        return self.judged_table.select(["topic", "message_id"]).append_column("told", numbers), [
+            Told(group, Verdict(verdict), reason, eligible, instant(next_look_at))
+            for group, verdict, reason, eligible, next_look_at in map(
+                dict.values, firsts.to_pylist()
+            )
+        ]
 
     @cached_property
     def replay_from(self) -> dict[tuple[str, str], datetime]:
@@ -202,7 +226,7 @@ class Judge:
     def __init__(self, settings: Settings, connections: Connections, control: Any) -> None:
         self.settings, self._control = settings, control
         self.sources = Sources(settings, connections)
-        self._engine = Engine()
+        self.engine = Engine()
 
     def judge(self, keys: Sequence[Key]) -> list[Judged]:
         """One `Judged` for each delivery owed; messages that no shard has, or of topics without policy, are absent."""
@@ -225,7 +249,7 @@ class Judge:
                     self.settings, read_owed_since(cursor, self.settings, topics), topics
                 ),
             )
-            owed = self._engine.run(
+            owed = self.engine.run(
                 "deliveries",
                 {
                     "stub": once,
@@ -237,20 +261,21 @@ class Judge:
                 },
             )
             logs, answered = read_logs(self.sources, owed, set())
-            delivery = self._engine.run(
+            delivery = self.engine.run(
                 "delivery", {"owed": owed, "found_log": logs, "answered": answered}
             )
             look_after_logs(looks, self.sources, cursor, once.column("message_id").to_pylist())
+            names = {"topics": "topic", "ids": "message_id"}
             cursor.execute(
                 _SQL["decisions"],
                 {
-                    "topics": once.column("topic").to_pylist(),
-                    "ids": once.column("message_id").to_pylist(),
+                    name: array_literal(once.column(column).to_pylist())
+                    for name, column in names.items()
                 },
             )
             decisions = [dict(zip(frames.DECISION, row, strict=True)) for row in cursor.fetchall()]
         at = table(frames.INSTANT, [{"as_of": micros(as_of)}])
-        judged = self._engine.run(
+        judged = self.engine.run(
             "verdict",
             {
                 "instant": at,
@@ -265,15 +290,18 @@ class Judge:
                 "decision": table(frames.DECISION, decisions),
             },
         )
-        outcomes = self._engine.run(
-            "outcome",
-            {
-                "instant": at,
-                "stub": once,
-                "judged": judged,
-                "no_taker": table(frames.NO_TAKER, frames.no_taker_rows(self.settings)),
-            },
-        )
+
+        def outcomes() -> pa.Table:
+            return self.engine.run(
+                "outcome",
+                {
+                    "instant": at,
+                    "stub": once,
+                    "judged": judged,
+                    "no_taker": table(frames.NO_TAKER, frames.no_taker_rows(self.settings)),
+                },
+            )
+
         owed_by = set(
             zip(
                 *(owed.column(name).to_pylist() for name in ("topic", "consumer_group")),
@@ -338,7 +366,7 @@ class Judge:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._engine.close()
+        self.engine.close()
         self.sources.__exit__(kind, error, trace)
 
 
@@ -352,6 +380,18 @@ def _went_to(*copies: pa.Table) -> set[tuple[str, str]]:
         )
         if broker is not None
     }
+
+
+def _number_rows(columns: Sequence[pa.ChunkedArray]) -> pa.Array:
+    """A number for each row, from 0; rows with the same values have the same one."""
+    numbers = pa.array([0] * len(columns[0]), pa.int64())
+    for column in columns:
+        values = column.combine_chunks().dictionary_encode("encode")
+        pairs = pc.add(
+            pc.multiply(numbers, len(values.dictionary)), values.indices.cast(pa.int64())
+        )
+        numbers = pairs.dictionary_encode().indices.cast(pa.int64())
+    return numbers
 
 
 def _first_of_each(stubs: pa.Table) -> pa.Table:

@@ -24,6 +24,7 @@ from backstop.evidence.require_servers import require_servers
 from backstop.evidence.settle import Progress, cut, present_epoch, settle
 from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
+from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
 from backstop.stores.protocol import Life
 
@@ -431,7 +432,7 @@ def _look_at_stored_letters(looks: Looks, cursor: Any, ids: Sequence[str] | None
     """Letters that were drained and are not decided; one that lost its topic may be of any topic its group takes."""
     values = {
         "topics": sorted({topic for topic, _ in looks.groups}),
-        "ids": None if ids is None else list(ids),
+        "ids": None if ids is None else array_literal(ids),
     }
     # On the server until they are read, a page at a time.
     with cursor.connection.cursor(name="stored_letters") as rows:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from time import monotonic
@@ -60,8 +60,8 @@ class Claimed:
     lot: Lot
     token: str
     requests: Sequence[Request]
-    wait: float
-    """Seconds until the topic's rate has room for them; without requests: until it is worth asking again."""
+    not_before: float
+    """The same clock when the topic's rate has room for them; without requests: when to ask again (0: nothing is due)."""
     until: float
 
 
@@ -162,9 +162,9 @@ def claim_requests(worker: Worker, lot: Lot, cut: datetime, limit: int) -> Claim
         if wait > min(_LONGEST_WAIT, claim_seconds / 4):
             cursor.execute(_SQL["paused"], {"topic": lot.topic})
             if cursor.fetchone()[0]:
-                return Claimed(lot, token, (), 0.0, monotonic())
-            return Claimed(lot, token, (), min(wait, _LONGEST_WAIT), monotonic())
-        until = monotonic() + claim_seconds
+                return Claimed(lot, token, (), 0.0, 0.0)
+            return Claimed(lot, token, (), monotonic() + min(wait, _LONGEST_WAIT), 0.0)
+        now = monotonic()
         cursor.execute(
             _SQL["claim"],
             {
@@ -181,7 +181,7 @@ def claim_requests(worker: Worker, lot: Lot, cut: datetime, limit: int) -> Claim
         cursor.execute(
             _SQL["use_rate"], {"subject": subject, "seconds": len(requests) / policy.rate_limit}
         )
-    return Claimed(lot, token, requests, wait if requests else 0.0, until)
+    return Claimed(lot, token, requests, now + wait if requests else 0.0, now + claim_seconds)
 
 
 def look_at_requests(
@@ -239,21 +239,22 @@ def take_numbers(
     return {request.request_id: request for key, request in wanted.items() if key in won}
 
 
-def measure_queue_delay(worker: Worker, topic: str) -> None:
-    """Remembers how long a new copy of the topic will wait behind its slowest group, from what reconcile
+def measure_queue_delays(worker: Worker, topics: Iterable[str]) -> None:
+    """Remembers how long a new copy of each topic will wait behind its slowest group, from what reconcile
     recorded."""
-    policy = worker.policy(topic)
     with worker.control, worker.control.cursor() as cursor:
-        cursor.execute(
-            _SQL["waiting"],
-            {
-                "topic": topic,
-                "broker": worker.broker_name(topic),
-                "window": policy.queue_delay_cap.total_seconds(),
-            },
-        )
-        waiting = [(lag, rate) for _, lag, rate in cursor.fetchall()]
-    worker.delays[topic] = expected_queue_delay(waiting, policy.queue_delay_cap).total_seconds()
+        for topic in topics:
+            cap = worker.policy(topic).queue_delay_cap
+            cursor.execute(
+                _SQL["waiting"],
+                {
+                    "topic": topic,
+                    "broker": worker.broker_name(topic),
+                    "window": cap.total_seconds(),
+                },
+            )
+            waiting = [(lag, rate) for _, lag, rate in cursor.fetchall()]
+            worker.delays[topic] = expected_queue_delay(waiting, cap).total_seconds()
 
 
 def _request(row: Sequence[Any]) -> Request:

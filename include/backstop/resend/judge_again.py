@@ -1,11 +1,14 @@
 """Judges the messages of claimed requests again, by a fresh look on the primaries: what does each request come to?
 
-Of thousands of messages in a batch most are in the same situation; each situation is decided once.
+Of thousands of messages most are in the same situation; each situation is decided once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
 
 from backstop.evidence.judge_by_key import Judgement
 from backstop.model.errors import Unavailable
@@ -19,59 +22,125 @@ from backstop.requests.policy import (
     is_by_person,
 )
 from backstop.resend.claim import Lot, Request, Worker
+from backstop.sql.named import load
+from backstop.verdicts.frames import instant, micros
+
+_SQL = load("backstop.resend", "situations.sql")
+_REQUEST = pa.schema(
+    [
+        ("place", pa.int32()),
+        ("request_id", pa.int64()),
+        ("topic", pa.string()),
+        ("message_id", pa.string()),
+        ("send_number", pa.int32()),
+        ("groups", pa.list_(pa.string())),
+        ("requested_by", pa.string()),
+        ("asker", pa.string()),
+    ]
+)
+_LOT = pa.schema([("place", pa.int32()), ("shard", pa.string()), ("too_old", pa.int64())])
 
 
 def judge_again(
-    worker: Worker, lot: Lot, requests: Sequence[Request]
+    worker: Worker, lots: Sequence[tuple[Lot, Sequence[Request]]]
 ) -> tuple[dict[int, Decision], Judgement]:
-    """What each request comes to; decisions by request id.
+    """What each request comes to, of all lots by one look; decisions by request id.
 
     Raises nothing for what does not answer: see the judgement's `unreachable`; what needs it is postponed.
     """
-    judgement = worker.judge.judgement([request.key for request in requests])
-    told, shards_of, replay_from = judgement.told, judgement.shards_of, judgement.replay_from
-    duplicates, policy = duplicates_of(worker.settings, lot.topic), worker.policy(lot.topic)
-    try:
-        own_retry_topic = sends_to_one_group(worker.judge.sources, lot.topic)
-    except Unavailable as error:
-        judgement.unreachable.setdefault(f"broker {worker.broker_name(lot.topic)}", error.what)
-        own_retry_topic = False
-    later, too_old = judgement.as_of + policy.recheck, judgement.as_of - policy.replay_horizon
-    lowest: dict[tuple[str, str], int] = {}
-    for request in requests:
-        lowest[request.key] = min(request.send_number, lowest.get(request.key, request.send_number))
+    judgement = worker.judge.judgement(
+        [request.key for _, requests in lots for request in requests]
+    )
     decisions: dict[int, Decision] = {}
-    decided: dict[object, Decision] = {}
-    for request in requests:
-        shards = shards_of.get(request.key, [])
-        if len(shards) > 1:
-            decisions[request.request_id] = Postpone(
-                later, f"broken contract: on several shards: {', '.join(shards)}"
-            )
-        elif shards != [lot.shard]:
-            decisions[request.request_id] = NotNeeded(f"shard {lot.shard} has no such stub")
-        elif request.send_number != lowest[request.key]:
-            decisions[request.request_id] = Postpone(
-                later, "an earlier number of the same message is under way"
-            )
-        else:
-            counted_from, deliveries = replay_from[request.key], told.get(request.key, ())
-            # Everything that `decide` reads of a message: two with the same of it are decided alike.
-            asker = "a person" if is_by_person(request.requested_by) else request.requested_by
-            asker = "an incident" if is_by_incident(asker) else asker
-            never_sent = request.key in judgement.never_sent
-            situation = (request.groups, asker, deliveries, counted_from <= too_old, never_sent)
-            if situation not in decided:
-                decided[situation] = decide(
-                    request.groups,
-                    request.requested_by,
-                    deliveries,
-                    as_of=judgement.as_of,
-                    replay_from=counted_from,
-                    policy=policy,
-                    duplicates=duplicates,
-                    own_retry_topic=own_retry_topic,
-                    never_sent=never_sent,
-                )
-            decisions[request.request_id] = decided[situation]
+    by_place = [_Decider(worker, lot, judgement) for lot, _ in lots]
+    for situation in _situations(worker, lots, judgement):
+        decisions |= dict.fromkeys(
+            situation["request_ids"], by_place[situation["place"]].decide(situation)
+        )
     return decisions, judgement
+
+
+def _situations(
+    worker: Worker, lots: Sequence[tuple[Lot, Sequence[Request]]], judgement: Judgement
+) -> list[dict[str, Any]]:
+    """Rows of situations.sql."""
+    askers = {
+        who: _asker(who)
+        for who in {request.requested_by for _, requests in lots for request in requests}
+    }
+    rows = [
+        (
+            place,
+            r.request_id,
+            *r.key,
+            r.send_number,
+            r.groups,
+            r.requested_by,
+            askers[r.requested_by],
+        )
+        for place, (_, requests) in enumerate(lots)
+        for r in requests
+    ]
+    if not rows:
+        return []
+    too_old = [micros(judgement.as_of - worker.policy(lot.topic).replay_horizon) for lot, _ in lots]
+    stubs = judgement.stub_table
+    found: list[dict[str, Any]] = worker.judge.engine.query(
+        _SQL["situations"],
+        {
+            "request": pa.table(list(map(list, zip(*rows, strict=True))), schema=_REQUEST),
+            "lot": pa.table(
+                [list(range(len(lots))), [lot.shard for lot, _ in lots], too_old], schema=_LOT
+            ),
+            "stub": stubs.append_column("stub_place", pa.array(range(stubs.num_rows))),
+            "delivery": judgement.numbered[0],
+        },
+    ).to_pylist()
+    return found
+
+
+def _asker(requested_by: str) -> str:
+    """Who asks, as far as `decide` cares."""
+    if is_by_incident(requested_by):
+        return "an incident"
+    return "a person" if is_by_person(requested_by) else requested_by
+
+
+class _Decider:
+    """Decides the situations of one lot."""
+
+    def __init__(self, worker: Worker, lot: Lot, judgement: Judgement) -> None:
+        self._lot, self._as_of, self._policy = lot, judgement.as_of, worker.policy(lot.topic)
+        self._told = judgement.numbered[1]
+        self._duplicates = duplicates_of(worker.settings, lot.topic)
+        try:
+            self._own_retry_topic = sends_to_one_group(worker.judge.sources, lot.topic)
+        except Unavailable as error:
+            judgement.unreachable.setdefault(f"broker {worker.broker_name(lot.topic)}", error.what)
+            self._own_retry_topic = False
+
+    def decide(self, situation: Mapping[str, Any]) -> Decision:
+        shards, groups, later = (
+            situation["shards"] or [],
+            situation["groups"],
+            self._as_of + self._policy.recheck,
+        )
+        if len(shards) > 1:
+            return Postpone(later, f"broken contract: on several shards: {', '.join(shards)}")
+        if shards != [self._lot.shard]:
+            return NotNeeded(f"shard {self._lot.shard} has no such stub")
+        if situation["is_later"]:
+            return Postpone(later, "an earlier number of the same message is under way")
+        replay_from = instant(situation["replay_from"])
+        assert replay_from is not None  # created_at is NOT NULL
+        return decide(
+            None if groups is None else tuple(groups),
+            situation["requested_by"],
+            [self._told[number] for number in situation["told"] or ()],
+            as_of=self._as_of,
+            replay_from=replay_from,
+            policy=self._policy,
+            duplicates=self._duplicates,
+            own_retry_topic=self._own_retry_topic,
+            never_sent=situation["never_sent"],
+        )

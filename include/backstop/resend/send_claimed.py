@@ -9,10 +9,11 @@ recovery reads from the send count and the attempts how far it came.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, islice
 from time import monotonic
+from typing import NamedTuple
 
 from backstop.brokers.protocol import Broker
 from backstop.model.errors import BrokerUnavailable, StoreUnavailable
@@ -25,6 +26,8 @@ from backstop.resend.publish import not_published, publish
 from backstop.resend.settle import End, end_of_send, end_requests, end_without_send, settle_attempts
 
 _POSTPONED = "postponed"
+FRESH_SECONDS = 10.0
+"""For so long what a look came to may be acted on."""
 _FIRST_CHUNK = 200
 """How many go out before the pause is read for the first time; then as many as take a second."""
 _CHUNK_BYTES = 32 * 1024 * 1024
@@ -32,25 +35,45 @@ _CHUNK_BYTES = 32 * 1024 * 1024
 memory in between would use up a number of each message without sending it."""
 
 
-def send_claimed(worker: Worker, claimed: Claimed, counts: Counts) -> bool:
+class Looked(NamedTuple):
+    """What one look came to, for the requests of one claim or of several."""
+
+    at: float
+    """This process's monotonic clock before the look."""
+    decisions: Mapping[int, Decision]
+    unreachable: Mapping[str, str]
+
+
+def look_again(worker: Worker, claims: Sequence[Claimed]) -> Looked:
+    """Judges all their requests at once; what does not answer is noted."""
+    at = monotonic()
+    decisions, judgement = judge_again(
+        worker, [(claimed.lot, claimed.requests) for claimed in claims]
+    )
+    worker.miss_all(judgement.unreachable)
+    return Looked(at, decisions, judgement.unreachable)
+
+
+def send_claimed(worker: Worker, claimed: Claimed, looked: Looked, counts: Counts) -> bool:
     """Does it; false when the lot should be left for this run, because its shard or broker is away or time
-    ran out.
+    ran out. A look that is not fresh any more is taken again, for this claim.
 
     Raises RunLost before anything is published once the run is not ours any more.
     """
-    decisions, judgement = judge_again(worker, claimed.lot, claimed.requests)
-    worker.miss_all(judgement.unreachable)
+    if monotonic() - looked.at > FRESH_SECONDS:
+        looked = look_again(worker, [claimed])
+    decisions: Mapping[int, Decision] = {
+        r.request_id: looked.decisions[r.request_id] for r in claimed.requests
+    }
     broker_name = worker.broker_name(claimed.lot.topic)
-    away = {f"shard {claimed.lot.shard}", f"broker {broker_name}"} & judgement.unreachable.keys()
+    away = {f"shard {claimed.lot.shard}", f"broker {broker_name}"} & looked.unreachable.keys()
     if away:
-        return _hand_back(
-            worker, claimed, decisions, counts, f"did not answer: {', '.join(sorted(away))}"
-        )
+        return hand_back(worker, claimed, counts, f"did not answer: {', '.join(sorted(away))}")
     try:
         decisions, found = keep_order(worker, claimed.lot, claimed.requests, decisions)
     except StoreUnavailable as error:
         worker.miss(f"shard {claimed.lot.shard}", error.what)
-        return _hand_back(worker, claimed, decisions, counts, "the shard did not answer")
+        return hand_back(worker, claimed, counts, "the shard did not answer")
     if cases := ask_people(worker, claimed.lot, found):
         counts.add("order_cases", cases)
     sends = {
@@ -66,19 +89,19 @@ def send_claimed(worker: Worker, claimed: Claimed, counts: Counts) -> bool:
             worker.miss(
                 f"topic {claimed.lot.topic}", "judging a batch took longer than its claim lasts"
             )
-            return _hand_back(worker, claimed, decisions, counts, "no time was left after judging")
+            return hand_back(worker, claimed, counts, "no time was left after judging")
         try:
             # A broker that is away would refuse every message, and each refusal uses up a number.
             broker.clock()
         except BrokerUnavailable as error:
             worker.miss(f"broker {broker_name}", error.what)
-            return _hand_back(worker, claimed, decisions, counts, "the broker did not answer")
+            return hand_back(worker, claimed, counts, "the broker did not answer")
         left = dict(sends)
         try:
             sizes = _sizes(worker, claimed, left)
         except StoreUnavailable as error:
             worker.miss(f"shard {claimed.lot.shard}", error.what)
-            return _hand_back(worker, claimed, decisions, counts, "the shard did not answer")
+            return hand_back(worker, claimed, counts, "the shard did not answer")
         while left:
             # A stop is honoured here: what has not taken its number goes back, and nothing more is published.
             if is_paused(worker, claimed.lot.topic):
@@ -195,12 +218,14 @@ def _has_time(worker: Worker, claimed: Claimed, until: float) -> bool:
     return until - monotonic() > worker.policy(claimed.lot.topic).max_send_duration.total_seconds()
 
 
-def _hand_back(
-    worker: Worker, claimed: Claimed, decisions: Mapping[int, Decision], counts: Counts, why: str
-) -> bool:
-    """Every request of the claim is open again: none of their numbers was taken."""
-    counts.add("handed_back", len(decisions))
-    end_requests(worker, claimed, {number: End(RequestState.OPEN, why) for number in decisions})
+def hand_back(worker: Worker, claimed: Claimed, counts: Counts, why: str) -> bool:
+    """Every request of the claim is open again: none of their numbers was taken. False: see `send_claimed`."""
+    counts.add("handed_back", len(claimed.requests))
+    end_requests(
+        worker,
+        claimed,
+        {request.request_id: End(RequestState.OPEN, why) for request in claimed.requests},
+    )
     return False
 
 

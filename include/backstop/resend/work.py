@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import inf
+from time import monotonic
 from typing import Any
 
 from backstop.config.connections import Connections
@@ -22,26 +25,29 @@ from backstop.model.records import Counts
 from backstop.requests.policy import Decision, NotNeeded, Postpone, Send
 from backstop.resend.ask_for_ids import Listed, ask_for_ids
 from backstop.resend.claim import (
+    Claimed,
     Lot,
     Request,
     Worker,
     claim_requests,
     find_due,
     look_at_requests,
-    measure_queue_delay,
+    measure_queue_delays,
 )
 from backstop.resend.count_due import count_due
 from backstop.resend.judge_again import judge_again
 from backstop.resend.order import keep_order
 from backstop.resend.ramp import advance_batches
 from backstop.resend.recover import recover
-from backstop.resend.send_claimed import send_claimed
+from backstop.resend.send_claimed import FRESH_SECONDS, hand_back, look_again, send_claimed
 from backstop.runs.duty import Check, Duty, Step, Work, control_answers, walk_duty
 from backstop.runs.run import DEAD_AFTER, Run, add_counts
 from backstop.runs.scope import topics_of
 from backstop.sql.named import load
 
 _SQL = load("backstop.resend", "queries.sql")
+_MOST_AT_ONCE = 20_000
+"""Requests that one look judges: most of what a look costs, it costs once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,43 +241,99 @@ def now(worker: Worker) -> datetime:
 
 
 def work(worker: Worker, cut: datetime, *, limit: int | None = None, first: int = 0) -> Counts:
-    """Batch after batch of what was due at `cut`, until nothing is left or nothing left can be reached.
+    """Round after round of what was due at `cut`, until nothing is left or nothing left can be reached.
 
     `first` is the lot to begin with, so that workers side by side begin with different ones. Raises RunLost
     as soon as it is known; then nothing more is published.
     """
-    counts = Counts()
-    left = limit
-    given_up: set[Lot] = set()
+    counts, given_up = Counts(), set[Lot]()
+    left = inf if limit is None else limit
+    at_once = worker.settings.resend.batch_size
     while lots := [lot for lot in find_due(worker, cut) if lot not in given_up]:
-        for lot in lots[first % len(lots) :] + lots[: first % len(lots)]:
-            measure_queue_delay(worker, lot.topic)
-            while left is None or left > 0:
-                size = worker.settings.resend.batch_size
-                claimed = claim_requests(
-                    worker, lot, cut, size if left is None else min(size, left)
-                )
-                if claimed.wait > 0:
-                    # The rate limit is a matter of time, not of a condition; a second at most, then the pause is read again.
-                    time.sleep(claimed.wait)
-                if not claimed.requests:
-                    if claimed.wait > 0:
-                        continue
-                    break
-                counts.add("claimed", len(claimed.requests))
-                left = None if left is None else left - len(claimed.requests)
-                try:
-                    reachable = send_claimed(worker, claimed, counts)
-                except Unavailable as error:
-                    # Its requests stay claimed until the claim runs out; the other lots need nothing of it.
-                    worker.miss(f"topic {lot.topic} in shard {lot.shard}", error.what)
-                    reachable = False
-                if not reachable:
-                    given_up.add(lot)
-                    break
-            if left is not None and left <= 0:
+        measure_queue_delays(worker, {lot.topic for lot in lots})
+        waiting = deque(lots[first % len(lots) :] + lots[: first % len(lots)])
+        while waiting:
+            if left <= 0:
                 return counts
+            begun = monotonic()
+            claims = _claim_round(worker, waiting, cut, int(min(at_once, left)))
+            number = sum(len(claimed.requests) for claimed in claims)
+            counts.add("claimed", number)
+            left -= number
+            gone = _send_round(worker, claims, counts)
+            given_up |= gone
+            waiting = deque(lot for lot in waiting if lot not in gone)
+            at_once = _next_round(worker, number, monotonic() - begun)
     return counts
+
+
+def _claim_round(worker: Worker, waiting: deque[Lot], cut: datetime, at_once: int) -> list[Claimed]:
+    """Claims of the first lots, `at_once` requests in all, which one look judges. A lot without requests is taken from
+    `waiting`. Waits until their topics' rates have room for them; when none has, it returns nothing."""
+    claims: list[Claimed] = []
+    # Of each topic one second's worth at most: what waits to be judged must not go out in one burst.
+    rest = {lot.topic: max(1, int(worker.policy(lot.topic).rate_limit)) for lot in waiting}
+    ask_again = inf
+    for lot in list(waiting):
+        has_room = True
+        while (
+            has_room
+            and (size := min(worker.settings.resend.batch_size, at_once, rest[lot.topic])) > 0
+        ):
+            claimed = claim_requests(worker, lot, cut, size)
+            has_room = bool(claimed.requests) and claimed.not_before <= monotonic()
+            at_once -= len(claimed.requests)
+            rest[lot.topic] -= len(claimed.requests)
+            if claimed.requests:
+                claims.append(claimed)
+            elif claimed.not_before:
+                ask_again = min(ask_again, claimed.not_before)
+            else:
+                waiting.remove(lot)
+    # The rate limit is a matter of time, not of a condition; a second at most, then the pause is read again. The look comes
+    # after the wait: what was judged goes out at once.
+    until = (
+        max(claimed.not_before for claimed in claims) if claims else ask_again if waiting else 0.0
+    )
+    time.sleep(max(0.0, until - monotonic()))
+    return claims
+
+
+def _send_round(worker: Worker, claims: Sequence[Claimed], counts: Counts) -> set[Lot]:
+    """Judges the requests of all claims by one look, then sends each claim; returns the lots to leave for this run."""
+    gone: set[Lot] = set()
+    if not claims:
+        return gone
+    try:
+        looked = look_again(worker, claims)
+    except Unavailable as error:
+        # Their requests stay claimed until the claims run out.
+        for claimed in claims:
+            worker.miss(f"topic {claimed.lot.topic} in shard {claimed.lot.shard}", error.what)
+        return {claimed.lot for claimed in claims}
+    for claimed in claims:
+        if claimed.lot in gone:
+            hand_back(worker, claimed, counts, "what its lot needs had gone away")
+            continue
+        try:
+            if not send_claimed(worker, claimed, looked, counts):
+                gone.add(claimed.lot)
+        except Unavailable as error:
+            # Its requests stay claimed until the claim runs out; the other lots need nothing of it.
+            worker.miss(f"topic {claimed.lot.topic} in shard {claimed.lot.shard}", error.what)
+            gone.add(claimed.lot)
+    return gone
+
+
+def _next_round(worker: Worker, number: int, seconds: float) -> int:
+    """How many requests to claim and judge at once, when `number` took so many seconds: as many as go out while the look is
+    fresh and the claims last, so that a slow broker does not keep claims waiting."""
+    policies = [worker.policy(topic) for topic in worker.settings.topics]
+    lasts = min(
+        (policy.claim_timeout - policy.max_send_duration).total_seconds() for policy in policies
+    )
+    fitting = int(number / max(seconds, 0.001) * min(lasts, FRESH_SECONDS) / 2)
+    return max(worker.settings.resend.batch_size, min(_MOST_AT_ONCE, fitting))
 
 
 def plan(
@@ -295,7 +357,7 @@ def plan(
                     requests[-1].request_id,
                     None if left is None else left - len(requests),
                 )
-                decisions, judgement = judge_again(worker, lot, requests)
+                decisions, judgement = judge_again(worker, [(lot, requests)])
                 worker.miss_all(judgement.unreachable)
                 if f"shard {lot.shard}" not in judgement.unreachable:
                     decisions, _ = keep_order(worker, lot, requests, decisions)
