@@ -40,7 +40,6 @@ BOUNDARIES = [
     "claim_requests after",
     "claim before",
     "claim after",
-    "contents after",
     "publish before",
     "publish after",
     "settle before",
@@ -86,7 +85,6 @@ def test_a_kill_is_repaired_by_the_next_run(world: World, boundary: str, tmp_pat
 
 NUMBER_TAKEN_BUT_NOT_SETTLED = {
     "claim after",
-    "contents after",
     "publish before",
     "publish after",
     "settle before",
@@ -106,7 +104,7 @@ class Protocol(RuleBasedStateMachine):
     the real SQL."""
 
     world: World
-    STEPS = ("claim before", "contents before", "publish before", "settle before")
+    STEPS = ("claim before", "claim after", "publish before", "settle before")
 
     @initialize()
     def begin(self) -> None:

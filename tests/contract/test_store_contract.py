@@ -350,7 +350,7 @@ def test_ids_of_any_text_come_back_as_they_were(world: PostgresWorld, store: Stu
         )
         assert message.content == key.message_id.encode() + b"\x00\xff"
     claims = [claim_of(key, send_number=1, groups=ODD) for key in keys]
-    assert store.claim(claims) == set(keys)
+    assert store.claim(claims).keys() == set(keys)
     ended = [
         Settlement(c.key, 1, c.token, Outcome.UNKNOWN, error="lost: \x00 %s '") for c in claims
     ]
@@ -396,7 +396,7 @@ def test_of_two_claims_at_once_exactly_one_gets_each_number(world: PostgresWorld
         world.put_stub(message_id=key.message_id, send_count=1)
     mine = [claim_of(key) for key in keys]
     yours = [claim_of(key) for key in reversed(keys)]  # the other order: no deadlock either
-    first, second = at_once(world, lambda s: s.claim(mine), lambda s: s.claim(yours))
+    first, second = at_once(world, lambda s: set(s.claim(mine)), lambda s: set(s.claim(yours)))
     assert first | second == set(keys) and not first & second
     tokens = {c.key: c.token for c in mine if c.key in first} | {
         c.key: c.token for c in yours if c.key in second
@@ -435,7 +435,7 @@ def test_a_claim_hands_out_nothing_when(
 ) -> None:
     world.put_stub(**stub)
     before = world.stub()
-    assert store.claim([claim_of(**asked)]) == set()
+    assert store.claim([claim_of(**asked)]) == {}
     assert world.stub() == before
 
 
@@ -462,7 +462,7 @@ def test_a_claim_is_granted_when(
     world: PostgresWorld, store: StubStore, stub: dict[str, Any], asked: dict[str, Any]
 ) -> None:
     world.put_stub(**stub)
-    assert store.claim([claim_of(**asked)]) == {KEY}
+    assert store.claim([claim_of(**asked)]).keys() == {KEY}
 
 
 def test_a_claim_writes_its_attempt_and_the_next_look_by_the_stores_clock(
@@ -478,7 +478,7 @@ def test_a_claim_writes_its_attempt_and_the_next_look_by_the_stores_clock(
     )
     claim = claim_of(groups=["billing"], attempt_seconds=7.5, next_check_seconds=90)
     before = store.clock()
-    assert store.claim([claim]) == {KEY}
+    assert store.claim([claim]).keys() == {KEY}
     row, after = world.stub(), store.clock()
     assert (row["send_count"], str(row["attempt_token"])) == (2, claim.token)
     assert (row["attempt_groups"], row["attempt_requested_by"]) == (["billing"], "request 7")
@@ -516,7 +516,7 @@ def test_the_place_and_groups_of_number_1_stay_whatever_is_sent_later(
     assert first() == ["main", 1, 7, "e", True]
     for number, offset in ((2, 40), (3, 50)):
         claim = claim_of(send_number=number, groups=["billing"], only_when_due=False)
-        assert store.claim([claim]) == {KEY}
+        assert store.claim([claim]).keys() == {KEY}
         assert first() == ["main", 1, 7, "e", True]
         store.settle(
             [Settlement(KEY, number, claim.token, Outcome.SENT, Position(2, offset, "f"), "main2")]
@@ -530,7 +530,7 @@ def test_a_number_1_that_goes_to_some_groups_says_so_and_its_attempt_is_read(
 ) -> None:
     world.put_stub(send_count=0, next_check_at=NOW - timedelta(hours=1))
     claim = claim_of(send_number=1, groups=["billing"], only_when_due=False)
-    assert store.claim([claim]) == {KEY}
+    assert store.claim([claim]).keys() == {KEY}
     store.settle([Settlement(KEY, 1, claim.token, Outcome.SENT, Position(0, 3, "e"), "main")])
     assert store.stub_table([KEY]).column("first_to_all").to_pylist() == [False]
     assert store.attempt_table([KEY]).column("consumer_group").to_pylist() == ["billing"]
@@ -546,14 +546,14 @@ def test_stub_and_attempt_record_the_broker_before_the_send(
         send_count=1, sent_at=NOW, broker="main", queue_id=1, queue_offset=7, queue_epoch="e"
     )
     claim = claim_of(broker="main2", attempt_seconds=-1)
-    assert store.claim([claim]) == {KEY}
+    assert store.claim([claim]).keys() == {KEY}
     assert store.stub_table([KEY]).column("broker").to_pylist() == ["main2"]
     assert store.lives("orders") == {Life("main2", None, None)}
     assert store.recover(10) == [KEY]
     (attempt,) = world.attempts()
     assert (attempt["outcome"], attempt["broker"]) == ("unknown", "main2")
     claim = claim_of(send_number=3, broker="main3", only_when_due=False)
-    assert store.claim([claim]) == {KEY}
+    assert store.claim([claim]).keys() == {KEY}
     store.settle([Settlement(KEY, 3, claim.token, Outcome.SENT, Position(2, 40, "f"))])
     assert store.attempt_table([KEY]).column("broker").to_pylist() == ["main2", "main3"]
     assert store.lives("orders") == {Life("main2", None, None), Life("main3", 2, "f")}
@@ -576,7 +576,7 @@ def test_two_numbers_of_one_message_in_one_batch_are_refused(
 def claimed(world: PostgresWorld, store: StubStore, **changes: Any) -> Claim:
     world.put_stub(send_count=1, sent_at=NOW, queue_id=1, queue_offset=7, queue_epoch="old")
     claim = claim_of(groups=["billing"], **changes)
-    assert store.claim([claim]) == {KEY}
+    assert store.claim([claim]).keys() == {KEY}
     return claim
 
 
@@ -712,7 +712,7 @@ def test_who_meets_an_attempt_past_its_deadline_records_it_as_unknown_first(
         claims = [
             claim_of(key)._replace(send_number=3, only_when_due=False) for key in (late, alive)
         ]
-        assert store.claim(claims) == {late}
+        assert store.claim(claims).keys() == {late}
     elif what == "promote":
         outcomes = [StubOutcome(key, "pending", "confirmed", 2, None) for key in (late, alive)]
         assert store.promote(outcomes, datetime.now(UTC)) == 1

@@ -109,7 +109,9 @@ def test_a_duty_can_do_all_that_the_store_of_stubs_does(
                 for part in scan.parts
             ]
         assert read == [[("stubs", 1)]]
-        assert store.claim([Claim(KEY, 1, TOKEN, ["billing"], "r", 60, 60, 5, 5, True)]) == {KEY}
+        assert store.claim([Claim(KEY, 1, TOKEN, ["billing"], "r", 60, 60, 5, 5, True)]).keys() == {
+            KEY
+        }
         assert store.settle([Settlement(KEY, 1, TOKEN, Outcome.SENT, Position(0, 0, "e"))]) == {KEY}
         assert store.recover(5) == []
         assert (

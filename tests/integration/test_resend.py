@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from backstop.resend.settle import FOR_GOOD
 from backstop.resend.work import now, plan, run_duty, run_once, work
 from backstop.runs.scope import name_of
 from backstop.stores.postgresql.stubs import PostgresStubs
+from backstop.stores.protocol import Claim
 from backstop_lab.servers.ports import free_port
 from resend_world import OTHER, TOPIC, World, ids, once, servers, world  # noqa: F401
 
@@ -312,20 +313,20 @@ def test_one_look_judges_the_claims_of_several_lots_and_is_taken_again_when_it_i
 def test_a_chunk_of_a_resend_is_bounded_by_the_bytes_of_its_contents(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Numbers are taken before contents are read: what does not fit in memory must not use up a number of each message."""
+    """Contents come with the numbers: what does not fit in memory must not use up a number of each message."""
     small = [f"m-{n}" for n in range(10)]
     world.stubs([*small, "large " + "x" * 200])
     world.ask([*small[:5], "large " + "x" * 200, *small[5:]])
+    monkeypatch.setattr("backstop.resend.send_claimed._SMALL", len("content of m-0{}"))
     monkeypatch.setattr("backstop.resend.send_claimed._CHUNK_BYTES", 4 * len("content of m-0{}"))
     read: list[int] = []
-    contents = PostgresStubs.contents
+    claim = PostgresStubs.claim
 
-    def noted(store: PostgresStubs, keys: Iterable[Key]) -> dict[Key, Message]:
-        wanted = list(keys)
-        read.append(len(wanted))
-        return contents(store, wanted)
+    def noted(store: PostgresStubs, claims: Sequence[Claim]) -> dict[Key, Message]:
+        read.append(len(claims))
+        return claim(store, claims)
 
-    monkeypatch.setattr(PostgresStubs, "contents", noted)
+    monkeypatch.setattr(PostgresStubs, "claim", noted)
     assert world.resend()["published"] == 11
     assert sorted(read) == [1, 2, 4, 4] and set(world.copies().values()) == {1}
 
@@ -444,7 +445,7 @@ def test_a_consumer_database_that_is_away_postpones_what_it_could_tell(world: Wo
     assert world.copies() == {("m", "1"): 1}
 
 
-@pytest.mark.parametrize("moment", ["stub_table after", "claim before", "contents after"])
+@pytest.mark.parametrize("moment", ["stub_table after", "claim before", "claim after"])
 def test_a_worker_whose_run_was_closed_publishes_nothing_more(world: World, moment: str) -> None:
     world.stubs(["m"])
     world.ask(["m"])
@@ -463,7 +464,7 @@ def test_a_worker_whose_run_was_closed_publishes_nothing_more(world: World, mome
     assert set(world.requests()) <= {"sent", "unknown"}
 
 
-@pytest.mark.parametrize("moment", ["claim before", "contents before"])
+@pytest.mark.parametrize("moment", ["claim before", "claim after"])
 def test_a_zombie_whose_claim_ran_out_publishes_nothing(
     world: World,
     moment: str,

@@ -19,8 +19,14 @@ from typing import Any
 from backstop.config.policy import Policy
 from backstop.config.settings import Settings
 from backstop.evidence.judge_by_key import Judge
-from backstop.model.records import Key
-from backstop.requests.policy import RECONCILE, Decision, Send, backoff, expected_queue_delay
+from backstop.model.records import Key, Message
+from backstop.requests.policy import (
+    RECONCILE,
+    Decision,
+    Send,
+    backoff_seconds,
+    expected_queue_delay,
+)
 from backstop.runs.run import Run, hold
 from backstop.runs.scope import topics_of
 from backstop.sql.named import load
@@ -205,38 +211,37 @@ def look_at_requests(
 
 def take_numbers(
     worker: Worker, store: StubStore, claimed: Claimed, decisions: Mapping[int, Decision]
-) -> dict[int, Request]:
+) -> dict[int, tuple[Request, Message]]:
     """Moves the send count of every message to send; one commit of the shard. By request id: those that are
-    now ours.
+    now ours, and what to publish.
 
     Raises StoreUnavailable: then some numbers may be taken, and recovery finds out.
     """
     policy, topic = worker.policy(claimed.lot.topic), claimed.lot.topic
-    wanted = {r.key: r for r in claimed.requests if isinstance(decisions[r.request_id], Send)}
-    claims = []
-    for request in wanted.values():
-        decision = decisions[request.request_id]
-        assert isinstance(decision, Send)
-        next_check = backoff(
-            request.send_number, request.key, policy
-        ).total_seconds() + worker.delays.get(topic, 0.0)
-        claims.append(
-            Claim(
-                key=request.key,
-                send_number=request.send_number,
-                token=claimed.token,
-                groups=decision.groups,
-                requested_by=f"request {request.request_id}",
-                attempt_seconds=policy.attempt_timeout.total_seconds(),
-                next_check_seconds=next_check,
-                max_sends=policy.max_sends,
-                max_refusals=policy.max_refusals,
-                only_when_due=request.requested_by == RECONCILE,
-                broker=worker.broker_name(topic),
+    attempt_seconds, delay = policy.attempt_timeout.total_seconds(), worker.delays.get(topic, 0.0)
+    broker = worker.broker_name(topic)
+    wanted, claims = {}, []
+    for request in claimed.requests:
+        if isinstance(decision := decisions[request.request_id], Send):
+            wanted[request.key] = request
+            claims.append(
+                Claim(
+                    key=request.key,
+                    send_number=request.send_number,
+                    token=claimed.token,
+                    groups=decision.groups,
+                    requested_by=f"request {request.request_id}",
+                    attempt_seconds=attempt_seconds,
+                    next_check_seconds=backoff_seconds(request.send_number, request.key, policy)
+                    + delay,
+                    max_sends=policy.max_sends,
+                    max_refusals=policy.max_refusals,
+                    only_when_due=request.requested_by == RECONCILE,
+                    broker=broker,
+                )
             )
-        )
-    won = store.claim(claims) if claims else set()
-    return {request.request_id: request for key, request in wanted.items() if key in won}
+    won = store.claim(claims)
+    return {wanted[key].request_id: (wanted[key], message) for key, message in won.items()}
 
 
 def measure_queue_delays(worker: Worker, topics: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from backstop.brokers.protocol import Broker, Receipt
-from backstop.model.records import GROUPS_HEADER, SEND_HEADER, Key, Message, Outcome
+from backstop.model.records import GROUPS_HEADER, SEND_HEADER, Message, Outcome
 from backstop.requests.policy import Send
 from backstop.resend.claim import Request
 
@@ -14,32 +14,21 @@ from backstop.resend.claim import Request
 def as_copy(message: Message, send_number: int, groups: tuple[str, ...] | None) -> Message:
     """The message as it goes out again: the same content and headers, its send number, and for whom it is
     (null: all)."""
-    headers = {
-        name: text
-        for name, text in message.headers.items()
-        if name not in (GROUPS_HEADER, SEND_HEADER)
-    }
-    headers[SEND_HEADER] = str(send_number)
+    headers = {**message.headers, SEND_HEADER: str(send_number)}
+    headers.pop(GROUPS_HEADER, None)
     if groups is not None:
         headers[GROUPS_HEADER] = json.dumps(list(groups), ensure_ascii=False)
     return message.with_headers(headers)
 
 
 def publish(
-    broker: Broker,
-    requests: Mapping[int, Request],
-    sends: Mapping[int, Send],
-    contents: Mapping[Key, Message],
+    broker: Broker, taken: Mapping[int, tuple[Request, Message]], sends: Mapping[int, Send]
 ) -> dict[int, Receipt]:
-    """One receipt for each request. A message without content (its stub was deleted meanwhile) is refused for
-    good."""
+    """One receipt for each request whose number was taken."""
     receipts: dict[int, Receipt] = {}
     by_way: dict[str | None, dict[int, Message]] = {}
-    for request_id, request in requests.items():
-        message, send = contents.get(request.key), sends[request_id]
-        if message is None:
-            receipts[request_id] = not_published("the stub is not there any more", for_good=True)
-            continue
+    for request_id, (request, message) in taken.items():
+        send = sends[request_id]
         alone = send.groups[0] if send.route == "group" and send.groups else None
         by_way.setdefault(alone, {})[request_id] = as_copy(
             message, request.send_number, send.groups

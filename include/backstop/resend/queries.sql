@@ -117,14 +117,18 @@ WHERE p.topic = %(topic)s AND p.broker = %(broker)s AND e.present
 GROUP BY p.consumer_group;
 
 -- name: end: what became of claimed requests, where the claim is still this worker's
+-- Most of a claim ends alike: `kinds` has each end once, and `ids` with `places` say which request ended how.
 UPDATE resend_request r
 SET state = x.state, claim_token = NULL, claim_deadline = NULL, error = x.error, updated_at = clock_timestamp(),
     not_before = coalesce(x.not_before, r.not_before),
     groups = CASE WHEN x.addressed THEN x.groups ELSE r.groups END,
     route = coalesce(x.route, r.route),
     closed_by_run = CASE WHEN x.state = 'open' THEN NULL ELSE %(run_id)s END
-FROM jsonb_to_recordset(%(ends)s::jsonb) AS x(request_id bigint, state text, error text, not_before timestamptz,
-    addressed boolean, groups text[], route text)
+FROM (
+    SELECT e.request_id, k.* FROM unnest(%(ids)s::bigint[], %(places)s::integer[]) AS e (request_id, place)
+    JOIN jsonb_to_recordset(%(kinds)s::jsonb) AS k (place integer, state text, error text, not_before timestamptz,
+        addressed boolean, groups text[], route text) ON k.place = e.place
+    ORDER BY e.request_id) x
 WHERE r.request_id = x.request_id AND r.state = 'claimed' AND r.claim_token = %(token)s;
 
 -- name: left_behind: claimed requests whose worker is late, and whether the claim itself is over

@@ -23,7 +23,13 @@ from backstop.resend.claim import Claimed, Worker, is_paused, take_numbers
 from backstop.resend.judge_again import judge_again
 from backstop.resend.order import ask_people, keep_order
 from backstop.resend.publish import not_published, publish
-from backstop.resend.settle import End, end_of_send, end_requests, end_without_send, settle_attempts
+from backstop.resend.settle import (
+    End,
+    end_requests,
+    end_without_send,
+    ends_of_sends,
+    settle_attempts,
+)
 
 _POSTPONED = "postponed"
 FRESH_SECONDS = 10.0
@@ -31,8 +37,10 @@ FRESH_SECONDS = 10.0
 _FIRST_CHUNK = 200
 """How many go out before the pause is read for the first time; then as many as take a second."""
 _CHUNK_BYTES = 32 * 1024 * 1024
-"""Contents of one chunk; a larger message goes out alone. Numbers are taken before contents are read: a worker that ran out of
-memory in between would use up a number of each message without sending it."""
+"""Contents of one chunk; a larger message goes out alone. Contents come with the numbers: a worker that ran out of memory then
+would use up a number of each message without sending it."""
+_SMALL = 4096
+"""Bytes that each message up to this size counts for."""
 
 
 class Looked(NamedTuple):
@@ -106,17 +114,16 @@ def send_claimed(worker: Worker, claimed: Claimed, looked: Looked, counts: Count
             # A stop is honoured here: what has not taken its number goes back, and nothing more is published.
             if is_paused(worker, claimed.lot.topic):
                 counts.add("handed_back", len(left))
-                ends |= {number: End(RequestState.OPEN, "the topic was paused") for number in left}
+                ends |= dict.fromkeys(left, End(RequestState.OPEN, "the topic was paused"))
                 break
             if not _has_time(worker, claimed, claimed.until):
                 worker.miss(
                     f"topic {claimed.lot.topic}", "sending a batch took longer than its claim lasts"
                 )
                 counts.add("handed_back", len(left))
-                ends |= {
-                    number: End(RequestState.OPEN, "no time was left for it in this claim")
-                    for number in left
-                }
+                ends |= dict.fromkeys(
+                    left, End(RequestState.OPEN, "no time was left for it in this claim")
+                )
                 reachable = False
                 break
             now = _next_chunk(worker, claimed, left, sizes)
@@ -161,13 +168,12 @@ def _send(
     if not taken:
         return ends
     counts.add("handed_out", len(taken))
-    contents = store.contents([request.key for request in taken.values()])
     # The last look before the copies are out: after it, nothing of ours may stand between the decision and
     # the broker.
     worker.require_run()
     if _has_time(worker, claimed, min(claimed.until, attempt_until)):
-        receipts = publish(broker, taken, sends, contents)
-        counts.add("published", sum(request.key in contents for request in taken.values()))
+        receipts = publish(broker, taken, sends)
+        counts.add("published", len(taken))
     else:
         receipts = {
             number: not_published("the worker's claim had run out of time") for number in taken
@@ -177,23 +183,21 @@ def _send(
         claimed.token,
         worker.broker_name(lot.topic),
         worker.policy(lot.topic).max_send_duration,
-        taken,
+        {number: request for number, (request, _) in taken.items()},
         receipts,
     )
-    for number, outcome in outcomes.items():
-        ends[number] = end_of_send(outcome, receipts[number], sends[number])
-    return ends
+    return ends | ends_of_sends(outcomes, receipts, sends)
 
 
 def _sizes(worker: Worker, claimed: Claimed, sends: Mapping[int, Send]) -> dict[int, int]:
-    """The bytes of each message to send, by request id. Raises StoreUnavailable."""
-    keys = {
-        request.request_id: request.key
+    """The bytes of each large message to send, by request id. Raises StoreUnavailable."""
+    by_key = {
+        request.key: request.request_id
         for request in claimed.requests
         if request.request_id in sends
     }
-    found = worker.judge.sources.shard(claimed.lot.shard).sizes(keys.values())
-    return {request_id: found.get(key, 0) for request_id, key in keys.items()}
+    found = worker.judge.sources.shard(claimed.lot.shard).sizes(by_key, above=_SMALL)
+    return {by_key[key]: size for key, size in found.items()}
 
 
 def _next_chunk(
@@ -201,7 +205,7 @@ def _next_chunk(
 ) -> dict[int, Send]:
     """As many as go out in about a second, by what the chunk before took; within _CHUNK_BYTES."""
     chosen = list(islice(left, worker.pace.get(claimed.lot.topic, _FIRST_CHUNK)))
-    total = accumulate(sizes[request_id] for request_id in chosen)
+    total = accumulate(sizes.get(request_id, _SMALL) for request_id in chosen)
     fitting = sum(1 for size in total if size <= _CHUNK_BYTES)
     return {request_id: left[request_id] for request_id in chosen[: max(1, fitting)]}
 
@@ -224,7 +228,7 @@ def hand_back(worker: Worker, claimed: Claimed, counts: Counts, why: str) -> boo
     end_requests(
         worker,
         claimed,
-        {request.request_id: End(RequestState.OPEN, why) for request in claimed.requests},
+        dict.fromkeys([r.request_id for r in claimed.requests], End(RequestState.OPEN, why)),
     )
     return False
 

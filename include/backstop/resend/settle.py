@@ -19,6 +19,7 @@ from backstop.requests.ask import FOR_GOOD
 from backstop.requests.policy import Decision, NotNeeded, Postpone, Route, Send
 from backstop.resend.claim import Claimed, Request, Worker
 from backstop.runs.run import hold
+from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
 from backstop.stores.protocol import Settlement, StubStore
 
@@ -72,6 +73,21 @@ def settle_attempts(
     }
 
 
+def ends_of_sends(
+    outcomes: Mapping[int, Outcome], receipts: Mapping[int, Receipt], sends: Mapping[int, Send]
+) -> dict[int, End]:
+    """How each request ends whose number was taken; those that end alike share one value."""
+    shared: dict[tuple[object, ...], End] = {}
+    ends: dict[int, End] = {}
+    for number, outcome in outcomes.items():
+        receipt, send = receipts[number], sends[number]
+        alike = (outcome, receipt.outcome, receipt.error, receipt.refused_for_good, id(send))
+        if alike not in shared:
+            shared[alike] = end_of_send(outcome, receipt, send)
+        ends[number] = shared[alike]
+    return ends
+
+
 def end_of_send(outcome: Outcome, receipt: Receipt, send: Send) -> End:
     """How a request ends whose number was taken."""
     error = _error(receipt)
@@ -99,13 +115,16 @@ def end_requests(worker: Worker, claimed: Claimed, ends: Mapping[int, End]) -> i
     none."""
     if not ends:
         return 0
-    rows = [_row(request_id, end) for request_id, end in sorted(ends.items())]
+    kinds = {id(end): end for end in ends.values()}  # requests of one batch share their ends
+    places = {kind: place for place, kind in enumerate(kinds)}
+    values = {
+        "ids": array_literal(list(ends)),
+        "places": array_literal([places[id(end)] for end in ends.values()]),
+        "kinds": json.dumps([_row(place, end) for place, end in enumerate(kinds.values())]),
+    }
     with worker.control, worker.control.cursor() as cursor:
         hold(cursor, worker.run)
-        cursor.execute(
-            _SQL["end"],
-            {"ends": json.dumps(rows), "token": claimed.token, "run_id": worker.run.run_id},
-        )
+        cursor.execute(_SQL["end"], {**values, "token": claimed.token, "run_id": worker.run.run_id})
         return int(cursor.rowcount)
 
 
@@ -120,10 +139,10 @@ def _error(receipt: Receipt) -> str | None:
     return storable(receipt.error)
 
 
-def _row(request_id: int, end: End) -> dict[str, Any]:
+def _row(place: int, end: End) -> dict[str, Any]:
     route: Route | None = end.send.route if end.send else None
     return {
-        "request_id": request_id,
+        "place": place,
         "state": str(end.state),
         "error": storable(end.error),
         "not_before": end.not_before.isoformat() if end.not_before else None,

@@ -309,12 +309,13 @@ class StubStore(StubSource, Protocol):
         """What to publish: the only method that reads payloads. The header backstop-content-version tells an edit's number."""
         ...
 
-    def sizes(self, keys: Iterable[Key]) -> dict[Key, int]:
-        """By key, the bytes of content and headers, without reading the content; a key without a row is absent."""
+    def sizes(self, keys: Iterable[Key], above: int = -1) -> dict[Key, int]:
+        """By key, the bytes of content and headers where they are more than `above`, without reading the content; a key without
+        a row is absent."""
         ...
 
-    def claim(self, claims: Sequence[Claim]) -> set[Key]:
-        """One commit; returns the keys whose number was handed out to this caller.
+    def claim(self, claims: Sequence[Claim]) -> dict[Key, Message]:
+        """One commit; returns what to publish for the keys whose number was handed out to this caller.
 
         An attempt whose deadline is over does not stand in the way of a claim, a promotion or a withdrawal: it is recorded as
         unknown first, in the same transaction.

@@ -143,9 +143,9 @@ class Exchange:
             for batch in _rounds(commands):
                 if time.monotonic() >= deadline:
                     break
-                packed = connection.pack_commands(batch)
+                packed = b"".join(map(_packed, batch))
                 sent += len(batch)
-                connection.send_packed_command(packed, check_health=False)
+                connection.send_packed_command([packed], check_health=False)
                 for _ in batch:
                     answers.append(_read(connection, deadline))
         except (RedisError, OSError) as error:
@@ -178,6 +178,15 @@ def _read(connection: Any, deadline: float) -> Any:
         return NotSent("the server is still loading its data")
     except ResponseError as error:
         return error
+
+
+def _packed(command: Command) -> bytes:
+    """The command as the protocol has it; redis-py's own way takes some 2 us for each argument."""
+    words = [word if isinstance(word, bytes) else str(word).encode() for word in command]
+    return b"*%d\r\n%b" % (
+        len(words),
+        b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words]),
+    )
 
 
 def _rounds(commands: Sequence[Command]) -> Iterator[Sequence[Command]]:

@@ -72,6 +72,9 @@ _NOT_STORED_CODES = frozenset(
 )
 
 
+_WRITE_HEADERS = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     """One script call and the places in the batch of the messages it carries."""
@@ -262,7 +265,7 @@ def _pack(message: Message) -> tuple[bytes, bytes, bytes, bytes]:
             next_step="Write header values as text.",
         )
     message.message_id.encode()  # ids are valid Unicode everywhere, or they could not be keys
-    text = json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
+    text = _WRITE_HEADERS(headers).encode()
     return bytes(message.content), text, _optional(message.tag), _optional(message.partition_key)
 
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from psycopg2.extensions import cursor as Cursor
 
@@ -37,6 +37,7 @@ from backstop.stores.protocol import (
 )
 
 _SQL = load("backstop.stores.postgresql", "stubs.sql")
+_BY_KEY = _SQL["by_key"] + "; "
 _CHUNK = 10_000
 """Rows of one statement."""
 _PROMOTED = 20_000
@@ -188,26 +189,15 @@ class PostgresStubs:
         return [message_id for (message_id,) in self._connection.rows(_SQL["open_in_line"], values)]
 
     def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
+        return dict(map(_published, self._by_key("contents", keys)))
+
+    def sizes(self, keys: Iterable[Key], above: int = -1) -> dict[Key, int]:
         return {
-            Key(topic, message_id): Message(
-                topic,
-                message_id,
-                bytes(content),
-                _sent_headers(headers, version),
-                tag,
-                ordering_key,
-            )
-            for topic, message_id, content, headers, tag, ordering_key, version in self._by_key(
-                "contents", keys
-            )
+            Key(topic, message_id): size
+            for topic, message_id, size in self._by_key("sizes", keys, above=above)
         }
 
-    def sizes(self, keys: Iterable[Key]) -> dict[Key, int]:
-        return {
-            Key(topic, message_id): size for topic, message_id, size in self._by_key("sizes", keys)
-        }
-
-    def claim(self, claims: Sequence[Claim]) -> set[Key]:
+    def claim(self, claims: Sequence[Claim]) -> dict[Key, Message]:
         if len({claim.key for claim in claims}) != len(claims):
             raise ContractBroken(
                 "One batch claims two numbers of one message.",
@@ -215,72 +205,79 @@ class PostgresStubs:
                 next_step="Claim one number of a message at a time: the later one is not free yet.",
             )
         if not claims:
-            return set()
-        rows = [
-            (
-                *key,
-                number,
-                token,
-                None if groups is None else json.dumps(list(groups), ensure_ascii=False),
-                *terms,
-            )
-            for key, number, token, groups, *terms in claims
-        ]
+            return {}
         names = (
             "topics",
             "message_ids",
             "send_numbers",
-            "tokens",
-            "groups",
-            "requested_by",
-            "attempt_seconds",
             "next_check_seconds",
+            "requested_by",
+            "places",
+        )
+        terms = _Terms(
+            "token",
+            "groups",
+            "attempt_seconds",
             "max_sends",
             "max_refusals",
             "only_when_due",
-            "brokers",
+            "broker",
         )
-        return {Key(*row) for row in self._rows_after_recovery("claim", columns(rows, names))}
+        rows = []
+        for (
+            key,
+            number,
+            token,
+            groups,
+            requested_by,
+            seconds,
+            next_check,
+            sends,
+            refusals,
+            only_when_due,
+            broker,
+        ) in claims:
+            to = None if groups is None else tuple(groups)
+            place = terms.place(token, to, seconds, sends, refusals, only_when_due, broker)
+            rows.append((*key, number, next_check, requested_by, place))
+        values = {**columns(rows, names), "terms": terms.text()}
+        return dict(map(_published, self._rows_after_recovery(_BY_KEY + _SQL["claim"], values)))
 
     def settle(self, settlements: Sequence[Settlement]) -> set[Key]:
         if not settlements:
             return set()
-        rows = []
-        for ended in settlements:
-            # A copy that the broker did not acknowledge has no place, whatever the caller believes.
-            position = ended.position if ended.outcome is Outcome.SENT else None
-            rows.append(
-                (
-                    *ended.key,
-                    ended.send_number,
-                    ended.token,
-                    str(ended.outcome),
-                    ended.broker,
-                    *(
-                        (position.queue_id, position.offset, position.epoch)
-                        if position
-                        else (None, None, None)
-                    ),
-                    ended.broker_message_id,
-                    None if ended.error is None else _stored_text(ended.error),
-                    ended.max_send_seconds,
-                )
-            )
         names = (
             "topics",
             "message_ids",
             "send_numbers",
-            "tokens",
-            "outcomes",
-            "brokers",
             "queue_ids",
             "queue_offsets",
-            "queue_epochs",
             "broker_message_ids",
-            "errors",
-            "max_send_seconds",
+            "places",
         )
-        return self._changed("settle", columns(rows, names))
+        terms = _Terms("token", "outcome", "broker", "queue_epoch", "error", "max_send_seconds")
+        rows = []
+        for (
+            key,
+            number,
+            token,
+            outcome,
+            position,
+            broker,
+            broker_message_id,
+            error,
+            max_send_seconds,
+        ) in settlements:
+            # A copy that the broker did not acknowledge has no place, whatever the caller believes.
+            at = position if position and outcome is Outcome.SENT else _NOWHERE
+            stored_error = None if error is None else _stored_text(error)
+            place = terms.place(
+                token, str(outcome), broker, at.epoch, stored_error, max_send_seconds
+            )
+            rows.append((*key, number, at.queue_id, at.offset, broker_message_id, place))
+        return self._changed(
+            _BY_KEY + _SQL["settle"], {**columns(rows, names), "terms": terms.text()}
+        )
 
     def recover(self, limit: int, max_send_seconds: float | None = None) -> list[Key]:
         values = {"limit": limit, "max_send_seconds": max_send_seconds}
@@ -337,7 +334,7 @@ class PostgresStubs:
             "ats",
             "outcomes",
         )
-        return self._changed("raise_numbers", columns(rows, names)) if rows else set()
+        return self._changed(_SQL["raise_numbers"], columns(rows, names)) if rows else set()
 
     def reopen(self, topics: Sequence[str], since: datetime) -> int:
         reopened, after = 0, ("", "")
@@ -361,7 +358,7 @@ class PostgresStubs:
             "topic": key.topic,
             "message_id": key.message_id,
         }
-        return bool(self._rows_after_recovery("void", values))
+        return bool(self._rows_after_recovery(_SQL["void"], values))
 
     def replace_content(self, key: Key, version: int, content: bytes) -> bool:
         values = {
@@ -396,10 +393,10 @@ class PostgresStubs:
     def _keys(self, keys: Iterable[Key]) -> dict[str, str]:
         return columns(self._connection.storable_keys(keys), ("topics", "message_ids"))
 
-    def _by_key(self, query: str, keys: Iterable[Key]) -> Iterator[tuple[Any, ...]]:
+    def _by_key(self, query: str, keys: Iterable[Key], **values: Any) -> Iterator[tuple[Any, ...]]:
         # A row that cannot be read is no row; the scan shows it.
         for chunk in _chunks(self._connection.storable_keys(keys)):
-            yield from self._connection.rows_of_keys(_SQL[query], chunk, {})[0]
+            yield from self._connection.rows_of_keys(_SQL[query], chunk, values)[0]
 
     def _rows_after_recovery(
         self, statement: str, values: Mapping[str, Any]
@@ -409,7 +406,7 @@ class PostgresStubs:
 
         def work(cursor: Cursor) -> list[tuple[Any, ...]]:
             self._recover_late(cursor, values)
-            cursor.execute(_SQL[statement], values)
+            cursor.execute(statement, values)
             return cursor.fetchall()
 
         return self._connection.run(work)
@@ -422,9 +419,36 @@ class PostgresStubs:
 
     def _changed(self, statement: str, values: dict[str, Any]) -> set[Key]:
         return {
-            Key(topic, message_id)
-            for topic, message_id in self._connection.rows(_SQL[statement], values)
+            Key(topic, message_id) for topic, message_id in self._connection.rows(statement, values)
         }
+
+
+class _Terms:
+    """What many rows of a batch have in common, each combination once."""
+
+    def __init__(self, *names: str) -> None:
+        self._names, self._places = names, dict[tuple[Any, ...], int]()
+
+    def place(self, *values: Any) -> int:
+        """The number of this combination."""
+        return self._places.setdefault(values, len(self._places))
+
+    def text(self) -> str:
+        """All of them with their numbers, as a JSON array of objects."""
+        terms = [
+            {"place": place, **dict(zip(self._names, values, strict=True))}
+            for values, place in self._places.items()
+        ]
+        return json.dumps(terms, ensure_ascii=False)
+
+
+class _Nowhere(NamedTuple):
+    queue_id: None = None
+    offset: None = None
+    epoch: None = None
+
+
+_NOWHERE = _Nowhere()
 
 
 def scope_values(as_of: datetime, scope: Scope) -> dict[str, Any]:
@@ -440,6 +464,14 @@ def scope_values(as_of: datetime, scope: Scope) -> dict[str, Any]:
 def _chunks(rows: Sequence[T]) -> Iterator[Sequence[T]]:
     for start in range(0, len(rows), _CHUNK):
         yield rows[start : start + _CHUNK]
+
+
+def _published(row: tuple[Any, ...]) -> tuple[Key, Message]:
+    topic, message_id, content, headers, tag, ordering_key, version = row
+    message = Message(
+        topic, message_id, bytes(content), _sent_headers(headers, version), tag, ordering_key
+    )
+    return Key(topic, message_id), message
 
 
 def _texts(document: str) -> dict[str, str]:

@@ -213,32 +213,33 @@ FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id
 CROSS JOIN LATERAL (
     SELECT * FROM message_stub m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s;
 
--- name: sizes: by key, how many bytes `contents` would read; the length of a large content is known without reading it
-SELECT s.topic, s.message_id, octet_length(s.content) + octet_length(s.headers::text)
+-- name: sizes: by key, how many bytes `contents` would read, where they are many; the length of a content is known without reading it
+SELECT s.topic, s.message_id, s.size
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
 CROSS JOIN LATERAL (
-    SELECT * FROM message_stub m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s;
+    SELECT m.topic, m.message_id, octet_length(m.content) + octet_length(m.headers::text) AS size
+    FROM message_stub m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s
+WHERE s.size > %(above)s;
 
--- name: claim: hands out one send number for each key, only where it is the next one and nothing forbids it
--- The instant is taken once every row is locked, so that no deadline counts the time spent waiting for a lock. The
--- position becomes that of the number now under way: not known yet.
-WITH asked AS (
-    SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(send_numbers)s::integer[], %(tokens)s::uuid[],
-            %(groups)s::jsonb[], %(requested_by)s::text[], %(attempt_seconds)s::float8[],
-            %(next_check_seconds)s::float8[], %(max_sends)s::integer[], %(max_refusals)s::integer[],
-            %(only_when_due)s::boolean[], %(brokers)s::text[])
-        AS a (topic, message_id, send_number, token, groups, requested_by, attempt_seconds, next_check_seconds,
-              max_sends, max_refusals, only_when_due, broker)
-), held AS MATERIALIZED (
-    SELECT s.topic, s.message_id
-    FROM (SELECT * FROM asked ORDER BY topic, message_id) a
-    CROSS JOIN LATERAL (
-        SELECT m.topic, m.message_id FROM message_stub m
-        WHERE m.topic = a.topic AND m.message_id = a.message_id
-            AND m.send_count = a.send_number - 1 AND m.status = 'pending' AND m.attempt_token IS NULL
-        FOR UPDATE) s
-), instant AS MATERIALIZED (
-    SELECT clock_timestamp() AS now, count(*) AS locked FROM held
+-- name: by_key: for the transaction: an update that joins a list finds each row by its key, in the order of the list
+-- Row by row, as the list is sorted: two batches that overlap lock their rows in one order, and no plan reads all of history,
+-- which a table that was never analysed makes the planner prefer.
+SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_seqscan = off;
+
+-- name: claim: hands out one send number for each key, only where it is the next one and nothing forbids it; gives what to publish
+-- `status` is compared so that only the key finds the row, as in settle. The instant is that before the first lock: a deadline can only be early, and the worker's own
+-- clock began before it. The position becomes that of the number now under way: not known yet. What many claims have in common (`term`) is given once.
+WITH instant AS MATERIALIZED (
+    SELECT clock_timestamp() AS now
+), asked AS MATERIALIZED (
+    SELECT a.topic, a.message_id, a.send_number, a.next_check_seconds, a.requested_by, t.*
+    FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(send_numbers)s::integer[], %(next_check_seconds)s::float8[],
+            %(requested_by)s::text[], %(places)s::integer[])
+        AS a (topic, message_id, send_number, next_check_seconds, requested_by, place)
+    JOIN jsonb_to_recordset(%(terms)s::jsonb)
+        AS t (place integer, token uuid, groups jsonb, attempt_seconds float8, max_sends integer, max_refusals integer,
+            only_when_due boolean, broker text) ON t.place = a.place
+    ORDER BY a.topic, a.message_id
 )
 UPDATE message_stub s SET
     send_count = a.send_number,
@@ -263,31 +264,27 @@ UPDATE message_stub s SET
     broker_message_id = NULL,
     updated_at = i.now
 FROM instant i
-CROSS JOIN held h
-JOIN asked a ON a.topic = h.topic AND a.message_id = h.message_id
-WHERE s.topic = h.topic AND s.message_id = h.message_id
-    AND s.send_count = a.send_number - 1 AND s.status = 'pending' AND s.attempt_token IS NULL
+CROSS JOIN asked a
+WHERE s.topic = a.topic AND s.message_id = a.message_id
+    AND s.send_count = a.send_number - 1 AND s.status IS NOT DISTINCT FROM 'pending'
+    AND s.attempt_token IS NULL
     AND s.send_count - s.refusals < coalesce(s.max_sends, a.max_sends) AND s.refusals < a.max_refusals
     AND (NOT a.only_when_due OR s.next_check_at <= i.now)
-RETURNING s.topic, s.message_id;
+RETURNING s.topic, s.message_id, s.content, s.headers::text, s.tag, s.ordering_key, s.content_version;
 
 -- name: settle: how each attempt ended, only where its token is still the stub's; the stub and its attempt together
 -- The token is compared so that only the key finds the row: by `=` the planner takes the small index of attempts under way
 -- and reads all of it for each key, the square of the batch. A given token is never null, and a null one matches nothing.
-WITH given AS (
-    SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(send_numbers)s::integer[], %(tokens)s::uuid[],
-            %(outcomes)s::text[], %(brokers)s::text[], %(queue_ids)s::integer[], %(queue_offsets)s::bigint[],
-            %(queue_epochs)s::text[], %(broker_message_ids)s::text[], %(errors)s::text[], %(max_send_seconds)s::float8[])
-        AS g (topic, message_id, send_number, token, outcome, broker, queue_id, queue_offset, queue_epoch,
-              broker_message_id, error, max_send_seconds)
-), held AS MATERIALIZED (
-    SELECT s.topic, s.message_id, s.attempt_groups, s.attempt_requested_by
-    FROM (SELECT * FROM given ORDER BY topic, message_id) g
-    CROSS JOIN LATERAL (
-        SELECT m.topic, m.message_id, m.attempt_groups, m.attempt_requested_by FROM message_stub m
-        WHERE m.topic = g.topic AND m.message_id = g.message_id AND g.token IS NOT NULL
-            AND m.attempt_token IS NOT DISTINCT FROM g.token
-        FOR UPDATE) s
+-- `before` is the stub as this statement began, for what the update empties: while the token is ours nobody changes it.
+WITH given AS MATERIALIZED (
+    SELECT g.topic, g.message_id, g.send_number, g.queue_id, g.queue_offset, g.broker_message_id, t.*
+    FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(send_numbers)s::integer[], %(queue_ids)s::integer[],
+            %(queue_offsets)s::bigint[], %(broker_message_ids)s::text[], %(places)s::integer[])
+        AS g (topic, message_id, send_number, queue_id, queue_offset, broker_message_id, place)
+    JOIN jsonb_to_recordset(%(terms)s::jsonb)
+        AS t (place integer, token uuid, outcome text, broker text, queue_epoch text, error text, max_send_seconds float8)
+        ON t.place = g.place
+    ORDER BY g.topic, g.message_id
 ), settled AS (
     UPDATE message_stub s SET
         attempt_token = NULL,
@@ -303,11 +300,13 @@ WITH given AS (
         queue_epoch = g.queue_epoch,
         broker_message_id = g.broker_message_id,
         updated_at = clock_timestamp()
-    FROM held h
-    JOIN given g ON g.topic = h.topic AND g.message_id = h.message_id
-    WHERE s.topic = h.topic AND s.message_id = h.message_id
+    FROM given g
+    CROSS JOIN LATERAL (
+        SELECT m.attempt_groups, m.attempt_requested_by FROM message_stub m
+        WHERE m.topic = g.topic AND m.message_id = g.message_id AND m.attempt_token IS NOT DISTINCT FROM g.token OFFSET 0) before
+    WHERE s.topic = g.topic AND s.message_id = g.message_id
         AND g.token IS NOT NULL AND s.attempt_token IS NOT DISTINCT FROM g.token AND s.send_count = g.send_number
-    RETURNING s.topic, s.message_id, s.send_count, s.attempted_at, h.attempt_groups, h.attempt_requested_by, s.broker,
+    RETURNING s.topic, s.message_id, s.send_count, s.attempted_at, before.attempt_groups, before.attempt_requested_by, s.broker,
         g.outcome, g.queue_id, g.queue_offset, g.queue_epoch, g.broker_message_id, g.error
 ), written AS (
     -- A number that has a row already has ended: the first account of it stays.
