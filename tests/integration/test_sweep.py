@@ -277,6 +277,30 @@ def test_a_dry_run_tells_what_it_would_do_and_changes_nothing(world: World) -> N
     assert world.sql("control", "SELECT count(*) FROM sweep_count") == [(0,)]
 
 
+def test_the_database_takes_back_exactly_what_a_dry_run_names(world: World) -> None:
+    """The statement decides as `decide` does, whatever state, end and token a log has."""
+    world.sql(
+        DB,
+        """
+        INSERT INTO consumer_log
+            (consumer_group, topic, message_id, state, lease_expires_at, owner_token, owner_host, consumed_at)
+        SELECT g, %s, concat_ws(' ', g, state, ends, token IS NOT NULL), state, ends, token, 'h',
+            CASE WHEN state = 'CONSUMED' THEN now() END
+        FROM unnest(ARRAY['billing', 'nobody']) AS g, unnest(ARRAY['CONSUMING', 'CONSUMED', 'FAILED', 'EXPIRED']) AS state,
+            unnest(ARRAY['-infinity', now() - interval '1 s', now() + interval '1 h', 'infinity', NULL]::timestamptz[]) AS ends,
+            unnest(ARRAY[gen_random_uuid(), NULL]) AS token
+        WHERE ends IS NOT NULL OR state = 'CONSUMING'""",
+        [TOPIC],
+    )
+    before, told = states(world), list[Told]()
+    sweep(world, dry_run=True, tell=told.append)
+    counts = sweep(world)
+    changed = {
+        message_id for message_id, state in states(world).items() if state != before[message_id]
+    }
+    assert changed == {one.message_id for one in told} and counts["reclaim"] == len(changed) == 4
+
+
 def test_counts_are_kept_by_group_topic_host_and_decision(world: World) -> None:
     begin(world, ["a", "b"], host="host-1")
     begin(world, ["c"], host="host-2")

@@ -11,9 +11,9 @@ Every key has a time to live. B is the CRC-32 of `T:ID` modulo BUCKETS.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 from zlib import crc32
 
@@ -25,8 +25,7 @@ BUCKETS = 16
 """Part of the key format: another number would not find what is stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """What stands in Redis of one message. Times are milliseconds since 1970 by the server's clock."""
 
     state: str

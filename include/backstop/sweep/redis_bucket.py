@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from backstop.leases.redis_exchange import RedisExchange, Script
 from backstop.leases.redis_records import BUCKETS, Record, RedisKeys, read_record
@@ -18,8 +18,7 @@ _CONFLICTS, _ENDED, _LOOK, _SETTLE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """A record as it was seen: its bytes, what they say (null: nothing there, or unreadable), and whether its lease ended."""
 
     name: bytes

@@ -54,7 +54,11 @@ def sweep_bucket(
             elif one.record is None:
                 tally.counts.add("unreadable" if one.text else "vanished")
             else:
-                why = f"ended {_ago(one)}; the log says {answer.state or answer.truth.value}"
+                why = (
+                    f"ended {_ago(one)}; the log says {answer.state or answer.truth.value}"
+                    if tally.tell
+                    else ""
+                )
                 line = Line(
                     place, bucket.keys.group, one.key.topic, one.record.owner_host or "?", decision
                 )

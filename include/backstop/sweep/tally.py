@@ -59,10 +59,10 @@ class Tally:
     goes_on: dict[str, str] = field(default_factory=dict)
     """Where a walk over this place goes on, the next time."""
 
-    def add(self, line: Line, message_id: str, why: str) -> None:
-        """One decision that was applied, or that a dry run would apply."""
-        self.lines[line] = self.lines.get(line, 0) + 1
+    def add(self, line: Line, message_id: str, why: str, number: int = 1) -> None:
+        """One decision that was applied, or that a dry run would apply; or so many that are alike."""
+        self.lines[line] = self.lines.get(line, 0) + number
         self.examples.setdefault(line, message_id)
-        self.counts.add(line.decision.lower())
+        self.counts.add(line.decision.lower(), number)
         if self.tell and line.decision != Decision.KEEP:
             self.tell(Told(line, message_id, why))

@@ -39,6 +39,16 @@ class HeldLease(NamedTuple):
     is_expired: bool
 
 
+class TakenBack(NamedTuple):
+    """So many leases of one group, topic and host, and the message of one of them."""
+
+    group: str
+    topic: str
+    owner_host: str | None
+    leases: int
+    message_id: str
+
+
 class Standing(NamedTuple):
     """What a log says at its database's clock: a LogState as stored; whether a lease is alive, and for how long still."""
 
@@ -107,6 +117,15 @@ class PostgresLeases:
             return seen, set(cursor.fetchall())
 
         return self._connection.run(work)
+
+    def take_back(self, groups: Sequence[str], limit: int) -> list[TakenBack]:
+        """Takes back at most `limit` leases of these groups whose end has come, and commits."""
+        return [
+            TakenBack(*row)
+            for row in self._connection.rows(
+                _SQL["take_back"], {"groups": list(groups), "limit": limit}
+            )
+        ]
 
     def standing(self, group: str, keys: Sequence[Key]) -> dict[Key, Standing]:
         """What the logs of one group say, by key, on the primary; a key that is absent has no log."""

@@ -59,6 +59,24 @@ WHERE l.consumer_group = g.consumer_group AND l.topic = g.topic AND l.message_id
         OR l.lease_expires_at IS NULL AND g.ends IS NULL AND l.updated_at = g.touched)
 RETURNING l.consumer_group, l.topic, l.message_id;
 
+-- name: take_back: takes back the oldest leases that ended, in one statement; how many of each group, topic and host, and one of each
+-- Rows are found again by their address: they are locked, so that it cannot change, and a row that moved before is not taken.
+WITH ended AS MATERIALIZED (
+    SELECT l.ctid, l.owner_token
+    FROM consumer_log l
+    WHERE l.state = 'CONSUMING' AND l.lease_expires_at <= clock_timestamp() AND l.consumer_group = ANY(%(groups)s::text[])
+    ORDER BY l.lease_expires_at
+    LIMIT %(limit)s::integer
+    FOR UPDATE OF l SKIP LOCKED
+), taken AS (
+    UPDATE consumer_log l SET state = 'EXPIRED', updated_at = clock_timestamp()
+    FROM ended e
+    WHERE l.ctid = e.ctid AND l.state = 'CONSUMING' AND l.owner_token IS NOT DISTINCT FROM e.owner_token
+        AND l.lease_expires_at <= clock_timestamp() AND l.consumer_group = ANY(%(groups)s::text[])
+    RETURNING l.consumer_group, l.topic, l.owner_host, l.message_id
+)
+SELECT consumer_group, topic, owner_host, count(*), min(message_id) FROM taken GROUP BY 1, 2, 3 ORDER BY 1, 2, 3;
+
 -- name: standing: what the log says of each message asked for, with the seconds that a live lease still has; no row: no log
 SELECT l.topic, l.message_id, l.state,
     l.state = 'CONSUMING' AND coalesce(l.lease_expires_at > clock_timestamp(), true) AS is_alive,
