@@ -29,6 +29,8 @@ def check_text(name: str, value: object, longest: int | None = None) -> None:
     """Not empty, no NUL, valid UTF-8, at most `longest` bytes. Raises ContractBroken."""
     if not isinstance(value, str) or not value:
         raise _broken(f"{name} is {value!r}", f"Give {name} as text that is not empty.")
+    if value.isascii() and "\x00" not in value and (longest is None or len(value) <= longest):
+        return  # as nearly all are
     _check_storable(name, value)
     if longest is not None and len(value.encode()) > longest:
         raise _broken(

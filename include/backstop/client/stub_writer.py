@@ -27,6 +27,7 @@ from backstop.sql.run import Connection, is_in_transaction, rows
 
 _SQL = load("backstop.client", "queries.sql")
 UNTYPED = "application/octet-stream"
+_WRITE = json.JSONEncoder(ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,9 @@ def record_many(
     if not batch:
         return []
     _refuse_autocommit(connection)
-    recorded = [Recorded(_to_send(new), str(uuid4()) if send else None, policy) for new in batch]
+    # One token for all: an attempt is known by its message and its token.
+    token = str(uuid4()) if send else None
+    recorded = [Recorded(_to_send(new), token, policy) for new in batch]
     written = rows(connection, _SQL["record"], _columns(batch, recorded, policy))
     if len(written) < len(batch):
         there = {Key(row["topic"], row["message_id"]) for row in written}
@@ -173,7 +176,7 @@ def _columns(
         "tags": [new.tag for new in batch],
         "ordering_keys": [new.ordering_key for new in batch],
         "sequences": [new.sequence for new in batch],
-        "headers": [json.dumps(dict(r.message.headers), ensure_ascii=False) for r in recorded],
+        "headers": [_WRITE(r.message.headers) if r.message.headers else "{}" for r in recorded],
         "contents": [new.content for new in batch],
         "content_types": [new.content_type for new in batch],
         "deliver_at": [new.deliver_at for new in batch],
@@ -191,15 +194,17 @@ def _check(new: NewMessage, policy: SendPolicy, max_content_bytes: int) -> None:
     check_headers(new.headers)
     check_text("content_type", new.content_type)
     check_optional("ordering_key", new.ordering_key, ORDERING_KEY_BYTES)
-    for name in ("tag", "message_key"):
-        check_optional(name, getattr(new, name))
-    if new.deliver_at is not None and new.deliver_at.utcoffset() is None:
+    check_optional("tag", new.tag)
+    check_optional("message_key", new.message_key)
+    if new.deliver_at is None:
+        return
+    if new.deliver_at.utcoffset() is None:
         raise ContractBroken(
             f"deliver_at of {new.message_id!r} has no time zone.",
             kept="Nothing was written or sent.",
             next_step="Give an aware datetime, in UTC for example.",
         )
-    if new.deliver_at is not None and new.deliver_at > datetime.now(UTC) + policy.longest_delay:
+    if new.deliver_at > datetime.now(UTC) + policy.longest_delay:
         raise ContractBroken(
             f"deliver_at of {new.message_id!r} is {new.deliver_at}, more than longest_delay ({policy.longest_delay}) ahead.",
             kept="Nothing was written or sent.",

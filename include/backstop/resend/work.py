@@ -255,15 +255,14 @@ def work(worker: Worker, cut: datetime, *, limit: int | None = None, first: int 
         while waiting:
             if left <= 0:
                 return counts
-            begun = monotonic()
             claims = _claim_round(worker, waiting, cut, int(min(at_once, left)))
             number = sum(len(claimed.requests) for claimed in claims)
             counts.add("claimed", number)
             left -= number
-            gone = _send_round(worker, claims, counts)
+            gone, seconds = _send_round(worker, claims, counts)
             given_up |= gone
             waiting = deque(lot for lot in waiting if lot not in gone)
-            at_once = _next_round(worker, number, monotonic() - begun)
+            at_once = _next_round(worker, number, seconds)
     return counts
 
 
@@ -299,18 +298,22 @@ def _claim_round(worker: Worker, waiting: deque[Lot], cut: datetime, at_once: in
     return claims
 
 
-def _send_round(worker: Worker, claims: Sequence[Claimed], counts: Counts) -> set[Lot]:
-    """Judges the requests of all claims by one look, then sends each claim; returns the lots to leave for this run."""
+def _send_round(
+    worker: Worker, claims: Sequence[Claimed], counts: Counts
+) -> tuple[set[Lot], float]:
+    """Judges the requests of all claims by one look, then sends each claim; returns the lots to leave for this run, and the
+    seconds that sending took."""
     gone: set[Lot] = set()
     if not claims:
-        return gone
+        return gone, 0.0
     try:
         looked = look_again(worker, claims)
     except Unavailable as error:
         # Their requests stay claimed until the claims run out.
         for claimed in claims:
             worker.miss(f"topic {claimed.lot.topic} in shard {claimed.lot.shard}", error.what)
-        return {claimed.lot for claimed in claims}
+        return {claimed.lot for claimed in claims}, 0.0
+    begun = monotonic()
     for claimed in claims:
         if claimed.lot in gone:
             hand_back(worker, claimed, counts, "what its lot needs had gone away")
@@ -322,12 +325,12 @@ def _send_round(worker: Worker, claims: Sequence[Claimed], counts: Counts) -> se
             # Its requests stay claimed until the claim runs out; the other lots need nothing of it.
             worker.miss(f"topic {claimed.lot.topic} in shard {claimed.lot.shard}", error.what)
             gone.add(claimed.lot)
-    return gone
+    return gone, monotonic() - begun
 
 
 def _next_round(worker: Worker, number: int, seconds: float) -> int:
-    """How many requests to claim and judge at once, when `number` took so many seconds: as many as go out while the look is
-    fresh and the claims last, so that a slow broker does not keep claims waiting."""
+    """How many requests to claim and judge at once, when sending `number` took so many seconds: as many as go out while the look
+    is fresh and the claims last, so that a slow broker does not keep claims waiting."""
     policies = [worker.policy(topic) for topic in worker.settings.topics]
     lasts = min(
         (policy.claim_timeout - policy.max_send_duration).total_seconds() for policy in policies

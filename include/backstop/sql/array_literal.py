@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from types import NoneType
 
 Element = str | bytes | int | float | datetime | None
 
@@ -21,6 +22,11 @@ def array_literal(values: Sequence[Element]) -> str:
             return f'{{"{inside}"}}'
     elif kinds == {int} or kinds == {float}:
         return f"{{{','.join(map(str, values))}}}"
+    elif kinds == {bytes}:
+        inside = '","\\\\x'.join(map(bytes.hex, values))  # type: ignore[arg-type]
+        return f'{{"\\\\x{inside}"}}'
+    elif kinds == {NoneType}:
+        return f"{{{','.join(['NULL'] * len(values))}}}"
     return f"{{{','.join(map(_element, values))}}}"
 
 
