@@ -135,6 +135,9 @@ class Worker:
         self.consumer._beat_at = float("-inf") if knows else float("inf")
         self.consumer._looked_at = float("-inf")
         self.consumer.step(Counts())
+        assert self.consumer.books.difference(self.consumer.in_process()) == 0, (
+            self.consumer.books.counts
+        )
 
     def heads(self) -> list[tuple[OwnedQueue, str, bool]]:
         """Of each task: the queue, the key, whether it releases."""

@@ -87,6 +87,7 @@ class OrderedWorld:
         )
         try:
             yield consumer
+            assert consumer.books.difference(consumer.in_process()) == 0, consumer.books.counts
         finally:
             consumer.close()
             subscription.close()

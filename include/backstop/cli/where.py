@@ -21,6 +21,10 @@ _BATCH = 500
 def where(
     topic: Annotated[str, typer.Argument(help="The topic.")],
     message_id: Annotated[list[str] | None, typer.Argument(help="One or more message ids.")] = None,
+    queues: Annotated[
+        bool,
+        typer.Option("--queues", help="Who owns each of the topic's queues, instead of a message."),
+    ] = False,
     file: Annotated[
         Path | None,
         typer.Option("--file", help="A file with one message id a line; - reads stdin."),
@@ -33,6 +37,9 @@ def where(
     """
     from backstop.model.errors import ConfigurationError
 
+    if queues:
+        _show_queues(topic, as_json)
+        return
     ids = [*(message_id or ()), *(_read_ids(file) if file is not None else ())]
     if not ids:
         raise ConfigurationError(
@@ -66,6 +73,33 @@ def where(
         raise typer.Exit(3)
     if not all(story.found for story in stories):
         raise typer.Exit(1)
+
+
+def _show_queues(topic: str, as_json: bool) -> None:
+    from backstop.cli.queues import read_queues
+    from backstop.evidence.sources import Sources
+
+    settings, known = context.load_settings(), context.connections()
+    require_known("topic", [topic], settings.topics)
+    with Sources(settings, known) as sources:
+        found = read_queues(sources, topic)
+        unreachable = dict(sources.unreachable)
+    for subject, why in unreachable.items():
+        print(out.printable(f"not answered: {subject}: {why}"), file=sys.stderr)
+    if as_json:
+        out.document([one._asdict() for one in found])
+    elif not found:
+        out.line(f"No group owns queues of {topic}: its consumers are not ordered.")
+    else:
+        out.table(
+            ["group", "queue", "state", "owner", "since", "waiting", "oldest waits"],
+            [
+                [q.group, q.queue, q.state, q.owner, q.since, q.waiting, q.waits_since]
+                for q in found
+            ],
+        )
+    if unreachable:
+        raise typer.Exit(3)
 
 
 def _read_ids(file: Path) -> list[str]:

@@ -9,6 +9,7 @@ message.
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import chain
@@ -21,6 +22,7 @@ from backstop.client.lease_store import lease_store
 from backstop.client.process import Ended, process, process_under_row_lock, told
 from backstop.client.read_headers import Copy, read_headers
 from backstop.client.ways import Handler, Leased, RowLock, Transactional, Way, Work, way_of
+from backstop.leases import books
 from backstop.leases.front import Front
 from backstop.leases.lease import (
     LEASE,
@@ -48,6 +50,20 @@ ACKNOWLEDGE_EVERY = 1.0
 redeliver."""
 CONFLICT = "Conflict: its id came with another content than before; it was not applied"
 """What a dead letter says of it."""
+_OUTCOMES = {
+    "processed": "done",
+    "done": "duplicates",
+    "superseded": "superseded",
+    "conflict": "conflicts",
+    "failed": "failed",
+    "broken": "failed",
+    "lease_lost": "fenced_off",
+    "not_for_us": "not_for_us",
+    "busy": "handed_back",
+    "parked": "handed_back",
+    "given_back": "handed_back",
+}
+"""What is counted of a batch, as the books name it."""
 
 
 class Consumer:
@@ -58,7 +74,8 @@ class Consumer:
     RedisGuard: leases in Redis alone. `handler` is a bare function of a connection, a message and its Work, or one
     marked as `leased` or `row_lock`: docs/how-to/process-once.md.
     `lease` and `retry_after` are the settings of that name in backstop.yaml. `batch` messages are fetched and
-    leased at once: 1 for handlers that take long.
+    leased at once: 1 for handlers that take long. `member` names this consumer among the group's living ones: with it
+    the books are written to the consumer database every minute.
     """
 
     def __init__(
@@ -74,6 +91,7 @@ class Consumer:
         batch: int = 20,
         wait: timedelta = timedelta(seconds=1),
         owner_host: str | None = None,
+        member: str | None = None,
     ) -> None:
         check_text("group", group, GROUP_BYTES)
         if lease <= NOW or retry_after <= NOW or wait < NOW or batch < 1:
@@ -90,6 +108,9 @@ class Consumer:
         self._group = group
         self._retry_after, self._batch, self._wait = retry_after, batch, wait
         self._owner_host = owner_host
+        self.books = books.Books()
+        self._ledger = KeptConnection(connect, "consumer database") if connect and member else None
+        self._member, self._life, self._wrote_at = member or "", uuid.uuid4().hex, time.monotonic()
         self._limited = LimitedLog(log)
         self.stopping = threading.Event()
         self._done: list[Received] = []
@@ -105,10 +126,16 @@ class Consumer:
         while not self.stopping.is_set():
             try:
                 self.run_once(counts)
+                if time.monotonic() - self._wrote_at >= books.EVERY.total_seconds():
+                    self._write_books()
             except Unavailable as error:
                 counts.add("unavailable")
                 self._limited.warning(str(error))
                 self.stopping.wait(min(self._retry_after, LONGEST_PAUSE).total_seconds())
+        try:
+            self._write_books(has_ended=True)
+        except Unavailable as error:
+            log.warning("The last books were not written. %s", error)
         return counts
 
     def run_once(self, counts: Counts | None = None) -> Counts:
@@ -117,8 +144,18 @@ class Consumer:
         Raises StoreUnavailable or BrokerUnavailable after everything in hand was left to a redelivery.
         """
         counts = Counts() if counts is None else counts
-        copies = self._sort(self._subscription.fetch(self._batch, self._wait), counts)
-        waiting = list(_runs_of_distinct_keys(copies))
+        fetched = self._subscription.fetch(self._batch, self._wait)
+        before = Counts(counts)
+        try:
+            self._process(fetched, counts)
+        except BaseException:
+            self._book(len(fetched), before, counts, was_cut_short=True)
+            raise
+        self._book(len(fetched), before, counts, was_cut_short=False)
+        return counts
+
+    def _process(self, fetched: Sequence[Received], counts: Counts) -> None:
+        waiting = list(_runs_of_distinct_keys(self._sort(fetched, counts)))
         try:
             while waiting and not self.stopping.is_set():
                 batch = waiting.pop(0)
@@ -131,7 +168,36 @@ class Consumer:
                 counts.add(name, number)
             for copy in chain.from_iterable(waiting):
                 self._hand_back(copy, NOW, counts)
-        return counts
+
+    def _book(self, received: int, before: Counts, counts: Counts, *, was_cut_short: bool) -> None:
+        """What became of one batch; what an error of a server cut short is left to a redelivery."""
+        self.books.add("received", received)
+        for name, entry in _OUTCOMES.items():
+            number = counts.get(name, 0) - before.get(name, 0)
+            if not (was_cut_short and entry == "handed_back"):
+                self.books.add(entry, number)
+                received -= number
+        if was_cut_short:
+            self.books.add("handed_back", received)
+
+    def _write_books(self, *, has_ended: bool = False) -> None:
+        self._wrote_at = time.monotonic()
+        if self._ledger is None:
+            return
+        if missing := self.books.difference(0):
+            self._limited.warning(
+                f"The books do not balance: {missing} messages. {self.books.counts}"
+            )
+        with self._ledger.short_transaction() as connection:
+            books.write(
+                connection,
+                self._group,
+                self._member,
+                self._life,
+                self.books.counts,
+                0,
+                has_ended=has_ended,
+            )
 
     def close(self) -> None:
         """Stop renewing and close the connections; the subscription is its owner's to close."""
@@ -139,6 +205,8 @@ class Consumer:
         self._store.close()
         if self._rows:
             self._rows.close()
+        if self._ledger:
+            self._ledger.close()
 
     def _sort(self, fetched: Sequence[Received], counts: Counts) -> list[Copy]:
         """Ours to do. A copy for other groups is acknowledged untouched, a broken one will be a dead

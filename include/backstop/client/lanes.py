@@ -62,7 +62,7 @@ class Lanes:
     def ended(self, lane: Lane) -> None:
         """The head is settled: the next one may go."""
         self._stop_work(lane)
-        if self._is_ours(lane):
+        if self.has(lane):
             lane.failures = 0
             lane.waiting.popleft()
             self._held[lane.queue] -= 1
@@ -71,17 +71,22 @@ class Lanes:
             else:
                 del self._lanes[lane.queue, lane.key, lane.releases]
 
-    def again(self, lane: Lane, at: float) -> None:
-        """The head is tried once more, no sooner than `at`."""
+    def again(self, lane: Lane, at: float) -> bool:
+        """The head is tried once more, no sooner than `at`; false: its queue was dropped."""
         self._stop_work(lane)
-        if self._is_ours(lane):
-            heapq.heappush(self._resting, (at, next(self._numbers), lane))
+        if not self.has(lane):
+            return False
+        heapq.heappush(self._resting, (at, next(self._numbers), lane))
+        return True
 
-    def drop(self, queue: OwnedQueue) -> None:
-        """The queue is not ours to start from any more; heads in work go on to their end."""
-        for place in [place for place in self._lanes if place[0] == queue]:
-            del self._lanes[place]
+    def drop(self, queue: OwnedQueue) -> int:
+        """The queue is not ours to start from any more; heads in work go on to their end. How many messages were dropped."""
+        dropped = [
+            self._lanes.pop(place)
+            for place in [place for place in self._lanes if place[0] == queue]
+        ]
         self._held.pop(queue, None)
+        return sum(len(lane.waiting) - lane.in_work for lane in dropped if not lane.releases)
 
     def held(self, queue: OwnedQueue) -> int:
         """How many of the queue's messages are here."""
@@ -91,11 +96,16 @@ class Lanes:
         """How many of the queue's heads are in work."""
         return self._in_work.get(queue, 0)
 
+    def waiting(self) -> int:
+        """How many messages are here, heads in work included, and keys that are being released not."""
+        return sum(len(lane.waiting) for lane in self._lanes.values() if not lane.releases)
+
     def next_at(self) -> float | None:
         """When the first resting lane may be tried."""
         return self._resting[0][0] if self._resting else None
 
-    def _is_ours(self, lane: Lane) -> bool:
+    def has(self, lane: Lane) -> bool:
+        """Whether its queue is still ours to start from."""
         return self._lanes.get((lane.queue, lane.key, lane.releases)) is lane
 
     def _stop_work(self, lane: Lane) -> None:

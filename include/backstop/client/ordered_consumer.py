@@ -9,6 +9,7 @@ A crash at any `|` leaves messages that the next owner of the queue adopts befor
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,7 +30,7 @@ from backstop.client.process import told
 from backstop.client.read_headers import Copy, read_headers
 from backstop.client.ways import Handler, Leased, RowLock, Way, Work, way_of
 from backstop.client.worker_pool import WorkerPool
-from backstop.leases import guard, parking, queue_owner
+from backstop.leases import books, guard, parking, queue_owner
 from backstop.leases.lease import (
     LEASE,
     RETRY_AFTER,
@@ -169,9 +170,11 @@ class OrderedConsumer:
         self._keeper = LeaseKeeper(renewals, lease)
         self._blame = blame or Blame()
         self._lanes = Lanes()
+        self.books = books.Books()
+        self._life, self._wrote_at = uuid.uuid4().hex, time.monotonic()
         self._results: SimpleQueue[Result] = SimpleQueue()
         self._arrived: list[Result] = []
-        self._in_work = 0
+        self._in_pool: set[Lane] = set()
         self._done: list[Received] = []
         self._unusable: list[tuple[Received, str]] = []
         """To become dead letters."""
@@ -214,13 +217,38 @@ class OrderedConsumer:
         moved |= self._start(counts)
         self._acknowledge()
         self._release_drained()
+        if time.monotonic() - self._wrote_at >= books.EVERY.total_seconds():
+            self._write_books()
         return moved
+
+    def in_process(self) -> int:
+        """Messages that were taken in and have no end yet."""
+        tried = sum(lane.releases or not self._lanes.has(lane) for lane in self._in_pool)
+        return self._lanes.waiting() + tried
 
     def close(self) -> None:
         """Ends the threads and closes the connections; the subscription is its owner's to close."""
         self._pool.close()
         self._keeper.close()
         self._store.close()
+
+    def _write_books(self, *, has_ended: bool = False) -> None:
+        in_process = self.in_process()
+        if missing := self.books.difference(in_process):
+            self._limited.warning(
+                f"The books do not balance: {missing} messages. {self.books.counts}, in process {in_process}"
+            )
+        with self._store.short_transaction() as connection:
+            books.write(
+                connection,
+                self._group,
+                self._member,
+                self._life,
+                self.books.counts,
+                in_process,
+                has_ended=has_ended,
+            )
+        self._wrote_at = time.monotonic()
 
     # Queues
 
@@ -241,7 +269,7 @@ class OrderedConsumer:
             self._forget(lost.queue)
         for place, holding in self._queues.held.items():
             if holding.draining:
-                self._lanes.drop(holding.queue)
+                self._drop(holding.queue)
             elif place not in before:
                 counts.add("queues_taken")
                 with self._store.short_transaction() as connection:
@@ -251,10 +279,13 @@ class OrderedConsumer:
     def _forget(self, queue: OwnedQueue) -> None:
         """What is left of the queue here is its next owner's."""
         place = (queue.topic, queue.queue_id)
-        self._lanes.drop(queue)
+        self._drop(queue)
         if place not in self._queues.held:
             self._subscription.forget(place)
             self._sets = {known: done for known, done in self._sets.items() if known[0] != place}
+
+    def _drop(self, queue: OwnedQueue) -> None:
+        self.books.add("handed_back", self._lanes.drop(queue))
 
     def _release_drained(self) -> None:
         for holding in list(self._queues.held.values()):
@@ -266,7 +297,7 @@ class OrderedConsumer:
         """A graceful stop: nothing new is started; what is in handlers is finished, acknowledged and released."""
         try:
             self._keep_queues(counts, leaving=True)
-            while self._in_work:
+            while self._in_pool:
                 self._wait_for_result(1.0)
                 self._collect(counts)
                 self._acknowledge()
@@ -274,6 +305,7 @@ class OrderedConsumer:
             self._acknowledge()
             self._release_drained()
             self._say_back()
+            self._write_books(has_ended=True)
             self._queues.leave()
         except Unavailable as error:
             counts.add("unavailable")
@@ -301,6 +333,7 @@ class OrderedConsumer:
                 self._queues.held.pop(place)
                 self._forget(holding.queue)
                 continue
+            self.books.add("received", len(received))
             for one in received:
                 self._sort(holding.queue, one, counts)
             found |= bool(received)
@@ -313,13 +346,16 @@ class OrderedConsumer:
         except ContractBroken as error:
             counts.add("broken")
             log.error("A message of %r (%s): %s", received.message.topic, received.broker_id, error)
+            self.books.add("failed")
             self._unusable.append((received, told(error)))
             return
         if not copy.is_for(self._group):
             counts.add("not_for_us")
+            self.books.add("not_for_us")
             self._done.append(received)
         elif self._is_done(received):
             counts.add("done_before")
+            self.books.add("duplicates")
             self._done.append(received)
         else:
             self._lanes.add(queue, key, copy)
@@ -344,7 +380,7 @@ class OrderedConsumer:
         now = time.monotonic()
         if now < self._resume_at:
             return False
-        lanes = self._lanes.start(now, self._at_once - self._in_work)
+        lanes = self._lanes.start(now, self._at_once - len(self._in_pool))
         live = [lane for lane in lanes if self._queues.is_live(lane.queue)]
         for lane in lanes:
             if lane not in live:
@@ -428,6 +464,7 @@ class OrderedConsumer:
             self._again(lane, begun.retry_after.total_seconds())
         else:
             head, lease = begun
+            self.books.add("released")
             self._submit(lane, head, lease, self._keeper.hold([lease])[lease], lease.attempts)
 
     def _try(
@@ -447,7 +484,7 @@ class OrderedConsumer:
         self, lane: Lane, head: InOrder, lease: Acquired, lost: threading.Event, deliveries: int
     ) -> None:
         work = Work(lease.fence, deliveries, lost, self.stopping, lease.attempts)
-        self._in_work += 1
+        self._in_pool.add(lane)
         self._pool.submit(
             lambda store: self._results.put(self._work(store, lane, head, lease, work))
         )
@@ -457,8 +494,12 @@ class OrderedConsumer:
         copy: Copy = lane.waiting[0]
         counts.add(type(outcome).__name__.lower())
         match outcome:
-            case Done() | Superseded() | Parked() | Kept():
-                self._settle(lane, copy)
+            case Done() | Parked():
+                self._settle(lane, copy, "duplicates")
+            case Superseded():
+                self._settle(lane, copy, "superseded")
+            case Kept():
+                self._settle(lane, copy, "parked")
             case Busy(retry_after=after):
                 self._again(lane, after.total_seconds())
             case Full(reached=reached):
@@ -472,6 +513,7 @@ class OrderedConsumer:
                     *reversed(copy.arrival.key),
                 )
                 self._unusable.append((copy.received, CONFLICT))
+                self.books.add("conflicts")
                 self._lanes.ended(lane)
 
     # In the pool
@@ -527,18 +569,22 @@ class OrderedConsumer:
         found = bool(self._arrived)
         while self._arrived:
             result = self._arrived.pop(0)
-            self._in_work -= 1
+            self._in_pool.discard(result.lane)
             counts.add(result.tried.value)
+            outcome = "handed_back"  # of one that is released: its content is kept until it is done
             try:
-                self._end(result, counts)
+                outcome = self._end(result, counts)
             except StoreUnavailable:
                 self._again(result.lane, self._retry_after.total_seconds())
                 raise
             finally:
+                if result.lane.releases:
+                    self.books.add(outcome)
                 self._keeper.release(result.lease)
         return found
 
-    def _end(self, result: Result, counts: Counts) -> None:
+    def _end(self, result: Result, counts: Counts) -> str:
+        """What became of this try, as the books name it."""
         lane = result.lane
         if result.tried is Tried.PROCESSED:
             self._blame.succeeded(lane.queue.topic, lane.key)
@@ -547,18 +593,20 @@ class OrderedConsumer:
             if lane.releases:
                 self._again(lane, 0.0)  # the next one of the key
             else:
-                self._settle(lane, lane.waiting[0])
-        elif result.tried is Tried.FAILED:
+                self._settle(lane, lane.waiting[0], "done")
+            return "done"
+        if result.tried is Tried.FAILED:
             assert result.error is not None
-            self._fail(result, result.error, counts)
-        elif result.tried is Tried.FENCED:
+            return self._fail(result, result.error, counts)
+        if result.tried is Tried.FENCED:
             self._lose(lane.queue, counts)
             self._give_back(result, None)
-            self._again(lane, 0.0)
-        else:
-            self._again(lane, self._retry_after.total_seconds())
+            self._again(lane, 0.0, "fenced_off")
+            return "fenced_off"
+        self._again(lane, self._retry_after.total_seconds())
+        return "handed_back"
 
-    def _fail(self, result: Result, error: Exception, counts: Counts) -> None:
+    def _fail(self, result: Result, error: Exception, counts: Counts) -> str:
         """It is the downstream: all wait, and nothing is counted. Or the message: it is tried again, and then parked."""
         lane, text = result.lane, told(error)
         if self._blame.failed(lane.queue.topic, lane.key, error):
@@ -575,16 +623,17 @@ class OrderedConsumer:
                 self._said_away = True
             self._give_back(result, text)
             self._again(lane, 0.0)
-        elif lane.releases or result.lease.attempts >= self._retries.attempts:
-            self._park(result, text, counts)
-        else:
-            lane.failures += 1
-            try:
-                with self._store.short_transaction() as connection:
-                    guard.fail(connection, result.lease, text)
-            except LeaseLost as lost:
-                log.warning("%s", lost)
-            self._again(lane, self._retries.after(lane.failures))
+            return "handed_back"
+        if lane.releases or result.lease.attempts >= self._retries.attempts:
+            return self._park(result, text, counts)
+        lane.failures += 1
+        try:
+            with self._store.short_transaction() as connection:
+                guard.fail(connection, result.lease, text)
+        except LeaseLost as lost:
+            log.warning("%s", lost)
+        self._again(lane, self._retries.after(lane.failures))
+        return "handed_back"
 
     def _say_back(self) -> None:
         if self._said_away:
@@ -592,7 +641,7 @@ class OrderedConsumer:
                 parking.say_back(connection, self._group, self._member)
             self._said_away = False
 
-    def _park(self, result: Result, error: str, counts: Counts) -> None:
+    def _park(self, result: Result, error: str, counts: Counts) -> str:
         lane = result.lane
         try:
             with self._store.short_transaction() as connection:
@@ -615,13 +664,15 @@ class OrderedConsumer:
             if lane.releases:
                 self._lanes.ended(lane)
             else:
-                self._settle(lane, lane.waiting[0])
+                self._settle(lane, lane.waiting[0], "parked")
+            return "parked"
+        return "handed_back"
 
     def _give_back(self, result: Result, error: str | None) -> None:
         with self._store.short_transaction() as connection:
             parking.set_back(connection, result.lease, error, released=result.lane.releases)
 
-    def _settle(self, lane: Lane, copy: Copy) -> None:
+    def _settle(self, lane: Lane, copy: Copy, outcome: str) -> None:
         """The log has the head's end, or its content is kept: acknowledge, and on with the lane."""
         received = copy.received
         self._done.append(received)
@@ -635,6 +686,7 @@ class OrderedConsumer:
                 with self._store.short_transaction() as connection:
                     parking.go_on(connection, lane.queue)
                 holding.stopped_by = None
+        self.books.add(outcome)
         self._lanes.ended(lane)
 
     def _stop_queue(self, lane: Lane, reached: str) -> None:
@@ -676,8 +728,10 @@ class OrderedConsumer:
             self._subscription.bury(*self._unusable[0])
             self._unusable.pop(0)
 
-    def _again(self, lane: Lane, seconds: float) -> None:
-        self._lanes.again(lane, time.monotonic() + seconds)
+    def _again(self, lane: Lane, seconds: float, otherwise: str = "handed_back") -> None:
+        """The head is tried once more, if its queue is still ours."""
+        if not self._lanes.again(lane, time.monotonic() + seconds) and not lane.releases:
+            self.books.add(otherwise)
 
 
 def ordering_key(copy: Copy) -> str:

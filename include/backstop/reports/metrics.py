@@ -130,6 +130,35 @@ def _gauges(cursor: Any, settings: Settings) -> Iterator[Metric]:
     yield _gauge(
         "backstop_group_backlog_age_seconds", "How long the oldest of them waits", of, ages
     )
+    books = _rows(cursor, "books_now", 2)
+    of = ("group", "member")
+    yield _gauge(
+        "backstop_consumer_books_difference",
+        "Messages a consumer took in that are neither out nor in process",
+        of,
+        books,
+    )
+    yield _gauge(
+        "backstop_consumer_in_process",
+        "Messages a consumer took in that have no end yet",
+        of,
+        _rows(cursor, "in_process_now", 2),
+    )
+    cursor.execute(_SQL["owners_now"])
+    owners = cursor.fetchall()
+    owned = ("topic", "group", "queue", "owner", "state")
+    yield _gauge(
+        "backstop_queue_waiting_messages",
+        "Messages of an owned queue that the group has not passed",
+        owned,
+        [(row[:5], row[5]) for row in owners],
+    )
+    yield _gauge(
+        "backstop_queue_age_seconds",
+        "How long the oldest of them waits",
+        owned,
+        [(row[:5], row[6]) for row in owners],
+    )
     yield _gauge(
         "backstop_oldest_due_stub_timestamp_seconds",
         "Since when the oldest due stub of a shard is due; the look, if none is",

@@ -47,3 +47,18 @@ LIMIT 20;
 
 -- name: connections: to the whole server: used, and the most there may be
 SELECT sum(numbackends), current_setting('max_connections')::integer FROM pg_stat_database;
+
+-- name: books_now: what does not balance in each consumer's books, when it wrote them not long ago
+SELECT consumer_group, member, difference FROM watch_consumer
+WHERE taken_at > clock_timestamp() - interval '1 hour' AND written_at > clock_timestamp() - interval '1 hour'
+ORDER BY 1, 2;
+
+-- name: in_process_now: what each consumer has in hand
+SELECT consumer_group, member, in_process FROM watch_consumer
+WHERE taken_at > clock_timestamp() - interval '1 hour' AND written_at > clock_timestamp() - interval '1 hour' AND NOT has_ended
+ORDER BY 1, 2;
+
+-- name: owners_now: who owns each queue, and how far behind its group is in it
+SELECT topic, consumer_group, queue_id::text, coalesce(owner, ''), state, coalesce(waiting, 0), coalesce(age_seconds, 0)
+FROM watch_owner WHERE taken_at > clock_timestamp() - interval '1 hour'
+ORDER BY 1, 2, queue_id;

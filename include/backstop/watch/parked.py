@@ -21,7 +21,14 @@ from backstop.model.errors import StoreFailed, Unavailable
 from backstop.model.records import Counts
 from backstop.sql.named import load
 from backstop.stores.open import open_parking
-from backstop.stores.postgresql.parking import Away, FullQueue, ParkedKey, PostgresParking
+from backstop.stores.postgresql.parking import (
+    Away,
+    ConsumerBooks,
+    FullQueue,
+    ParkedKey,
+    PostgresParking,
+    QueueOwner,
+)
 
 _SQL = load("backstop.watch", "queries.sql")
 KEY, FULL, AWAY = "key_parked", "parking_full", "downstream_away"
@@ -38,6 +45,8 @@ class Parked:
     keys: list[ParkedKey] = field(default_factory=list)
     full: list[FullQueue] = field(default_factory=list)
     away: list[Away] = field(default_factory=list)
+    books: list[ConsumerBooks] = field(default_factory=list)
+    owners: list[QueueOwner] = field(default_factory=list)
     looked: list[str] = field(default_factory=list)
 
 
@@ -59,12 +68,15 @@ def look_for_parked(sources: Sources, conn: Any) -> Parked:
                     parked.full_queues(groups),
                     parked.away(groups),
                 )
+                books, owners = parked.books(groups), parked.owners(groups)
         except Unavailable as error:
             sources.missed(subject, error)
             continue
         seen.keys += keys
         seen.full += full
         seen.away += away
+        seen.books += books
+        seen.owners += owners
         seen.looked += groups
     return seen
 

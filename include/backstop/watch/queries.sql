@@ -63,6 +63,21 @@ INSERT INTO alert (case_id, dedup_key, severity, title, body)
 VALUES (%(case_id)s, %(dedup_key)s, 'warning', %(title)s, %(body)s)
 ON CONFLICT (dedup_key) DO NOTHING;
 
+-- name: forget_books: what was kept of these groups' consumers
+DELETE FROM watch_consumer WHERE consumer_group = ANY (%(groups)s);
+
+-- name: forget_owners: what was kept of who owns these groups' queues
+DELETE FROM watch_owner WHERE consumer_group = ANY (%(groups)s);
+
+-- name: save_books: one consumer's books as it wrote them last
+INSERT INTO watch_consumer (consumer_group, member, counts, in_process, difference, has_ended, started_at, written_at, taken_at)
+VALUES (%(group)s, %(member)s, %(counts)s::jsonb, %(in_process)s, %(difference)s, %(has_ended)s, %(started_at)s, %(written_at)s,
+    %(taken_at)s);
+
+-- name: save_owner: who owns one queue, and how far behind its group is in it
+INSERT INTO watch_owner (topic, consumer_group, queue_id, owner, state, since, waiting, age_seconds, taken_at)
+VALUES (%(topic)s, %(group)s, %(queue_id)s, %(owner)s, %(state)s, %(since)s, %(waiting)s, %(age)s, %(taken_at)s);
+
 -- name: save_shard: what is due in a shard
 INSERT INTO watch_shard (shard, oldest_due_at, taken_at) VALUES (%(shard)s, %(oldest)s, %(taken_at)s)
 ON CONFLICT (shard) DO UPDATE SET oldest_due_at = excluded.oldest_due_at, taken_at = excluded.taken_at;

@@ -8,6 +8,7 @@ from typing import Any
 from backstop.config.settings import Settings
 from backstop.sql.named import load
 from backstop.watch.looks import Answer
+from backstop.watch.owners import RULE as BOOKS
 from backstop.watch.size import RULE as SIZE
 
 _SQL = load("backstop.watch", "queries.sql")
@@ -37,7 +38,7 @@ def _why(settings: Settings, rule: str, topic: str, group: str, as_of: datetime)
         )
     if rule == "heartbeat":
         return None if settings.heartbeat is not None else "No heartbeat is configured any more"
-    if rule == SIZE:
+    if rule in (SIZE, BOOKS):
         return (
             None
             if group in ("*", *settings.groups)

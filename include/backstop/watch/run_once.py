@@ -27,6 +27,7 @@ from backstop.watch.heartbeat import beat
 from backstop.watch.judge import judge
 from backstop.watch.look import forget, look_at_shards, read_history, take_look
 from backstop.watch.looks import Answer, Finding
+from backstop.watch.owners import judge_books, keep_owners
 from backstop.watch.parked import look_for_parked, tell_of_parked
 from backstop.watch.retire import retired
 from backstop.watch.size import judge_size
@@ -80,8 +81,12 @@ def look(work: Work[Watched]) -> None:
     with control, control.cursor() as cursor:
         hold(cursor, run)
         blocked = tell_of_blocked(sources, cursor, blocks, run.as_of, run.run_id)
+        keep_owners(cursor, parked, history, run.as_of)
         waiting = tell_of_parked(cursor, parked, run.as_of, run.run_id)
-        counts = tell(cursor, [*answers, *late, *sizes, *retired(cursor, settings, run.as_of)])
+        counts = tell(
+            cursor,
+            [*answers, *late, *sizes, *judge_books(parked), *retired(cursor, settings, run.as_of)],
+        )
         add_up(cursor)
     for name, number in (*blocked.items(), *waiting.items()):
         counts.add(name, number)

@@ -23,7 +23,8 @@ $$;
 GRANT SELECT, INSERT, UPDATE ON consumer_log TO backstop_consumer;
 -- They share their queues, and park and release ordering keys.
 GRANT SELECT, INSERT, UPDATE ON queue_owner TO backstop_consumer;
-GRANT SELECT, INSERT, UPDATE, DELETE ON group_member, parked_key, parked_message, parking_full, downstream_away TO backstop_consumer;
+GRANT SELECT, INSERT, UPDATE, DELETE ON group_member, parked_key, parked_message, parking_full, downstream_away, consumer_books
+    TO backstop_consumer;
 
 -- backstop_duty: Backstop's duties: they read, and the sweep takes back leases that ended.
 GRANT SELECT ON consumer_log, consumer_log_floor, backstop_consumer_version TO backstop_duty;
@@ -34,13 +35,13 @@ GRANT UPDATE (last_error, payload_hash) ON consumer_log TO backstop_duty;
 GRANT DELETE ON consumer_log TO backstop_duty;
 GRANT INSERT, UPDATE ON consumer_log_floor TO backstop_duty;
 -- They show who owns which queue and which keys wait, and apply what people answered.
-GRANT SELECT ON queue_owner, group_member, parking_full, downstream_away TO backstop_duty;
+GRANT SELECT ON queue_owner, group_member, parking_full, downstream_away, consumer_books TO backstop_duty;
 GRANT SELECT, UPDATE, DELETE ON parked_key, parked_message TO backstop_duty;
 GRANT SELECT, INSERT, DELETE ON parked_discard TO backstop_duty;
 
 -- backstop_person: people who decide by command line look here, and answer for parked keys.
 GRANT SELECT ON consumer_log, consumer_log_floor, backstop_consumer_version TO backstop_person;
-GRANT SELECT ON queue_owner, group_member, parking_full, downstream_away TO backstop_person;
+GRANT SELECT ON queue_owner, group_member, parking_full, downstream_away, consumer_books TO backstop_person;
 GRANT SELECT, DELETE ON parked_key, parked_message TO backstop_person;
 GRANT UPDATE (state, messages, bytes, answer, answered_by, answered_at, updated_at) ON parked_key TO backstop_person;
 GRANT UPDATE (content, content_version) ON parked_message TO backstop_person;

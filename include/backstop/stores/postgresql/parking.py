@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -81,6 +81,35 @@ class Discard(NamedTuple):
     """As the database writes it: this discard, and no later one of the same message."""
 
 
+class ConsumerBooks(NamedTuple):
+    """What one consumer took in since it started, and what became of it."""
+
+    group: str
+    member: str
+    counts: Mapping[str, int]
+    in_process: int
+    has_ended: bool
+    started_at: datetime
+    written_at: datetime
+
+
+class QueueOwner(NamedTuple):
+    """Who owns a queue."""
+
+    group: str
+    topic: str
+    queue_id: int
+    owner: str | None
+    state: str
+    since: datetime
+    is_expired: bool
+
+    @property
+    def state_now(self) -> str:
+        """FREE, OWNED, DRAINING, or EXPIRED: anybody may take it."""
+        return "EXPIRED" if self.is_expired else self.state
+
+
 class PostgresParking:
     """Ordered consumption in one consumer database. Every method raises StoreUnavailable when it does not answer."""
 
@@ -139,6 +168,17 @@ class PostgresParking:
     def away(self, groups: Sequence[str]) -> list[Away]:
         values = {"groups": list(groups), "lately": SAID_LATELY}
         return [Away(*row) for row in self._connection.rows(_SQL["away"], values)]
+
+    def books(self, groups: Sequence[str]) -> list[ConsumerBooks]:
+        return [
+            ConsumerBooks(*row)
+            for row in self._connection.rows(_SQL["books"], {"groups": list(groups)})
+        ]
+
+    def owners(self, groups: Sequence[str], topic: str | None = None) -> list[QueueOwner]:
+        """Who owns the queues of these groups (of this topic; null: of each)."""
+        values = {"groups": list(groups), "topic": topic}
+        return [QueueOwner(*row) for row in self._connection.rows(_SQL["owners"], values)]
 
     def discards(self, groups: Sequence[str], limit: int) -> list[Discard]:
         values = {"groups": list(groups), "limit": limit}

@@ -37,6 +37,18 @@ SELECT d.consumer_group, d.topic, d.member, d.error, d.since FROM downstream_awa
 WHERE d.consumer_group = ANY (%(groups)s) AND d.seen_at > clock_timestamp() - %(lately)s
 ORDER BY d.consumer_group, d.topic, d.since, d.member;
 
+-- name: books: what each consumer says that it took in and what became of it
+SELECT b.consumer_group, b.member, b.counts, b.in_process, b.has_ended, b.started_at, b.written_at FROM consumer_books b
+WHERE b.consumer_group = ANY (%(groups)s)
+ORDER BY b.consumer_group, b.member;
+
+-- name: owners: who owns each queue; since when; whether the owner let it expire
+SELECT q.consumer_group, q.topic, q.queue_id, q.owner, q.state, q.updated_at,
+    q.state <> 'FREE' AND q.expires_at <= clock_timestamp()
+FROM queue_owner q
+WHERE q.consumer_group = ANY (%(groups)s) AND (%(topic)s::text IS NULL OR q.topic = %(topic)s)
+ORDER BY q.consumer_group, q.topic, q.queue_id;
+
 -- name: discards: what people discarded and the control database may not have yet
 SELECT d.consumer_group, d.topic, d.message_id, d.discarded_by, d.why, d.case_id, d.discarded_at::text FROM parked_discard d
 WHERE d.consumer_group = ANY (%(groups)s)

@@ -95,7 +95,10 @@ CONSUMER = Needs(
         ),
         *_tables(["consumer_log"], "DELETE"),
         *_tables(["consumer_log_floor"], "INSERT", "UPDATE"),
-        *_tables(["queue_owner", "group_member", "parking_full", "downstream_away"], "SELECT"),
+        *_tables(
+            ["queue_owner", "group_member", "parking_full", "downstream_away", "consumer_books"],
+            "SELECT",
+        ),
         *_tables(["parked_key", "parked_message"], "SELECT", "UPDATE", "DELETE"),
         *_tables(["parked_discard"], "SELECT", "INSERT", "DELETE"),
     ),
@@ -103,7 +106,14 @@ CONSUMER = Needs(
     service=(
         *_tables(["consumer_log", "queue_owner"], "SELECT", "INSERT", "UPDATE"),
         *_tables(
-            ["group_member", "parked_key", "parked_message", "parking_full", "downstream_away"],
+            [
+                "group_member",
+                "parked_key",
+                "parked_message",
+                "parking_full",
+                "downstream_away",
+                "consumer_books",
+            ],
             "SELECT",
             "INSERT",
             "UPDATE",

@@ -1,0 +1,68 @@
+"""Reads who owns the queues of a topic, and how far behind each is."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from backstop.evidence.sources import Sources, guarded
+from backstop.model.errors import StoreFailed, Unavailable
+from backstop.stores.open import open_parking
+
+
+class OwnedQueueNow(NamedTuple):
+    """One queue of a group that owns its queues."""
+
+    group: str
+    queue: int
+    state: str
+    """FREE, OWNED, DRAINING (its owner hands it over), or EXPIRED (anybody may take it)."""
+    owner: str | None
+    since: datetime
+    waiting: int | None
+    """Messages that the group has not passed; null: its broker did not answer."""
+    waits_since: datetime | None
+    """When the oldest of them was stored; null: none waits, or the broker did not answer."""
+
+
+def read_queues(sources: Sources, topic: str) -> list[OwnedQueueNow]:
+    """All queues of the topic that have owners; what does not answer is in `sources.unreachable`."""
+    found: list[OwnedQueueNow] = []
+    for group in sources.settings.groups_of(topic):
+        store = sources.settings.groups[group].store
+        try:
+            with (
+                guarded(f"store {store}", StoreFailed),
+                open_parking(sources.settings, sources.connections, store) as parked,
+            ):
+                owners = parked.owners([group], topic)
+        except Unavailable as error:
+            sources.missed(f"store {store}", error)
+            continue
+        waiting = _waiting(sources, topic, group) if owners else {}
+        for one in owners:
+            behind = waiting.get(one.queue_id, (None, None))
+            found.append(
+                OwnedQueueNow(group, one.queue_id, one.state_now, one.owner, one.since, *behind)
+            )
+    return found
+
+
+def _waiting(sources: Sources, topic: str, group: str) -> dict[int, tuple[int, datetime | None]]:
+    name = sources.settings.topics[topic].broker
+    try:
+        broker = sources.broker(name)
+        stored = {state.queue_id: state.next_offset for state in broker.queues(topic)}
+        passed = {
+            one.queue_id: one.next_offset
+            for one in broker.progress(topic, group)
+            if one.queue_id in stored
+        }
+        behind = {queue: max(0, stored[queue] - offset) for queue, offset in passed.items()}
+        since = broker.passed_until(
+            topic, {queue: passed[queue] for queue, number in behind.items() if number}
+        )
+    except Unavailable as error:
+        sources.missed(f"broker {name}", error)
+        return {}
+    return {queue: (number, since.get(queue)) for queue, number in behind.items()}
