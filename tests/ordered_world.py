@@ -53,6 +53,9 @@ class Handler:
 
 
 class OrderedWorld:
+    valkey: Any = None
+    """The broker's server, where a test needs it."""
+
     def __init__(self, broker: RedisStreams, database: Database) -> None:
         make_empty(database)
         self.broker, self.database, self.handler = broker, database, Handler()

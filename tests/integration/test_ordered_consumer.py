@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+import redis
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import DownstreamAway, Limits, Retries, Work, leased, row_lock
@@ -19,13 +20,16 @@ from backstop.leases import queue_owner
 from backstop.leases.queue_owner import QueueLost, share_of
 from backstop.model.errors import ConfigurationError, DecisionRefused
 from backstop.model.records import GROUPS_HEADER, Counts, Message
+from backstop_lab.servers.valkey import Valkey
 from client_world import GROUP, TOPIC, Database, broker, consumer, postgres, valkey  # noqa: F401
 from ordered_world import SOON, OrderedWorld, write_effect
 
 
 @pytest.fixture
-def world(broker: RedisStreams, consumer: Database) -> OrderedWorld:
-    return OrderedWorld(broker, consumer)
+def world(broker: RedisStreams, consumer: Database, valkey: Valkey) -> OrderedWorld:
+    made = OrderedWorld(broker, consumer)
+    made.valkey = valkey
+    return made
 
 
 def ids(key: str, size: int) -> list[str]:
@@ -495,3 +499,186 @@ def test_a_consumer_that_is_stopped_finishes_what_is_in_handlers_and_releases_it
         counts = world.step(two, until=lambda: world.lag() == 0)
     assert (world.effects(), counts["processed"]) == (ids("a", 3), 2)
     assert SOON.total_seconds() < 1
+
+
+# Strict order
+
+
+def test_in_strict_order_a_queue_waits_for_a_failed_message_and_parks_nothing(
+    world: OrderedWorld,
+) -> None:
+    world.broker.delete_topic(TOPIC)
+    world.broker.create_topic(TOPIC, 1)
+    world.broker.create_group(GROUP, TOPIC, "start")
+    in_turn = [f"{key}-{n:03}" for n in range(3) for key in "abc"]
+    world.publish(*in_turn)
+    world.handler.failing = {"b-001"}
+    with world.worker(strict=True) as worker:
+        counts = world.step(worker, until=lambda: world.handler.tried.count("b-001") > 5)
+        assert (world.effects(), world.parked(), counts["suspended"] >= 2) == (
+            in_turn[:4],
+            {},
+            True,
+        )
+        world.handler.failing = set()
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert world.effects() == in_turn
+
+
+def test_in_strict_order_queues_take_turns_and_followers_of_a_key_that_was_parked_are_kept(
+    world: OrderedWorld,
+) -> None:
+    parked_world(world)
+    world.publish("a-004", *ids("b", 20), *ids("c", 20))
+    with world.worker(strict=True, workers=1) as worker:
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert world.parked() == {"a": ("PARKED", ["a-001", "a-002", "a-003", "a-004"])}
+    assert (world.effects("b"), world.effects("c")) == (ids("b", 20), ids("c", 20))
+
+
+# Done-sets
+
+
+def test_a_restored_database_is_asked_again_whatever_was_finished_before(
+    world: OrderedWorld,
+) -> None:
+    mine = ids("a", 6)
+    with world.worker(lease=timedelta(seconds=1)) as worker:
+        world.publish(*mine)
+        world.step(worker, until=lambda: world.lag() == 0)
+        # As an older self: the last logs and effects are gone, and connections were cut. The group's place is set back.
+        world.database.run("DELETE FROM consumer_log WHERE message_id > 'a-002'")
+        world.database.run("DELETE FROM ordered_effect WHERE message_id > 'a-002'")
+        world.database.run(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
+        server = redis.Redis.from_url(world.valkey.url())
+        for queue in range(len(world.owners())):
+            server.xgroup_setid(world.broker._keys.stream(TOPIC, queue), GROUP, "0")
+        stop = threading.Event()
+        running = threading.Thread(target=worker.run, args=(stop,))
+        running.start()
+        deadline = time.monotonic() + 30
+        while world.effects() != mine and time.monotonic() < deadline:
+            time.sleep(0.02)
+        stop.set()
+        running.join(15)
+    assert world.effects() == mine
+    assert set(world.states().values()) == {"CONSUMED"}
+
+
+def test_another_message_at_a_finished_offset_is_not_taken_for_the_finished_one(
+    world: OrderedWorld,
+) -> None:
+    world.publish("a-000")
+    with world.worker() as worker:
+        world.step(worker, until=lambda: world.lag() == 0)
+        ((_, ids),) = worker._finished.items()
+        ids[max(ids) + 1] = "another life's"
+        world.publish("a-001")
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert world.effects() == ["a-000", "a-001"]
+
+
+def test_what_nobody_does_leaves_no_gap_and_what_was_done_above_an_open_message_is_handed_over(
+    world: OrderedWorld,
+) -> None:
+    world.broker.delete_topic(TOPIC)
+    world.broker.create_topic(TOPIC, 1)
+    world.broker.create_group(GROUP, TOPIC, "start")
+    theirs = [
+        Message(TOPIC, f"theirs-{n}", b"{}", {GROUPS_HEADER: json.dumps(["shipping"])})
+        for n in range(50)
+    ]
+    world.broker.publish(
+        [
+            one
+            for n in range(50)
+            for one in (theirs[n], Message(TOPIC, f"a-{n:03}", b"{}", partition_key="a"))
+        ]
+    )
+    entered, go_on = threading.Event(), threading.Event()
+
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        if message.message_id == "slow-000":
+            entered.set()
+            assert go_on.wait(10)
+        write_effect(connection, message, "w1")
+
+    with world.worker(handler=handle) as worker:
+        world.step(worker, until=lambda: world.lag() == 0)
+        assert [done.gaps for done in worker._sets.values()] == [0]
+        world.publish("slow-000", "b-000", "b-001")
+        world.step(
+            worker, until=lambda: (worker._saved_finished((TOPIC, 0)) or "").count("b-00") == 2
+        )
+        assert (entered.is_set(), [done.gaps for done in worker._sets.values()]) == (True, [1])
+        saved = worker._saved_finished((TOPIC, 0))
+        go_on.set()
+        world.step(worker, until=lambda: world.lag() == 0)
+        assert worker._saved_finished((TOPIC, 0)) is None, "nothing is open below what is done"
+    assert saved is not None
+    ((epoch, ids),) = json.loads(saved).items()
+    assert sorted(ids.values()) == ["b-000", "b-001"]
+    world.database.run("UPDATE queue_owner SET finished = %s::jsonb", (saved,))
+    world.expire_queues()
+    with world.worker("w2") as two:
+        world.step(two, until=lambda: set(world.owners().values()) == {"w2"})
+        assert two._finished[(TOPIC, 0), epoch] == {
+            int(offset): whose for offset, whose in ids.items()
+        }
+
+
+# A broker that assigns the queues
+
+
+class Assigning:
+    """A subscription whose broker says which queues are this consumer's."""
+
+    assigns = True
+
+    def __init__(self, inner: Any, *queues: int) -> None:
+        self._inner, self.assigned, self.let_go = inner, list(queues), []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def queues(self) -> dict[str, list[int]]:
+        return {TOPIC: list(self.assigned)}
+
+    def forget(self, queue: Any) -> None:
+        self.let_go.append(queue)
+        self._inner.forget(queue)
+
+
+def test_what_the_broker_assigns_is_taken_and_what_it_revokes_is_drained_and_then_let_go(
+    world: OrderedWorld,
+) -> None:
+    with world.worker("w1") as one, world.worker("w2") as two:
+        first = one._subscription = Assigning(one._subscription, 0, 1)
+        second = two._subscription = Assigning(two._subscription)
+        world.step(one, two, until=lambda: world.owners() == {0: "w1", 1: "w1"})
+        world.publish(*(f"k{n}-{m:03}" for m in range(8) for n in range(6)))
+        entered, go_on = threading.Event(), threading.Event()
+        world.handler.tried.clear()
+        submit = one._pool.submit
+
+        def hold(task: Any) -> None:
+            submit(lambda store: (entered.set(), go_on.wait(10), task(store))[2])
+
+        one._pool.submit = hold  # type: ignore[method-assign]
+        world.step(one, until=entered.is_set)
+        first.assigned, second.assigned = [0], [1]
+        for _ in range(20):
+            world.step(one, two, until=count().__next__)
+        assert world.owners()[1] == "w1" and first.let_go == [], "its handlers have not ended"
+        go_on.set()
+        world.step(
+            one, two, until=lambda: world.owners() == {0: "w1", 1: "w2"} and world.lag() == 0
+        )
+        assert first.let_go == [(TOPIC, 1)]
+    assert {key: world.effects(key) for key in (f"k{n}" for n in range(6))} == {
+        f"k{n}": ids(f"k{n}", 8) for n in range(6)
+    }
+    assert len(world.handler.tried) == 48, "nothing was tried twice"

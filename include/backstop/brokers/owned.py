@@ -14,8 +14,14 @@ Queue = tuple[str, int]
 class OwnedSubscription(Protocol):
     """One consumer of a group that reads only queues that it owns. Not shared between threads."""
 
+    @property
+    def assigns(self) -> bool:
+        """The broker says which queues are this consumer's (RocketMQ, Kafka); else the members share all queues themselves."""
+        ...
+
     def queues(self) -> dict[str, list[int]]:
-        """The queues of each of its topics."""
+        """The queues of each of its topics. Where the broker assigns: those assigned to this consumer now. One that appears is
+        taken (Kafka's on_assign), one that is missing is drained, and `forget` lets it go (the end of on_revoke)."""
         ...
 
     def fetch(self, queue: Queue, fence: int, limit: int) -> list[Received] | None:

@@ -6,6 +6,7 @@ its followers are logged PARKED with their contents, acknowledged, and the queue
 A crash at any `|` leaves messages that the next owner of the queue adopts before it reads on; the log stops what was done.
 """
 
+import json
 import logging
 import threading
 import time
@@ -59,10 +60,14 @@ log = logging.getLogger(__name__)
 
 NOW = timedelta(0)
 KEY_BYTES = 1024
+WHOLE_QUEUE = ""
+"""The one lane of a queue whose messages are done in strict order."""
 IDLE = (0.005, 0.1)
 """Seconds between two reads of queues that are empty: from, and up to."""
 LOOK_FOR_ANSWERS = 1.0
 """Seconds between two looks for parked keys that a person has answered."""
+MOST_NOTED = 10_000
+"""Of finished messages above an unfinished one so many are known; the log answers for all others."""
 MOST_GAPS = 10_000
 """A queue with more unfinished intervals than this is not read on."""
 CRASHED = "Its worker ended, or lost its lease, each time it was tried."
@@ -116,6 +121,9 @@ class OrderedConsumer:
     `subscription` reads owned queues (`RedisStreams.subscribe_owned`), `connect` opens connections to the consumer
     database, `member` names this consumer among the group's living ones. `handler` is a bare function of a connection, a
     message and its Work, or one marked as `leased`. Within a group, either all consumers of a topic are ordered or none.
+
+    `strict`: the messages of a queue are done one after the other, whatever their keys, and a failed one is tried until it is
+    done: nothing is parked.
     """
 
     def __init__(
@@ -134,6 +142,7 @@ class OrderedConsumer:
         retry_after: timedelta = RETRY_AFTER,
         retries: Retries | None = None,
         limits: Limits | None = None,
+        strict: bool = False,
         fetch: int = 500,
         blame: Blame | None = None,
         owner_host: str | None = None,
@@ -160,6 +169,7 @@ class OrderedConsumer:
         )
         self._lease, self._retry_after, self._retries = lease, retry_after, retries
         self._limits, self._fetch, self._beat = limits or Limits(), fetch, beat.total_seconds()
+        self._strict = strict
         self._store = KeptConnection(connect, "consumer database")
         self._pool = WorkerPool(connect, workers)
         self._at_once = 2 * workers
@@ -180,6 +190,10 @@ class OrderedConsumer:
         """To become dead letters."""
         self._topics: dict[str, list[int]] = {}
         self._sets: dict[tuple[Queue, str], DoneSet] = {}
+        self._finished: dict[tuple[Queue, str], dict[int, str]] = {}
+        """Offset -> whose it was, of what is finished above a set's watermark: another message there is another life's."""
+        self._fetched: dict[tuple[Queue, str], int] = {}
+        """The highest offset of each queue that was fetched."""
         self._beat_at = self._looked_at = float("-inf")
         self._resume_at, self._rounds_away, self._said_away = float("-inf"), 0, False
         self._limited = LimitedLog(log)
@@ -199,7 +213,7 @@ class OrderedConsumer:
             except Unavailable as error:
                 counts.add("unavailable")
                 self._limited.warning(str(error))
-                self._sets.clear()  # it may come back as an older self: the log answers
+                self._forget_finished()
                 self.stopping.wait(min(self._retry_after.total_seconds(), 1.0))
                 continue
             idle = IDLE[0] if moved else min(idle * 2, IDLE[1])
@@ -261,7 +275,9 @@ class OrderedConsumer:
         except BrokerUnavailable as error:  # what is owned stays owned
             self._limited.warning(str(error))
         before = set(self._queues.held)
-        for lost in self._queues.beat(self._topics, leaving=leaving):
+        for lost in self._queues.beat(
+            self._topics, assigned=self._subscription.assigns, leaving=leaving
+        ):
             counts.add("queues_lost")
             self._limited.warning(
                 f"Queue {lost.queue.queue_id} of {lost.queue.topic!r} was taken by another consumer."
@@ -274,6 +290,7 @@ class OrderedConsumer:
                 counts.add("queues_taken")
                 with self._store.short_transaction() as connection:
                     parking.go_on(connection, holding.queue)
+                    self._adopt_finished(place, queue_owner.finished(connection, holding.queue))
         self._beat_at = now
 
     def _forget(self, queue: OwnedQueue) -> None:
@@ -282,7 +299,10 @@ class OrderedConsumer:
         self._drop(queue)
         if place not in self._queues.held:
             self._subscription.forget(place)
-            self._sets = {known: done for known, done in self._sets.items() if known[0] != place}
+            for known in [known for known in {*self._sets, *self._finished} if known[0] == place]:
+                self._sets.pop(known, None)
+                self._finished.pop(known, None)
+                self._fetched.pop(known, None)
 
     def _drop(self, queue: OwnedQueue) -> None:
         self.books.add("handed_back", self._lanes.drop(queue))
@@ -290,7 +310,9 @@ class OrderedConsumer:
     def _release_drained(self) -> None:
         for holding in list(self._queues.held.values()):
             if holding.draining and not self._lanes.in_work(holding.queue):
-                self._queues.release(holding)
+                self._queues.release(
+                    holding, self._saved_finished((holding.queue.topic, holding.queue.queue_id))
+                )
                 self._forget(holding.queue)
 
     def _hand_over(self, counts: Counts) -> None:
@@ -340,6 +362,7 @@ class OrderedConsumer:
         return found
 
     def _sort(self, queue: OwnedQueue, received: Received, counts: Counts) -> None:
+        self._pass_over(received)
         try:
             copy = read_headers(received)
             key = ordering_key(copy)
@@ -347,18 +370,20 @@ class OrderedConsumer:
             counts.add("broken")
             log.error("A message of %r (%s): %s", received.message.topic, received.broker_id, error)
             self.books.add("failed")
+            self._finish(received)
             self._unusable.append((received, told(error)))
             return
         if not copy.is_for(self._group):
             counts.add("not_for_us")
             self.books.add("not_for_us")
+            self._finish(received)
             self._done.append(received)
         elif self._is_done(received):
             counts.add("done_before")
             self.books.add("duplicates")
             self._done.append(received)
         else:
-            self._lanes.add(queue, key, copy)
+            self._lanes.add(queue, WHOLE_QUEUE if self._strict else key, copy)
 
     def _look_for_answers(self) -> None:
         now = time.monotonic()
@@ -405,10 +430,8 @@ class OrderedConsumer:
             ):  # a second copy in another queue: it meets the log of the first
                 self._again(lane, 0.0)
                 continue
-            asked[copy.arrival.key] = (
-                lane,
-                InOrder(lane.queue, lane.key, copy.received.message, copy.arrival),
-            )
+            head = InOrder(lane.queue, ordering_key(copy), copy.received.message, copy.arrival)
+            asked[copy.arrival.key] = (lane, head)
         if not asked:
             return
         try:
@@ -470,9 +493,8 @@ class OrderedConsumer:
     def _try(
         self, lane: Lane, head: InOrder, lease: Acquired, lost: threading.Event, counts: Counts
     ) -> None:
-        if (
-            lease.attempts > self._retries.attempts
-        ):  # nobody lived to say that it failed: it may have killed its workers
+        # Nobody lived to say that it failed: it may have killed its workers.
+        if lease.attempts > self._retries.attempts and not self._strict:
             try:
                 self._park(Result(lane, head, lease, Tried.FAILED), CRASHED, counts)
             finally:
@@ -514,6 +536,7 @@ class OrderedConsumer:
                 )
                 self._unusable.append((copy.received, CONFLICT))
                 self.books.add("conflicts")
+                self._finish(copy.received)
                 self._lanes.ended(lane)
 
     # In the pool
@@ -603,6 +626,8 @@ class OrderedConsumer:
             self._give_back(result, None)
             self._again(lane, 0.0, "fenced_off")
             return "fenced_off"
+        if result.tried is Tried.UNAVAILABLE:
+            self._forget_finished()
         self._again(lane, self._retry_after.total_seconds())
         return "handed_back"
 
@@ -624,9 +649,14 @@ class OrderedConsumer:
             self._give_back(result, text)
             self._again(lane, 0.0)
             return "handed_back"
-        if lane.releases or result.lease.attempts >= self._retries.attempts:
+        if lane.releases or (result.lease.attempts >= self._retries.attempts and not self._strict):
             return self._park(result, text, counts)
         lane.failures += 1
+        if result.lease.attempts >= self._retries.attempts:
+            counts.add("suspended")
+            self._limited.warning(
+                f"Queue {lane.queue.queue_id} of {lane.queue.topic!r} is suspended: {text}"
+            )
         try:
             with self._store.short_transaction() as connection:
                 guard.fail(connection, result.lease, text)
@@ -676,16 +706,13 @@ class OrderedConsumer:
         """The log has the head's end, or its content is kept: acknowledge, and on with the lane."""
         received = copy.received
         self._done.append(received)
-        if received.position is not None:
-            place = (lane.queue.topic, lane.queue.queue_id)
-            self._sets.setdefault((place, received.position.epoch), DoneSet()).add(
-                received.position.offset
-            )
-            holding = self._queues.held.get(place)
-            if holding is not None and holding.stopped_by == lane.key:
-                with self._store.short_transaction() as connection:
-                    parking.go_on(connection, lane.queue)
-                holding.stopped_by = None
+        self._finish(received)
+        place = (lane.queue.topic, lane.queue.queue_id)
+        holding = self._queues.held.get(place)
+        if holding is not None and holding.stopped_by == lane.key:
+            with self._store.short_transaction() as connection:
+                parking.go_on(connection, lane.queue)
+            holding.stopped_by = None
         self.books.add(outcome)
         self._lanes.ended(lane)
 
@@ -713,12 +740,66 @@ class OrderedConsumer:
             del self._queues.held[place]
         self._forget(queue)
 
+    def _pass_over(self, received: Received) -> None:
+        """Fetches are in order: between two messages nothing is ours. One that goes back makes what was finished doubtful."""
+        if received.position is None:
+            return
+        of, offset = _set_of(received), received.position.offset
+        before = self._fetched.get(of)
+        if before is None or offset <= before:
+            self._sets[of] = DoneSet(offset)
+            if before is not None:
+                self._finished.pop(of, None)
+        else:
+            self._sets[of].add_range(before + 1, offset)
+        self._fetched[of] = offset
+
+    def _finish(self, received: Received) -> None:
+        """It is done with, as far as the log or the dead letters know it."""
+        if received.position is None or (done := self._sets.get(of := _set_of(received))) is None:
+            return
+        done.add(received.position.offset)
+        ids = self._finished.setdefault(of, {})
+        ids[received.position.offset] = received.message.message_id
+        if len(ids) > 2 * self._fetch:
+            ids = self._finished[of] = {
+                offset: whose for offset, whose in ids.items() if offset >= done.watermark
+            }
+            if len(ids) > MOST_NOTED:
+                ids.clear()  # the log answers
+
     def _is_done(self, received: Received) -> bool:
-        position = received.position
-        if position is None:
+        if received.position is None:
             return False
-        done = self._sets.get(((received.message.topic, position.queue_id), position.epoch))
-        return done is not None and position.offset in done
+        return (
+            self._finished.get(_set_of(received), {}).get(received.position.offset)
+            == received.message.message_id
+        )
+
+    def _saved_finished(self, place: Queue) -> str | None:
+        """What the next owner may receive again, because a broker keeps one place of a queue: the messages done above it."""
+        saved = {
+            of[1]: {
+                offset: whose
+                for offset, whose in self._finished.get(of, {}).items()
+                if offset >= done.watermark
+            }
+            for of, done in self._sets.items()
+            if of[0] == place
+        }
+        return (
+            json.dumps({epoch: ids for epoch, ids in saved.items() if ids})
+            if any(saved.values())
+            else None
+        )
+
+    def _adopt_finished(self, place: Queue, saved: str | None) -> None:
+        for epoch, ids in json.loads(saved or "{}").items():
+            self._finished[place, epoch] = {int(offset): whose for offset, whose in ids.items()}
+
+    def _forget_finished(self) -> None:
+        """A database or broker may come back as an older self: the log answers for each message."""
+        self._finished.clear()
 
     def _acknowledge(self) -> None:
         if self._done:
@@ -732,6 +813,11 @@ class OrderedConsumer:
         """The head is tried once more, if its queue is still ours."""
         if not self._lanes.again(lane, time.monotonic() + seconds) and not lane.releases:
             self.books.add(otherwise)
+
+
+def _set_of(received: Received) -> tuple[Queue, str]:
+    assert received.position is not None
+    return (received.message.topic, received.position.queue_id), received.position.epoch
 
 
 def ordering_key(copy: Copy) -> str:

@@ -38,10 +38,13 @@ class OwnQueues:
     held: dict[Queue, Holding] = field(default_factory=dict)
     _declared: dict[str, list[int]] = field(default_factory=dict)
 
-    def beat(self, queues: dict[str, list[int]], *, leaving: bool = False) -> list[Holding]:
+    def beat(
+        self, queues: dict[str, list[int]], *, assigned: bool = False, leaving: bool = False
+    ) -> list[Holding]:
         """Renews, and moves one step towards the fair share; the holdings that were lost. Raises StoreUnavailable.
 
-        `leaving`: takes nothing, drains everything.
+        `assigned`: `queues` are this member's by the word of the broker: all are taken, and others drained. `leaving`: takes
+        nothing, drains everything.
         """
         asked_at = time.monotonic()
         drained: list[Holding] = []
@@ -57,10 +60,16 @@ class OwnQueues:
                     queue_owner.declare(connection, self.group, topic, numbers)
                 members = queue_owner.join(connection, self.group, topic, self.member, self.lease)
                 owned = self._kept(topic, kept)
-                share = queue_owner.share_of(
-                    self.member, {**members, self.member: len(owned)}, len(numbers)
-                )
-                drained += owned[share:]
+                if assigned:
+                    drained += [
+                        holding for holding in owned if holding.queue.queue_id not in numbers
+                    ]
+                    share = len(owned) + len(numbers)
+                else:
+                    share = queue_owner.share_of(
+                        self.member, {**members, self.member: len(owned)}, len(numbers)
+                    )
+                    drained += owned[share:]
                 if len(owned) < share:
                     others = [number for number in numbers if (topic, number) not in self.held]
                     taken += queue_owner.take(
@@ -98,10 +107,10 @@ class OwnQueues:
             and time.monotonic() < holding.until
         )
 
-    def release(self, holding: Holding) -> None:
-        """Nothing of the queue is in work any more."""
+    def release(self, holding: Holding, finished: str | None = None) -> None:
+        """Nothing of the queue is in work any more; `finished`: for its next owner."""
         with self.store.short_transaction() as connection:
-            queue_owner.release(connection, self.member, holding.queue)
+            queue_owner.release(connection, self.member, holding.queue, finished)
         self.held.pop(_place(holding.queue), None)
 
     def leave(self) -> None:

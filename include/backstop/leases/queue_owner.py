@@ -105,9 +105,22 @@ def drain(
     return bool(rows(connection, _SQL["drain"], values))
 
 
-def release(connection: Connection, member: str, queue: OwnedQueue) -> bool:
-    """Nothing of the queue is in work: anybody may take it. False when it is not the member's any more."""
-    return bool(rows(connection, _SQL["release"], {"member": member, **_one(queue)}))
+def release(
+    connection: Connection, member: str, queue: OwnedQueue, finished: str | None = None
+) -> bool:
+    """Nothing of the queue is in work: anybody may take it. False when it is not the member's any more.
+
+    `finished`: JSON of what the next owner need not ask the log about.
+    """
+    return bool(
+        rows(connection, _SQL["release"], {"member": member, "finished": finished, **_one(queue)})
+    )
+
+
+def finished(connection: Connection, queue: OwnedQueue) -> str | None:
+    """What the last owner that released the queue said that it had finished."""
+    found = rows(connection, _SQL["finished"], _one(queue))
+    return str(found[0]["finished"]) if found else None
 
 
 def held(

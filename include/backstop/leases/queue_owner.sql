@@ -63,12 +63,17 @@ WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND queue_id 
     AND fence = %(fence)s::bigint AND owner = %(member)s::text AND state = 'OWNED'
 RETURNING fence;
 
--- name: release: the owner has nothing of the queue in work any more
+-- name: release: the owner has nothing of the queue in work any more; which offsets it had finished is kept for the next one
 UPDATE queue_owner SET
-    state = 'FREE', owner = NULL, updated_at = clock_timestamp()
+    state = 'FREE', owner = NULL, updated_at = clock_timestamp(), finished = %(finished)s::jsonb
 WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND queue_id = %(queue_id)s::integer
     AND fence = %(fence)s::bigint AND owner = %(member)s::text
 RETURNING fence;
+
+-- name: finished: which offsets the last owner that released the queue had finished
+SELECT finished::text AS finished FROM queue_owner
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND queue_id = %(queue_id)s::integer
+    AND finished IS NOT NULL;
 
 -- name: holds: whether the queues still have these fences; until this transaction ends nobody takes one of those that do
 SELECT q.topic, q.queue_id, set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) AS limited

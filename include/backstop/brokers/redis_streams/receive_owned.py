@@ -33,6 +33,8 @@ _ALL_ADOPTED, _NONE_ADOPTED = b"", b"-"
 class OwnedRedisSubscription:
     """One consumer over the queues that it owns. Not shared between threads."""
 
+    assigns = False
+
     def __init__(
         self,
         exchange: Exchange,
