@@ -30,6 +30,7 @@ from backstop.brokers.rocketmq.inspect.measure_durability import Surveyor
 from backstop.brokers.rocketmq.inspect.retries import RetryReader
 from backstop.brokers.rocketmq.inspect.schedule import Schedule
 from backstop.brokers.rocketmq.producer.publish import Publisher
+from backstop.brokers.rocketmq.receive_owned import OwnedRocketMQSubscription
 from backstop.brokers.rocketmq.routes.create import Creator
 from backstop.brokers.rocketmq.routes.route import Routes
 from backstop.brokers.rocketmq.wire.address import Address
@@ -258,6 +259,24 @@ class RocketMQ:
             levels=self._levels,
             tags=tags,
         )
+
+    def subscribe_owned(
+        self, group: str, topics: Sequence[str], consumer: str
+    ) -> OwnedRocketMQSubscription:
+        """One consumer of the group over the queues that RocketMQ allots to it and that it owns, for an OrderedConsumer."""
+        inner = RocketMQSubscription(
+            self._pool,
+            self._routes,
+            group=group,
+            topics=topics,
+            consumer=consumer,
+            seconds=self._seconds,
+            delivery_limit=self._delivery_limit,
+            pull_batch=self._pull_batch,
+            levels=self._levels,
+            in_order=True,
+        )
+        return OwnedRocketMQSubscription(inner, topics, self._routes.brokers)
 
     def create_topic(self, topic: str, queues: int = 4) -> None:
         """Makes it with so many queues on each master; queues can be added."""

@@ -91,6 +91,16 @@ class Puller:
                 raise problem
             self._limited.warning(str(problem))
 
+    def pull_of(self, hand: InHand, room: int) -> None:
+        """Until `room` messages of this queue wait to be handed out, or it is empty. Raises BrokerUnavailable."""
+        while hand.pulling is None and room > hand.fresh and self._may_take():
+            number = min(self._batch, room - hand.fresh)
+            [answer] = self._share.ask(
+                [(hand.queue.broker, self._request(hand, number))], "receiving"
+            )
+            if not self._read(hand, answer):
+                self._hold(hand, min(self._batch, room))
+
     def arrived(self) -> None:
         """Takes the answers to pulls that were held. Raises BrokerUnavailable."""
         self._lines.pump()

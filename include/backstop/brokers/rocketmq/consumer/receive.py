@@ -23,9 +23,10 @@ from types import TracebackType
 from typing import Self
 
 from backstop.brokers.protocol import Received
+from backstop.brokers.rocketmq.consumer.committed import committed
 from backstop.brokers.rocketmq.consumer.hear import Ear
-from backstop.brokers.rocketmq.consumer.in_hand import Held
-from backstop.brokers.rocketmq.consumer.members import EVERY_TAG, subscription
+from backstop.brokers.rocketmq.consumer.in_hand import Held, InHand
+from backstop.brokers.rocketmq.consumer.members import EVERY_TAG, MessageQueue, subscription
 from backstop.brokers.rocketmq.consumer.pull import Puller
 from backstop.brokers.rocketmq.consumer.share_queues import QueueShare
 from backstop.brokers.rocketmq.message.epoch import EPOCH
@@ -79,9 +80,12 @@ class RocketMQSubscription:
         levels: Sequence[timedelta],
         pull_batch: int = 32,
         tags: Mapping[str, Sequence[str]] | None = None,
+        in_order: bool = False,
     ) -> None:
         """`seconds`: for one answer. `levels`: the broker's delay levels. `tags`: the group's filter for a topic; none: every
-        message. All consumers of a group must have the same topics and filters, as everywhere with RocketMQ."""
+        message. `in_order`: without the group's retry topic, whose messages have lost their place, and a queue that is another's
+        now stays in hand until it is released. All consumers of a group must have the same topics and filters, as everywhere
+        with RocketMQ."""
         self._group, self._limit, self._levels = encode_group(group), delivery_limit, list(levels)
         self._brokers, self._origins = routes.brokers, Origins(pool, routes, seconds=seconds)
         wanted = {
@@ -90,7 +94,8 @@ class RocketMQSubscription:
             if (some := (tags or {}).get(topic))
         }
         filters = {name: subscription(wanted.get(name, ())) for name in map(encode_topic, topics)}
-        filters[retry_topic(group)] = EVERY_TAG
+        if not in_order:
+            filters[retry_topic(group)] = EVERY_TAG
         client = f"{encode_group(consumer[:40])}@{os.getpid()}#{secrets.token_hex(6)}"
         self._ear = Ear()
         self._lines = Lines(pool, self._ear.hear)
@@ -103,6 +108,7 @@ class RocketMQSubscription:
             filters=filters,
             seconds=seconds,
         )
+        self._share.waits_for_drain = in_order
         self._ear.answer_with(self._share.running_info)
         self._puller = Puller(
             self._lines,
@@ -169,6 +175,57 @@ class RocketMQSubscription:
                     min(
                         deadline, self._share.due_at, self._later[0][0] if self._later else deadline
                     )
+                )
+
+    def assigned(self) -> list[MessageQueue]:
+        """The queues that are this consumer's now; those that are another's and not yet released are not among them."""
+        with self._lock:
+            self._begin()
+            self._share.keep()
+            self._follow_resets()
+            self._commit_left_out()
+            return [queue for queue in self._share.hands if queue not in self._share.leaving]
+
+    def fetch_of(self, queue: MessageQueue, limit: int) -> list[Received]:
+        """As `fetch`, of one queue and without waiting. Raises BrokerUnavailable."""
+        with self._lock:
+            self._share.pulse()
+            hand = self._share.hands.get(queue)
+            if hand is None or queue in self._share.leaving:
+                return []
+            self._puller.arrived()
+            self._puller.pull_of(hand, limit)
+            return [held.received for held in self._fresh(limit, hand) if held.received is not None]
+
+    def restart(self, queue: MessageQueue) -> None:
+        """The queue is taken anew: from the place that the group has committed. Raises BrokerUnavailable."""
+        with self._lock:
+            hand = self._share.hands.get(queue)
+            if hand is not None:
+                [offset] = committed(self._share.ask, self._group, [queue], "taking a queue over")
+                hand.move(offset or 0, committed=offset)
+                self._out = {
+                    broker_id: held for broker_id, held in self._out.items() if self._has(held)
+                }
+
+    def release(self, queue: MessageQueue) -> None:
+        """Nothing of the queue is in work: others may have it."""
+        with self._lock:
+            try:
+                self._share.release(queue)
+            except BrokerUnavailable as error:
+                self._limited.warning(str(error))  # what was acknowledged last comes again
+            self._out = {
+                broker_id: held for broker_id, held in self._out.items() if self._has(held)
+            }
+
+    def bury(self, received: Received) -> None:
+        """Moves it to the group's dead letters at once."""
+        with self._lock:
+            held = self._held(received)
+            if held is not None and not self._send_back(held, None):
+                raise unavailable(
+                    "moving a message to the dead letters", "the broker did not take it"
                 )
 
     def acknowledge(self, received: Sequence[Received]) -> None:
@@ -238,11 +295,11 @@ class RocketMQSubscription:
                 found.append(held)
         return found
 
-    def _fresh(self, limit: int) -> list[Held]:
+    def _fresh(self, limit: int, only: InHand | None = None) -> list[Held]:
         """What was pulled and not handed out, up to `limit`, and fewer where they are large."""
         found: list[Held] = []
         room = MOST_BYTES_AT_ONCE
-        for hand in self._puller.in_turn():
+        for hand in self._puller.in_turn() if only is None else [only]:
             taken = hand.take(limit - len(found))
             room -= self._hand_out(taken, room)
             found += [held for held in taken if held.received is not None]
@@ -298,8 +355,8 @@ class RocketMQSubscription:
                 self._limited.warning(str(error))
         return [None] * len(letters)
 
-    def _send_back(self, held: Held, after: timedelta) -> bool:
-        """Whether the broker has it in the retry topic, or among the dead letters, now."""
+    def _send_back(self, held: Held, after: timedelta | None) -> bool:
+        """Whether the broker has it in the retry topic, or among the dead letters, now. `after` null: it is a dead letter."""
         queue, stored = held.hand.queue, held.stored
         request = Request(
             Ask.CONSUMER_SEND_MSG_BACK,
@@ -307,7 +364,9 @@ class RocketMQSubscription:
                 "offset": stored.physical_offset,
                 "group": self._group,
                 # What the broker writes anew has lost the sign that it is cut off: it must not come again, and is a dead letter now.
-                "delayLevel": AT_ONCE_DEAD if stored.cut_off else _level(self._levels, after),
+                "delayLevel": AT_ONCE_DEAD
+                if stored.cut_off or after is None
+                else _level(self._levels, after),
                 "originMsgId": stored.unique_key or stored.store_id,
                 "originTopic": stored.topic,
                 "unitMode": False,

@@ -64,6 +64,10 @@ class QueueShare:
         self.hands: dict[MessageQueue, InHand] = {}
         self.away: dict[str, str] = {}
         """Brokers whose connection was lost and was not made again, and why."""
+        self.waits_for_drain = False
+        """What is another's now stays in hand until `release`, and the others wait for it (HANDOVER_SECONDS)."""
+        self.leaving: set[MessageQueue] = set()
+        """In hand, and another's."""
         self.forgot = False
         """Something that was in hand is not any more."""
         self._handover = Handover(lines, group)
@@ -289,7 +293,22 @@ class QueueShare:
                 raise unavailable(doing, f"{broker} does not know this consumer as a member")
         return found
 
+    def release(self, queue: MessageQueue) -> None:
+        """Nothing of the queue is in work any more. Raises BrokerUnavailable; it is let go in any case."""
+        hand = self.hands.pop(queue, None)
+        self.forgot = True
+        if queue not in self.leaving:
+            self._ear.members_changed = (
+                True  # it is ours still: to be taken from the place that was committed
+            )
+        self.leaving.discard(queue)
+        if hand is not None:
+            self.commit([hand])
+
     def _let_go(self, hands: Sequence[InHand]) -> None:
+        if self.waits_for_drain:
+            self.leaving = {hand.queue for hand in hands}
+            return
         if not hands:
             return
         self.commit(hands)
