@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -167,15 +168,15 @@ def test_the_work_of_one_that_is_killed_is_done_once_and_in_order_by_the_others(
     world: World,
 ) -> None:
     with ExitStack() as stack:
-        children = [stack.enter_context(world.child(f"w-{n}", lease=1.0)) for n in range(3)]
+        children = [stack.enter_context(world.child(f"w-{n}", lease=1.0)) for n in range(5)]
         with world.traffic():
-            until("three owners", lambda: len(world.owners()) == 3)
+            until("five owners", lambda: len(world.owners()) == 5)
             until(
                 "work",
                 lambda: world.database.run("SELECT 1 FROM ordered_effect WHERE member = 'w-0'"),
             )
             children[0].kill()
-            until("its queues", lambda: "w-0" not in world.owners() and len(world.owners()) == 2)
+            until("its queues", lambda: "w-0" not in world.owners() and len(world.owners()) == 4)
         until("the end", world.is_done)
     world.assert_in_order_and_once()
     again = world.database.run("SELECT 1 FROM consumer_log WHERE attempts > 1")
@@ -205,4 +206,51 @@ def test_the_effect_of_one_that_stood_still_past_its_lease_is_refused(world: Wor
             "member"
         ]
         == "next"
+    )
+
+
+@pytest.mark.soak
+def test_three_rolling_restarts_at_most_of_the_peak_do_nothing_twice(
+    broker: RedisStreams, consumer: Database, valkey: Valkey
+) -> None:
+    """The pause of a queue: between its last effect by one member and its first by the next."""
+    world = World(broker, consumer, valkey)
+    consumer.run(
+        "ALTER TABLE ordered_effect ADD COLUMN IF NOT EXISTS at timestamptz DEFAULT clock_timestamp()"
+    )
+    counts: list[dict[str, int]] = []
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(world.child(f"0-{n}", takes=HANDLER_SECONDS)) for n in range(5)
+        ]
+        with world.traffic():
+            until("five owners", lambda: len(world.owners() - {None}) == 5)
+            for turn in range(1, 4):
+                for n in range(5):
+                    running[n].send_signal(signal.SIGTERM)
+                    counts.append(ended(running[n]))
+                    running[n] = stack.enter_context(
+                        world.child(f"{turn}-{n}", takes=HANDLER_SECONDS)
+                    )
+                    until("its share", lambda name=f"{turn}-{n}": name in world.owners())
+        until("the end", world.is_done)
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+            counts.append(ended(process))
+    world.assert_in_order_and_once()
+    total = {name: sum(one.get(name, 0) for one in counts) for one in counts for name in one}
+    assert total["processed"] == world.published
+    assert total.keys() <= {"processed", "queues_taken"}, "something was tried twice"
+    pauses = [
+        row["pause"]
+        for row in consumer.run(
+            "SELECT extract(epoch FROM at - before)::float8 AS pause FROM (SELECT e.at, lag(e.at) OVER w AS before,"
+            " e.member <> lag(e.member) OVER w AS moved FROM ordered_effect e JOIN consumer_log l USING (message_id)"
+            " WINDOW w AS (PARTITION BY l.queue_id ORDER BY e.number)) p WHERE moved"
+        )
+    ]
+    p99 = statistics.quantiles(pauses, n=100)[98]
+    middle = statistics.median(pauses)
+    print(
+        f"\n{world.published} messages, {len(pauses)} changes of owner: pause p50 {middle:.2f} s, p99 {p99:.2f} s"
     )

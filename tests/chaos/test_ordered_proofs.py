@@ -1,0 +1,210 @@
+"""What ordered consumption promises, at size: poison among many keys, and many copies.
+
+The small sizes are part of `make test`; the large ones (marker soak) print their figures.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from backstop.brokers.redis_streams import RedisStreams
+from backstop.client import OrderedConsumer, Retries, Work
+from backstop.leases import parking
+from backstop.model.records import Counts, Message
+from client_world import GROUP, Database, broker, consumer, postgres, valkey  # noqa: F401
+from ordered_world import OrderedWorld
+
+TOPIC, QUEUES, KEYS = "proofs", 8, 1_000
+SOON = timedelta(milliseconds=20)
+EFFECT = (
+    "DROP TABLE IF EXISTS proof_effect; CREATE TABLE proof_effect (number bigint GENERATED ALWAYS AS IDENTITY,"
+    " ordering_key text, message_id text, seconds float8)"
+)
+
+
+def until(what: str, holds: Callable[[], Any], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(0.02)
+
+
+class Proof:
+    """One topic with a consumer in a thread; every effect says how long after its sending it was done."""
+
+    def __init__(self, broker: RedisStreams, database: Database) -> None:
+        self.ordered = OrderedWorld(broker, database)
+        database.run(EFFECT)
+        broker.create_topic(TOPIC, QUEUES)
+        broker.create_group(GROUP, TOPIC, "start")
+        self.broker, self.database, self.poison = broker, database, frozenset[str]()
+        self.sent: list[str] = []
+
+    def publish(self, size: int, *, again: int = 0) -> None:
+        """So many new messages round the keys, and copies of every `again`th of them."""
+        start = len(self.sent)
+        ids = [f"{n % KEYS}-{n:07}" for n in range(start, start + size)]
+        self.sent += ids
+        now = str(time.time()).encode()
+        copies = ids[::again] if again else []
+        self.broker.publish(
+            [Message(TOPIC, i, now, partition_key=i.partition("-")[0]) for i in [*ids, *copies]]
+        )
+
+    def handle(self, connection: Any, message: Message, work: Work) -> None:
+        if message.message_id in self.poison:
+            raise ValueError("poison")
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO proof_effect (ordering_key, message_id, seconds) VALUES (%s, %s, %s)",
+                (message.partition_key, message.message_id, time.time() - float(message.content)),
+            )
+
+    def run(self, during: Callable[[OrderedConsumer], None]) -> Counts:
+        """The consumer works until `during` returns and everything is passed."""
+        subscription = self.broker.subscribe_owned(GROUP, [TOPIC], "one")
+        made = OrderedConsumer(
+            subscription,
+            self.database.connect,
+            GROUP,
+            self.handle,
+            member="one",
+            workers=8,
+            beat=SOON,
+            retries=Retries(3, SOON, SOON),
+            retry_after=SOON,
+        )
+        counts, stop = Counts(), threading.Event()
+        thread = threading.Thread(target=lambda: made.run(stop, counts=counts))
+        thread.start()
+        try:
+            during(made)
+            until("the end", lambda: not any(self.broker.lag(TOPIC, GROUP).values()), seconds=3_600)
+        finally:
+            stop.set()
+            thread.join()
+            made.close()
+            subscription.close()
+        assert made.books.difference(made.in_process()) == 0
+        return counts
+
+    def one(self, what: str, where: str = "") -> Any:
+        return self.database.one(f"SELECT {what} AS found FROM proof_effect {where}")["found"]
+
+    def out_of_order(self) -> int:
+        return int(
+            self.database.one(
+                "SELECT count(*) AS found FROM (SELECT message_id < lag(message_id) OVER (PARTITION BY ordering_key ORDER BY number)"
+                " AS odd FROM proof_effect) e WHERE odd"
+            )["found"]
+        )
+
+
+@pytest.fixture
+def proof(broker: RedisStreams, consumer: Database) -> Proof:
+    return Proof(broker, consumer)
+
+
+def steady(proof: Proof, messages: int, rate: float) -> Callable[[OrderedConsumer], None]:
+    """Sends at this rate, whatever the consumer does."""
+
+    def send(_: OrderedConsumer) -> None:
+        begun = time.monotonic()
+        while len(proof.sent) < messages:
+            due = min(messages, int((time.monotonic() - begun) * rate) + 1)
+            if due > len(proof.sent):
+                proof.publish(due - len(proof.sent))
+            time.sleep(0.02)
+
+    return send
+
+
+def test_all_other_keys_are_done_while_one_of_a_thousand_is_poisoned(proof: Proof) -> None:
+    proof.poison = frozenset({"7-0001007"})
+    counts = proof.run(lambda _: proof.publish(4 * KEYS))
+    assert counts["parked_keys"] == 1
+    assert proof.ordered.parked() == {"7": ("PARKED", ["7-0001007", "7-0002007", "7-0003007"])}
+    assert proof.one("count(*)") == 4 * KEYS - 3
+    proof.poison = frozenset()
+    connection = proof.database.connect()
+    with connection:
+        parking.answer_retry(connection, GROUP, TOPIC, "7", "ann")
+    connection.close()
+    proof.run(lambda _: until("the release", lambda: proof.ordered.parked() == {}))
+    assert (proof.one("count(DISTINCT message_id)"), proof.out_of_order()) == (4 * KEYS, 0)
+
+
+def test_of_many_messages_with_copies_none_is_done_twice_and_the_done_sets_stay_small(
+    proof: Proof,
+) -> None:
+    _copies(proof, 5_000, 5_000)
+
+
+@pytest.mark.soak
+def test_of_a_million_messages_with_copies_none_is_done_twice_and_the_done_sets_stay_small(
+    proof: Proof,
+) -> None:
+    _copies(proof, 1_000_000, 10_000)
+
+
+def _copies(proof: Proof, messages: int, batch: int) -> None:
+    """One in a hundred is sent once more."""
+    gaps: list[int] = []
+
+    def send(made: OrderedConsumer) -> None:
+        while len(proof.sent) < messages:
+            proof.publish(batch, again=100)
+            gaps.append(max((done.gaps for done in made._sets.copy().values()), default=0))
+            until(
+                "room",
+                lambda: sum(proof.broker.lag(TOPIC, GROUP).values()) < 2 * batch,
+                seconds=600,
+            )
+
+    begun = time.monotonic()
+    counts = proof.run(send)
+    assert (
+        proof.one("count(*)"),
+        proof.one("count(DISTINCT message_id)"),
+        proof.out_of_order(),
+    ) == (messages, messages, 0)
+    assert counts["done"] + counts.get("done_before", 0) == messages // 100
+    assert max(gaps) < 2_000, "no more than what is in hand"
+    spent = time.monotonic() - begun
+    print(
+        f"\n{messages} messages in {spent:.0f} s; at most {max(gaps)} gaps in a done-set: {gaps[:3]} .. {gaps[-3:]}"
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("messages", [100_000])
+def test_poison_does_not_slow_the_other_keys(
+    broker: RedisStreams, consumer: Database, messages: int
+) -> None:
+    """The same traffic without and with a poisoned key, at half of what the consumer can do: p99 of the other keys."""
+    peak = Proof(broker, consumer)
+    begun = time.monotonic()
+    peak.run(lambda _: peak.publish(10_000))
+    rate = 0.5 * 10_000 / (time.monotonic() - begun)
+    p99: dict[bool, float] = {}
+    for is_poisoned in (False, True):
+        broker.delete_topic(TOPIC)
+        proof = Proof(broker, consumer)
+        proof.poison = frozenset({"7-0001007"} if is_poisoned else ())
+        proof.run(steady(proof, messages, rate))
+        assert set(proof.ordered.parked()) == ({"7"} if is_poisoned else set())
+        others = proof.one("count(*)", "WHERE ordering_key <> '7'")
+        assert others == messages - messages // KEYS
+        p99[is_poisoned] = proof.one(
+            "percentile_disc(0.99) WITHIN GROUP (ORDER BY seconds)", "WHERE ordering_key <> '7'"
+        )
+    print(
+        f"\n{messages} messages at {rate:.0f}/s: p99 {p99[False] * 1000:.0f} ms without poison, {p99[True] * 1000:.0f} ms with"
+    )
+    assert p99[True] <= 1.2 * p99[False]
