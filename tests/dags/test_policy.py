@@ -199,7 +199,7 @@ def test_plugins_and_dags_only_wire_and_the_package_of_airflow_holds_no_sql() ->
 
 def test_airflow_finds_the_pages_and_buttons_in_the_plugins_folder(airflow: Airflow) -> None:
     pages, buttons = airflow.facts(PLUGINS)
-    assert pages == ["/backstop", "/backstop-metrics"]
+    assert pages == ["/backstop", "/backstop-metrics", "/backstop/api/v1"]
     assert buttons == ["Data Docs", "What this run did"]
 
 

@@ -174,7 +174,7 @@ print("FACTS" + json.dumps({
         if entry.rstrip("/").endswith(("/include", "/plugins")) and entry.startswith(str(ROOT))
     ]
     assert "reconcile.py" in facts["jobs"]
-    assert facts["pages"] == ["/backstop", "/backstop-metrics"]
+    assert facts["pages"] == ["/backstop/api/v1", "/backstop", "/backstop-metrics"]
     assert facts["loaded"] == []
 
 

@@ -14,6 +14,11 @@ from fastapi import Depends, HTTPException, Request
 # No postponed annotations here: FastAPI reads those of a function that is made in another one.
 
 
+def nobody(_: str) -> bool:
+    """Nobody may."""
+    return False
+
+
 @dataclass(frozen=True)
 class Visitor:
     """Who asks for a page, as Airflow's auth manager knows them."""
@@ -22,6 +27,10 @@ class Visitor:
     name: str
     may_read: Callable[[str], bool]
     """Whether Airflow shows them the DAG of this id."""
+    may_run: Callable[[str], bool] = nobody
+    """Whether Airflow lets them start a run of it."""
+    may_answer: Callable[[str], bool] = nobody
+    """Whether Airflow lets them answer what its runs ask."""
 
 
 def reader() -> Callable[..., Any]:
@@ -29,7 +38,11 @@ def reader() -> Callable[..., Any]:
     others. It leaves a Visitor with the request."""
     try:
         from airflow.api_fastapi.app import get_auth_manager
-        from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagDetails
+        from airflow.api_fastapi.auth.managers.models.resource_details import (
+            AccessView,
+            DagAccessEntity,
+            DagDetails,
+        )
         from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
 
         may_see_site = requires_access_view(AccessView.WEBSITE)
@@ -39,14 +52,21 @@ def reader() -> Callable[..., Any]:
     def let_pass(
         request: Request, user: GetUserDep, _: Annotated[None, Depends(may_see_site)]
     ) -> None:
-        def may_read(dag_id: str) -> bool:
+        def may(method: Any, entity: Any, dag_id: str) -> bool:
+            details = DagDetails(id=dag_id)
             return bool(
                 get_auth_manager().is_authorized_dag(
-                    method="GET", details=DagDetails(id=dag_id), user=user
+                    method=method, access_entity=entity, details=details, user=user
                 )
             )
 
-        request.state.backstop_visitor = Visitor(str(user.get_id()), user.get_name(), may_read)
+        request.state.backstop_visitor = Visitor(
+            str(user.get_id()),
+            user.get_name(),
+            lambda dag_id: may("GET", None, dag_id),
+            lambda dag_id: may("POST", DagAccessEntity.RUN, dag_id),
+            lambda dag_id: may("PUT", DagAccessEntity.HITL_DETAIL, dag_id),
+        )
 
     return let_pass
 

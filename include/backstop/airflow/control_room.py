@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,25 @@ def control_room() -> Iterator[Room]:
 
     settings, connections = load(), Connections(resolver=url_from_airflow)
     control = connect(settings, connections)
+    try:
+        yield Room(settings, connections, control)
+    finally:
+        control.close()
+
+
+READING = timedelta(seconds=5)
+"""So long may a statement of a page take: pages are drawn in the threads of Airflow's own server."""
+
+
+@contextmanager
+def reading_room() -> Iterator[Room]:
+    """The same for who only looks: the connection reads, within READING for each statement."""
+    from backstop.config.connections import Connections
+    from backstop.config.load import load
+    from backstop.control.connection import connect_reader
+
+    settings, connections = load(), Connections(resolver=url_from_airflow)
+    control = connect_reader(settings, connections, READING)
     try:
         yield Room(settings, connections, control)
     finally:

@@ -31,7 +31,18 @@ async def metrics(scope: dict[str, Any], receive: Any, send: Any) -> None:
     await _metrics(scope, receive, send)
 
 
+async def console(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """The JSON API of the console, likewise."""
+    global _console
+    if _console is None:
+        from backstop.airflow.console.app import make_app
+
+        _console = make_app()
+    await _console(scope, receive, send)
+
+
 _app: Any = None
+_console: Any = None
 _metrics: Any = None
 
 
@@ -40,6 +51,8 @@ class BackstopPlugin(AirflowPlugin):
 
     name = "backstop"
     fastapi_apps = [  # noqa: RUF012 - Airflow's form
+        # Before the pages: the first mount whose prefix fits takes a request.
+        {"app": console, "url_prefix": f"{PREFIX}/api/v1", "name": "Backstop API"},
         {"app": pages, "url_prefix": PREFIX, "name": "Backstop"},
         {"app": metrics, "url_prefix": f"{PREFIX}-metrics", "name": "Backstop metrics"},
     ]

@@ -242,6 +242,15 @@ class MetricsSettings(_Frozen):
     )
 
 
+class ConsoleSettings(_Frozen):
+    """How the console in Airflow reads."""
+
+    reader: ConnectionRef | None = Field(
+        default=None,
+        description="the control database by a login of backstop_reader; null: the duties' login, in transactions that only read",
+    )
+
+
 class RetentionSettings(_Frozen):
     """When and how fast what is over is purged; how long it is kept is in the policy."""
 
@@ -315,6 +324,7 @@ class Settings(_Frozen):
     watch: WatchSettings = WatchSettings()
     heartbeat: HeartbeatSettings | None = None
     metrics: MetricsSettings | None = None
+    console: ConsoleSettings = ConsoleSettings()
     people: PeopleSettings = PeopleSettings()
     teams: tuple[Team, ...] = Field(
         default=(), description="who sees the cases of their topics apart from other teams"

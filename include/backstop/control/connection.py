@@ -23,6 +23,22 @@ DROPPED = "a connection pooler drops what Backstop sets for its sessions"
 TO_THE_SERVER = "Name the server of the control database itself: Backstop sets limits and safeguards for each of its sessions."
 
 
+def connect_reader(settings: Settings, connections: Connections, limit: timedelta) -> Connection:
+    """A connection that only reads, each statement within `limit`: by the login of console.reader where there is one."""
+    reader = settings.console.reader
+    connection = connect(
+        settings.model_copy(update={"control": reader}) if reader else settings,
+        connections,
+        connect_timeout=5,
+    )
+    with connection, connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT set_config('default_transaction_read_only', 'on', false), set_config('statement_timeout', %s, false)",
+            [str(int(limit.total_seconds() * 1000))],
+        )
+    return connection
+
+
 def connect(
     settings: Settings, connections: Connections, *, connect_timeout: int = 10
 ) -> Connection:

@@ -1,0 +1,213 @@
+"""What one request works with: who asks, what they may see and do, and a connection that only reads.
+
+Everything about permission that the API asks is here; Airflow's own answers come with the visitor (backstop.airflow.access).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import HTTPException, Request
+
+from backstop.airflow.access import Visitor
+from backstop.airflow.console.models import Action
+from backstop.airflow.control_room import Room, control_room, reading_room
+from backstop.airflow.decide_case import DAG, dag_for
+from backstop.airflow.deciders import may_decide, may_trigger
+from backstop.airflow.links import base_url
+from backstop.reports.console import Sight
+
+RESEND, REPLAY = "resend", "replay_incident"
+READ_ONLY = ("GET", "HEAD", "OPTIONS")
+NOT_FOUND = "There is nothing of that name here, or it belongs to another team."
+
+
+class Visit:
+    """The visitor, the settings, and a connection to the control database for as long as the request lasts."""
+
+    def __init__(self, visitor: Visitor, room: Room) -> None:
+        self.visitor, self.room, self.settings = visitor, room, room.settings
+        teams = self.settings.teams_by_topic()
+        others = visitor.may_read(DAG)
+        readable = [topic for topic in teams if visitor.may_read(dag_for(self.settings, topic))]
+        everything = others and len(readable) == len(teams)
+        self.sight = Sight() if everything else Sight(list(teams), readable, others)
+        self.topics = [topic for topic in self.settings.topics if self.sight.sees(topic)]
+
+    @property
+    def conn(self) -> Any:
+        """The connection that reads."""
+        return self.room.control
+
+    def require_sees(self, topic: str | None) -> None:
+        """404 for what belongs to another team."""
+        if not self.sight.sees(topic):
+            raise HTTPException(404, NOT_FOUND)
+
+    def duties(self) -> list[str]:
+        """The duties whose runs Airflow shows the visitor: those of a duty are for who may read its DAG."""
+        return [duty for duty in DUTIES if self.visitor.may_read(duty)]
+
+    def why_not_decide(self, action: str, topic: str) -> str | None:
+        """Why the visitor may not answer a case of the topic so; null: they may."""
+        if not self.sight.sees(topic):
+            return NOT_FOUND
+        dag = dag_for(self.settings, topic)
+        if not self.visitor.may_answer(dag):
+            return f"Airflow does not let you answer what {dag} asks."
+        if not may_decide(self.settings, self.visitor.id, action, topic):
+            return f"`people` in backstop.yaml names others who may {action} in {topic}, or your role is below op."
+        return None
+
+    def why_not_run(self, dag: str, action: str, topic: str) -> str | None:
+        """Why the visitor may not start a run of this DAG that acts on the topic in their name; null: they may."""
+        if not self.visitor.may_run(dag):
+            return f"Airflow does not let you start runs of {dag}."
+        if not may_trigger(self.settings, self.visitor.name, action, topic):
+            return f"`people` in backstop.yaml does not name you for {action} in {topic}."
+        return None
+
+    def why_not_pause(self, topic: str) -> str | None:
+        """Why the visitor may not pause or resume a topic, or everything (`*`); null: they may."""
+        if topic == "*" and len(self.topics) < len(self.settings.topics):
+            return "Everything is more than your team's topics."
+        if not self.visitor.may_run(RESEND):
+            return f"Airflow does not let you start runs of {RESEND}."
+        return None
+
+    def why_not_read(self, topic: str | None) -> str | None:
+        """Why the visitor may not read contents of the topic; null: they may. Whoever may change a content may read it."""
+        return self.why_not_decide("edit", topic or "*")
+
+    def resend(self, topic: str, message_ids: list[str]) -> Action:
+        """How the visitor asks for sends of these messages: a run of the DAG in their name."""
+        why_not = self.why_not_run(RESEND, "resend", topic)
+        if why_not is None and (
+            topic not in self.settings.topics or self.settings.topics[topic].mode != "repair"
+        ):
+            why_not = f"{topic} is in mode observe, in which nothing is ever sent."
+        if why_not is None and any(
+            one != line for one in message_ids for line in (one.splitlines() or [""])
+        ):
+            why_not = "An id with a line break cannot be given in a list; answer its case instead."
+        body = {
+            "logical_date": None,
+            "conf": {"topic": topic, "ids": "\n".join(message_ids), "why": ""},
+        }
+        return Action(
+            name="resend",
+            allowed=why_not is None,
+            why_not=why_not,
+            method="POST",
+            href=f"/api/v2/dags/{RESEND}/dagRuns",
+            body=body,
+        )
+
+    def plan_replay(self, topic: str, **wanted: object) -> Action:
+        """How the visitor has a replay of all that match planned, shown and approved."""
+        why_not = (
+            None
+            if self.visitor.may_run(REPLAY)
+            else f"Airflow does not let you start runs of {REPLAY}."
+        )
+        conf = {
+            "topic": topic,
+            "why": "",
+            **{name: value for name, value in wanted.items() if value is not None},
+        }
+        return Action(
+            name="plan_replay",
+            allowed=why_not is None,
+            why_not=why_not,
+            method="POST",
+            href=f"/api/v2/dags/{REPLAY}/dagRuns",
+            body={"logical_date": None, "conf": conf},
+        )
+
+    def pause(self, topic: str) -> Action:
+        """Whether the visitor may pause and resume."""
+        why_not = self.why_not_pause(topic)
+        return Action(
+            name="pause",
+            allowed=why_not is None,
+            why_not=why_not,
+            method="POST",
+            href="/backstop/api/v1/pauses",
+            body={"topic": topic, "why": ""},
+        )
+
+    def read_contents(self, topic: str | None, dead_letter: int | None = None) -> Action:
+        """Whether the visitor may read contents."""
+        why_not = self.why_not_read(topic)
+        href = "" if dead_letter is None else f"/backstop/api/v1/dead-letters/{dead_letter}/content"
+        method = "POST" if href else ""
+        return Action(
+            name="read_contents", allowed=why_not is None, why_not=why_not, method=method, href=href
+        )
+
+
+DUTIES = (
+    "reconcile",
+    "resend",
+    "sweep",
+    "triage",
+    "watch",
+    "prove",
+    "retention",
+    "audit",
+    "deliver_alerts",
+    "replay_incident",
+    "restore",
+)
+
+
+@contextmanager
+def visit(visitor: Visitor) -> Iterator[Visit]:
+    """The reading connection is closed at the end."""
+    with reading_room() as room:
+        yield Visit(visitor, room)
+
+
+@contextmanager
+def writing() -> Iterator[Room]:
+    """For what changes something: the duties' login, as the tasks that people start have."""
+    with control_room() as room:
+        yield room
+
+
+def require(why_not: str | None) -> None:
+    """403 with the reason, where there is one."""
+    if why_not is not None:
+        raise HTTPException(403, why_not)
+
+
+def same_origin(request: Request) -> None:
+    """403 for a change that another site's page asked for with the visitor's cookie; 415 for one that is no JSON.
+
+    A page of another origin can send neither this content type nor a false Origin without asking first, and nothing here answers
+    such a question. Who sends a token of their own instead of the cookie is not a page.
+    """
+    if request.method in READ_ONLY:
+        return
+    if (
+        request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        != "application/json"
+    ):
+        raise HTTPException(415, "Send application/json.")
+    if request.headers.get("authorization", "").lower().startswith("bearer "):
+        return
+    origin = request.headers.get("origin")
+    if request.headers.get(
+        "sec-fetch-site", "same-origin"
+    ) != "same-origin" or origin not in _own_origins(request):
+        raise HTTPException(403, "This request comes from another site.")
+
+
+def _own_origins(request: Request) -> set[str]:
+    host = request.headers.get("host", "")
+    own = {f"{request.url.scheme}://{host}"} if host else set()
+    if configured := base_url():
+        parts = urlsplit(configured)
+        own.add(f"{parts.scheme}://{parts.netloc}")
+    return own

@@ -1,0 +1,544 @@
+"""The console's API: closed to strangers, bounded by team, and no number without the rows that add up to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+import yaml
+from fastapi import Request
+from fastapi.testclient import TestClient
+
+from backstop.airflow import access
+from backstop.airflow.console import app as console
+from backstop.airflow.console import visit
+from backstop.model.errors import ConfigurationError
+from backstop.reports.console import LISTS
+from backstop.reports.filters import read_filter
+from backstop.schema.migrate import grant, migrate
+from backstop_lab.servers.postgres import Postgres
+
+ROOT = Path(__file__).resolve().parents[2]
+NASTY = "<script>alert('o')</script> \\\" {{ 7*7 }}"
+ORIGIN = {"origin": "http://testserver", "content-type": "application/json"}
+TEAMS = [{"name": "a", "topics": ["orders"]}, {"name": "b", "topics": ["payments"]}]
+OF_A = ("decide_case__a", "reconcile", "resend", "prove")
+OF_B = ("decide_case__b",)
+EVERYTHING = ("decide_case", *OF_A, *OF_B, "sweep", "triage", "watch", "replay_incident")
+SEED = (
+    """INSERT INTO run (duty, token, policy_version, code_version, counts, state, finished_at)
+       SELECT d, gen_random_uuid(), 'p', 'c', CASE WHEN n = 1 THEN '{"lost": 1}' ELSE '{"due": 0}' END::jsonb, 'done', now()
+       FROM unnest(ARRAY['reconcile', 'sweep', 'prove', 'reconcile']) WITH ORDINALITY AS d (d, n)""",
+    """INSERT INTO verdict_count SELECT 4, t, 'billing', v, 3, 0, 0 FROM unnest(ARRAY['orders', 'payments']) t,
+       unnest(ARRAY['LOST', 'CONFIRMED']) v""",
+    """INSERT INTO open_delivery (topic, message_id, consumer_group, shard, verdict, reason, eligible, run_id)
+       SELECT t, t || '-' || n, g, 'shop_a', (ARRAY['LOST', 'UNKNOWN', 'EXHAUSTED', 'BACKLOGGED'])[1 + n %% 4], 'r', false, 1
+       FROM unnest(ARRAY['orders', 'payments', 'refunds']) t, unnest(ARRAY['billing', 'shipping']) g,
+           generate_series(1, 9) n""",
+    """INSERT INTO drain_batch (run_id, broker, queue, letters) VALUES (1, 'b', 'q', 30)""",
+    """INSERT INTO cause (fingerprint, shown, template, category, first_seen_at, last_seen_at, dead_letters)
+       SELECT 'f' || n, 'died of ' || n || %(nasty)s, 'secret template', 'poison', now(), now(), 10
+       FROM generate_series(1, 3) n""",
+    """INSERT INTO dead_letter (batch_id, broker, queue, broker_id, topic, message_id, consumer_group, headers, content,
+           content_bytes, cause_id, category, classified_at, state, proof, decided_by, closed_at)
+       SELECT 1, 'b', 'q', 'id-' || t || n, t, t || '-' || n, 'billing', '{"h": "v"}', 'the content', 11, 1 + n %% 3, 'poison',
+           now(), CASE WHEN n %% 4 = 0 THEN 'discarded' ELSE 'open' END, '{}', 'x', CASE WHEN n %% 4 = 0 THEN now() END
+       FROM unnest(ARRAY['orders', 'payments']) t, generate_series(1, 15) n""",
+    "INSERT INTO dead_letter (batch_id, broker, queue, broker_id, headers, content_bytes) VALUES (1, 'b', 'q', 'lost', '{}', 0)",
+    """INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, updated_at)
+       SELECT 'shop_a', t, t || '-' || n, 1, 'r', 'test', (ARRAY['open', 'sent', 'refused'])[1 + n %% 3],
+           now() - n / 7 * interval '1 day'
+       FROM unnest(ARRAY['orders', 'payments']) t, generate_series(1, 12) n""",
+    """INSERT INTO case_file (kind, topic, consumer_group, severity, summary, evidence)
+       SELECT k, t, 'billing', s, %(nasty)s, jsonb_build_object('x', %(nasty)s::text)
+       FROM (VALUES ('unknown', 'orders', 'critical'), ('exhausted', 'orders', 'warning'), ('exhausted', 'payments', 'warning'),
+           ('unknown', '*', 'info')) v (k, t, s)""",
+    """INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)
+       SELECT 1, 'shop_a', 'orders', 'orders-' || n, 'billing' FROM generate_series(1, 9) n""",
+    "INSERT INTO case_question (case_id, number, dag_run_id, shown_at) VALUES (1, 1, 'case 1/of a', now())",
+    "INSERT INTO resend_batch (topic) SELECT t FROM unnest(ARRAY['orders', 'payments']) t",
+    """INSERT INTO proof (run_id, topic, window_from, window_to, answer, sentence, stubs, owed_stubs, broken, deliveries, digest)
+       VALUES (3, 'payments', now() - interval '1 h', now(), 'nothing_lost', 's', '{}', 1, 0, 1, 'd')""",
+    "INSERT INTO watch_group VALUES ('orders', 'billing', now() - interval '1 min', 'l', 10, 90, 0, 60, now(), 1),"
+    " ('orders', 'billing', now(), 'l', 40, 60, 0, 30, now(), 1), ('payments', 'billing', now(), 'l', 0, 5, 0, 30, now(), 1)",
+    "INSERT INTO watch_queue VALUES ('orders', 'billing', 0, 'e', 40, now(), 100, true, NULL, now()),"
+    " ('payments', 'billing', 0, 'e', 0, now(), 5, true, NULL, now())",
+    "INSERT INTO data_check VALUES (1, 'verdicts', false, 3, %(failed)s)",
+    "INSERT INTO delivery_hour SELECT date_trunc('hour', now(), 'UTC') - n * interval '1 h', t, 'billing', 'LOST', 2"
+    " FROM unnest(ARRAY['orders', 'payments']) t, generate_series(0, 30) n",
+)
+FAILED = [
+    {
+        "name": "names_known",
+        "must_hold": "m",
+        "count": 2,
+        "ids": [
+            {"topic": "orders", "message_id": NASTY},
+            {"topic": "payments", "message_id": "payments-7"},
+        ],
+    }
+]
+
+
+@pytest.fixture(scope="module")
+def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with Postgres(tmp_path_factory.mktemp("pg")) as server:
+        server.create_database("control")
+        url = server.admin_dsn("control")
+        migrate(url, "control")
+        grant(url, "control")
+        urls = {"owner": url}
+        connection = psycopg2.connect(url)
+        with connection, connection.cursor() as cursor:
+            for statement in SEED:
+                cursor.execute(statement, {"nasty": NASTY, "failed": json.dumps(FAILED)})
+            for name, role in (("pages", "backstop_reader"), ("duties", "backstop_duty")):
+                urls[name] = server.dsn(name, server.create_role(name), "control")
+                cursor.execute(f"GRANT {role} TO {name}")
+        connection.close()
+        yield urls
+
+
+@dataclass
+class As:
+    """Makes clients of visitors with these DAGs; `url`: the control database by its owner."""
+
+    monkeypatch: pytest.MonkeyPatch
+    url: str
+
+    def __call__(
+        self, *dags: str, run: bool = False, answer: bool = False, name: str = "olga"
+    ) -> TestClient:
+        def let_pass(request: Request) -> None:
+            may = dags.__contains__
+            request.state.backstop_visitor = access.Visitor(
+                name, name, may, lambda dag: run and may(dag), lambda dag: answer and may(dag)
+            )
+
+        self.monkeypatch.setattr(console, "reader", lambda: let_pass)
+        return TestClient(console.make_app(), raise_server_exceptions=False)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        connection = psycopg2.connect(self.url)
+        with connection, connection.cursor() as cursor:
+            cursor.execute(query)
+            found = cursor.fetchall()
+        connection.close()
+        return found
+
+
+@pytest.fixture
+def by(control: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> As:
+    settings = yaml.safe_load((ROOT / "backstop.yaml").read_text())
+    settings |= {"teams": TEAMS, "console": {"reader": "backstop_console"}}
+    (tmp_path / "backstop.yaml").write_text(json.dumps(settings))
+    monkeypatch.setenv("BACKSTOP_CONFIG", str(tmp_path / "backstop.yaml"))
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", control["duties"])
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONSOLE", control["pages"])
+    for name in ("PRODUCER_A", "PRODUCER_B", "CONSUMER_BILLING", "CONSUMER_SHIPPING"):
+        monkeypatch.setenv(f"AIRFLOW_CONN_BACKSTOP_{name}", "postgresql://x:y@127.0.0.1:1/gone")
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_BROKER", "redis://127.0.0.1:1/0")
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_LEASES", "redis://127.0.0.1:1/1")
+    monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", "olga:op,uwe:user,vera:viewer")
+    return As(monkeypatch, control["owner"])
+
+
+def routes() -> list[tuple[str, str]]:
+    return [
+        (method, route.path)
+        for route in console.make_app().routes
+        for method in sorted(getattr(route, "methods", ()) or ())
+        if method != "HEAD"
+    ]
+
+
+def asked(
+    client: TestClient, method: str, path: str, headers: dict[str, str] = ORIGIN, body: str = "{}"
+) -> Any:
+    query = {
+        "/messages": "?text=orders-1",
+        "/message": "?topic=orders&id=orders-1",
+        "/filters": "?list=cases",
+    }.get(path, "")
+    for name in ("case_id", "dead_letter_id", "run_id"):
+        path = path.replace(f"{{{name}}}", "1")
+    return client.request(
+        method, path + query, headers=headers, content=body if method != "GET" else None
+    )
+
+
+def every(
+    client: TestClient, list_: str, filter: str = "", limit: int = 4, **more: str
+) -> list[dict[str, Any]]:
+    """All rows of a list, page by page."""
+    found: list[dict[str, Any]] = []
+    after: dict[str, str] = {}
+    while True:
+        page = client.get(
+            list_,
+            params={"filter": filter, "limit": str(limit), **more, **after}
+            if filter
+            else {"limit": str(limit), **more, **after},
+        )
+        assert page.status_code == 200, page.text
+        found += page.json()["items"]
+        assert len(found) < 1_000
+        if page.json()["next"] is None:
+            return [
+                {name: value for name, value in row.items() if name != "heartbeat_age"}
+                for row in found
+            ]
+        after = {"after": page.json()["next"]}
+
+
+def test_no_route_answers_without_a_login_or_without_airflows_helpers(
+    by: As, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(routes()) >= 28
+    monkeypatch.undo()
+    stranger = TestClient(console.make_app())
+    for method, path in routes():
+        assert asked(stranger, method, path).status_code in (401, 403), path
+    monkeypatch.setitem(sys.modules, "airflow.api_fastapi.core_api.security", None)
+    assert access.reader() is access.refuse
+    for method, path in routes():
+        assert asked(TestClient(console.make_app()), method, path).status_code == 403, path
+
+
+BODIES = {
+    "/cases/{case_id}/notes": '{"note": "n"}',
+    "/dead-letters/{dead_letter_id}/content": "{}",
+    "/pauses": '{"topic": "orders", "why": "w"}',
+    "/pauses/end": '{"topic": "orders"}',
+}
+
+
+def test_who_may_only_look_changes_nothing_and_another_sites_page_is_refused(by: As) -> None:
+    changing = [(method, path) for method, path in routes() if method not in ("GET", "HEAD")]
+    assert {path for _, path in changing} == set(BODIES)
+    counts = "SELECT (SELECT count(*) FROM case_note), (SELECT count(*) FROM pause), (SELECT count(*) FROM decision_log)"
+    before = by.rows(counts)
+    viewer, everybody = by(*EVERYTHING), by(*EVERYTHING, run=True, answer=True)
+    for method, path in changing:
+        assert asked(viewer, method, path, body=BODIES[path]).status_code == 403, path
+        for headers in (
+            {"content-type": "application/json"},
+            {**ORIGIN, "origin": "https://evil.example"},
+            {**ORIGIN, "origin": "null"},
+            {**ORIGIN, "origin": "https://testserver"},
+            {**ORIGIN, "sec-fetch-site": "cross-site"},
+        ):
+            assert asked(everybody, method, path, headers, BODIES[path]).status_code == 403, (
+                path,
+                headers,
+            )
+        for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+            assert (
+                asked(
+                    everybody, method, path, {**ORIGIN, "content-type": kind}, BODIES[path]
+                ).status_code
+                == 415
+            ), path
+    assert by.rows(counts) == before
+
+
+def test_what_somebody_may_do_is_done_in_their_name(by: As) -> None:
+    olga = by(*EVERYTHING, run=True, answer=True)
+    for path, body in BODIES.items():
+        assert asked(olga, "POST", path, body=body).status_code == 200, path
+    assert by.rows("SELECT case_id, written_by, note FROM case_note") == [(1, "olga", "n")]
+    assert by.rows("SELECT count(*) FROM pause") == [(0,)], "paused, and ended"
+    assert by.rows("SELECT who, action, subject FROM decision_log ORDER BY entry") == [
+        ("olga", "read contents", "dead letter 1"),
+        ("olga", "pause", "orders"),
+        ("olga", "resume", "orders"),
+    ]
+    assert (
+        asked(olga, "POST", "/pauses", body='{"topic": "nothing", "why": "w"}').status_code == 422
+    )
+    # A token of one's own needs no origin.
+    told = olga.post("/pauses/end", headers={"authorization": "Bearer x"}, json={"topic": "orders"})
+    assert told.json() == {"changed": False}
+
+
+def test_contents_are_for_who_may_change_them_and_reading_one_is_logged_first(by: As) -> None:
+    content = by(*EVERYTHING, answer=True).post(
+        "/dead-letters/1/content", headers=ORIGIN, json={"why": "a look"}
+    )
+    assert content.json()["text"] == "the content" and content.json()["headers"] == '{"h": "v"}'
+    last = "SELECT who, subject, why FROM decision_log ORDER BY entry DESC LIMIT 1"
+    assert by.rows(last) == [("olga", "dead letter 1", "a look")]
+    for visitor in (
+        by(*EVERYTHING),
+        by(*EVERYTHING, answer=True, name="uwe"),
+        by(*EVERYTHING, run=True, name="vera"),
+    ):
+        answer = visitor.post("/dead-letters/1/content", headers=ORIGIN, json={"why": "mine"})
+        assert answer.status_code == 403 and "the content" not in answer.text
+        assert "the content" not in visitor.get("/dead-letters/1").text
+    assert by.rows(last) == [("olga", "dead letter 1", "a look")]
+
+
+LISTED = {
+    "deliveries": "/deliveries",
+    "cases": "/cases",
+    "members": "/cases/1/members",
+    "causes": "/causes",
+    "runs": "/runs",
+    "dead_letters": "/dead-letters",
+    "requests": "/resends",
+    "batches": "/batches",
+    "queues": "/queues",
+    "proofs": "/proofs",
+}
+
+
+def test_a_team_sees_its_own_topics_in_every_list_and_nothing_of_another_teams_by_number(
+    by: As,
+) -> None:
+    a, b, everybody = (
+        by(*OF_A, run=True, answer=True),
+        by(*OF_B, run=True, answer=True),
+        by(*EVERYTHING),
+    )
+    for name, path in LISTED.items():
+        if name in ("runs", "causes"):
+            continue
+        rows = every(everybody, path)
+        assert rows, name
+        if name == "members":
+            assert b.get(path).status_code == 404 and every(a, path) == rows
+            continue
+        mine, others = every(a, path), every(b, path)
+        assert {row["topic"] for row in mine} <= {"orders"}, name
+        assert {row["topic"] for row in others} == {"payments"}, name
+        assert [row for row in rows if row["topic"] == "payments"] == others, name
+    for path in ("/overview", "/me", "/flow", "/settings", "/history", "/messages?text=orders-1"):
+        told = b.get(path).text.replace("decide_case__a", "")
+        assert "orders" not in told.replace('"orders-1', ""), path
+    for team in (a, b):
+        assert sum(row["dead_letters"] for row in every(team, "/causes")) == 12
+    for method, path in (
+        ("GET", "/cases/1"),
+        ("GET", "/cases/1/members"),
+        ("POST", "/cases/{case_id}/notes"),
+        ("GET", "/dead-letters/1"),
+        ("POST", "/dead-letters/{dead_letter_id}/content"),
+        ("GET", "/message?topic=orders&id=orders-1"),
+        ("POST", "/pauses"),
+        ("POST", "/pauses/end"),
+        ("GET", "/runs/1"),
+        ("GET", "/cases/4"),
+        ("GET", "/cases/99"),
+        ("GET", "/dead-letters/31"),
+    ):
+        assert asked(b, method, path, body=BODIES.get(path, "{}")).status_code == 404, path
+    assert asked(b, "POST", "/pauses", body='{"topic": "*", "why": "w"}').status_code == 403
+    assert a.get("/proofs/3").status_code == 404
+    ids = a.get("/runs/1").json()["checks"][0]["failed"][0]["ids"]
+    assert ids == [{"topic": "orders", "message_id": NASTY}]
+
+
+def test_every_number_is_the_number_of_the_rows_behind_it(by: As) -> None:
+    for visitor in (by(*EVERYTHING), by(*OF_A), by(*OF_B)):
+        overview = visitor.get("/overview").json()
+        numbers = overview["numbers"] + overview["cases"]
+        for number in numbers:
+            assert number["number"] == len(
+                every(visitor, number["rows"]["list"], number["rows"]["filter"])
+            ), number
+        assert overview["newest_run"]["read"] == sum(overview["newest_run"]["verdicts"].values())
+        by_verdict = {n["name"].upper(): n["number"] for n in overview["numbers"]}
+        for verdict in ("LOST", "EXHAUSTED"):
+            assert (
+                sum(pair["verdicts"].get(verdict, 0) for pair in overview["pairs"])
+                == by_verdict[verdict]
+            )
+        for cause in every(visitor, "/causes"):
+            rows = every(visitor, "/dead-letters", cause["rows"]["filter"])
+            if cause["cause"] is not None:
+                assert cause["dead_letters"] == sum(
+                    row["state"] in ("open", "replaying") for row in rows
+                )
+    everything = by(*EVERYTHING).get("/overview").json()
+    by_name = {n["name"]: n["number"] for n in everything["numbers"]}
+    # By hand: 9 messages, 2 groups, 3 topics; 15 dead letters each, every fourth decided, and one that is of no topic.
+    assert (
+        by_name["lost"] == 12
+        and by_name["dead_letters_open"] == 25
+        and by_name["resent_today"] == 4
+    )
+    assert (
+        everything["newest_run"]["read"] == 12
+        and by(*OF_B).get("/overview").json()["newest_run"]["read"] == 6
+    )
+
+
+def test_pages_follow_one_another_whatever_their_size_and_an_invented_place_is_refused(
+    by: As,
+) -> None:
+    visitor = by(*EVERYTHING)
+    for path in LISTED.values():
+        assert (
+            every(visitor, path, limit=1)
+            == every(visitor, path, limit=200)
+            == every(visitor, path, limit=3)
+        ), path
+    for after in (
+        "x",
+        "W10=",
+        "WzFd",
+        "WyJcdTAwMDAiXQ==",
+        "é",
+        "WzFlOTk5XQ==",
+        "WzE4NDQ2NzQ0MDczNzA5NTUxNjE2XQ==",
+    ):
+        for path in LISTED.values():
+            answer = visitor.get(path, params={"after": after})
+            assert answer.status_code in (200, 422), (path, after, answer.text)
+    assert visitor.get("/cases", params={"after": "x"}).status_code == 422
+
+
+def test_filters_are_read_as_they_are_typed_and_what_is_none_is_said() -> None:
+    listing = LISTS["dead_letters"]
+    read = read_filter(
+        'topic:orders id:"two \\"words\\"" cause:7 since:2h', listing.filters, listing.choices
+    )
+    assert (read["topic"], read["id"], read["cause"], read["since"].total_seconds()) == (
+        "orders",
+        'two "words"',
+        7,
+        7200,
+    )
+    for wrong in (
+        "orders",
+        "tpoic:orders",
+        "cause:x",
+        "cause:²",
+        f"cause:{2**63}",
+        "state:opne",
+        "since:soon",
+        "topic:a topic:b",
+        'id:"',
+        "x\x00",
+    ):
+        with pytest.raises(ConfigurationError):
+            read_filter(wrong, listing.filters, listing.choices)
+
+
+def test_runs_that_found_nothing_to_do_are_hidden_unless_asked_for(by: As) -> None:
+    visitor = by(*EVERYTHING)
+    assert [row["run"] for row in every(visitor, "/runs")] == [1]
+    assert [row["run"] for row in every(visitor, "/runs", empty="true")] == [4, 3, 2, 1]
+    assert [row["run"] for row in every(by("sweep"), "/runs", empty="true")] == [2]
+
+
+def test_a_case_says_what_each_answer_does_why_one_is_refused_and_where_airflow_takes_it(
+    by: As,
+) -> None:
+    case = by(*EVERYTHING, answer=True).get("/cases/1").json()
+    assert (
+        case["form"]["href"]
+        == "/api/v2/dags/decide_case__a/dagRuns/case%201%2Fof%20a/taskInstances/ask/-1/hitlDetails"
+    )
+    assert {one["name"] for one in case["actions"]} == {
+        "resend",
+        "void",
+        "discard",
+        "drained",
+        "leave",
+    }
+    assert all(one["allowed"] for one in case["actions"]) and case["members"] == 9
+    for visitor in (by(*EVERYTHING), by(*EVERYTHING, answer=True, name="uwe")):
+        refused = visitor.get("/cases/1").json()["actions"]
+        assert not any(one["allowed"] for one in refused) and all(one["why_not"] for one in refused)
+    overview = by(*EVERYTHING, answer=True).get("/overview").json()
+    assert (
+        overview["waits_for_me"] == 4
+        and by(*EVERYTHING).get("/overview").json()["waits_for_me"] == 0
+    )
+
+
+def test_a_message_is_found_by_its_id_or_its_brokers_and_what_is_away_is_named(by: As) -> None:
+    visitor = by(*EVERYTHING)
+    for text in ("orders-1", "id-orders1"):
+        found = visitor.get("/messages", params={"text": text}).json()
+        assert [row["message_id"] for row in found["messages"]] == ["orders-1"]
+        assert set(found["unreachable"]) == {"shard shop_a", "shard shop_b"}
+    story = visitor.get("/message", params={"topic": "orders", "id": "orders-1"}).json()
+    assert story["found"] and "shard shop_a" in story["unreachable"]
+    assert story["dead_letters"][0]["dead_letter_id"] == 1 and story["timeline"]
+
+
+def test_a_list_that_takes_long_is_given_up(by: As, monkeypatch: pytest.MonkeyPatch) -> None:
+    from datetime import timedelta
+
+    from backstop.airflow import control_room
+    from backstop.reports import console as reports
+
+    assert timedelta(seconds=5) == control_room.READING
+    monkeypatch.setattr(control_room, "READING", timedelta(seconds=1))
+    visitor = by(*EVERYTHING)
+    monkeypatch.setattr(reports, "_SQL", {**reports._SQL, "cases": "SELECT pg_sleep(60)"})
+    answer = visitor.get("/cases")
+    assert answer.status_code == 503 and "busy" in answer.json()["what"]
+
+
+def test_the_description_is_whole_and_every_answer_is_typed(by: As) -> None:
+    described = by(*EVERYTHING).get("/openapi.json").json()
+    assert set(described["paths"]) == {path for _, path in routes() if path != "/openapi.json"}
+    for path, methods in described["paths"].items():
+        for method in methods.values():
+            assert method["responses"]["200"]["content"]["application/json"]["schema"], path
+
+
+def test_a_connection_that_only_reads_can_change_nothing(by: As) -> None:
+    assert visit.DUTIES[0] == "reconcile"
+    from backstop.airflow.control_room import reading_room
+
+    with (
+        reading_room() as room,
+        pytest.raises(psycopg2.errors.ReadOnlySqlTransaction),
+        room.control.cursor() as cursor,
+    ):
+        cursor.execute("INSERT INTO pause VALUES ('orders', now(), 'x', 'y')")
+    assert os.environ["AIRFLOW_CONN_BACKSTOP_CONSOLE"].startswith("postgresql://pages:")
+
+
+def test_no_input_of_any_form_makes_the_api_fail(by: As) -> None:
+    """Schemathesis: every route, by its own description and against it."""
+    import schemathesis
+    from hypothesis import HealthCheck, Phase, given, settings
+
+    app = by(*EVERYTHING, run=True, answer=True).app
+    schema = schemathesis.openapi.from_asgi("/openapi.json", app=app)
+    tried = 0
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        if operation.path in ("/message", "/messages"):
+            continue  # what asks stores and brokers that are away is slow, and has a test of its own
+
+        @given(case=operation.as_strategy())
+        @settings(
+            max_examples=12,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            phases=[Phase.explicit, Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        def answers(case: Any) -> None:
+            nonlocal tried
+            tried += 1
+            answer = case.call(headers=ORIGIN)
+            assert answer.status_code < 500, (case.as_curl_command(), answer.text)
+
+        answers()
+    assert tried > 200
