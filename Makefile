@@ -26,7 +26,7 @@ JOBS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help mariadb activemq rocketmq setup bench demo chaos soak test test-unit test-brokers test-faults test-all collected \
-  up down traffic status shell materials scan lint types lint-and-types env pin-images
+  up down traffic status shell ui materials scan lint types lint-and-types env pin-images
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,6 +96,9 @@ status: setup ## what of the embedded platform runs, and where
 
 env: ## .env with generated secrets for docker-compose.yaml (an old one is kept)
 	@python3 -I docker/write_env.py .env
+
+ui: ## the console's script from ui/ (needs Node 20; users and `make test` do not, but for one test)
+	@cd ui && npm ci --no-audit --no-fund && npx tsc --noEmit && node build.mjs
 
 materials: setup ## the bill of materials (CycloneDX) in build/, and NOTICE
 	@$(PY) docker/materials.py bill requirements.lock build/sbom.cdx.json

@@ -268,6 +268,17 @@ def test_what_somebody_may_do_is_done_in_their_name(by: As) -> None:
     assert told.json() == {"changed": False}
 
 
+def test_a_server_whose_login_only_reads_refuses_changes_with_a_reason(
+    by: As, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", os.environ["AIRFLOW_CONN_BACKSTOP_CONSOLE"])
+    olga = by(*EVERYTHING, run=True, answer=True)
+    assert olga.get("/overview").status_code == 200
+    for path, body in BODIES.items():
+        answer = asked(olga, "POST", path, body=body)
+        assert answer.status_code == 403 and "only reads" in answer.json()["what"], path
+
+
 def test_contents_are_for_who_may_change_them_and_reading_one_is_logged_first(by: As) -> None:
     content = by(*EVERYTHING, answer=True).post(
         "/dead-letters/1/content", headers=ORIGIN, json={"why": "a look"}

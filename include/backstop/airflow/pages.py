@@ -88,6 +88,7 @@ def make_app() -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(reader())])
     of_runs = [Depends(require_reader_of_runs)]
     app.get("/me")(show_visitor)
+    app.get("/console.js")(show_console)
     app.get("/runs", dependencies=of_runs)(list_runs)
     app.get("/runs/{run_id}", dependencies=of_runs)(show_run)
     app.get("/runs/{run_id}/checks/{suite}", dependencies=of_runs)(show_checks)
@@ -112,6 +113,20 @@ def show_visitor(visitor: Asking) -> Response:
     return page(
         "You",
         f"<p>For <code>people.deciders</code> in backstop.yaml: <code>{escape(line)}</code></p>",
+    )
+
+
+def show_console() -> Response:
+    """The console's script, which Airflow's own page loads; none of these pages does."""
+    from backstop.airflow.plugin import BUNDLE
+
+    return FileResponse(
+        BUNDLE,
+        media_type="text/javascript",
+        headers={
+            "Cache-Control": "private, max-age=86400",
+            "X-Content-Type-Options": "nosniff",
+        },
     )
 
 

@@ -3,6 +3,8 @@ loads plugins."""
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
@@ -46,6 +48,16 @@ _console: Any = None
 _metrics: Any = None
 
 
+BUNDLE = Path(__file__).parent / "console" / "static" / "console.js"
+"""The console, built from `ui/`; `make ui` builds it again."""
+
+
+def bundle_url() -> str:
+    """Its address, which changes with its content. Relative: Airflow may be served below a path."""
+    digest = hashlib.sha256(BUNDLE.read_bytes()).hexdigest()[:12] if BUNDLE.is_file() else "none"
+    return f"{PREFIX.lstrip('/')}/console.js?{digest}"
+
+
 class BackstopPlugin(AirflowPlugin):
     """Found in the plugins folder, or through the entry point of the installed distribution."""
 
@@ -56,13 +68,24 @@ class BackstopPlugin(AirflowPlugin):
         {"app": pages, "url_prefix": PREFIX, "name": "Backstop"},
         {"app": metrics, "url_prefix": f"{PREFIX}-metrics", "name": "Backstop metrics"},
     ]
-    external_views = [  # noqa: RUF012
+    react_apps = [  # noqa: RUF012
         {
             "name": "Backstop",
-            "href": f"{PREFIX}/runs",
+            "bundle_url": bundle_url(),
             "destination": "nav",
             "url_route": "backstop",
             "nav_top_level": True,
+        },
+        {"name": "BackstopCard", "bundle_url": bundle_url(), "destination": "dashboard"},
+    ]
+    # Without script: for an Airflow that gives its plugins no Chakra UI (before 3.2), and when the console does not load.
+    external_views = [  # noqa: RUF012
+        {
+            "name": "Backstop, plain pages",
+            "href": f"{PREFIX}/runs",
+            "destination": "nav",
+            "url_route": "backstop-pages",
+            "category": "browse",
         }
     ]
     operator_extra_links = [RunLink(), DataDocsLink()]  # noqa: RUF012

@@ -136,13 +136,19 @@ def _answer_refused(_: Request, error: HTTPException) -> JSONResponse:
 
 async def _answer_in_time(request: Request, call_next: Any) -> Any:
     from psycopg2 import OperationalError
-    from psycopg2.errors import QueryCanceled
+    from psycopg2.errors import InsufficientPrivilege, QueryCanceled
 
     try:
         answer = await call_next(request)
     except QueryCanceled:
         busy = "The control database is too busy to answer this."
         return _problem(503, busy, next_step="Narrow the filter, or use the command line.")
+    except InsufficientPrivilege:
+        login = "The login that Airflow's server has in the control database only reads."
+        remedy = (
+            "Use the command line, or give the server the duties' login (docs/how-to/console.md)."
+        )
+        return _problem(403, login, next_step=remedy)
     except OperationalError:
         return _problem(
             503,

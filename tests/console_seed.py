@@ -1,0 +1,63 @@
+"""Rows for the console's pages: some of everything that they show, with text that tries to be markup in every field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+NASTY = "<img src=x onerror=\"document.title='owned'\"> {{ 7*7 }} </script><script>document.title='owned'</script>"
+MESSAGE = "console-1"
+
+CONTROL = (
+    """INSERT INTO run (duty, token, policy_version, code_version, counts, phases, state, finished_at, error)
+       SELECT 'reconcile', gen_random_uuid(), 'p', 'c', '{"lost": 3}', '{"judge": 1.5}', 'done', clock_timestamp(), %(nasty)s""",
+    """INSERT INTO verdict_count SELECT max(run_id), 'orders', 'billing', v, 3, 0, 0
+       FROM run, unnest(ARRAY['LOST', 'CONFIRMED']) v GROUP BY v""",
+    """INSERT INTO open_delivery (topic, message_id, consumer_group, shard, verdict, reason, eligible, run_id)
+       SELECT 'orders', 'console-' || n, 'billing', 'shop_a', (ARRAY['LOST', 'UNKNOWN', 'EXHAUSTED'])[1 + n %% 3],
+           %(nasty)s, false,
+           (SELECT max(run_id) FROM run)
+       FROM generate_series(1, 180) n""",
+    """INSERT INTO cause (fingerprint, shown, template, category, first_seen_at, last_seen_at, dead_letters)
+       VALUES ('console', 'the card was refused ' || %(nasty)s, 't', 'poison', now() - interval '2 days', now(), 40)""",
+    "INSERT INTO drain_batch (run_id, broker, queue, letters) SELECT max(run_id), 'embedded', 'q', 40 FROM run",
+    """INSERT INTO case_file (kind, topic, consumer_group, severity, summary, evidence, subject)
+       VALUES ('dead_letters', 'orders', 'billing', 'critical', %(nasty)s,
+           jsonb_build_object('said', %(nasty)s::text), 'console')""",
+    """INSERT INTO dead_letter (batch_id, broker, queue, broker_id, topic, message_id, consumer_group, headers, content,
+           content_bytes, cause_id, category, classified_at, reason, case_id, error)
+       SELECT (SELECT max(batch_id) FROM drain_batch), 'embedded', 'q', 'b-console-' || n, 'orders', 'console-' || n, 'billing',
+           convert_to('{"h": ' || to_json(%(nasty)s::text) || '}', 'UTF8'), convert_to('the content ' || %(nasty)s, 'UTF8'), 11,
+           (SELECT cause_id FROM cause WHERE fingerprint = 'console'), 'poison', now(), %(nasty)s,
+           (SELECT case_id FROM case_file WHERE subject = 'console'), %(nasty)s
+       FROM generate_series(1, 40) n""",
+    """INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)
+       SELECT case_id, 'shop_a', 'orders', 'console-' || n, 'billing' FROM case_file, generate_series(1, 40) n
+       WHERE subject = 'console'""",
+    """INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state)
+       SELECT 'shop_a', 'orders', 'console-' || n, 1, %(nasty)s, %(nasty)s, 'sent' FROM generate_series(1, 5) n""",
+    "INSERT INTO resend_batch (topic, state, ended_at) VALUES ('orders', 'done', now())",
+    """INSERT INTO data_check (run_id, suite, passed, expectations, failed)
+       SELECT max(run_id), 'verdicts', false, 3, jsonb_build_array(jsonb_build_object('name', %(nasty)s::text, 'must_hold',
+           %(nasty)s::text, 'count', 2, 'ids', jsonb_build_array(jsonb_build_object('topic', 'orders',
+           'message_id', %(nasty)s::text))))
+       FROM run""",
+    """INSERT INTO proof (run_id, topic, window_from, window_to, answer, sentence, stubs, owed_stubs, broken, deliveries, digest)
+       SELECT max(run_id), 'orders', now() - interval '1 h', now(), 'nothing_lost', %(nasty)s, '{}', 1, 0, 1, 'd' FROM run""",
+    """INSERT INTO watch_group (topic, consumer_group, taken_at, life, passed, waiting, expired, backlog_seconds, counted_until,
+           logged)
+       VALUES ('orders', 'billing', now() - interval '1 min', 'l', 10, 90, 0, 60, now(), 1),
+           ('orders', 'billing', now(), 'l', 40, 60, 0, 30, now(), 1)""",
+    """INSERT INTO delivery_hour SELECT date_trunc('hour', now(), 'UTC') - n * interval '1 h', 'orders', 'billing', v, n
+       FROM generate_series(0, 30) n, unnest(ARRAY['LOST', 'CONFIRMED', 'BACKLOGGED']) v ON CONFLICT DO NOTHING""",
+)
+
+
+def seed(rows: Callable[..., Any]) -> None:
+    """`rows` commits one statement in the control database."""
+    import psycopg2.extensions
+
+    quoted = psycopg2.extensions.QuotedString(NASTY)
+    quoted.encoding = "utf8"
+    for statement in CONTROL:
+        rows(statement.replace("%(nasty)s", str(quoted).replace("%", "%%")))

@@ -1,0 +1,329 @@
+"""The console in a browser, on a live Airflow: each page, by four people, and each action by click and in the database."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from console_seed import MESSAGE, seed
+from live_people import Live
+
+ROOT = Path(__file__).resolve().parents[2]
+AXE = ROOT / "ui" / "node_modules" / "axe-core" / "axe.min.js"
+"""From the same lock as the console."""
+SHELL = next(
+    (found for name in ("chromium-headless-shell", "chromium") if (found := shutil.which(name))),
+    None,
+)
+OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+SHOTS = os.environ.get("BACKSTOP_SCREENSHOTS")
+"""A folder for pictures of the pages, to be looked at."""
+PAGES = (
+    "",
+    "messages",
+    "cases",
+    "dead-letters",
+    "deliveries",
+    "flow",
+    "resends",
+    "runs",
+    "proofs",
+    "settings",
+)
+pytestmark = [
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(
+        SHELL is None,
+        reason="no Chromium here: apt-get install --no-install-recommends chromium-headless-shell",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=SHELL, args=OPTIONS)
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def axe() -> Path:
+    if not AXE.is_file():
+        npm = shutil.which("npm")
+        assert npm, "axe-core comes with npm: apt-get install npm"
+        subprocess.run(
+            [npm, "ci", "--no-audit", "--no-fund", "--silent"],
+            cwd=ROOT / "ui",
+            check=True,
+            timeout=500,
+        )
+    return AXE
+
+
+@pytest.fixture(scope="module")
+def shop(people: Live) -> Live:
+    seed(people.rows)
+    people.case("info", MESSAGE)
+    return people
+
+
+@contextmanager
+def login(
+    browser: Browser, live: Live, name: str, *, dark: bool = False, width: int = 1280
+) -> Iterator[Page]:
+    """A page of somebody who is logged in; it ends the test when the page has an error of its own, or says `owned`."""
+    context = browser.new_context(
+        viewport={"width": width, "height": 900},
+        color_scheme="dark" if dark else "light",
+        timezone_id="Asia/Shanghai",
+        locale="en-GB",
+        reduced_motion="reduce",
+    )
+    token = live.platform.airflow.api_of(name).token()
+    context.add_cookies([{"name": "_token", "value": token, "url": live.platform.airflow.url}])
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    try:
+        yield page
+        assert errors == []
+        assert "owned" not in page.title()
+    finally:
+        context.close()
+
+
+def show(page: Page, live: Live, path: str = "") -> None:
+    """By the router where the console is there already: Airflow's own page is large."""
+    if page.get_by_test_id("backstop").count():
+        page.evaluate(
+            "path => { history.pushState({}, '', path); dispatchEvent(new PopStateEvent('popstate')) }",
+            f"/plugin/backstop/{path}",
+        )
+    else:
+        page.goto(f"{live.platform.airflow.url}/plugin/backstop/{path}")
+    page.get_by_test_id("backstop").wait_for()
+    page.wait_for_timeout(100)  # until the page that was there before has given way
+    expect(page.get_by_role("status")).to_have_count(0, timeout=60_000)
+
+
+def shot(page: Page, name: str) -> None:
+    if SHOTS:
+        page.screenshot(path=str(Path(SHOTS) / f"{name}.png"))
+
+
+def serious(page: Page, axe: Path) -> list[Any]:
+    """What axe-core finds of weight within the console: the frame around it is Airflow's."""
+    if not page.evaluate("() => 'axe' in window"):
+        page.add_script_tag(path=str(axe))
+    found = page.evaluate("async () => (await axe.run('[data-testid=backstop]')).violations")
+    return [
+        (one["id"], one["nodes"][0]["html"][:200], one["nodes"][0]["failureSummary"][:300])
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
+
+
+def number_of(page: Page, tile: str) -> int:
+    return int(
+        (page.get_by_test_id(f"tile-{tile}").get_by_role("link").text_content() or "").replace(
+            ",", ""
+        )
+    )
+
+
+@pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 1280), (False, 390)])
+def test_each_page_is_whole_in_light_and_dark_and_at_390_px(
+    browser: Browser, shop: Live, axe: Path, dark: bool, width: int
+) -> None:
+    with login(browser, shop, "olga", dark=dark, width=width) as page:
+        for path in (
+            *PAGES,
+            "cases/1",
+            "runs/1",
+            "dead-letters/1",
+            f"messages?topic=orders&id={MESSAGE}",
+        ):
+            show(page, shop, path)
+            expect(page.get_by_test_id("failure")).to_have_count(0)
+            expect(page.locator("h1").first).to_be_visible()
+            shot(
+                page,
+                f"{path.replace('/', '-').partition('?')[0] or 'overview'}{'-dark' if dark else ''}-{width}",
+            )
+            wide = page.evaluate(
+                "() => document.querySelector('[data-testid=backstop]').scrollWidth - window.innerWidth"
+            )
+            assert wide <= 0, f"{path} is {wide} px too wide"
+            assert serious(page, axe) == [], path
+
+
+def test_every_number_of_the_first_page_leads_to_its_rows(browser: Browser, shop: Live) -> None:
+    with login(browser, shop, "vera") as page:
+        show(page, shop)
+        ((lost,),) = shop.rows("SELECT count(*) FROM open_delivery WHERE verdict = 'LOST'")
+        assert number_of(page, "Lost") == lost > 50
+        page.get_by_test_id("tile-Lost").get_by_role("link").click()
+        page.get_by_role("button", name="Show more").wait_for()
+        while page.get_by_role("button", name="Show more").count():
+            before = page.locator("table tbody tr").count()
+            page.get_by_role("button", name="Show more").click()
+            page.wait_for_function(
+                f"() => document.querySelectorAll('table tbody tr').length > {before}"
+            )
+        assert page.locator("table tbody tr").count() == lost
+        assert "verdict%3ALOST" in page.url, "a deep link"
+
+
+def test_airflows_home_has_a_card_that_leads_to_what_is_wrong(browser: Browser, shop: Live) -> None:
+    with login(browser, shop, "vera") as page:
+        page.goto(shop.platform.airflow.url)
+        page.get_by_test_id("backstop-card").get_by_role("link", name="Lost:").click()
+        page.get_by_test_id("backstop").wait_for()
+        assert "verdict%3ALOST" in page.url
+
+
+def test_a_message_is_found_by_typing_its_id_and_its_story_is_told(
+    browser: Browser, shop: Live
+) -> None:
+    with login(browser, shop, "vera") as page:
+        show(page, shop, "messages")
+        page.keyboard.press("/")
+        page.keyboard.type(MESSAGE)
+        page.keyboard.press("Enter")
+        page.get_by_test_id("sentence").wait_for()
+        assert "billing" in (page.get_by_test_id("sentence").text_content() or "")
+        expect(page.get_by_test_id("timeline")).to_contain_text("recorded on shop_a")
+        expect(page.get_by_test_id("away")).to_have_count(0)
+        expect(page.get_by_role("button", name="Resend this message")).to_be_disabled()
+        expect(page.get_by_text("Airflow does not let you start runs of resend.")).to_be_visible()
+        show(page, shop, "messages?text=nobody-knows-this")
+        expect(page.get_by_test_id("empty")).to_contain_text("Nothing has a trace of this id.")
+
+
+def test_a_pause_a_note_and_a_reading_are_done_by_click_in_ones_own_name(
+    browser: Browser, shop: Live
+) -> None:
+    with login(browser, shop, "olga") as page:
+        show(page, shop, "resends")
+        page.get_by_role("button", name="Pause payments").click()
+        page.get_by_test_id("why").fill("the shop moves")
+        page.get_by_test_id("send").click()
+        page.get_by_test_id("paused-payments").wait_for()
+        assert shop.rows("SELECT topic, paused_by, why FROM pause") == [
+            ("payments", "olga", "the shop moves")
+        ]
+        page.get_by_role("button", name="Resume payments").click()
+        page.get_by_test_id("no-pause").wait_for()
+        assert shop.rows("SELECT count(*) FROM pause") == [(0,)]
+        ((case_id,),) = shop.rows("SELECT case_id FROM case_file WHERE subject = 'console'")
+        show(page, shop, f"cases/{case_id}")
+        page.get_by_test_id("note-text").fill("<b>seen</b>")
+        page.get_by_test_id("note-send").click()
+        expect(page.get_by_test_id("note")).to_contain_text("<b>seen</b>")
+        assert shop.rows("SELECT written_by, note FROM case_note WHERE case_id = %s", case_id) == [
+            ("olga", "<b>seen</b>")
+        ]
+        ((letter,),) = shop.rows(
+            "SELECT min(dead_letter_id) FROM dead_letter WHERE case_id = %s", case_id
+        )
+        show(page, shop, f"dead-letters/{letter}")
+        assert "the content &lt;img" not in page.content()
+        page.get_by_test_id("read-content").click()
+        page.get_by_text("the content <img").wait_for()
+        ((who, what),) = shop.rows(
+            "SELECT who, subject FROM decision_log ORDER BY entry DESC LIMIT 1"
+        )
+        assert (who, what) == ("olga", f"dead letter {letter}")
+
+
+def test_a_case_is_answered_by_click_and_decided_in_the_name_of_who_clicked(
+    browser: Browser, shop: Live
+) -> None:
+    shop.forget_cases()
+    case_id = shop.case("critical", "console-asked")
+    shop.look()
+    shop.question(case_id)
+    with login(browser, shop, "olga") as page:
+        show(page, shop, "cases")
+        page.get_by_role("link", name=str(case_id), exact=True).click()
+        page.get_by_test_id("answer-discard").click()
+        page.get_by_test_id("why").fill("we know")
+        page.get_by_test_id("send").click()
+        page.get_by_test_id("taken").wait_for()
+    run = shop.run_of(case_id)
+    assert shop.end_of(run)[""] == "success"
+    decided = shop.rows(
+        "SELECT decision, decided_by, why FROM case_file WHERE case_id = %s", case_id
+    )
+    assert decided == [("discard", "olga", "we know")]
+    assert shop.rows(
+        "SELECT decided_by FROM delivery_decision WHERE message_id = 'console-asked'"
+    ) == [("olga",)]
+
+
+def test_a_resend_is_asked_for_by_click_as_a_run_of_the_dag_in_ones_own_name(
+    browser: Browser, shop: Live
+) -> None:
+    with login(browser, shop, "olga") as page:
+        show(page, shop, f"messages?topic=orders&id={MESSAGE}")
+        page.get_by_role("button", name="Resend this message").click()
+        page.get_by_test_id("why").fill("the customer called")
+        page.get_by_test_id("send").click()
+        run = page.get_by_test_id("asked").get_by_role("link").text_content() or ""
+        asked = (
+            "SELECT triggering_user_name, conf FROM dag_run WHERE dag_id = 'resend' AND run_id = %s"
+        )
+        ((who, conf),) = shop.airflow(asked, run)
+        assert who == "olga" and MESSAGE in str(conf) and "the customer called" in str(conf)
+        shop.wait("resend", run)
+
+
+@pytest.mark.parametrize("name", ["vera", "uwe"])
+def test_who_may_only_look_finds_every_button_grey_with_the_reason(
+    browser: Browser, shop: Live, name: str
+) -> None:
+    ((case_id,),) = shop.rows("SELECT max(case_id) FROM case_file WHERE kind = 'dead_letters'")
+    with login(browser, shop, name) as page:
+        show(page, shop, f"cases/{case_id}")
+        for button in page.locator("[data-testid^=answer-]").all():
+            expect(button).to_be_disabled()
+        show(page, shop, "dead-letters/1")
+        expect(page.get_by_test_id("read-content")).to_be_disabled()
+        show(page, shop, "settings")
+        expect(page.get_by_test_id("me")).to_contain_text(name)
+        expect(page.get_by_text("no", exact=True).first).to_be_visible()
+
+
+def test_without_a_login_nothing_is_shown_and_an_error_says_what_still_holds(
+    browser: Browser, shop: Live
+) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    for path in ("backstop/api/v1/overview", "backstop/console.js", "backstop/runs"):
+        answer = page.request.get(f"{shop.platform.airflow.url}/{path}")
+        assert answer.status in (401, 403), path
+    context.close()
+    with login(browser, shop, "vera") as page:
+        page.route("**/backstop/api/v1/overview", lambda route: route.abort())
+        show(page, shop)
+        expect(page.get_by_test_id("failure")).to_contain_text(
+            "verdicts, repairs and alerts continue"
+        )

@@ -1,0 +1,96 @@
+// The component that Airflow mounts at /plugin/backstop/*.
+import { Box, ChakraProvider, Flex } from "@chakra-ui/react";
+import { useEffect, useRef, type ReactNode } from "react";
+import { NavLink, useLocation, useParams } from "react-router-dom";
+import { BASE, Empty } from "./parts";
+import { Case, Cases } from "./pages/cases";
+import { DeadLetter, DeadLetters } from "./pages/dead_letters";
+import { Deliveries } from "./pages/deliveries";
+import { Flow } from "./pages/flow";
+import { Messages } from "./pages/messages";
+import { Card, Overview } from "./pages/overview";
+import { Proof, Proofs } from "./pages/proofs";
+import { Resends } from "./pages/resends";
+import { Run, Runs } from "./pages/runs";
+import { Settings } from "./pages/settings";
+import { texts } from "./texts";
+
+const PAGES: [string, string, (id?: string) => ReactNode][] = [
+  ["", texts.nav.overview, () => <Overview />],
+  ["messages", texts.nav.messages, () => <Messages />],
+  ["cases", texts.nav.cases, (id) => (id ? <Case id={id} /> : <Cases />)],
+  ["dead-letters", texts.nav.deadLetters, (id) => (id ? <DeadLetter id={id} /> : <DeadLetters />)],
+  ["flow", texts.nav.flow, () => <Flow />],
+  ["resends", texts.nav.resends, () => <Resends />],
+  ["runs", texts.nav.runs, (id) => (id ? <Run id={id} /> : <Runs />)],
+  ["proofs", texts.nav.proofs, (id) => (id ? <Proof id={id} /> : <Proofs />)],
+  ["settings", texts.nav.settings, () => <Settings />],
+];
+
+const Console = () => {
+  const rest = (useParams()["*"] ?? "").split("/").filter(Boolean);
+  const [name = "", id] = rest;
+  const { pathname } = useLocation();
+  const content = useRef<HTMLDivElement>(null);
+  const page = name === "deliveries" ? () => <Deliveries /> : PAGES.find(([one]) => one === name)?.[2];
+  // "/" goes to the box of the page: its search or its filter.
+  useEffect(() => {
+    const press = (event: KeyboardEvent) => {
+      const target = event.target as HTMLElement;
+      if (event.key !== "/" || event.ctrlKey || event.metaKey || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName)) return;
+      const box = content.current?.querySelector<HTMLInputElement>("input");
+      if (box) {
+        event.preventDefault();
+        box.focus();
+      }
+    };
+    document.addEventListener("keydown", press);
+    return () => document.removeEventListener("keydown", press);
+  }, []);
+  return (
+    <Box p={{ base: 2, md: 4 }} data-testid="backstop" h="full" overflowY="auto" color="fg" overflowWrap="anywhere">
+      <Flex as="nav" aria-label={texts.title} gap={1} wrap="wrap" mb={4} borderBottomWidth={1} pb={2}>
+        {PAGES.map(([one, label]) => {
+          const current = one === name;
+          return (
+            <Box
+              asChild
+              key={one}
+              px={2}
+              py={1}
+              borderRadius="md"
+              fontSize="sm"
+              bg={current ? "bg.emphasized" : undefined}
+              fontWeight={current ? "semibold" : "normal"}
+              _hover={{ bg: "bg.muted" }}
+            >
+              <NavLink to={`${BASE}${one ? `/${one}` : ""}`} end aria-current={current ? "page" : undefined}>
+                {label}
+              </NavLink>
+            </Box>
+          );
+        })}
+      </Flex>
+      <Box ref={content} key={pathname} minW={0}>
+        {page ? page(id) : <Empty>404</Empty>}
+      </Box>
+    </Box>
+  );
+};
+
+const Backstop = () => (
+  <ChakraProvider value={(globalThis as unknown as { ChakraUISystem: never }).ChakraUISystem}>
+    <Console />
+  </ChakraProvider>
+);
+
+// On Airflow's home: what is wrong, and what waits for the viewer.
+const BackstopCard = () => (
+  <ChakraProvider value={(globalThis as unknown as { ChakraUISystem: never }).ChakraUISystem}>
+    <Card />
+  </ChakraProvider>
+);
+
+(globalThis as unknown as Record<string, unknown>)["BackstopCard"] = BackstopCard;
+(globalThis as unknown as Record<string, unknown>)["Backstop"] = Backstop;
+(globalThis as unknown as Record<string, unknown>)["AirflowPlugin"] = Backstop;

@@ -1,0 +1,55 @@
+import { useGet, useList } from "../api";
+import { FilterBar, Loaded, More, Rows, Section, Title, When, duration } from "../parts";
+import { texts } from "../texts";
+
+type FlowOf = { topic: string; group: string; taken_at: string; waiting: number; expired: number; backlog_seconds: number; rate: number | null; empty_in_seconds: number | null; lost_in_seconds: number | null };
+type QueueOf = { topic: string; group: string; queue: number; passed: number; stored: number; stands_since: string };
+
+export const Flow = () => {
+  const got = useGet<{ groups: FlowOf[] }>("/flow", 30);
+  const queues = useList<QueueOf>("/queues");
+  return (
+    <>
+      <Title>{texts.flow.title}</Title>
+      <Loaded got={got}>
+        {(data) => (
+          <Rows
+            label={texts.flow.title}
+            empty={texts.flow.empty}
+            rows={data.groups}
+            columns={[
+              { name: texts.columns.topic, cell: (row) => row.topic },
+              { name: texts.columns.group, cell: (row) => row.group },
+              { name: texts.columns.waiting, number: true, cell: (row) => row.waiting.toLocaleString() },
+              { name: texts.columns.age, cell: (row) => duration(row.backlog_seconds) },
+              { name: texts.columns.rate, number: true, cell: (row) => (row.rate === null ? "–" : row.rate.toFixed(1)) },
+              { name: texts.columns.emptyIn, cell: (row) => duration(row.empty_in_seconds) },
+              { name: texts.columns.lostIn, cell: (row) => duration(row.lost_in_seconds) },
+              { name: texts.columns.at, cell: (row) => <When at={row.taken_at} /> },
+            ]}
+          />
+        )}
+      </Loaded>
+      <Section title={texts.flow.queues}>
+        <FilterBar list="queues" />
+        <Loaded got={queues}>
+          {(rows) => (
+            <Rows
+              label={texts.flow.queues}
+              empty={texts.flow.empty}
+              rows={rows}
+              columns={[
+                { name: texts.columns.topic, cell: (row) => row.topic },
+                { name: texts.columns.group, cell: (row) => row.group },
+                { name: texts.columns.queue, number: true, cell: (row) => row.queue },
+                { name: texts.columns.passed, number: true, cell: (row) => row.passed.toLocaleString() },
+                { name: texts.columns.stands, cell: (row) => <When at={row.stands_since} /> },
+              ]}
+            />
+          )}
+        </Loaded>
+        <More next={queues.next} more={queues.more} />
+      </Section>
+    </>
+  );
+};

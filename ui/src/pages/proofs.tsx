@@ -1,0 +1,76 @@
+import { Link, Text } from "@chakra-ui/react";
+import { useSearchParams } from "react-router-dom";
+import { useGet, useList } from "../api";
+import { Facts, FilterBar, Loaded, More, Rows, Section, Tag, Title, To, When, pathOf } from "../parts";
+import { texts } from "../texts";
+
+type ProofOf = { run: number; topic: string; window_from: string; window_to: string; answer: string; sentence: string; deliveries: number; digest: string; proved_at: string };
+type WholeOf = ProofOf & { counts: { group: string; standing: string; verdict: string; reason: string; deliveries: number }[] };
+
+export const Proofs = () => {
+  const [search] = useSearchParams();
+  const got = useList<ProofOf>(`/proofs?filter=${encodeURIComponent(search.get("filter") ?? "")}`);
+  return (
+    <>
+      <Title>{texts.proofs.title}</Title>
+      <FilterBar list="proofs" />
+      <Loaded got={got}>
+        {(rows) => (
+          <Rows
+            label={texts.proofs.title}
+            empty={texts.proofs.empty}
+            rows={rows}
+            columns={[
+              { name: texts.columns.run, cell: (row) => <To to={pathOf(`/proofs/${row.run}`)}>{row.run}</To> },
+              { name: texts.columns.topic, cell: (row) => row.topic },
+              { name: texts.columns.answer, cell: (row) => <Tag>{texts.proofs.answers[row.answer] ?? row.answer}</Tag> },
+              { name: texts.columns.what, cell: (row) => row.sentence },
+              { name: texts.columns.deliveries, number: true, cell: (row) => row.deliveries.toLocaleString() },
+              { name: texts.columns.at, cell: (row) => <When at={row.proved_at} /> },
+            ]}
+          />
+        )}
+      </Loaded>
+      <More next={got.next} more={got.more} />
+    </>
+  );
+};
+
+export const Proof = ({ id }: { id: string }) => {
+  const got = useGet<WholeOf>(`/proofs/${encodeURIComponent(id)}`);
+  return (
+    <Loaded got={got}>
+      {(proof) => (
+        <>
+          <Title>{`${texts.proofs.title}: ${proof.topic}`}</Title>
+          <Text mb={3} fontSize="lg">{proof.sentence}</Text>
+          <Facts
+            facts={[
+              [texts.columns.answer, <Tag>{texts.proofs.answers[proof.answer] ?? proof.answer}</Tag>],
+              [texts.columns.window, <><When at={proof.window_from} /> <When at={proof.window_to} /></>],
+              [texts.proofs.digest, proof.digest],
+              [texts.columns.run, <To to={pathOf(`/runs/${proof.run}`)}>{proof.run}</To>],
+            ]}
+          />
+          <Section title={texts.columns.deliveries}>
+            <Rows
+              label={texts.columns.deliveries}
+              empty={texts.none}
+              rows={proof.counts}
+              columns={[
+                { name: texts.columns.group, cell: (row) => row.group },
+                { name: texts.columns.state, cell: (row) => row.standing },
+                { name: texts.columns.verdict, cell: (row) => <Tag>{row.verdict}</Tag> },
+                { name: texts.columns.reason, cell: (row) => row.reason },
+                { name: texts.columns.deliveries, number: true, cell: (row) => row.deliveries.toLocaleString() },
+              ]}
+            />
+          </Section>
+          <Link textDecoration="underline" href={`data:application/json;charset=utf-8,${encodeURIComponent(JSON.stringify(proof, null, 2))}`} download={`proof-${proof.run}.json`}>
+            {texts.proofs.download}
+          </Link>
+        </>
+      )}
+    </Loaded>
+  );
+};

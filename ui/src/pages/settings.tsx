@@ -1,0 +1,67 @@
+import { Button, Text } from "@chakra-ui/react";
+import { useState } from "react";
+import { useGet, type Action } from "../api";
+import { Loaded, Rows, Section, Tag, Title } from "../parts";
+import { texts } from "../texts";
+
+type MeOf = { id: string; name: string; topics: { topic: string; team: string | null; mode: string; actions: Action[] }[]; actions: Action[] };
+type SettingOf = { name: string; value: string; source: string; description: string };
+type SettingsOf = { version: string; policies: { topic: string; group: string; settings: SettingOf[] }[] };
+
+export const Settings = () => {
+  const me = useGet<MeOf>("/me");
+  const got = useGet<SettingsOf>("/settings");
+  const [whole, setWhole] = useState(false);
+  return (
+    <>
+      <Title>{texts.settings.title}</Title>
+      <Section title={texts.settings.mine}>
+        <Loaded got={me}>
+          {(data) => (
+            <>
+              <Text mb={2} data-testid="me">{texts.settings.who(data.name, data.id)}</Text>
+              <Rows
+                label={texts.settings.mine}
+                empty={texts.none}
+                rows={[...data.actions.map((action) => ({ topic: texts.all, action })), ...data.topics.flatMap((topic) => topic.actions.map((action) => ({ topic: topic.topic, action })))]}
+                columns={[
+                  { name: texts.columns.topic, cell: (row) => row.topic },
+                  { name: texts.columns.what, cell: (row) => row.action.name },
+                  { name: texts.columns.allowed, cell: (row) => (row.action.allowed ? texts.yes : texts.no) },
+                  { name: texts.columns.reason, cell: (row) => row.action.why_not ?? "" },
+                ]}
+              />
+            </>
+          )}
+        </Loaded>
+      </Section>
+      <Section title={texts.settings.policy}>
+        <Button size="xs" variant="outline" mb={2} onClick={() => setWhole(!whole)}>
+          {whole ? texts.settings.onlyChanged : texts.settings.everything}
+        </Button>
+        <Loaded got={got}>
+          {(data) => (
+            <>
+              <Text mb={2}>{`${texts.settings.version}: ${data.version}`}</Text>
+              {data.policies.map((policy) => (
+                <Section key={`${policy.topic} ${policy.group}`} title={`${policy.topic}, ${policy.group}`}>
+                  <Rows
+                    label={`${policy.topic}, ${policy.group}`}
+                    empty={texts.none}
+                    rows={policy.settings.filter((setting) => whole || setting.source !== "default")}
+                    columns={[
+                      { name: texts.columns.setting, cell: (row) => row.name },
+                      { name: texts.columns.value, cell: (row) => row.value },
+                      { name: texts.columns.source, cell: (row) => <Tag>{row.source}</Tag> },
+                      { name: texts.columns.what, cell: (row) => row.description },
+                    ]}
+                  />
+                </Section>
+              ))}
+            </>
+          )}
+        </Loaded>
+      </Section>
+    </>
+  );
+};
