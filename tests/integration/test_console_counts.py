@@ -241,3 +241,44 @@ def test_open_deliveries_to_a_group_that_left_the_settings_are_forgotten(world: 
     assert world.rows("control", OPEN) == []
     assert_counts_add_up(world)
     conn.close()
+
+
+def test_totals_only_grow_and_a_histogram_has_each_run_once(world: System) -> None:
+    from backstop.reports.metrics import render
+
+    def told() -> dict[str, float]:
+        conn = world.control()
+        text, _ = render(conn, world.settings)
+        conn.close()
+        lines = [
+            line.rpartition(" ") for line in text.decode().splitlines() if not line.startswith("#")
+        ]
+        return {name: float(value) for name, _, value in lines}
+
+    conn = world.control()
+    for seconds in (0.5, 0.7, 40, 5_000):
+        run = open_run(conn, "triage", "*", world.settings)
+        world.rows(
+            "control",
+            "UPDATE run SET started_at = now() - %s * interval '1 s' WHERE run_id = %s",
+            seconds,
+            run.run_id,
+        )
+        close_run(conn, run, "done", {})
+    letters(world, "orders", 30)
+    for statement in (CHANGES[0], CHANGES[10], CHANGES[4], CHANGES[4]):
+        world.rows("control", statement)
+    runs = 'backstop_run_duration_seconds_bucket{duty="triage",le="%s",state="done"}'
+    for _ in range(2):
+        now = told()
+        assert [now[runs % le] for le in ("1", "30", "60", "3600", "+Inf")] == [2, 2, 3, 3, 4]
+        assert now['backstop_run_duration_seconds_count{duty="triage",state="done"}'] == 4
+        assert now['backstop_sends_total{outcome="sent",topic="orders"}'] == 20
+        assert now['backstop_dead_letter_outcomes_total{outcome="drained",topic="orders"}'] == 30
+        assert now['backstop_dead_letter_outcomes_total{outcome="discarded",topic="orders"}'] == 10
+        assert now['backstop_dead_letters{group="billing",state="open",topic="orders"}'] == 20
+        # What retention takes away, and adding up, change nothing of it.
+        world.rows("control", "DELETE FROM resend_request")
+        world.rows("control", "DELETE FROM dead_letter WHERE state = 'discarded'")
+        add(world)
+    conn.close()

@@ -6,10 +6,11 @@ Read from the control database alone when asked: no state of its own, so any pro
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from math import inf
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -20,6 +21,8 @@ from backstop.sql.named import load
 from backstop.watch.duties import EVERYTHING, read_duties
 
 _SQL = load("backstop.reports", "metrics.sql")
+RUN_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0, inf)
+"""Bounds of the histogram of runs, as revision 0030 of the control database counts them."""
 
 
 def render(
@@ -31,13 +34,18 @@ def render(
     """(text, content type) of everything, in the format that `accept` asks for; without it the text format, which the textfile
     collector of node_exporter reads. `more`: further gauges, name -> (help, value)."""
     registry = CollectorRegistry()
-    with conn, conn.cursor() as cursor:
-        gauges = [*_gauges(cursor, settings)]
+    gauges = read_families(conn, settings)
     for name, (what, value) in (more or {}).items():
         gauges.append(_gauge(name, what, (), [((), value)]))
     registry.register(_Fixed(gauges))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
+
+
+def read_families(conn: Any, settings: Settings) -> list[Metric]:
+    """Every gauge, counter and histogram as it is now."""
+    with conn, conn.cursor() as cursor:
+        return [*_gauges(cursor, settings)]
 
 
 class _Fixed(Collector):
@@ -166,7 +174,55 @@ def _gauges(cursor: Any, settings: Settings) -> Iterator[Metric]:
         _rows(cursor, "oldest_due", 1),
     )
 
+    yield _gauge(
+        "backstop_open_deliveries",
+        "Open deliveries, by their newest verdict",
+        ("topic", "group", "verdict"),
+        _rows(cursor, "open_now", 3),
+    )
+    yield _gauge(
+        "backstop_dead_letters",
+        "Dead letters that are not decided",
+        ("topic", "group", "state"),
+        _rows(cursor, "undecided_now", 3),
+    )
+    yield _counter(cursor, "sends", "backstop_sends", "Sends by Backstop that ended")
+    yield _counter(
+        cursor,
+        "dead_letters",
+        "backstop_dead_letter_outcomes",
+        "Dead letters drained, discarded and replayed",
+    )
+    yield _durations(cursor)
     yield from _sizes(cursor, settings)
+
+
+def _counter(cursor: Any, metric: str, name: str, what: str) -> Metric:
+    family = CounterMetricFamily(name, what, labels=("topic", "outcome"))
+    cursor.execute(_SQL["totals"], {"metric": metric})
+    for topic, outcome, number in cursor.fetchall():
+        family.add_metric([topic, outcome], float(number))
+    return family
+
+
+def _durations(cursor: Any) -> Metric:
+    """Cumulative buckets, from counts by the smallest bound that each run fitted into."""
+    family = HistogramMetricFamily(
+        "backstop_run_duration_seconds", "How long runs took", labels=("duty", "state")
+    )
+    cursor.execute(_SQL["run_durations"])
+    counted: dict[tuple[str, str], dict[float, tuple[float, float]]] = {}
+    for duty, state, bound, number, took in cursor.fetchall():
+        counted.setdefault((duty, state), {})[float(bound)] = (number, took)
+    for labels, by_bound in counted.items():
+        buckets, so_far = [], 0.0
+        for bound in RUN_SECONDS:
+            so_far += by_bound.get(bound, (0.0, 0.0))[0]
+            buckets.append(("+Inf" if bound == inf else f"{bound:g}", so_far))
+        family.add_metric(
+            list(labels), buckets=buckets, sum_value=sum(took for _, took in by_bound.values())
+        )
+    return family
 
 
 def _sizes(cursor: Any, settings: Settings) -> Iterator[Metric]:

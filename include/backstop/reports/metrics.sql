@@ -35,6 +35,20 @@ JOIN (SELECT run_id FROM run WHERE duty = 'reconcile' AND scope = '*' AND state 
     AND EXISTS (SELECT 1 FROM verdict_count v WHERE v.run_id = run.run_id)
     ORDER BY started_at DESC LIMIT 1) newest USING (run_id);
 
+-- name: open_now: deliveries that are open, by their newest verdict
+SELECT topic, consumer_group, state, sum(number) FROM tally WHERE subject = 'delivery'
+GROUP BY 1, 2, 3 HAVING sum(number) > 0;
+
+-- name: undecided_now: dead letters that nobody has decided, and those that are being replayed
+SELECT topic, consumer_group, state, sum(number) FROM tally WHERE subject = 'dead_letter' AND state IN ('open', 'replaying')
+GROUP BY 1, 2, 3 HAVING sum(number) > 0;
+
+-- name: totals: sends and dead letters that ever were, by outcome
+SELECT subject, outcome, sum(number) FROM total WHERE metric = %(metric)s GROUP BY 1, 2 ORDER BY 1, 2;
+
+-- name: run_durations: how long runs took, by the bound that each fitted into
+SELECT subject, outcome, bucket, sum(number)::float8, sum(seconds) FROM total WHERE metric = 'runs' GROUP BY 1, 2, 3 ORDER BY 1, 2, 3;
+
 -- name: database_size: of the control database, in bytes
 SELECT pg_database_size(current_database());
 

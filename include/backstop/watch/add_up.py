@@ -11,5 +11,5 @@ _SQL = load("backstop.watch", "queries.sql")
 
 def add_up(cursor: Any) -> None:
     """In the caller's transaction. Rows that somebody else appends meanwhile are neither read nor lost."""
-    for query in ("add_up_tally", "count_hour", "clear_hour", "forget_hours"):
+    for query in ("add_up_tally", "add_up_totals", "count_hour", "clear_hour", "forget_hours"):
         cursor.execute(_SQL[query])

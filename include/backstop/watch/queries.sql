@@ -168,6 +168,13 @@ INSERT INTO tally (subject, topic, consumer_group, state, category, cause_id, da
 SELECT subject, topic, consumer_group, state, category, cause_id, day, sum(number)
 FROM taken GROUP BY 1, 2, 3, 4, 5, 6, 7 HAVING sum(number) <> 0;
 
+-- name: add_up_totals: the same for what only grows
+WITH taken AS (
+    DELETE FROM total RETURNING metric, subject, outcome, bucket, number, seconds
+)
+INSERT INTO total (metric, subject, outcome, bucket, number, seconds)
+SELECT metric, subject, outcome, bucket, sum(number), sum(seconds) FROM taken GROUP BY 1, 2, 3, 4;
+
 -- name: count_hour: the deliveries that are open now, by verdict, as the counts of this hour
 INSERT INTO delivery_hour (hour, topic, consumer_group, verdict, deliveries)
 SELECT date_trunc('hour', clock_timestamp(), 'UTC'), topic, consumer_group, state, greatest(sum(number), 0)
