@@ -21,6 +21,7 @@ from backstop.brokers.protocol import (
     Retries,
 )
 from backstop.brokers.rocketmq.consumer.receive import RocketMQSubscription
+from backstop.brokers.rocketmq.consumer.receive_owned import OwnedRocketMQSubscription
 from backstop.brokers.rocketmq.dead_letters.drain import DRAIN_GROUP, Drain, RocketMQLetters
 from backstop.brokers.rocketmq.inspect.clock import Clock
 from backstop.brokers.rocketmq.inspect.hold_against import WantedTopic
@@ -30,7 +31,6 @@ from backstop.brokers.rocketmq.inspect.measure_durability import Surveyor
 from backstop.brokers.rocketmq.inspect.retries import RetryReader
 from backstop.brokers.rocketmq.inspect.schedule import Schedule
 from backstop.brokers.rocketmq.producer.publish import Publisher
-from backstop.brokers.rocketmq.receive_owned import OwnedRocketMQSubscription
 from backstop.brokers.rocketmq.routes.create import Creator
 from backstop.brokers.rocketmq.routes.route import Routes
 from backstop.brokers.rocketmq.wire.address import Address

@@ -139,12 +139,12 @@ BEGIN
         ('open_delivery', 'tally_deliveries'), ('dead_letter', 'tally_dead_letters'), ('resend_request', 'tally_requests')
     ) AS v (name, does) LOOP
         EXECUTE 'ALTER FUNCTION ' || counted.does || '()' || path;
-        EXECUTE format('CREATE TRIGGER counts_what_came AFTER INSERT ON %I REFERENCING NEW TABLE AS came'
-            ' FOR EACH STATEMENT EXECUTE FUNCTION %I()', counted.name, counted.does);
-        EXECUTE format('CREATE TRIGGER counts_what_went AFTER DELETE ON %I REFERENCING OLD TABLE AS went'
-            ' FOR EACH STATEMENT EXECUTE FUNCTION %I()', counted.name, counted.does);
-        EXECUTE format('CREATE TRIGGER counts_what_changed AFTER UPDATE ON %I REFERENCING OLD TABLE AS went NEW TABLE AS came'
-            ' FOR EACH STATEMENT EXECUTE FUNCTION %I()', counted.name, counted.does);
+        EXECUTE 'CREATE TRIGGER counts_what_came AFTER INSERT ON ' || counted.name || ' REFERENCING NEW TABLE AS came FOR EACH STATEMENT'
+            || ' EXECUTE FUNCTION ' || counted.does || '()';
+        EXECUTE 'CREATE TRIGGER counts_what_went AFTER DELETE ON ' || counted.name || ' REFERENCING OLD TABLE AS went FOR EACH STATEMENT'
+            || ' EXECUTE FUNCTION ' || counted.does || '()';
+        EXECUTE 'CREATE TRIGGER counts_what_changed AFTER UPDATE ON ' || counted.name || ' REFERENCING OLD TABLE AS went NEW TABLE AS came FOR EACH STATEMENT'
+            || ' EXECUTE FUNCTION ' || counted.does || '()';
     END LOOP;
     EXECUTE 'ALTER FUNCTION end_open_deliveries()' || path;
 END

@@ -224,7 +224,7 @@ WHERE s.size > %(above)s;
 -- name: by_key: for the transaction: an update that joins a list finds each row by its key, in the order of the list
 -- Row by row, as the list is sorted: two batches that overlap lock their rows in one order, and no plan reads all of history,
 -- which a table that was never analysed makes the planner prefer.
-SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_seqscan = off;
+SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_material = off; SET LOCAL enable_seqscan = off;
 
 -- name: claim: hands out one send number for each key, only where it is the next one and nothing forbids it; gives what to publish
 -- `status` is compared so that only the key finds the row, as in settle. The instant is that before the first lock: a deadline can only be early, and the worker's own
@@ -386,10 +386,6 @@ WHERE s.topic = d.topic AND s.message_id = d.message_id AND s.status = d.old_sta
     -- that lies a day ahead is none.
     AND (d.new_status = 'confirmed' OR s.judged_at IS NULL OR s.judged_at <= %(as_of)s::timestamptz
         OR s.judged_at > greatest(clock_timestamp(), %(as_of)s::timestamptz) + interval '1 day');
-
--- name: by_key: until the transaction ends, rows are found by their key, in the order in which they are given
-SELECT set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
-    set_config('enable_material', 'off', true), set_config('enable_seqscan', 'off', true);
 
 -- name: void: withdraws one message, unless an attempt is under way or its state is final
 UPDATE message_stub SET status = 'voided', updated_at = clock_timestamp()
