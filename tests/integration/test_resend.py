@@ -331,6 +331,26 @@ def test_a_chunk_of_a_resend_is_bounded_by_the_bytes_of_its_contents(
     assert sorted(read) == [1, 2, 4, 4] and set(world.copies().values()) == {1}
 
 
+def test_the_pace_of_a_broker_holds_for_its_next_topic(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for topic in (TOPIC, OTHER):
+        world.stubs([f"{topic} {i}" for i in ids(3)], topic=topic)
+        world.ask([f"{topic} {i}" for i in ids(3)], topic=topic)
+    monkeypatch.setattr("backstop.resend.send_claimed._FIRST_CHUNK", 2)
+    monkeypatch.setattr("backstop.resend.send_claimed.paced", lambda number, _: 2 * number)
+    read: list[int] = []
+    claim = PostgresStubs.claim
+
+    def noted(store: PostgresStubs, claims: Sequence[Claim]) -> dict[Key, Message]:
+        read.append(len(claims))
+        return claim(store, claims)
+
+    monkeypatch.setattr(PostgresStubs, "claim", noted)
+    assert world.resend()["sent"] == 6
+    assert read == [2, 1, 3]
+
+
 def test_the_rate_limit_holds_across_workers(world: World) -> None:
     rate = 40
     world.set("policy", "rate_limit", to=rate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -292,15 +293,17 @@ class Judge:
         )
 
         def outcomes() -> pa.Table:
-            return self.engine.run(
-                "outcome",
-                {
-                    "instant": at,
-                    "stub": once,
-                    "judged": judged,
-                    "no_taker": table(frames.NO_TAKER, frames.no_taker_rows(self.settings)),
-                },
-            )
+            # Perhaps after this judge was closed: an engine of its own.
+            with closing(Engine()) as engine:
+                return engine.run(
+                    "outcome",
+                    {
+                        "instant": at,
+                        "stub": once,
+                        "judged": judged,
+                        "no_taker": table(frames.NO_TAKER, frames.no_taker_rows(self.settings)),
+                    },
+                )
 
         owed_by = set(
             zip(

@@ -83,7 +83,7 @@ class Worker:
     only: tuple[str, ...] | None = None
     """The ids that the run is limited to; null: whatever is due."""
     pace: dict[str, int] = field(default_factory=dict)
-    """How many messages of a topic are published between two looks at the pause."""
+    """By broker: how many messages are published between two looks at the pause."""
     delays: dict[str, float] = field(default_factory=dict)
     """Expected queue delay in seconds by topic, as of the present round."""
     missed: dict[str, str] = field(default_factory=dict)

@@ -142,7 +142,10 @@ def send_claimed(worker: Worker, claimed: Claimed, looked: Looked, counts: Count
                 }
                 reachable = False
                 break
-            worker.pace[claimed.lot.topic] = paced(len(now), monotonic() - began)
+            took = monotonic() - began
+            # A rest that was smaller than allowed says nothing of how many could go out in a second.
+            if len(now) >= worker.pace.get(broker_name, _FIRST_CHUNK) or took >= 1:
+                worker.pace[broker_name] = paced(len(now), took)
     for end in ends.values():
         counts.add(_name(end))
     end_requests(worker, claimed, ends)
@@ -204,7 +207,9 @@ def _next_chunk(
     worker: Worker, claimed: Claimed, left: Mapping[int, Send], sizes: Mapping[int, int]
 ) -> dict[int, Send]:
     """As many as go out in about a second, by what the chunk before took; within _CHUNK_BYTES."""
-    chosen = list(islice(left, worker.pace.get(claimed.lot.topic, _FIRST_CHUNK)))
+    chosen = list(
+        islice(left, worker.pace.get(worker.broker_name(claimed.lot.topic), _FIRST_CHUNK))
+    )
     total = accumulate(sizes.get(request_id, _SMALL) for request_id in chosen)
     fitting = sum(1 for size in total if size <= _CHUNK_BYTES)
     return {request_id: left[request_id] for request_id in chosen[: max(1, fitting)]}
