@@ -143,9 +143,8 @@ class Judgement:
         different things, and columns are quicker than records."""
         names = ("consumer_group", "verdict", "reason", "eligible", "next_look_at")
         numbers = _number_rows([self.judged_table.column(name) for name in names])
-        firsts = self.judged_table.select(names).take(
-            [pc.index(numbers, n).as_py() for n in range(len(pc.unique(numbers)))]
-        )
+        places = [pc.index(numbers, number).as_py() for number in range(len(pc.unique(numbers)))]
+        firsts = self.judged_table.select(names).take(pa.array(places, pa.int64()))
         return self.judged_table.select(["topic", "message_id"]).append_column("told", numbers), [
             Told(group, Verdict(verdict), reason, eligible, instant(next_look_at))
             for group, verdict, reason, eligible, next_look_at in map(
