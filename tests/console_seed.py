@@ -35,7 +35,7 @@ CONTROL = (
        SELECT case_id, 'shop_a', 'orders', 'console-' || n, 'billing' FROM case_file, generate_series(1, 40) n
        WHERE subject = 'console'""",
     """INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state)
-       SELECT 'shop_a', 'orders', 'console-' || n, 1, %(nasty)s, %(nasty)s, 'sent' FROM generate_series(1, 5) n""",
+       SELECT 'shop_a', 'orders', 'console-' || n, 1, %(nasty)s, 'reconcile', 'sent' FROM generate_series(1, 5) n""",
     "INSERT INTO resend_batch (topic, state, ended_at) VALUES ('orders', 'done', now())",
     """INSERT INTO data_check (run_id, suite, passed, expectations, failed)
        SELECT max(run_id), 'verdicts', false, 3, jsonb_build_array(jsonb_build_object('name', %(nasty)s::text, 'must_hold',

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,17 +83,76 @@ READING = timedelta(seconds=5)
 
 @contextmanager
 def reading_room() -> Iterator[Room]:
-    """The same for who only looks: the connection reads, within READING for each statement."""
+    """The same for who only looks: the connection reads, within READING for each statement. Settings and connections are kept for
+    the next one: a page asks several times, and a new connection costs more than most answers."""
     from backstop.config.connections import Connections
-    from backstop.config.load import load
-    from backstop.control.connection import connect_reader
 
-    settings, connections = load(), Connections(resolver=url_from_airflow)
-    control = connect_reader(settings, connections, READING)
+    settings, connections = _kept_settings(), Connections(resolver=url_from_airflow)
+    reference = settings.console.reader or settings.control
+    key = (connections.url(reference), READING)
+    control = _take(key)
+    if control is None:
+        from backstop.control.connection import connect_reader
+
+        control = connect_reader(settings, connections, READING)
+    whole = False
     try:
         yield Room(settings, connections, control)
+        whole = True
     finally:
+        if whole and not control.closed:
+            control.rollback()
+            with _keeping:
+                idle = _idle.setdefault(key, [])
+                if len(idle) < MOST_IDLE:
+                    idle.append((time.monotonic(), control))
+                    control = None
+        if control is not None:
+            control.close()
+
+
+MOST_IDLE = 4
+IDLE_SECONDS = 60.0
+"""Connections that wait for the next page: so many, and so long."""
+_keeping = threading.Lock()
+_idle: dict[Any, list[tuple[float, Any]]] = {}
+_read: dict[str, tuple[tuple[int, int, int], Any]] = {}
+
+
+def _take(key: Any) -> Any:
+    """A connection that was kept and still answers; null: there is none. Those that waited long are closed."""
+    oldest = time.monotonic() - IDLE_SECONDS
+    while True:
+        with _keeping:
+            found = _idle.get(key, [])
+            since, control = found.pop() if found else (0.0, None)
+        if control is None:
+            return None
+        try:
+            if since >= oldest:
+                with control, control.cursor() as cursor:
+                    cursor.execute("VALUES (1)")
+                return control
+        except Exception:  # noqa: BLE001 - whatever is wrong with it, a new one is made
+            log.info("backstop: a connection that was kept does not answer any more")
         control.close()
+
+
+def _kept_settings() -> Settings:
+    """The settings, read again when their file has changed."""
+    from backstop.config.file import settings_file
+    from backstop.config.load import load
+
+    file = settings_file()
+    try:
+        stat = file.stat()
+    except OSError:
+        return load()
+    known, now = _read.get(str(file)), (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+    if known is None or known[0] != now:
+        _read[str(file)] = known = (now, load())
+    settings: Settings = known[1]
+    return settings
 
 
 def url_from_airflow(connection_id: str) -> str | None:

@@ -513,9 +513,7 @@ def add_note(visited: Visiting, case_id: Annotated[int, Id], said: m.NewNote) ->
     row = _require_case(visited, case_id)
     dag = dag_for(visited.settings, row["topic"])
     require(
-        None
-        if visited.visitor.may_answer(dag)
-        else f"Airflow does not let you answer what {dag} asks."
+        None if visited.may_answer(dag) else f"Airflow does not let you answer what {dag} asks."
     )
     with writing() as room:
         write_note(room.control, case_id, visited.visitor.name, said.note)

@@ -3,7 +3,7 @@
 Everything about permission that the API asks is here; Airflow's own answers come with the visitor (backstop.airflow.access).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,6 +33,7 @@ class Visit:
         readable = [topic for topic in teams if visitor.may_read(dag_for(self.settings, topic))]
         everything = others and len(readable) == len(teams)
         self.sight = Sight() if everything else Sight(list(teams), readable, others)
+        self._asked: dict[tuple[object, ...], bool] = {}
         self.topics = [topic for topic in self.settings.topics if self.sight.sees(topic)]
 
     @property
@@ -49,22 +50,43 @@ class Visit:
         """The duties whose runs Airflow shows the visitor: those of a duty are for who may read its DAG."""
         return [duty for duty in DUTIES if self.visitor.may_read(duty)]
 
+    def _ask(self, key: tuple[object, ...], question: Callable[[], bool]) -> bool:
+        """Airflow's answer, asked for once in a request: some auth managers ask a database each time."""
+        if key not in self._asked:
+            self._asked[key] = question()
+        return self._asked[key]
+
+    def may_answer(self, dag: str) -> bool:
+        """Whether Airflow lets the visitor answer what runs of this DAG ask."""
+        return self._ask(("answer", dag), lambda: self.visitor.may_answer(dag))
+
+    def may_run(self, dag: str) -> bool:
+        """Whether Airflow lets the visitor start runs of this DAG."""
+        return self._ask(("run", dag), lambda: self.visitor.may_run(dag))
+
     def why_not_decide(self, action: str, topic: str) -> str | None:
         """Why the visitor may not answer a case of the topic so; null: they may."""
         if not self.sight.sees(topic):
             return NOT_FOUND
         dag = dag_for(self.settings, topic)
-        if not self.visitor.may_answer(dag):
+        if not self.may_answer(dag):
             return f"Airflow does not let you answer what {dag} asks."
-        if not may_decide(self.settings, self.visitor.id, action, topic):
+        # The answer depends on who is named, which is the same for most actions and topics.
+        named = self.settings.people.who_may(action, topic)
+        if not self._ask(
+            ("decide", named), lambda: may_decide(self.settings, self.visitor.id, action, topic)
+        ):
             return f"`people` in backstop.yaml names others who may {action} in {topic}, or your role is below op."
         return None
 
     def why_not_run(self, dag: str, action: str, topic: str) -> str | None:
         """Why the visitor may not start a run of this DAG that acts on the topic in their name; null: they may."""
-        if not self.visitor.may_run(dag):
+        if not self.may_run(dag):
             return f"Airflow does not let you start runs of {dag}."
-        if not may_trigger(self.settings, self.visitor.name, action, topic):
+        named = self.settings.people.who_may(action, topic)
+        if not self._ask(
+            ("trigger", named), lambda: may_trigger(self.settings, self.visitor.name, action, topic)
+        ):
             return f"`people` in backstop.yaml does not name you for {action} in {topic}."
         return None
 
@@ -72,7 +94,7 @@ class Visit:
         """Why the visitor may not pause or resume a topic, or everything (`*`); null: they may."""
         if topic == "*" and len(self.topics) < len(self.settings.topics):
             return "Everything is more than your team's topics."
-        if not self.visitor.may_run(RESEND):
+        if not self.may_run(RESEND):
             return f"Airflow does not let you start runs of {RESEND}."
         return None
 
@@ -107,9 +129,7 @@ class Visit:
     def plan_replay(self, topic: str, **wanted: object) -> Action:
         """How the visitor has a replay of all that match planned, shown and approved."""
         why_not = (
-            None
-            if self.visitor.may_run(REPLAY)
-            else f"Airflow does not let you start runs of {REPLAY}."
+            None if self.may_run(REPLAY) else f"Airflow does not let you start runs of {REPLAY}."
         )
         conf = {
             "topic": topic,

@@ -51,6 +51,7 @@ CREATE INDEX resend_request_topic ON resend_request (topic, request_id);
 CREATE INDEX dead_letter_topic ON dead_letter (topic, dead_letter_id);
 CREATE INDEX dead_letter_broker_id ON dead_letter (broker_id);
 CREATE INDEX case_file_newest ON case_file (state, case_id);
+CREATE INDEX run_went_wrong ON run (duty, started_at DESC) WHERE state IN ('failed', 'incomplete', 'abandoned');
 CREATE INDEX run_not_empty ON run (run_id) WHERE state <> 'done' OR jsonb_path_exists(counts, '$.* ? (@ != 0)');
 
 -- Per statement, so that a page of rows costs one more. They run as the owner: a person's login changes rows, and no counts.
