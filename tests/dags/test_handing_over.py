@@ -212,6 +212,7 @@ def test_little_is_done_in_the_tasks_own_process_and_much_by_spark(
         ("reconcile", 499_999, "-XX:TieredStopAtLevel=1 -Xmx3g"),
         ("reconcile", 500_000, "-XX:TieredStopAtLevel=4 -Xmx3g"),
         ("prove", 1, "-Xmx3g"),
+        ("classify", 1, "-XX:TieredStopAtLevel=1 -Xmx3g"),
     ],
 )
 def test_the_compiler_of_sparks_jvm_follows_the_size_of_the_run(

@@ -263,6 +263,8 @@ def check_master(conn_id: str) -> None:
 
 WORTH_OPTIMISING = 500_000
 """From so much on Spark's JVM works for minutes, and code that its second compiler made is repaid."""
+STEP_OF = {"classify": "triage"}
+"""Jobs that are one step of a duty of another name."""
 JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
 
 
@@ -271,7 +273,7 @@ def with_compiler(conf: Mapping[str, str], duty: str, due: int) -> dict[str, str
     says of Java goes before it. A duty that does not count what is due leaves it to Java."""
     from backstop.duties import duty_named
 
-    if duty_named(duty).due is None:
+    if duty_named(STEP_OF.get(duty, duty)).due is None:
         return dict(conf)
     level = 4 if due >= WORTH_OPTIMISING else 1
     return {
