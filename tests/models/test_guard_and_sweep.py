@@ -98,7 +98,7 @@ def done_for_everybody(patch: pytest.MonkeyPatch) -> None:
 
 def sweep_of_all(patch: pytest.MonkeyPatch) -> None:
     """It looks twice whether a lease has ended, at its choice and at its change: both are gone."""
-    for statement in ("expired", "reclaim"):
+    for statement in ("expired", "reclaim", "take_back"):
         without(
             postgresql_leases,
             "_SQL",

@@ -22,7 +22,7 @@ from backstop.watch.duties import EVERYTHING, read_duties
 
 _SQL = load("backstop.reports", "metrics.sql")
 RUN_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0, inf)
-"""Bounds of the histogram of runs, as revision 0030 of the control database counts them."""
+"""Bounds of the histogram of runs, as revision 0035 of the control database counts them."""
 
 
 def render(
