@@ -258,7 +258,9 @@ def test_executors_elsewhere_get_our_code(airflow: Path, monkeypatch: pytest.Mon
     packed = airflow.parent / "packed.zip"
     packed.write_bytes(bytes.fromhex(seen["packed"]))
     with zipfile.ZipFile(packed) as archive:
-        assert {"backstop/records.py", "backstop/verdicts/verdict.sql"} <= set(archive.namelist())
+        assert {"backstop/model/records.py", "backstop/verdicts/verdict.sql"} <= set(
+            archive.namelist()
+        )
 
 
 def test_executors_elsewhere_take_their_libraries_and_their_python_from_the_archive(
