@@ -3,5 +3,5 @@
 set -eu
 cd "$(dirname "$0")/../.."
 git archive --format=zip --prefix= -o "tests/upgrade/client_$2.zip" "$1:include" \
-    backstop/__init__.py backstop/errors.py backstop/named_sql.py backstop/records.py backstop/run_sql.py \
+    backstop/__init__.py backstop/model backstop/sql \
     backstop/client backstop/leases backstop/brokers/__init__.py backstop/brokers/protocol.py backstop/brokers/redis_streams
