@@ -8,16 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-import psycopg2
 import pytest
 import redis
 
 from backstop.brokers.protocol import DeadLetter
 from backstop.brokers.redis_streams import Keys, RedisStreams
-from backstop.checks.run import _breaches, session_options
-from backstop.checks.suites import checks_of
 from backstop.config.load import from_mapping
 from backstop.control.connection import connect
 from backstop.model.errors import BrokerUnavailable, RunLost
@@ -26,6 +24,7 @@ from backstop.runs.run import Run, close_run, open_run
 from backstop.triage.count_due import count_due
 from backstop.triage.drain.drain import Bounds, drain_all
 from backstop.triage.drain.quota import Queue, Quota, tell_quota
+from broken_checks import broken_checks
 from control_world import World, servers, world, written_settings  # noqa: F401  fixtures
 
 DEAD = Keys().dead("orders", "billing")
@@ -783,18 +782,6 @@ def test_a_queue_whose_name_is_too_long_to_be_kept_is_named_and_the_others_go_on
 class TestSuite:
     """The data check letters_drained."""
 
-    def broken(self, world: World, run_id: int) -> dict[str, int]:
-        options = session_options(run_id, None, ())
-        connection = psycopg2.connect(world.postgres.admin_dsn("control"), options=options)
-        try:
-            found = {
-                check.name: _breaches(connection, check)["count"]
-                for check in checks_of("letters_drained")
-            }
-        finally:
-            connection.close()
-        return {name: count for name, count in found.items() if count}
-
     @pytest.mark.parametrize(
         ("change", "broken"),
         [
@@ -821,11 +808,12 @@ class TestSuite:
         ],
     )
     def test_it_holds_after_a_drain_and_each_check_finds_what_it_is_for(
-        self, world: World, client: Any, change: str, broken: dict[str, int]
+        self, world: World, client: Any, change: str, broken: dict[str, int], tmp_path: Path
     ) -> None:
         fill(client, 3)
         client.xadd(DEAD, entry("large", content=b"x" * 300_000))
         with triage(world) as run:
             drain_all(world.settings, world.connections, world.conn, run)
             world.control(change)
-            assert self.broken(world, run.run_id) == broken
+            url = world.postgres.admin_dsn("control")
+            assert broken_checks("letters_drained", url, run.run_id, tmp_path) == broken

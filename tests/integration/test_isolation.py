@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg2
@@ -19,8 +20,6 @@ import redis
 
 from backstop.brokers.protocol import DeadLetterRef
 from backstop.brokers.redis_streams import Keys, RedisStreams
-from backstop.checks.run import _breaches, session_options
-from backstop.checks.suites import checks_of
 from backstop.evidence.judge_by_key import Judge
 from backstop.model.errors import PromotionFailed, Unavailable
 from backstop.model.records import ID_HEADER, Counts, Key
@@ -38,6 +37,7 @@ from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.verdicts.evaluate import Engine
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
+from broken_checks import broken_checks
 from system import System, build_template, system
 
 INSTANTS = (
@@ -318,7 +318,7 @@ def test_odd_values_of_other_messages_stop_no_repair(world: System) -> None:
 
 
 def test_odd_values_of_other_messages_stop_no_run_of_spark_and_break_no_check(
-    world: System, spark: Any
+    world: System, spark: Any, tmp_path: Path
 ) -> None:
     """The same through the scans and the packed tables; a check that fails would stop the run's promotion."""
     ((at,),) = world.rows("control", "SELECT now() - interval '30 minutes'")
@@ -328,10 +328,9 @@ def test_odd_values_of_other_messages_stop_no_run_of_spark_and_break_no_check(
     broken: dict[str, Any] = {}
 
     def audit(run: Run, suite: str) -> None:
-        options = session_options(run.run_id, None, ("orders", "payments"))
-        with closing(psycopg2.connect(world.urls["control"], options=options)) as connection:
-            found = {check.name: _breaches(connection, check) for check in checks_of(suite)}
-            broken.update({name: said for name, said in found.items() if said["count"]})
+        repaired = ("orders", "payments")
+        url = world.urls["control"]
+        broken.update(broken_checks(suite, url, run.run_id, tmp_path, repair_topics=repaired))
 
     for message_id in ("lost", "lost-later"):
         lose(world, message_id)

@@ -125,17 +125,13 @@ def test_what_is_asked_by_key_goes_through_the_primary_key_even_without_statisti
             [{"place": 0, "token": str(uuid.uuid4()), "outcome": "sent", "only_when_due": True}]
         ),
     }
-    database, file = (
-        ("consumer", "postgresql_logs.sql")
-        if name == "logs"
-        else ("producer", "postgresql_stubs.sql")
-    )
-    queries = load("backstop.stores", file)
+    database, file = ("consumer", "logs.sql") if name == "logs" else ("producer", "stubs.sql")
+    queries = load("backstop.stores.postgresql", file)
     if name == "logs":
         statement = f"SELECT {queries['rule_columns']}, {queries['broken']} {queries['of_keys']}"
     else:
         statement = " ".join(queries[part] for part in name.split())
-    before = f"{queries['by_key']};" if name in ("claim", "settle") else ""
+    before = f"{queries['by_key']};" if name in ("claim", "settle", "promote") else ""
     nodes = plan_nodes(never_analysed, statement, values, database=database, before=before)
     ours = [
         node
