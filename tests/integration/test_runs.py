@@ -330,6 +330,7 @@ def test_whatever_a_broker_said_is_stored_and_the_run_is_closed(
                     "complete": False,
                     "detail": detail,
                     "lineage": None,
+                    "read_at": None,
                 },
             )
     assert rows(conn, "SELECT subject, detail FROM staged_read ORDER BY 1") == [
