@@ -79,7 +79,7 @@ def sweep() -> None:
         # A dry run, which wrote nothing to check, skips the check and not the sweep.
         task_id="sweep",
         duty="sweep",
-        opened=opened,
+        opened=HANDED,
         here=sweep_here,
         execution_timeout=timedelta(hours=1),
         trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS,
@@ -88,9 +88,8 @@ def sweep() -> None:
     closed = tear_down(close_run(opened=opened), opened)
 
     opened >> before >> swept >> after >> closed
-    (
-        before >> after
-    )  # which runs although the sweep failed, not where its first check kept it from starting
+    # It runs although the sweep failed, not where the first check kept that from starting.
+    before >> after
     after >> wake_after_failure() >> closed
 
 
