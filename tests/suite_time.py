@@ -29,6 +29,7 @@ class Scheduler(LoadScopeScheduling):
     """Hands a worker all tests of one file, or of the files that share a server; of a file of `apart` one test at a time.
 
     A file that runs alone comes first; its fixtures do the work, so the other workers begin once its first test has ended.
+    Until then one of them runs the files that may run beside it, which only compute.
     """
 
     def __init__(
@@ -38,11 +39,15 @@ class Scheduler(LoadScopeScheduling):
         together: dict[str, str],
         alone: set[str],
         apart: set[str],
+        beside: tuple[str, ...],
     ) -> None:
         super().__init__(config, log)
         self._together, self._alone, self._apart = together, alone, apart
+        self._beside = beside
         self._holder: Any = None
         """The worker that runs a file alone at present."""
+        self._companion: Any = None
+        """The one worker that runs files beside it."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = file_of(nodeid)
@@ -50,8 +55,12 @@ class Scheduler(LoadScopeScheduling):
 
     def _assign_work_unit(self, node: Any) -> None:
         if self._holder is not None:
-            return
-        if next(iter(self.workqueue)) in self._alone:
+            self._companion = self._companion or node
+            light = next((file for file in self.workqueue if file.startswith(self._beside)), None)
+            if node is not self._companion or light is None:
+                return
+            self.workqueue.move_to_end(light, last=False)
+        elif next(iter(self.workqueue)) in self._alone:
             self._holder = node
         super()._assign_work_unit(node)
 
@@ -63,14 +72,14 @@ class Scheduler(LoadScopeScheduling):
     def remove_node(self, node: Any) -> str | None:
         if node is self._holder:  # it crashed
             self._holder = None
+        if node is self._companion:
+            self._companion = None
         return super().remove_node(node)
 
     def _release(self) -> None:
         self._holder = None
-        for node in [
-            *self.nodes,
-            *self.nodes,
-        ]:  # a worker with a single test waits for the one after it
+        # Twice, because a worker with a single test waits for the one after it.
+        for node in [*self.nodes, *self.nodes]:
             self._reschedule(node)
 
 
@@ -90,6 +99,7 @@ class SuiteTime:
             for place, file in enumerate(files)
         }
         self.alone, self.apart = set(written["alone"]), set(written["apart"])
+        self.beside: tuple[str, ...] = tuple(written["beside"])
         self.spent: Counter[str] = Counter()
         self.over: list[str] = []
 
@@ -97,7 +107,7 @@ class SuiteTime:
         config.option.loadscopereorder = (
             False  # ours is the order by time; xdist's is by the number of tests
         )
-        return Scheduler(config, log, self.together, self.alone, self.apart)
+        return Scheduler(config, log, self.together, self.alone, self.apart, self.beside)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
