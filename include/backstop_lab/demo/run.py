@@ -33,7 +33,7 @@ PARALLELISM = 8
 """Tasks at once: most of them wait for a database or for Spark."""
 RECHECK = "10s"
 """A delivery that waits is judged again no sooner: with less each run judges everything that is under way."""
-SOONER = {"retry_after": "1s", "sweep_interval": "2s"}
+SOONER = {"retry_after": "1s", "sweep_interval": "2s", "unknown_horizon": "80s"}
 """A demo waits for each of these; a platform that stays up must not be kept busy by them."""
 LAST_RUNS_SECONDS = 300.0
 MANY_MESSAGES = 20_000
