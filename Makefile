@@ -25,7 +25,7 @@ PYTEST = $(WITH_JAVA) $(PY) -m pytest
 JOBS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help mariadb activemq rocketmq setup bench demo chaos soak test test-unit test-brokers test-faults test-all collected \
+.PHONY: help mariadb browser activemq rocketmq setup bench demo chaos soak test test-unit test-brokers test-faults test-all collected \
   up down traffic status shell ui materials scan lint types lint-and-types env pin-images
 
 help: ## this list
@@ -43,13 +43,18 @@ mariadb: ## the MariaDB programs that some tests start: Debian's packages, when 
 	  && apt-get update -q && apt-get install -y -q --no-install-recommends mariadb-server-core mariadb-client-core; } \
 	  || echo "No MariaDB here: its tests will fail. On Debian: sudo apt-get install --no-install-recommends mariadb-server-core mariadb-client-core" >&2
 
+browser: ## the Chromium that the console's tests use: Debian's package, when root may install it
+	@command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get update -q && apt-get install -y -q --no-install-recommends chromium-headless-shell; } \
+	  || echo "No Chromium here: the console's tests will be skipped. On Debian: sudo apt-get install --no-install-recommends chromium-headless-shell" >&2
+
 activemq: setup ## the distribution of ActiveMQ Classic, for tests and the demo (skipped when already there)
 	-@$(PY) -m backstop_lab.servers.fetch_activemq && $(WITH_JAVA) $(PY) -m backstop_lab.servers.share_classes activemq
 
 rocketmq: setup ## the jars of RocketMQ, for tests and the demo (skipped when already there)
 	-@$(PY) -m backstop_lab.servers.fetch_rocketmq && $(WITH_JAVA) $(PY) -m backstop_lab.servers.share_classes rocketmq
 
-test: setup mariadb activemq rocketmq ## lint, types, and the tests, JOBS=3 files at once; left out: long runs, and what only `make test-brokers` runs
+test: setup mariadb browser activemq rocketmq ## lint, types, and the tests, JOBS=3 files at once; left out: long runs, and what only `make test-brokers` runs
 	@$(MAKE) -j 2 --no-print-directory lint-and-types collected
 	@$(PYTEST) -n $(JOBS) -m "not soak and not other_broker" $(ARGS)
 
@@ -66,7 +71,7 @@ test-brokers: setup activemq rocketmq ## what `make test` leaves out: RocketMQ b
 test-faults: setup ## that each fault of `make chaos` matters: without its protection the system is found broken
 	@$(PYTEST) -n $(JOBS) tests/chaos/test_each_fault_matters.py $(ARGS)
 
-test-all: setup mariadb activemq rocketmq ## everything, the long tests too (seeds, soaks)
+test-all: setup mariadb browser activemq rocketmq ## everything, the long tests too (seeds, soaks)
 	@$(MAKE) -j 2 --no-print-directory lint-and-types collected
 	@$(PYTEST) -n $(JOBS) $(ARGS)
 

@@ -216,6 +216,12 @@ class Live:
         self._taken[path] = lambda: self.answer(run, option, api=api, dag=dag, task=task, **inputs)
         return 200
 
+    def answers_again(
+        self, run: str, answer: Callable[[], int], dag: str = "decide_case", task: str = "ask"
+    ) -> None:
+        """What `end_of` does when Airflow asks again; a status of 200 is expected of it."""
+        self._taken[form_of(dag, run, task)] = answer
+
     def end_of(self, run: str, *, dag: str = "decide_case", task: str = "ask") -> dict[str, str]:
         """The states of its tasks and of the whole run when it has ended.
 

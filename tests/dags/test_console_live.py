@@ -49,7 +49,7 @@ PAGES = (
 pytestmark = [
     pytest.mark.timeout(1500),
     pytest.mark.skipif(
-        SHELL is None,
+        SHELL is None and not os.environ.get("CI"),
         reason="no Chromium here: apt-get install --no-install-recommends chromium-headless-shell",
     ),
 ]
@@ -261,15 +261,21 @@ def test_a_case_is_answered_by_click_and_decided_in_the_name_of_who_clicked(
     case_id = shop.case("critical", "console-asked")
     shop.look()
     shop.question(case_id)
-    with login(browser, shop, "olga") as page:
-        show(page, shop, "cases")
-        page.get_by_role("link", name=str(case_id), exact=True).click()
-        page.get_by_test_id("answer-discard").click()
-        page.get_by_test_id("why").fill("we know")
-        page.get_by_test_id("send").click()
-        page.get_by_test_id("taken").wait_for()
     run = shop.run_of(case_id)
-    assert shop.end_of(run)[""] == "success"
+    with login(browser, shop, "olga") as page:
+
+        def answer() -> int:
+            show(page, shop, "cases")
+            page.get_by_role("link", name=str(case_id), exact=True).click()
+            page.get_by_test_id("answer-discard").click()
+            page.get_by_test_id("why").fill("we know")
+            page.get_by_test_id("send").click()
+            page.get_by_test_id("taken").wait_for()
+            return 200
+
+        answer()
+        shop.answers_again(run, answer)
+        assert shop.end_of(run)[""] == "success"
     decided = shop.rows(
         "SELECT decision, decided_by, why FROM case_file WHERE case_id = %s", case_id
     )

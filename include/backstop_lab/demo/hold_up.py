@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
 from backstop_lab.demo.lose import BURST, DRAIN_SECONDS, NOT_YET, RUN_SECONDS
 from backstop_lab.demo.stage import CALLED, Stage
 from backstop_lab.faults.stores import flush_leases, make_due_at_once, store_away
@@ -13,6 +15,8 @@ KILLS, SLOW, AWAY, FLUSHED = 2, 20, 10, 10
 MESSAGES = 2 * KILLS + 2 + FLUSHED + BURST + SLOW + AWAY
 JUDGED_BEFORE = 1 / 3
 """Of the unknown horizon: older traffic is judged before a store goes away."""
+AGAIN_SECONDS = 20.0
+"""What was to be delivered again and did not come within this time is asked for once more."""
 SLOW_RUNS = 2
 """Reconcile runs that a slow group is seen by without a resend."""
 
@@ -82,7 +86,28 @@ def empty_the_leases(stage: Stage) -> None:
     for url in set(stage.leases.values()):
         flush_leases(url)
     for name in stage.groups:
-        stage.broker_faults.deliver_again("orders", name, keys)
+        _deliver_until_stopped(stage, name, keys)
+
+
+def _deliver_until_stopped(stage: Stage, group: str, keys: list[Key]) -> None:
+    """Delivers them again until the database has stopped a copy of each: while members of a group come and go, one that has just
+    lost a queue may put its place back, and nothing of it comes again."""
+    asked_at = -AGAIN_SECONDS
+
+    def stopped() -> bool:
+        nonlocal asked_at
+        left = stage.without_stopped_copy(group, keys)
+        if left and monotonic() - asked_at >= AGAIN_SECONDS:
+            asked_at = monotonic()
+            stage.broker_faults.deliver_again("orders", group, sorted(left))
+        return not left
+
+    wait_for(
+        f"Done messages that come again to {group}",
+        stopped,
+        RUN_SECONDS,
+        lambda: f"{len(stage.without_stopped_copy(group, keys))} messages",
+    )
 
 
 def slow_group_and_store_away(stage: Stage) -> None:

@@ -259,6 +259,17 @@ class Stage:
             (topic, mid) for topic, mid in change(self.stores[group], _SQL["effects_of"], values)
         }
 
+    def without_stopped_copy(self, group: str, keys: Sequence[Key]) -> set[Key]:
+        """Those of which the group's database has not stopped a second copy."""
+        self.watch()
+        values: Any = {
+            "consumer_group": group,
+            "message_ids": [message_id for _, message_id in keys],
+        }
+        return set(keys) - {
+            (topic, mid) for topic, mid in change(self.stores[group], _SQL["stopped_of"], values)
+        }
+
     def watch(self) -> None:
         """Raises DemoBroken when a process that nobody killed has ended, and what `beside` raises."""
         self.beside()

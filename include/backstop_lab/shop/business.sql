@@ -39,6 +39,10 @@ VALUES (%(consumer_group)s, %(topic)s, %(message_id)s, %(amount)s, %(fence)s, %(
 SELECT DISTINCT topic, message_id FROM effect
 WHERE consumer_group = %(consumer_group)s AND message_id = ANY(%(message_ids)s);
 
+-- name: stopped_of: of which of these messages the group's database has stopped a second copy
+SELECT topic, message_id FROM consumer_log
+WHERE consumer_group = %(consumer_group)s AND message_id = ANY(%(message_ids)s) AND duplicates_stopped > 0;
+
 -- name: messages_of: these messages as they were sent first
 SELECT topic, message_id, content, headers, tag, ordering_key FROM message_stub
 WHERE topic = %(topic)s AND message_id = ANY(%(message_ids)s);
