@@ -288,6 +288,39 @@ def test_a_sound_system_has_no_breach_and_everything_was_looked_at(world: System
 
 
 @pytest.mark.parametrize(
+    ("change", "missing"),
+    [
+        ("SELECT 1", []),
+        ("DELETE FROM decision_log WHERE entry = 3", ["3"]),
+        ("DELETE FROM decision_log", ["3"]),
+        (
+            "DELETE FROM decision_log WHERE entry = 3;"
+            " SELECT append_decision('ann', 'void', 'case 9', 'w', '{}')",
+            ["3"],
+        ),
+        ("SELECT forget_decisions('infinity')", []),
+    ],
+)
+def test_decisions_that_were_taken_off_the_end_are_missed_by_the_next_audit(
+    world: System, change: str, missing: list[str]
+) -> None:
+    for case in range(3):
+        world.rows(
+            "control", "SELECT append_decision('ann', 'void', %s, 'w', '{}')", f"case {case}"
+        )
+    [(newest,)] = world.rows("control", "SELECT hash FROM decision_log WHERE entry = 3")
+    said: list[str] = []
+    run_duty(world.settings, world.connections, tell=said.append)
+    assert said == [f"the newest entry of decision_log is 3, hash {newest}"]
+    world.rows("control", f"{change}; SELECT 1")
+    audit(world)
+    found = world.rows(
+        "control", "SELECT subject FROM audit_finding WHERE invariant = 'decisions_are_whole'"
+    )
+    assert [subject for (subject,) in found] == missing
+
+
+@pytest.mark.parametrize(
     ("database", "statement", "subject"),
     [
         ("shop_a", "UPDATE message_stub SET content = 'a restore'", "orders/sound"),

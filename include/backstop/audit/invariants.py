@@ -15,7 +15,7 @@ INVARIANTS: dict[str, str] = {
     "discard_has_proof": "a machine discards a dead letter only with a proof that nothing was left to do",
     "causes_count_letters": "a cause's count is the number of its stored dead letters",
     "discard_is_honoured": "nothing was sent to a group after a person discarded its delivery",
-    "decisions_are_whole": "no entry of the log of decisions was changed, taken out or put in between",
+    "decisions_are_whole": "no entry of the log of decisions was changed, taken away or put in between",
     "requests_end": "no request stays claimed for long after its claim's deadline",
     "withdrawals_end": "no withdrawal of a message is left half done",
     "runs_end": "no run is open that nobody has heard of for long",

@@ -53,3 +53,10 @@ FROM erasure e
 WHERE e.done_at IS NOT NULL AND (e.topic, e.message_id) > (%(after_topic)s, %(after_id)s)
 ORDER BY e.topic, e.message_id
 LIMIT %(limit)s;
+
+-- name: see_decisions: keeps the newest entry of the log of decisions; one that an earlier audit saw under this number stays as it was
+INSERT INTO decision_seen (entry, hash) SELECT l.entry, l.hash FROM decision_log l ORDER BY l.entry DESC LIMIT 1
+ON CONFLICT (entry) DO NOTHING;
+
+-- name: newest_decision: the end of the log of decisions
+SELECT l.entry, l.hash FROM decision_log l ORDER BY l.entry DESC LIMIT 1;

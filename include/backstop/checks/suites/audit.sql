@@ -92,7 +92,7 @@ FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
 WHERE f.invariant = 'discard_is_honoured';
 
--- name: decisions_are_whole: no entry of the log of decisions was changed, taken out or put in between
+-- name: decisions_are_whole: no entry of the log of decisions was changed, taken away or put in between
 SELECT f.place, f.subject
 FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
