@@ -29,6 +29,19 @@ Action = Literal[
 ]
 """What a person may decide; backstop.decisions.actions says what each does. A list of ids is a `resend`, an incident a
 `replay`."""
+TakesTwo = Literal[
+    "edit",
+    "void",
+    "raise",
+    "discard",
+    "resend",
+    "replay",
+    "replay_sample",
+    "edit_head",
+    "discard_head",
+    "discard_key",
+]
+"""Answers to a case that the policy may have two people give."""
 _Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 
 
@@ -91,15 +104,14 @@ class PeopleSettings(BaseModel):
         default=(),
         description="who may decide single actions and topics; the first that fits decides, before `deciders`",
     )
-    second_person: tuple[
-        Literal["edit", "void", "full_replay", "raise", "edit_head", "discard_key"], ...
-    ] = Field(
+    second_person: tuple[TakesTwo | Literal["full_replay"], ...] = Field(
         default=("edit", "void", "full_replay", "raise", "edit_head"),
         description="what one person proposes and another approves; full_replay: all of an incident; raise: beyond raise_alone;"
-        " edit_head, discard_key: of a parked ordering key",
+        " edit_head, discard_head, discard_key: of a parked ordering key",
     )
     raise_alone: Annotated[int, Field(ge=0, le=100, strict=True)] = Field(
-        default=10, description="so many more sends one person may allow alone"
+        default=10,
+        description="so many more sends of a message one person may allow alone, with what was allowed beyond the policy before",
     )
     proposals_lapse_after: Duration = Field(
         default=timedelta(days=3),
