@@ -20,6 +20,7 @@ from backstop.control.connection import connect
 from backstop.control.speaker import keep_policy, person
 from backstop.decisions.decide import decide
 from backstop.decisions.note import add_note
+from backstop.evidence.sources import Sources
 from backstop.incidents.replay import Wanted, run_incident
 from backstop.model.errors import ConfigurationError, DecisionRefused
 from backstop.resend.work import Listing, run_duty
@@ -28,6 +29,7 @@ from backstop.runs.run import close_run, open_run
 from backstop.runs.scope import name_of
 from backstop.schema.migrate import grant
 from backstop.sql.named import load
+from backstop.watch.parked import look_for_parked
 from control_world import ROLES, World, servers, world, written_settings  # noqa: F401
 from triage_world import dead
 
@@ -1127,6 +1129,60 @@ def test_what_else_the_policy_has_two_people_decide_each_with_their_own_login(
     done = ("m", "discarded" if action == "discard" else "replaying", both)
     assert states == ([done, ("n", "open", None)] if of_letters else [])
     assert [entry[:3] for entry in world.control(LOG)][-1] == ("bob", "bob", action)
+
+
+def test_two_people_discard_a_parked_key_each_with_their_own_login(
+    world: World, ann: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stub("k-1")
+    world.run(
+        "consumer_billing",
+        """
+        INSERT INTO consumer_log (consumer_group, topic, message_id, state) VALUES ('billing', 'orders', 'k-1', 'PARKED');
+        INSERT INTO parked_key (consumer_group, topic, ordering_key, queue_id, state, messages, bytes)
+            VALUES ('billing', 'orders', 'k', 0, 'PARKED', 1, 1000);
+        INSERT INTO parked_message (consumer_group, topic, message_id, ordering_key, content, queue_id)
+            VALUES ('billing', 'orders', 'k-1', 'k', 'x', 0)""",
+    )
+    with world.conn, world.conn.cursor() as cur:
+        case_id = open_case(
+            cur,
+            kind="key_parked",
+            topic="orders",
+            group="billing",
+            subject="k",
+            severity="warning",
+            summary="s",
+            evidence={"head": "k-1"},
+            members=[],
+            run_id=None,
+        )
+    people = PeopleSettings(second_person=("discard_key",))
+    keep_policy(world.conn, world.settings.model_copy(update={"people": people}))
+    assert decided(world, ann, case_id, "discard_key").counts == {"proposed": 1}
+    ((number,),) = world.control("SELECT proposal_id FROM proposal")
+    password = world.postgres.create_role("bob")
+    world.run("control", "GRANT backstop_person TO bob")
+    for database in ROLES:
+        monkeypatch.setenv(
+            f"AIRFLOW_CONN_BACKSTOP_{database.upper()}",
+            world.postgres.dsn("bob", password, database),
+        )
+    bob = connect(world.settings, Connections())
+    approved = decided(world, bob, case_id, "approve", who="bob", proposal=number)
+    bob.close()
+    assert approved.counts == {"discarded": 1}
+    assert world.control("SELECT how FROM proposal") == [("approved",)]
+    for database in ROLES:
+        monkeypatch.setenv(
+            f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", world.postgres.admin_dsn(database)
+        )
+    with Sources(world.settings, Connections()) as sources:
+        assert look_for_parked(sources, world.conn).undecided == []
+    assert world.control("SELECT message_id, decided_by, case_id FROM delivery_decision") == [
+        ("k-1", "ann, approved by bob", case_id)
+    ]
+    assert world.run("consumer_billing", "SELECT 1 FROM parked_discard") == []
 
 
 def test_two_names_stand_where_one_proposed_it_and_the_other_approves_it_now_and_nowhere_else(
