@@ -252,6 +252,7 @@ def test_an_approval_names_what_it_approves(world: World, capfd: Any) -> None:
 def test_the_id_and_the_name_of_one_decider_are_one_person(second: str, same: bool) -> None:
     people = PeopleSettings.model_validate({"deciders": [{"id": "7", "name": "ann"}, "bob"]})
     assert people.is_same("ann", second) is same
+    assert people.is_same("jos\u00e9", "Jose\u0301")
 
 
 def test_a_few_more_sends_one_person_allows_alone(world: World) -> None:

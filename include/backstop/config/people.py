@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Annotated, Any, Literal
+from unicodedata import normalize
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -136,11 +137,16 @@ class PeopleSettings(BaseModel):
         return self._known_as(one) == self._known_as(other)
 
     def _known_as(self, name: str) -> str:
-        name = name.strip().casefold()
+        name = _folded(name)
         for decider in (
             *(self.deciders or ()),
             *(one for rule in self.rules for one in rule.deciders),
         ):
-            if name in (decider.id.casefold(), (decider.name or decider.id).casefold()):
-                return decider.id.casefold()
+            if name in (_folded(decider.id), _folded(decider.name or decider.id)):
+                return _folded(decider.id)
         return name
+
+
+def _folded(name: str) -> str:
+    """Airflow and a database may write one name with other code points."""
+    return normalize("NFKC", name).strip().casefold()

@@ -5,6 +5,7 @@ Everything about permission that the API asks is here; Airflow's own answers com
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -104,7 +105,11 @@ class Visit:
         if why_not := self.why_not_pause(topic):
             return why_not
         for one in self.topics if topic == "*" else [topic]:
-            if not may_decide(self.settings, self.visitor.id, "resend", one):
+            named = self.settings.people.who_may("resend", one)
+            if not self._ask(
+                ("decide", named),
+                partial(may_decide, self.settings, self.visitor.id, "resend", one),
+            ):
                 return f"`people` in backstop.yaml names others who may resend in {one}, or your role is below op."
         return None
 
