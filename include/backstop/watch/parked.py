@@ -93,9 +93,9 @@ def _carry_discards(conn: Any, parked: PostgresParking, groups: Sequence[str]) -
     undecided: list[Discard] = []
     while discards := parked.discards(groups, _MOST_DISCARDS, len(undecided)):
         with conn, conn.cursor() as cursor:
-            kept = keep_discards(cursor, discards)
-        parked.forget_discards(kept)
-        undecided += [one for one in discards if one not in set(kept)]
+            kept = set(keep_discards(cursor, discards))
+        parked.forget_discards(list(kept))
+        undecided += [one for one in discards if one not in kept]
         if len(discards) < _MOST_DISCARDS or len(undecided) > _MOST_UNDECIDED:
             break
     return undecided
@@ -112,7 +112,10 @@ def judge_discards(seen: Parked) -> list[Answer]:
 def _judged_discards(group: str, odd: Sequence[Discard]) -> Answer:
     if not odd:
         return Answer(NO_DECISION, "*", group, None)
-    shown = "; ".join(f"{one.message_id!r} of {one.topic}, as if by {one.by!r}" for one in odd[:3])
+    shown = "; ".join(
+        f"{one.message_id[:200]!r} of {one.topic[:200]!r}, as if by {one.by[:200]!r}"
+        for one in odd[:3]
+    )
     return Answer(
         NO_DECISION,
         "*",
