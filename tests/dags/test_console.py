@@ -268,6 +268,21 @@ def test_what_somebody_may_do_is_done_in_their_name(by: As) -> None:
     assert told.json() == {"changed": False}
 
 
+def test_what_somebody_stopped_goes_on_for_who_may_decide_to_resend_alone(by: As) -> None:
+    uwe, olga = (by(*EVERYTHING, run=True, name=name) for name in ("uwe", "olga"))
+    for topic in ("orders", "*"):
+        stop, go_on = json.dumps({"topic": topic, "why": "w"}), json.dumps({"topic": topic})
+        assert asked(uwe, "POST", "/pauses", body=stop).json() == {"changed": True}
+        answer = asked(uwe, "POST", "/pauses/end", body=go_on)
+        assert answer.status_code == 403 and "your role is below op" in answer.json()["what"]
+        assert by.rows("SELECT topic FROM pause") == [(topic,)]
+        assert asked(olga, "POST", "/pauses/end", body=go_on).json() == {"changed": True}
+    told = uwe.get("/me").json()
+    for actions in (told["actions"], *(topic["actions"] for topic in told["topics"])):
+        allowed = {one["name"]: one["allowed"] for one in actions}
+        assert (allowed["pause"], allowed["resume"]) == (True, False)
+
+
 def test_a_server_whose_login_only_reads_refuses_changes_with_a_reason(
     by: As, monkeypatch: pytest.MonkeyPatch
 ) -> None:

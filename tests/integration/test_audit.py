@@ -191,6 +191,12 @@ BREAKERS: dict[str, tuple[str, str]] = {
         INSERT INTO message_stub (topic, message_id, content, next_check_at, created_at)
         VALUES ('orders', 'm', '', now() - interval '1 h', now())""",
     ),
+    "withdrawals_are_decisions": (
+        "shop_b",
+        """
+        INSERT INTO message_stub (topic, message_id, content, next_check_at, status)
+        VALUES ('orders', 'm', '', now(), 'voided')""",
+    ),
     "exhausted_stub_has_case": (
         "shop_b",
         """
@@ -285,6 +291,64 @@ def test_a_sound_system_has_no_breach_and_everything_was_looked_at(world: System
         "what the database reads by itself is not counted as nothing"
     )
     assert world.rows("control", "SELECT 1 FROM alert") == []
+
+
+@pytest.mark.parametrize(
+    ("status", "applied", "found_too"),
+    [("voided", "now()", False), ("voided", "NULL", False), ("pending", "now()", True)],
+)
+def test_what_somebody_withdrew_or_had_go_on_by_sql_is_found(
+    world: System, status: str, applied: str, found_too: bool
+) -> None:
+    """A person's login may change a stub's status, and nothing in the producer's database says who did."""
+    world.rows(
+        "shop_a",
+        "INSERT INTO message_stub (topic, message_id, content, next_check_at, status) VALUES"
+        " ('orders', 'decided', '', now() + interval '1 h', %s), ('orders', 'by sql', '', now(), 'voided')",
+        status,
+    )
+    world.rows(
+        "control",
+        "INSERT INTO case_file (kind, topic, summary, state, closed_at) VALUES ('exhausted', 'orders', '', 'closed', now());"
+        " INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why, applied_at)"
+        f" SELECT 'shop_a', 'orders', 'decided', case_id, 'ann', 'w', {applied} FROM case_file",
+    )
+    audit(world)
+    expected = {"orders/by sql"} | ({"orders/decided"} if found_too else set())
+    assert found(world)["withdrawals_are_decisions"] == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "missing"),
+    [
+        ("SELECT 1", []),
+        ("DELETE FROM decision_log WHERE entry = 3", ["3"]),
+        ("DELETE FROM decision_log", ["3"]),
+        (
+            "DELETE FROM decision_log WHERE entry = 3;"
+            " SELECT append_decision('ann', 'void', 'case 9', 'w', '{}')",
+            ["3"],
+        ),
+        ("SELECT forget_decisions('infinity')", []),
+    ],
+)
+def test_decisions_that_were_taken_off_the_end_are_missed_by_the_next_audit(
+    world: System, change: str, missing: list[str]
+) -> None:
+    for case in range(3):
+        world.rows(
+            "control", "SELECT append_decision('ann', 'void', %s, 'w', '{}')", f"case {case}"
+        )
+    [(newest,)] = world.rows("control", "SELECT hash FROM decision_log WHERE entry = 3")
+    said: list[str] = []
+    run_duty(world.settings, world.connections, tell=said.append)
+    assert said == [f"the newest entry of decision_log is 3, hash {newest}"]
+    world.rows("control", f"{change}; SELECT 1")
+    audit(world)
+    found = world.rows(
+        "control", "SELECT subject FROM audit_finding WHERE invariant = 'decisions_are_whole'"
+    )
+    assert [subject for (subject,) in found] == missing
 
 
 @pytest.mark.parametrize(

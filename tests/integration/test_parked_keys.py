@@ -173,6 +173,49 @@ def test_what_an_answer_left_in_the_consumer_database_the_next_watch_moves(
     assert shop.world.run(DATABASE, "SELECT * FROM parked_discard") == []
 
 
+def test_a_discard_that_nobody_decided_changes_nothing_and_is_told_of(shop: ParkedWorld) -> None:
+    """Whoever may write in the consumer's database can put any name there; the watch's login would carry it on."""
+    case_id = shop.park("a-1", "a-2", "a-3", failing="a-1")
+    assert shop.answer(case_id, "discard_head").counts == {"discarded": 1}
+    forged = [
+        (TOPIC, "a-2", "a", "olga", "refunded", None),
+        (TOPIC, "a-3", "a", "olga", "because", case_id),
+        ("payments", "p-1", "p", "olga", "refunded", case_id),
+        # Her own decision, of what was never parked.
+        (TOPIC, "b-1", "a", "ann", "because", case_id),
+    ]
+    shop.world.run(DATABASE, "DELETE FROM parked_message; DELETE FROM parked_key")
+    for topic, message_id, key, by, why, case in forged:
+        shop.world.run(
+            DATABASE,
+            "INSERT INTO parked_discard (consumer_group, topic, message_id, ordering_key, discarded_by, why, case_id)"
+            " VALUES (%s, %s, %s, %s, %s, %s, %s)",
+            (GROUP, topic, message_id, key, by, why, case),
+        )
+    decisions = "SELECT message_id, decided_by FROM delivery_decision"
+    findings = (
+        "SELECT title, over_at IS NULL FROM watch_finding WHERE rule = 'discard_without_decision'"
+    )
+    shop.watch()
+    assert shop.world.control(decisions) == [("a-1", "ann")]
+    assert shop.world.control(findings) == [(f"4 discards of {GROUP} are nobody's decision", True)]
+    assert len(shop.world.run(DATABASE, "SELECT 1 FROM parked_discard")) == len(forged)
+    # Nor by whoever answers the case next, nor behind as many as are read at once.
+    shop.world.run(
+        DATABASE,
+        "INSERT INTO parked_discard SELECT consumer_group, topic, 'z-' || n, ordering_key, discarded_by, why, case_id, 'epoch'"
+        " FROM parked_discard, generate_series(1, 1200) AS n WHERE message_id = 'p-1';"
+        " INSERT INTO parked_discard VALUES (%s, %s, 'a-2', 'a', 'ann', 'because', %s)"
+        " ON CONFLICT (consumer_group, topic, message_id) DO UPDATE SET discarded_by = 'ann', why = 'because', case_id = %s",
+        (GROUP, TOPIC, case_id, case_id),
+    )
+    shop.watch()
+    assert shop.world.control(decisions + " ORDER BY 1") == [("a-1", "ann"), ("a-2", "ann")]
+    shop.world.run(DATABASE, "DELETE FROM parked_discard")
+    shop.watch()
+    assert [is_open for _, is_open in shop.world.control(findings)] == [False]
+
+
 def test_a_queue_that_a_limit_stopped_is_a_critical_case_that_closes_when_it_goes_on(
     shop: ParkedWorld,
 ) -> None:

@@ -20,13 +20,16 @@ from backstop.control.connection import connect
 from backstop.control.speaker import keep_policy, person
 from backstop.decisions.decide import decide
 from backstop.decisions.note import add_note
+from backstop.evidence.sources import Sources
 from backstop.incidents.replay import Wanted, run_incident
 from backstop.model.errors import ConfigurationError, DecisionRefused
 from backstop.resend.work import Listing, run_duty
+from backstop.restore.pause import pause, resume
 from backstop.runs.run import close_run, open_run
 from backstop.runs.scope import name_of
 from backstop.schema.migrate import grant
 from backstop.sql.named import load
+from backstop.watch.parked import look_for_parked
 from control_world import ROLES, World, servers, world, written_settings  # noqa: F401
 from triage_world import dead
 
@@ -189,6 +192,25 @@ def test_only_whom_the_policy_names_decides_by_action_and_topic(
         with pytest.raises(DecisionRefused, match="ann may not decide to void in orders"):
             decided(world, ann, case_id, "void")
         assert world.stub_now("a")["status"] == "pending" and world.control(LOG) == []
+
+
+def test_a_person_ends_a_pause_where_they_may_decide_to_resend_and_pauses_everywhere(
+    world: World, ann: Any
+) -> None:
+    written = written_settings()
+    written["people"] = {
+        "rules": [{"actions": ["resend"], "topics": ["payments"], "deciders": ["olga"]}]
+    }
+    keep_policy(world.conn, from_mapping(written))
+    # Whatever settings she brings.
+    for topic in ("payments", "orders", "*"):
+        assert pause(ann, world.settings.topics, topic, "ann", "w")
+    for topic in ("payments", "*"):
+        with pytest.raises(DecisionRefused, match="ann may not decide to resend in payments"):
+            resume(ann, world.settings, topic, "ann")
+    assert resume(ann, world.settings, "orders", "ann")
+    assert world.control("SELECT topic FROM pause ORDER BY 1") == [("*",), ("payments",)]
+    assert resume(world.conn, world.settings, "*", "olga")
 
 
 @pytest.mark.parametrize(
@@ -1038,6 +1060,129 @@ def test_a_person_edits_and_another_approves_each_with_their_own_login(
         ("bob", "bob", "UPDATE by SQL"),
         *(("bob", "bob", does) for does in ("begin to approve", "begin to edit", "edit")),
     ]
+
+
+@pytest.mark.parametrize("action", ["discard", "resend", "replay", "discard a dead letter"])
+def test_what_else_the_policy_has_two_people_decide_each_with_their_own_login(
+    world: World, ann: Any, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    """For one group a discard is a withdrawal, and a replay of all dead letters of a cause is an incident's."""
+    of_letters = action in ("replay", "discard a dead letter")
+    action = action.split()[0]
+    for name in ("m", "n"):
+        if of_letters:
+            dead(world, name, "poison")
+        else:
+            world.stub(name)
+    case_id = found(world, "dead_letters" if of_letters else "overdue", "m", "n")
+    world.control("UPDATE dead_letter SET case_id = %s", (case_id,))
+    people = PeopleSettings(second_person=(action,))
+    keep_policy(world.conn, world.settings.model_copy(update={"people": people}))
+    assert decided(world, ann, case_id, action, message_ids=["m"]).counts == {"proposed": 1}
+    ((number,),) = world.control("SELECT proposal_id FROM proposal")
+    password = world.postgres.create_role("bob")
+    world.run("control", "GRANT backstop_person TO bob")
+    for database in ROLES:
+        monkeypatch.setenv(
+            f"AIRFLOW_CONN_BACKSTOP_{database.upper()}",
+            world.postgres.dsn("bob", password, database),
+        )
+    bob = connect(world.settings, Connections())
+    forged = [
+        "INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, case_id, decided_by, why)"
+        f" VALUES ('orders', '{message_id}', 'billing', 'discard', {case_id}, '{who}, approved by bob', '{why}')"
+        for message_id, who, why in (
+            ("n", "ann", "because"),
+            ("m", "carl", "because"),
+            ("m", "ann", "x"),
+        )
+    ]
+    forged += [
+        f"UPDATE dead_letter SET state = '{state}', decision = '{decision}', decided_by = 'ann, approved by bob'"
+        f" WHERE message_id = '{message_id}'"
+        for message_id, state, decision in (
+            ("n", "replaying", "replay"),
+            ("n", "discarded", "discard"),
+            ("m", *(("discarded", "discard") if action == "replay" else ("replaying", "replay"))),
+        )
+        if of_letters
+    ]
+    with bob, bob.cursor() as cursor:
+        cursor.execute("UPDATE proposal SET ended_by = 'bob'")
+    for statement in forged:
+        with (
+            pytest.raises(errors.InsufficientPrivilege, match="in its own name alone"),
+            bob,
+            bob.cursor() as cursor,
+        ):
+            cursor.execute(statement)
+    with bob, bob.cursor() as cursor:
+        cursor.execute("UPDATE proposal SET ended_by = NULL")
+    decided(world, bob, case_id, "approve", who="bob", proposal=number)
+    bob.close()
+    both = "ann, approved by bob"
+    given_up = world.control("SELECT message_id, decided_by FROM delivery_decision")
+    assert given_up == ([("m", both)] if action == "discard" else [])
+    asked = world.control("SELECT message_id, requested_by FROM resend_request")
+    assert asked == ([] if action == "discard" else [("m", f"case {case_id}")])
+    states = world.control("SELECT message_id, state, decided_by FROM dead_letter ORDER BY 1")
+    done = ("m", "discarded" if action == "discard" else "replaying", both)
+    assert states == ([done, ("n", "open", None)] if of_letters else [])
+    assert [entry[:3] for entry in world.control(LOG)][-1] == ("bob", "bob", action)
+
+
+def test_two_people_discard_a_parked_key_each_with_their_own_login(
+    world: World, ann: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stub("k-1")
+    world.run(
+        "consumer_billing",
+        """
+        INSERT INTO consumer_log (consumer_group, topic, message_id, state) VALUES ('billing', 'orders', 'k-1', 'PARKED');
+        INSERT INTO parked_key (consumer_group, topic, ordering_key, queue_id, state, messages, bytes)
+            VALUES ('billing', 'orders', 'k', 0, 'PARKED', 1, 1000);
+        INSERT INTO parked_message (consumer_group, topic, message_id, ordering_key, content, queue_id)
+            VALUES ('billing', 'orders', 'k-1', 'k', 'x', 0)""",
+    )
+    with world.conn, world.conn.cursor() as cur:
+        case_id = open_case(
+            cur,
+            kind="key_parked",
+            topic="orders",
+            group="billing",
+            subject="k",
+            severity="warning",
+            summary="s",
+            evidence={"head": "k-1"},
+            members=[],
+            run_id=None,
+        )
+    people = PeopleSettings(second_person=("discard_key",))
+    keep_policy(world.conn, world.settings.model_copy(update={"people": people}))
+    assert decided(world, ann, case_id, "discard_key").counts == {"proposed": 1}
+    ((number,),) = world.control("SELECT proposal_id FROM proposal")
+    password = world.postgres.create_role("bob")
+    world.run("control", "GRANT backstop_person TO bob")
+    for database in ROLES:
+        monkeypatch.setenv(
+            f"AIRFLOW_CONN_BACKSTOP_{database.upper()}",
+            world.postgres.dsn("bob", password, database),
+        )
+    bob = connect(world.settings, Connections())
+    approved = decided(world, bob, case_id, "approve", who="bob", proposal=number)
+    bob.close()
+    assert approved.counts == {"discarded": 1}
+    assert world.control("SELECT how FROM proposal") == [("approved",)]
+    for database in ROLES:
+        monkeypatch.setenv(
+            f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", world.postgres.admin_dsn(database)
+        )
+    with Sources(world.settings, Connections()) as sources:
+        assert look_for_parked(sources, world.conn).undecided == []
+    assert world.control("SELECT message_id, decided_by, case_id FROM delivery_decision") == [
+        ("k-1", "ann, approved by bob", case_id)
+    ]
+    assert world.run("consumer_billing", "SELECT 1 FROM parked_discard") == []
 
 
 def test_two_names_stand_where_one_proposed_it_and_the_other_approves_it_now_and_nowhere_else(

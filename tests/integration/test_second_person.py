@@ -252,12 +252,28 @@ def test_an_approval_names_what_it_approves(world: World, capfd: Any) -> None:
 def test_the_id_and_the_name_of_one_decider_are_one_person(second: str, same: bool) -> None:
     people = PeopleSettings.model_validate({"deciders": [{"id": "7", "name": "ann"}, "bob"]})
     assert people.is_same("ann", second) is same
+    assert people.is_same("jos\u00e9", "Jose\u0301")
 
 
 def test_a_few_more_sends_one_person_allows_alone(world: World) -> None:
     world.stub("a", sends=4, status="exhausted")
     case_id = found(world, "exhausted", "a")
     assert said(world, case_id, "raise", "ann", more=10).counts["raised"] == 1
+
+
+def test_what_was_allowed_of_a_message_before_adds_up(world: World) -> None:
+    """Four are the policy's; ten more were allowed alone, and are used up."""
+    world.stub("a", sends=14, status="exhausted")
+    world.stub("b", sends=4, status="exhausted", shard="shop_b")
+    world.stub("c", sends=5, refused=1, status="exhausted")
+    case_id = found(world, "exhausted", "a", "b", "c")
+    assert (
+        said(world, case_id, "raise", "ann", more=10, message_ids=["b", "c"]).counts["raised"] == 2
+    )
+    assert said(world, case_id, "raise", "ann", more=1, message_ids=["a"]).counts == {"proposed": 1}
+    assert (world.stub_now("a")["status"], world.stub_now("a")["max_sends"]) == ("exhausted", None)
+    assert said(world, case_id, "approve", "bob").counts["raised"] == 1
+    assert world.stub_now("a")["max_sends"] == 15
 
 
 def test_a_new_content_waits_with_its_hash_and_is_kept_nowhere_after(

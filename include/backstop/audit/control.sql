@@ -63,7 +63,7 @@ JOIN resend_request r ON r.topic = d.topic AND r.message_id = d.message_id
 WHERE r.updated_at >= %(day_from)s AND r.updated_at < %(day_to)s AND r.state IN ('sent', 'unknown')
     AND r.created_at > d.decided_at AND (r.groups IS NULL OR d.consumer_group = ANY (r.groups));
 
--- name: decisions_are_whole: no entry of the log of decisions was changed, taken out or put in between
+-- name: decisions_are_whole: no entry of the log of decisions was changed, taken away or put in between
 SELECT d.entry::text, NULL::text, NULL::text, NULL::text
 FROM (
     SELECT l AS line, l.entry, l.hash, l.previous,
@@ -71,7 +71,13 @@ FROM (
         lag(l.hash, 1, coalesce((SELECT c.hash FROM decision_checkpoint c ORDER BY c.entry DESC LIMIT 1), '')) OVER chain AS hash_before
     FROM decision_log l WINDOW chain AS (ORDER BY l.entry)
 ) d
-WHERE d.entry <> d.entry_before + 1 OR d.previous <> d.hash_before OR d.hash <> decision_hash(d.line);
+WHERE d.entry <> d.entry_before + 1 OR d.previous <> d.hash_before OR d.hash <> decision_hash(d.line)
+UNION ALL
+-- Off the end: an earlier audit saw it, and nobody forgot it since.
+SELECT s.entry::text, NULL, NULL, NULL
+FROM decision_seen s
+WHERE NOT EXISTS (SELECT FROM decision_log l WHERE (l.entry, l.hash) = (s.entry, s.hash))
+    AND NOT EXISTS (SELECT FROM decision_checkpoint c WHERE c.entry > s.entry OR (c.entry, c.hash) = (s.entry, s.hash));
 
 -- name: requests_end: no request stays claimed for long after its claim's deadline
 SELECT r.request_id::text, r.topic, r.message_id, NULL::text

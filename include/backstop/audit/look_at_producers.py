@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from datetime import datetime, timedelta
 from functools import partial
@@ -57,6 +57,9 @@ _ASKED: dict[str, _Ask] = {
     "stubs_are_looked_at": lambda stubs, _, day, __: _named(
         stubs.never_looked_at(day.patient_since, KEPT + 1)
     ),
+    "withdrawals_are_decisions": lambda stubs, control, day, topics: _withdrawals(
+        stubs, control, day, topics
+    ),
     "exhausted_stub_has_case": lambda stubs, control, *_: _without_case(
         control, lambda after: stubs.exhausted(after, PAGE)
     ),
@@ -88,6 +91,40 @@ def _numbers(stubs: StubAudit, day: Day) -> Look:
     return look
 
 
+def _withdrawals(stubs: StubAudit, control: Any, day: Day, topics: Iterable[str]) -> Look:
+    """Whoever has a login to the producer's database may void a stub, or have a voided one go on, beside every case."""
+    look = Look("")
+    for topic in topics:
+        after = ("-infinity", "")
+        while page := stubs.voided_between(topic, day.start, day.end, after, PAGE):
+            look.rows_read += len(page)
+            _ask_control(look, control, "without_withdrawal", [key for key, _ in page])
+            after = (page[-1][1], page[-1][0].message_id)
+    last = Key("", "")
+    while True:
+        with control, control.cursor() as cursor:
+            values = {"shard": stubs.shard, "after_topic": last.topic, "after_id": last.message_id}
+            cursor.execute(_SQL["withdrawn"], {**values, "limit": PAGE})
+            keys = [Key(*row) for row in cursor.fetchall()]
+        look.rows_read += len(keys)
+        for key in stubs.not_voided(keys) if keys else ():
+            _add(look, key)
+        if len(keys) < PAGE:
+            return look
+        last = keys[-1]
+
+
+def _ask_control(look: Look, control: Any, query: str, keys: Sequence[Key]) -> None:
+    """Adds those of these messages that the query answers."""
+    with control, control.cursor() as cursor:
+        cursor.execute(
+            _SQL[query],
+            {"topics": [k.topic for k in keys], "message_ids": [k.message_id for k in keys]},
+        )
+        for row in cursor.fetchall():
+            _add(look, Key(*row))
+
+
 def _not_erased(stubs: StubAudit, control: Any) -> Look:
     """Stubs that a restore brought back with what was erased."""
     look = Look("")
@@ -110,13 +147,7 @@ def _without_case(control: Any, page_after: Callable[[Key], list[Key]]) -> Look:
     while True:
         page = page_after(after)
         look.rows_read += len(page)
-        with control, control.cursor() as cursor:
-            cursor.execute(
-                _SQL["without_case"],
-                {"topics": [k.topic for k in page], "message_ids": [k.message_id for k in page]},
-            )
-            for row in cursor.fetchall():
-                _add(look, Key(*row))
+        _ask_control(look, control, "without_case", page)
         if len(page) < PAGE:
             return look
         after = page[-1]

@@ -23,6 +23,17 @@ SELECT k.topic, k.message_id
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
 WHERE NOT EXISTS (SELECT 1 FROM case_member m WHERE m.topic = k.topic AND m.message_id = k.message_id);
 
+-- name: without_withdrawal: of these messages, those that nobody withdrew
+SELECT k.topic, k.message_id
+FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
+WHERE NOT EXISTS (SELECT 1 FROM withdrawal w WHERE w.topic = k.topic AND w.message_id = k.message_id);
+
+-- name: withdrawn: a page of a shard's messages that a person withdrew
+SELECT w.topic, w.message_id FROM withdrawal w
+WHERE w.shard = %(shard)s AND w.applied_at IS NOT NULL AND (w.topic, w.message_id) > (%(after_topic)s, %(after_id)s)
+ORDER BY w.topic, w.message_id
+LIMIT %(limit)s;
+
 -- name: sent_requests: a page of requests that took their number on the day
 SELECT r.request_id, r.topic, r.message_id, r.send_number
 FROM resend_request r
@@ -53,3 +64,10 @@ FROM erasure e
 WHERE e.done_at IS NOT NULL AND (e.topic, e.message_id) > (%(after_topic)s, %(after_id)s)
 ORDER BY e.topic, e.message_id
 LIMIT %(limit)s;
+
+-- name: see_decisions: keeps the newest entry of the log of decisions; one that an earlier audit saw under this number stays as it was
+INSERT INTO decision_seen (entry, hash) SELECT l.entry, l.hash FROM decision_log l ORDER BY l.entry DESC LIMIT 1
+ON CONFLICT (entry) DO NOTHING;
+
+-- name: newest_decision: the end of the log of decisions
+SELECT l.entry, l.hash FROM decision_log l ORDER BY l.entry DESC LIMIT 1;

@@ -23,7 +23,7 @@ from backstop.config.settings import Settings
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Counts
 from backstop.runs.duty import Check, Duty, RunCheck, Step, Work, walk_duty
-from backstop.runs.run import DEAD_AFTER, Run, add_counts
+from backstop.runs.run import DEAD_AFTER, Run, add_counts, hold
 from backstop.sql.named import load
 
 _SQL = load("backstop.audit", "queries.sql")
@@ -45,6 +45,17 @@ def look_everywhere(
     return counts
 
 
+def see_decisions(control: Any, run: Run) -> str | None:
+    """Keeps the newest entry of the log of decisions for later audits, and says it: whoever keeps the sentence elsewhere can tell
+    later whether it was taken away. Commits. Null: there is no entry."""
+    with control, control.cursor() as cursor:
+        hold(cursor, run)
+        cursor.execute(_SQL["see_decisions"])
+        cursor.execute(_SQL["newest_decision"])
+        row = cursor.fetchone()
+    return None if row is None else f"the newest entry of decision_log is {row[0]}, hash {row[1]}"
+
+
 def require_complete(control: Any, run: Run) -> None:
     """Raises StoreUnavailable when something was not read: nothing follows from finding nothing there."""
     with control, control.cursor() as cursor:
@@ -60,15 +71,18 @@ def require_complete(control: Any, run: Run) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AuditInput:
-    """`day` null: yesterday (UTC)."""
+    """`day` null: yesterday (UTC). `tell`: what whoever runs it is to keep."""
 
     day: date | None = None
+    tell: Callable[[str], None] = lambda _: None
 
 
 def look(work: Work[AuditInput]) -> None:
     """Every invariant at every place; each part records what it found."""
     day = day_of(work.settings, work.run.as_of, work.input.day)
     work.counts += look_everywhere(*work.parts, day)
+    if newest := see_decisions(work.control, work.run):
+        work.input.tell(newest)
     require_complete(work.control, work.run)
 
 
@@ -86,10 +100,11 @@ def run_duty(
     connections: Connections,
     *,
     day: date | None = None,
+    tell: Callable[[str], None] = lambda _: None,
     audit: RunCheck | None = None,
     dead_after: timedelta = DEAD_AFTER,
 ) -> Counts:
     """The whole duty in this process, as `walk_duty`; raises AuditFailed when an invariant does not hold."""
     return walk_duty(
-        AUDIT, settings, connections, AuditInput(day), dead_after=dead_after, check=audit
+        AUDIT, settings, connections, AuditInput(day, tell), dead_after=dead_after, check=audit
     ).counts

@@ -188,6 +188,20 @@ SET state = 'decided', decision = intention #>> '{before,decision}', decided_by 
     why = intention #>> '{before,why}', decided_at = (intention #>> '{before,decided_at}')::timestamptz, intention = NULL
 WHERE case_id = %(case_id)s AND last_seen_at <= (intention #>> '{before,until}')::timestamptz;
 
+-- name: decided_discards: which of these a person decided: the log of decisions says so of their case, in that name, for that reason
+SELECT d.place
+FROM unnest(%(groups)s::text[], %(topics)s::text[], %(keys)s::text[], %(bys)s::text[], %(whys)s::text[], %(case_ids)s::bigint[])
+    WITH ORDINALITY AS d (consumer_group, topic, ordering_key, said, why, case_id, place)
+JOIN case_file c ON c.case_id = d.case_id AND c.kind = 'key_parked'
+    AND (c.consumer_group, c.topic, c.subject) = (d.consumer_group, d.topic, d.ordering_key)
+WHERE EXISTS (
+    SELECT FROM decision_log l
+    WHERE l.subject = 'case ' || d.case_id AND l.action IN ('begin to discard_head', 'begin to discard_key') AND l.why = d.why
+        AND (l.who = d.said OR EXISTS (
+            SELECT FROM proposal p
+            WHERE p.case_id = d.case_id AND 'begin to ' || p.action = l.action AND p.why = l.why AND p.ended_by = l.who
+                AND p.who || ', approved by ' || l.who = d.said)));
+
 -- name: keep_discard: a delivery that a person discarded while it was parked
 INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, case_id, decided_by, why)
 VALUES (%(topic)s, %(message_id)s, %(group)s, 'discard', (SELECT case_id FROM case_file WHERE case_id = %(case_id)s), %(by)s,

@@ -75,6 +75,7 @@ def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> 
             yield Finding("control", True, "answers")
             yield from _schema_of_control(settings, known)
             yield from _accepts_writes(conn)
+            yield from _is_closed(conn)
             yield from _space(conn, settings)
         with Sources(settings, known) as sources:
             skew = min(settings.policy_for(topic).max_clock_skew for topic in settings.topics)
@@ -243,6 +244,27 @@ def _space(conn: Any, settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "control: dead letters", False, f"{finding.title}: {says}", f"{do[0].upper()}{do[1:]}"
         )
+
+
+def _is_closed(conn: Any) -> Iterator[Finding]:
+    """Can anybody put an operator or a function before those by which people are held to their own names?"""
+    from backstop.brokers.protocol import Finding
+    from backstop.sql.named import load
+
+    with conn, conn.cursor() as cursor:
+        cursor.execute("SELECT current_schema(), to_regclass('decision_log') IS NOT NULL")
+        schema, is_migrated = cursor.fetchone()
+        if not is_migrated:
+            return
+        cursor.execute(load("backstop.control", "queries.sql")["may_create"])
+        logins = [name for (name,) in cursor.fetchall()]
+    says = f"{', '.join(logins[:5])}{' and others' if len(logins) > 5 else ''} may make objects in the schema {schema}"
+    yield Finding(
+        "control: schema is closed",
+        not logins,
+        says if logins else f"nobody but its owner makes objects in the schema {schema}",
+        f"Its owner runs: REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC, and from whom else it was granted.",
+    )
 
 
 def _accepts_writes(conn: Any) -> Iterator[Finding]:

@@ -43,7 +43,7 @@ def resume(topic: Topic = None, everything: All = False, as_json: out.Json = Fal
     settings = context.load_settings()
     name = _name(topic, everything)
     with context.control(settings, context.connections()) as conn:
-        changed = sends.resume(conn, settings.topics, name, out.who())
+        changed = sends.resume(conn, settings, name, out.who())
         says = "goes on" if changed else "was not paused"
         _show(sends.paused(conn), as_json, changed, f"{_said(name)} {says}.")
 

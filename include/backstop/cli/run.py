@@ -308,14 +308,16 @@ def audit(
             next_step="Write it as 2026-11-21.",
         ) from None
 
+    said: list[str] = []
+    check = context.data_checks(settings, known, docs)
     with out.progress("audit"):
-        counts = run_duty(
-            settings, known, day=chosen, audit=context.data_checks(settings, known, docs)
-        )
+        counts = run_duty(settings, known, day=chosen, tell=said.append, audit=check)
     if as_json:
-        out.document({"counts": counts})
+        out.document({"counts": counts, "decisions": said[0] if said else None})
     else:
         out.line(f"audit: {counts}")
+        for line in said:
+            out.line(f"  {line}")
 
 
 @app.command()

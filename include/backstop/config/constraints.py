@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import get_args
 
 from backstop.config.durations import written
 from backstop.config.foreign import DedupListenerMysql, PlainKeys
+from backstop.config.people import TakesTwo
 from backstop.config.policy import Policy
 from backstop.config.settings import Settings
 
@@ -71,12 +73,10 @@ def _references(settings: Settings) -> Iterator[Problem]:
         yield Problem(
             "people.deciders",
             settings.people.deciders[0].id,
-            "two or more, or people.second_person without what takes two (edit, void, full_replay, raise, edit_head)",
+            f"two or more, or people.second_person without what takes two ({', '.join(settings.people.second_person)})",
         )
     for place, rule in enumerate(settings.people.rules):
-        takes_two = {"edit", "void", "raise", "edit_head", "discard_key"} & set(
-            settings.people.second_person
-        )
+        takes_two = set(get_args(TakesTwo)) & set(settings.people.second_person)
         if len(rule.deciders) < 2 and takes_two & set(rule.actions or takes_two):
             yield Problem(
                 f"people.rules.{place}.deciders",

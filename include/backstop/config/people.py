@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Annotated, Any, Literal
+from unicodedata import normalize
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -29,6 +30,19 @@ Action = Literal[
 ]
 """What a person may decide; backstop.decisions.actions says what each does. A list of ids is a `resend`, an incident a
 `replay`."""
+TakesTwo = Literal[
+    "edit",
+    "void",
+    "raise",
+    "discard",
+    "resend",
+    "replay",
+    "replay_sample",
+    "edit_head",
+    "discard_head",
+    "discard_key",
+]
+"""Answers to a case that the policy may have two people give."""
 _Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 
 
@@ -91,15 +105,14 @@ class PeopleSettings(BaseModel):
         default=(),
         description="who may decide single actions and topics; the first that fits decides, before `deciders`",
     )
-    second_person: tuple[
-        Literal["edit", "void", "full_replay", "raise", "edit_head", "discard_key"], ...
-    ] = Field(
+    second_person: tuple[TakesTwo | Literal["full_replay"], ...] = Field(
         default=("edit", "void", "full_replay", "raise", "edit_head"),
         description="what one person proposes and another approves; full_replay: all of an incident; raise: beyond raise_alone;"
-        " edit_head, discard_key: of a parked ordering key",
+        " edit_head, discard_head, discard_key: of a parked ordering key",
     )
     raise_alone: Annotated[int, Field(ge=0, le=100, strict=True)] = Field(
-        default=10, description="so many more sends one person may allow alone"
+        default=10,
+        description="so many more sends of a message one person may allow alone, with what was allowed beyond the policy before",
     )
     proposals_lapse_after: Duration = Field(
         default=timedelta(days=3),
@@ -124,11 +137,16 @@ class PeopleSettings(BaseModel):
         return self._known_as(one) == self._known_as(other)
 
     def _known_as(self, name: str) -> str:
-        name = name.strip().casefold()
+        name = _folded(name)
         for decider in (
             *(self.deciders or ()),
             *(one for rule in self.rules for one in rule.deciders),
         ):
-            if name in (decider.id.casefold(), (decider.name or decider.id).casefold()):
-                return decider.id.casefold()
+            if name in (_folded(decider.id), _folded(decider.name or decider.id)):
+                return _folded(decider.id)
         return name
+
+
+def _folded(name: str) -> str:
+    """Airflow and a database may write one name with other code points."""
+    return normalize("NFKC", name).strip().casefold()

@@ -24,6 +24,7 @@ from backstop.cases.intend import (
 from backstop.cases.parked_discards import keep_discards
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.control.speaker import person
 from backstop.evidence.sources import open_guarded
 from backstop.leases import parking
 from backstop.model.records import Counts
@@ -89,13 +90,20 @@ def answer_parked(
     ) as parked:
         again = reach(conn, intent)
         counts += _answer(parked, case, intent, content, again=again)
-        discards = [one for one in parked.discards([group], _MOST) if one.case_id == case.case_id]
+        mine = (case.case_id, intent["who"], intent["why"])
+        # A person's login writes discards in its own name alone: what it approves the next watch moves.
+        left = person(conn) not in (None, intent["who"])
+        discards = [
+            one
+            for one in parked.discards([group], _MOST)
+            if not left and (one.case_id, one.by, one.why) == mine
+        ]
         with conn, conn.cursor() as cur:
             require_mine(cur, intent)
-            keep_discards(cur, discards)
+            kept = keep_discards(cur, discards)
             record(cur, intent, counts, [], whole=True)
             decided = append_decision(cur, Decided(case.case_id, action, counts), intent)
-        parked.forget_discards(discards)
+        parked.forget_discards(kept)
     return decided
 
 

@@ -23,6 +23,7 @@ from backstop.cases.intend import (
     Decided,
     Intent,
     append_decision,
+    begun,
     intended,
     reach,
     record,
@@ -114,7 +115,10 @@ def decide(
             f"{waits} waits for a second person.",
             f"Approve or reject it first: backstop cases show {case_id}",
         )
-    if needs_second(people_for(conn, settings), action, options) and case.actions:
+    if case.actions and (
+        needs_second(people_for(conn, settings), action, options)
+        or (action == "raise" and _adds_up(conn, settings, connections, case, who, options))
+    ):
         if action in ("edit", "edit_head") and options.get("content") is None:
             raise refused(
                 "An edit without a new content is nothing to approve.",
@@ -123,6 +127,34 @@ def decide(
         propose(conn, case_id, action, who, why, options)
         return Decided(case_id, f"propose to {action}", Counts(proposed=1))
     return _apply(conn, settings, connections, case, action, who, why, options)
+
+
+def _adds_up(
+    conn: Any,
+    settings: Settings,
+    connections: Connections,
+    case: Case,
+    who: str,
+    options: Mapping[str, Any],
+) -> bool:
+    """Whether these more sends are, with what was allowed of a message before, more than one person may allow alone: ten today and ten
+    when they are used up are twenty. Raises StoreUnavailable."""
+    people, wanted = people_for(conn, settings), options.get("message_ids")
+    if "raise" not in people.second_person or begun(
+        conn, case.case_id, options.get("once") or "", who
+    ):
+        return False
+    with conn, conn.cursor() as cur:
+        members = _open_members(cur, {"case_id": case.case_id, "shown_at": None})
+    keys = [Key(m[1], m[2]) for m in members if wanted is None or m[2] in set(wanted)]
+    more, budget = int(options.get("more") or 1), settings.policy_for(case.topic).max_sends
+    with Sources(settings, connections) as sources:
+        return any(
+            stub.send_count - stub.refusals + more > budget + people.raise_alone
+            for shard in settings.producers
+            for start in range(0, len(keys), _BATCH)
+            for stub in sources.shard(shard).stubs(keys[start : start + _BATCH]).values()
+        )
 
 
 def _answer_proposal(

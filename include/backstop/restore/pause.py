@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from backstop.config.settings import Settings
 from backstop.control.decision_log import append
-from backstop.control.speaker import speaker
+from backstop.control.speaker import require_may, settings_for, speaker
 from backstop.model.errors import ConfigurationError
 from backstop.restore.paused import require_finished
 from backstop.sql.named import load
@@ -32,10 +33,17 @@ def pause(conn: Any, known: Iterable[str], topic: str, who: str, why: str) -> bo
     return changed
 
 
-def resume(conn: Any, known: Iterable[str], topic: str, who: str) -> bool:
-    """Whether it was paused; EVERYTHING lifts every pause. Commits. DecisionRefused while a restore is not finished."""
-    _require_known(known, topic)
+def resume(conn: Any, settings: Settings, topic: str, who: str) -> bool:
+    """Whether it was paused; EVERYTHING lifts every pause. Commits.
+
+    DecisionRefused while a restore is not finished, and for a person's login that may not resend in one of these topics: what
+    somebody stopped goes out again. What comes through Airflow was held against the same names there.
+    """
+    settings = settings_for(conn, settings)
+    _require_known(settings.topics, topic)
     who = speaker(conn, None, who)
+    for one in settings.topics if topic == EVERYTHING else (topic,):
+        require_may(conn, settings, who, "resend", one)
     with conn, conn.cursor() as cursor:
         require_finished(cursor)
         cursor.execute(_SQL["resume_all" if topic == EVERYTHING else "resume"], {"topic": topic})

@@ -12,6 +12,11 @@ from backstop.model.records import Key
 class StubAudit(Protocol):
     """The stubs of one producer database, as the audit sees them; raises StoreUnavailable when it does not answer."""
 
+    @property
+    def shard(self) -> str:
+        """Its name in the settings."""
+        ...
+
     def numbers_beyond(self, start: datetime, end: datetime, limit: int) -> list[Key]:
         """Stubs created in [start, end) with an attempt whose number was never handed out, or more attempts than numbers."""
         ...
@@ -36,6 +41,16 @@ class StubAudit(Protocol):
         self, topic: str, start: datetime, end: datetime, after: tuple[str, str], limit: int
     ) -> list[tuple[Key, str]]:
         """A page of a topic's stubs that were confirmed in [start, end), by when (as the database writes it) and id."""
+        ...
+
+    def voided_between(
+        self, topic: str, start: datetime, end: datetime, after: tuple[str, str], limit: int
+    ) -> list[tuple[Key, str]]:
+        """The same of those that were voided."""
+        ...
+
+    def not_voided(self, keys: Sequence[Key]) -> list[Key]:
+        """Which of these messages, which were withdrawn, have a stub that is not voided."""
         ...
 
     def not_erased(self, keys: Sequence[Key]) -> list[Key]:

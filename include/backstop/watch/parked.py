@@ -24,17 +24,21 @@ from backstop.stores.open import open_parking
 from backstop.stores.postgresql.parking import (
     Away,
     ConsumerBooks,
+    Discard,
     FullQueue,
     ParkedKey,
     PostgresParking,
     QueueOwner,
 )
+from backstop.watch.looks import Answer, Finding
 
 _SQL = load("backstop.watch", "queries.sql")
 KEY, FULL, AWAY = "key_parked", "parking_full", "downstream_away"
 MOST_KEYS = 10_000
 """Parked keys of one database of which one watch makes cases."""
+NO_DECISION = "discard_without_decision"
 _MOST_DISCARDS = 1_000
+_MOST_UNDECIDED = 10_000
 _SHOWN = 20
 
 
@@ -48,6 +52,8 @@ class Parked:
     books: list[ConsumerBooks] = field(default_factory=list)
     owners: list[QueueOwner] = field(default_factory=list)
     looked: list[str] = field(default_factory=list)
+    undecided: list[Discard] = field(default_factory=list)
+    """Discards of which the log of decisions says nothing."""
 
 
 def look_for_parked(sources: Sources, conn: Any) -> Parked:
@@ -62,7 +68,7 @@ def look_for_parked(sources: Sources, conn: Any) -> Parked:
         try:
             with ExitStack() as stack, guarded(subject, StoreFailed):
                 parked = stack.enter_context(open_parking(settings, sources.connections, store))
-                _carry_discards(conn, parked, groups)
+                undecided = _carry_discards(conn, parked, groups)
                 keys, full, away = (
                     parked.parked_keys(groups, MOST_KEYS),
                     parked.full_queues(groups),
@@ -77,17 +83,51 @@ def look_for_parked(sources: Sources, conn: Any) -> Parked:
         seen.away += away
         seen.books += books
         seen.owners += owners
+        seen.undecided += undecided
         seen.looked += groups
     return seen
 
 
-def _carry_discards(conn: Any, parked: PostgresParking, groups: Sequence[str]) -> None:
-    while discards := parked.discards(groups, _MOST_DISCARDS):
+def _carry_discards(conn: Any, parked: PostgresParking, groups: Sequence[str]) -> list[Discard]:
+    """Returns those that nobody decided, which stay."""
+    undecided: list[Discard] = []
+    while discards := parked.discards(groups, _MOST_DISCARDS, len(undecided)):
         with conn, conn.cursor() as cursor:
-            keep_discards(cursor, discards)
-        parked.forget_discards(discards)
-        if len(discards) < _MOST_DISCARDS:
-            return
+            kept = set(keep_discards(cursor, discards))
+        parked.forget_discards(list(kept))
+        undecided += [one for one in discards if one not in kept]
+        if len(discards) < _MOST_DISCARDS or len(undecided) > _MOST_UNDECIDED:
+            break
+    return undecided
+
+
+def judge_discards(seen: Parked) -> list[Answer]:
+    """One answer for each group that was asked. Pure."""
+    return [
+        _judged_discards(group, [one for one in seen.undecided if one.group == group])
+        for group in seen.looked
+    ]
+
+
+def _judged_discards(group: str, odd: Sequence[Discard]) -> Answer:
+    if not odd:
+        return Answer(NO_DECISION, "*", group, None)
+    shown = "; ".join(
+        f"{one.message_id[:200]!r} of {one.topic[:200]!r}, as if by {one.by[:200]!r}"
+        for one in odd[:3]
+    )
+    return Answer(
+        NO_DECISION,
+        "*",
+        group,
+        Finding(
+            "critical",
+            f"{len(odd)} discards of {group} are nobody's decision",
+            f"Rows of parked_discard of which the log of decisions says nothing: {shown}. They were written into the group's database"
+            " beside Backstop, and change nothing: the verdicts of these messages are as before. Do: find out whose login wrote them,"
+            " delete the rows, and decide the messages by their cases.",
+        ),
+    )
 
 
 def tell_of_parked(cursor: Any, seen: Parked, as_of: datetime, run_id: int) -> Counts:

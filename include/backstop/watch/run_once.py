@@ -28,7 +28,7 @@ from backstop.watch.judge import judge
 from backstop.watch.look import forget, look_at_shards, read_history, take_look
 from backstop.watch.looks import Answer, Finding
 from backstop.watch.owners import judge_books, keep_owners
-from backstop.watch.parked import look_for_parked, tell_of_parked
+from backstop.watch.parked import judge_discards, look_for_parked, tell_of_parked
 from backstop.watch.retire import retired
 from backstop.watch.size import judge_size
 from backstop.watch.tell import read_yardsticks, tell
@@ -85,7 +85,14 @@ def look(work: Work[Watched]) -> None:
         waiting = tell_of_parked(cursor, parked, run.as_of, run.run_id)
         counts = tell(
             cursor,
-            [*answers, *late, *sizes, *judge_books(parked), *retired(cursor, settings, run.as_of)],
+            [
+                *answers,
+                *late,
+                *sizes,
+                *judge_books(parked),
+                *judge_discards(parked),
+                *retired(cursor, settings, run.as_of),
+            ],
         )
         add_up(cursor)
     for name, number in (*blocked.items(), *waiting.items()):

@@ -16,8 +16,8 @@ export const Resends = () => {
   const batches = useList<BatchOf>("/batches");
   const pauses = useGet<PauseOf[]>("/pauses", 15);
   const me = useGet<MeOf>("/me");
-  const pausing = (topic: string): Action | undefined =>
-    (topic === "*" ? me.data?.actions : me.data?.topics.find((one) => one.topic === topic)?.actions)?.find((one) => one.name === "pause");
+  const offered = (topic: string, name: "pause" | "resume"): Action | undefined =>
+    (topic === "*" ? me.data?.actions : me.data?.topics.find((one) => one.topic === topic)?.actions)?.find((one) => one.name === name);
   const paused = new Set((pauses.data ?? []).map((one) => one.topic));
   return (
     <>
@@ -27,18 +27,18 @@ export const Resends = () => {
           {(rows) => (
             <>
               {rows.length === 0 ? <Text mb={2} color="fg.muted" data-testid="no-pause">{texts.overview.noPauses}</Text> : rows.map((row) => {
-                const action = pausing(row.topic);
+                const action = offered(row.topic, "resume");
                 return (
                   <Flex key={row.topic} gap={3} mb={2} align="center" wrap="wrap" data-testid={`paused-${row.topic}`}>
                     <Text>{`${row.topic === "*" ? texts.all : row.topic}, ${texts.overview.pausedBy} ${row.paused_by}: ${row.why}`}</Text>
                     <When at={row.paused_at} />
-                    {action ? <Do label={`${texts.resends.resume} ${row.topic === "*" ? texts.all : row.topic}`} action={{ ...action, href: `${action.href}/end`, body: { topic: row.topic } }} after={pauses.again} drop /> : null}
+                    {action ? <Do label={`${texts.resends.resume} ${row.topic === "*" ? texts.all : row.topic}`} action={action} after={pauses.again} drop /> : null}
                   </Flex>
                 );
               })}
               <Flex gap={2} wrap="wrap">
                 {["*", ...(me.data?.topics.map((one) => one.topic) ?? [])].filter((topic) => !paused.has(topic)).map((topic) => {
-                  const action = pausing(topic);
+                  const action = offered(topic, "pause");
                   return action ? <Do key={topic} label={topic === "*" ? texts.resends.pauseAll : `${texts.resends.pause} ${topic}`} action={action} after={pauses.again} /> : null;
                 })}
               </Flex>

@@ -189,6 +189,7 @@ def show_me(visited: Visiting) -> m.Me:
             visited.resend(topic, []),
             visited.plan_replay(topic),
             visited.pause(topic),
+            visited.resume(topic),
             visited.read_contents(topic),
         ]
         topics.append(
@@ -213,7 +214,7 @@ def show_me(visited: Visiting) -> m.Me:
         id=visited.visitor.id,
         name=visited.visitor.name,
         topics=topics,
-        actions=[*runs, visited.pause("*")],
+        actions=[*runs, visited.pause("*"), visited.resume("*")],
     )
 
 
@@ -713,15 +714,15 @@ def add_pause(visited: Visiting, said: m.NewPause) -> m.Changed:
 
 
 def end_pause(visited: Visiting, said: m.EndOfPause) -> m.Changed:
-    """Goes on with a topic; `*` lifts every pause."""
+    """Goes on with a topic; `*` lifts every pause. For who may decide to resend there."""
     from backstop.restore.pause import resume
 
     if said.topic != "*":
         visited.require_sees(said.topic)
-    require(visited.why_not_pause(said.topic))
+    require(visited.why_not_resume(said.topic))
     with writing() as room:
         return m.Changed(
-            changed=resume(room.control, visited.topics, said.topic, visited.visitor.name)
+            changed=resume(room.control, room.settings, said.topic, visited.visitor.name)
         )
 
 

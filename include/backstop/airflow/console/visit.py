@@ -5,6 +5,7 @@ Everything about permission that the API asks is here; Airflow's own answers com
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -91,11 +92,25 @@ class Visit:
         return None
 
     def why_not_pause(self, topic: str) -> str | None:
-        """Why the visitor may not pause or resume a topic, or everything (`*`); null: they may."""
+        """Why the visitor may not pause a topic, or everything (`*`); null: they may."""
         if topic == "*" and len(self.topics) < len(self.settings.topics):
             return "Everything is more than your team's topics."
         if not self.may_run(RESEND):
             return f"Airflow does not let you start runs of {RESEND}."
+        return None
+
+    def why_not_resume(self, topic: str) -> str | None:
+        """Why the visitor may not go on with a topic, or everything (`*`); null: they may. Whoever may start runs can stop sends;
+        what was stopped goes out again when somebody says so who may decide that it does."""
+        if why_not := self.why_not_pause(topic):
+            return why_not
+        for one in self.topics if topic == "*" else [topic]:
+            named = self.settings.people.who_may("resend", one)
+            if not self._ask(
+                ("decide", named),
+                partial(may_decide, self.settings, self.visitor.id, "resend", one),
+            ):
+                return f"`people` in backstop.yaml names others who may resend in {one}, or your role is below op."
         return None
 
     def why_not_read(self, topic: str | None) -> str | None:
@@ -146,7 +161,7 @@ class Visit:
         )
 
     def pause(self, topic: str) -> Action:
-        """Whether the visitor may pause and resume."""
+        """Whether the visitor may pause."""
         why_not = self.why_not_pause(topic)
         return Action(
             name="pause",
@@ -155,6 +170,18 @@ class Visit:
             method="POST",
             href="/backstop/api/v1/pauses",
             body={"topic": topic, "why": ""},
+        )
+
+    def resume(self, topic: str) -> Action:
+        """Whether the visitor may end a pause."""
+        why_not = self.why_not_resume(topic)
+        return Action(
+            name="resume",
+            allowed=why_not is None,
+            why_not=why_not,
+            method="POST",
+            href="/backstop/api/v1/pauses/end",
+            body={"topic": topic},
         )
 
     def read_contents(self, topic: str | None, dead_letter: int | None = None) -> Action:

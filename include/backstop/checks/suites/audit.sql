@@ -28,6 +28,7 @@ CROSS JOIN (VALUES
     ('numbers_within_count'),
     ('sends_end'),
     ('stubs_are_looked_at'),
+    ('withdrawals_are_decisions'),
     ('exhausted_stub_has_case'),
     ('overdue_stub_has_case'),
     ('sent_requests_were_handed_out'),
@@ -92,7 +93,7 @@ FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
 WHERE f.invariant = 'discard_is_honoured';
 
--- name: decisions_are_whole: no entry of the log of decisions was changed, taken out or put in between
+-- name: decisions_are_whole: no entry of the log of decisions was changed, taken away or put in between
 SELECT f.place, f.subject
 FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
@@ -169,6 +170,12 @@ SELECT f.place, f.subject
 FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
 WHERE f.invariant = 'stubs_are_looked_at';
+
+-- name: withdrawals_are_decisions: every stub withdrawn on the day is a person's decision, and what was withdrawn stays so
+SELECT f.place, f.subject
+FROM {batch} AS run
+JOIN audit_finding AS f USING (run_id)
+WHERE f.invariant = 'withdrawals_are_decisions';
 
 -- name: exhausted_stub_has_case: every exhausted stub is before a person, or was
 SELECT f.place, f.subject

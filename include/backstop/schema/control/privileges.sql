@@ -19,6 +19,23 @@ BEGIN
 END
 $$;
 
+-- Nobody but the owner makes objects beside the tables: the functions that hold people to their own names would take an operator or a
+-- function of a narrower type before the server's own. PostgreSQL before 15 lets everybody make them.
+DO $$
+BEGIN
+    IF has_schema_privilege('public', current_schema(), 'CREATE') THEN
+        EXECUTE format('REVOKE CREATE ON SCHEMA %I FROM PUBLIC', current_schema());
+    END IF;
+    IF has_schema_privilege('public', current_schema(), 'CREATE') THEN
+        RAISE WARNING 'everybody may make objects in the schema %: its owner runs REVOKE CREATE ON SCHEMA % FROM PUBLIC',
+            current_schema(), current_schema();
+    END IF;
+EXCEPTION WHEN insufficient_privilege THEN
+    RAISE WARNING 'everybody may make objects in the schema %: its owner runs REVOKE CREATE ON SCHEMA % FROM PUBLIC',
+        current_schema(), current_schema();
+END
+$$;
+
 -- backstop_duty: Backstop's duties; only the version of the schema is not theirs to change.
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     run, duty_lease, queue_epoch, progress, progress_history, retry_place, quarantine, anomaly, staged_verdict,
@@ -32,6 +49,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     drained_broker, broker_server, open_delivery, tally, delivery_hour, total
     TO backstop_duty;
 GRANT SELECT ON decision_log, decision_checkpoint, backstop_control_version TO backstop_duty;
+-- What an audit saw stays as it saw it.
+GRANT SELECT, INSERT ON decision_seen TO backstop_duty;
 GRANT EXECUTE ON FUNCTION append_decision(text, text, text, text, jsonb) TO backstop_duty;
 -- Staging goes through a temporary table; PUBLIC may make one only where nobody took that away.
 DO $$
@@ -51,7 +70,7 @@ GRANT SELECT ON
     alert_message, alert_delivery, alert_channel,
     drain_batch, drain_mark, cause, dead_letter, dead_letter_aside, staged_letter, message_version, case_note,
     incident, incident_delivery, case_question, erasure, audit_look, audit_finding, owed_since,
-    proposal, people_policy, drained_broker, broker_server, decision_log, decision_checkpoint,
+    proposal, people_policy, drained_broker, broker_server, decision_log, decision_checkpoint, decision_seen,
     open_delivery, tally, delivery_hour, total, backstop_control_version
     TO backstop_person;
 GRANT INSERT, UPDATE ON duty_lease TO backstop_person;
@@ -106,7 +125,7 @@ DECLARE
         'sweep_count', 'sweep_look', 'sweep_sample',
         'sweep_place', 'alert_message', 'alert_delivery', 'alert_channel', 'drain_batch', 'drain_mark', 'case_note', 'incident_delivery',
         'erasure', 'audit_look', 'audit_finding', 'owed_since', 'people_policy', 'drained_broker', 'broker_server', 'decision_log',
-        'decision_checkpoint', 'open_delivery', 'tally', 'delivery_hour', 'total', 'backstop_control_version'];
+        'decision_checkpoint', 'decision_seen', 'open_delivery', 'tally', 'delivery_hour', 'total', 'backstop_control_version'];
     readable record;
 BEGIN
     FOR readable IN

@@ -17,6 +17,7 @@ class PostgresStubAudit:
     """See stores.audit.StubAudit."""
 
     def __init__(self, shard: str, url: str) -> None:
+        self.shard = shard
         self._connection = PostgresConnection(f"shard {shard}", url)
 
     def numbers_beyond(self, start: datetime, end: datetime, limit: int) -> list[Key]:
@@ -46,7 +47,24 @@ class PostgresStubAudit:
     def confirmed_between(
         self, topic: str, start: datetime, end: datetime, after: tuple[str, str], limit: int
     ) -> list[tuple[Key, str]]:
+        return self._ended("confirmed", topic, start, end, after, limit)
+
+    def voided_between(
+        self, topic: str, start: datetime, end: datetime, after: tuple[str, str], limit: int
+    ) -> list[tuple[Key, str]]:
+        return self._ended("voided", topic, start, end, after, limit)
+
+    def _ended(
+        self,
+        status: str,
+        topic: str,
+        start: datetime,
+        end: datetime,
+        after: tuple[str, str],
+        limit: int,
+    ) -> list[tuple[Key, str]]:
         values = {
+            "status": status,
             "topic": topic,
             "start": start,
             "end": end,
@@ -54,8 +72,11 @@ class PostgresStubAudit:
             "after_id": after[1],
             "limit": limit,
         }
-        found = self._connection.rows(_SQL["confirmed_between"], values)
+        found = self._connection.rows(_SQL["ended_between"], values)
         return [(Key(found_topic, message_id), moved) for found_topic, message_id, moved in found]
+
+    def not_voided(self, keys: Sequence[Key]) -> list[Key]:
+        return self._keys("not_voided", **columns(keys, ("topics", "message_ids")))
 
     def not_erased(self, keys: Sequence[Key]) -> list[Key]:
         return self._keys("not_erased", **columns(keys, ("topics", "message_ids")))

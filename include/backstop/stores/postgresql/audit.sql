@@ -39,13 +39,20 @@ WHERE greatest(o.created_at, o.deliver_at, o.attempted_at) < k.since
 ORDER BY o.topic, o.message_id
 LIMIT %(limit)s;
 
--- name: confirmed_between: a page of one topic's stubs that were confirmed in a window
+-- name: ended_between: a page of one topic's stubs that were confirmed, or voided, in a window
 SELECT s.topic, s.message_id, s.updated_at::text FROM message_stub s
-WHERE s.topic = %(topic)s::text AND s.status IN ('confirmed', 'voided', 'no_taker') AND s.status = 'confirmed'
+WHERE s.topic = %(topic)s::text AND s.status IN ('confirmed', 'voided', 'no_taker') AND s.status = %(status)s::text
     AND s.updated_at >= %(start)s::timestamptz AND s.updated_at < %(end)s::timestamptz
     AND (s.updated_at, s.message_id) > (%(after_moved)s::timestamptz, %(after_id)s::text)
 ORDER BY s.updated_at, s.message_id
 LIMIT %(limit)s;
+
+-- name: not_voided: of messages that were withdrawn, those whose stub goes on
+SELECT s.topic, s.message_id
+FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
+CROSS JOIN LATERAL (
+    SELECT * FROM message_stub m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s
+WHERE s.status <> 'voided';
 
 -- name: not_erased: of messages that were erased on request, those of which something is here
 SELECT s.topic, s.message_id

@@ -79,6 +79,9 @@ class Discard(NamedTuple):
     case_id: int | None
     moment: str
     """As the database writes it: this discard, and no later one of the same message."""
+    key: str
+    was_parked: bool
+    """The message was parked, and its key keeps it no more."""
 
 
 class ConsumerBooks(NamedTuple):
@@ -180,8 +183,10 @@ class PostgresParking:
         values = {"groups": list(groups), "topic": topic}
         return [QueueOwner(*row) for row in self._connection.rows(_SQL["owners"], values)]
 
-    def discards(self, groups: Sequence[str], limit: int) -> list[Discard]:
-        values = {"groups": list(groups), "limit": limit}
+    def discards(self, groups: Sequence[str], limit: int, skip: int = 0) -> list[Discard]:
+        """The oldest first, without the first `skip`. People write here by SQL, too: who discarded what is for
+        cases.parked_discards to believe."""
+        values = {"groups": list(groups), "limit": limit, "skip": skip}
         return [Discard(*row) for row in self._connection.rows(_SQL["discards"], values)]
 
     def forget_discards(self, discards: Sequence[Discard]) -> None:

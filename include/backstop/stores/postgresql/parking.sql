@@ -49,10 +49,15 @@ FROM queue_owner q
 WHERE q.consumer_group = ANY (%(groups)s) AND (%(topic)s::text IS NULL OR q.topic = %(topic)s)
 ORDER BY q.consumer_group, q.topic, q.queue_id;
 
--- name: discards: what people discarded and the control database may not have yet
-SELECT d.consumer_group, d.topic, d.message_id, d.discarded_by, d.why, d.case_id, d.discarded_at::text FROM parked_discard d
+-- name: discards: what people discarded and the control database may not have yet; whether it was parked, and is not kept any more
+SELECT d.consumer_group, d.topic, d.message_id, d.discarded_by, d.why, d.case_id, d.discarded_at::text, d.ordering_key,
+    EXISTS (SELECT FROM consumer_log l WHERE (l.consumer_group, l.topic, l.message_id) = (d.consumer_group, d.topic, d.message_id)
+        AND l.state = 'PARKED')
+    AND NOT EXISTS (SELECT FROM parked_message m
+        WHERE (m.consumer_group, m.topic, m.message_id) = (d.consumer_group, d.topic, d.message_id))
+FROM parked_discard d
 WHERE d.consumer_group = ANY (%(groups)s)
-ORDER BY d.discarded_at LIMIT %(limit)s;
+ORDER BY d.discarded_at, d.consumer_group, d.topic, d.message_id LIMIT %(limit)s OFFSET %(skip)s;
 
 -- name: forget_discards: the control database has them
 DELETE FROM parked_discard d
