@@ -21,10 +21,13 @@ import redis
 from backstop.brokers.protocol import DeadLetterRef
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.evidence.judge_by_key import Judge
+from backstop.evidence.recover_attempts import recover_attempts
+from backstop.evidence.sources import Sources
 from backstop.model.errors import PromotionFailed, Unavailable
 from backstop.model.records import ID_HEADER, Counts, Key
 from backstop.reconcile.count_due import count_due
 from backstop.reconcile.promote import promote
+from backstop.reconcile.revisit import revisit_cases
 from backstop.reconcile.run_once import RECONCILE, ReconcileInput, run_once
 from backstop.reconcile.stage import connect_staging, copy_stubs, copy_verdicts
 from backstop.requests.ask import Ask, ask
@@ -699,6 +702,110 @@ def test_an_older_judgement_never_overrides_a_newer_one_but_with_a_proof(world: 
         )
     )
     assert found == {"confirmed": "confirmed", "no_taker": "pending", "exhausted": "pending"}
+
+
+REFUSES = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+CREATE TRIGGER refuse BEFORE UPDATE ON message_stub FOR EACH ROW WHEN (NEW.message_id = 'odd' {when})
+    EXECUTE FUNCTION refuse()
+"""
+"""Another program's trigger: the shard answers, and refuses every change of one row."""
+
+
+def leave_under_way(world: System) -> None:
+    """As their producers died: nobody settled any of them."""
+    world.rows("shop_a", "DELETE FROM send_attempt")
+    world.rows(
+        "shop_a",
+        "UPDATE message_stub SET attempt_token = gen_random_uuid(), sent_at = NULL, queue_id = NULL,"
+        " queue_offset = NULL, queue_epoch = NULL",
+    )
+
+
+def ask_for(world: System, *message_ids: str) -> None:
+    conn = world.control()
+    with conn, conn.cursor() as cursor:
+        asks = [
+            Ask("shop_a", "orders", one, 2, None, "passed_over", "reconcile") for one in message_ids
+        ]
+        ask(cursor, asks, None)
+    conn.close()
+
+
+def test_an_attempt_that_its_shard_refuses_to_recover_keeps_no_other_from_it(world: System) -> None:
+    keys = [world.sent(message_id) for message_id in ("before", "odd", "sent")]
+    leave_under_way(world)
+    world.rows("shop_a", REFUSES.format(when=""))
+    with Sources(world.settings, world.connections) as sources:
+        recovered = recover_attempts(sources)
+    assert recovered.attempts == 2 and not recovered.failed
+    ((subject, why),) = recovered.missed().items()
+    assert subject == "1 attempts of shard shop_a" and "not this one" in why
+    left = "SELECT message_id FROM message_stub WHERE attempt_token IS NOT NULL"
+    assert world.rows("shop_a", left) == [("odd",)]
+    for group in ("billing", "shipping"):
+        world.consume(group)
+    with pytest.raises(PromotionFailed, match="not this one"):
+        reconcile(world, keys)
+    statuses = dict(world.rows("shop_a", "SELECT message_id, status FROM message_stub"))
+    assert statuses == {"before": "confirmed", "odd": "pending", "sent": "confirmed"}
+
+
+@pytest.mark.parametrize(
+    ("when", "sends", "states"),
+    [
+        ("", {"before": 2, "odd": 1, "sent": 2}, {"before": "sent", "odd": "open", "sent": "sent"}),
+        (
+            "AND NEW.attempt_token IS NULL",
+            {"before": 2, "odd": 2, "sent": 2},
+            {"before": "sent", "odd": "unknown", "sent": "sent"},
+        ),
+    ],
+    ids=["to claim", "to settle"],
+)
+def test_a_row_that_its_shard_refuses_holds_back_no_other_resend(
+    world: System, when: str, sends: dict[str, int], states: dict[str, str]
+) -> None:
+    for message_id in sends:
+        lose(world, message_id)
+    world.rows("shop_a", REFUSES.format(when=when))
+    ask_for(world, *sends)
+    refused = states["odd"] == "open"
+    with pytest.raises(Unavailable, match="not this one") if refused else nullcontext():
+        resend(world.settings, world.connections)
+    found = dict(world.rows("shop_a", "SELECT message_id, send_count FROM message_stub"))
+    assert found == sends
+    found = dict(world.rows("control", "SELECT message_id, state FROM resend_request"))
+    assert found == states
+    settled = dict(world.rows("shop_a", "SELECT message_id, sent_at IS NOT NULL FROM message_stub"))
+    assert settled["before"] and settled["sent"]
+    if refused:
+        # The next run takes what is due, and leaves the odd one until its time comes again.
+        lose(world, "later")
+        ask_for(world, "later")
+        resend(world.settings, world.connections)
+        found = dict(world.rows("control", "SELECT message_id, state FROM resend_request"))
+        assert found == {**states, "later": "sent"}
+
+
+def test_an_exhausted_row_that_its_shard_refuses_keeps_no_other_from_being_confirmed(
+    world: System,
+) -> None:
+    for message_id in ("before", "odd", "sent"):
+        world.sent(message_id)
+    world.rows("shop_a", "UPDATE message_stub SET status = 'exhausted'")
+    for group in ("billing", "shipping"):
+        world.consume(group)
+    world.rows("shop_a", REFUSES.format(when=""))
+    conn = world.control()
+    run = open_run(conn, "reconcile", "*", world.settings)
+    with pytest.raises(Unavailable, match="not this one"):
+        revisit_cases(world.settings, world.connections, conn, run)
+    conn.rollback()
+    close_run(conn, run, "failed", Counts())
+    conn.close()
+    statuses = dict(world.rows("shop_a", "SELECT message_id, status FROM message_stub"))
+    assert statuses == {"before": "confirmed", "odd": "exhausted", "sent": "confirmed"}
 
 
 def test_an_attempt_that_nobody_settled_is_closed_without_any_resend_run(

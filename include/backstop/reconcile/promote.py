@@ -24,6 +24,7 @@ from backstop.cases.open import Member
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.control.connection import connect
+from backstop.evidence.apply_apart import apply_apart
 from backstop.evidence.sources import Sources, reason
 from backstop.model.errors import (
     PromotionFailed,
@@ -63,8 +64,6 @@ _STUBS = 20_000
 """As many as a shard changes in one commit."""
 _SHARDS_AT_ONCE = 8
 """Each has a connection to the control database."""
-_REFUSED_ROWS = 20
-"""A shard that refuses more rows than this refuses all of them."""
 Delivery = tuple[str, str]
 """topic, consumer_group"""
 
@@ -391,16 +390,18 @@ def _promote_shard(
 ) -> int:
     """A row that the shard refuses is noted and left as it is: its stub stays due, and the next run judges it."""
     moved, own_as_of = 0, _by_the_clock_of(store, control, as_of)
-    refused: list[Exception] = []
+    refused: list[tuple[StubOutcome, StoreFailed]] = []
     with control, control.cursor(name="staged") as rows:
         rows.execute(_SQL["staged_stubs"], {"run_id": run_id, "shard": name})
         while chunk := rows.fetchmany(_STUBS):
             outcomes = [StubOutcome(Key(row[0], row[1]), *row[2:]) for row in chunk]
-            moved += _promote_rows(store, outcomes, as_of, own_as_of, refused)
+            moved += sum(
+                apply_apart(outcomes, lambda some: store.promote(some, as_of, own_as_of), refused)
+            )
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["forget_shard"], {"run_id": run_id, "shard": name})
     if refused:
-        failures.add(f"{len(refused)} stubs of shard {name}", refused[0])
+        failures.add(f"{len(refused)} stubs of shard {name}", refused[0][1])
     return moved
 
 
@@ -415,27 +416,3 @@ def _by_the_clock_of(store: StubStore, control: Any, as_of: datetime) -> datetim
         return own - now
 
     return as_of + max(ask() for _ in range(_CLOCK_SAMPLES))
-
-
-def _promote_rows(
-    store: StubStore,
-    outcomes: Sequence[StubOutcome],
-    as_of: Any,
-    own_as_of: datetime,
-    refused: list[Exception],
-) -> int:
-    """Halves what the shard refuses until the rows at fault stand alone; raises once there are too many of them."""
-    try:
-        return store.promote(outcomes, as_of, own_as_of)
-    except StoreUnavailable as error:
-        # What only did not answer is finished by the next run; an odd row is not.
-        if not isinstance(error, StoreFailed) or len(refused) >= _REFUSED_ROWS:
-            raise
-        if len(outcomes) == 1:
-            refused.append(error)
-            return 0
-        middle = len(outcomes) // 2
-        return sum(
-            _promote_rows(store, part, as_of, own_as_of, refused)
-            for part in (outcomes[:middle], outcomes[middle:])
-        )

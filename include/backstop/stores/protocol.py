@@ -334,6 +334,14 @@ class StubStore(StubSource, Protocol):
         """
         ...
 
+    def late(self, after: Key, limit: int) -> list[Key]:
+        """The messages of such attempts behind `after`, in the order of their keys; at most `limit`."""
+        ...
+
+    def recover_of(self, keys: Sequence[Key], max_send_seconds: float) -> list[Key]:
+        """`recover` for such attempts of these messages alone; one commit."""
+        ...
+
     def promote(
         self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None
     ) -> int:
