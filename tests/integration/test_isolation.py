@@ -21,12 +21,14 @@ import redis
 from backstop.brokers.protocol import DeadLetterRef
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.evidence.judge_by_key import Judge
+from backstop.evidence.read import look_at_groups
 from backstop.evidence.recover_attempts import recover_attempts
 from backstop.evidence.sources import Sources
 from backstop.model.errors import PromotionFailed, Unavailable
 from backstop.model.records import ID_HEADER, Counts, Key
 from backstop.reconcile.count_due import count_due
 from backstop.reconcile.promote import promote
+from backstop.reconcile.record import record_looks
 from backstop.reconcile.revisit import revisit_cases
 from backstop.reconcile.run_once import RECONCILE, ReconcileInput, run_once
 from backstop.reconcile.stage import connect_staging, copy_stubs, copy_verdicts
@@ -344,6 +346,35 @@ def test_odd_values_of_other_messages_stop_no_run_of_spark_and_break_no_check(
             "shop_a",
             "UPDATE message_stub SET next_check_at = now() WHERE message_id LIKE 'odd%%' AND status = 'pending'",
         )
+
+
+def test_an_offset_that_a_log_only_claims_moves_its_group_past_nothing(
+    postgres: Postgres, valkey: Valkey
+) -> None:
+    """Of a group whose progress is what it logged, a row of another message names an offset that was never stored."""
+    usual = {"store": "shipping_db", "duplicates": "guard", "progress": "acknowledged"}
+    groups = {
+        "billing": {**usual, "store": "billing_db", "progress": "logged"},
+        "shipping": usual,
+    }
+    with system(postgres, valkey, groups=groups) as world:
+        keys = [world.sent(f"fresh-{number}") for number in range(6)]
+        lives = world.rows("shop_a", "SELECT DISTINCT queue_id, queue_epoch FROM message_stub")
+        for queue_id, epoch in lives:
+            odd = world.stub(f"odd-{queue_id}")
+            world.log(odd, queue_id=queue_id, queue_epoch=epoch, queue_offset=2**62)
+        conn = world.control()
+        run = open_run(conn, "reconcile", "*", world.settings)
+        with Sources(world.settings, world.connections) as sources, conn, conn.cursor() as cursor:
+            record_looks(cursor, run, look_at_groups(sources, cursor, run.as_of, {"orders"}))
+            # As if the settle grace had gone by since.
+            cursor.execute("UPDATE progress_history SET recorded_at = recorded_at - interval '1 h'")
+        close_run(conn, run, "done", Counts())
+        with Judge(world.settings, world.connections, conn) as judge:
+            judged = judge.judge(keys)
+        conn.close()
+        found = {(one.verdict, one.reason) for one in judged if one.consumer_group == "billing"}
+        assert found == {("BACKLOGGED", "ahead_of_group")}
 
 
 def break_group_and_shard(world: System, monkeypatch: pytest.MonkeyPatch) -> None:

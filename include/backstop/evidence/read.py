@@ -331,8 +331,14 @@ def _logged(
     look: GroupLook, broker: Broker, sources: Sources, cursor: Any, queues: Mapping[int, QueueLook]
 ) -> dict[int, Progress]:
     """The highest logged offset plus one, kept as a maximum for each epoch."""
+    # Logs of two lives carry one epoch where it has a number here: their maximum says nothing.
+    ends = {
+        (queue_id, queue.epoch): queue.state.next_offset
+        for queue_id, queue in queues.items()
+        if "~" not in queue.epoch
+    }
     try:
-        logged = sources.logs_of(look.group).highest_logged(look.group, look.topic)
+        logged = sources.logs_of(look.group).highest_logged(look.group, look.topic, ends)
     except Unavailable as error:
         sources.missed(f"store {sources.settings.groups[look.group].store}", error)
         return {}
@@ -341,20 +347,10 @@ def _logged(
     )
     stored = {(row[0], row[1]): row[2] for row in cursor.fetchall()}
     offsets: dict[int, int] = {}
-    for queue_id, queue in queues.items():
-        if "~" in queue.epoch:
-            continue  # logs of two lives carry one epoch here: their maximum says nothing
-        first = (
-            queue.state.next_offset
-            if queue.state.next_offset == (queue.state.first_offset or 0) == 0
-            else 0
-        )
-        here = logged.get((queue_id, queue.epoch))
-        logged_to = max(
-            first, stored.get((queue_id, queue.epoch), 0), -1 if here is None else here + 1
-        )
-        # Nobody has passed what was not stored yet, whatever offset a row holds.
-        offsets[queue_id] = min(logged_to, queue.state.next_offset)
+    for (queue_id, epoch), end in ends.items():
+        logged_to = max(0, stored.get((queue_id, epoch), 0), logged.get((queue_id, epoch), -1) + 1)
+        # Nobody has passed what was not stored yet.
+        offsets[queue_id] = min(logged_to, end)
     times = broker.passed_until(look.topic, offsets)
     return {q: Progress(queues[q].epoch, offset, times[q]) for q, offset in offsets.items()}
 

@@ -426,8 +426,14 @@ class LogStore(LogSource, Protocol):
         """By topic, how many logs were first received in [start, end); a topic without any is absent."""
         ...
 
-    def highest_logged(self, group: str, topic: str) -> dict[tuple[int, str], int]:
-        """(queue, epoch) -> highest logged offset, of original positions only."""
+    def highest_logged(
+        self, group: str, topic: str, ends: Mapping[tuple[int, str], int]
+    ) -> dict[tuple[int, str], int]:
+        """(queue, epoch) -> highest logged offset below its end, of original positions only; one without any is absent.
+
+        `ends`: the next offset of each queue and epoch asked for. A row that names an offset which was never stored there, as
+        another program may write it, says nothing about how far the group got.
+        """
         ...
 
     def check(self) -> list[Finding]: ...
