@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -491,7 +491,11 @@ def test_what_waits_in_the_brokers_scheduler_is_never_taken_for_passed(
                 and broker.capabilities.has_retry_queues
             )
             assert len(broker.progress(TOPIC, GROUP)) == 1
+            long_ago = datetime(2001, 1, 1, tzinfo=UTC)
+            assert broker.delivered_until(TOPIC) < long_ago, "nobody knows what waits there"
             until("its return", lambda: broker.retry_pending(TOPIC, GROUP) == 0)
+            before = broker.clock()
+            assert broker.delivered_until(TOPIC) >= before
         frame = until("the redelivery", lambda: inbox.frames[1:])[0]
         client.ack(frame.headers["ack"])
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from backstop.brokers.protocol import (
     Broker,
+    Delayer,
     GroupPosition,
     Places,
     ProgressMeans,
     QueueState,
     Retries,
 )
-from backstop.evidence.evidence import DeadLetters, GroupLook, Looks, QueueLook
+from backstop.evidence.evidence import DeadLetters, DelayLook, GroupLook, Looks, QueueLook
 from backstop.evidence.require_servers import require_servers
 from backstop.evidence.settle import Progress, cut, present_epoch, settle
 from backstop.evidence.sources import Sources
@@ -141,6 +142,8 @@ def _look_at_topic(
             )
         except Unavailable as error:
             unread[group] = error
+    if looks.to_judge:
+        _look_at_delays(looks, broker, cursor, topic, name)
     broker_clock = clocks.within(broker, sources.settings.policy_for(topic).max_clock_skew)
     looks.queues[topic], looks.gone[topic] = queues, gone
     for group in retry:
@@ -166,6 +169,18 @@ def _look_at_topic(
         looks.unread.add((topic, group, subject))
         sources.missed(subject, failure)
         looks.groups[topic, group] = replace(looks.groups[topic, group], clock_good=broker_clock)
+
+
+def _look_at_delays(looks: Looks, broker: Broker, cursor: Any, topic: str, name: str) -> None:
+    """Which looks found the topic's delay storage emptied up to when: earlier ones as they were recorded, and this one."""
+    if not broker.capabilities.delays_messages:
+        looks.delays[topic] = None
+        return
+    cursor.execute(_SQL["delay_looks"], {"broker": name, "topic": topic})
+    looks.delays[topic] = [DelayLook(*row) for row in cursor.fetchall()]
+    delivered_until = cast(Delayer, broker).delivered_until(topic)
+    cursor.execute(_SQL["control_clock"])
+    looks.delivered[topic] = DelayLook(cursor.fetchone()[0], delivered_until)
 
 
 def _position(broker: Broker, sources: Sources, topic: str, group: str) -> dict[int, GroupPosition]:

@@ -54,7 +54,7 @@ from backstop.verdicts.blast_radius import Radius, too_wide
 _SQL = load("backstop.reconcile", "queries.sql")
 _FORGET = [
     load("backstop.evidence", "queries.sql")[name]
-    for name in ("forget_history", "forget_retry_places")
+    for name in ("forget_history", "forget_retry_places", "forget_delay_looks")
 ]
 _CONTROL_CLOCK = load("backstop.evidence", "queries.sql")["control_clock"]
 _CLOCK_SAMPLES = 3

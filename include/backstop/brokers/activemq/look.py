@@ -259,6 +259,11 @@ class Looker:
         )
         return int(found["ScheduledMessageCount"]) if found else 0
 
+    def delivered_until(self) -> datetime:
+        """The broker's time, when nothing waits in its scheduler; else long ago."""
+        now = self.clock()
+        return _START if self.scheduled() else now
+
     def dead_letter_queues(self, groups: set[str]) -> list[str]:
         """Dead-letter queues of these groups that are there: own ones by their name, shared ones always."""
         if not groups:
