@@ -76,7 +76,7 @@ def promote(settings: Settings, connections: Connections, control: Any, run: Run
     """
     counts, failures = Counts(), Failures()
     with Sources(settings, connections) as sources:
-        _require_lineages(settings, sources, control, run.run_id)
+        _leave_unproven(settings, sources, control, failures, run)
         counts += _promote_control(settings, sources, control, run)
         counts += find_gaps(settings, sources, control, run)
         counts.add(
@@ -319,14 +319,23 @@ def _scanned(control: Any, run_id: int) -> dict[str, str]:
         return {subject.removeprefix("store "): lineage for subject, lineage in cursor.fetchall()}
 
 
-def _require_lineages(settings: Settings, sources: Sources, control: Any, run_id: int) -> None:
-    changed = not_continued(settings, sources, _scanned(control, run_id))
-    if changed:
-        raise StoreUnavailable(
-            f"What run {run_id} saw done in {', '.join(changed)} may be lost: the server is another one now, went back, or does"
-            " not answer.",
-            kept="Nothing of the run was promoted; its stubs stay due.",
-            next_step="The next run judges them again.",
+def _leave_unproven(
+    settings: Settings, sources: Sources, control: Any, failures: Failures, run: Run
+) -> None:
+    """What the run's scan saw done in a store may be lost where that is another server now, went back, or does not answer:
+    nothing is promoted of the topics that rest on it, and the next run judges them again. The other topics need nothing of it."""
+    for store in not_continued(settings, sources, _scanned(control, run.run_id)):
+        topics = topics_of(settings, store)
+        with control, control.cursor() as cursor:
+            hold(cursor, run)
+            cursor.execute(_SQL["leave_topics"], {"run_id": run.run_id, "topics": topics})
+        failures.add(
+            f"topics {', '.join(topics)}",
+            StoreUnavailable(
+                f"what the run saw done in store {store} may be lost: the server is another one now, went back, or does not answer",
+                kept="Nothing of these topics was promoted; their stubs stay due.",
+                next_step="The next run judges them again.",
+            ),
         )
 
 

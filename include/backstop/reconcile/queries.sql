@@ -13,6 +13,14 @@ SELECT r.subject, r.lineage
 FROM staged_read r JOIN run ON run.run_id = r.run_id AND run.stage = r.stage
 WHERE r.run_id = %(run_id)s AND r.lineage IS NOT NULL;
 
+-- name: leave_topics: nothing of these topics is promoted
+WITH stubs AS (
+    DELETE FROM staged_stub WHERE run_id = %(run_id)s AND topic = ANY (%(topics)s::text[])
+), counts AS (
+    DELETE FROM staged_count WHERE run_id = %(run_id)s AND topic = ANY (%(topics)s::text[])
+)
+DELETE FROM staged_verdict WHERE run_id = %(run_id)s AND topic = ANY (%(topics)s::text[]);
+
 -- name: lapse_confirmations: what rests on work that was found done is judged again
 DELETE FROM staged_stub
 WHERE run_id = %(run_id)s AND topic = ANY (%(topics)s::text[]) AND new_status IN ('confirmed', 'exhausted')
