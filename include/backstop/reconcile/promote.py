@@ -35,6 +35,7 @@ from backstop.model.errors import (
 )
 from backstop.model.records import Counts, Key
 from backstop.reconcile.find_gaps import find_gaps
+from backstop.reconcile.find_takers import ask_about_untaken
 from backstop.reconcile.lineage import not_continued, topics_of
 from backstop.reconcile.open_cases import CaseKey, open_cases
 from backstop.requests.ask import (
@@ -212,6 +213,7 @@ def _promote_control(settings: Settings, sources: Sources, control: Any, run: Ru
             members.setdefault(("refused", topic, group), []).append(
                 (shard, topic, message_id, group)
             )
+        counts += ask_about_untaken(settings, cursor, run)
         counts += open_cases(
             cursor, run.run_id, members, {("mass_loss", *pair): why for pair, why in held.items()}
         )

@@ -1,4 +1,5 @@
-"""Judges by key what no scan reads: the messages of open cases, and exhausted stubs that no open case is about.
+"""Judges by key what no scan reads: the messages of open cases, exhausted stubs that no open case is about, and those that no
+group owed until now (find_takers).
 
 A log that came late confirms an exhausted stub. One whose case was lost or is over (a crash between the two databases, a
 restore, a person's decision about each of its deliveries) is confirmed, or becomes a case.
@@ -22,6 +23,7 @@ from backstop.evidence.judge_by_key import Judge, Judgement, Promise
 from backstop.evidence.sources import Sources, guarded
 from backstop.model.errors import StoreFailed, StoreUnavailable, Unavailable
 from backstop.model.records import Counts, Key, StubStatus, Verdict
+from backstop.reconcile.find_takers import find_takers
 from backstop.reconcile.open_cases import CaseKey, open_cases
 from backstop.runs.run import Run, add_counts, hold
 from backstop.runs.scope import topics_of
@@ -56,6 +58,7 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
         cursor.execute(_SQL["begun_withdrawals"], {"topics": topics_of(run.scope)})
         begun = {Key(*row) for row in cursor.fetchall()}
         members += sorted(begun.difference(members))
+    counts += find_takers(settings, connections, control, run, missed)
     with Judge(settings, connections, control) as judge:
         keys = chain(members, _without_open_case(settings, connections, control, run, missed))
         while batch := list(islice(keys, _BATCH)):
@@ -77,9 +80,9 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
     add_counts(control, run, counts)
     if missed:
         raise StoreUnavailable(
-            f"Exhausted stubs could not be read or confirmed: {'; '.join(f'{shard}: {why}' for shard, why in missed.items())}",
-            kept="Everything else was judged; these stubs stay exhausted, and their cases stay open.",
-            next_step="Fix the databases listed above; the next run reads their exhausted stubs.",
+            f"Stubs that were set aside could not be read or moved: {'; '.join(f'{shard}: {why}' for shard, why in missed.items())}",
+            kept="Everything else was judged; these stubs stay as they are, and their cases stay open.",
+            next_step="Fix the databases listed above; the next run reads them again.",
         )
     return counts
 

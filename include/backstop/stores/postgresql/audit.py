@@ -46,6 +46,22 @@ class PostgresStubAudit:
     def confirmed_between(
         self, topic: str, start: datetime, end: datetime, after: tuple[str, str], limit: int
     ) -> list[tuple[Key, str]]:
+        return self._moved("confirmed_between", topic, start, end, after, limit)
+
+    def no_taker_between(
+        self, topic: str, start: datetime, end: datetime, after: tuple[str, str], limit: int
+    ) -> list[tuple[Key, str]]:
+        return self._moved("no_taker_between", topic, start, end, after, limit)
+
+    def _moved(
+        self,
+        query: str,
+        topic: str,
+        start: datetime,
+        end: datetime,
+        after: tuple[str, str],
+        limit: int,
+    ) -> list[tuple[Key, str]]:
         values = {
             "topic": topic,
             "start": start,
@@ -54,7 +70,7 @@ class PostgresStubAudit:
             "after_id": after[1],
             "limit": limit,
         }
-        found = self._connection.rows(_SQL["confirmed_between"], values)
+        found = self._connection.rows(_SQL[query], values)
         return [(Key(found_topic, message_id), moved) for found_topic, message_id, moved in found]
 
     def not_erased(self, keys: Sequence[Key]) -> list[Key]:

@@ -47,6 +47,14 @@ WHERE s.topic = %(topic)s::text AND s.status IN ('confirmed', 'voided', 'no_take
 ORDER BY s.updated_at, s.message_id
 LIMIT %(limit)s;
 
+-- name: no_taker_between: the same of stubs that no group owed
+SELECT s.topic, s.message_id, s.updated_at::text FROM message_stub s
+WHERE s.topic = %(topic)s::text AND s.status IN ('confirmed', 'voided', 'no_taker') AND s.status = 'no_taker'
+    AND s.updated_at >= %(start)s::timestamptz AND s.updated_at < %(end)s::timestamptz
+    AND (s.updated_at, s.message_id) > (%(after_moved)s::timestamptz, %(after_id)s::text)
+ORDER BY s.updated_at, s.message_id
+LIMIT %(limit)s;
+
 -- name: not_erased: of messages that were erased on request, those of which something is here
 SELECT s.topic, s.message_id
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
