@@ -63,7 +63,8 @@ def statuses(world: System) -> dict[str, str]:
 def cases(world: System) -> list[tuple[Any, ...]]:
     return world.rows(
         "control",
-        "SELECT kind, topic, consumer_group, state, (evidence ->> 'messages')::int FROM case_file",
+        "SELECT kind, topic, consumer_group, state, (evidence ->> 'messages')::int FROM case_file"
+        " WHERE kind = 'no_taker'",
     )
 
 
