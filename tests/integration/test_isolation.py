@@ -10,7 +10,8 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -615,6 +616,63 @@ def test_half_a_surrogate_pair_in_the_id_of_a_dead_letter_hides_nothing_else(wor
         "LOST",
         "LOST",
     ] and not judgement.unreachable
+
+
+def answering(whole: Any, is_odd: Any, given: dict[str, Any]) -> Any:
+    """A method of a broker that answers with `given` about what is odd."""
+
+    def answer(broker: Any, *about: str) -> Any:
+        found = whole(broker, *about)
+        return [replace(one, **given) for one in found] if is_odd(*about) else found
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"next_offset": 2**63},
+        {"next_offset": -1},
+        {"queue_id": 2**31},
+        {"epoch": "a\x00"},
+        {"epoch": "a\ud800"},
+        {"instant": datetime.max.replace(tzinfo=UTC)},
+        {"instant": datetime(2026, 1, 1)},
+    ],
+    ids=str,
+)
+def test_what_a_broker_cannot_mean_is_unknown_of_its_group_or_topic_alone(
+    world: System, monkeypatch: pytest.MonkeyPatch, odd: dict[str, Any]
+) -> None:
+    """Of a group of this topic, and of another topic: both would be recorded beside what is good."""
+    key = lose(world, "lost")
+    elsewhere = world.sent("elsewhere", topic="payments")
+    for method, instant, is_odd in (
+        ("progress", "passed_until", lambda topic, group="": group == "shipping"),
+        ("queues", "read_at", lambda topic, group="": topic == "payments"),
+    ):
+        given = {instant if name == "instant" else name: value for name, value in odd.items()}
+
+        answer = answering(getattr(RedisStreams, method), is_odd, given)
+        monkeypatch.setattr(RedisStreams, method, answer)
+    conn = world.control()
+    run = open_run(conn, "reconcile", "*", world.settings)
+    with Sources(world.settings, world.connections) as sources, conn, conn.cursor() as cursor:
+        record_looks(
+            cursor, run, look_at_groups(sources, cursor, run.as_of, {"orders", "payments"})
+        )
+        assert any("cannot be" in why for why in sources.unreachable.values())
+    close_run(conn, run, "done", Counts())
+    recorded = "SELECT DISTINCT topic, consumer_group FROM progress"
+    assert world.rows("control", recorded) == [("orders", "billing")]
+    with Judge(world.settings, world.connections, conn) as judge:
+        judged = {
+            (one.topic, one.consumer_group): str(one.verdict)
+            for one in judge.judge([key, elsewhere])
+        }
+    conn.close()
+    assert judged.pop(("orders", "billing")) == "LOST"
+    assert set(judged.values()) == {"UNKNOWN"}
 
 
 def stage(

@@ -21,6 +21,10 @@ from backstop.brokers.protocol import (
     Retries,
 )
 from backstop.evidence.evidence import DeadLetters, DelayLook, GroupLook, Looks, QueueLook
+from backstop.evidence.require_possible import (
+    require_possible_positions,
+    require_possible_queues,
+)
 from backstop.evidence.require_servers import require_servers
 from backstop.evidence.settle import Progress, cut, present_epoch, settle
 from backstop.evidence.sources import Sources
@@ -186,7 +190,10 @@ def _look_at_delays(looks: Looks, broker: Broker, cursor: Any, topic: str, name:
 def _position(broker: Broker, sources: Sources, topic: str, group: str) -> dict[int, GroupPosition]:
     if sources.settings.groups[group].progress == "logged":
         return {}  # derived from the logs, after the queues are known
-    return {position.queue_id: position for position in broker.progress(topic, group)}
+    positions = require_possible_positions(
+        f"group {group} of topic {topic}", broker.progress(topic, group)
+    )
+    return {position.queue_id: position for position in positions}
 
 
 def _retries(
@@ -210,7 +217,9 @@ def _retries(
             {"group": group, "broker": name, "topic": topic, "until": as_of - grace},
         )
         since = next((row[0] for row in cursor.fetchall()), {})
-    return broker.list_retries(topic, group, since)
+    seen = broker.list_retries(topic, group, since)
+    require_possible_positions(f"what comes to {group} of {topic} again", seen.but_for_them or ())
+    return seen
 
 
 def _grace(broker: Broker, sources: Sources, topic: str, group: str) -> timedelta:
@@ -231,7 +240,7 @@ def _queues(
     cursor.execute(_SQL["present_epochs"], {"broker": name, "topic": topic})
     stored = {row[0]: row[1:] for row in cursor.fetchall()}
     queues: dict[int, QueueLook] = {}
-    states = broker.queues(topic)
+    states = require_possible_queues(f"topic {topic}", broker.queues(topic))
     first = {state.queue_id: state.epoch for state in states if state.queue_id not in stored}
     accepted_first = _first_lives(sources, name, topic, first, looks.drained) if first else {}
     for state in states:
