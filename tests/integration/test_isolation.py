@@ -598,6 +598,42 @@ def test_a_message_that_fails_again_and_again_hides_no_loss(world: System) -> No
     subscription.close()
 
 
+def test_the_first_life_of_a_queue_is_accepted_only_where_no_open_copy_has_another(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the control database was lost, or is new: it has seen no queue before."""
+    lose(world, "lost")
+    key = lose(world, "before")
+    ((queue_id,),) = world.rows(
+        "shop_a",
+        "UPDATE message_stub SET queue_epoch = 'an older life' WHERE message_id = 'before'"
+        " RETURNING queue_id",
+    )
+
+    def accepted() -> dict[int, bool]:
+        conn = world.control()
+        with Sources(world.settings, world.connections) as sources, conn, conn.cursor() as cursor:
+            looks = look_at_groups(sources, cursor, datetime.now(UTC), {"orders"})
+        conn.close()
+        return {number: queue.accepted for number, queue in looks.queues["orders"].items()}
+
+    assert accepted() == {queue_id: False, 1 - queue_id: True}
+    conn = world.control()
+    with Judge(world.settings, world.connections, conn) as judge:
+        judged = {(one.verdict, one.reason, one.case_kind) for one in judge.judge([key])}
+    conn.close()
+    assert judged == {("UNKNOWN", "new_epoch", "new_epoch")}
+    world.rows("shop_a", "UPDATE message_stub SET status = 'confirmed' WHERE message_id = 'before'")
+    assert accepted() == {0: True, 1: True}
+    whole = PostgresStubs.lives
+    monkeypatch.setattr(
+        PostgresStubs,
+        "lives",
+        lambda store, topic: 1 / 0 if store.shard == "shop_b" else whole(store, topic),
+    )
+    assert accepted() == {0: False, 1: False}, "a shard that does not answer may have such a copy"
+
+
 def test_half_a_surrogate_pair_in_the_id_of_a_dead_letter_hides_nothing_else(world: System) -> None:
     key = lose(world, "lost")
     client = redis.Redis.from_url(world.urls["broker"])
