@@ -118,11 +118,15 @@ def progress(dice: Dice, topic: str, group: str, queue_id: int, at: str) -> Row:
 
 def delay_looks(dice: Dice, topic: str, at: str, p: Row) -> list[Row]:
     """A broker that keeps nothing back; or up to three intervals of due instants, each with the first look after it."""
-    if dice.chance(0.5):
+    if dice.chance(0.3):
         ever = {"due_after": None, "due_until": NOW * 2, "seen_at": YEAR_1}
         return [{"topic": topic, "broker": at, **ever}]
     margin = 2 * p["max_clock_skew"]
     around = (NOW, NOW + margin, NOW + p["max_send_duration"] + margin, NOW - 60 * SECOND)
+    if dice.chance(0.5):  # some look found everything of now delivered
+        first = dice.near(NOW - margin - 1, NOW - margin - 2, NOW - margin)
+        late = {"due_after": None, "due_until": NOW * 2, "seen_at": first}
+        return [{"topic": topic, "broker": at, **late}]
     ends = sorted({dice.near(*around) for _ in range(dice.random.choice((0, 1, 2, 3)))})
     seen = sorted(dice.near(NOW - margin, NOW - margin - 1) for _ in ends)
     return [
@@ -184,7 +188,9 @@ def stub(dice: Dice, number: int, shard: str, topic: str, p: Row) -> Row:
         "judged_at": dice.maybe(
             dice.random.choice((NOW - 60 * SECOND, dice.near(NOW - 60 * SECOND))), 0.4
         ),
-        "deliver_at": dice.maybe(dice.near(NOW - p["max_send_duration"], NOW), 0.8),
+        "deliver_at": dice.maybe(
+            dice.near(NOW - p["max_send_duration"], NOW, NOW - 60 * SECOND - margin), 0.6
+        ),
         "attempted_at": attempted,
         "sent_at": dice.near(NOW - 600 * SECOND, NOW - 600 * SECOND - p["max_clock_skew"])
         if sent
