@@ -747,6 +747,9 @@ def test_recovery_by_key_takes_what_is_named_and_late_in_key_order(
 ) -> None:
     for message_id, seconds in (("b", -1.0), ("a", -3.0), ("c", -2.0), ("alive", 60.0)):
         under_way(world, message_id, seconds)
+    world.run(
+        "producer", "UPDATE message_stub SET attempted_at = clock_timestamp() - interval '1 hour'"
+    )
     a, b, c = (Key("orders", one) for one in "abc")
     assert store.late(Key("", ""), 2) == [a, b]
     assert store.late(b, 2) == [c]
