@@ -21,6 +21,8 @@ READER_PASSWORD = "secret-of-limited"
 LONGEST = 3_000_000
 FURTHER = {
     "<!-- further logins -->": '<authenticationUser username="limited" password="${limited.password}" groups="all"/>',
+    '     <policyEntry queue=">" ': '     <policyEntry queue="first.>" prioritizedMessages="true"/>\n'
+    '     <policyEntry queue=">" ',
     "<!-- further plugins -->": """
     <!-- Redelivery by the broker, for the queues under retried. alone; 1000 ms or less makes the broker refuse to start. -->
     <redeliveryPlugin fallbackToDeadLetter="true" sendToDlqIfMaxRetriesExceeded="true">

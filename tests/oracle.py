@@ -191,9 +191,11 @@ def fate(
     policy: Row,
     group: Row,
     queues: Mapping[tuple[str, int], Row],
+    delays: Sequence[Row],
     as_of: int,
 ) -> Fate:
-    """Past, ahead or not known; and whether the evidence about this copy is good. `group`: at the copy's broker."""
+    """Past, ahead or not known; and whether the evidence about this copy is good. `group`: at the copy's broker; `delays`: by
+    when what was due had left each broker's delay storage."""
     broker = policy["broker"] if copy.broker is None else copy.broker
     queue = None if copy.queue_id is None else queues.get((broker, copy.queue_id))
     trusted = (
@@ -220,7 +222,8 @@ def fate(
             both(
                 at_least(copy.offset, queue["next_offset"]),
                 at_least(copy.offset, queue["previous_next_offset"]),
-                less(copy.finished_at, queue["previous_read_at"]),
+                # "Of a copy settled before the earlier of the two readings, less the skew."
+                less(plus(copy.finished_at, policy["max_clock_skew"]), queue["previous_read_at"]),
             )
             is True
         )
@@ -236,9 +239,23 @@ def fate(
         stored_by = plus(
             latest(copy.attempted_at, late, delivery["deliver_at"]), policy["max_send_duration"]
         )
+    kept_back = False
+    if delivery["deliver_at"] is not None and stored_by is not None:
+        # "No earlier than the first recorded look at which nothing due by then was left in delay storage."
+        then = stored_by + 2 * policy["max_clock_skew"]
+        seen = [
+            row["seen_at"]
+            for row in delays
+            if row["broker"] == broker
+            and less(row["due_after"], then) is not False
+            and then <= row["due_until"]
+        ]
+        kept_back, stored_by = not seen, latest(stored_by, *seen)
     over = copy.deadline is None or as_of >= copy.deadline
     # "Two servers are compared through the control database's clock."
     past = both(less(plus(stored_by, 2 * policy["max_clock_skew"]), group["passed_until"]), over)
+    if kept_back:
+        past = False  # no look said so yet
     if group["passed_until"] is None or stored_by is None or not epoch_good:
         # "Known and not past is ahead": without both instants nothing is known, under way or not; and only
         # once its epoch is accepted does a copy follow the time rule.
@@ -315,7 +332,7 @@ class _Judgement:
         # "A copy is judged by its own broker's progress."
         self.at = [groups.get(c.broker or self.policy["broker"], _NOTHING) for c in self.copies]
         self.fates = [
-            fate(copy, delivery, self.policy, at, self.queues, as_of)
+            fate(copy, delivery, self.policy, at, self.queues, tables["delay_look"], as_of)
             for copy, at in zip(self.copies, self.at, strict=True)
         ]
         self.acknowledged = any(c.acknowledged for c in self.copies)

@@ -25,6 +25,7 @@ def no_rows() -> Tables:
         "progress": [],
         "shard_state": [{"shard": "s", "clock_good": True, "attempts_read": True}],
         "waiting": [],
+        "delay_look": [],
         "dead_letter": [],
         "decision": [],
     }

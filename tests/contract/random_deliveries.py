@@ -116,6 +116,25 @@ def progress(dice: Dice, topic: str, group: str, queue_id: int, at: str) -> Row:
     }
 
 
+def delay_looks(dice: Dice, topic: str, at: str, p: Row) -> list[Row]:
+    """A broker that keeps nothing back; or up to three intervals of due instants, each with the first look after it."""
+    if dice.chance(0.3):
+        ever = {"due_after": None, "due_until": NOW * 2, "seen_at": YEAR_1}
+        return [{"topic": topic, "broker": at, **ever}]
+    margin = 2 * p["max_clock_skew"]
+    around = (NOW, NOW + margin, NOW + p["max_send_duration"] + margin, NOW - 60 * SECOND)
+    if dice.chance(0.5):  # some look found everything of now delivered
+        first = dice.near(NOW - margin - 1, NOW - margin - 2, NOW - margin)
+        late = {"due_after": None, "due_until": NOW * 2, "seen_at": first}
+        return [{"topic": topic, "broker": at, **late}]
+    ends = sorted({dice.near(*around) for _ in range(dice.random.choice((0, 1, 2, 3)))})
+    seen = sorted(dice.near(NOW - margin, NOW - margin - 1) for _ in ends)
+    return [
+        {"topic": topic, "broker": at, "due_after": after, "due_until": until, "seen_at": first}
+        for after, until, first in zip([None, *ends], ends, seen, strict=False)
+    ]
+
+
 def position(dice: Dice, sent: bool) -> Row:
     if dice.chance(0.1 if sent else 0.9):
         return {"queue_id": None, "queue_offset": None, "queue_epoch": None}
@@ -169,9 +188,13 @@ def stub(dice: Dice, number: int, shard: str, topic: str, p: Row) -> Row:
         "judged_at": dice.maybe(
             dice.random.choice((NOW - 60 * SECOND, dice.near(NOW - 60 * SECOND))), 0.4
         ),
-        "deliver_at": dice.maybe(dice.near(NOW - p["max_send_duration"], NOW), 0.8),
+        "deliver_at": dice.maybe(
+            dice.near(NOW - p["max_send_duration"], NOW, NOW - 60 * SECOND - margin), 0.6
+        ),
         "attempted_at": attempted,
-        "sent_at": dice.near(NOW - 600 * SECOND) if sent else None,
+        "sent_at": dice.near(NOW - 600 * SECOND, NOW - 600 * SECOND - p["max_clock_skew"])
+        if sent
+        else None,
         "attempt_deadline": dice.maybe(dice.near(NOW, NOW - p["max_send_duration"]), 0.4),
         "settled": dice.chance(0.6),
         "broker": broker(dice),
@@ -213,7 +236,8 @@ def attempts(dice: Dice, of: Row, groups: tuple[str, ...], p: Row) -> list[Row]:
         where = position(dice, outcome == "sent")
         margin = p["max_send_duration"] + 2 * p["max_clock_skew"]
         started = dice.maybe(dice.near(NOW - margin, NOW - 1 - margin), 0.03)
-        finished = dice.maybe(dice.near(NOW - 600 * SECOND), 0.03)
+        settled_by = NOW - 600 * SECOND - p["max_clock_skew"]
+        finished = dice.maybe(dice.near(NOW - 600 * SECOND, settled_by), 0.03)
         addressed: tuple[list[str | None], ...] = (
             [None],
             [None],
@@ -254,6 +278,7 @@ def judge_tables(
             "shard_state",
             "progress",
             "waiting",
+            "delay_look",
             "dead_letter",
             "decision",
         )
@@ -272,6 +297,8 @@ def judge_tables(
                     )
                 queues = [q for q in (0, 1) if at != "gone" and not dice.chance(0.03)]
                 tables["progress"].extend(progress(dice, topic, group, q, at) for q in queues)
+        for at in ("main", "side", "gone", "nowhere"):
+            tables["delay_look"].extend(delay_looks(dice, topic, at, policies[groups[0]]))
         if not dice.chance(0.02):
             state = {"shard": shard, "clock_good": dice.good(), "attempts_read": dice.good()}
             tables["shard_state"].append(state)

@@ -192,6 +192,8 @@ def test_the_highest_offset_is_told_for_each_queue_and_epoch(
     rows = [
         (0, "a", 5),
         (0, "a", 12),
+        (0, "a", 13),
+        (0, "a", 2**63 - 1),
         (0, "b", 1),
         (3, "a", 7),
         (3, "a", 6),
@@ -204,8 +206,12 @@ def test_the_highest_offset_is_told_for_each_queue_and_epoch(
         )
     world.put_log(topic="payments", queue_id=0, queue_epoch="a", queue_offset=99)
     world.put_log(consumer_group="shipping", queue_id=0, queue_epoch="a", queue_offset=98)
-    assert store.highest_logged("billing", "orders") == {(0, "a"): 12, (0, "b"): 1, (3, "a"): 7}
-    assert store.highest_logged("billing", "refunds") == {}
+    # Nothing was stored at or above the end of the queue, whatever a row says.
+    ends = {(0, "a"): 13, (0, "b"): 2, (3, "a"): 8, (1, "a"): 9, (9, "c"): 1}
+    found = store.highest_logged("billing", "orders", ends)
+    assert found == {(0, "a"): 12, (0, "b"): 1, (3, "a"): 7}
+    assert store.highest_logged("billing", "refunds", ends) == {}
+    assert store.highest_logged("billing", "orders", {}) == {}
 
 
 def test_a_store_that_does_not_answer_says_so_in_three_parts_without_its_password(
@@ -218,7 +224,7 @@ def test_a_store_that_does_not_answer_says_so_in_three_parts_without_its_passwor
         lambda: store.logs("billing", [KEY]),
         store.check,
         lambda: store.received_between("billing", NOW, NOW, 1),
-        lambda: store.highest_logged("billing", "orders"),
+        lambda: store.highest_logged("billing", "orders", {(0, "a"): 1}),
     ]
     for ask in asks:
         with pytest.raises(StoreUnavailable) as caught:

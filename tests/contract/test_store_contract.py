@@ -742,6 +742,26 @@ def test_recovery_takes_at_most_its_limit_the_oldest_first(
     assert store.recover(2) == [Key("orders", "late-1")]
 
 
+def test_recovery_by_key_takes_what_is_named_and_late_in_key_order(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    for message_id, seconds in (("b", -1.0), ("a", -3.0), ("c", -2.0), ("alive", 60.0)):
+        under_way(world, message_id, seconds)
+    world.run(
+        "producer", "UPDATE message_stub SET attempted_at = clock_timestamp() - interval '1 hour'"
+    )
+    a, b, c = (Key("orders", one) for one in "abc")
+    assert store.late(Key("", ""), 2) == [a, b]
+    assert store.late(b, 2) == [c]
+    assert store.recover_of([c, a, Key("orders", "alive"), Key("orders", "none")], 30.0) == [a, c]
+    assert store.late(Key("", ""), 9) == [b]
+    assert {row["message_id"] for row in world.attempts()} == {"a", "c"}
+    for one in "ac":
+        row = world.stub(one)
+        assert row["attempted_at"] == row["attempt_deadline"] - timedelta(seconds=30)
+    assert world.stub("alive")["attempt_token"] is not None
+
+
 def test_two_recoveries_at_once_take_each_attempt_once(world: PostgresWorld) -> None:
     for number in range(100):
         under_way(world, f"m-{number}", -1)
@@ -1006,6 +1026,8 @@ def test_a_store_that_does_not_answer_says_so_in_three_parts_without_its_passwor
         lambda: store.claim([claim]),
         lambda: store.settle([Settlement(KEY, 2, claim.token, Outcome.UNKNOWN)]),
         lambda: store.recover(1),
+        lambda: store.late(KEY, 1),
+        lambda: store.recover_of([KEY], 1.0),
         lambda: store.promote([StubOutcome(KEY, "pending", "confirmed", 1, None)], NOW),
         lambda: store.void(KEY),
         lambda: store.raise_max_sends(KEY, 3),

@@ -87,6 +87,9 @@ QUEUE: Row = {
 }
 
 
+EVER: Row = {"broker": "main", "due_after": None, "due_until": NOW, "seen_at": YEAR_1}
+
+
 @dataclass(frozen=True)
 class Case:
     """One delivery, by what differs from the first; and what must come out."""
@@ -106,6 +109,8 @@ class Case:
     shard: Row | None = field(default_factory=dict)
     policy: Row = field(default_factory=dict)
     waits: tuple[str, ...] = ()
+    delays: tuple[Row, ...] = ({}, {"broker": "side"}, {"broker": "gone"})
+    """Looks at delay storage: by default of brokers that keep nothing back."""
     dead: tuple[str | None, ...] = ()
     discarded: tuple[str, ...] = ()
     elsewhere: Mapping[str, tuple[Row, Row | None]] = field(default_factory=dict)
@@ -143,6 +148,7 @@ NOWHERE: Row = {"queue_id": None, "queue_offset": None, "queue_epoch": None}
 UNACKED: Row = {"sent_at": None, **NOWHERE}
 UNSETTLED: Row = {**UNACKED, "settled": False}
 NEVER: Row = {**UNACKED, "send_count": 0, "attempted_at": None}
+DELAYED: Row = {**NOWHERE, "deliver_at": -100 * S}
 REFUSED: Row = {**UNACKED, "refusals": 1}
 AHEAD: Row = {"settled_offset": 10}
 
@@ -179,7 +185,8 @@ TRUNCATED: Row = {
     "settled_offset": 5,
     "next_offset": 10,
     "previous_next_offset": 10,
-    "previous_read_at": -AGE + S + 1,
+    # Settled at -AGE + S by another clock: the skew lies between.
+    "previous_read_at": -AGE + 6 * S + 1,
 }
 
 CASES: tuple[Case, ...] = (
@@ -447,6 +454,40 @@ CASES: tuple[Case, ...] = (
         stub={**NOWHERE, "deliver_at": -41 * S},
     ),
     lost("scheduled, due a microsecond earlier", stub={**NOWHERE, "deliver_at": -41 * S - 1}),
+    # Due at -100 s, so that what was due until -60 s must have come; the group has passed what was stored before -1 s.
+    ahead(
+        "scheduled, and no look found nothing due by then left in delay storage",
+        stub=DELAYED,
+        delays=({"due_until": -60 * S - 1, "seen_at": -90 * S},),
+    ),
+    ahead("scheduled, and no look at delay storage", stub=DELAYED, delays=()),
+    ahead(
+        "scheduled, and delivered late: a look found nothing left two skews before the settled instant",
+        stub=DELAYED,
+        delays=(
+            {"due_until": -60 * S - 1, "seen_at": -90 * S},
+            {"due_after": -60 * S - 1, "due_until": -S, "seen_at": -11 * S},
+        ),
+    ),
+    lost(
+        "scheduled, and the look was a microsecond earlier",
+        stub=DELAYED,
+        delays=({"due_after": -60 * S - 1, "due_until": -60 * S, "seen_at": -11 * S - 1},),
+    ),
+    lost(
+        "scheduled, and the first look that says so counts",
+        stub=DELAYED,
+        delays=(
+            {"due_until": -60 * S, "seen_at": -20 * S},
+            {"due_after": -60 * S, "due_until": -S, "seen_at": -5 * S},
+        ),
+    ),
+    ahead(
+        "scheduled at a broker whose delays nobody looked at, whatever another one's looks say",
+        stub=DELAYED,
+        delays=({"broker": "side"},),
+    ),
+    lost("not scheduled: no look at delay storage is needed", stub=NOWHERE, delays=()),
     ahead(
         "unsettled: stored as late as its deadline", stub={**UNSETTLED, "attempt_deadline": -11 * S}
     ),
@@ -877,7 +918,8 @@ CASES: tuple[Case, ...] = (
         "below the next offset in the run before", queue={**TRUNCATED, "previous_next_offset": 11}
     ),
     ahead(
-        "truncated, sent as the run before read", queue={**TRUNCATED, "previous_read_at": -AGE + S}
+        "truncated, settled a skew before the run before read",
+        queue={**TRUNCATED, "previous_read_at": -AGE + 6 * S},
     ),
     ahead("truncated, no run before", queue={**TRUNCATED, "previous_next_offset": None}),
     ahead(
@@ -1011,6 +1053,9 @@ _INSTANTS = {
     "previous_read_at",
     "started_at",
     "finished_at",
+    "due_after",
+    "due_until",
+    "seen_at",
 }
 
 
@@ -1032,6 +1077,7 @@ def tables(cases: Iterable[Case] = CASES) -> dict[str, list[Row]]:
         "shard_state",
         "progress",
         "waiting",
+        "delay_look",
         "dead_letter",
         "decision",
     )
@@ -1069,6 +1115,9 @@ def tables(cases: Iterable[Case] = CASES) -> dict[str, list[Row]]:
                 found["progress"].append(
                     _absolute({**where, "queue_id": 0, **QUEUE, "broker": broker, **queue_there})
                 )
+        found["delay_look"].extend(
+            _absolute({"topic": key["topic"], **EVER, **row}) for row in case.delays
+        )
         found["waiting"].extend({**key, "consumer_group": group} for group in case.waits)
         found["dead_letter"].extend({**key, "consumer_group": group} for group in case.dead)
         found["decision"].extend({**key, "consumer_group": group} for group in case.discarded)

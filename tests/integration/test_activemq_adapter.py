@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -360,6 +360,38 @@ def test_a_plain_queue_has_one_group_and_its_letters_come_from_the_shared_dead_l
         assert (strange.group, strange.topic, strange.message_id) == (None, None, "m")
 
 
+def test_the_front_of_a_long_queue_that_delivers_by_priority_says_nothing_of_its_oldest_message(
+    world: World, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def options(name: str) -> dict[str, Any]:
+        return {
+            "send_to": f"/queue/{name}.{{topic}}",
+            "receive_from": f"{name}.{{topic}}",
+            "groups": {TOPIC: GROUP},
+        }
+
+    with (
+        ActiveMQ(server.url(), **options("first")) as first,
+        ActiveMQ(server.url(), **options("plain.long")) as plain,
+        other_client(server) as client,
+    ):
+        for broker, name in ((first, "first"), (plain, "plain.long")):
+            broker.create_topic(TOPIC)
+            before = broker.clock()
+            assert broker.publish(messages("old"))[0].outcome is Outcome.SENT
+            until("a later time", lambda: broker.clock() > before + timedelta(seconds=1))  # noqa: B023
+            for number in range(4):
+                headers = {ID_HEADER: f"new-{number}", "persistent": "true", "priority": "9"}
+                client.send(f"/queue/{name}.{TOPIC}", "{}", headers=headers)
+            until("all of them", lambda: broker.progress(TOPIC, GROUP) and True)  # noqa: B023
+            assert broker.progress(TOPIC, GROUP)[0].passed_until < before + timedelta(seconds=1)
+        monkeypatch.setattr("backstop.brokers.activemq.look.LISTED", 3)
+        monkeypatch.setattr("backstop.brokers.activemq.look.OLDEST", 2)
+        assert plain.progress(TOPIC, GROUP)[0].passed_until < before + timedelta(seconds=1)
+        with pytest.raises(BrokerUnavailable, match="by priority"):
+            first.progress(TOPIC, GROUP)
+
+
 def test_a_letter_of_the_redelivery_limit_and_an_expired_one_tell_their_cause(
     world: World, server: Server, tmp_path: Path
 ) -> None:
@@ -491,7 +523,11 @@ def test_what_waits_in_the_brokers_scheduler_is_never_taken_for_passed(
                 and broker.capabilities.has_retry_queues
             )
             assert len(broker.progress(TOPIC, GROUP)) == 1
+            long_ago = datetime(2001, 1, 1, tzinfo=UTC)
+            assert broker.delivered_until(TOPIC) < long_ago, "nobody knows what waits there"
             until("its return", lambda: broker.retry_pending(TOPIC, GROUP) == 0)
+            before = broker.clock()
+            assert broker.delivered_until(TOPIC) >= before
         frame = until("the redelivery", lambda: inbox.frames[1:])[0]
         client.ack(frame.headers["ack"])
 

@@ -104,7 +104,7 @@ def test_every_kind_of_case_offers_actions_that_have_a_sentence(world: World) ->
         "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = 'case_file_kind_check'"
     )
     kinds = [part.split("'")[1] for part in check[0][0].split(",")]
-    assert len(kinds) == 20
+    assert len(kinds) == 21
     for kind in kinds:
         assert "leave" in actions_for(kind)
         assert set(actions_for(kind)) <= set(ACTIONS)

@@ -10,7 +10,8 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,15 @@ import redis
 from backstop.brokers.protocol import DeadLetterRef
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.evidence.judge_by_key import Judge
+from backstop.evidence.read import look_at_groups
+from backstop.evidence.recover_attempts import recover_attempts
+from backstop.evidence.sources import Sources
 from backstop.model.errors import PromotionFailed, Unavailable
 from backstop.model.records import ID_HEADER, Counts, Key
 from backstop.reconcile.count_due import count_due
 from backstop.reconcile.promote import promote
+from backstop.reconcile.record import record_looks
+from backstop.reconcile.revisit import revisit_cases
 from backstop.reconcile.run_once import RECONCILE, ReconcileInput, run_once
 from backstop.reconcile.stage import connect_staging, copy_stubs, copy_verdicts
 from backstop.requests.ask import Ask, ask
@@ -343,6 +349,35 @@ def test_odd_values_of_other_messages_stop_no_run_of_spark_and_break_no_check(
         )
 
 
+def test_an_offset_that_a_log_only_claims_moves_its_group_past_nothing(
+    postgres: Postgres, valkey: Valkey
+) -> None:
+    """Of a group whose progress is what it logged, a row of another message names an offset that was never stored."""
+    usual = {"store": "shipping_db", "duplicates": "guard", "progress": "acknowledged"}
+    groups = {
+        "billing": {**usual, "store": "billing_db", "progress": "logged"},
+        "shipping": usual,
+    }
+    with system(postgres, valkey, groups=groups) as world:
+        keys = [world.sent(f"fresh-{number}") for number in range(6)]
+        lives = world.rows("shop_a", "SELECT DISTINCT queue_id, queue_epoch FROM message_stub")
+        for queue_id, epoch in lives:
+            odd = world.stub(f"odd-{queue_id}")
+            world.log(odd, queue_id=queue_id, queue_epoch=epoch, queue_offset=2**62)
+        conn = world.control()
+        run = open_run(conn, "reconcile", "*", world.settings)
+        with Sources(world.settings, world.connections) as sources, conn, conn.cursor() as cursor:
+            record_looks(cursor, run, look_at_groups(sources, cursor, run.as_of, {"orders"}))
+            # As if the settle grace had gone by since.
+            cursor.execute("UPDATE progress_history SET recorded_at = recorded_at - interval '1 h'")
+        close_run(conn, run, "done", Counts())
+        with Judge(world.settings, world.connections, conn) as judge:
+            judged = judge.judge(keys)
+        conn.close()
+        found = {(one.verdict, one.reason) for one in judged if one.consumer_group == "billing"}
+        assert found == {("BACKLOGGED", "ahead_of_group")}
+
+
 def break_group_and_shard(world: System, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything about group shipping and shard shop_b raises what nobody foresaw."""
 
@@ -563,6 +598,42 @@ def test_a_message_that_fails_again_and_again_hides_no_loss(world: System) -> No
     subscription.close()
 
 
+def test_the_first_life_of_a_queue_is_accepted_only_where_no_open_copy_has_another(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the control database was lost, or is new: it has seen no queue before."""
+    lose(world, "lost")
+    key = lose(world, "before")
+    ((queue_id,),) = world.rows(
+        "shop_a",
+        "UPDATE message_stub SET queue_epoch = 'an older life' WHERE message_id = 'before'"
+        " RETURNING queue_id",
+    )
+
+    def accepted() -> dict[int, bool]:
+        conn = world.control()
+        with Sources(world.settings, world.connections) as sources, conn, conn.cursor() as cursor:
+            looks = look_at_groups(sources, cursor, datetime.now(UTC), {"orders"})
+        conn.close()
+        return {number: queue.accepted for number, queue in looks.queues["orders"].items()}
+
+    assert accepted() == {queue_id: False, 1 - queue_id: True}
+    conn = world.control()
+    with Judge(world.settings, world.connections, conn) as judge:
+        judged = {(one.verdict, one.reason, one.case_kind) for one in judge.judge([key])}
+    conn.close()
+    assert judged == {("UNKNOWN", "new_epoch", "new_epoch")}
+    world.rows("shop_a", "UPDATE message_stub SET status = 'confirmed' WHERE message_id = 'before'")
+    assert accepted() == {0: True, 1: True}
+    whole = PostgresStubs.lives
+    monkeypatch.setattr(
+        PostgresStubs,
+        "lives",
+        lambda store, topic: 1 / 0 if store.shard == "shop_b" else whole(store, topic),
+    )
+    assert accepted() == {0: False, 1: False}, "a shard that does not answer may have such a copy"
+
+
 def test_half_a_surrogate_pair_in_the_id_of_a_dead_letter_hides_nothing_else(world: System) -> None:
     key = lose(world, "lost")
     client = redis.Redis.from_url(world.urls["broker"])
@@ -581,6 +652,63 @@ def test_half_a_surrogate_pair_in_the_id_of_a_dead_letter_hides_nothing_else(wor
         "LOST",
         "LOST",
     ] and not judgement.unreachable
+
+
+def answering(whole: Any, is_odd: Any, given: dict[str, Any]) -> Any:
+    """A method of a broker that answers with `given` about what is odd."""
+
+    def answer(broker: Any, *about: str) -> Any:
+        found = whole(broker, *about)
+        return [replace(one, **given) for one in found] if is_odd(*about) else found
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"next_offset": 2**63},
+        {"next_offset": -1},
+        {"queue_id": 2**31},
+        {"epoch": "a\x00"},
+        {"epoch": "a\ud800"},
+        {"instant": datetime.max.replace(tzinfo=UTC)},
+        {"instant": datetime(2026, 1, 1)},
+    ],
+    ids=str,
+)
+def test_what_a_broker_cannot_mean_is_unknown_of_its_group_or_topic_alone(
+    world: System, monkeypatch: pytest.MonkeyPatch, odd: dict[str, Any]
+) -> None:
+    """Of a group of this topic, and of another topic: both would be recorded beside what is good."""
+    key = lose(world, "lost")
+    elsewhere = world.sent("elsewhere", topic="payments")
+    for method, instant, is_odd in (
+        ("progress", "passed_until", lambda topic, group="": group == "shipping"),
+        ("queues", "read_at", lambda topic, group="": topic == "payments"),
+    ):
+        given = {instant if name == "instant" else name: value for name, value in odd.items()}
+
+        answer = answering(getattr(RedisStreams, method), is_odd, given)
+        monkeypatch.setattr(RedisStreams, method, answer)
+    conn = world.control()
+    run = open_run(conn, "reconcile", "*", world.settings)
+    with Sources(world.settings, world.connections) as sources, conn, conn.cursor() as cursor:
+        record_looks(
+            cursor, run, look_at_groups(sources, cursor, run.as_of, {"orders", "payments"})
+        )
+        assert any("cannot be" in why for why in sources.unreachable.values())
+    close_run(conn, run, "done", Counts())
+    recorded = "SELECT DISTINCT topic, consumer_group FROM progress"
+    assert world.rows("control", recorded) == [("orders", "billing")]
+    with Judge(world.settings, world.connections, conn) as judge:
+        judged = {
+            (one.topic, one.consumer_group): str(one.verdict)
+            for one in judge.judge([key, elsewhere])
+        }
+    conn.close()
+    assert judged.pop(("orders", "billing")) == "LOST"
+    assert set(judged.values()) == {"UNKNOWN"}
 
 
 def stage(
@@ -699,6 +827,110 @@ def test_an_older_judgement_never_overrides_a_newer_one_but_with_a_proof(world: 
         )
     )
     assert found == {"confirmed": "confirmed", "no_taker": "pending", "exhausted": "pending"}
+
+
+REFUSES = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+CREATE TRIGGER refuse BEFORE UPDATE ON message_stub FOR EACH ROW WHEN (NEW.message_id = 'odd' {when})
+    EXECUTE FUNCTION refuse()
+"""
+"""Another program's trigger: the shard answers, and refuses every change of one row."""
+
+
+def leave_under_way(world: System) -> None:
+    """As their producers died: nobody settled any of them."""
+    world.rows("shop_a", "DELETE FROM send_attempt")
+    world.rows(
+        "shop_a",
+        "UPDATE message_stub SET attempt_token = gen_random_uuid(), sent_at = NULL, queue_id = NULL,"
+        " queue_offset = NULL, queue_epoch = NULL",
+    )
+
+
+def ask_for(world: System, *message_ids: str) -> None:
+    conn = world.control()
+    with conn, conn.cursor() as cursor:
+        asks = [
+            Ask("shop_a", "orders", one, 2, None, "passed_over", "reconcile") for one in message_ids
+        ]
+        ask(cursor, asks, None)
+    conn.close()
+
+
+def test_an_attempt_that_its_shard_refuses_to_recover_keeps_no_other_from_it(world: System) -> None:
+    keys = [world.sent(message_id) for message_id in ("before", "odd", "sent")]
+    leave_under_way(world)
+    world.rows("shop_a", REFUSES.format(when=""))
+    with Sources(world.settings, world.connections) as sources:
+        recovered = recover_attempts(sources)
+    assert recovered.attempts == 2 and not recovered.failed
+    ((subject, why),) = recovered.missed().items()
+    assert subject == "1 attempts of shard shop_a" and "not this one" in why
+    left = "SELECT message_id FROM message_stub WHERE attempt_token IS NOT NULL"
+    assert world.rows("shop_a", left) == [("odd",)]
+    for group in ("billing", "shipping"):
+        world.consume(group)
+    with pytest.raises(PromotionFailed, match="not this one"):
+        reconcile(world, keys)
+    statuses = dict(world.rows("shop_a", "SELECT message_id, status FROM message_stub"))
+    assert statuses == {"before": "confirmed", "odd": "pending", "sent": "confirmed"}
+
+
+@pytest.mark.parametrize(
+    ("when", "sends", "states"),
+    [
+        ("", {"before": 2, "odd": 1, "sent": 2}, {"before": "sent", "odd": "open", "sent": "sent"}),
+        (
+            "AND NEW.attempt_token IS NULL",
+            {"before": 2, "odd": 2, "sent": 2},
+            {"before": "sent", "odd": "unknown", "sent": "sent"},
+        ),
+    ],
+    ids=["to claim", "to settle"],
+)
+def test_a_row_that_its_shard_refuses_holds_back_no_other_resend(
+    world: System, when: str, sends: dict[str, int], states: dict[str, str]
+) -> None:
+    for message_id in sends:
+        lose(world, message_id)
+    world.rows("shop_a", REFUSES.format(when=when))
+    ask_for(world, *sends)
+    refused = states["odd"] == "open"
+    with pytest.raises(Unavailable, match="not this one") if refused else nullcontext():
+        resend(world.settings, world.connections)
+    found = dict(world.rows("shop_a", "SELECT message_id, send_count FROM message_stub"))
+    assert found == sends
+    found = dict(world.rows("control", "SELECT message_id, state FROM resend_request"))
+    assert found == states
+    settled = dict(world.rows("shop_a", "SELECT message_id, sent_at IS NOT NULL FROM message_stub"))
+    assert settled["before"] and settled["sent"]
+    if refused:
+        # The next run takes what is due, and leaves the odd one until its time comes again.
+        lose(world, "later")
+        ask_for(world, "later")
+        resend(world.settings, world.connections)
+        found = dict(world.rows("control", "SELECT message_id, state FROM resend_request"))
+        assert found == {**states, "later": "sent"}
+
+
+def test_an_exhausted_row_that_its_shard_refuses_keeps_no_other_from_being_confirmed(
+    world: System,
+) -> None:
+    for message_id in ("before", "odd", "sent"):
+        world.sent(message_id)
+    world.rows("shop_a", "UPDATE message_stub SET status = 'exhausted'")
+    for group in ("billing", "shipping"):
+        world.consume(group)
+    world.rows("shop_a", REFUSES.format(when=""))
+    conn = world.control()
+    run = open_run(conn, "reconcile", "*", world.settings)
+    with pytest.raises(Unavailable, match="not this one"):
+        revisit_cases(world.settings, world.connections, conn, run)
+    conn.rollback()
+    close_run(conn, run, "failed", Counts())
+    conn.close()
+    statuses = dict(world.rows("shop_a", "SELECT message_id, status FROM message_stub"))
+    assert statuses == {"before": "confirmed", "odd": "exhausted", "sent": "confirmed"}
 
 
 def test_an_attempt_that_nobody_settled_is_closed_without_any_resend_run(

@@ -111,3 +111,64 @@ def test_a_raise_by_a_person_is_kept_where_the_shards_clock_is_behind(
     conn.close()
     found = world.rows("shop_a", "SELECT message_id, status FROM message_stub ORDER BY 1")
     assert found == [("left", "exhausted"), ("raised", "pending")]
+
+
+def test_a_store_whose_scan_lapsed_holds_back_its_own_topics_alone(
+    servers: tuple[Postgres, Valkey],
+) -> None:
+    """Group billing, whose store is another server since the run scanned it, takes orders and not payments."""
+    topics = {
+        "orders": {"broker": "embedded", "groups": ["billing", "shipping"], "mode": "repair"},
+        "payments": {"broker": "embedded", "groups": ["shipping"], "mode": "repair"},
+    }
+    with system(*servers, topics=topics) as world:
+        conn = world.control()
+        run = open_run(conn, "reconcile", "*", world.settings)
+        for topic in topics:
+            for message_id, verdict in (("done", "CONFIRMED"), ("lost", "LOST")):
+                key, lost = world.stub(message_id, topic), verdict == "LOST"
+                world.rows(
+                    "control",
+                    "INSERT INTO staged_stub (run_id, stage, shard, topic, message_id, old_status, new_status,"
+                    " send_count, deliveries) VALUES (%s, 0, 'shop_a', %s, %s, 'pending', %s, 1, 1)",
+                    run.run_id,
+                    *key,
+                    "pending" if lost else "confirmed",
+                )
+                world.rows(
+                    "control",
+                    "INSERT INTO staged_verdict (run_id, stage, shard, topic, message_id, consumer_group, verdict,"
+                    " reason, eligible, send_count, evidence)"
+                    " VALUES (%s, 0, 'shop_a', %s, %s, 'shipping', %s, 'r', %s, 1, '{}')",
+                    run.run_id,
+                    *key,
+                    verdict,
+                    lost,
+                )
+                world.rows(
+                    "control",
+                    "INSERT INTO staged_count VALUES (%s, 0, %s, 'shipping', %s, 1, %s, 0)",
+                    run.run_id,
+                    topic,
+                    verdict,
+                    int(lost),
+                )
+        world.rows(
+            "control",
+            "INSERT INTO staged_read (run_id, stage, subject, rows_read, complete, lineage)"
+            " VALUES (%s, 0, 'store billing_db', 0, true, '1 00000001 0/0')",
+            run.run_id,
+        )
+        with pytest.raises(StoreUnavailable, match=r"topics orders .*billing_db may be lost"):
+            promote(world.settings, world.connections, conn, run)
+        close_run(conn, run, "failed", {})
+        conn.close()
+        statuses = world.rows("shop_a", "SELECT topic, message_id, status FROM message_stub")
+        assert {one for one in statuses if one[2] != "pending"} == {
+            ("payments", "done", "confirmed")
+        }
+        asked = world.rows("control", "SELECT topic, message_id FROM resend_request")
+        assert asked == [("payments", "lost")]
+        counted = world.rows("control", "SELECT DISTINCT topic FROM verdict_count")
+        assert counted == [("payments",)]
+        assert world.rows("control", "SELECT count(*) FROM staged_stub") == [(0,)]

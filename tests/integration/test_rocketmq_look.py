@@ -213,6 +213,8 @@ def test_nothing_counts_as_passed_after_a_delayed_message_is_due_and_not_deliver
         "it stays there until it is delivered"
     )
     assert world.hasty.passed_until(topic, {0: 0}) == {0: late}
+    assert world.hasty.delivered_until(topic) == late
+    assert world.hasty.delivered_until(other) > late
     assert world.hasty.progress(other, f"g-{other}")[0].passed_until > late, "it is of one topic"
 
 

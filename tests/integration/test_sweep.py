@@ -18,7 +18,13 @@ from backstop.leases.lease import Acquired, Arrival, Busy, Conflict
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.leases.redis_guard import RedisGuard
 from backstop.leases.redis_records import RedisKeys, read_record
-from backstop.model.errors import AuditFailed, ConfigurationError, LeaseLost, StoreUnavailable
+from backstop.model.errors import (
+    AuditFailed,
+    ConfigurationError,
+    LeaseLost,
+    StoreUnavailable,
+    Unavailable,
+)
 from backstop.runs.run import close_run, open_run
 from backstop.sweep.check_redis import check_leases
 from backstop.sweep.run_once import count_before, run_duty
@@ -148,6 +154,30 @@ def test_a_lease_in_a_worker_s_hands_is_skipped_and_not_waited_for(world: World)
     finally:
         worker.close()
     assert states(world) == {"in hand": "CONSUMED", "stuck": "EXPIRED"}
+
+
+def test_a_lease_that_its_database_refuses_to_change_holds_up_no_other(world: World) -> None:
+    names = ["before", "odd", "sent"]
+    begin(world, names)
+    end_leases(world)
+    world.sql(
+        DB,
+        """
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+        CREATE TRIGGER refuse BEFORE UPDATE ON consumer_log FOR EACH ROW WHEN (NEW.message_id = 'odd')
+            EXECUTE FUNCTION refuse()
+        """,
+    )
+    try:
+        with pytest.raises(Unavailable, match=r"1 leases of database .*not this one"):
+            sweep(world)
+        assert states(world) == {"before": "EXPIRED", "odd": "CONSUMING", "sent": "EXPIRED"}
+        begin(world, ["later"], lease=0.001)
+        with pytest.raises(Unavailable, match="not this one"):
+            sweep(world)
+        assert states(world)["later"] == "EXPIRED"
+    finally:
+        world.sql(DB, "DROP FUNCTION refuse() CASCADE")
 
 
 def test_two_sweeps_at_once_take_each_lease_back_once(world: World) -> None:

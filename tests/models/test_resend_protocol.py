@@ -360,15 +360,10 @@ class Databases:
         for claimed in _claims(some):
             requests = [r for r in claimed.requests if r.send_number == min(_numbers(some, r))]
             decisions: dict[int, Decision] = {r.request_id: ALL for r in requests}
-            won |= {
-                _place(r)
-                for r, _ in take_numbers(
-                    self.worker,
-                    self.store,
-                    Claimed(LOT, claimed.token, requests, 0.0, 0.0),
-                    decisions,
-                ).values()
-            }
+            given = Claimed(LOT, claimed.token, requests, 0.0, 0.0)
+            taken, refused = take_numbers(self.worker, self.store, given, decisions)
+            assert not refused
+            won |= {_place(request) for request, _ in taken.values()}
         after = {}
         for place, (state, who) in some.items():
             _, token, numbers, _, _ = state.workers[who]

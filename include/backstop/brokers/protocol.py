@@ -58,6 +58,8 @@ class Capabilities:
     """It knows which messages are in consumers' hands; else `pending` is 0."""
     lists_retries: bool = False
     """`list_retries` tells which messages come again; else only `retry_pending` tells how many wait outside the topic."""
+    delays_messages: bool = False
+    """It can keep a message back until a time of its own; it is then a Delayer, too."""
     tells_holders: bool = False
     """It knows which consumers a group has now, and these tell which queues they hold and have locked."""
 
@@ -276,6 +278,15 @@ class Broker(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+
+class Delayer(Protocol):
+    """A broker that can keep a message back until a time of its own (capability delays_messages)."""
+
+    def delivered_until(self, topic: str) -> datetime:
+        """By the broker's clock: whatever was due in the topic before this instant lies in its queues by now. Long ago where that
+        is not known. Raises BrokerUnavailable."""
+        ...
 
 
 LETTERS_IN_HAND = 5_000

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
 
 from backstop.brokers.protocol import Places, QueueState
 from backstop.evidence.settle import Progress
+from backstop.model.records import EARLIEST, LATEST
 from backstop.verdicts.frames import DEAD_LETTER, Row, micros
 
 if TYPE_CHECKING:
@@ -29,6 +31,13 @@ class QueueLook:
     accepted: bool
     previous_next_offset: int | None
     previous_read_at: datetime | None
+
+
+class DelayLook(NamedTuple):
+    """Whatever was due before `delivered_until` had come to the topic's queues by `recorded_at`."""
+
+    recorded_at: datetime
+    delivered_until: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +108,10 @@ class Looks:
     queues: dict[str, dict[int, QueueLook]] = field(default_factory=dict)
     gone: dict[str, dict[int, QueueLook]] = field(default_factory=dict)
     """By topic: queues of earlier looks that the broker does not name any more, as a life that a person must accept."""
+    delays: dict[str, list[DelayLook] | None] = field(default_factory=dict)
+    """By topic: how far earlier looks found its delay storage emptied; null: the broker keeps nothing back."""
+    delivered: dict[str, DelayLook] = field(default_factory=dict)
+    """By topic: what this look found, to be remembered."""
     servers: dict[tuple[str, str, str], frozenset[str]] = field(default_factory=dict)
     """(broker, its kind, topic) -> the servers that this look found, to be remembered."""
     groups: dict[tuple[str, str], GroupLook] = field(default_factory=dict)
@@ -128,6 +141,17 @@ class Looks:
             for look in self.groups.values()
             for message_id in look.waiting or ()
         ]
+        return rows
+
+    def delay_rows(self) -> list[Row]:
+        """Rows of frames.DELAY_LOOK. From a broker that was removed nothing comes any more: a person says so, or nothing that went
+        there is judged by time."""
+        rows: list[Row] = [row for other in self.others for row in other.delay_rows()]
+        brokers = {look.topic: look.broker for look in self.groups.values()}
+        for topic, looks in self.delays.items():
+            rows += _delay_rows(topic, brokers[topic], looks)
+        for topic, broker in self.removed:
+            rows += _delay_rows(topic, broker, None)
         return rows
 
     def lives(self, topic: str) -> dict[int, QueueLook]:
@@ -208,3 +232,25 @@ class Looks:
                     }
                 )
         return rows
+
+
+def _delay_rows(topic: str, broker: str, looks: Sequence[DelayLook] | None) -> list[Row]:
+    """One row for each interval of due instants, with the first look that found nothing of it left."""
+    looks = [DelayLook(EARLIEST, LATEST)] if looks is None else looks
+    by_due = sorted(looks, key=lambda look: look.delivered_until)
+    first_seen = list(accumulate((look.recorded_at for look in reversed(by_due)), min))[::-1]
+    after: int | None = None
+    rows: list[Row] = []
+    for look, seen_at in zip(by_due, first_seen, strict=True):
+        until = micros(look.delivered_until)
+        rows.append(
+            {
+                "topic": topic,
+                "broker": broker,
+                "due_after": after,
+                "due_until": until,
+                "seen_at": micros(seen_at),
+            }
+        )
+        after = until
+    return rows

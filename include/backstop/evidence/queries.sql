@@ -29,6 +29,9 @@ WHERE consumer_group = %(group)s AND broker = %(broker)s AND topic = %(topic)s A
 ORDER BY recorded_at DESC
 LIMIT 1;
 
+-- name: delay_looks: up to when everything that was due had come to a topic's queues, and by when that was seen
+SELECT recorded_at, delivered_until FROM delay_look WHERE broker = %(broker)s AND topic = %(topic)s;
+
 -- name: stored_progress: the progress of the last run, which log-derived progress never falls below
 SELECT queue_id, epoch, next_offset
 FROM progress
@@ -126,6 +129,16 @@ VALUES (%(group)s, %(broker)s, %(topic)s, %(queue_id)s, %(epoch)s, %(next_offset
 -- name: record_retry_place: how far a group was in its retry queues when this run looked
 INSERT INTO retry_place (consumer_group, broker, topic, recorded_at, places)
 VALUES (%(group)s, %(broker)s, %(topic)s, %(recorded_at)s, %(places)s);
+
+-- name: record_delay_look: up to when everything that was due had come by this look, if farther than any look before said
+INSERT INTO delay_look (broker, topic, recorded_at, delivered_until)
+SELECT %(broker)s, %(topic)s, %(recorded_at)s, %(delivered_until)s
+WHERE NOT EXISTS (
+    SELECT 1 FROM delay_look
+    WHERE broker = %(broker)s AND topic = %(topic)s AND delivered_until >= %(delivered_until)s);
+
+-- name: forget_delay_looks: what is older than any progress that can be settled
+DELETE FROM delay_look WHERE topic = %(topic)s AND recorded_at < %(before)s;
 
 -- name: forget_retry_places: what no look can need any more
 DELETE FROM retry_place WHERE consumer_group = %(group)s AND topic = %(topic)s AND recorded_at < %(before)s;

@@ -9,17 +9,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from backstop.brokers.protocol import (
     Broker,
+    Delayer,
     GroupPosition,
     Places,
     ProgressMeans,
     QueueState,
     Retries,
 )
-from backstop.evidence.evidence import DeadLetters, GroupLook, Looks, QueueLook
+from backstop.evidence.evidence import DeadLetters, DelayLook, GroupLook, Looks, QueueLook
+from backstop.evidence.require_possible import (
+    require_possible_positions,
+    require_possible_queues,
+)
 from backstop.evidence.require_servers import require_servers
 from backstop.evidence.settle import Progress, cut, present_epoch, settle
 from backstop.evidence.sources import Sources
@@ -141,6 +146,8 @@ def _look_at_topic(
             )
         except Unavailable as error:
             unread[group] = error
+    if looks.to_judge:
+        _look_at_delays(looks, broker, cursor, topic, name)
     broker_clock = clocks.within(broker, sources.settings.policy_for(topic).max_clock_skew)
     looks.queues[topic], looks.gone[topic] = queues, gone
     for group in retry:
@@ -168,10 +175,25 @@ def _look_at_topic(
         looks.groups[topic, group] = replace(looks.groups[topic, group], clock_good=broker_clock)
 
 
+def _look_at_delays(looks: Looks, broker: Broker, cursor: Any, topic: str, name: str) -> None:
+    """Which looks found the topic's delay storage emptied up to when: earlier ones as they were recorded, and this one."""
+    if not broker.capabilities.delays_messages:
+        looks.delays[topic] = None
+        return
+    cursor.execute(_SQL["delay_looks"], {"broker": name, "topic": topic})
+    looks.delays[topic] = [DelayLook(*row) for row in cursor.fetchall()]
+    delivered_until = cast(Delayer, broker).delivered_until(topic)
+    cursor.execute(_SQL["control_clock"])
+    looks.delivered[topic] = DelayLook(cursor.fetchone()[0], delivered_until)
+
+
 def _position(broker: Broker, sources: Sources, topic: str, group: str) -> dict[int, GroupPosition]:
     if sources.settings.groups[group].progress == "logged":
         return {}  # derived from the logs, after the queues are known
-    return {position.queue_id: position for position in broker.progress(topic, group)}
+    positions = require_possible_positions(
+        f"group {group} of topic {topic}", broker.progress(topic, group)
+    )
+    return {position.queue_id: position for position in positions}
 
 
 def _retries(
@@ -195,7 +217,9 @@ def _retries(
             {"group": group, "broker": name, "topic": topic, "until": as_of - grace},
         )
         since = next((row[0] for row in cursor.fetchall()), {})
-    return broker.list_retries(topic, group, since)
+    seen = broker.list_retries(topic, group, since)
+    require_possible_positions(f"what comes to {group} of {topic} again", seen.but_for_them or ())
+    return seen
 
 
 def _grace(broker: Broker, sources: Sources, topic: str, group: str) -> timedelta:
@@ -216,7 +240,7 @@ def _queues(
     cursor.execute(_SQL["present_epochs"], {"broker": name, "topic": topic})
     stored = {row[0]: row[1:] for row in cursor.fetchall()}
     queues: dict[int, QueueLook] = {}
-    states = broker.queues(topic)
+    states = require_possible_queues(f"topic {topic}", broker.queues(topic))
     first = {state.queue_id: state.epoch for state in states if state.queue_id not in stored}
     accepted_first = _first_lives(sources, name, topic, first, looks.drained) if first else {}
     for state in states:
@@ -331,8 +355,14 @@ def _logged(
     look: GroupLook, broker: Broker, sources: Sources, cursor: Any, queues: Mapping[int, QueueLook]
 ) -> dict[int, Progress]:
     """The highest logged offset plus one, kept as a maximum for each epoch."""
+    # Logs of two lives carry one epoch where it has a number here: their maximum says nothing.
+    ends = {
+        (queue_id, queue.epoch): queue.state.next_offset
+        for queue_id, queue in queues.items()
+        if "~" not in queue.epoch
+    }
     try:
-        logged = sources.logs_of(look.group).highest_logged(look.group, look.topic)
+        logged = sources.logs_of(look.group).highest_logged(look.group, look.topic, ends)
     except Unavailable as error:
         sources.missed(f"store {sources.settings.groups[look.group].store}", error)
         return {}
@@ -341,20 +371,10 @@ def _logged(
     )
     stored = {(row[0], row[1]): row[2] for row in cursor.fetchall()}
     offsets: dict[int, int] = {}
-    for queue_id, queue in queues.items():
-        if "~" in queue.epoch:
-            continue  # logs of two lives carry one epoch here: their maximum says nothing
-        first = (
-            queue.state.next_offset
-            if queue.state.next_offset == (queue.state.first_offset or 0) == 0
-            else 0
-        )
-        here = logged.get((queue_id, queue.epoch))
-        logged_to = max(
-            first, stored.get((queue_id, queue.epoch), 0), -1 if here is None else here + 1
-        )
-        # Nobody has passed what was not stored yet, whatever offset a row holds.
-        offsets[queue_id] = min(logged_to, queue.state.next_offset)
+    for (queue_id, epoch), end in ends.items():
+        logged_to = max(0, stored.get((queue_id, epoch), 0), logged.get((queue_id, epoch), -1) + 1)
+        # Nobody has passed what was not stored yet.
+        offsets[queue_id] = min(logged_to, end)
     times = broker.passed_until(look.topic, offsets)
     return {q: Progress(queues[q].epoch, offset, times[q]) for q, offset in offsets.items()}
 

@@ -6,30 +6,64 @@ between publish and settle would leave a message that can neither be confirmed n
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
+from backstop.evidence.apply_apart import apply_apart
 from backstop.evidence.sources import Sources
-from backstop.model.errors import Unavailable
+from backstop.model.errors import StoreFailed, Unavailable
+from backstop.model.records import Key
+from backstop.stores.protocol import StubStore
 
 _BATCH = 1_000
 
 
 class Recovered(NamedTuple):
-    """How many attempts were recovered, and the shards that failed, by name."""
+    """How many attempts were recovered, the shards that failed, and of each other shard the rows that it refused to change."""
 
     attempts: int
-    failed: dict[str, Unavailable]
+    failed: Mapping[str, Unavailable]
+    refused: Mapping[str, Sequence[tuple[Key, StoreFailed]]]
+
+    def missed(self) -> dict[str, str]:
+        """What was not recovered, and why, as a run reports it."""
+        return {f"attempts of shard {name}": error.what for name, error in self.failed.items()} | {
+            f"{len(rows)} attempts of shard {name}": rows[0][1].what
+            for name, rows in self.refused.items()
+        }
 
 
 def recover_attempts(sources: Sources) -> Recovered:
-    """Each shard by itself: one that fails keeps nobody else's attempts from being recovered."""
+    """Each shard by itself, and each row that its shard refuses: neither keeps any other attempt from being recovered."""
     settings = sources.settings
     shortest = min(settings.policy_for(topic).max_send_duration for topic in settings.topics)
-    attempts, failed = 0, {}
+    attempts, failed, refused = (
+        0,
+        dict[str, Unavailable](),
+        dict[str, list[tuple[Key, StoreFailed]]](),
+    )
     for name in settings.producers:
+        rows: list[tuple[Key, StoreFailed]] = []
         try:
-            while found := sources.shard(name).recover(_BATCH, shortest.total_seconds()):
-                attempts += len(found)
+            attempts += _recover(sources.shard(name), shortest.total_seconds(), rows)
         except Unavailable as error:
             failed[name] = error
-    return Recovered(attempts, failed)
+        if rows:
+            refused[name] = rows
+    return Recovered(attempts, failed, refused)
+
+
+def _recover(store: StubStore, seconds: float, refused: list[tuple[Key, StoreFailed]]) -> int:
+    attempts = 0
+    try:
+        while found := store.recover(_BATCH, seconds):
+            attempts += len(found)
+    except StoreFailed:
+        # A row is at fault, or all of them: by key it shows.
+        after = Key("", "")
+        while keys := store.late(after, _BATCH):
+            recover = partial(store.recover_of, max_send_seconds=seconds)
+            attempts += sum(map(len, apply_apart(keys, recover, refused)))
+            after = keys[-1]
+    return attempts

@@ -152,6 +152,7 @@ def gather(
             "shard_state": table(frames.SHARD_STATE, looks.shard_state_rows()),
             "progress": table(frames.PROGRESS, looks.progress_rows()),
             "waiting": table(frames.WAITING, looks.waiting_rows()),
+            "delay_look": table(frames.DELAY_LOOK, looks.delay_rows()),
             "dead_letter": looks.dead.table(),
             "decision": table(frames.DECISION, decisions),
             "no_taker": table(frames.NO_TAKER, frames.no_taker_rows(settings)),

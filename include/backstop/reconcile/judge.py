@@ -54,10 +54,9 @@ def judge(
     with Sources(settings, connections) as sources:
         if not run.dry_run:
             # Again before the read, because time has passed since the run began; what fails here makes the run incomplete.
-            attempts, failed = recover_attempts(sources)
-            counts.add("recovered_attempts", attempts)
-            for name, error in failed.items():
-                sources.missed(f"attempts of shard {name}", error)
+            recovered = recover_attempts(sources)
+            counts.add("recovered_attempts", recovered.attempts)
+            sources.unreachable.update(recovered.missed())
         due = read_due(spark, settings, connections, sources, run.as_of, scope, partitions)
         gathered = gather(
             spark, settings, connections, control, run, sources, due, phases, partitions

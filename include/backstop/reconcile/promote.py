@@ -24,6 +24,7 @@ from backstop.cases.open import Member
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.control.connection import connect
+from backstop.evidence.apply_apart import apply_apart
 from backstop.evidence.sources import Sources, reason
 from backstop.model.errors import (
     PromotionFailed,
@@ -34,6 +35,7 @@ from backstop.model.errors import (
 )
 from backstop.model.records import Counts, Key
 from backstop.reconcile.find_gaps import find_gaps
+from backstop.reconcile.find_takers import ask_about_untaken
 from backstop.reconcile.lineage import not_continued, topics_of
 from backstop.reconcile.open_cases import CaseKey, open_cases
 from backstop.requests.ask import (
@@ -53,7 +55,7 @@ from backstop.verdicts.blast_radius import Radius, too_wide
 _SQL = load("backstop.reconcile", "queries.sql")
 _FORGET = [
     load("backstop.evidence", "queries.sql")[name]
-    for name in ("forget_history", "forget_retry_places")
+    for name in ("forget_history", "forget_retry_places", "forget_delay_looks")
 ]
 _CONTROL_CLOCK = load("backstop.evidence", "queries.sql")["control_clock"]
 _CLOCK_SAMPLES = 3
@@ -63,8 +65,6 @@ _STUBS = 20_000
 """As many as a shard changes in one commit."""
 _SHARDS_AT_ONCE = 8
 """Each has a connection to the control database."""
-_REFUSED_ROWS = 20
-"""A shard that refuses more rows than this refuses all of them."""
 Delivery = tuple[str, str]
 """topic, consumer_group"""
 
@@ -77,7 +77,7 @@ def promote(settings: Settings, connections: Connections, control: Any, run: Run
     """
     counts, failures = Counts(), Failures()
     with Sources(settings, connections) as sources:
-        _require_lineages(settings, sources, control, run.run_id)
+        _leave_unproven(settings, sources, control, failures, run)
         counts += _promote_control(settings, sources, control, run)
         counts += find_gaps(settings, sources, control, run)
         counts.add(
@@ -213,6 +213,7 @@ def _promote_control(settings: Settings, sources: Sources, control: Any, run: Ru
             members.setdefault(("refused", topic, group), []).append(
                 (shard, topic, message_id, group)
             )
+        counts += ask_about_untaken(settings, cursor, run)
         counts += open_cases(
             cursor, run.run_id, members, {("mass_loss", *pair): why for pair, why in held.items()}
         )
@@ -320,14 +321,23 @@ def _scanned(control: Any, run_id: int) -> dict[str, str]:
         return {subject.removeprefix("store "): lineage for subject, lineage in cursor.fetchall()}
 
 
-def _require_lineages(settings: Settings, sources: Sources, control: Any, run_id: int) -> None:
-    changed = not_continued(settings, sources, _scanned(control, run_id))
-    if changed:
-        raise StoreUnavailable(
-            f"What run {run_id} saw done in {', '.join(changed)} may be lost: the server is another one now, went back, or does"
-            " not answer.",
-            kept="Nothing of the run was promoted; its stubs stay due.",
-            next_step="The next run judges them again.",
+def _leave_unproven(
+    settings: Settings, sources: Sources, control: Any, failures: Failures, run: Run
+) -> None:
+    """What the run's scan saw done in a store may be lost where that is another server now, went back, or does not answer:
+    nothing is promoted of the topics that rest on it, and the next run judges them again. The other topics need nothing of it."""
+    for store in not_continued(settings, sources, _scanned(control, run.run_id)):
+        topics = topics_of(settings, store)
+        with control, control.cursor() as cursor:
+            hold(cursor, run)
+            cursor.execute(_SQL["leave_topics"], {"run_id": run.run_id, "topics": topics})
+        failures.add(
+            f"topics {', '.join(topics)}",
+            StoreUnavailable(
+                f"what the run saw done in store {store} may be lost: the server is another one now, went back, or does not answer",
+                kept="Nothing of these topics was promoted; their stubs stay due.",
+                next_step="The next run judges them again.",
+            ),
         )
 
 
@@ -391,16 +401,18 @@ def _promote_shard(
 ) -> int:
     """A row that the shard refuses is noted and left as it is: its stub stays due, and the next run judges it."""
     moved, own_as_of = 0, _by_the_clock_of(store, control, as_of)
-    refused: list[Exception] = []
+    refused: list[tuple[StubOutcome, StoreFailed]] = []
     with control, control.cursor(name="staged") as rows:
         rows.execute(_SQL["staged_stubs"], {"run_id": run_id, "shard": name})
         while chunk := rows.fetchmany(_STUBS):
             outcomes = [StubOutcome(Key(row[0], row[1]), *row[2:]) for row in chunk]
-            moved += _promote_rows(store, outcomes, as_of, own_as_of, refused)
+            moved += sum(
+                apply_apart(outcomes, lambda some: store.promote(some, as_of, own_as_of), refused)
+            )
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["forget_shard"], {"run_id": run_id, "shard": name})
     if refused:
-        failures.add(f"{len(refused)} stubs of shard {name}", refused[0])
+        failures.add(f"{len(refused)} stubs of shard {name}", refused[0][1])
     return moved
 
 
@@ -415,27 +427,3 @@ def _by_the_clock_of(store: StubStore, control: Any, as_of: datetime) -> datetim
         return own - now
 
     return as_of + max(ask() for _ in range(_CLOCK_SAMPLES))
-
-
-def _promote_rows(
-    store: StubStore,
-    outcomes: Sequence[StubOutcome],
-    as_of: Any,
-    own_as_of: datetime,
-    refused: list[Exception],
-) -> int:
-    """Halves what the shard refuses until the rows at fault stand alone; raises once there are too many of them."""
-    try:
-        return store.promote(outcomes, as_of, own_as_of)
-    except StoreUnavailable as error:
-        # What only did not answer is finished by the next run; an odd row is not.
-        if not isinstance(error, StoreFailed) or len(refused) >= _REFUSED_ROWS:
-            raise
-        if len(outcomes) == 1:
-            refused.append(error)
-            return 0
-        middle = len(outcomes) // 2
-        return sum(
-            _promote_rows(store, part, as_of, own_as_of, refused)
-            for part in (outcomes[:middle], outcomes[middle:])
-        )

@@ -13,6 +13,14 @@ SELECT r.subject, r.lineage
 FROM staged_read r JOIN run ON run.run_id = r.run_id AND run.stage = r.stage
 WHERE r.run_id = %(run_id)s AND r.lineage IS NOT NULL;
 
+-- name: leave_topics: nothing of these topics is promoted
+WITH stubs AS (
+    DELETE FROM staged_stub WHERE run_id = %(run_id)s AND topic = ANY (%(topics)s::text[])
+), counts AS (
+    DELETE FROM staged_count WHERE run_id = %(run_id)s AND topic = ANY (%(topics)s::text[])
+)
+DELETE FROM staged_verdict WHERE run_id = %(run_id)s AND topic = ANY (%(topics)s::text[]);
+
 -- name: lapse_confirmations: what rests on work that was found done is judged again
 DELETE FROM staged_stub
 WHERE run_id = %(run_id)s AND topic = ANY (%(topics)s::text[]) AND new_status IN ('confirmed', 'exhausted')
@@ -146,6 +154,28 @@ WHERE v.run_id = %(run_id)s AND v.eligible AND v.topic = ANY (%(topics)s::text[]
             AND m.consumer_group = v.consumer_group)
 ORDER BY v.topic, v.message_id
 LIMIT %(limit)s;
+
+-- name: untaken: by topic, how many messages the run sets aside because no group owes them, and some of their ids
+SELECT s.topic, count(*), (array_agg(s.message_id ORDER BY s.message_id))[1:5]
+FROM staged_stub s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
+WHERE s.run_id = %(run_id)s AND s.new_status = 'no_taker' AND s.old_status <> 'no_taker'
+GROUP BY s.topic
+ORDER BY s.topic;
+
+-- name: note_untaken: the topic has messages that no group took, and these are its groups; a look that is still to come stays so
+INSERT INTO no_taker (topic, since, groups_hash, run_id) VALUES (%(topic)s, %(since)s, %(groups_hash)s, %(run_id)s)
+ON CONFLICT (topic) DO UPDATE SET run_id = excluded.run_id;
+
+-- name: topics_untaken: topics with messages that no group took, since when, and which groups they had when that was looked at last
+SELECT topic, since, groups_hash, run_id FROM no_taker
+WHERE %(topics)s::text[] IS NULL OR topic = ANY (%(topics)s::text[])
+ORDER BY topic;
+
+-- name: looked_at_untaken: ... they have these groups now, and some of the messages are still nobody's
+UPDATE no_taker SET groups_hash = %(groups_hash)s WHERE topic = %(topic)s;
+
+-- name: none_untaken: ... none is left
+DELETE FROM no_taker WHERE topic = %(topic)s AND run_id = %(noted_by)s;
 
 -- name: findings: the deliveries that need a person, by case
 SELECT s.case_kind, s.topic, s.consumer_group, s.shard, s.message_id

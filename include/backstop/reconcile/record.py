@@ -44,6 +44,16 @@ def record_looks(cursor: Any, run: Run, looks: Looks) -> None:
                     "read_at": queue.state.read_at,
                 },
             )
+    for topic, delays in looks.delivered.items():
+        cursor.execute(
+            _SQL["record_delay_look"],
+            {
+                "broker": brokers[topic],
+                "topic": topic,
+                "recorded_at": delays.recorded_at,
+                "delivered_until": delays.delivered_until,
+            },
+        )
     for look in looks.groups.values():
         for queue_id, progress in look.live.items():
             seen = {

@@ -1,4 +1,5 @@
-"""Judges by key what no scan reads: the messages of open cases, and exhausted stubs that no open case is about.
+"""Judges by key what no scan reads: the messages of open cases, exhausted stubs that no open case is about, and those that no
+group owed until now (find_takers).
 
 A log that came late confirms an exhausted stub. One whose case was lost or is over (a crash between the two databases, a
 restore, a person's decision about each of its deliveries) is confirmed, or becomes a case.
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -16,10 +18,12 @@ from backstop.cases.close import close_satisfied
 from backstop.cases.open import Member
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.evidence.apply_apart import apply_apart
 from backstop.evidence.judge_by_key import Judge, Judgement, Promise
 from backstop.evidence.sources import Sources, guarded
 from backstop.model.errors import StoreFailed, StoreUnavailable, Unavailable
 from backstop.model.records import Counts, Key, StubStatus, Verdict
+from backstop.reconcile.find_takers import find_takers
 from backstop.reconcile.open_cases import CaseKey, open_cases
 from backstop.runs.run import Run, add_counts, hold
 from backstop.runs.scope import topics_of
@@ -37,7 +41,7 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
     """For the run's topics; returns how many messages were read again, stubs confirmed, cases opened and closed.
 
     The counts are added to the run's. Raises StoreUnavailable, after all else was done, for the shards whose exhausted stubs
-    could not be read.
+    could not be read or confirmed.
     """
     counts, missed = Counts(), dict[str, str]()
     with control, control.cursor() as cursor:
@@ -54,12 +58,13 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
         cursor.execute(_SQL["begun_withdrawals"], {"topics": topics_of(run.scope)})
         begun = {Key(*row) for row in cursor.fetchall()}
         members += sorted(begun.difference(members))
+    counts += find_takers(settings, connections, control, run, missed)
     with Judge(settings, connections, control) as judge:
         keys = chain(members, _without_open_case(settings, connections, control, run, missed))
         while batch := list(islice(keys, _BATCH)):
             seen = judge.judgement(batch)
             counts.add("revisited", len(seen.stubs))
-            counts += _confirm(judge.sources, seen)
+            counts += _confirm(judge.sources, seen, missed)
             done = [
                 (*one.key, one.consumer_group)
                 for one in seen.judged
@@ -75,9 +80,9 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
     add_counts(control, run, counts)
     if missed:
         raise StoreUnavailable(
-            f"Exhausted stubs could not be read: {'; '.join(f'{shard}: {why}' for shard, why in missed.items())}",
-            kept="Everything else was judged; these stubs stay exhausted, and their cases stay open.",
-            next_step="Fix the databases listed above; the next run reads their exhausted stubs.",
+            f"Stubs that were set aside could not be read or moved: {'; '.join(f'{shard}: {why}' for shard, why in missed.items())}",
+            kept="Everything else was judged; these stubs stay as they are, and their cases stay open.",
+            next_step="Fix the databases listed above; the next run reads them again.",
         )
     return counts
 
@@ -115,8 +120,8 @@ def _exhausted(
         missed[f"shard {shard}"] = error.what
 
 
-def _confirm(sources: Sources, seen: Judgement) -> Counts:
-    """Exhausted stubs of which everything is done by now."""
+def _confirm(sources: Sources, seen: Judgement, missed: dict[str, str]) -> Counts:
+    """Exhausted stubs of which everything is done by now; rows that their shard refuses to change are noted in `missed`."""
     counts = Counts()
     confirmed: dict[str, list[StubOutcome]] = defaultdict(list)
     for row in seen.outcomes:
@@ -127,8 +132,12 @@ def _confirm(sources: Sources, seen: Judgement) -> Counts:
                 StubOutcome(key, str(stub.status), "confirmed", stub.send_count, None)
             )
     for shard, outcomes in confirmed.items():
+        refused: list[tuple[StubOutcome, StoreFailed]] = []
         try:
-            counts.add("late_confirmed", sources.shard(shard).promote(outcomes, seen.as_of))
+            promote = partial(sources.shard(shard).promote, as_of=seen.as_of)
+            counts.add("late_confirmed", sum(apply_apart(outcomes, promote, refused)))
+            if refused:
+                missed[f"{len(refused)} stubs of shard {shard}"] = refused[0][1].what
         except Unavailable as error:
             sources.missed(f"shard {shard}", error)
             counts.add("unreachable")

@@ -47,12 +47,13 @@ def due(work: Work[ReconcileInput]) -> int | None:
 def recover(work: Work[ReconcileInput]) -> Counts:
     """Ends attempts that nobody settled in time.
 
-    A shard that fails here is counted as `unrecovered`; the count of what is due, or the judge, finds it again and ends the run
-    as incomplete.
+    A shard that fails here, or refuses some rows, is counted as `unrecovered`; the count of what is due, or the judge, finds it
+    again and ends the run as incomplete.
     """
     with Sources(work.settings, work.connections) as sources:
-        attempts, failed = recover_attempts(sources)
-    numbers = Counts(recovered_attempts=attempts, unrecovered=len(failed))
+        recovered = recover_attempts(sources)
+    unrecovered = len(recovered.failed) + len(recovered.refused)
+    numbers = Counts(recovered_attempts=recovered.attempts, unrecovered=unrecovered)
     return Counts({name: number for name, number in numbers.items() if number})
 
 

@@ -18,7 +18,9 @@ from typing import Any
 
 from backstop.config.policy import Policy
 from backstop.config.settings import Settings
+from backstop.evidence.apply_apart import apply_apart
 from backstop.evidence.judge_by_key import Judge
+from backstop.model.errors import StoreFailed
 from backstop.model.records import Key, Message
 from backstop.requests.policy import (
     RECONCILE,
@@ -211,9 +213,9 @@ def look_at_requests(
 
 def take_numbers(
     worker: Worker, store: StubStore, claimed: Claimed, decisions: Mapping[int, Decision]
-) -> dict[int, tuple[Request, Message]]:
+) -> tuple[dict[int, tuple[Request, Message]], dict[int, StoreFailed]]:
     """Moves the send count of every message to send; one commit of the shard. By request id: those that are
-    now ours, and what to publish.
+    now ours, and what to publish; and those whose row the shard refuses to change, whose numbers nobody has.
 
     Raises StoreUnavailable: then some numbers may be taken, and recovery finds out.
     """
@@ -240,8 +242,14 @@ def take_numbers(
                     broker=broker,
                 )
             )
-    won = store.claim(claims)
-    return {wanted[key].request_id: (wanted[key], message) for key, message in won.items()}
+    refused: list[tuple[Claim, StoreFailed]] = []
+    won: dict[Key, Message] = {}
+    for taken in apply_apart(claims, store.claim, refused):
+        won |= taken
+    return (
+        {wanted[key].request_id: (wanted[key], message) for key, message in won.items()},
+        {wanted[claim.key].request_id: error for claim, error in refused},
+    )
 
 
 def measure_queue_delays(worker: Worker, topics: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backstop.evidence.recover_attempts import recover_attempts
-from backstop.model.errors import Unavailable
+from backstop.model.errors import StoreFailed, Unavailable
 from backstop.model.records import Attempt, Counts, Key, RequestState, Stub
 from backstop.resend.claim import Worker
 from backstop.runs.run import hold
@@ -41,11 +41,13 @@ def recover(worker: Worker) -> Counts:
     """Brings attempts and requests to an end; what does not answer stays as it is, and is named in
     `worker.missed`."""
     counts = Counts()
-    attempts, failed = recover_attempts(worker.judge.sources)
-    if attempts:
-        counts.add("recovered_attempts", attempts)
-    for name, error in failed.items():
-        worker.miss(f"shard {name}", error.what)
+    recovered = recover_attempts(worker.judge.sources)
+    if recovered.attempts:
+        counts.add("recovered_attempts", recovered.attempts)
+    for name, error in recovered.failed.items():
+        if not isinstance(error, StoreFailed):
+            worker.miss(f"shard {name}", error.what)
+    worker.miss_all(recovered.missed())
     for batch in _left_behind(worker):
         ends = [
             end

@@ -166,8 +166,16 @@ def _send(
     store = worker.judge.sources.shard(lot.shard)
     attempt_until = monotonic() + worker.policy(lot.topic).attempt_timeout.total_seconds()
     chunk = replace(claimed, requests=[r for r in claimed.requests if r.request_id in sends])
-    taken = take_numbers(worker, store, chunk, decisions)
-    ends = {number: end_without_send(sends[number]) for number in sends.keys() - taken.keys()}
+    taken, refused = take_numbers(worker, store, chunk, decisions)
+    ends = {
+        number: end_without_send(sends[number])
+        for number in sends.keys() - taken.keys() - refused.keys()
+    }
+    if refused:
+        why = next(iter(refused.values())).what
+        worker.miss(f"{len(refused)} stubs of shard {lot.shard}", why)
+        later = worker.instant() + worker.policy(lot.topic).backoff_base
+        ends |= dict.fromkeys(refused, End(RequestState.OPEN, f"not claimed: {why}", later))
     if not taken:
         return ends
     counts.add("handed_out", len(taken))

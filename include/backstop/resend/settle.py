@@ -13,7 +13,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from backstop.brokers.protocol import Receipt
-from backstop.model.records import Outcome, RequestState
+from backstop.evidence.apply_apart import apply_apart
+from backstop.model.errors import StoreFailed
+from backstop.model.records import Key, Outcome, RequestState
 from backstop.model.storable_text import escaped
 from backstop.requests.ask import FOR_GOOD
 from backstop.requests.policy import Decision, NotNeeded, Postpone, Route, Send
@@ -50,7 +52,7 @@ def settle_attempts(
     now on.
 
     An attempt that was taken from us meanwhile (its deadline passed) counts as unknown: so it was recorded.
-    Raises StoreUnavailable: then recovery records them as unknown.
+    Raises StoreUnavailable: then recovery records them as unknown; so it does with one whose row the shard refuses to change.
     """
     settlements = [
         Settlement(
@@ -66,7 +68,8 @@ def settle_attempts(
         )
         for request_id, request in requests.items()
     ]
-    ours = store.settle(settlements) if settlements else set()
+    refused: list[tuple[Settlement, StoreFailed]] = []
+    ours = set[Key]().union(*apply_apart(settlements, store.settle, refused))
     return {
         request_id: receipts[request_id].outcome if request.key in ours else Outcome.UNKNOWN
         for request_id, request in requests.items()

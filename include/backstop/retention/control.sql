@@ -73,6 +73,9 @@ SELECT p.ctid FROM progress_history p WHERE p.recorded_at < %(before)s LIMIT %(l
 -- name: retry_place: the same for places in retry queues
 SELECT p.ctid FROM retry_place p WHERE p.recorded_at < %(before)s LIMIT %(limit)s;
 
+-- name: delay_look: the same for looks at delay storage
+SELECT p.ctid FROM delay_look p WHERE p.recorded_at < %(before)s LIMIT %(limit)s;
+
 -- name: watch_finding: findings of the watch that are over
 SELECT f.ctid FROM watch_finding f WHERE f.over_at < %(before)s LIMIT %(limit)s;
 

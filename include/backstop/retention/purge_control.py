@@ -30,6 +30,7 @@ BY_RUN = (
 BY_AGE = (
     "progress_history",
     "retry_place",
+    "delay_look",
     "watch_finding",
     "open_delivery",
     "quarantine",

@@ -33,6 +33,12 @@ class StubAudit(Protocol):
         """A page of the exhausted stubs, by key."""
         ...
 
+    def no_taker_between(
+        self, topic: str, start: datetime, end: datetime, after: tuple[str, str], limit: int
+    ) -> list[tuple[Key, str]]:
+        """As `confirmed_between`, of stubs that no group owed."""
+        ...
+
     def overdue(self, since: Mapping[str, datetime], after: Key, limit: int) -> list[Key]:
         """A page of the pending stubs of these topics, by key, that were created, due and last sent before `since`."""
         ...

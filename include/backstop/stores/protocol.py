@@ -334,6 +334,14 @@ class StubStore(StubSource, Protocol):
         """
         ...
 
+    def late(self, after: Key, limit: int) -> list[Key]:
+        """The messages of such attempts behind `after`, in the order of their keys; at most `limit`."""
+        ...
+
+    def recover_of(self, keys: Sequence[Key], max_send_seconds: float) -> list[Key]:
+        """`recover` for such attempts of these messages alone; one commit."""
+        ...
+
     def promote(
         self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None
     ) -> int:
@@ -418,8 +426,14 @@ class LogStore(LogSource, Protocol):
         """By topic, how many logs were first received in [start, end); a topic without any is absent."""
         ...
 
-    def highest_logged(self, group: str, topic: str) -> dict[tuple[int, str], int]:
-        """(queue, epoch) -> highest logged offset, of original positions only."""
+    def highest_logged(
+        self, group: str, topic: str, ends: Mapping[tuple[int, str], int]
+    ) -> dict[tuple[int, str], int]:
+        """(queue, epoch) -> highest logged offset below its end, of original positions only; one without any is absent.
+
+        `ends`: the next offset of each queue and epoch asked for. A row that names an offset which was never stored there, as
+        another program may write it, says nothing about how far the group got.
+        """
         ...
 
     def check(self) -> list[Finding]: ...

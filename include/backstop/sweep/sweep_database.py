@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from backstop.evidence.apply_apart import apply_apart
+from backstop.evidence.sources import guarded
+from backstop.model.errors import StoreFailed
 from backstop.stores.postgresql.leases import HeldLease, PostgresLeases
 from backstop.sweep.decide import Decision, Truth, decide
 from backstop.sweep.tally import Line, Tally
@@ -28,7 +31,13 @@ def sweep_database(
     """
     groups = list(untouched)
     # Nobody hears of each lease: the database decides as `decide` would, and counts.
-    left = limit if dry_run else limit - _take_back(leases, place, groups, tally, limit)
+    left = limit
+    if not dry_run:
+        try:
+            with guarded(place, StoreFailed):
+                left -= _take_back(leases, place, groups, tally, limit)
+        except StoreFailed:
+            left = limit - _take_back_apart(leases, place, untouched, tally, limit)
     for endless in (False, True) if dry_run else (True,):
         while left > 0:
             size = min(SHOWN if dry_run else BATCH, left)
@@ -57,6 +66,34 @@ def _take_back(
         if number < size:
             break
     return limit - left
+
+
+def _take_back_apart(
+    leases: PostgresLeases, place: str, untouched: Mapping[str, float], tally: Tally, limit: int
+) -> int:
+    """The same, lease by lease where the database refuses to change one: no other worker's lease waits for that."""
+    taken_back = 0
+    refused: list[tuple[HeldLease, StoreFailed]] = []
+
+    def reclaim(some: Sequence[HeldLease]) -> list[tuple[str, str, str]]:
+        with guarded(place, StoreFailed):
+            return leases.reclaim(some)
+
+    while taken_back < limit:
+        size = min(SHOWN, limit - taken_back)
+        seen, _ = leases.settle(list(untouched), untouched, size, False, None)
+        known = {lease[:3] for lease, _ in refused}
+        wanted = [lease for lease in _ended(seen) if lease[:3] not in known]
+        taken = {key for some in apply_apart(wanted, reclaim, refused) for key in some}
+        for lease in seen:
+            if lease[:3] in taken:
+                _count(tally, place, lease, True, False)
+        taken_back += len(taken)
+        if not taken or len(seen) < size:
+            break
+    if refused:
+        tally.missed[f"{len(refused)} leases of {place}"] = refused[0][1].what
+    return taken_back
 
 
 def _ended(seen: Sequence[HeldLease]) -> list[HeldLease]:

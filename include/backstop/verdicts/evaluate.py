@@ -34,6 +34,7 @@ RELATIONS: Mapping[str, Mapping[str, Columns]] = {
         "shard_state": frames.SHARD_STATE,
         "progress": frames.PROGRESS,
         "waiting": frames.WAITING,
+        "delay_look": frames.DELAY_LOOK,
         "dead_letter": frames.DEAD_LETTER,
         "decision": frames.DECISION,
     },

@@ -142,6 +142,14 @@ DEAD_LETTER: Final[Columns] = {
 }
 WAITING: Final[Columns] = {"topic": "string", "message_id": "string", "consumer_group": "string"}
 """What the broker will deliver to a group again, or later."""
+DELAY_LOOK: Final[Columns] = {
+    "topic": "string",
+    "broker": "string",
+    "due_after": "bigint",
+    "due_until": "bigint",
+    "seen_at": "bigint",
+}
+"""By when what was due in an interval had left a broker's delay storage for certain."""
 DECISION: Final[Columns] = {"topic": "string", "message_id": "string", "consumer_group": "string"}
 NO_TAKER: Final[Columns] = {
     "topic": "string",

@@ -12,6 +12,9 @@
 --   shard_state     for each shard: what could be read of it
 --   progress        for (topic, consumer_group, broker, queue_id): settled offset, the queue's offsets and its epoch
 --   waiting         ids that the broker will deliver to the group again, or later
+--   delay_look      for (topic, broker): at seen_at nothing was left in delay storage that was due after due_after (null:
+--                   since ever) and until due_until; of each instant the first look that says so. A broker that keeps nothing
+--                   back has one row, for all instants
 --   dead_letter     undecided dead letters; consumer_group null: of no known group
 --   decision        deliveries that a person discarded
 -- Out: every delivery once. Unknown is never good: a null in a test of completeness makes the evidence incomplete.
@@ -84,13 +87,23 @@ trusting AS (
         -- latest instant counts. `attempted_at` is that of the business transaction, which may commit much later.
         greatest(
             c.started_at, CASE WHEN NOT c.settled THEN c.deadline - c.max_send_duration END, c.deliver_at
-        ) + c.max_send_duration AS stored_by,
+        ) + c.max_send_duration AS sent_by,
         g.passed_until, coalesce(g.lives_accepted, true) AS lives_accepted, i.as_of
     FROM timed c
     CROSS JOIN instant i
     LEFT JOIN group_state g ON g.topic = c.topic AND g.consumer_group = c.consumer_group AND g.broker = c.broker
     LEFT JOIN progress q
         ON q.topic = c.topic AND q.consumer_group = c.consumer_group AND q.broker = c.broker AND q.queue_id = c.queue_id
+),
+delivered AS (
+    -- What a broker keeps back until its time may come to the topic later than then, and is stored there when it comes.
+    SELECT t.*,
+        greatest(t.sent_by, k.seen_at) AS stored_by,
+        t.deliver_at IS NOT NULL AND k.seen_at IS NULL AS kept_back
+    FROM trusting t
+    LEFT JOIN delay_look k
+        ON t.deliver_at IS NOT NULL AND k.topic = t.topic AND k.broker = t.broker
+        AND (k.due_after IS NULL OR k.due_after < t.sent_by + 2 * t.max_clock_skew) AND k.due_until >= t.sent_by + 2 * t.max_clock_skew
 ),
 placed AS (
     -- Past is tested first; what is known and not past is ahead.
@@ -99,16 +112,17 @@ placed AS (
             WHEN t.trusted AND t.queue_offset < t.settled_offset THEN 'passed'
             WHEN t.trusted AND t.queue_offset < t.first_offset THEN 'expired'
             WHEN t.trusted AND t.queue_offset >= t.next_offset AND t.queue_offset >= t.previous_next_offset
-                AND t.finished_at < t.previous_read_at THEN 'truncated'
+                AND t.finished_at + t.max_clock_skew < t.previous_read_at THEN 'truncated'
             WHEN t.trusted AND t.settled_offset IS NOT NULL THEN 'ahead'
             WHEN t.trusted THEN 'unknown'
             WHEN t.of_older_epoch THEN 'unknown'
             WHEN t.started_at IS NULL OR t.passed_until IS NULL THEN 'unknown'
+            WHEN t.kept_back THEN 'ahead'
             -- The producer's clock and the broker's are each compared with the control database's: twice the skew lies between.
             WHEN t.stored_by + 2 * t.max_clock_skew < t.passed_until AND coalesce(t.deadline, t.as_of) <= t.as_of THEN 'passed'
             ELSE 'ahead'
         END AS place
-    FROM trusting t
+    FROM delivered t
 ),
 seen AS (
     SELECT stub_id, consumer_group,

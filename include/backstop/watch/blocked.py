@@ -135,12 +135,10 @@ def _standing(
     sources: Sources, cursor: Any, topic: str, group: str, suspects: Sequence[QueueLook]
 ) -> list[QueueLook]:
     """Those behind whose place nothing was logged since the look before."""
-    highest = sources.logs_of(group).highest_logged(group, topic)
     # Logs carry the broker's own epoch, without the number that a restored queue gets here.
-    logged = {
-        one.queue_id: highest.get((one.queue_id, one.epoch.partition("~")[0]), -1)
-        for one in suspects
-    }
+    ends = {(one.queue_id, one.epoch.partition("~")[0]): one.stored for one in suspects}
+    highest = sources.logs_of(group).highest_logged(group, topic, ends)
+    logged = {queue_id: highest.get((queue_id, epoch), -1) for queue_id, epoch in ends}
     cursor.execute(
         _SQL["save_logged"],
         {

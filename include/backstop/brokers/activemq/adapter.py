@@ -152,6 +152,7 @@ class ActiveMQ:
             counts_deaths=False,
             redelivers_to_any=False,
             lists_retries=True,
+            delays_messages=True,
         )
 
     def clock(self) -> datetime:
@@ -176,6 +177,10 @@ class ActiveMQ:
             f"looking for times in {topic!r}",
             "it has no offsets: a group's progress cannot be logged here",
         )
+
+    def delivered_until(self, topic: str) -> datetime:
+        """Known only while nothing at all waits in the broker's scheduler: it does not say for which topic."""
+        return self._looker.delivered_until()
 
     def retry_pending(self, topic: str, group: str) -> int:
         """What waits in the broker's scheduler, of whatever group: it does not tell whose. 0 where clients redeliver."""

@@ -154,6 +154,12 @@ class Looker:
             left, _, have_come = self._depth(queue, doing)
             if not frames or (ended and len(frames) < left):
                 continue  # consumed between the two looks, acknowledged in a transaction that is open, or not shown
+            if not ended and self._is_by_priority(queue):
+                raise unavailable(
+                    doing,
+                    "its queue delivers by priority (prioritizedMessages), and is longer than a browser shows: its oldest message "
+                    "may be anywhere in it",
+                )
             oldest = min(self._oldest(queue, frames, before, doing), before)
             found = [GroupPosition(QUEUE_ID, "", 0, oldest, held)]
             if not ended or len(frames) >= size + have_come - came:
@@ -195,6 +201,11 @@ class Looker:
         if None in times:
             raise unavailable(doing, "a message carries no time")
         return min([oldest, *(one for one in times if one is not None)])
+
+    def _is_by_priority(self, queue: str) -> bool:
+        """Whether newer messages may stand before older ones."""
+        found = self.jolokia.read(self.jolokia.queue_bean(queue), ("PrioritizedMessages",))
+        return found is None or found["PrioritizedMessages"] is not False
 
     @staticmethod
     def shows_content(frame: Frame) -> bool:
@@ -258,6 +269,11 @@ class Looker:
             self.jolokia.bean("service=JobScheduler", "name=JMS"), ("ScheduledMessageCount",)
         )
         return int(found["ScheduledMessageCount"]) if found else 0
+
+    def delivered_until(self) -> datetime:
+        """The broker's time, when nothing waits in its scheduler; else long ago."""
+        now = self.clock()
+        return _START if self.scheduled() else now
 
     def dead_letter_queues(self, groups: set[str]) -> list[str]:
         """Dead-letter queues of these groups that are there: own ones by their name, shared ones always."""

@@ -168,6 +168,7 @@ class RocketMQ:
             acknowledges_each=False,
             knows_pending=False,
             lists_retries=True,
+            delays_messages=True,
             tells_holders=True,
         )
 
@@ -192,6 +193,9 @@ class RocketMQ:
 
     def passed_until(self, topic: str, offsets: Mapping[int, int]) -> dict[int, datetime]:
         return self._looker.passed_until(topic, offsets)
+
+    def delivered_until(self, topic: str) -> datetime:
+        return self._looker.delivered_until(topic)
 
     def retry_pending(self, topic: str, group: str) -> int:
         return self._retries.pending(topic, group)

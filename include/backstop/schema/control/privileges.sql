@@ -38,7 +38,7 @@ $$;
 
 -- backstop_duty: Backstop's duties; only the version of the schema is not theirs to change.
 GRANT SELECT, INSERT, UPDATE, DELETE ON
-    run, duty_lease, queue_epoch, progress, progress_history, retry_place, quarantine, anomaly, staged_verdict,
+    run, duty_lease, queue_epoch, progress, progress_history, retry_place, delay_look, no_taker, quarantine, anomaly, staged_verdict,
     staged_stub, staged_part, staged_count, staged_read, verdict, verdict_count, resend_batch, resend_request, case_file,
     case_member, proof, proof_count, delivery_decision, withdrawal, alert, pause, data_check, watermark,
     watch_topic, watch_group, watch_queue, watch_shard, watch_finding, watch_consumer, watch_owner,
@@ -62,7 +62,7 @@ $$;
 -- backstop_person: people who decide by command line, each with a login of their own: they read, decide cases and dead letters,
 -- plan and replay incidents, pause and note. What they decide is in decision_log with their login.
 GRANT SELECT ON
-    run, duty_lease, queue_epoch, progress, progress_history, retry_place, quarantine, anomaly, staged_verdict,
+    run, duty_lease, queue_epoch, progress, progress_history, retry_place, delay_look, no_taker, quarantine, anomaly, staged_verdict,
     staged_stub, staged_part, staged_count, staged_read, verdict, verdict_count, resend_batch, resend_request, case_file,
     case_member, proof, proof_count, delivery_decision, withdrawal, alert, pause, data_check, watermark,
     watch_topic, watch_group, watch_queue, watch_shard, watch_finding, watch_consumer, watch_owner,
@@ -118,7 +118,7 @@ GRANT EXECUTE ON FUNCTION append_decision(text, text, text, text, jsonb) TO back
 DO $$
 DECLARE
     whole text[] := ARRAY[
-        'run', 'duty_lease', 'queue_epoch', 'progress', 'progress_history', 'retry_place', 'quarantine', 'anomaly', 'staged_verdict',
+        'run', 'duty_lease', 'queue_epoch', 'progress', 'progress_history', 'retry_place', 'delay_look', 'no_taker', 'quarantine', 'anomaly', 'staged_verdict',
         'staged_stub', 'staged_part', 'staged_count', 'staged_read', 'verdict', 'verdict_count', 'resend_batch', 'resend_request',
         'case_file', 'case_member', 'proof', 'proof_count', 'delivery_decision', 'withdrawal', 'alert', 'pause', 'data_check', 'watermark',
         'watch_topic', 'watch_group', 'watch_queue', 'watch_shard', 'watch_finding', 'watch_consumer', 'watch_owner',

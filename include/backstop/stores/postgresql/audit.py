@@ -54,6 +54,11 @@ class PostgresStubAudit:
     ) -> list[tuple[Key, str]]:
         return self._ended("voided", topic, start, end, after, limit)
 
+    def no_taker_between(
+        self, topic: str, start: datetime, end: datetime, after: tuple[str, str], limit: int
+    ) -> list[tuple[Key, str]]:
+        return self._ended("no_taker", topic, start, end, after, limit)
+
     def _ended(
         self,
         status: str,

@@ -39,7 +39,7 @@ WHERE greatest(o.created_at, o.deliver_at, o.attempted_at) < k.since
 ORDER BY o.topic, o.message_id
 LIMIT %(limit)s;
 
--- name: ended_between: a page of one topic's stubs that were confirmed, or voided, in a window
+-- name: ended_between: a page of one topic's stubs that were confirmed, voided, or owed by no group, in a window
 SELECT s.topic, s.message_id, s.updated_at::text FROM message_stub s
 WHERE s.topic = %(topic)s::text AND s.status IN ('confirmed', 'voided', 'no_taker') AND s.status = %(status)s::text
     AND s.updated_at >= %(start)s::timestamptz AND s.updated_at < %(end)s::timestamptz
@@ -53,7 +53,6 @@ FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id
 CROSS JOIN LATERAL (
     SELECT * FROM message_stub m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s
 WHERE s.status <> 'voided';
-
 -- name: not_erased: of messages that were erased on request, those of which something is here
 SELECT s.topic, s.message_id
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)

@@ -118,6 +118,12 @@ class PostgresLeases:
 
         return self._connection.run(work)
 
+    def reclaim(self, seen: Sequence[HeldLease]) -> list[tuple[str, str, str]]:
+        """Takes these leases back, each only as it was seen, and commits; the (group, topic, id) of what was really taken back."""
+        names = ("groups", "topics", "message_ids", "tokens", "ends", "touched")
+        rows = self._connection.rows(_SQL["reclaim"], columns([one[:6] for one in seen], names))
+        return [(group, topic, message_id) for group, topic, message_id in rows]
+
     def take_back(self, groups: Sequence[str], limit: int) -> list[TakenBack]:
         """Takes back at most `limit` leases of these groups whose end has come, and commits."""
         return [

@@ -131,8 +131,12 @@ class PostgresLogs:
             )
         )
 
-    def highest_logged(self, group: str, topic: str) -> dict[tuple[int, str], int]:
-        found = self._connection.rows(_SQL["highest_logged"], {"group": group, "topic": topic})
+    def highest_logged(
+        self, group: str, topic: str, ends: Mapping[tuple[int, str], int]
+    ) -> dict[tuple[int, str], int]:
+        rows = [(queue_id, epoch, end) for (queue_id, epoch), end in ends.items()]
+        values = {"group": group, "topic": topic, **columns(rows, ("queues", "epochs", "ends"))}
+        found = self._connection.rows(_SQL["highest_logged"], values)
         return {(queue_id, epoch): offset for queue_id, epoch, offset in found}
 
     def check(self) -> list[Finding]:

@@ -80,22 +80,14 @@ WHERE l.consumer_group = %(group)s::text
     AND l.first_received_at >= %(start)s::timestamptz AND l.first_received_at < %(end)s::timestamptz
 GROUP BY l.topic;
 
--- name: highest_logged: the highest original offset in each queue and epoch, by jumping over the position index
-WITH RECURSIVE queue AS (
-    (SELECT l.queue_id, l.queue_epoch FROM consumer_log l
-    WHERE l.consumer_group = %(group)s::text AND l.topic = %(topic)s::text AND l.queue_offset IS NOT NULL
-        AND l.queue_id IS NOT NULL AND l.queue_epoch IS NOT NULL
-    ORDER BY l.queue_id, l.queue_epoch LIMIT 1)
-    UNION ALL
-    SELECT n.queue_id, n.queue_epoch FROM queue q CROSS JOIN LATERAL (
-        SELECT l.queue_id, l.queue_epoch FROM consumer_log l
-        WHERE l.consumer_group = %(group)s::text AND l.topic = %(topic)s::text AND l.queue_offset IS NOT NULL
-            AND l.queue_id IS NOT NULL AND l.queue_epoch IS NOT NULL
-            AND (l.queue_id, l.queue_epoch) > (q.queue_id, q.queue_epoch)
-        ORDER BY l.queue_id, l.queue_epoch LIMIT 1) n
-)
-SELECT q.queue_id, q.queue_epoch, (
-    SELECT max(l.queue_offset) FROM consumer_log l
+-- name: highest_logged: in each of these queues and epochs the highest original offset below the queue's end
+-- What lies at or above the end was never stored there, whatever offset a row holds: it is not how far anybody got.
+SELECT k.queue_id, k.queue_epoch, found.queue_offset
+FROM unnest(%(queues)s::integer[], %(epochs)s::text[], %(ends)s::bigint[]) AS k (queue_id, queue_epoch, queue_end)
+CROSS JOIN LATERAL (
+    SELECT l.queue_offset FROM consumer_log l
     WHERE l.consumer_group = %(group)s::text AND l.topic = %(topic)s::text
-        AND l.queue_id = q.queue_id AND l.queue_epoch = q.queue_epoch AND l.queue_offset IS NOT NULL)
-FROM queue q;
+        AND l.queue_id = k.queue_id AND l.queue_epoch = k.queue_epoch
+        AND l.queue_offset IS NOT NULL AND l.queue_offset < k.queue_end
+    ORDER BY l.queue_offset DESC
+    LIMIT 1) found;

@@ -285,6 +285,15 @@ class PostgresStubs:
             Key(*row) for row in self._connection.rows(f"{_SQL['late']} {_SQL['recover']}", values)
         ]
 
+    def late(self, after: Key, limit: int) -> list[Key]:
+        values = {"after_topic": after.topic, "after_id": after.message_id, "limit": limit}
+        return [Key(*row) for row in self._connection.rows(_SQL["late_behind"], values)]
+
+    def recover_of(self, keys: Sequence[Key], max_send_seconds: float) -> list[Key]:
+        values = {**columns(keys, ("topics", "message_ids")), "max_send_seconds": max_send_seconds}
+        statement = f"{_SQL['late_of_keys']} {_SQL['recover']}"
+        return [Key(*row) for row in self._connection.rows(statement, values)]
+
     def promote(
         self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None
     ) -> int:

@@ -340,6 +340,13 @@ WITH late AS MATERIALIZED (
     FOR UPDATE OF s
 );
 
+-- name: late_behind: the messages of attempts past their deadline, in key order, behind one of them
+SELECT s.topic, s.message_id FROM message_stub s
+WHERE s.attempt_token IS NOT NULL AND s.attempt_deadline <= statement_timestamp()
+    AND (s.topic, s.message_id) > (%(after_topic)s::text, %(after_id)s::text)
+ORDER BY s.topic, s.message_id
+LIMIT %(limit)s;
+
 -- name: recover: ... lose their token and are recorded as unknown
 , recovered AS (
     UPDATE message_stub s SET

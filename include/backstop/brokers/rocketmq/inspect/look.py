@@ -145,6 +145,12 @@ class Looker:
             raise unavailable(doing, f"it has no queue {', '.join(map(str, strange))}")
         return self._passed_until(name, places, offsets, times, doing, deadline)
 
+    def delivered_until(self, topic: str) -> datetime:
+        """As the protocol has it: of delay levels, and of messages with a time of their own."""
+        deadline, doing = self._deadline(), f"looking for what is delayed in {topic!r}"
+        name, masters, _ = self.find(topic, doing, deadline)
+        return self._schedule.times(name, masters, doing, deadline).all_delivered
+
     def places(
         self, name: str, masters: Mapping[str, str], doing: str, deadline: float
     ) -> list[Place]:

@@ -1,0 +1,146 @@
+"""Messages that no group owes are set aside with a case for their topic, and come back when a group takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.integration.test_isolation import reconcile
+
+from backstop.config.settings import Settings
+from backstop.model.errors import StoreUnavailable
+from backstop.model.records import Counts, Key
+from backstop.reconcile.revisit import revisit_cases
+from backstop.runs.run import close_run, open_run
+from backstop.stores.postgresql.audit import PostgresStubAudit
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
+from system import System, build_template, settings_dict, system
+
+OLD = timedelta(minutes=30)
+"""Beyond the overdue horizon of twenty minutes, within the replay horizon of 45."""
+
+
+def topics(**groups: Any) -> dict[str, Any]:
+    return {"orders": {"broker": "embedded", "mode": "repair", "groups": groups}}
+
+
+PAID = topics(billing={"tags": ["paid"]})
+
+
+@pytest.fixture
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with (
+        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
+        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+    ):
+        build_template(postgres)
+        with system(postgres, valkey, topics=PAID) as running:
+            yield running
+
+
+def configure(world: System, new_topics: dict[str, Any], **changes: Any) -> None:
+    world.settings = Settings.model_validate(settings_dict(topics=new_topics, **changes))
+
+
+def revisit(world: System) -> Counts:
+    conn = world.control()
+    run = open_run(conn, "reconcile", "*", world.settings)
+    try:
+        return revisit_cases(world.settings, world.connections, conn, run)
+    finally:
+        conn.rollback()
+        close_run(conn, run, "done", Counts())
+        conn.close()
+
+
+def statuses(world: System) -> dict[str, str]:
+    return dict(world.rows("shop_a", "SELECT message_id, status FROM message_stub"))
+
+
+def cases(world: System) -> list[tuple[Any, ...]]:
+    return world.rows(
+        "control",
+        "SELECT kind, topic, consumer_group, state, (evidence ->> 'messages')::int FROM case_file"
+        " WHERE kind = 'no_taker'",
+    )
+
+
+def set_aside(world: System, **tags: str) -> None:
+    reconcile(world, [world.stub(name, tag=tag, age=OLD) for name, tag in tags.items()])
+
+
+def test_what_no_group_owes_has_one_case_for_its_topic_and_an_alert(world: System) -> None:
+    set_aside(world, first="open", second="open")
+    assert statuses(world) == {"first": "no_taker", "second": "no_taker"}
+    assert cases(world) == [("no_taker", "orders", "*", "open", 2)]
+    assert world.rows("control", "SELECT count(*) FROM alert") == [(1,)]
+    set_aside(world, third="open")
+    assert cases(world) == [("no_taker", "orders", "*", "open", 1)], "the case of the same cause"
+
+
+def test_it_is_pending_again_when_a_group_that_owes_it_is_configured(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_aside(world, mine="open", nobodys="lost")
+    looked: list[str] = []
+    whole = PostgresStubAudit.no_taker_between
+
+    def counted(self: Any, topic: str, *arguments: Any) -> Any:
+        looked.append(topic)
+        return whole(self, topic, *arguments)
+
+    monkeypatch.setattr(PostgresStubAudit, "no_taker_between", counted)
+    assert "taken_up" not in revisit(world) and not looked, "its groups are as they were"
+    configure(world, topics(billing={"tags": ["paid", "open"]}))
+    assert revisit(world)["taken_up"] == 1
+    assert statuses(world) == {"mine": "pending", "nobodys": "no_taker"}
+    assert [case[3] for case in cases(world)] == ["open"], "one message is still nobody's"
+    looked.clear()
+    revisit(world)
+    assert not looked, "the groups were looked at"
+    world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() WHERE status = 'pending'")
+    reconcile(world, [Key("orders", "mine")])
+    assert statuses(world)["mine"] == "pending"
+    assert world.rows("control", "SELECT message_id, consumer_group FROM verdict") == [
+        ("mine", "billing")
+    ]
+    configure(world, topics(billing={"tags": ["paid", "open", "lost"]}))
+    revisit(world)
+    assert statuses(world) == {"mine": "pending", "nobodys": "pending"}
+    assert [case[3] for case in cases(world)] == ["closed"]
+    assert world.rows("control", "SELECT count(*) FROM no_taker") == [(0,)]
+
+
+def test_a_group_that_comes_later_takes_up_the_past_only_where_it_is_said(world: System) -> None:
+    set_aside(world, mine="open")
+    configure(world, topics(billing={"tags": ["paid"]}, shipping={}))
+    revisit(world)
+    assert statuses(world) == {"mine": "no_taker"}
+    store = {"store": "shipping_db", "duplicates": "guard", "progress": "acknowledged"}
+    configure(
+        world,
+        topics(billing={"tags": ["paid"]}, shipping={}),
+        groups={
+            "billing": {**store, "store": "billing_db"},
+            "shipping": {**store, "active_from": "2020-01-01T00:00:00+00:00"},
+        },
+    )
+    revisit(world)
+    assert statuses(world) == {"mine": "pending"}
+
+
+def test_a_shard_that_cannot_be_read_is_looked_at_by_the_next_run(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_aside(world, mine="open")
+    configure(world, topics(billing={"tags": ["open"]}))
+    with monkeypatch.context() as patched:
+        patched.setattr(PostgresStubAudit, "no_taker_between", lambda *_: 1 / 0)
+        with pytest.raises(StoreUnavailable, match="untaken stubs of shard shop_a"):
+            revisit(world)
+    assert statuses(world) == {"mine": "no_taker"}
+    revisit(world)
+    assert statuses(world) == {"mine": "pending"}
