@@ -617,7 +617,7 @@ def what_is_left(world: World) -> Any:
     """The states of all logs, and all that stands in Redis without its instants."""
     server = leases(world)
     records = {
-        name: read_record(text)._replace(token="", ends=0)
+        name: read_record(text)._replace(token="", ends=0, fence=0)
         for name in server.scan_iter("*:m:*")
         if (text := server.get(name))
     }
