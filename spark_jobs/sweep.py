@@ -1,30 +1,48 @@
-"""Reads the leases that ended, in every consumer database and every bucket of Redis, each part in a task of its own.
+"""Reads the leases that ended, in every consumer database and in Redis, asks the logs about them, and settles each.
 
-Each task looks, asks the log, decides KEEP, REPAIR or RECLAIM, and settles by compare-and-set on what it saw.
+    ended = mapInArrow(scan_ended)                                        records of Redis whose lease ended, as they are stored
+    ended.groupBy("part", "portion").applyInArrow(settle)                 the log is asked, then each is changed as it was seen
+
+A database goes first, and is one statement (take_back): there the scan, the effect and the grouping are SQL beside the rows, and
+only counts leave it. Samples and other programs' records are walks that go on where they stopped, each one task.
 Writes states in the logs and in Redis, and the counts by group, host and decision into the control database.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from typing import TYPE_CHECKING
+from uuid import uuid4
 
-import pandas as pd
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.control.connection import connect
+from backstop.evidence.sources import guarded
+from backstop.model.errors import BackstopError, StoreFailed
 from backstop.model.records import Counts
 from backstop.runs.run import Run
 from backstop.spark.job import main_of
-from backstop.sweep.parts import Part, part_of
+from backstop.sweep.parts import Part
+from backstop.sweep.redis_bucket import RECORDS, Bucket
 from backstop.sweep.run_once import LIMIT, groups_of_scope, sweep_all
-from backstop.sweep.sweep_part import sweep_part
+from backstop.sweep.sweep_part import note_away, open_bucket, open_exchange, sweep_part
+from backstop.sweep.sweep_redis import settle_ended
 from backstop.sweep.tally import Differs, Line, Tally, Told
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ENDED = "part int, portion int, name binary, text binary, seen_at bigint, missed string"
+"""A record of Redis whose lease ended: its bucket as a number in the list of parts, which PORTION of it, and what was read when;
+or why the bucket did not answer."""
+PORTION = 50_000
+"""Records that one task settles: so many take it seconds, and some 10 MB."""
 REPORT = "tally string"
+_COLUMNS = [column.split()[0] for column in ENDED.split(", ")]
 
 
 def run(spark: SparkSession, settings: Settings, connections: Connections, run: Run) -> Counts:
@@ -33,53 +51,172 @@ def run(spark: SparkSession, settings: Settings, connections: Connections, run: 
     A task that Spark runs twice settles nothing twice: each change is a compare-and-set. Raises Unavailable after all else
     was done when something did not answer, RunLost when the run is not ours any more.
     """
-    with closing(connect(settings, connections)) as control:
-        return sweep_all(
-            settings, connections, control, run, _spread(spark, settings, connections, run)
-        )
-
-
-def _spread(
-    spark: SparkSession, settings: Settings, connections: Connections, run: Run
-) -> Callable[[Sequence[Part], Mapping[str, str]], Iterable[Tally]]:
     # The refs are resolved here, so that executors elsewhere need neither file nor environment.
     carried = connections.carrying(settings.connection_refs())
 
     def spread(parts: Sequence[Part], walks: Mapping[str, str]) -> Iterator[Tally]:
-        if not parts:
-            return
-        rows = [(part.as_text(), walks.get(part.place, "")) for part in parts]
-        numbers = spark.range(0, len(rows), 1, len(rows))
-        for report in numbers.mapInPandas(_as_task(settings, carried, run, rows), REPORT).collect():
+        for report in swept(spark, settings, carried, run, parts, walks).collect():
             tally = read_tally(report["tally"])
             if run.dry_run:
                 for line, number in tally.lines.items():
                     print(f"would {line.decision} {number} {line}", flush=True)
             yield tally
 
-    return spread
+    with closing(connect(settings, connections)) as control:
+        return sweep_all(settings, connections, control, run, spread)
 
 
-def _as_task(
-    settings: Settings, connections: Connections, run: Run, rows: Sequence[tuple[str, str]]
-) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]:
-    def task(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        for frame in frames:
-            for number in frame["id"]:
-                text, goes_on = rows[number]
+def swept(
+    spark: SparkSession,
+    settings: Settings,
+    connections: Connections,
+    run: Run,
+    parts: Sequence[Part],
+    walks: Mapping[str, str],
+) -> DataFrame:
+    """Rows of REPORT: what was done in these parts; `walks`: by place, where the last sweep stopped."""
+    buckets = [part for part in parts if part.kind in ("front", "guard")]
+    whole = [part for part in parts if part not in buckets]
+    taken = spark.range(0, len(whole), 1, max(1, len(whole))).mapInArrow(
+        _sweep_whole(settings, connections, run, whole, walks), REPORT
+    )
+    if not buckets:
+        return taken
+    ended = scanned_ended(spark, settings, connections, buckets)
+    settled = settled_ended(ended, settings, connections, run, buckets)
+    return settled.union(taken) if whole else settled
+
+
+def scanned_ended(
+    spark: SparkSession, settings: Settings, connections: Connections, buckets: Sequence[Part]
+) -> DataFrame:
+    """Rows of ENDED: what ended in these parts, all of kind front or guard, and nothing of it settled."""
+    tasks = min(len(buckets), 2 * _cores(spark))
+    numbers = spark.range(0, len(buckets), 1, tasks)
+    return numbers.mapInArrow(_scan_ended(settings, connections, buckets), ENDED)
+
+
+def settled_ended(
+    ended: DataFrame,
+    settings: Settings,
+    connections: Connections,
+    run: Run,
+    buckets: Sequence[Part],
+) -> DataFrame:
+    """Rows of REPORT: what was done with rows of ENDED, a portion of a bucket by one task. Only here the logs are asked."""
+    tasks = min(len(buckets), 2 * _cores(ended.sparkSession))
+    by_portion = ended.repartition(tasks, "part", "portion").groupBy("part", "portion")
+    return by_portion.applyInArrow(_settle(settings, connections, run, buckets), REPORT)
+
+
+def _cores(spark: SparkSession) -> int:
+    return max(1, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
+
+
+def _scan_ended(
+    settings: Settings, connections: Connections, buckets: Sequence[Part]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def scan_ended(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column("id").to_pylist():
+                part, found = buckets[number], 0
+                try:
+                    with (
+                        guarded(part.place, StoreFailed),
+                        closing(open_exchange(settings, connections, part)) as exchange,
+                    ):
+                        for now, records in Bucket(exchange, part.name, part.bucket).scan(LIMIT):
+                            portion = found // PORTION
+                            yield _as_batch(
+                                [(number, portion, *record, now, None) for record in records]
+                            )
+                            found += len(records)
+                except BackstopError as error:
+                    yield _as_batch([(number, 0, None, None, None, error.what)])
+
+    return scan_ended
+
+
+def _as_batch(rows: Sequence[tuple[object, ...]]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    kinds = [pa.int32(), pa.int32(), pa.binary(), pa.binary(), pa.int64(), pa.string()]
+    columns = [
+        pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), kinds, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=_COLUMNS)
+
+
+def _settle(
+    settings: Settings, connections: Connections, run: Run, buckets: Sequence[Part]
+) -> Callable[[pa.Table], pa.Table]:
+    job = uuid4().hex
+
+    def settle(ended: pa.Table) -> pa.Table:
+        import pyarrow as pa
+
+        from backstop.runs.worker_memory import remembered
+
+        tally = Tally(_show if run.dry_run else None)
+        part = buckets[ended.column("part")[0].as_py()]
+        # Each further wait for the time-out of a log that did not answer this worker would tell nothing new.
+        away = remembered(job)
+        try:
+            with (
+                guarded(part.place, StoreFailed),
+                open_bucket(settings, connections, part) as (bucket, log),
+            ):
+                if log is not None:
+                    log.missed = away.get(log.group)
+                try:
+                    for page in ended.to_batches(max_chunksize=RECORDS):
+                        seen = [
+                            bucket.as_seen(row["name"], row["text"], row["seen_at"])
+                            for row in page.to_pylist()
+                            if row["missed"] is None
+                        ]
+                        if seen:
+                            settle_ended(bucket, part.place, log, seen, tally, dry_run=run.dry_run)
+                finally:
+                    note_away(settings, log, tally)
+                    if log is not None and log.missed:
+                        away[log.group] = log.missed
+        except BackstopError as error:
+            tally.missed[part.place] = error.what
+        for why in ended.column("missed").drop_null().to_pylist():
+            tally.missed[part.place] = why
+        return pa.table({"tally": [write_tally(tally)]})
+
+    return settle
+
+
+def _sweep_whole(
+    settings: Settings,
+    connections: Connections,
+    run: Run,
+    parts: Sequence[Part],
+    walks: Mapping[str, str],
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    goes_on = [walks.get(part.place, "") for part in parts]
+
+    def sweep_whole(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in numbers:
+            for number in batch.column("id").to_pylist():
                 tally = sweep_part(
                     settings,
                     connections,
-                    part_of(text),
+                    parts[number],
                     groups_of_scope(run.scope),
-                    goes_on,
+                    goes_on[number],
                     limit=LIMIT,
                     dry_run=run.dry_run,
                     tell=_show if run.dry_run else None,
                 )
-                yield pd.DataFrame({"tally": [write_tally(tally)]})
+                yield pa.RecordBatch.from_pydict({"tally": [write_tally(tally)]})
 
-    return task
+    return sweep_whole
 
 
 def _show(told: Told) -> None:

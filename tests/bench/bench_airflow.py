@@ -22,7 +22,7 @@ from bench.measure import Row, median, said
 
 TIMES = 5
 DUE = 200
-WITH_WORK, IDLE = 45.0, 8.0
+WITH_WORK, IDLE = 25.0, 8.0
 """Seconds."""
 SECONDS = 300.0
 AT_ONCE = SendPolicy(timedelta(seconds=2), timedelta(seconds=2), timedelta(seconds=1))

@@ -61,7 +61,7 @@ def _peak(here: World) -> dict[str, int]:
     highest, over = dict.fromkeys(("all", "driver", "jvm", "workers"), 0), threading.Event()
     while job.is_alive():
         seen = dict.fromkeys(highest, 0)
-        for pid in _tree(job.pid):
+        for pid in tree(job.pid):
             kind = "driver" if pid == job.pid else "jvm" if _is_java(pid) else "workers"
             size = _bytes(pid)
             seen[kind] += size
@@ -101,7 +101,7 @@ def _is_java(pid: int) -> bool:
         return False
 
 
-def _tree(root: Any) -> list[int]:
+def tree(root: Any) -> list[int]:
     """The process and everything below it."""
     children: dict[int, list[int]] = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):

@@ -1,6 +1,6 @@
 -- The data of the reconcile benchmarks, made set-wise; ids are made from a number, so that every database can make its own.
 
--- name: ids: 1..stubs with id, topic, queue, offset and kind; `of` picks a shard's (0, 1) or all (null)
+-- name: ids: 1..stubs with id, topic, queue, offset and kind; `of` picks those of one of `shards` or all (null)
 -- 50,000 are due: of 1,000, 970 are confirmed by their logs, 10 ahead of the group, 10 lost, 5 stalled, 5 never sent.
 CREATE TEMP TABLE made AS
 SELECT n, md5('stub ' || n)::uuid::text AS message_id, 'topic_' || mod(n, 10) AS topic,
@@ -13,7 +13,7 @@ SELECT n, md5('stub ' || n)::uuid::text AS message_id, 'topic_' || mod(n, 10) AS
     CASE WHEN n <= %(due)s THEN now() - interval '10 min' - n * (interval '2 days' / %(due)s)
         ELSE now() - interval '2 days 10 min' - n * (interval '12 days' / %(stubs)s) END AS created_at
 FROM generate_series(1, %(stubs)s) n
-WHERE %(of)s::int IS NULL OR mod(n, 2) = %(of)s;
+WHERE %(of)s::int IS NULL OR mod(n, %(shards)s) = %(of)s;
 
 -- name: stubs: the stubs of what was made
 INSERT INTO message_stub (topic, message_id, content, headers, status, send_count, next_check_at, created_at, first_seen_at,

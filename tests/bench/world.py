@@ -33,6 +33,7 @@ SQL = load("bench", "history.sql")
 FOLDER = ROOT / ".local" / "bench"
 TOPICS, QUEUES, GROUPS = [f"topic_{n}" for n in range(10)], 8, ("billing", "shipping")
 SHARDS = {"shop_a": 0, "shop_b": 1}
+"""The two of every world that does not ask for more."""
 # The same for both sides of every comparison.
 SERVER = "shared_buffers = '2GB'\nmax_wal_size = '8GB'\nwork_mem = '64MB'\nmaintenance_work_mem = '512MB'\nautovacuum = off\n"
 FRESH = timedelta(days=2)
@@ -49,6 +50,12 @@ class World:
     due: int
     everything_in_one: bool = False
     every: str | None = None
+    shards: int = 2
+
+    @property
+    def shard_names(self) -> dict[str, int]:
+        """Each with the remainder of the numbers that it holds."""
+        return {f"shop_{chr(ord('a') + number)}": number for number in range(self.shards)}
 
     def url(self, database: str) -> str:
         return self.postgres.admin_dsn(database)
@@ -75,7 +82,7 @@ class World:
             {
                 "control": "control",
                 "brokers": {"embedded": {"kind": "redis_streams", "connection": "broker"}},
-                "producers": {shard: {"connection": shard} for shard in SHARDS},
+                "producers": {shard: {"connection": shard} for shard in self.shard_names},
                 "consumers": {f"{group}_db": {"connection": f"{group}_db"} for group in GROUPS},
                 "groups": {
                     group: {
@@ -95,7 +102,7 @@ class World:
 
     @property
     def urls(self) -> dict[str, str]:
-        names = ["control", *SHARDS, *(f"{group}_db" for group in GROUPS)]
+        names = ["control", *self.shard_names, *(f"{group}_db" for group in GROUPS)]
         return {**{name: self.url(name) for name in names}, "broker": self.valkey.url()}
 
     @property
@@ -125,15 +132,16 @@ def world(
     everything_in_one: bool = False,
     every: str | None = None,
     copied: bool = False,
+    shards: int = 2,
 ) -> Iterator[World]:
     """The servers over data of this size, made when it is not there, too old, or of another schema.
 
     `everything_in_one`: also the database in which everything lies together, for the hand-written SQL. `every`: what
     is due is all of this kind (consumed, as after an outage of reconcile; lost). `copied`: over a copy, which is thrown away.
+    `shards`: over how many producer databases the stubs are dealt.
     """
-    folder = (
-        FOLDER / f"{stubs}-{due}{'-one' if everything_in_one else ''}{f'-{every}' if every else ''}"
-    )
+    name = f"{stubs}-{due}{'-one' if everything_in_one else ''}{f'-{every}' if every else ''}"
+    folder = FOLDER / (name if shards == 2 else f"{name}-{shards}-shards")
     made = folder / "made"
     if made.exists() and (_age(made) > FRESH.total_seconds() or made.read_text() != _schema()):
         shutil.rmtree(folder)
@@ -147,7 +155,7 @@ def world(
         with (postgres.directory / "data" / "postgresql.auto.conf").open("a") as settings:
             settings.write(SERVER)
     with postgres, valkey:
-        here = World(postgres, valkey, stubs, due, everything_in_one, every)
+        here = World(postgres, valkey, stubs, due, everything_in_one, every, shards)
         if not made.exists():
             with said(f"making {stubs:,} stubs and their logs"):
                 _make(here)
@@ -160,7 +168,7 @@ def world(
         _copy(folder, copy)
         try:
             with Postgres(copy / "postgres") as postgres, Valkey(copy / "valkey") as valkey:
-                yield World(postgres, valkey, stubs, due, everything_in_one, every)
+                yield World(postgres, valkey, stubs, due, everything_in_one, every, shards)
         finally:
             shutil.rmtree(copy, ignore_errors=True)
 
@@ -194,13 +202,13 @@ def _make(here: World) -> None:
     _make_broker(here)
     roles = {
         "control": "control",
-        **dict.fromkeys(SHARDS, "producer"),
+        **dict.fromkeys(here.shard_names, "producer"),
         **{f"{g}_db": "consumer" for g in GROUPS},
     }
     for database, role in roles.items():
         here.postgres.create_database(database)
         here.sql(database, whole(role))
-    for shard, of in SHARDS.items():
+    for shard, of in here.shard_names.items():
         _fill(here, shard, of, stubs=True)
     for group in GROUPS:
         _fill(here, f"{group}_db", None, groups=(group,))
@@ -232,6 +240,7 @@ def _fill(
                 "stubs": here.stubs,
                 "due": here.due,
                 "of": of,
+                "shards": here.shards,
                 "all": here.every,
             },
         )

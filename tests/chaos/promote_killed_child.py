@@ -15,6 +15,7 @@ from backstop.config.settings import Settings
 from backstop.control.connection import connect
 from backstop.reconcile import promote as subject
 from backstop.runs.run import find
+from backstop.stores.postgresql import stubs
 
 
 def die(*_: Any) -> Any:
@@ -32,6 +33,26 @@ if case["boundary"] == "inside the control transaction":
     subject.close_satisfied = die  # its last statement but one
 elif case["boundary"] == "after the control commit":
     subject._promote_shards = die
+elif case["boundary"] == "between two commits of one shard":
+    stubs._PROMOTED = 1  # one stub a commit
+    promote_some, commits = stubs.PostgresStubs._promote, []
+
+    def second_commit_dies(store: Any, values: Any, cursor: Any) -> Any:
+        if store._connection.subject == "shard shop_b":
+            commits.append(values)
+            if len(commits) == 2:
+                die()
+        return promote_some(store, values, cursor)
+
+    stubs.PostgresStubs._promote = second_commit_dies
+elif case["boundary"] == "after the last shard":
+    promote_shards = subject._promote_shards
+
+    def then_die(*given: Any) -> Any:
+        promote_shards(*given)
+        die()
+
+    subject._promote_shards = then_die
 else:
     promote_shard, first_is_done = subject._promote_shard, threading.Event()
 

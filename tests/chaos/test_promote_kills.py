@@ -45,9 +45,18 @@ def statuses(world: System) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "boundary", ["inside the control transaction", "after the control commit", "between two shards"]
-)
+CONFIRMED_BY_THEN = {
+    "inside the control transaction": {"done-shop_a": False, "done-shop_b": False},
+    "after the control commit": {"done-shop_a": False, "done-shop_b": False},
+    "between two shards": {"done-shop_a": True, "done-shop_b": False},
+    # The shards go on beside each other.
+    "between two commits of one shard": {"done-shop_b": True},
+    "after the last shard": {"done-shop_a": True, "done-shop_b": True},
+}
+"""Where it is killed; what is confirmed by then, and what is not."""
+
+
+@pytest.mark.parametrize("boundary", CONFIRMED_BY_THEN)
 def test_a_killed_promotion_is_finished_by_the_next_run(
     boundary: str, servers: tuple[Postgres, Valkey], spark: Any, tmp_path: Path
 ) -> None:
@@ -83,10 +92,12 @@ def test_a_killed_promotion_is_finished_by_the_next_run(
         )
         assert ended.returncode == -signal.SIGKILL, ended.stderr
         before = statuses(world)
-        assert before["done-shop_b"] == "pending"
-        assert before["done-shop_a"] == (
-            "confirmed" if boundary == "between two shards" else "pending"
-        )
+        for stub, is_confirmed in CONFIRMED_BY_THEN[boundary].items():
+            assert before[stub] == ("confirmed" if is_confirmed else "pending")
+        assert before["lost"] == "pending"
+        judged_at = "SELECT judged_at IS NULL FROM message_stub WHERE message_id = 'lost'"
+        if boundary == "between two commits of one shard":
+            assert world.rows("shop_b", judged_at) == [(True,)], "its commit came as well"
 
         run_once(
             world.settings, world.connections, lambda: spark, no_audit, dead_after=timedelta(0)

@@ -1,4 +1,4 @@
-"""The verdict rule: one answer from PostgreSQL, Spark, a table written by hand and the oracle."""
+"""The verdict rule: one answer from PostgreSQL, Spark, a run's packets, a table written by hand and the oracle."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from backstop.model.records import Verdict
 from backstop.verdicts import frames
 
 ENGINES = ("duckdb", "postgresql", "spark")
+OF_VERDICTS = (*ENGINES, "packets")
 ANSWERED = ("verdict", "reason", "eligible", "case_kind", "next_look_at", "missing")
 SEED, TOPICS, STUBS_EACH = 20_260, 230, 12
 RANDOM_FROM = 10_000
@@ -80,7 +81,7 @@ def assert_same(
     assert not differing, (len(differing), differing[:3])
 
 
-@pytest.mark.parametrize("engine", [*ENGINES, "oracle"])
+@pytest.mark.parametrize("engine", [*OF_VERDICTS, "oracle"])
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[case.name for case in CASES])
 def test_each_row_of_the_truth_table_comes_out_as_written(
     of_table: dict[str, Rows], engine: str, number: int
@@ -105,7 +106,7 @@ def test_the_truth_table_has_every_verdict_every_reason_and_every_kind_of_case()
     assert "unknown" in used
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", OF_VERDICTS)
 def test_thousands_of_random_deliveries_are_judged_as_the_oracle_judges_them(
     of_random: dict[str, Rows], random_tables: dict[str, Rows], engine: str
 ) -> None:
@@ -117,12 +118,12 @@ def test_thousands_of_random_deliveries_are_judged_as_the_oracle_judges_them(
     assert_same(of_random[engine], expected, ANSWERED)
 
 
-@pytest.mark.parametrize("engine", ["postgresql", "duckdb"])
+@pytest.mark.parametrize("engine", ["postgresql", "duckdb", "packets"])
 def test_all_engines_give_every_column_equal(answers: dict[str, Rows], engine: str) -> None:
     assert_same(answers["spark"], answers[engine], tuple(frames.JUDGED))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", OF_VERDICTS)
 def test_every_delivery_read_gets_exactly_one_verdict(
     of_random: dict[str, Rows], random_tables: dict[str, Rows], engine: str
 ) -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg2
 import pytest
 
 from backstop.config.connections import Connections
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Counts, Key
 from backstop.reconcile import gather, packets, read, scan_logs
+from backstop.reconcile import judge as judging
 from backstop.reconcile.answer_proof import Answer
 from backstop.reconcile.judge import judge
 from backstop.reconcile.promote import promote
-from backstop.reconcile.prove import prove
+from backstop.reconcile.prove import counts_of, prove
 from backstop.reconcile.run_once import run_once
 from backstop.reconcile.run_proof import scope_now
 from backstop.runs.run import close_run, open_run
@@ -417,4 +420,187 @@ def test_the_plan_shows_the_scan_the_shuffle_and_the_cogroup_by_name(
     assert "FlatMapCoGroupsInArrow" in plans["look_up"] and "prove_and_ask(" in plans["look_up"]
     assert "MapInArrow scan_logs(" in plans["look_up"]
     assert "Exchange hashpartitioning(bucket" in plans["look_up"]
-    assert counts["scan_estimate"] > 0, "the run does not show why it scanned"
+    assert 0 < counts["scan_estimate"] < counts["scan_worth"], (
+        "the run does not show why it scanned"
+    )
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    shown_as = {jobs.apply(at).description().getOrElse(None) for at in range(jobs.size())}
+    assert {
+        "stub scan of shard shop_a",
+        "log scan, cogroup by bucket, the rest by key",
+        "rule and staging",
+    } <= shown_as
+
+
+def test_where_a_scan_would_cost_more_each_key_is_asked_and_the_run_shows_both_numbers(
+    world: System, spark: Any, in_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.sent("due")
+    for number in range(40):  # what the window holds beside it
+        world.log(Key("orders", f"other-{number}"), "billing")
+    world.rows("billing_db", "ANALYZE consumer_log")
+    monkeypatch.setattr(scan_logs, "ROWS_FOR_A_KEY", 8)
+    _, counts = staged(world, spark)
+    assert counts["scan_worth"] == 2 * 8
+    # Billing's is estimated to the row; of shipping's, which holds nothing, the planner believes it has some.
+    assert counts["scan_estimate"] >= 40
+    assert counts.get("proven_by_scan", 0) == 0 and counts["asked_by_key"] == 2
+
+
+ASKED = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'consumer_log_pkey'"
+
+
+def test_the_database_is_asked_for_exactly_the_keys_that_the_scan_did_not_prove(
+    world: System, spark: Any, in_parts: None
+) -> None:
+    """Counted by PostgreSQL: each key asked for is one search of the primary key."""
+    fill(world, 3)
+
+    def searches() -> int:
+        for group in ("billing", "shipping"):  # what our own statements did is counted at their end
+            world.rows(f"{group}_db", "SELECT pg_stat_force_next_flush()")
+        return sum(world.rows(f"{group}_db", ASKED)[0][0] for group in ("billing", "shipping"))
+
+    before = searches()
+    _, counts = staged(world, spark)
+    assert counts["proven_by_scan"] > 0
+    assert searches() - before == counts["asked_by_key"]
+
+
+def test_a_proof_says_the_same_with_a_scan_and_by_key_and_shows_how_it_read(
+    world: System, spark: Any, in_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(world, 5)
+    now = datetime.now(UTC)
+    start = now - timedelta(hours=1)
+
+    def proven() -> tuple[Any, dict[str, int]]:
+        control = world.control()
+        run = open_run(
+            control,
+            "prove",
+            scope_now(control, world.settings, "orders", start, now),
+            world.settings,
+        )
+        proof = prove(spark, world.settings, world.connections, control, run)
+        close_run(control, run, "done", Counts())
+        control.close()
+        return (proof.answer, proof.stubs, proof.counts, proof.lost), counts_of(proof)
+
+    by_scan, scanned = proven()
+    monkeypatch.setattr(scan_logs, "KEYS_WORTH_A_SCAN", 10**9)
+    by_key, asked = proven()
+    assert by_scan == by_key and by_key[3], "a window that shows little"
+    assert asked["asked_by_key"] == asked["deliveries"] and "scan_worth" not in asked
+    assert scanned["asked_by_key"] + scanned["proven_by_scan"] == asked["asked_by_key"]
+    assert scanned["proven_by_scan"] > 20 and scanned["scan_estimate"] < scanned["scan_worth"]
+
+
+LOST = {("lost-a", "billing"): "LOST", ("lost-b", "billing"): "LOST"}
+NOBODY_KNOWS = dict.fromkeys(
+    ((f"{what}-{shard}", "billing") for what in ("done", "lost") for shard in "ab"), "UNKNOWN"
+)
+PASSES = {
+    "stubs": (judging, "read_due"),
+    "look": (gather, "look_at_groups"),
+    "logs": (gather, "look_up"),
+    "floors": (gather, "look_after_logs"),
+    "rule": (judging, "judge_and_stage"),
+}
+"""What each pass of a judgement begins with."""
+AWAY = {
+    ("shop_a", "stubs"): {("lost-b", "billing"): "LOST"},
+    ("shop_a", "look"): {**LOST, ("lost-a", "billing"): "UNKNOWN"},
+    ("shop_a", "logs"): LOST,
+    ("shop_a", "floors"): LOST,
+    ("shop_a", "rule"): LOST,
+    ("billing_db", "stubs"): NOBODY_KNOWS,
+    ("billing_db", "look"): NOBODY_KNOWS,
+    ("billing_db", "logs"): NOBODY_KNOWS,
+    # What is done was read before; that the rest was not purged, nobody can say.
+    ("billing_db", "floors"): dict.fromkeys(LOST, "UNKNOWN"),
+    ("billing_db", "rule"): LOST,
+}
+"""A database that is away from the beginning of a pass on, and every verdict but CONFIRMED."""
+
+
+def one_lost_on_each_shard(world: System) -> None:
+    for shard in "ab":
+        for what in ("done", "lost"):
+            key = world.sent(f"{what}-{shard}", shard=f"shop_{shard}")
+            for group in ("billing", "shipping"):
+                if (what, group) != ("lost", "billing"):
+                    world.log(key, group)
+    for group in ("billing", "shipping"):
+        world.pass_over(group)
+
+
+@contextmanager
+def goes_away(
+    postgres: Postgres, world: System, database: str, at: str, patch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """The database refuses everybody from the beginning of this pass until the end."""
+    name = world.urls[database].rsplit("/", 1)[1]
+    allow = f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS'
+    module, begins = PASSES[at]
+    whole = getattr(module, begins)
+    with closing(psycopg2.connect(postgres.admin_dsn())) as admin, admin.cursor() as cursor:
+        admin.autocommit = True
+
+        def go(*given: Any, **named: Any) -> Any:
+            cursor.execute(f"{allow} false")
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s",
+                (name,),
+            )
+            return whole(*given, **named)
+
+        try:
+            with patch.context() as patched:
+                patched.setattr(module, begins, go)
+                yield
+        finally:
+            cursor.execute(f"{allow} true")
+
+
+@pytest.mark.parametrize(("database", "at"), AWAY, ids="-".join)
+def test_a_store_that_goes_away_in_any_pass_makes_nothing_lost_and_costs_its_own_deliveries_alone(
+    world: System,
+    postgres: Postgres,
+    spark: Any,
+    in_parts: None,
+    monkeypatch: pytest.MonkeyPatch,
+    database: str,
+    at: str,
+) -> None:
+    one_lost_on_each_shard(world)
+    with goes_away(postgres, world, database, at, monkeypatch):
+        ((verdicts, _, _), broken), counts = staged(world, spark)
+    assert {(row[1], row[2]): row[4] for row in verdicts} == AWAY[database, at]
+    assert broken == []
+    assert counts["deliveries"] == (4 if (database, at) == ("shop_a", "stubs") else 8)
+    kept = {"shop_a": "shard shop_a", "billing_db": "store billing_db"}[database]
+    told = world.rows("control", "SELECT subject FROM staged_read WHERE NOT complete")
+    assert (kept in {subject for (subject,) in told}) == (AWAY[database, at] != LOST)
+
+
+@pytest.mark.parametrize("at", ["look", "rule"])
+def test_a_control_database_that_goes_away_in_a_pass_leaves_nothing_to_promote(
+    world: System,
+    postgres: Postgres,
+    spark: Any,
+    in_parts: None,
+    monkeypatch: pytest.MonkeyPatch,
+    at: str,
+) -> None:
+    one_lost_on_each_shard(world)
+    with (
+        pytest.raises(Exception, match=r"control|terminat|connection|closed"),
+        goes_away(postgres, world, "control", at, monkeypatch),
+    ):
+        staged(world, spark)
+    assert world.rows("control", "SELECT count(*) FROM staged_stub") == [(0,)]
+    assert world.rows("control", "SELECT count(*) FROM staged_count") == [(0,)]
+    world.rows("control", "DELETE FROM duty_lease")  # the run that died was silent for long enough
+    ((verdicts, _, _), _), _ = staged(world, spark)
+    assert {(row[1], row[2]): row[4] for row in verdicts} == LOST

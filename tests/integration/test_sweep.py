@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from datetime import timedelta
 from typing import Any
@@ -27,11 +28,13 @@ from backstop.model.errors import (
 )
 from backstop.runs.run import close_run, open_run
 from backstop.sweep.check_redis import check_leases
+from backstop.sweep.parts import parts_of
 from backstop.sweep.run_once import count_before, run_duty
 from backstop.sweep.tally import Told
 from backstop_lab.servers.ports import free_port
-from resend_world import TOPIC, World, ids, servers, world
+from resend_world import ROOT, TOPIC, World, ids, servers, world
 
+sys.path.insert(0, str(ROOT))
 __all__ = ["servers", "world"]
 GROUP, DB = "billing", "consumer_billing"
 LEASE = timedelta(seconds=60)
@@ -611,3 +614,155 @@ def test_idle_runs_of_yesterday_are_dropped(world: World) -> None:
     )
     sweep(world)
     assert world.sql("control", "SELECT count(*) FROM run WHERE duty = 'sweep'") == [(2,)]
+
+
+# The job on Spark: a scan, a group by, an effect
+
+
+def mixed(world: World) -> None:
+    """Leases that ended in the database, in front of it and in Redis alone; one that lives, one done, and what nobody can read."""
+    world.set("redis_guards", to={"mailer": {"redis": "backstop_leases", "consumed_for": "18d"}})
+    leases(world).flushall()
+    in_front = begin(world, [*ids(40, "front"), "done", "alive"], host="host-1")
+    front(world).held([(lease, Arrival(TOPIC, lease.message_id)) for lease in in_front])
+    end_leases(world)
+    world.sql(
+        DB,
+        "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'done'",
+    )
+    world.sql(
+        DB,
+        "UPDATE consumer_log SET lease_expires_at = now() + interval '1 h' WHERE message_id = 'alive'",
+    )
+    alone = RedisGuard(RedisExchange(world.urls["backstop_leases"]), "mailer", lease=LEASE)
+    alone.begin_many([Arrival(TOPIC, name) for name in ids(30, "alone")])
+    alone.close()
+    end_records(world)
+    end_records(world, "mailer")
+    index = RedisKeys(GROUP).expiry[0]
+    leases(world).zadd(index, {"not a message": 1})
+
+
+def what_is_left(world: World) -> Any:
+    """The states of all logs, and all that stands in Redis without its instants."""
+    server = leases(world)
+    records = {
+        name: read_record(text)._replace(token="", ends=0, fence=0)
+        for name in server.scan_iter("*:m:*")
+        if (text := server.get(name))
+    }
+    indexes = {
+        name for group in (GROUP, "mailer") for key in RedisKeys(group).expiry
+        for name in server.zrange(key, 0, -1)
+    }  # fmt: skip
+    return states(world), records, indexes
+
+
+COUNTED = """SELECT place, consumer_group, topic, owner_host, decision, leases FROM sweep_count
+    WHERE place NOT LIKE 'redis backstop%%' ORDER BY 1, 2, 3, 4, 5"""
+
+
+def test_on_spark_the_same_leases_are_settled_as_in_one_process(
+    world: World, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spark_jobs import sweep as job
+
+    mixed(world)
+    sweep(world)
+    expected, counted = what_is_left(world), world.sql("control", COUNTED)
+    assert {row[0] for row in counted} == {
+        "database billing_db",
+        "front of billing",
+        "redis of mailer",
+    }
+    world.sql("control", "TRUNCATE sweep_count, sweep_sample")
+    world.sql(DB, "TRUNCATE consumer_log")
+    mixed(world)
+    monkeypatch.setattr(job, "PORTION", 1)
+    with world.run(duty="sweep") as run:
+        counts = job.run(spark, world.settings, world.connections, run)
+    assert what_is_left(world) == expected
+    assert world.sql("control", COUNTED) == counted
+    assert (counts["reclaim"], counts["vanished"]) == (40 + 40 + 30, 1)
+    assert counts["repair"] == 1 and counts["keep"] == 1
+    assert world.sql("control", "SELECT message_id, in_database FROM sweep_sample") == [
+        ("done", "CONSUMED")
+    ]
+
+
+def test_on_spark_what_is_renewed_between_the_scan_and_the_effect_is_not_touched(
+    world: World, spark: Any
+) -> None:
+    """The log is asked after the scan, and a record changes only as it was seen."""
+    from spark_jobs import sweep as job
+
+    renewed, done, stuck = begin(world, ["renewed", "done", "stuck"])
+    it = front(world)
+    for lease in (renewed, done, stuck):
+        it.held([(lease, Arrival(TOPIC, lease.message_id))])
+    end_records(world)
+    world.sql(
+        DB, "UPDATE consumer_log SET lease_expires_at = now() WHERE message_id IN ('done', 'stuck')"
+    )
+    buckets = [part for part in parts_of(world.settings) if part.kind == "front"]
+    carried = world.connections.carrying(world.settings.connection_refs())
+    with world.run(duty="sweep") as run:
+        ended = job.scanned_ended(spark, world.settings, carried, buckets).localCheckpoint(
+            eager=True
+        )
+        assert ended.count() == 3
+        it.held([(renewed, Arrival(TOPIC, "renewed"))])
+        world.sql(
+            DB,
+            "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'done'",
+        )
+        settled = job.settled_ended(ended, world.settings, carried, run, buckets)
+        plan = settled._jdf.queryExecution().toString()
+        tallies = [job.read_tally(row["tally"]) for row in settled.collect()]
+    assert sum(tally.counts.get("moved_on", 0) for tally in tallies) == 1
+    assert [name for tally in tallies for name in tally.examples.values()].count("renewed") == 0
+    assert record(world, "renewed").state == "C"
+    assert (record(world, "done"), record(world, "stuck")) == (None, None)
+    decided = {tally.examples[line]: line.decision for tally in tallies for line in tally.lines}
+    assert decided == {"done": "REPAIR", "stuck": "RECLAIM"}
+    assert "settle(" in plan and "Exchange hashpartitioning(part" in plan
+    scan = job.scanned_ended(spark, world.settings, carried, buckets)
+    assert "MapInArrow scan_ended(" in scan._jdf.queryExecution().toString()
+
+
+def test_on_spark_a_log_that_is_away_frees_nothing_in_front_of_it_and_the_rest_is_swept(
+    world: World, spark: Any
+) -> None:
+    from spark_jobs import sweep as job
+
+    mixed(world)
+    good = world.urls[f"backstop_{DB}"]
+    kept = what_is_left(world)[1]
+    world.urls[f"backstop_{DB}"] = f"postgresql://u:secret@127.0.0.1:{free_port()}/x"
+    with (
+        world.run(duty="sweep") as run,
+        pytest.raises(StoreUnavailable, match="billing_db") as caught,
+    ):
+        job.run(spark, world.settings, world.connections, run)
+    world.urls[f"backstop_{DB}"] = good
+    assert "secret" not in str(caught.value)
+    left, records, _ = what_is_left(world)
+    assert set(left.values()) == {"CONSUMING", "CONSUMED"}
+    ours = {name: one for name, one in kept.items() if b"mailer" not in name}
+    assert {name: one for name, one in records.items() if b"mailer" not in name} == ours
+    assert {one.state for name, one in records.items() if b"mailer" in name} == {"E"}
+
+
+def test_on_spark_a_redis_that_is_away_costs_its_own_places_alone(world: World, spark: Any) -> None:
+    from spark_jobs import sweep as job
+
+    begin(world, ["stuck"])
+    end_leases(world)
+    good = world.urls["backstop_leases"]
+    with world.run(duty="sweep") as run:
+        world.urls["backstop_leases"] = f"redis://:secret@127.0.0.1:{free_port()}/0"
+        with pytest.raises(StoreUnavailable) as caught:
+            job.run(spark, world.settings, world.connections, run)
+    world.urls["backstop_leases"] = good
+    assert "front of billing" in str(caught.value) and "secret" not in str(caught.value)
+    assert states(world) == {"stuck": "EXPIRED"}

@@ -23,6 +23,7 @@ from backstop.evidence.read import look_after_logs, look_at_groups, look_at_shar
 from backstop.evidence.sources import Sources
 from backstop.evidence.start_offsets import read_start_offsets
 from backstop.model.errors import Unavailable
+from backstop.model.records import Counts
 from backstop.reconcile import record
 from backstop.reconcile.judge_batches import Rule
 from backstop.reconcile.lookup import BROKEN_LOGS, BROKEN_STUBS, HELD, LOOKED_UP, MISSED, look_up
@@ -80,11 +81,23 @@ class Gathered:
     asked: int
     """Deliveries whose log row was asked for by key."""
     scan_estimate: int
-    """Log rows that the scans were expected to read; 0: each key was asked for."""
+    scan_worth: int
+    """Of groups with enough due for a scan: the log rows that it was expected to read, and with how many rows it costs as much
+    as asking for each key. Only below that a group is scanned."""
     lineages: Mapping[str, str]
     """Of each store that was scanned: its server and history, which a promotion must meet again."""
     read_at: Mapping[str, datetime]
     """By subject ("shard shop_a", "store billing_db"): as of which instant it was read, by a clock that can be trusted."""
+
+    def lookups(self) -> Counts:
+        """How the logs were read, and why, as a run shows it."""
+        counts = Counts(asked_by_key=self.asked)
+        if self.scan_worth:
+            counts.add("scan_estimate", self.scan_estimate)
+            counts.add("scan_worth", self.scan_worth)
+        if self.proven:
+            counts.add("proven_by_scan", self.proven)
+        return counts
 
 
 def gather(
@@ -170,7 +183,8 @@ def gather(
         looks.unlisted,
         sum(row["proven"] for row in looked_up),
         sum(row["asked"] for row in looked_up),
-        scans.rows,
+        scans.estimate,
+        scans.worth,
         scans.lineages,
         read_at,
     )

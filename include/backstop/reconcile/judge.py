@@ -104,11 +104,7 @@ def judge(
         counts.add(row["verdict"].lower(), row["deliveries"])
         counts.add("eligible", row["eligible"])
     counts.add("unreachable", away)
-    counts.add("asked_by_key", gathered.asked)
-    if gathered.proven:
-        counts.add("proven_by_scan", gathered.proven)
-    if gathered.scan_estimate:
-        counts.add("scan_estimate", gathered.scan_estimate)
+    counts += gathered.lookups()
     if gathered.unlisted:
         counts.add("retries_not_listed", gathered.unlisted)
     return counts

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backstop.reconcile.lookup import held_tables
+from backstop.reconcile.lookup import deliveries_of, held_tables
 from backstop.verdicts import frames
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def judge_batches(
     import pyarrow.compute as pc
 
     for held in held_tables(batches):
-        stubs = held.filter(_firsts(held))
+        stubs = held.drop_columns(["deliveries"])
         # These may be many: only those of these messages are given to the engine.
         mine = {
             name: rule.tables[name].filter(
@@ -52,7 +52,7 @@ def judge_batches(
                 **rule.tables,
                 **mine,
                 "attempt": _attempts(stubs),
-                "delivery": held.filter(pc.is_valid(held.column("consumer_group"))),
+                "delivery": deliveries_of(held),
             },
         )
         yield JudgedBatch(stubs, judged)
@@ -61,15 +61,6 @@ def judge_batches(
 def outcomes_of(rule: Rule, engine: Engine, batch: JudgedBatch) -> pa.Table:
     """What each stub of the batch becomes: rows of outcome.sql."""
     return engine.run("outcome", {**rule.tables, "stub": batch.stubs, "judged": batch.judged})
-
-
-def _firsts(held: pa.Table) -> Any:
-    """Which rows are the first of their stub."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    ids = held.column("stub_id").combine_chunks()
-    return pa.concat_arrays([pa.array([True]), pc.not_equal(ids[1:], ids[:-1])])
 
 
 def _attempts(stubs: pa.Table) -> pa.Table:

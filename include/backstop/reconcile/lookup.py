@@ -26,8 +26,8 @@ _FOUND = {"consumer_group": "string", **frames.LOG}
 _BROKEN_LOG = ["consumer_group", "topic", "message_id", "log_broken"]
 _BROKEN_STUB = ["shard", "topic", "message_id", "status", "send_count", "broken"]
 HELD = "held"
-"""A table of whole stubs, each with its attempts, once for each group that owes it with the group's log row, or once without
-group when none does."""
+"""A table of whole stubs, each once, with the list of its attempts and that of its deliveries: each group that owes it with the
+group's log row."""
 BROKEN_STUBS, BROKEN_LOGS, MISSED, LOOKED_UP = "broken_stubs", "broken_logs", "missed", "looked_up"
 """Rows that break their contract; what did not answer (subject, why); how many deliveries were proven and asked."""
 _SQL = load("backstop.reconcile", "packets.sql")
@@ -105,7 +105,9 @@ def _look_up(
         away = set(why_away)
         engine = Engine()
         try:
-            every = engine.query(_SQL["numbered"], {"part": pa.concat_tables(given)})
+            part = {"part": pa.concat_tables(given)}
+            twice = engine.query(_SQL["met_twice"], part).num_rows
+            every = engine.query(_SQL["numbered" if twice else "numbered_once"], part)
             broken = every.filter(pc.is_valid(every.column("broken")))
             sound = every.filter(pc.is_null(every.column("broken"))).drop_columns(["broken"])
             attempts = pa.concat_tables([table(frames.ATTEMPT, []), *of_kind(stubs, "attempts")])
@@ -150,7 +152,7 @@ def _look_up(
             ),
         ]
         if sound.num_rows:
-            packets.append(Packet(0, HELD, pack(_beside(sound, delivery))))
+            packets.append(Packet(0, HELD, pack(with_deliveries(sound, delivery))))
         if broken.num_rows:
             packets.append(Packet(0, BROKEN_STUBS, pack(broken.select(_BROKEN_STUB))))
         odd = delivery.filter(pc.is_valid(delivery.column("log_broken")))
@@ -169,18 +171,31 @@ def _look_up(
     return prove_and_ask
 
 
-def _beside(stubs: pa.Table, delivery: pa.Table) -> pa.Table:
-    """Each stub beside its deliveries' log rows, and alone where it has none; a stub's rows next to one another."""
+def with_deliveries(stubs: pa.Table, delivery: pa.Table) -> pa.Table:
+    """Each stub with the list of its deliveries' groups and log rows (`deliveries`, of `_FOUND`), which is empty where nobody
+    owes it."""
+    import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
     places = pc.index_in(delivery.column("stub_id"), stubs.column("stub_id").combine_chunks())
-    owed = stubs.take(places)
-    alone = stubs.filter(
-        pc.invert(pc.is_in(stubs.column("stub_id"), delivery.column("stub_id").combine_chunks()))
+    found = delivery.select(list(_FOUND)).take(pc.sort_indices(places))
+    counts = np.bincount(np.asarray(places), minlength=stubs.num_rows)
+    ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    rows = pa.StructArray.from_arrays(
+        [column.combine_chunks() for column in found.columns], found.column_names
     )
-    for name in _FOUND:
-        found = delivery.column(name)
-        owed = owed.append_column(name, found)
-        alone = alone.append_column(name, pa.nulls(alone.num_rows, found.type))
-    return pa.concat_tables([owed, alone]).sort_by("stub_id")
+    return stubs.append_column("deliveries", pa.ListArray.from_arrays(pa.array(ends), rows))
+
+
+def deliveries_of(held: pa.Table) -> pa.Table:
+    """The inverse: a row for each delivery, with its stub's columns."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lists = held.column("deliveries").combine_chunks()
+    rows = pa.Table.from_struct_array(lists.flatten())
+    delivery = held.drop_columns(["deliveries", "attempts"]).take(pc.list_parent_indices(lists))
+    for name in rows.column_names:
+        delivery = delivery.append_column(name, rows.column(name))
+    return delivery

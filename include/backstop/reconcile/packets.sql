@@ -33,6 +33,13 @@ SELECT l.*, (hash(l.topic, l.message_id) % d.buckets)::int AS bucket FROM part l
 -- name: sent_to: where attempts went
 SELECT DISTINCT topic, broker FROM part WHERE broker IS NOT NULL;
 
+-- name: met_twice: whether a key has more than one row
+SELECT 1 FROM part GROUP BY topic, message_id HAVING count(*) > 1 LIMIT 1;
+
+-- name: numbered_once: the stubs of a bucket, numbered, where no key is met twice: the windows of `numbered` cost twice as much
+SELECT s.* EXCLUDE (broken), row_number() OVER () AS stub_id, s.broken
+FROM (SELECT * FROM part ORDER BY shard, topic, message_id) s;
+
 -- name: numbered: the stubs of a bucket, numbered; one id on two shards is broken, because which of the two promises is the real
 -- one, a machine cannot know
 SELECT s.* EXCLUDE (broken), row_number() OVER (ORDER BY s.shard, s.topic, s.message_id) AS stub_id,

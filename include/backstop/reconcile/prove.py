@@ -53,6 +53,8 @@ class Proof:
     counts: list[Counted]
     lost: list[tuple[str, str, str, str]]
     folder: Path | None
+    lookups: Counts
+    """How the logs were read, as `Gathered.lookups`."""
 
 
 LOST_SHOWN = 50
@@ -216,7 +218,9 @@ def prove(
         cursor.execute(
             _SQL["save_phases"], {"run_id": run.run_id, "phases": json.dumps(phases.seconds)}
         )
-    return Proof(run.run_id, window, said, sentence, stubs, counts, lost, folder)
+    return Proof(
+        run.run_id, window, said, sentence, stubs, counts, lost, folder, gathered.lookups()
+    )
 
 
 def counts_of(proof: Proof) -> Counts:
@@ -226,7 +230,7 @@ def counts_of(proof: Proof) -> Counts:
     for one in proof.counts:
         counts.add("deliveries", one.deliveries)
         counts.add(one.standing, one.deliveries)
-    return counts
+    return counts + proof.lookups
 
 
 def _rows(rule: Rule) -> Callable[[Iterator[Any]], Iterator[Any]]:

@@ -36,11 +36,14 @@ Part = tuple[str, Any]
 
 @dataclass(slots=True)
 class Scans:
-    """What is scanned; `lineages`: of each store that is, its server's name and history before the scan."""
+    """What is scanned, and why: of all groups with enough due, the rows that scans are expected to read (`estimate`), and with
+    how many rows (`worth`) asking for each key would cost the same. `lineages`: of each store that is scanned, its server's
+    name and history before the scan."""
 
     parts: list[Part] = field(default_factory=list)
     lineages: dict[str, str] = field(default_factory=dict)
-    rows: int = 0
+    estimate: int = 0
+    worth: int = 0
 
 
 def choose_scans(settings: Settings, sources: Sources, due: Due, partitions: int) -> Scans:
@@ -70,10 +73,13 @@ def choose_scans(settings: Settings, sources: Sources, due: Due, partitions: int
             found = logs.scan_done({group: since[group] for group in groups}, worth, partitions)
         except Unavailable:
             continue
-        if found is not None:
+        if found is None:
+            continue
+        scans.estimate += sum(found.estimates.values())
+        scans.worth += sum(int(worth[group]) for group in found.estimates)
+        if found.parts:
             scans.parts += [(groups[0], part) for part in found.parts]
             scans.lineages[store] = lineage
-            scans.rows += found.rows
     return scans
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
@@ -26,12 +26,14 @@ class Scan:
     """A bulk read in parts that executors do beside one another, each with a store of its own (`read_part`).
 
     A part is what this kind of store makes of it; it holds no secret. `rows`: how many were counted or estimated; `read_at`: the
-    instant, by the store's own clock, as of which the parts hold (null: it cannot say).
+    instant, by the store's own clock, as of which the parts hold (null: it cannot say). `estimates`: for a scan of logs, the rows
+    expected of each group that was considered, also of those that have no part because that was too many.
     """
 
     parts: Sequence[Any]
     rows: int
     read_at: datetime | None = None
+    estimates: Mapping[str, int] = field(default_factory=dict)
 
 
 class Part(NamedTuple):
@@ -395,8 +397,8 @@ class LogSource(Source, Protocol):
         self, groups: Mapping[str, datetime], worth: Mapping[str, float], partitions: int
     ) -> Scan | None:
         """The groups' valid CONSUMED rows first received at or after an instant of each, for those groups with fewer rows
-        since then than `worth`; null: none, or the table does not hold one row for one key, so that a row found by scan is
-        not all that is known of its key."""
+        since then than `worth`; null: the table does not hold one row for one key, so that a row found by scan is not all
+        that is known of its key."""
         ...
 
     def lineage(self) -> str:

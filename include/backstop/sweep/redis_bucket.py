@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from backstop.leases.redis_exchange import RedisExchange, Script
@@ -16,6 +16,10 @@ _CONFLICTS, _ENDED, _LOOK, _SETTLE = (
     Script("look"),
     Script("settle"),
 )
+
+
+NAMES, RECORDS = 10_000, 1_000
+"""Read at once of an index, and of the records that it names: each some milliseconds of the server."""
 
 
 class Seen(NamedTuple):
@@ -44,12 +48,30 @@ class Bucket:
         )
         return self.read(names)
 
+    def scan(self, limit: int) -> Iterator[tuple[int, list[tuple[bytes, bytes]]]]:
+        """What `expired` gives, for another process to settle: a page of records as (name, text) with the instant of the server at
+        which they were read; at most `limit` of them. A record that moves between two pages may be missed, or met twice."""
+        index, found = self.keys.expiry[self.number], 0
+        while found < limit:
+            ((_, _, names),) = self._exchange.run(
+                [(_ENDED, [index], [b"0", b"%d" % found, b"%d" % min(NAMES, limit - found)])]
+            )
+            found += len(names)
+            for at in range(0, len(names), RECORDS):
+                yield self._texts(names[at : at + RECORDS])
+            if len(names) < NAMES:
+                return
+
     def read(self, names: Sequence[bytes]) -> list[Seen]:
         """These records, as they are now."""
         if not names:
             return []
+        now, records = self._texts(names)
+        return [self.as_seen(*record, now) for record in records]
+
+    def _texts(self, names: Sequence[bytes]) -> tuple[int, list[tuple[bytes, bytes]]]:
         ((now, texts),) = self._exchange.run([(_LOOK, [self.keys.expiry[self.number], *names], [])])
-        return [self._seen(name, text or b"", now) for name, text in zip(names, texts, strict=True)]
+        return now, [(name, text or b"") for name, text in zip(names, texts, strict=True)]
 
     def settle(self, seen: Sequence[Seen], actions: Sequence[str], *, open_ms: int) -> set[int]:
         """Does one action each (see lua/settle.lua) where the record is still as it was seen; the numbers of the others."""
@@ -71,7 +93,8 @@ class Bucket:
         )
         return set(moved)
 
-    def _seen(self, name: bytes, text: bytes, now: int) -> Seen:
+    def as_seen(self, name: bytes, text: bytes, now: int) -> Seen:
+        """What these bytes say that were read at this instant of the server (ms)."""
         try:
             record = read_record(text) if text else None
         except ContractBroken:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
 from backstop.config.connections import Connections
@@ -53,22 +54,14 @@ def sweep_part(
                         sweep_database(
                             leases, part.place, untouched, tally, limit=limit, dry_run=dry_run
                         )
-                case "front":
-                    _sweep_front(settings, connections, part, tally, limit, dry_run)
-                case "guard":
-                    guard = settings.redis_guards[part.name]
-                    exchange = RedisExchange(connections.url(guard.redis), cluster=guard.cluster)
-                    try:
-                        sweep_bucket(
-                            Bucket(exchange, part.name, part.bucket),
-                            part.place,
-                            None,
-                            tally,
-                            limit=limit,
-                            dry_run=dry_run,
-                        )
-                    finally:
-                        exchange.close()
+                case "front" | "guard":
+                    with open_bucket(settings, connections, part) as (bucket, log):
+                        try:
+                            sweep_bucket(
+                                bucket, part.place, log, tally, limit=limit, dry_run=dry_run
+                            )
+                        finally:
+                            note_away(settings, log, tally)
                 case "sample":
                     _sample(settings, connections, part, groups, goes_on, tally, dry_run)
                 case "foreign":
@@ -94,32 +87,36 @@ def overdue_after(policy: Policy) -> timedelta:
     return 2 * policy.sweep_interval + timedelta(minutes=2)
 
 
-def _sweep_front(
-    settings: Settings,
-    connections: Connections,
-    part: Part,
-    tally: Tally,
-    limit: int,
-    dry_run: bool,
-) -> None:
-    group = settings.groups[part.name]
-    assert group.leases is not None
-    exchange = RedisExchange(connections.url(group.leases.redis), cluster=group.leases.cluster)
-    with open_leases(settings, connections, group.store) as leases:
-        log = GroupLog(part.name, leases)
-        try:
-            sweep_bucket(
-                Bucket(exchange, part.name, part.bucket),
-                part.place,
-                log,
-                tally,
-                limit=limit,
-                dry_run=dry_run,
-            )
-        finally:
-            exchange.close()
-        if log.missed:
-            tally.missed[f"store {group.store}"] = log.missed
+def open_exchange(settings: Settings, connections: Connections, part: Part) -> RedisExchange:
+    """The Redis that a part of kind front or guard is in; nothing is connected before its first use."""
+    if part.kind == "guard":
+        guard = settings.redis_guards[part.name]
+        return RedisExchange(connections.url(guard.redis), cluster=guard.cluster)
+    leases = settings.groups[part.name].leases
+    assert leases is not None
+    return RedisExchange(connections.url(leases.redis), cluster=leases.cluster)
+
+
+@contextmanager
+def open_bucket(
+    settings: Settings, connections: Connections, part: Part
+) -> Iterator[tuple[Bucket, GroupLog | None]]:
+    """The bucket of a part of kind front or guard, and the log that decides about it; null: Redis decides alone."""
+    with ExitStack() as opened:
+        exchange = open_exchange(settings, connections, part)
+        opened.callback(exchange.close)
+        log = None
+        if part.kind == "front":
+            store = settings.groups[part.name].store
+            leases = opened.enter_context(open_leases(settings, connections, store))
+            log = GroupLog(part.name, leases)
+        yield Bucket(exchange, part.name, part.bucket), log
+
+
+def note_away(settings: Settings, log: GroupLog | None, tally: Tally) -> None:
+    """Into `missed`, that the log did not answer."""
+    if log is not None and log.missed:
+        tally.missed[f"store {settings.groups[log.group].store}"] = log.missed
 
 
 def _sample(

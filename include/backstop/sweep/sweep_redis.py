@@ -29,51 +29,63 @@ def sweep_bucket(
         if not seen:
             return
         looked += len(seen)
-        answers = _ask(log, seen)
-        decisions = [
-            decide(one.is_expired, answer.truth) for one, answer in zip(seen, answers, strict=True)
-        ]
-        actions = [
-            _action(*each, alone=log is None) for each in zip(seen, answers, decisions, strict=True)
-        ]
-        chosen = [number for number, action in enumerate(actions) if action]
-        moved: set[int] = set()
-        if not dry_run:
-            moved = {
-                chosen[m]
-                for m in bucket.settle(
-                    [seen[n] for n in chosen], [actions[n] for n in chosen], open_ms=OPEN_MS
-                )
-            }
-        kept += len(seen) - (0 if dry_run else len(chosen) - len(moved))
-        for number, (one, answer, decision) in enumerate(
-            zip(seen, answers, decisions, strict=True)
-        ):
-            if number in moved:
-                tally.counts.add("moved_on")
-            elif one.record is None:
-                tally.counts.add("unreadable" if one.text else "vanished")
-            else:
-                why = (
-                    f"ended {_ago(one)}; the log says {answer.state or answer.truth.value}"
-                    if tally.tell
-                    else ""
-                )
-                line = Line(
-                    place, bucket.keys.group, one.key.topic, one.record.owner_host or "?", decision
-                )
-                tally.add(line, one.key.message_id, why)
-                if decision is Decision.REPAIR:
-                    tally.differs.append(
-                        Differs(
-                            place,
-                            bucket.keys.group,
-                            *one.key,
-                            "CONSUMING",
-                            answer.state,
-                            not dry_run,
-                        )
+        kept += settle_ended(bucket, place, log, seen, tally, dry_run=dry_run)
+
+
+def settle_ended(
+    bucket: Bucket,
+    place: str,
+    log: GroupLog | None,
+    seen: Sequence[Seen],
+    tally: Tally,
+    *,
+    dry_run: bool,
+) -> int:
+    """Asks the log, decides, and changes each record only as it was seen, however long ago that is. Returns how many of them
+    stay in the bucket's index. Raises StoreUnavailable."""
+    answers = _ask(log, seen)
+    decisions = [
+        decide(one.is_expired, answer.truth) for one, answer in zip(seen, answers, strict=True)
+    ]
+    actions = [
+        _action(*each, alone=log is None) for each in zip(seen, answers, decisions, strict=True)
+    ]
+    chosen = [number for number, action in enumerate(actions) if action]
+    moved: set[int] = set()
+    if not dry_run:
+        moved = {
+            chosen[m]
+            for m in bucket.settle(
+                [seen[n] for n in chosen], [actions[n] for n in chosen], open_ms=OPEN_MS
+            )
+        }
+    for number, (one, answer, decision) in enumerate(zip(seen, answers, decisions, strict=True)):
+        if number in moved:
+            tally.counts.add("moved_on")
+        elif one.record is None:
+            tally.counts.add("unreadable" if one.text else "vanished")
+        else:
+            why = (
+                f"ended {_ago(one)}; the log says {answer.state or answer.truth.value}"
+                if tally.tell
+                else ""
+            )
+            line = Line(
+                place, bucket.keys.group, one.key.topic, one.record.owner_host or "?", decision
+            )
+            tally.add(line, one.key.message_id, why)
+            if decision is Decision.REPAIR:
+                tally.differs.append(
+                    Differs(
+                        place,
+                        bucket.keys.group,
+                        *one.key,
+                        "CONSUMING",
+                        answer.state,
+                        not dry_run,
                     )
+                )
+    return len(seen) - (0 if dry_run else len(chosen) - len(moved))
 
 
 def _ask(log: GroupLog | None, seen: Sequence[Seen]) -> list[Answer]:

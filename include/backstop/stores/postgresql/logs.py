@@ -90,17 +90,17 @@ class PostgresLogs:
             cursor.execute(_SQL["one_row_a_key"])
             if cursor.fetchall() != [(True,)]:
                 return None
-            parts, total = [], 0
+            parts, estimates, total = [], {}, 0
             for group, since in groups.items():
                 cursor.execute(
                     f"EXPLAIN (FORMAT JSON) {_SQL['since']}", {"group": group, "since": since}
                 )
                 ((plan,),) = cursor.fetchall()
-                rows = int(plan[0]["Plan"]["Plan Rows"])
+                rows = estimates[group] = int(plan[0]["Plan"]["Plan Rows"])
                 if rows < worth[group]:
                     total += rows
                     parts += _parts(cursor, group, since, parts_of(rows, partitions), worth[group])
-            return Scan(parts, total) if parts else None
+            return Scan(parts, total, estimates=estimates)
 
         return self._connection.run(cut)
 
