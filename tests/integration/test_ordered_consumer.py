@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from backstop.brokers.redis_streams import RedisStreams
+from backstop.brokers.redis_streams.receive_owned import _place
 from backstop.client import DownstreamAway, Limits, Retries, Work, leased, row_lock
 from backstop.leases import queue_owner
 from backstop.leases.queue_owner import QueueLost, share_of
@@ -426,7 +427,7 @@ def test_entries_whose_answer_was_lost_and_those_of_a_dead_owner_are_adopted_in_
         assert [one.message.message_id for one in found or []] == ["a-000", "a-001", "a-002"]
         assert dead.fetch(place, 7, 2) is None, "a lower fence reads nothing any more"
         next_one._adopted[place, 8] = b"-"  # an answer was lost on its way here
-        next_one._in_hand[place].discard(found[1].broker_id.partition("/")[2])  # type: ignore[index]
+        next_one._in_hand[place].discard(_place(found[1]))  # type: ignore[index]
         found = next_one.fetch(place, 8, 10)
         assert [one.message.message_id for one in found or []] == [
             "a-001",
@@ -536,6 +537,24 @@ def test_in_strict_order_queues_take_turns_and_followers_of_a_key_that_was_parke
     assert (world.effects("b"), world.effects("c")) == (ids("b", 20), ids("c", 20))
 
 
+def test_messages_of_a_topic_that_was_made_again_are_done_whatever_is_still_in_hand_of_the_old_one(
+    world: OrderedWorld,
+) -> None:
+    """A new life of a queue gives the same entry ids once more."""
+    world.publish("a-0", "b-0")
+    world.handler.failing = {"a-0", "b-0"}
+    patient = Retries(3, timedelta(seconds=1), timedelta(seconds=1))
+    with world.worker(retries=patient) as worker:
+        world.step(worker, until=lambda: len(set(world.handler.tried)) == 2)
+        world.broker.delete_topic(TOPIC)
+        world.broker.create_topic(TOPIC, 2)
+        world.broker.create_group(GROUP, TOPIC, "start")
+        world.publish("a-1", "b-1")
+        world.handler.failing = set()
+        world.step(worker, until=lambda: len(world.effects()) == 4 and world.lag() == 0)
+    assert (world.effects("a"), world.effects("b")) == (["a-0", "a-1"], ["b-0", "b-1"])
+
+
 # Done-sets
 
 
@@ -568,13 +587,34 @@ def test_a_restored_database_is_asked_again_whatever_was_finished_before(
     assert set(world.states().values()) == {"CONSUMED"}
 
 
+def test_a_database_restored_behind_a_pooler_that_keeps_its_clients_is_asked_again(
+    world: OrderedWorld,
+) -> None:
+    """No connection of the client breaks, as with a PgBouncer that waits for its server: only the server's life differs."""
+    mine = ids("a", 6)
+    with world.worker() as worker:
+        world.publish(*mine)
+        world.step(worker, until=lambda: world.lag() == 0)
+        assert all(world.states().values())
+        world.database.run("DELETE FROM consumer_log WHERE message_id > 'a-002'")
+        world.database.run("DELETE FROM ordered_effect WHERE message_id > 'a-002'")
+        worker._server_life = "the server before"
+        worker._beat_at = float("inf")  # the messages come before the next renewal
+        worker._finished._fetched.clear()
+        server = redis.Redis.from_url(world.valkey.url())
+        for queue in range(len(world.owners())):
+            server.xgroup_setid(world.broker._keys.stream(TOPIC, queue), GROUP, "0")
+        world.step(worker, until=lambda: world.effects() == mine and world.lag() == 0)
+    assert set(world.states().values()) == {"CONSUMED"}
+
+
 def test_another_message_at_a_finished_offset_is_not_taken_for_the_finished_one(
     world: OrderedWorld,
 ) -> None:
     world.publish("a-000")
     with world.worker() as worker:
         world.step(worker, until=lambda: world.lag() == 0)
-        ((_, ids),) = worker._finished.items()
+        ((_, ids),) = worker._finished._ids.items()
         ids[max(ids) + 1] = "another life's"
         world.publish("a-001")
         world.step(worker, until=lambda: world.lag() == 0)
@@ -608,16 +648,16 @@ def test_what_nobody_does_leaves_no_gap_and_what_was_done_above_an_open_message_
 
     with world.worker(handler=handle) as worker:
         world.step(worker, until=lambda: world.lag() == 0)
-        assert [done.gaps for done in worker._sets.values()] == [0]
+        assert worker._finished.gaps((TOPIC, 0)) == 0
         world.publish("slow-000", "b-000", "b-001")
         world.step(
-            worker, until=lambda: (worker._saved_finished((TOPIC, 0)) or "").count("b-00") == 2
+            worker, until=lambda: (worker._finished.saved((TOPIC, 0)) or "").count("b-00") == 2
         )
-        assert (entered.is_set(), [done.gaps for done in worker._sets.values()]) == (True, [1])
-        saved = worker._saved_finished((TOPIC, 0))
+        assert (entered.is_set(), worker._finished.gaps((TOPIC, 0))) == (True, 1)
+        saved = worker._finished.saved((TOPIC, 0))
         go_on.set()
         world.step(worker, until=lambda: world.lag() == 0)
-        assert worker._saved_finished((TOPIC, 0)) is None, "nothing is open below what is done"
+        assert worker._finished.saved((TOPIC, 0)) is None, "nothing is open below what is done"
     assert saved is not None
     ((epoch, ids),) = json.loads(saved).items()
     assert sorted(ids.values()) == ["b-000", "b-001"]
@@ -625,7 +665,7 @@ def test_what_nobody_does_leaves_no_gap_and_what_was_done_above_an_open_message_
     world.expire_queues()
     with world.worker("w2") as two:
         world.step(two, until=lambda: set(world.owners().values()) == {"w2"})
-        assert two._finished[(TOPIC, 0), epoch] == {
+        assert two._finished._ids[(TOPIC, 0), epoch] == {
             int(offset): whose for offset, whose in ids.items()
         }
 
