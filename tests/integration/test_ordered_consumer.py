@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -271,6 +271,62 @@ def test_a_message_that_kills_its_process_each_time_is_parked_without_another_tr
     with world.worker("w2") as second:
         world.step(second, until=lambda: world.lag() == 0)
     assert (world.handler.tried, world.parked()) == ([], {"a": ("PARKED", ["a-000", "a-001"])})
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_message_that_kills_its_process_parks_its_own_key_and_not_what_was_in_work_beside_it(
+    world: OrderedWorld,
+) -> None:
+    """Each life of a worker ends when a task of the pool enters the killer's handler; what the others had begun expires."""
+    others = [f"{key}-000" for key in "bcdefgh"]
+    world.publish("a-000", "a-001", *others)
+    lives = 0
+    while world.lag():
+        lives += 1
+        assert lives < 20, world.states()
+        died = threading.Event()
+
+        def handle(connection: Any, message: Message, work: Work, died: Any = died) -> None:
+            if message.message_id == "a-000":
+                died.set()
+            if died.wait(0.05):  # all threads of a process end with it: nothing is committed
+                raise _Died
+            write_effect(connection, message, "w")
+
+        with suppress(_Died), world.worker(f"w{lives}", handle) as worker:
+            world.step(worker, until=lambda died=died: died.is_set() or world.lag() == 0)
+            if died.is_set():
+                raise _Died
+        world.expire_queues()
+        world.expire_leases()
+    assert world.parked() == {"a": ("PARKED", ["a-000", "a-001"])}
+    assert sorted(world.effects()) == others
+
+
+class _Died(BaseException):
+    """The end of a process, as its threads see it."""
+
+
+def test_a_database_that_went_away_during_each_try_parks_nothing(world: OrderedWorld) -> None:
+    """A try that its database did not let end is no failure of the message."""
+    tries = count(1)
+
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        write_effect(connection, message, "w1")
+        if next(tries) <= 5:
+            connection.close()
+
+    world.publish("a-000", "a-001")
+    counts = Counts()
+    with world.worker(handler=handle, lease=timedelta(seconds=30)) as worker:
+        deadline = time.monotonic() + 30
+        while world.lag() and time.monotonic() < deadline:
+            worker.step(counts)
+            worker._wait_for_result(0.01)
+            if not worker._in_pool:
+                world.expire_leases()
+    assert counts["unavailable"] == 5, counts
+    assert (world.parked(), world.effects()) == ({}, ["a-000", "a-001"])
 
 
 # Owned queues
@@ -665,7 +721,7 @@ def test_what_nobody_does_leaves_no_gap_and_what_was_done_above_an_open_message_
     world.expire_queues()
     with world.worker("w2") as two:
         world.step(two, until=lambda: set(world.owners().values()) == {"w2"})
-        assert two._finished._ids[(TOPIC, 0), epoch] == {
+        assert two._finished._ids[TOPIC, 0, epoch] == {
             int(offset): whose for offset, whose in ids.items()
         }
 

@@ -16,8 +16,8 @@ from backstop.leases.lease import payload_hash
 
 MOST_NOTED = 10_000
 """Of finished messages above an unfinished one so many are known; the log answers for all others."""
-_Life = tuple[Queue, str]
-"""A queue in one epoch."""
+_Life = tuple[str, int, str]
+"""A topic, one of its queues, and an epoch of that."""
 
 
 class FinishedOffsets:
@@ -65,16 +65,15 @@ class FinishedOffsets:
 
     def knows(self, received: Received) -> bool:
         """This message is finished."""
-        if received.position is None:
+        position, message = received.position, received.message
+        if position is None:
             return False
-        ids = self._ids.get(_life(received))
-        return ids is not None and (
-            ids.get(received.position.offset) == received.message.message_id
-        )
+        ids = self._ids.get((message.topic, position.queue_id, position.epoch))
+        return ids is not None and ids.get(position.offset) == message.message_id
 
     def gaps(self, queue: Queue) -> int:
         """How many intervals of unfinished offsets the queue has."""
-        return max((done.gaps for life, done in self._sets.items() if life[0] == queue), default=0)
+        return max((done.gaps for life, done in self._sets.items() if life[:2] == queue), default=0)
 
     def size(self) -> int:
         """Everything that is kept: intervals, and offsets with an id."""
@@ -82,18 +81,18 @@ class FinishedOffsets:
 
     def saved(self, queue: Queue) -> str | None:
         """What the next owner may receive again, because a broker keeps one place of a queue: the messages done above it."""
-        found = {life[1]: self._above_watermark(life) for life in self._sets if life[0] == queue}
+        found = {life[2]: self._above_watermark(life) for life in self._sets if life[:2] == queue}
         found = {epoch: ids for epoch, ids in found.items() if ids}
         return json.dumps(found) if found else None
 
     def adopt(self, queue: Queue, saved: str | None) -> None:
         """What the owner before has saved."""
         for epoch, ids in json.loads(saved or "{}").items():
-            self._ids[queue, epoch] = {int(offset): whose for offset, whose in ids.items()}
+            self._ids[(*queue, epoch)] = {int(offset): whose for offset, whose in ids.items()}
 
     def leave(self, queue: Queue) -> None:
         """The queue is its next owner's."""
-        for life in [life for life in {*self._sets, *self._ids} if life[0] == queue]:
+        for life in [life for life in {*self._sets, *self._ids} if life[:2] == queue]:
             self._sets.pop(life, None)
             self._ids.pop(life, None)
             self._fetched.pop(life, None)
@@ -151,4 +150,4 @@ def _identity(received: Received) -> tuple[str, str, bytes]:
 
 def _life(received: Received) -> _Life:
     assert received.position is not None
-    return (received.message.topic, received.position.queue_id), received.position.epoch
+    return received.message.topic, received.position.queue_id, received.position.epoch

@@ -184,6 +184,8 @@ class OrderedConsumer:
         self._results: SimpleQueue[Result] = SimpleQueue()
         self._arrived: list[Result] = []
         self._in_pool: set[Lane] = set()
+        self._alone: Lane | None = None
+        """A suspect that is in the pool: nothing else is started beside it."""
         self._done: list[Received] = []
         self._unusable: list[tuple[Received, str]] = []
         """To become dead letters."""
@@ -398,9 +400,11 @@ class OrderedConsumer:
 
     def _start(self, counts: Counts) -> bool:
         now = time.monotonic()
-        if now < self._resume_at:
+        if now < self._resume_at or self._alone is not None:
             return False
-        lanes = self._lanes.start(now, self._at_once - len(self._in_pool))
+        lanes = self._only_one_if_suspect(
+            self._lanes.start(now, self._at_once - len(self._in_pool))
+        )
         live = [lane for lane in lanes if self._queues.is_live(lane.queue)]
         for lane in lanes:
             if lane not in live:
@@ -415,6 +419,17 @@ class OrderedConsumer:
                 self._again(lane, self._retry_after.total_seconds())
             raise
         return bool(live)
+
+    def _only_one_if_suspect(self, lanes: list[Lane]) -> list[Lane]:
+        """What may have killed its worker is tried alone, so that it never takes others with it often enough to park them."""
+        suspect = next((lane for lane in lanes if lane.is_suspect), None)
+        if suspect is None:
+            return lanes
+        chosen = [] if self._in_pool else [suspect]
+        for lane in lanes:
+            if lane not in chosen:
+                self._again(lane, 0.0)
+        return chosen
 
     def _begin(self, lanes: Sequence[Lane], counts: Counts) -> None:
         asked: dict[tuple[str, str], tuple[Lane, InOrder]] = {}
@@ -489,7 +504,15 @@ class OrderedConsumer:
         self, lane: Lane, head: InOrder, lease: Acquired, lost: threading.Event, counts: Counts
     ) -> None:
         # Nobody lived to say that it failed: it may have killed its workers.
-        if lease.attempts > self._retries.attempts and not self._strict:
+        tries = lease.attempts - lane.excused
+        if tries > 1 and not (lane.failures or lane.is_suspect or self._strict):
+            lane.is_suspect = True
+            try:
+                self._give_back(Result(lane, head, lease, Tried.LEASE_LOST), None)
+            finally:
+                self._keeper.release(lease)
+            self._again(lane, 0.0)
+        elif tries > self._retries.attempts and not self._strict:
             try:
                 self._park(Result(lane, head, lease, Tried.FAILED), CRASHED, counts)
             finally:
@@ -502,6 +525,8 @@ class OrderedConsumer:
     ) -> None:
         work = Work(lease.fence, deliveries, lost, self.stopping, lease.attempts)
         self._in_pool.add(lane)
+        if lane.is_suspect:
+            self._alone = lane
         database = self._database
         self._pool.submit(
             lambda store: self._results.put(
@@ -592,6 +617,8 @@ class OrderedConsumer:
         while self._arrived:
             result = self._arrived.pop(0)
             self._in_pool.discard(result.lane)
+            if self._alone is result.lane:
+                self._alone = None
             counts.add(result.tried.value)
             outcome = "handed_back"  # of one that is released: its content is kept until it is done
             try:
@@ -627,6 +654,7 @@ class OrderedConsumer:
             return "fenced_off"
         if result.tried is Tried.UNAVAILABLE:
             self._forget_finished()
+            lane.excused += 1
         self._again(lane, self._retry_after.total_seconds())
         return "handed_back"
 
@@ -648,10 +676,11 @@ class OrderedConsumer:
             self._give_back(result, text)
             self._again(lane, 0.0)
             return "handed_back"
-        if lane.releases or (result.lease.attempts >= self._retries.attempts and not self._strict):
+        tries = result.lease.attempts - lane.excused
+        if lane.releases or (tries >= self._retries.attempts and not self._strict):
             return self._park(result, text, counts)
         lane.failures += 1
-        if result.lease.attempts >= self._retries.attempts:
+        if tries >= self._retries.attempts:
             counts.add("suspended")
             self._limited.warning(
                 f"Queue {lane.queue.queue_id} of {lane.queue.topic!r} is suspended: {text}"
