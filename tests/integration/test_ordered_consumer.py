@@ -329,6 +329,28 @@ def test_a_database_that_went_away_during_each_try_parks_nothing(world: OrderedW
     assert (world.parked(), world.effects()) == ({}, ["a-000", "a-001"])
 
 
+def test_what_no_database_can_hold_is_a_dead_letter_and_stops_neither_its_key_nor_its_queue(
+    world: OrderedWorld,
+) -> None:
+    """A foreign program writes entries; behind a parked key they would have to be kept."""
+    world.publish("a-000")
+    world.handler.failing = {"a-000"}
+    server = redis.Redis.from_url(world.valkey.url())
+    with world.worker() as worker:
+        world.step(worker, until=lambda: world.parked())
+        (stream,) = [
+            stream
+            for queue in range(2)
+            if server.xlen(stream := world.broker._keys.stream(TOPIC, queue))
+        ]
+        ((_, entry),) = server.xrange(stream)
+        foreign = {**entry, b"headers": entry[b"headers"].replace(b"a-000", b"a-001")}
+        server.xadd(stream, {**foreign, b"tag": b"x\0y"}, id="*")
+        server.xadd(stream, {**foreign, b"headers": entry[b"headers"].replace(b"a-000", b"a-002")})
+        world.step(worker, until=lambda: world.parked()["a"][1] == ["a-000", "a-002"])
+    assert [letter.message_id for letter in world.broker.dead_letters(GROUP)] == ["a-001"]
+
+
 # Owned queues
 
 

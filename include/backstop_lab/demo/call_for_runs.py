@@ -160,17 +160,19 @@ class CallForRuns:
         return Work(f"{due} requests are due") if due else None
 
     def _to_watch(self, control: Any) -> Work | None:
-        """Parked keys become cases, and cases of keys that are free are closed."""
-        asked = number(control, PARKED_ASKED)
-        parked = {
-            state: int(keys)
+        """Parked keys become cases; only the watch finds that one of its cases is over."""
+        found = [
+            (state, int(keys))
             for dsn in set(self._stage.stores.values())
             for state, keys in ask(dsn, PARKED_KEYS, {})
-        }
-        if parked.get("PARKED", 0) > asked:
+        ]
+        asked = number(control, PARKED_ASKED)
+        if sum(keys for state, keys in found if state == "PARKED") > asked:
             return Work("a parked key has no case", ready=True)
-        if asked and not parked:
+        if asked and not found:
             return Work("a case is open of a key that is free", ready=True)
+        if others := number(control, WATCHED):
+            return Work(f"{others} cases of the watch are open")
         return None
 
     def _to_ask(self, control: Any) -> Work | None:
@@ -222,6 +224,10 @@ REPLAYS_ENDED = """
     WHERE d.state = 'replaying' AND (r.state IS NULL OR r.state NOT IN ('open', 'claimed'))
 """
 PARKED_KEYS = "SELECT state, count(*) FROM parked_key GROUP BY 1"
+WATCHED = (
+    "SELECT count(*) FROM case_file WHERE closed_at IS NULL"
+    " AND kind IN ('queue_blocked', 'parking_full', 'downstream_away')"
+)
 PARKED_ASKED = "SELECT count(*) FROM case_file WHERE kind = 'key_parked' AND closed_at IS NULL"
 ENDED_LEASES = (
     "SELECT count(*) FROM consumer_log WHERE state = 'CONSUMING' AND lease_expires_at <= now()"

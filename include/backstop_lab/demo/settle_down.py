@@ -12,7 +12,14 @@ from backstop_lab.shop.wait_for import wait_for
 
 QUESTIONS = "decide_case"
 """The DAG whose runs wait for people; it has no schedule."""
-ANSWERED = ("dead_letters", "mass_loss", "repeated_failure", "key_parked")
+ANSWERED = (
+    "dead_letters",
+    "mass_loss",
+    "repeated_failure",
+    "key_parked",
+    "queue_blocked",
+    "downstream_away",
+)
 """Kinds of cases that do not stay open here: a person answers them, or the sweep or the watch finds that they are over."""
 
 
