@@ -16,7 +16,15 @@ import redis
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.brokers.redis_streams.receive_owned import _place
-from backstop.client import DownstreamAway, Limits, Retries, Work, leased, row_lock
+from backstop.client import (
+    DownstreamAway,
+    Limits,
+    Retries,
+    Work,
+    leased,
+    ordered_consumer,
+    row_lock,
+)
 from backstop.leases import queue_owner
 from backstop.leases.queue_owner import QueueLost, share_of
 from backstop.model.errors import ConfigurationError, DecisionRefused
@@ -301,6 +309,36 @@ def test_a_message_that_kills_its_process_parks_its_own_key_and_not_what_was_in_
         world.expire_leases()
     assert world.parked() == {"a": ("PARKED", ["a-000", "a-001"])}
     assert sorted(world.effects()) == others
+
+
+def test_a_suspect_that_hangs_holds_up_the_others_for_a_bounded_time_only(
+    world: OrderedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered_consumer, "ALONE_FOR", 0.5)
+    hangs, go_on = threading.Event(), threading.Event()
+
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        if message.message_id in ("a-000", "b-000"):
+            hangs.set()
+            assert go_on.wait(30)
+        write_effect(connection, message, "w2")
+
+    world.publish("a-000", "b-000")
+    with world.worker() as first:
+        first._pool.submit = lambda task: None  # type: ignore[method-assign]  # it dies in the handlers
+        world.step(first, until=lambda: list(world.states().values()) == ["CONSUMING"] * 2)
+    world.expire_queues()
+    world.expire_leases()
+    others = [f"{key}-000" for key in "cdefgh"]
+    with world.worker("w2", handle) as worker:
+        try:
+            world.step(worker, until=hangs.is_set)
+            world.publish(*others)
+            world.step(worker, until=lambda: sorted(world.effects()) == others)
+        finally:
+            go_on.set()
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert (len(world.effects()), world.parked()) == (8, {})
 
 
 class _Died(BaseException):

@@ -67,6 +67,8 @@ LOOK_FOR_ANSWERS = 1.0
 """Seconds between two looks for parked keys that a person has answered."""
 MOST_GAPS = 10_000
 """A queue with more unfinished intervals than this is not read on."""
+ALONE_FOR = 10.0
+"""Seconds: so long others wait for a suspect, and it for what is in handlers; one that hangs must not stop its queue."""
 CRASHED = "Its worker ended, or lost its lease, each time it was tried."
 CONFLICT = "Conflict: its id came with another content than before; it was not applied"
 
@@ -185,7 +187,9 @@ class OrderedConsumer:
         self._arrived: list[Result] = []
         self._in_pool: set[Lane] = set()
         self._alone: Lane | None = None
-        """A suspect that is in the pool: nothing else is started beside it."""
+        """A suspect that is in the pool: nothing else is started beside it until `_alone_until`."""
+        self._alone_until = float("-inf")
+        self._suspect_waits_since: float | None = None
         self._done: list[Received] = []
         self._unusable: list[tuple[Received, str]] = []
         """To become dead letters."""
@@ -400,11 +404,10 @@ class OrderedConsumer:
 
     def _start(self, counts: Counts) -> bool:
         now = time.monotonic()
-        if now < self._resume_at or self._alone is not None:
+        if now < self._resume_at or (self._alone is not None and now < self._alone_until):
             return False
-        lanes = self._only_one_if_suspect(
-            self._lanes.start(now, self._at_once - len(self._in_pool))
-        )
+        ready = self._lanes.start(now, self._at_once - len(self._in_pool))
+        lanes = self._only_one_if_suspect(ready, now)
         live = [lane for lane in lanes if self._queues.is_live(lane.queue)]
         for lane in lanes:
             if lane not in live:
@@ -420,12 +423,17 @@ class OrderedConsumer:
             raise
         return bool(live)
 
-    def _only_one_if_suspect(self, lanes: list[Lane]) -> list[Lane]:
+    def _only_one_if_suspect(self, lanes: list[Lane], now: float) -> list[Lane]:
         """What may have killed its worker is tried alone, so that it never takes others with it often enough to park them."""
         suspect = next((lane for lane in lanes if lane.is_suspect), None)
         if suspect is None:
             return lanes
-        chosen = [] if self._in_pool else [suspect]
+        if self._suspect_waits_since is None:
+            self._suspect_waits_since = now
+        if self._in_pool and now - self._suspect_waits_since < ALONE_FOR:
+            chosen = []
+        else:
+            chosen, self._suspect_waits_since = [suspect], None
         for lane in lanes:
             if lane not in chosen:
                 self._again(lane, 0.0)
@@ -526,7 +534,7 @@ class OrderedConsumer:
         work = Work(lease.fence, deliveries, lost, self.stopping, lease.attempts)
         self._in_pool.add(lane)
         if lane.is_suspect:
-            self._alone = lane
+            self._alone, self._alone_until = lane, time.monotonic() + ALONE_FOR
         database = self._database
         self._pool.submit(
             lambda store: self._results.put(
