@@ -430,10 +430,10 @@ class OrderedConsumer:
             return lanes
         if self._suspect_waits_since is None:
             self._suspect_waits_since = now
-        if self._in_pool and now - self._suspect_waits_since < ALONE_FOR:
-            chosen = []
-        else:
-            chosen, self._suspect_waits_since = [suspect], None
+        chosen: list[Lane] = []
+        if not self._in_pool or now - self._suspect_waits_since >= ALONE_FOR:
+            chosen.append(suspect)
+            self._suspect_waits_since = None
         for lane in lanes:
             if lane not in chosen:
                 self._again(lane, 0.0)

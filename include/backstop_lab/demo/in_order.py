@@ -84,12 +84,14 @@ class _Story:
             except BaseException as error:  # noqa: BLE001 - raised again below
                 errors.append(error)
 
+        def more_than(number: int) -> Callable[[], bool]:
+            return lambda: len(sent) > number or bool(errors)
+
         sender = threading.Thread(target=send)
         sender.start()
         try:
             for worker in self._group.workers:
-                before = len(sent)
-                self._wait("Traffic", lambda before=before: len(sent) > before or bool(errors))
+                self._wait("Traffic", more_than(len(sent)))
                 self._group.restart(worker)
                 self._wait(
                     f"The share of {worker.name}", lambda: self._owners() == self._group.members()

@@ -21,7 +21,7 @@ from backstop.model.errors import BackstopError
 from backstop.model.private_file import write_private
 from backstop_lab.servers.child import is_alive
 
-STOP_SECONDS = 20.0
+STOP_SECONDS = 40.0
 POLL_SECONDS = 0.05
 
 
