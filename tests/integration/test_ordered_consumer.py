@@ -480,6 +480,29 @@ def own(consumer: Database) -> Iterator[Any]:
         yield one, two, queue
 
 
+def test_fences_grow_although_the_databases_clock_was_set_back(world: OrderedWorld) -> None:
+    """What was granted while the clock was an hour ahead is past, for the database and for the broker."""
+    fences = "SELECT queue_id, fence FROM queue_owner ORDER BY 1"
+    world.publish(*ids("a", 3))
+    with world.worker("w1") as late:
+        world.step(late, until=lambda: world.lag() == 0)
+        world.database.run("UPDATE queue_owner SET fence = fence + 3600000000")
+        before = {row["queue_id"]: row["fence"] for row in world.database.run(fences)}
+        server = redis.Redis.from_url(world.valkey.url())
+        for queue, fence in before.items():
+            server.set(world.broker._keys.fence(TOPIC, queue, GROUP), fence)
+        world.expire_queues()
+        world.publish(*(f"a-{n:03}" for n in range(3, 6)))
+        with world.worker("w2") as worker:
+            world.step(worker, until=lambda: world.lag() == 0)
+            assert set(world.owners().values()) == {"w2"}
+            for queue in before:
+                assert late._subscription.fetch((TOPIC, queue), before[queue], 10) is None
+    after = {row["queue_id"]: row["fence"] for row in world.database.run(fences)}
+    assert all(after[queue] > fence for queue, fence in before.items())
+    assert world.effects("a") == ids("a", 6)
+
+
 def test_a_takeover_leaves_a_queue_whose_fence_was_compared_and_a_renewal_does_not_wait(
     world: OrderedWorld, own: Any
 ) -> None:
