@@ -75,7 +75,7 @@ test-all: setup mariadb browser activemq rocketmq ## everything, the long tests 
 	@$(MAKE) -j 2 --no-print-directory lint-and-types collected
 	@$(PYTEST) -n $(JOBS) $(ARGS)
 
-bench: setup ## the benchmarks with their peers (FULL=1: the large sizes; ONLY=prefix); rows in build/bench/results.json
+bench: setup rocketmq ## the benchmarks with their peers (FULL=1: the large sizes; ONLY=prefix); rows in build/bench/results.json
 	@PYTHONPATH=$(CURDIR)/include:$(CURDIR)/tests $(WITH_JAVA) $(PY) -m bench $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY))
 
 chaos: setup ## the system under fire: SEED=1, or SEEDS=20 for many, SECONDS=75 of it each

@@ -59,6 +59,8 @@ class BrokerKind:
     open_faults: Callable[[Any, FaultTools], BrokerFaults]
     settings: Mapping[str, Any] | None = None
     policy: Mapping[str, Any] = field(default_factory=dict)
+    owns_queues: bool = False
+    """The demo has a group on it that consumes in order."""
 
     def take_place(self, written: dict[str, Any]) -> None:
         """Changes what backstop.yaml says of the embedded broker; unchanged for that one."""
@@ -74,6 +76,7 @@ KINDS: dict[str, BrokerKind] = {
     EMBEDDED: BrokerKind(
         lambda root, port: Valkey(root / "valkey", port),
         lambda server, tools: RedisStreamsFaults(server.url(), tools.ledger),
+        owns_queues=True,
     ),
     "activemq": BrokerKind(
         lambda root, port: ActiveMQServer(root / "activemq", port),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
 import tempfile
 import threading
 import time
@@ -15,15 +17,20 @@ from typing import Any
 
 import psycopg2
 
+from backstop.brokers.protocol import Received
 from backstop.brokers.redis_streams import RedisStreams
+from backstop.brokers.rocketmq.adapter import RocketMQ
 from backstop.client import OrderedConsumer, Retries, Work
-from backstop.client.done_set import DoneSet
+from backstop.client.finished import FinishedOffsets
 from backstop.leases import parking
-from backstop.model.records import Message
+from backstop.model.records import Message, Position
 from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from bench.measure import Row, alternating, median
+from compile_java import class_path, compiled, java
+from rocketmq_java import SOURCES
+from rocketmq_server import RocketMQ as RocketMQServer
 
 TOPIC, GROUP = "orders", "billing"
 KEYS, QUEUES, MESSAGES, MANY = 1_000, 8, 4_000, 100_000
@@ -34,9 +41,9 @@ DEDUP = "; CREATE TABLE dedup (message_id text PRIMARY KEY)"
 
 
 class Stage:
-    def __init__(self, valkey: Valkey, dsn: str) -> None:
-        self.dsn, self.broker, self.number, self.sent = dsn, RedisStreams(valkey.url()), 0, 0
-        self.topic = TOPIC
+    def __init__(self, broker: Any, dsn: str, group: str = GROUP) -> None:
+        self.dsn, self.broker, self.number, self.sent = dsn, broker, 0, 0
+        self.topic, self.group = TOPIC, group
         self.poison: set[str] = set()
 
     def connect(self) -> Any:
@@ -55,7 +62,7 @@ class Stage:
         self.number += 1
         self.sent, self.topic, self.poison = 0, f"{TOPIC}-{self.number}", set()
         self.broker.create_topic(self.topic, QUEUES)
-        self.broker.create_group(GROUP, self.topic, "start")
+        self.broker.create_group(self.group, self.topic, "start")
         while self.sent < messages:
             self.publish(min(1_000, messages - self.sent))
 
@@ -82,7 +89,7 @@ class Stage:
                         message.message_id,
                         time.time(),
                         member,
-                        GROUP,
+                        self.group,
                         message.topic,
                         message.message_id,
                     ),
@@ -95,11 +102,11 @@ class Stage:
         self, member: str = "one", workers: int = WORKERS
     ) -> Iterator[tuple[OrderedConsumer, Callable[[], None]]]:
         """It runs in a thread; the function stops it gracefully."""
-        subscription = self.broker.subscribe_owned(GROUP, [self.topic], member)
+        subscription = self.broker.subscribe_owned(self.group, [self.topic], member)
         made = OrderedConsumer(
             subscription,
             self.connect,
-            GROUP,
+            self.group,
             self.handler(member),
             member=member,
             workers=workers,
@@ -126,7 +133,7 @@ class Stage:
             time.sleep(every)
 
     def is_empty(self) -> bool:
-        return not any(self.broker.lag(self.topic, GROUP).values())
+        return not any(self.broker.lag(self.topic, self.group).values())
 
 
 @contextmanager
@@ -137,7 +144,7 @@ def stage() -> Iterator[Stage]:
         Postgres(Path(folder) / "pg") as postgres,
     ):
         postgres.create_database("consumer")
-        made = Stage(valkey, postgres.admin_dsn("consumer"))
+        made = Stage(RedisStreams(valkey.url()), postgres.admin_dsn("consumer"))
         made.run(whole("consumer"))
         made.run(EFFECT + DEDUP)
         yield made
@@ -157,7 +164,7 @@ def _plain_loop(world: Stage, messages: int) -> float:
     world.fresh(messages)
     connection, subscription = (
         world.connect(),
-        world.broker.subscribe(GROUP, [world.topic], "plain"),
+        world.broker.subscribe(world.group, [world.topic], "plain"),
     )
     begun, left = time.perf_counter(), messages
     while left:
@@ -201,6 +208,103 @@ def lanes(full: bool) -> list[Row]:
             runs=ours,
             peer_runs=plain,
             note=f"{KEYS} keys, {HANDLER_SECONDS * 1000:g} ms handlers, {WORKERS} threads; peer: a plain loop, one by one",
+        )
+    ]
+
+
+@contextmanager
+def rocketmq_stage() -> Iterator[tuple[Stage, RocketMQServer]]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        RocketMQServer(Path(folder) / "mq") as server,
+        Postgres(Path(folder) / "pg") as postgres,
+    ):
+        postgres.create_database("consumer")
+        broker = RocketMQ(server.url(), delay_levels=server.settings["messageDelayLevel"])
+        made = Stage(broker, postgres.admin_dsn("consumer"))
+        made.run(whole("consumer"))
+        made.run(EFFECT + DEDUP)
+        yield made, server
+        broker.close()
+
+
+def _fresh_group(world: Stage, messages: int) -> None:
+    """A group of its own for each run: the brokers remember members."""
+    world.group = f"{GROUP}-{world.number + 1}"
+    world.fresh(messages)
+
+
+def _between_effects(world: Stage, messages: int) -> float:
+    """Seconds from the first effect to the last: without the start of a process, or of sharing the queues."""
+    world.wait(lambda: world.run("SELECT count(*) FROM effect")[0][0] == messages)
+    return float(world.run("SELECT max(at) - min(at) FROM effect")[0][0])
+
+
+def _lanes_on_rocketmq(world: Stage, messages: int) -> float:
+    _fresh_group(world, messages)
+    with world.consumer():
+        return _between_effects(world, messages)
+
+
+def _official(world: Stage, server: RocketMQServer, messages: int, folder: Path) -> float:
+    """RocketMQ's Java client, MessageListenerOrderly: in order for each queue."""
+    _fresh_group(world, messages)
+    shown = psycopg2.extensions.parse_dsn(world.dsn)
+    url = (
+        f"jdbc:postgresql://{shown['host']}:{shown['port']}/{shown['dbname']}?user={shown['user']}"
+        f"&password={shown.get('password', '')}"
+    )
+    folder.mkdir(exist_ok=True)
+    with (folder / "java.log").open("ab") as log:
+        process = subprocess.Popen(
+            [
+                str(java()),
+                "-Xmx256m",
+                f"-Duser.home={folder}",
+                f"-Drocketmq.client.logRoot={folder}",
+                "-cp",
+                f"{class_path(compiled(SOURCES))}{os.pathsep}{os.environ['BACKSTOP_JDBC_JAR']}",
+                "Orderly",
+                server.namesrv,
+                world.group,
+                world.topic,
+                url,
+                str(WORKERS),
+                str(int(HANDLER_SECONDS * 1000)),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            return _between_effects(world, messages)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(60)
+
+
+def official(full: bool) -> list[Row]:
+    """The same messages on RocketMQ: lanes by key beside the official client's ordered consumer."""
+    messages = MANY if full else MESSAGES
+    with rocketmq_stage() as (world, server), tempfile.TemporaryDirectory() as folder:
+        ours, theirs = alternating(
+            lambda: _lanes_on_rocketmq(world, messages),
+            lambda: _official(world, server, messages, Path(folder) / "java"),
+        )
+    return [
+        Row(
+            "consumer.official",
+            round(messages / median(ours)),
+            "messages/s",
+            "-",
+            None,
+            peer=round(messages / median(theirs)),
+            rows=messages,
+            runs=ours,
+            peer_runs=theirs,
+            note=f"RocketMQ, {QUEUES} queues, {KEYS} keys, {HANDLER_SECONDS * 1000:g} ms handlers, {WORKERS} threads;"
+            " peer: its Java client's MessageListenerOrderly with an id against doubles in the handler's transaction",
         )
     ]
 
@@ -308,19 +412,30 @@ def unblock(full: bool) -> list[Row]:
 
 
 def done_set(full: bool) -> list[Row]:
-    """An answer of the duplicate filter, over 10^6 offsets of which one in a hundred comes again and 1,000 are unfinished."""
-    offsets, done = 1_000_000, DoneSet()
-    unfinished = frozenset(range(offsets - 100_000, offsets, 100))
-    most = 0
+    """An answer of the duplicate filter, over 10^6 offsets of which one in a hundred comes again and 100 are unfinished."""
+    offsets, done = 1_000_000, FinishedOffsets()
+    place = (TOPIC, 0)
+    unfinished = frozenset(range(offsets - 500, offsets, 5))
+    most = kept = 0
+    asked: list[Received] = []
     for offset in range(offsets):
+        one = Received(Message(TOPIC, str(offset), b""), Position(0, offset, "e"), "", 1)
+        done.fetched(one)
         if offset not in unfinished:
-            done.add(offset)
-            most = max(most, done.gaps)
-    asked = range(0, offsets, 100)
-    begun = time.perf_counter()
-    again = sum(offset in done for offset in asked)
-    each = (time.perf_counter() - begun) / len(asked) * 1e6
-    assert again == len(asked) - len(unfinished)
+            done.add(one)
+        if offset % 100 == 0:
+            asked.append(one)
+        if offset % 1_000 == 999:
+            most, kept = max(most, done.gaps(place)), max(kept, done.size())
+    rounds: list[float] = []
+    for _ in range(11):
+        begun = time.perf_counter()
+        again = sum(map(done.knows, asked))
+        rounds.append((time.perf_counter() - begun) / len(asked) * 1e6)
+    each = median(rounds)
+    assert again > 0 and not any(
+        done.knows(one) for one in asked if one.position.offset in unfinished
+    )
     return [
         Row(
             "consumer.done_set",
@@ -329,13 +444,14 @@ def done_set(full: bool) -> list[Row]:
             "< 2",
             each < 2,
             rows=offsets,
-            note=f"at most {most} intervals, {len(done.to_bytes())} bytes saved",
+            note=f"at most {most} intervals, {kept} offsets and ids kept, {len(done.saved(place) or '')} bytes saved",
         )
     ]
 
 
 BENCHMARKS = {
     ("consumer.lanes",): lanes,
+    ("consumer.official",): official,
     ("consumer.handover",): handover,
     ("consumer.unblock", "consumer.release"): unblock,
     ("consumer.done_set",): done_set,

@@ -16,6 +16,7 @@ import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import OrderedConsumer, Retries, Work
+from backstop.client.finished import MOST_NOTED
 from backstop.leases import parking
 from backstop.model.records import Counts, Message
 from client_world import GROUP, Database, broker, consumer, postgres, valkey  # noqa: F401
@@ -159,11 +160,13 @@ def test_of_a_million_messages_with_copies_none_is_done_twice_and_the_done_sets_
 def _copies(proof: Proof, messages: int, batch: int) -> None:
     """One in a hundred is sent once more."""
     gaps: list[int] = []
+    kept: list[int] = []
 
     def send(made: OrderedConsumer) -> None:
         while len(proof.sent) < messages:
             proof.publish(batch, again=100)
-            gaps.append(max((done.gaps for done in made._sets.copy().values()), default=0))
+            gaps.append(max(made._finished.gaps((TOPIC, queue)) for queue in range(QUEUES)))
+            kept.append(made._finished.size())
             until(
                 "room",
                 lambda: sum(proof.broker.lag(TOPIC, GROUP).values()) < 2 * batch,
@@ -179,9 +182,11 @@ def _copies(proof: Proof, messages: int, batch: int) -> None:
     ) == (messages, messages, 0)
     assert counts["done"] + counts.get("done_before", 0) == messages // 100
     assert max(gaps) < 2_000, "no more than what is in hand"
+    assert max(kept) < QUEUES * (2_000 + MOST_NOTED), "whatever the number of messages"
     spent = time.monotonic() - begun
     print(
-        f"\n{messages} messages in {spent:.0f} s; at most {max(gaps)} gaps in a done-set: {gaps[:3]} .. {gaps[-3:]}"
+        f"\n{messages} messages in {spent:.0f} s; at most {max(gaps)} gaps in a done-set: {gaps[:3]} .. {gaps[-3:]},"
+        f" at most {max(kept)} offsets and ids kept"
     )
 
 

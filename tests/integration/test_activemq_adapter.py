@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg2
 import pytest
 import stomp
 
@@ -23,11 +24,12 @@ from backstop.brokers.activemq.decode import BROKERS_OWN, MORE
 from backstop.brokers.activemq.look import Looker
 from backstop.brokers.open import open_broker
 from backstop.brokers.protocol import ProgressMeans, Received
+from backstop.client import Consumer
 from backstop.client.read_headers import read_headers
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.model.errors import BrokerUnavailable, ConfigurationError, ContractBroken
-from backstop.model.records import ID_HEADER, Message, Outcome
+from backstop.model.records import ID_HEADER, Counts, Message, Outcome
 from backstop_lab.servers.ports import LOOPBACK
 from backstop_lab.servers.postgres import Postgres
 from system import build_template, settings_dict
@@ -656,3 +658,57 @@ def test_options_that_do_not_fit_together_are_refused(
         open_broker(
             settings, Connections(resolver={"broker": "stomp://u:p@127.0.0.1:1"}.get), "amq"
         )
+
+
+class CutOff:
+    """A subscription whose connection ends before its first acknowledgement."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.is_cut = inner, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def acknowledge(self, received: Any) -> None:
+        if not self.is_cut:
+            self.is_cut = True
+            self._inner.close()
+            raise BrokerUnavailable("cut", kept="", next_step="")
+        self._inner.acknowledge(received)
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_what_was_done_and_not_acknowledged_comes_again_and_asks_the_log_only_after_a_restore(
+    world: World, is_restored: bool
+) -> None:
+    ids = {f"m-{number}" for number in range(5)}
+    for message_id in sorted(ids):
+        world.send(message_id)
+    handled: list[str] = []
+    inner = world.broker.subscribe(GROUP, [TOPIC], "w1")
+    consumer = Consumer(
+        CutOff(inner),
+        lambda: psycopg2.connect(world.urls["billing_db"]),
+        GROUP,
+        lambda connection, message, work: handled.append(message.message_id),
+        wait=timedelta(milliseconds=200),
+    )
+    counts = Counts()
+    try:
+        with pytest.raises(BrokerUnavailable):
+            while True:
+                consumer.run_once(counts)
+        first = set(handled)
+        assert first and world.depth() == len(ids), "done, and not acknowledged"
+        if is_restored:  # behind a pooler that keeps its clients
+            world.rows("billing_db", "DELETE FROM consumer_log")
+            consumer._server_life = "the server before"
+        until("the end", lambda: consumer.run_once(counts) is not None and world.depth() == 0)
+    finally:
+        consumer.close()
+        inner.close()
+    assert set(handled) == ids
+    assert (len(handled) > len(ids)) == is_restored
+    assert counts.get("done_before", 0) == (0 if is_restored else len(first))
+    assert world.rows("billing_db", "SELECT sum(duplicates_stopped) FROM consumer_log") == [(0,)]
+    assert consumer.books.difference(0) == 0

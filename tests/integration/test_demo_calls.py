@@ -219,3 +219,25 @@ def test_old_traffic_is_judged_before_its_store_goes_away() -> None:
     ages[:] = [40.0]
     judge_old_traffic(cast(Stage, stage))
     assert ages == []
+
+
+def test_a_parked_key_without_a_case_and_a_case_without_its_key_call_for_the_watch(
+    world: World, story: Story
+) -> None:
+    store = next(iter(GROUPS.values()))
+    world.run(
+        store,
+        "INSERT INTO parked_key (consumer_group, topic, ordering_key, queue_id, state, messages, bytes)"
+        " VALUES ('billing', 'orders', 'k', 0, 'PARKED', 1, 2)",
+    )
+    assert story.look() == ["watch"]
+    world.control(
+        "INSERT INTO case_file (kind, topic, consumer_group, subject, summary)"
+        " VALUES ('key_parked', 'orders', 'billing', 'k', 's')"
+    )
+    story.wait_for("watch")
+    assert story.look() == [], "a person decides"
+    world.run(store, "DELETE FROM parked_key")
+    assert story.look() == ["watch"]
+    world.control("UPDATE case_file SET state = 'closed', closed_at = now()")
+    assert story.look() == []

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -15,7 +15,16 @@ import pytest
 import redis
 
 from backstop.brokers.redis_streams import RedisStreams
-from backstop.client import DownstreamAway, Limits, Retries, Work, leased, row_lock
+from backstop.brokers.redis_streams.receive_owned import _place
+from backstop.client import (
+    DownstreamAway,
+    Limits,
+    Retries,
+    Work,
+    leased,
+    ordered_consumer,
+    row_lock,
+)
 from backstop.leases import queue_owner
 from backstop.leases.queue_owner import QueueLost, share_of
 from backstop.model.errors import ConfigurationError, DecisionRefused
@@ -272,6 +281,114 @@ def test_a_message_that_kills_its_process_each_time_is_parked_without_another_tr
     assert (world.handler.tried, world.parked()) == ([], {"a": ("PARKED", ["a-000", "a-001"])})
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_message_that_kills_its_process_parks_its_own_key_and_not_what_was_in_work_beside_it(
+    world: OrderedWorld,
+) -> None:
+    """Each life of a worker ends when a task of the pool enters the killer's handler; what the others had begun expires."""
+    others = [f"{key}-000" for key in "bcdefgh"]
+    world.publish("a-000", "a-001", *others)
+    lives = 0
+    while world.lag():
+        lives += 1
+        assert lives < 20, world.states()
+        died = threading.Event()
+
+        def handle(connection: Any, message: Message, work: Work, died: Any = died) -> None:
+            if message.message_id == "a-000":
+                died.set()
+            if died.wait(0.05):  # all threads of a process end with it: nothing is committed
+                raise _Died
+            write_effect(connection, message, "w")
+
+        with suppress(_Died), world.worker(f"w{lives}", handle) as worker:
+            world.step(worker, until=lambda died=died: died.is_set() or world.lag() == 0)
+            if died.is_set():
+                raise _Died
+        world.expire_queues()
+        world.expire_leases()
+    assert world.parked() == {"a": ("PARKED", ["a-000", "a-001"])}
+    assert sorted(world.effects()) == others
+
+
+def test_a_suspect_that_hangs_holds_up_the_others_for_a_bounded_time_only(
+    world: OrderedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered_consumer, "ALONE_FOR", 0.5)
+    hangs, go_on = threading.Event(), threading.Event()
+
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        if message.message_id in ("a-000", "b-000"):
+            hangs.set()
+            assert go_on.wait(30)
+        write_effect(connection, message, "w2")
+
+    world.publish("a-000", "b-000")
+    with world.worker() as first:
+        first._pool.submit = lambda task: None  # type: ignore[method-assign]  # it dies in the handlers
+        world.step(first, until=lambda: list(world.states().values()) == ["CONSUMING"] * 2)
+    world.expire_queues()
+    world.expire_leases()
+    others = [f"{key}-000" for key in "cdefgh"]
+    with world.worker("w2", handle) as worker:
+        try:
+            world.step(worker, until=hangs.is_set)
+            world.publish(*others)
+            world.step(worker, until=lambda: sorted(world.effects()) == others)
+        finally:
+            go_on.set()
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert (len(world.effects()), world.parked()) == (8, {})
+
+
+class _Died(BaseException):
+    """The end of a process, as its threads see it."""
+
+
+def test_a_database_that_went_away_during_each_try_parks_nothing(world: OrderedWorld) -> None:
+    """A try that its database did not let end is no failure of the message."""
+    tries = count(1)
+
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        write_effect(connection, message, "w1")
+        if next(tries) <= 5:
+            connection.close()
+
+    world.publish("a-000", "a-001")
+    counts = Counts()
+    with world.worker(handler=handle, lease=timedelta(seconds=30)) as worker:
+        deadline = time.monotonic() + 30
+        while world.lag() and time.monotonic() < deadline:
+            worker.step(counts)
+            worker._wait_for_result(0.01)
+            if not worker._in_pool:
+                world.expire_leases()
+    assert counts["unavailable"] == 5, counts
+    assert (world.parked(), world.effects()) == ({}, ["a-000", "a-001"])
+
+
+def test_what_no_database_can_hold_is_a_dead_letter_and_stops_neither_its_key_nor_its_queue(
+    world: OrderedWorld,
+) -> None:
+    """A foreign program writes entries; behind a parked key they would have to be kept."""
+    world.publish("a-000")
+    world.handler.failing = {"a-000"}
+    server = redis.Redis.from_url(world.valkey.url())
+    with world.worker() as worker:
+        world.step(worker, until=lambda: world.parked())
+        (stream,) = [
+            stream
+            for queue in range(2)
+            if server.xlen(stream := world.broker._keys.stream(TOPIC, queue))
+        ]
+        ((_, entry),) = server.xrange(stream)
+        foreign = {**entry, b"headers": entry[b"headers"].replace(b"a-000", b"a-001")}
+        server.xadd(stream, {**foreign, b"tag": b"x\0y"}, id="*")
+        server.xadd(stream, {**foreign, b"headers": entry[b"headers"].replace(b"a-000", b"a-002")})
+        world.step(worker, until=lambda: world.parked()["a"][1] == ["a-000", "a-002"])
+    assert [letter.message_id for letter in world.broker.dead_letters(GROUP)] == ["a-001"]
+
+
 # Owned queues
 
 
@@ -363,6 +480,29 @@ def own(consumer: Database) -> Iterator[Any]:
         yield one, two, queue
 
 
+def test_fences_grow_although_the_databases_clock_was_set_back(world: OrderedWorld) -> None:
+    """What was granted while the clock was an hour ahead is past, for the database and for the broker."""
+    fences = "SELECT queue_id, fence FROM queue_owner ORDER BY 1"
+    world.publish(*ids("a", 3))
+    with world.worker("w1") as late:
+        world.step(late, until=lambda: world.lag() == 0)
+        world.database.run("UPDATE queue_owner SET fence = fence + 3600000000")
+        before = {row["queue_id"]: row["fence"] for row in world.database.run(fences)}
+        server = redis.Redis.from_url(world.valkey.url())
+        for queue, fence in before.items():
+            server.set(world.broker._keys.fence(TOPIC, queue, GROUP), fence)
+        world.expire_queues()
+        world.publish(*(f"a-{n:03}" for n in range(3, 6)))
+        with world.worker("w2") as worker:
+            world.step(worker, until=lambda: world.lag() == 0)
+            assert set(world.owners().values()) == {"w2"}
+            for queue in before:
+                assert late._subscription.fetch((TOPIC, queue), before[queue], 10) is None
+    after = {row["queue_id"]: row["fence"] for row in world.database.run(fences)}
+    assert all(after[queue] > fence for queue, fence in before.items())
+    assert world.effects("a") == ids("a", 6)
+
+
 def test_a_takeover_leaves_a_queue_whose_fence_was_compared_and_a_renewal_does_not_wait(
     world: OrderedWorld, own: Any
 ) -> None:
@@ -426,7 +566,7 @@ def test_entries_whose_answer_was_lost_and_those_of_a_dead_owner_are_adopted_in_
         assert [one.message.message_id for one in found or []] == ["a-000", "a-001", "a-002"]
         assert dead.fetch(place, 7, 2) is None, "a lower fence reads nothing any more"
         next_one._adopted[place, 8] = b"-"  # an answer was lost on its way here
-        next_one._in_hand[place].discard(found[1].broker_id.partition("/")[2])  # type: ignore[index]
+        next_one._in_hand[place].discard(_place(found[1]))  # type: ignore[index]
         found = next_one.fetch(place, 8, 10)
         assert [one.message.message_id for one in found or []] == [
             "a-001",
@@ -536,6 +676,24 @@ def test_in_strict_order_queues_take_turns_and_followers_of_a_key_that_was_parke
     assert (world.effects("b"), world.effects("c")) == (ids("b", 20), ids("c", 20))
 
 
+def test_messages_of_a_topic_that_was_made_again_are_done_whatever_is_still_in_hand_of_the_old_one(
+    world: OrderedWorld,
+) -> None:
+    """A new life of a queue gives the same entry ids once more."""
+    world.publish("a-0", "b-0")
+    world.handler.failing = {"a-0", "b-0"}
+    patient = Retries(3, timedelta(seconds=1), timedelta(seconds=1))
+    with world.worker(retries=patient) as worker:
+        world.step(worker, until=lambda: len(set(world.handler.tried)) == 2)
+        world.broker.delete_topic(TOPIC)
+        world.broker.create_topic(TOPIC, 2)
+        world.broker.create_group(GROUP, TOPIC, "start")
+        world.publish("a-1", "b-1")
+        world.handler.failing = set()
+        world.step(worker, until=lambda: len(world.effects()) == 4 and world.lag() == 0)
+    assert (world.effects("a"), world.effects("b")) == (["a-0", "a-1"], ["b-0", "b-1"])
+
+
 # Done-sets
 
 
@@ -568,13 +726,34 @@ def test_a_restored_database_is_asked_again_whatever_was_finished_before(
     assert set(world.states().values()) == {"CONSUMED"}
 
 
+def test_a_database_restored_behind_a_pooler_that_keeps_its_clients_is_asked_again(
+    world: OrderedWorld,
+) -> None:
+    """No connection of the client breaks, as with a PgBouncer that waits for its server: only the server's life differs."""
+    mine = ids("a", 6)
+    with world.worker() as worker:
+        world.publish(*mine)
+        world.step(worker, until=lambda: world.lag() == 0)
+        assert all(world.states().values())
+        world.database.run("DELETE FROM consumer_log WHERE message_id > 'a-002'")
+        world.database.run("DELETE FROM ordered_effect WHERE message_id > 'a-002'")
+        worker._server_life = "the server before"
+        worker._beat_at = float("inf")  # the messages come before the next renewal
+        worker._finished._fetched.clear()
+        server = redis.Redis.from_url(world.valkey.url())
+        for queue in range(len(world.owners())):
+            server.xgroup_setid(world.broker._keys.stream(TOPIC, queue), GROUP, "0")
+        world.step(worker, until=lambda: world.effects() == mine and world.lag() == 0)
+    assert set(world.states().values()) == {"CONSUMED"}
+
+
 def test_another_message_at_a_finished_offset_is_not_taken_for_the_finished_one(
     world: OrderedWorld,
 ) -> None:
     world.publish("a-000")
     with world.worker() as worker:
         world.step(worker, until=lambda: world.lag() == 0)
-        ((_, ids),) = worker._finished.items()
+        ((_, ids),) = worker._finished._ids.items()
         ids[max(ids) + 1] = "another life's"
         world.publish("a-001")
         world.step(worker, until=lambda: world.lag() == 0)
@@ -608,16 +787,16 @@ def test_what_nobody_does_leaves_no_gap_and_what_was_done_above_an_open_message_
 
     with world.worker(handler=handle) as worker:
         world.step(worker, until=lambda: world.lag() == 0)
-        assert [done.gaps for done in worker._sets.values()] == [0]
+        assert worker._finished.gaps((TOPIC, 0)) == 0
         world.publish("slow-000", "b-000", "b-001")
         world.step(
-            worker, until=lambda: (worker._saved_finished((TOPIC, 0)) or "").count("b-00") == 2
+            worker, until=lambda: (worker._finished.saved((TOPIC, 0)) or "").count("b-00") == 2
         )
-        assert (entered.is_set(), [done.gaps for done in worker._sets.values()]) == (True, [1])
-        saved = worker._saved_finished((TOPIC, 0))
+        assert (entered.is_set(), worker._finished.gaps((TOPIC, 0))) == (True, 1)
+        saved = worker._finished.saved((TOPIC, 0))
         go_on.set()
         world.step(worker, until=lambda: world.lag() == 0)
-        assert worker._saved_finished((TOPIC, 0)) is None, "nothing is open below what is done"
+        assert worker._finished.saved((TOPIC, 0)) is None, "nothing is open below what is done"
     assert saved is not None
     ((epoch, ids),) = json.loads(saved).items()
     assert sorted(ids.values()) == ["b-000", "b-001"]
@@ -625,7 +804,7 @@ def test_what_nobody_does_leaves_no_gap_and_what_was_done_above_an_open_message_
     world.expire_queues()
     with world.worker("w2") as two:
         world.step(two, until=lambda: set(world.owners().values()) == {"w2"})
-        assert two._finished[(TOPIC, 0), epoch] == {
+        assert two._finished._ids[TOPIC, 0, epoch] == {
             int(offset): whose for offset, whose in ids.items()
         }
 

@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backstop.brokers.protocol import Received
 from backstop.client.done_set import DoneSet
+from backstop.client.finished import MOST_NOTED, FinishedDeliveries, FinishedOffsets
 from backstop.model.errors import ContractBroken
+from backstop.model.records import Message, Position
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8)), max_size=40)
 
@@ -92,3 +95,44 @@ def _seconds(done: DoneSet, asked: list[int]) -> float:
     for offset in asked:
         offset in done  # noqa: B015 - what is measured
     return time.perf_counter() - begun
+
+
+def delivered(number: int, message_id: str, content: bytes = b"{}") -> Received:
+    return Received(Message("orders", message_id, content), None, "", 1, ("ID:host-1:1", number))
+
+
+def test_of_deliveries_without_offsets_the_newest_are_known_by_number_id_and_content() -> None:
+    done = FinishedDeliveries(most=100)
+    done.add([delivered(number, f"m-{number}") for number in range(1_000)])
+    assert len(done) == 100
+    assert done.knows(delivered(999, "m-999")) and not done.knows(delivered(0, "m-0"))
+    assert not done.knows(delivered(999, "another"))
+    assert not done.knows(delivered(999, "m-999", b"another"))
+    assert not done.knows(Received(Message("orders", "m-999", b"{}"), None, "", 1))
+    done.forget()
+    assert not done.knows(delivered(999, "m-999"))
+
+
+def test_the_filter_over_many_offsets_stays_small_and_answers_in_under_two_microseconds() -> None:
+    done = FinishedOffsets()
+    again = []
+    for offset in range(100_000):
+        message = Message("orders", f"m-{offset}", b"")
+        received = Received(message, Position(0, offset, "e"), "", 1)
+        done.fetched(received)
+        done.add(received)
+        if offset % 100 == 0 and offset >= 90_000:
+            again.append(received)
+        if offset % 5_000 == 0:
+            assert done.size() <= MOST_NOTED + 1 and done.gaps(("orders", 0)) == 0
+    known = [one for one in again if done.knows(one)]
+    assert len(known) > 1, "what was finished last is known"
+    fastest = min(_each(done, again) for _ in range(50))
+    assert fastest < 2e-6, f"{fastest * 1e6:.2f} us"
+
+
+def _each(done: FinishedOffsets, asked: list[Received]) -> float:
+    begun = time.perf_counter()
+    for one in asked:
+        done.knows(one)
+    return (time.perf_counter() - begun) / len(asked)

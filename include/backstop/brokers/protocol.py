@@ -344,6 +344,8 @@ class Received:
     broker_id: str
     deliveries: int
     """How often the broker has handed this message to the group, this time included (1 for the first)."""
+    sequence: tuple[str, int] | None = None
+    """Its producer's id and that one's number of it, where the broker has no offsets and tells them; the same at a redelivery."""
 
 
 class Subscription(Protocol):

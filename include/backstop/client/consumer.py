@@ -16,13 +16,14 @@ from itertools import chain
 
 from backstop.brokers.protocol import Received, Subscription
 from backstop.client.check_message import check_text
+from backstop.client.finished import FinishedDeliveries
 from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.keep_leases import LeaseKeeper
 from backstop.client.lease_store import lease_store
 from backstop.client.process import Ended, process, process_under_row_lock, told
 from backstop.client.read_headers import Copy, read_headers
 from backstop.client.ways import Handler, Leased, RowLock, Transactional, Way, Work, way_of
-from backstop.leases import books
+from backstop.leases import books, queue_owner
 from backstop.leases.front import Front
 from backstop.leases.lease import (
     LEASE,
@@ -53,6 +54,7 @@ CONFLICT = "Conflict: its id came with another content than before; it was not a
 _OUTCOMES = {
     "processed": "done",
     "done": "duplicates",
+    "done_before": "duplicates",
     "superseded": "superseded",
     "conflict": "conflicts",
     "failed": "failed",
@@ -105,6 +107,8 @@ class Consumer:
         self._rows = KeptConnection(connect, "consumer database") if connect else None
         self._store = lease_store(connect, group, self._way, redis, lease, retry_after, owner_host)
         self._keeper = LeaseKeeper(self._store, lease)
+        self._finished = FinishedDeliveries()
+        self._server_life: str | None = None
         self._group = group
         self._retry_after, self._batch, self._wait = retry_after, batch, wait
         self._owner_host = owner_host
@@ -148,7 +152,9 @@ class Consumer:
         before = Counts(counts)
         try:
             self._process(fetched, counts)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, StoreUnavailable):
+                self._finished.forget()
             self._book(len(fetched), before, counts, was_cut_short=True)
             raise
         self._book(len(fetched), before, counts, was_cut_short=False)
@@ -213,6 +219,11 @@ class Consumer:
         letter."""
         ours: list[Copy] = []
         foreign: list[Received] = []
+        if any(
+            received.sequence and (self._server_life is None or self._finished.knows(received))
+            for received in fetched
+        ):
+            self._compare_server()
         for received in fetched:
             try:
                 copy = read_headers(received)
@@ -225,7 +236,10 @@ class Consumer:
                     received, after=self._retry_after, counts=True, error=told(error)
                 )
                 continue
-            if copy.is_for(self._group):
+            if self._finished.knows(received):
+                counts.add("done_before")
+                foreign.append(received)
+            elif copy.is_for(self._group):
                 ours.append(copy)
             else:
                 counts.add("not_for_us")
@@ -233,6 +247,21 @@ class Consumer:
         if foreign:
             self._subscription.acknowledge(foreign)
         return ours
+
+    def _compare_server(self) -> None:
+        """Before anything is taken for finished: the database is the one that knows it as such."""
+        if self._rows is None:
+            return
+        with self._rows.short_transaction() as connection:
+            life = queue_owner.server_life(connection)
+        if life != self._server_life:
+            self._server_life = life
+            self._finished.forget()
+
+    def _note_finished(self, received: Received) -> None:
+        """Where leases are in Redis alone, Redis answers: it forgets, and nothing here may remember longer."""
+        if self._rows is not None:
+            self._finished.add([received])
 
     def _work_on(self, way: Transactional | Leased, copies: Sequence[Copy], counts: Counts) -> None:
         """Begin all, then one by one; whatever happens, what is done is acknowledged and the rest given
@@ -312,6 +341,7 @@ class Consumer:
         counts.add(ended.value)
         if ended is Ended.PROCESSED:
             self._done.append(copy.received)
+            self._note_finished(copy.received)
         elif ended is Ended.FAILED:
             self._subscription.hand_back(
                 copy.received, after=self._retry_after, counts=True, error=error

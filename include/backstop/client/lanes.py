@@ -21,6 +21,10 @@ class Lane:
     in_work: bool = False
     failures: int = 0
     """Of the head, in place."""
+    excused: int = 0
+    """Tries of the head here that ended for no fault of its own, and that the log counts all the same."""
+    is_suspect: bool = False
+    """The head was begun before by somebody who did not live to say how it ended: it is tried alone."""
 
 
 class Lanes:
@@ -63,7 +67,8 @@ class Lanes:
         """The head is settled: the next one may go."""
         self._stop_work(lane)
         if self.has(lane):
-            lane.failures = 0
+            lane.failures = lane.excused = 0
+            lane.is_suspect = False
             lane.waiting.popleft()
             self._held[lane.queue] -= 1
             if lane.waiting:

@@ -6,22 +6,21 @@ its followers are logged PARKED with their contents, acknowledged, and the queue
 A crash at any `|` leaves messages that the next owner of the queue adopts before it reads on; the log stops what was done.
 """
 
-import json
 import logging
 import threading
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
 from queue import Empty, SimpleQueue
 
-from backstop.brokers.owned import OwnedSubscription, Queue
+from backstop.brokers.owned import OwnedSubscription
 from backstop.brokers.protocol import Received
 from backstop.client.blame import Blame
 from backstop.client.check_message import check_text
-from backstop.client.done_set import DoneSet
+from backstop.client.finished import FinishedOffsets
 from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.keep_leases import LeaseKeeper
 from backstop.client.lanes import Lane, Lanes
@@ -66,10 +65,10 @@ IDLE = (0.005, 0.1)
 """Seconds between two reads of queues that are empty: from, and up to."""
 LOOK_FOR_ANSWERS = 1.0
 """Seconds between two looks for parked keys that a person has answered."""
-MOST_NOTED = 10_000
-"""Of finished messages above an unfinished one so many are known; the log answers for all others."""
 MOST_GAPS = 10_000
 """A queue with more unfinished intervals than this is not read on."""
+ALONE_FOR = 10.0
+"""Seconds: so long others wait for a suspect, and it for what is in handlers; one that hangs must not stop its queue."""
 CRASHED = "Its worker ended, or lost its lease, each time it was tried."
 CONFLICT = "Conflict: its id came with another content than before; it was not applied"
 
@@ -94,6 +93,8 @@ class Result:
     lease: Acquired
     tried: Tried
     error: Exception | None = None
+    database: int = 0
+    """Which life of the consumer database it was begun in, as this consumer counts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,15 +186,18 @@ class OrderedConsumer:
         self._results: SimpleQueue[Result] = SimpleQueue()
         self._arrived: list[Result] = []
         self._in_pool: set[Lane] = set()
+        self._alone: Lane | None = None
+        """A suspect that is in the pool: nothing else is started beside it until `_alone_until`."""
+        self._alone_until = float("-inf")
+        self._suspect_waits_since: float | None = None
         self._done: list[Received] = []
         self._unusable: list[tuple[Received, str]] = []
         """To become dead letters."""
         self._topics: dict[str, list[int]] = {}
-        self._sets: dict[tuple[Queue, str], DoneSet] = {}
-        self._finished: dict[tuple[Queue, str], dict[int, str]] = {}
-        """Offset -> whose it was, of what is finished above a set's watermark: another message there is another life's."""
-        self._fetched: dict[tuple[Queue, str], int] = {}
-        """The highest offset of each queue that was fetched."""
+        self._finished = FinishedOffsets()
+        self._server_life: str | None = None
+        self._database = 0
+        """How often the consumer database was away, or became another server, so far."""
         self._beat_at = self._looked_at = float("-inf")
         self._resume_at, self._rounds_away, self._said_away = float("-inf"), 0, False
         self._limited = LimitedLog(log)
@@ -274,6 +278,7 @@ class OrderedConsumer:
             self._topics = self._subscription.queues()
         except BrokerUnavailable as error:  # what is owned stays owned
             self._limited.warning(str(error))
+        self._compare_server()
         before = set(self._queues.held)
         for lost in self._queues.beat(
             self._topics, assigned=self._subscription.assigns, leaving=leaving
@@ -290,7 +295,7 @@ class OrderedConsumer:
                 counts.add("queues_taken")
                 with self._store.short_transaction() as connection:
                     parking.go_on(connection, holding.queue)
-                    self._adopt_finished(place, queue_owner.finished(connection, holding.queue))
+                    self._finished.adopt(place, queue_owner.finished(connection, holding.queue))
         self._beat_at = now
 
     def _forget(self, queue: OwnedQueue) -> None:
@@ -299,10 +304,7 @@ class OrderedConsumer:
         self._drop(queue)
         if place not in self._queues.held:
             self._subscription.forget(place)
-            for known in [known for known in {*self._sets, *self._finished} if known[0] == place]:
-                self._sets.pop(known, None)
-                self._finished.pop(known, None)
-                self._fetched.pop(known, None)
+            self._finished.leave(place)
 
     def _drop(self, queue: OwnedQueue) -> None:
         self.books.add("handed_back", self._lanes.drop(queue))
@@ -311,7 +313,7 @@ class OrderedConsumer:
         for holding in list(self._queues.held.values()):
             if holding.draining and not self._lanes.in_work(holding.queue):
                 self._queues.release(
-                    holding, self._saved_finished((holding.queue.topic, holding.queue.queue_id))
+                    holding, self._finished.saved((holding.queue.topic, holding.queue.queue_id))
                 )
                 self._forget(holding.queue)
 
@@ -339,13 +341,10 @@ class OrderedConsumer:
         found = False
         for place, holding in list(self._queues.held.items()):
             room = self._fetch - self._lanes.held(holding.queue)
-            gaps = max(
-                (done.gaps for known, done in self._sets.items() if known[0] == place), default=0
-            )
             if (
                 room <= 0
                 or holding.stopped_by is not None
-                or gaps > MOST_GAPS
+                or self._finished.gaps(place) > MOST_GAPS
                 or not self._queues.is_live(holding.queue)
             ):
                 continue
@@ -356,13 +355,15 @@ class OrderedConsumer:
                 self._forget(holding.queue)
                 continue
             self.books.add("received", len(received))
+            if any(self._finished.knows(one) for one in received):
+                self._compare_server()
             for one in received:
                 self._sort(holding.queue, one, counts)
             found |= bool(received)
         return found
 
     def _sort(self, queue: OwnedQueue, received: Received, counts: Counts) -> None:
-        self._pass_over(received)
+        self._finished.fetched(received)
         try:
             copy = read_headers(received)
             key = ordering_key(copy)
@@ -370,15 +371,15 @@ class OrderedConsumer:
             counts.add("broken")
             log.error("A message of %r (%s): %s", received.message.topic, received.broker_id, error)
             self.books.add("failed")
-            self._finish(received)
+            self._finished.add(received)
             self._unusable.append((received, told(error)))
             return
         if not copy.is_for(self._group):
             counts.add("not_for_us")
             self.books.add("not_for_us")
-            self._finish(received)
+            self._finished.add(received)
             self._done.append(received)
-        elif self._is_done(received):
+        elif self._finished.knows(received):
             counts.add("done_before")
             self.books.add("duplicates")
             self._done.append(received)
@@ -403,9 +404,10 @@ class OrderedConsumer:
 
     def _start(self, counts: Counts) -> bool:
         now = time.monotonic()
-        if now < self._resume_at:
+        if now < self._resume_at or (self._alone is not None and now < self._alone_until):
             return False
-        lanes = self._lanes.start(now, self._at_once - len(self._in_pool))
+        ready = self._lanes.start(now, self._at_once - len(self._in_pool))
+        lanes = self._only_one_if_suspect(ready, now)
         live = [lane for lane in lanes if self._queues.is_live(lane.queue)]
         for lane in lanes:
             if lane not in live:
@@ -420,6 +422,22 @@ class OrderedConsumer:
                 self._again(lane, self._retry_after.total_seconds())
             raise
         return bool(live)
+
+    def _only_one_if_suspect(self, lanes: list[Lane], now: float) -> list[Lane]:
+        """What may have killed its worker is tried alone, so that it never takes others with it often enough to park them."""
+        suspect = next((lane for lane in lanes if lane.is_suspect), None)
+        if suspect is None:
+            return lanes
+        if self._suspect_waits_since is None:
+            self._suspect_waits_since = now
+        chosen: list[Lane] = []
+        if not self._in_pool or now - self._suspect_waits_since >= ALONE_FOR:
+            chosen.append(suspect)
+            self._suspect_waits_since = None
+        for lane in lanes:
+            if lane not in chosen:
+                self._again(lane, 0.0)
+        return chosen
 
     def _begin(self, lanes: Sequence[Lane], counts: Counts) -> None:
         asked: dict[tuple[str, str], tuple[Lane, InOrder]] = {}
@@ -494,7 +512,15 @@ class OrderedConsumer:
         self, lane: Lane, head: InOrder, lease: Acquired, lost: threading.Event, counts: Counts
     ) -> None:
         # Nobody lived to say that it failed: it may have killed its workers.
-        if lease.attempts > self._retries.attempts and not self._strict:
+        tries = lease.attempts - lane.excused
+        if tries > 1 and not (lane.failures or lane.is_suspect or self._strict):
+            lane.is_suspect = True
+            try:
+                self._give_back(Result(lane, head, lease, Tried.LEASE_LOST), None)
+            finally:
+                self._keeper.release(lease)
+            self._again(lane, 0.0)
+        elif tries > self._retries.attempts and not self._strict:
             try:
                 self._park(Result(lane, head, lease, Tried.FAILED), CRASHED, counts)
             finally:
@@ -507,8 +533,13 @@ class OrderedConsumer:
     ) -> None:
         work = Work(lease.fence, deliveries, lost, self.stopping, lease.attempts)
         self._in_pool.add(lane)
+        if lane.is_suspect:
+            self._alone, self._alone_until = lane, time.monotonic() + ALONE_FOR
+        database = self._database
         self._pool.submit(
-            lambda store: self._results.put(self._work(store, lane, head, lease, work))
+            lambda store: self._results.put(
+                replace(self._work(store, lane, head, lease, work), database=database)
+            )
         )
 
     def _answer(self, lane: Lane, outcome: object, counts: Counts) -> None:
@@ -536,7 +567,7 @@ class OrderedConsumer:
                 )
                 self._unusable.append((copy.received, CONFLICT))
                 self.books.add("conflicts")
-                self._finish(copy.received)
+                self._finished.add(copy.received)
                 self._lanes.ended(lane)
 
     # In the pool
@@ -568,6 +599,7 @@ class OrderedConsumer:
                 "The handler failed on %r in %r.", lease.message_id, lease.topic, exc_info=error
             )
             return Result(lane, head, lease, Tried.FAILED, error)
+        self._keeper.release(lease)  # what is done is not renewed, and so not found lost
         return Result(lane, head, lease, Tried.PROCESSED)
 
     @staticmethod
@@ -593,6 +625,8 @@ class OrderedConsumer:
         while self._arrived:
             result = self._arrived.pop(0)
             self._in_pool.discard(result.lane)
+            if self._alone is result.lane:
+                self._alone = None
             counts.add(result.tried.value)
             outcome = "handed_back"  # of one that is released: its content is kept until it is done
             try:
@@ -616,7 +650,7 @@ class OrderedConsumer:
             if lane.releases:
                 self._again(lane, 0.0)  # the next one of the key
             else:
-                self._settle(lane, lane.waiting[0], "done")
+                self._settle(lane, lane.waiting[0], "done", result.database)
             return "done"
         if result.tried is Tried.FAILED:
             assert result.error is not None
@@ -628,6 +662,7 @@ class OrderedConsumer:
             return "fenced_off"
         if result.tried is Tried.UNAVAILABLE:
             self._forget_finished()
+            lane.excused += 1
         self._again(lane, self._retry_after.total_seconds())
         return "handed_back"
 
@@ -649,10 +684,11 @@ class OrderedConsumer:
             self._give_back(result, text)
             self._again(lane, 0.0)
             return "handed_back"
-        if lane.releases or (result.lease.attempts >= self._retries.attempts and not self._strict):
+        tries = result.lease.attempts - lane.excused
+        if lane.releases or (tries >= self._retries.attempts and not self._strict):
             return self._park(result, text, counts)
         lane.failures += 1
-        if result.lease.attempts >= self._retries.attempts:
+        if tries >= self._retries.attempts:
             counts.add("suspended")
             self._limited.warning(
                 f"Queue {lane.queue.queue_id} of {lane.queue.topic!r} is suspended: {text}"
@@ -702,11 +738,13 @@ class OrderedConsumer:
         with self._store.short_transaction() as connection:
             parking.set_back(connection, result.lease, error, released=result.lane.releases)
 
-    def _settle(self, lane: Lane, copy: Copy, outcome: str) -> None:
-        """The log has the head's end, or its content is kept: acknowledge, and on with the lane."""
+    def _settle(self, lane: Lane, copy: Copy, outcome: str, database: int | None = None) -> None:
+        """The log has the head's end, or its content is kept: acknowledge, and on with the lane.
+
+        `database`: the life of the database that it was committed to; None: the present one."""
         received = copy.received
         self._done.append(received)
-        self._finish(received)
+        self._finished.add(received, is_certain=database in (None, self._database))
         place = (lane.queue.topic, lane.queue.queue_id)
         holding = self._queues.held.get(place)
         if holding is not None and holding.stopped_by == lane.key:
@@ -740,66 +778,18 @@ class OrderedConsumer:
             del self._queues.held[place]
         self._forget(queue)
 
-    def _pass_over(self, received: Received) -> None:
-        """Fetches are in order: between two messages nothing is ours. One that goes back makes what was finished doubtful."""
-        if received.position is None:
-            return
-        of, offset = _set_of(received), received.position.offset
-        before = self._fetched.get(of)
-        if before is None or offset <= before:
-            self._sets[of] = DoneSet(offset)
-            if before is not None:
-                self._finished.pop(of, None)
-        else:
-            self._sets[of].add_range(before + 1, offset)
-        self._fetched[of] = offset
-
-    def _finish(self, received: Received) -> None:
-        """It is done with, as far as the log or the dead letters know it."""
-        if received.position is None or (done := self._sets.get(of := _set_of(received))) is None:
-            return
-        done.add(received.position.offset)
-        ids = self._finished.setdefault(of, {})
-        ids[received.position.offset] = received.message.message_id
-        if len(ids) > 2 * self._fetch:
-            ids = self._finished[of] = {
-                offset: whose for offset, whose in ids.items() if offset >= done.watermark
-            }
-            if len(ids) > MOST_NOTED:
-                ids.clear()  # the log answers
-
-    def _is_done(self, received: Received) -> bool:
-        if received.position is None:
-            return False
-        return (
-            self._finished.get(_set_of(received), {}).get(received.position.offset)
-            == received.message.message_id
-        )
-
-    def _saved_finished(self, place: Queue) -> str | None:
-        """What the next owner may receive again, because a broker keeps one place of a queue: the messages done above it."""
-        saved = {
-            of[1]: {
-                offset: whose
-                for offset, whose in self._finished.get(of, {}).items()
-                if offset >= done.watermark
-            }
-            for of, done in self._sets.items()
-            if of[0] == place
-        }
-        return (
-            json.dumps({epoch: ids for epoch, ids in saved.items() if ids})
-            if any(saved.values())
-            else None
-        )
-
-    def _adopt_finished(self, place: Queue, saved: str | None) -> None:
-        for epoch, ids in json.loads(saved or "{}").items():
-            self._finished[place, epoch] = {int(offset): whose for offset, whose in ids.items()}
-
     def _forget_finished(self) -> None:
         """A database or broker may come back as an older self: the log answers for each message."""
-        self._finished.clear()
+        self._database += 1
+        self._finished.forget()
+
+    def _compare_server(self) -> None:
+        """Behind a pooler a database may be restored without one broken connection: it is another server then."""
+        with self._store.short_transaction() as connection:
+            life = queue_owner.server_life(connection)
+        if life != self._server_life:
+            self._server_life = life
+            self._forget_finished()
 
     def _acknowledge(self) -> None:
         if self._done:
@@ -813,11 +803,6 @@ class OrderedConsumer:
         """The head is tried once more, if its queue is still ours."""
         if not self._lanes.again(lane, time.monotonic() + seconds) and not lane.releases:
             self.books.add(otherwise)
-
-
-def _set_of(received: Received) -> tuple[Queue, str]:
-    assert received.position is not None
-    return (received.message.topic, received.position.queue_id), received.position.epoch
 
 
 def ordering_key(copy: Copy) -> str:

@@ -24,9 +24,12 @@ class Copy:
 
 
 def read_headers(received: Received) -> Copy:
-    """Raises ContractBroken when the copy has no usable id, or a header of ours that cannot be read."""
+    """Raises ContractBroken when the copy has no usable id, a header of ours that cannot be read, or what no database holds."""
     message = received.message
     check_key(message.topic, message.message_id)
+    if received.position is not None:
+        _check_holdable("epoch", received.position.epoch)
+    _check_holdable("tag", message.tag or "")
     arrival = Arrival(
         message.topic,
         message.message_id,
@@ -36,6 +39,16 @@ def read_headers(received: Received) -> Copy:
         resent=message.headers.get(SEND_HEADER, "1") != "1",
     )
     return Copy(received, arrival, _groups(message.headers.get(GROUPS_HEADER)))
+
+
+def _check_holdable(what: str, text: str) -> None:
+    """A foreign program wrote it: the log, or a parked key, could not keep it, and its queue would stand still."""
+    if "\x00" in text:
+        raise ContractBroken(
+            f"Its {what} has a NUL.",
+            kept="The message was not processed and not acknowledged.",
+            next_step="Look for it in the group's dead-letter queue, and fix the program that sent it.",
+        )
 
 
 def _groups(text: str | None) -> frozenset[str] | None:

@@ -123,6 +123,12 @@ def finished(connection: Connection, queue: OwnedQueue) -> str | None:
     return str(found[0]["finished"]) if found else None
 
 
+def server_life(connection: Connection) -> str:
+    """Which life of which server this is: another answer, and rows that were committed before may be gone."""
+    (row,) = rows(connection, _SQL["server_life"], {})
+    return str(row["life"])
+
+
 def held(
     connection: Connection, queues: Iterable[OwnedQueue], stands_still: timedelta = STANDS_STILL
 ) -> set[OwnedQueue]:

@@ -83,3 +83,7 @@ JOIN unnest(%(topics)s::text[], %(queues)s::integer[], %(fences)s::bigint[]) AS 
 WHERE q.consumer_group = %(group)s::text
 ORDER BY q.topic, q.queue_id
 FOR KEY SHARE OF q;
+
+-- name: server_life: which life of which server this is; a restored, promoted or restarted one is another
+SELECT pg_postmaster_start_time()::text || ' ' || coalesce(inet_server_addr()::text, '') || ' '
+    || coalesce(inet_server_port(), 0) AS life;

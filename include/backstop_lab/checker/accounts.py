@@ -93,6 +93,18 @@ def check_leases(books: Books, problems: Problems) -> None:
             problems.add("work begun and never ended", group, *key)
 
 
+def check_order(books: Books, problems: Problems) -> None:
+    """In a group that consumes in order the effects of each key came in the order of its queue, whatever was parked meanwhile."""
+    for group, done in books.in_order.items():
+        last: dict[tuple[str, str], tuple[int, int]] = {}
+        for key, queue, offset in done:
+            ordering_key = (key[0], books.ordering_keys.get(key) or key[1])
+            before = last.setdefault(ordering_key, (queue, offset))
+            if before > (queue, offset):
+                problems.add("effect out of order", group, *key)
+            last[ordering_key] = (queue, offset)
+
+
 def check_resends(
     books: Books, topics: dict[str, list[str]], ledger: Ledger, problems: Problems
 ) -> dict[str, Any]:

@@ -75,6 +75,10 @@ class Books:
     unended: dict[str, set[Key]] = field(default_factory=dict)
     fences: dict[str, dict[Key, list[int]]] = field(default_factory=dict)
     """group -> the fences under which a message's effects were committed"""
+    in_order: dict[str, list[tuple[Key, int, int]]] = field(default_factory=dict)
+    """group that consumes in order -> its effects as they came, each with the queue and offset of its message"""
+    ordering_keys: dict[Key, str | None] = field(default_factory=dict)
+    """of the messages of such groups"""
     cases: dict[Key, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
     """key -> (kind, state) of the cases that it is a member of; "settled" when it is not open in them any more"""
     letters: list[Letter] = field(default_factory=list)
@@ -189,10 +193,33 @@ def read_books(places: dict[str, Any], ledger: Ledger) -> Books:
             told[group] = {
                 (topic, message_id) for topic, message_id in rows(dsn, log + which, (group,))
             }
+    read_order(places, books)
     read_control(places["control"], books, ledger)
     read_letters(places["control"], books)
     read_cases(places["control"], books)
     return books
+
+
+def read_order(places: dict[str, Any], books: Books) -> None:
+    for group in places.get("ordered", []):
+        books.in_order[group] = [
+            ((topic, message_id), queue, offset)
+            for topic, message_id, queue, offset in rows(
+                places["groups"][group],
+                "SELECT topic, message_id, l.queue_id, l.queue_offset FROM effect e"
+                " JOIN consumer_log l USING (consumer_group, topic, message_id)"
+                " WHERE consumer_group = %s ORDER BY e.done_at",
+                (group,),
+            )
+        ]
+        topics = [topic for topic, takers in places["topics"].items() if group in takers]
+        for dsn in places["producers"].values():
+            for topic, message_id, key in rows(
+                dsn,
+                "SELECT topic, message_id, ordering_key FROM message_stub WHERE topic = ANY (%s)",
+                (topics,),
+            ):
+                books.ordering_keys[topic, message_id] = key
 
 
 def read_letters(dsn: str, books: Books) -> None:

@@ -10,6 +10,7 @@ from .accounts import (
     check_data_checks,
     check_effects,
     check_leases,
+    check_order,
     check_promises,
     check_resends,
     check_stubs,
@@ -33,6 +34,7 @@ def check(places: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
     )
     check_promises(books, twice, problems)
     check_leases(books, problems)
+    check_order(books, problems)
     check_data_checks(books, ledger, problems)
     told = {
         "effects": check_effects(books, topics, ledger, problems),

@@ -22,7 +22,7 @@ def check_faults(
         found = sum(
             1
             for topic, message_id, group in distinct
-            if is_found(books, fault, lines, (topic, message_id), group)
+            if is_found(books, topics.get(topic, []), fault, lines, (topic, message_id), group)
         )
         resent = sum(1 for key in keys if books.resends.get(key))
         once = sum(
@@ -52,7 +52,12 @@ def check_faults(
 
 
 def is_found(
-    books: Books, fault: str, lines: list[dict[str, Any]], key: Key, group: str | None
+    books: Books,
+    takers: list[str],
+    fault: str,
+    lines: list[dict[str, Any]],
+    key: Key,
+    group: str | None,
 ) -> bool:
     """Whether the tables show that this fault was recognised on this message (of the group that it names)."""
     seen = {
@@ -75,7 +80,18 @@ def is_found(
         case "worker_woken_late":
             return woken_in_vain(books, lines, key, group)
         case "leases_flushed":
-            return all(key in stopped for stopped in books.stopped.values())
+            return all(key in books.stopped[taker] for taker in takers)
+        case "poisoned_key":
+            return any(
+                (case.kind, case.topic, case.consumer_group, case.state)
+                == ("key_parked", key[0], group, "closed")
+                and [action for action, _ in case.decisions] == ["release"]
+                for case in books.case_files
+            )
+        case "rolling_restart":  # nothing came to a second worker, not even to be stopped there
+            return group is not None and not (
+                key in books.taken_over[group] or key in books.stopped[group]
+            )
         case "slow_group":
             return "BACKLOGGED" in verdicts
         case "refused":

@@ -38,6 +38,8 @@ FAULTS = {
     "lease_killed": "kill -9 while holding a lease",
     "worker_woken_late": "woke up late, was taken over",
     "leases_flushed": "leases in Redis flushed",
+    "poisoned_key": "behind poison, until answered",
+    "rolling_restart": "consumers restarted in turn",
     "slow_group": "a slow group's backlog",
     "refused": "refused by the broker for good",
     "broken_rows": "rows that break their contract",

@@ -29,6 +29,7 @@ PATIENCE = {
     "triage": 20.0,
     "sweep": 10.0,
     "resend": 10.0,
+    "watch": 10.0,
     "ask_people": 10.0,
     "deliver_alerts": 10.0,
 }
@@ -56,6 +57,7 @@ class CallForRuns:
             "triage": self._to_triage,
             "sweep": self._to_sweep,
             "resend": self._to_send,
+            "watch": self._to_watch,
             "ask_people": self._to_ask,
             "deliver_alerts": self._to_deliver,
         }
@@ -157,6 +159,22 @@ class CallForRuns:
         due = count_due(control, self._stage.settings)
         return Work(f"{due} requests are due") if due else None
 
+    def _to_watch(self, control: Any) -> Work | None:
+        """Parked keys become cases; only the watch finds that one of its cases is over."""
+        found = [
+            (state, int(keys))
+            for dsn in set(self._stage.stores.values())
+            for state, keys in ask(dsn, PARKED_KEYS, {})
+        ]
+        asked = number(control, PARKED_ASKED)
+        if sum(keys for state, keys in found if state == "PARKED") > asked:
+            return Work("a parked key has no case", ready=True)
+        if asked and not found:
+            return Work("a case is open of a key that is free", ready=True)
+        if others := number(control, WATCHED):
+            return Work(f"{others} cases of the watch are open")
+        return None
+
     def _to_ask(self, control: Any) -> Work | None:
         settings = self._stage.settings
         return (
@@ -176,6 +194,8 @@ HELD = """
     SELECT m.topic, m.message_id FROM case_member m JOIN case_file c USING (case_id) WHERE c.state = 'open'
     UNION SELECT topic, message_id FROM quarantine WHERE message_id IS NOT NULL
     UNION SELECT topic, message_id FROM resend_request WHERE state IN ('open', 'claimed')
+    UNION SELECT v.topic, v.message_id FROM verdict v JOIN case_file c USING (topic, consumer_group)
+        WHERE v.verdict = 'PARKED' AND c.kind = 'key_parked' AND c.state = 'open'
 """
 """What a run could only find as it was: a person decides it, or a send of it was asked for."""
 DUE = """
@@ -203,6 +223,12 @@ REPLAYS_ENDED = """
     LEFT JOIN resend_request r ON r.topic = d.topic AND r.message_id = d.message_id AND r.send_number = d.send_number
     WHERE d.state = 'replaying' AND (r.state IS NULL OR r.state NOT IN ('open', 'claimed'))
 """
+PARKED_KEYS = "SELECT state, count(*) FROM parked_key GROUP BY 1"
+WATCHED = (
+    "SELECT count(*) FROM case_file WHERE closed_at IS NULL"
+    " AND kind IN ('queue_blocked', 'parking_full', 'downstream_away')"
+)
+PARKED_ASKED = "SELECT count(*) FROM case_file WHERE kind = 'key_parked' AND closed_at IS NULL"
 ENDED_LEASES = (
     "SELECT count(*) FROM consumer_log WHERE state = 'CONSUMING' AND lease_expires_at <= now()"
 )

@@ -34,6 +34,9 @@ def choose_answer(stage: Stage, case_id: int) -> Answer | None:
         return Answer(
             "discard", "the logs were deleted by hand; the work is done, as the shop's books show"
         )
+    if kind == "key_parked":
+        stage.conditions.open_the_account()
+        return Answer("release", "the account is open again; nothing of it was lost")
     return of_dead_letters(stage, case_id) if kind == "dead_letters" else None
 
 

@@ -20,7 +20,7 @@ from backstop_lab.demo.answer_questions import PERSON, AnsweringPerson
 from backstop_lab.demo.call_for_runs import CallForRuns
 from backstop_lab.demo.scenario import SECONDS_A_MESSAGE, play
 from backstop_lab.demo.settle_down import QUESTIONS, let_it_finish
-from backstop_lab.demo.stage import CALLED, Stage
+from backstop_lab.demo.stage import BOOKINGS, BOOKKEEPING, CALLED, Stage
 from backstop_lab.faults.stores import change
 from backstop_lab.platform import PROJECT, Platform
 from backstop_lab.servers.airflow import ADMIN
@@ -46,6 +46,7 @@ SCHEDULES = {
     "BACKSTOP_RESEND_SCHEDULE": "1h",
     "BACKSTOP_ASK_SCHEDULE": "1h",
     "BACKSTOP_ALERTS_SCHEDULE": "1h",
+    "BACKSTOP_WATCH_SCHEDULE": "1h",
     "BACKSTOP_RETRY_SECONDS": "1",
     "BACKSTOP_LOOK_AGAIN_SECONDS": "60",
     # A Spark driver lives for seconds here: the second compiler would cost more than it ever gives back.
@@ -177,6 +178,20 @@ def write_config(file: Path, broker: str = EMBEDDED) -> Path:
     written = yaml.safe_load((PROJECT / "backstop.yaml").read_text(encoding="utf-8"))
     KINDS[broker].take_place(written)
     written["policy"] |= {"recheck": RECHECK, **SOONER}
+    if KINDS[broker].owns_queues:
+        [name] = written["brokers"]
+        written["groups"][BOOKKEEPING] = {
+            "store": "shipping_db",
+            "duplicates": "guard",
+            "progress": "acknowledged",
+        }
+        # A producer that is too slow leaves a send to Backstop: here nobody is asked about the gap.
+        written["topics"][BOOKINGS] = {
+            "broker": name,
+            "groups": [BOOKKEEPING],
+            "mode": "repair",
+            "policy": {"ordering_gap": "resend"},
+        }
     written["alerts"] = {
         "channels": {
             "mail": {"url": "env:BACKSTOP_ALERTS_MAIL", "at_least": "warning"},

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 
 from backstop_lab.demo import die, hold_up, lose
+from backstop_lab.demo.in_order import in_order_beside
 from backstop_lab.demo.stage import Stage
 
 LEAST_MESSAGES = 300
@@ -21,7 +22,13 @@ log = logging.getLogger(__name__)
 
 
 def play(stage: Stage, messages: int) -> None:
-    """Makes `messages` messages in all, and every fault."""
+    """Makes `messages` messages in all, and every fault; entries that are consumed in order come beside them."""
+    with in_order_beside(stage):
+        play_phases(stage, messages)
+
+
+def play_phases(stage: Stage, messages: int) -> None:
+    """Traffic, faults and traffic, one after the other."""
     ordinary = max(0, messages - counted(stage))
     with stage.timed("traffic", f"both groups to process {ordinary // 2 + REFUNDS} messages"):
         stage.bulk(ordinary // 2)

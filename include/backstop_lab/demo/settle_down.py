@@ -12,8 +12,15 @@ from backstop_lab.shop.wait_for import wait_for
 
 QUESTIONS = "decide_case"
 """The DAG whose runs wait for people; it has no schedule."""
-ANSWERED = ("dead_letters", "mass_loss", "repeated_failure")
-"""Kinds of cases that do not stay open here: a person answers them, or the sweep finds that they are over."""
+ANSWERED = (
+    "dead_letters",
+    "mass_loss",
+    "repeated_failure",
+    "key_parked",
+    "queue_blocked",
+    "downstream_away",
+)
+"""Kinds of cases that do not stay open here: a person answers them, or the sweep or the watch finds that they are over."""
 
 
 def wait_until_quiet(stage: Stage, person: AnsweringPerson, seconds: float) -> None:

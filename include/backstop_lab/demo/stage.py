@@ -25,11 +25,19 @@ from backstop_lab.platform import Platform
 from backstop_lab.shop.conditions import Conditions
 from backstop_lab.shop.ledger import Key, Ledger
 from backstop_lab.shop.wait_for import wait_for
-from backstop_lab.shop.workers import ConsumerGroup, ProducerProcess, demo_broken
+from backstop_lab.shop.workers import (
+    ConsumerGroup,
+    OrderedGroup,
+    ProducerProcess,
+    demo_broken,
+)
 
 _SQL = load_sql("backstop_lab.shop", "business.sql")
-CALLED = ("reconcile", "triage", "sweep", "resend", "ask_people", "deliver_alerts")
+CALLED = ("reconcile", "triage", "sweep", "resend", "watch", "ask_people", "deliver_alerts")
 """The duties that repair, decide and report; a demo starts them when they have something to do (call_for_runs.py)."""
+BOOKKEEPING, BOOKINGS = "bookkeeping", "bookings"
+"""The group that consumes in order, and its topic; where the broker has queues to own."""
+BOOKKEEPERS = 3
 log = logging.getLogger(__name__)
 
 
@@ -86,6 +94,7 @@ class Stage:
         self.leases = {
             group: self.urls[lease_redis(settings)]
             for group, settings in self.settings.groups.items()
+            if group != BOOKKEEPING
         }
         self.topics = {
             topic: list(self.settings.groups_of(topic)) for topic in self.settings.topics
@@ -104,22 +113,25 @@ class Stage:
             for shard, url in self.shards.items()
         }
         consumers_broker = self.broker_faults.consumers_url()
-        self.groups = {
-            group: ConsumerGroup(
-                group,
-                {
-                    **shared,
-                    "database": url,
-                    "broker": consumers_broker,
-                    "leases": self.leases[group],
-                    "conditions": str(self.conditions.folder),
-                    "topics": list(self.settings.topics_of(group)),
-                },
-                processes,
-                workers,
-            )
+        places = {
+            group: {
+                **shared,
+                "database": url,
+                "broker": consumers_broker,
+                "conditions": str(self.conditions.folder),
+                "topics": list(self.settings.topics_of(group)),
+            }
             for group, url in self.stores.items()
         }
+        self.groups = {
+            group: ConsumerGroup(group, {**places[group], "leases": redis}, processes, workers)
+            for group, redis in self.leases.items()
+        }
+        self.ordered = (
+            OrderedGroup(BOOKKEEPING, places[BOOKKEEPING], processes, BOOKKEEPERS)
+            if BOOKKEEPING in places
+            else None
+        )
 
     def _shared(self, seed: int) -> dict[str, Any]:
         policy = self.settings.policy_for(None)
@@ -148,6 +160,7 @@ class Stage:
             "producers": self.shards,
             "groups": self.stores,
             "topics": self.topics,
+            "ordered": [BOOKKEEPING] if self.ordered else [],
             "received": str(self.received),
         }
         write_private(file, json.dumps(places))
@@ -156,6 +169,8 @@ class Stage:
     def start(self) -> None:
         for group in self.groups.values():
             group.start()
+        if self.ordered:
+            self.ordered.start()
         for producer in self.producers.values():
             producer.start()
 
@@ -164,7 +179,19 @@ class Stage:
             producer.stop()
         for group in self.groups.values():
             group.stop()
+        if self.ordered:
+            self.ordered.stop()
         self.broker_faults.close()
+
+    def add_beside(self, check: Callable[[], None]) -> None:
+        """One thing more goes on beside the story: `check` raises when it has failed."""
+        before = self.beside
+
+        def both() -> None:
+            before()
+            check()
+
+        self.beside = both
 
     @contextmanager
     def timed(self, phase: str, waits_for: str) -> Iterator[None]:
@@ -277,6 +304,8 @@ class Stage:
         for group in self.groups.values():
             if group.broken:
                 raise demo_broken(group.broken, "Read its log in build/demo/processes.")
+        if self.ordered:
+            self.ordered.check()
         for server, alive in (
             ("PostgreSQL", self.platform.postgres.running),
             (self.platform.broker.name, self.platform.broker.running),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backstop_lab.shop.demand import CARRIER_IS_DOWN, RULE_IS_MENDED
+from backstop_lab.shop.demand import ACCOUNT_IS_OPEN, CARRIER_IS_DOWN, RULE_IS_MENDED
 
 
 class Conditions:
@@ -22,3 +22,6 @@ class Conditions:
 
     def mend_the_rule(self) -> None:
         (self.folder / RULE_IS_MENDED).touch()
+
+    def open_the_account(self) -> None:
+        (self.folder / ACCOUNT_IS_OPEN).touch()

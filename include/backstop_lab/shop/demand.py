@@ -22,6 +22,9 @@ NOT_JSON, FIELD_MISSING, RULE_REFUSED, DEPENDENCY_DOWN = (
 )
 CARRIER_IS_DOWN, RULE_IS_MENDED = "carrier-is-down", "rule-is-mended"
 """Files: while the first is there, shipping reaches no carrier; once the second is there, billing knows the right limits."""
+ACCOUNT_IS_OPEN = "account-is-open"
+"""A file like these: once it is there, the locked account takes the entries that bookkeeping has for it."""
+LOCKED = "account-locked"
 OLD_LIMIT = 500
 
 

@@ -53,6 +53,8 @@ class Order:
     """Made by the producer when None."""
     bodies: Sequence[str] | None = None
     """Their contents, one each; made by the producer when None."""
+    ordering_keys: Sequence[str] | None = None
+    """One each; of an order that is made in one batch."""
     headers: dict[str, str] = field(default_factory=dict)
     fault: str | None = None
     """The ledger that the messages are written to, after the commit and before the send."""
@@ -141,8 +143,11 @@ class Producer:
                 content.encode(),
                 headers=order.headers,
                 content_type="application/json",
+                ordering_key=key,
             )
-            for message_id, content in zip(ids, contents, strict=True)
+            for message_id, content, key in zip(
+                ids, contents, order.ordering_keys or [None] * size, strict=True
+            )
         ]
         with self._business, self._business.cursor() as cursor:
             cursor.execute(

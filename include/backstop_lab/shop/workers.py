@@ -21,7 +21,7 @@ from backstop.model.errors import BackstopError
 from backstop.model.private_file import write_private
 from backstop_lab.servers.child import is_alive
 
-STOP_SECONDS = 20.0
+STOP_SECONDS = 40.0
 POLL_SECONDS = 0.05
 
 
@@ -134,6 +134,8 @@ class ProducerProcess(Worker):
 
     def __init__(self, name: str, places: dict[str, Any], folder: Path) -> None:
         super().__init__(name, "backstop_lab.shop.traffic_producer", places, folder)
+        self._turn = threading.Lock()
+        """It takes one order at a time; two parts of the story may have some."""
 
     @property
     def answers(self) -> bool:
@@ -145,19 +147,21 @@ class ProducerProcess(Worker):
 
     def make(self, topic: str, count: int, *, seconds: float = 600.0, **wishes: Any) -> list[str]:
         """Has `count` messages made and sent; their ids when `tell` is wished. DemoBroken when it dies."""
-        self._order(topic, count, wishes)
-        return list(self._answer(seconds)["ids"])
+        with self._turn:
+            self._order(topic, count, wishes)
+            return list(self._answer(seconds)["ids"])
 
     def make_and_die(self, topic: str, count: int, **wishes: Any) -> None:
         """Orders a death, waits for it, and starts the producer again."""
-        self._order(topic, count, wishes)
-        if self.process.wait(60.0) != -signal.SIGKILL:
-            raise demo_broken(
-                f"{self.name} did not die as it was ordered to:\n{self.last_lines()}",
-                f"Read {self._log}.",
-            )
-        self.died.append(-signal.SIGKILL)
-        self.start()
+        with self._turn:
+            self._order(topic, count, wishes)
+            if self.process.wait(60.0) != -signal.SIGKILL:
+                raise demo_broken(
+                    f"{self.name} did not die as it was ordered to:\n{self.last_lines()}",
+                    f"Read {self._log}.",
+                )
+            self.died.append(-signal.SIGKILL)
+            self.start()
 
     def _order(self, topic: str, count: int, wishes: dict[str, Any]) -> None:
         stdin = self.process.stdin
@@ -254,3 +258,59 @@ class ConsumerGroup:
                         return
                     worker.died.append(code)
                     worker.start()
+
+
+class OrderedGroup:
+    """The workers of a group that consumes in order; each names itself by its process id. Nobody kills them."""
+
+    def __init__(self, group: str, places: dict[str, Any], folder: Path, workers: int) -> None:
+        self.workers = [
+            Worker(
+                f"{group}-{number}",
+                "backstop_lab.shop.bookkeeper",
+                {**places, "group": group, "worker": f"{group}-{number}"},
+                folder,
+            )
+            for number in range(1, workers + 1)
+        ]
+        self._turn = threading.Lock()
+        self._is_up = False
+
+    def start(self) -> None:
+        for worker in self.workers:
+            worker.start()
+        self._is_up = True
+
+    def stop(self) -> None:
+        self._is_up = False
+        for worker in self.workers:
+            worker.stop()
+
+    def members(self) -> set[str]:
+        """The names that they have in the database."""
+        return {f"{worker.name}-{worker.process.pid}" for worker in self.workers}
+
+    def restart(self, worker: Worker) -> None:
+        """It hands over, ends and starts again. DemoBroken when it did not end by itself."""
+        with self._turn:
+            worker.stop()
+            if worker.ended() != 0:
+                raise demo_broken(
+                    f"{worker.name} did not end in order:\n{worker.last_lines()}",
+                    "Read its log in build/demo/processes.",
+                )
+            worker.start()
+
+    def check(self) -> None:
+        """DemoBroken when a worker has ended that is not just being restarted."""
+        if not self._is_up or not self._turn.acquire(blocking=False):
+            return
+        try:
+            for worker in self.workers:
+                if (code := worker.ended()) is not None:
+                    raise demo_broken(
+                        f"{worker.name} ended with {code}:\n{worker.last_lines()}",
+                        "Read its log in build/demo/processes.",
+                    )
+        finally:
+            self._turn.release()

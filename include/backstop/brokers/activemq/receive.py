@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,6 +37,8 @@ from backstop.model.records import Message
 
 log = logging.getLogger(__name__)
 
+_SEQUENCE = re.compile(r"(ID:\S+):([0-9]{1,18})")
+"""The broker's id of a message: its producer's, and that one's number of it."""
 PREFETCH = 100
 """Messages in this consumer's hands at most; what it does not acknowledge counts, too."""
 ERROR_CHARACTERS = 1000
@@ -211,7 +214,9 @@ class ActiveMQSubscription:
             # Without an id the consumer's contract check refuses it.
             message = Message(topic, "", b"")
             self._unreadable.add(broker_id)
-        received = Received(message, None, broker_id, deliveries)
+        said = _SEQUENCE.fullmatch(broker_id)
+        sequence = (said[1], int(said[2])) if said else None
+        received = Received(message, None, broker_id, deliveries, sequence)
         self._acks[broker_id] = frame.headers["ack"]
         self._taken[broker_id] = received
         return received

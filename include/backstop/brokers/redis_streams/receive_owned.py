@@ -28,6 +28,8 @@ from backstop.model.errors import BrokerUnavailable, ContractBroken
 
 READ_OWNED = Script.load("read_owned")
 _ALL_ADOPTED, _NONE_ADOPTED = b"", b"-"
+_Place = tuple[str, str]
+"""The epoch and the id of an entry: a topic that was made again gives the same ids once more."""
 
 
 class OwnedRedisSubscription:
@@ -51,7 +53,7 @@ class OwnedRedisSubscription:
         self._read_queues_at = float("-inf")
         self._adopted: dict[tuple[Queue, int], bytes] = {}
         """For each queue and fence, how far the entries of earlier owners were adopted."""
-        self._in_hand: dict[Queue, set[str]] = {}
+        self._in_hand: dict[Queue, set[_Place]] = {}
         self._left: set[Queue] = set()
 
     def __enter__(self) -> Self:
@@ -107,12 +109,12 @@ class OwnedRedisSubscription:
             return None
         self._adopted[queue, fence], entries = answer
         in_hand = self._in_hand.setdefault(queue, set())
-        found = [
+        read = [
             received(topic, number, entry_id, fields, "", deliveries)
             for entry_id, fields, deliveries in entries
-            if entry_id.decode() not in in_hand
         ]
-        in_hand.update(_entry(one)[1] for one in found)
+        found = [one for one in read if _place(one) not in in_hand]
+        in_hand.update(map(_place, found))
         return found
 
     def acknowledge(self, received: Sequence[Received]) -> None:
@@ -136,8 +138,8 @@ class OwnedRedisSubscription:
         ]
         if commands:
             self._exchange.ask(commands, "acknowledging")
-        for (queue, _), ids in places.items():
-            self._in_hand.get(queue, set()).difference_update(ids)
+        for (queue, epoch), ids in places.items():
+            self._in_hand.get(queue, set()).difference_update((epoch, one) for one in ids)
 
     def bury(self, received: Received, error: str) -> None:
         number, entry_id = _entry(received)
@@ -163,7 +165,7 @@ class OwnedRedisSubscription:
             error[:ERROR_CHARACTERS].encode(errors="replace"),
         )
         [answer] = self._exchange.ask([command], "moving a message to the dead letters")
-        self._in_hand.get(queue, set()).discard(entry_id)
+        self._in_hand.get(queue, set()).discard(_place(received))
         if (
             answer == b"gone"
         ):  # it was adopted again meanwhile, or is its next owner's: whoever fetches it buries it
@@ -188,6 +190,10 @@ class OwnedRedisSubscription:
 
     def _fence(self, queue: Queue) -> str:
         return self._keys.fence(*queue, self._group)
+
+
+def _place(received: Received) -> _Place:
+    return received.position.epoch if received.position else "", _entry(received)[1]
 
 
 def _entry(received: Received) -> tuple[int, str]:
