@@ -27,13 +27,13 @@ from datetime import timedelta
 
 from backstop.airflow.ask_people import StartRunOperator, look
 from backstop.airflow.duty_dag import backstop_dag
-from backstop.airflow.schedule import woken_by
+from backstop.airflow.schedule import when_due
 from backstop.airflow.wake import SOMEBODY_TO_ASK
 
 
 @backstop_dag(
     __doc__,
-    schedule=woken_by(SOMEBODY_TO_ASK, "BACKSTOP_ASK_SCHEDULE", "5m"),
+    schedule=when_due(SOMEBODY_TO_ASK, "BACKSTOP_ASK_SCHEDULE", "5m"),
     dagrun_timeout=timedelta(minutes=10),
     default_args={"retries": 0, "execution_timeout": timedelta(minutes=5)},
 )

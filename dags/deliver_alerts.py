@@ -27,13 +27,13 @@ from datetime import timedelta
 
 from backstop.airflow.deliver_alerts import deliver
 from backstop.airflow.duty_dag import backstop_dag
-from backstop.airflow.schedule import woken_by
+from backstop.airflow.schedule import when_due
 from backstop.airflow.wake import SOMETHING_TO_TELL
 
 
 @backstop_dag(
     __doc__,
-    schedule=woken_by(SOMETHING_TO_TELL, "BACKSTOP_ALERTS_SCHEDULE", "5m"),
+    schedule=when_due(SOMETHING_TO_TELL, "BACKSTOP_ALERTS_SCHEDULE", "5m"),
     dagrun_timeout=timedelta(minutes=15),
     default_args={"execution_timeout": timedelta(minutes=10)},
 )

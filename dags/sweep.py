@@ -57,15 +57,15 @@ from backstop.airflow.duty_dag import (
     with_links,
 )
 from backstop.airflow.links import DataDocsLink
-from backstop.airflow.schedule import every
+from backstop.airflow.schedule import when_due
 from backstop.airflow.spark_operator import SparkDutyOperator
 from backstop.airflow.sweep import audit_after, open_run, sweep_here
-from backstop.airflow.wake import wake_after_failure
+from backstop.airflow.wake import SOMETHING_TO_SWEEP, wake_after_failure
 
 
 @duty_dag(
     __doc__,
-    schedule=every("BACKSTOP_SWEEP_SCHEDULE", "30s"),
+    schedule=when_due(SOMETHING_TO_SWEEP, "BACKSTOP_SWEEP_SCHEDULE", "30s"),
     dagrun_timeout=timedelta(hours=2),
     params={
         "group": one_of_all("Group", "Empty: every consumer group"),

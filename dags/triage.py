@@ -66,13 +66,13 @@ from backstop.airflow.duty_dag import (
     tear_down,
     with_links,
 )
-from backstop.airflow.schedule import every
-from backstop.airflow.wake import wake_after_failure
+from backstop.airflow.schedule import when_due
+from backstop.airflow.wake import SOMETHING_TO_DRAIN, wake_after_failure
 
 
 @duty_dag(
     __doc__,
-    schedule=every("BACKSTOP_TRIAGE_SCHEDULE", "1m"),
+    schedule=when_due(SOMETHING_TO_DRAIN, "BACKSTOP_TRIAGE_SCHEDULE", "1m"),
     dagrun_timeout=timedelta(hours=6),
     params={
         "topic": one_of_all("Topic", "Empty: every topic"),

@@ -29,14 +29,16 @@ from datetime import timedelta
 from airflow.providers.standard.operators.empty import EmptyOperator
 
 from backstop.airflow.duty_dag import backstop_dag
-from backstop.airflow.schedule import every
-from backstop.airflow.wake import wake_after_failure
+from backstop.airflow.schedule import when_due
+from backstop.airflow.wake import SOMETHING_TO_WATCH, wake_after_failure
 from backstop.airflow.watch import watch_once
 
 
 @backstop_dag(
     __doc__,
-    schedule=every("BACKSTOP_WATCH_SCHEDULE", "1m"),
+    schedule=when_due(
+        SOMETHING_TO_WATCH, "BACKSTOP_WATCH_SCHEDULE", "1m", beneath="watch_interval"
+    ),
     dagrun_timeout=timedelta(minutes=10),
     default_args={"execution_timeout": timedelta(minutes=5)},
 )

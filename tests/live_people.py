@@ -354,7 +354,7 @@ def live_people(
                 "BACKSTOP_LOOK_AGAIN_SECONDS": "15",
                 "BACKSTOP_ASK_SCHEDULE": "none",
                 "BACKSTOP_TRIAGE_SCHEDULE": "none",
-                "BACKSTOP_RESEND_SCHEDULE": "none",
+                "BACKSTOP_RESEND_SCHEDULE": "asset",
                 "BACKSTOP_RECONCILE_SCHEDULE": "none",
                 "BACKSTOP_SWEEP_SCHEDULE": "none",
                 "BACKSTOP_WATCH_SCHEDULE": "none",

@@ -168,12 +168,15 @@ def write_environment(file: Path, environment: Mapping[str, str]) -> None:
 
 
 def schedules(settings: Settings) -> dict[str, str]:
-    """The schedules of the DAGs as the settings' policy has the intervals."""
+    """The schedules of the DAGs: those of `schedule` in the settings; the policy's intervals where nobody looks for due work."""
     policy = settings.policy
-    return {
+    intervals = {
         "BACKSTOP_RECONCILE_SCHEDULE": f"{policy.reconcile_interval.total_seconds():g}s",
         "BACKSTOP_SWEEP_SCHEDULE": f"{policy.sweep_interval.total_seconds():g}s",
-        # A scheduled run beside one that is at work would only be refused.
+    }
+    return {
+        **({} if settings.schedule.on_demand else intervals),
+        # A run beside one that is at work would only be refused.
         "BACKSTOP_RECONCILE_AT_ONCE": "1",
     }
 

@@ -73,6 +73,13 @@ def _references(settings: Settings) -> Iterator[Problem]:
             settings.people.deciders[0].id,
             "two or more, or people.second_person without what takes two (edit, void, full_replay, raise, edit_head)",
         )
+    if settings.schedule.on_demand:
+        safety = settings.schedule.safety_interval
+        for duty in ("reconcile", "resend", "sweep", "triage"):
+            allowed = settings.watch.allowed_age.get(duty)
+            if allowed is not None and allowed <= safety:
+                says = f"> schedule.safety_interval ({written(safety)}): an idle duty succeeds no more often"
+                yield Problem(f"watch.allowed_age.{duty}", written(allowed), says)
     for place, rule in enumerate(settings.people.rules):
         takes_two = {"edit", "void", "raise", "edit_head", "discard_key"} & set(
             settings.people.second_person

@@ -22,7 +22,8 @@ from backstop.runs.duty import Duty, Step, Work, walk_duty
 from backstop.runs.run import hold
 from backstop.watch.add_up import add_up
 from backstop.watch.blocked import look_for_blocked, tell_of_blocked
-from backstop.watch.duties import Standing, overdue, read_duties
+from backstop.watch.due_trigger import judge_silence, read_silence
+from backstop.watch.duties import Standing, idle_duties, overdue, read_duties
 from backstop.watch.heartbeat import beat
 from backstop.watch.judge import judge
 from backstop.watch.look import forget, look_at_shards, read_history, take_look
@@ -73,8 +74,10 @@ def look(work: Work[Watched]) -> None:
         missed = _missed(sources)
     with control, control.cursor() as cursor:
         standings, installed, now = read_duties(cursor)
+        idle = idle_duties(cursor, settings)
+        nobody_looks = judge_silence(settings, *read_silence(cursor))
         sizes = judge_size(settings, read_kept_bytes(cursor))
-    late = overdue(settings, standings, installed, now)
+    late = overdue(settings, standings, installed, now, idle)
     trouble = _beat(settings, connections, late, standings, now)
     if settings.heartbeat is not None:
         late = [*late, trouble]
@@ -85,7 +88,14 @@ def look(work: Work[Watched]) -> None:
         waiting = tell_of_parked(cursor, parked, run.as_of, run.run_id)
         counts = tell(
             cursor,
-            [*answers, *late, *sizes, *judge_books(parked), *retired(cursor, settings, run.as_of)],
+            [
+                *answers,
+                *late,
+                nobody_looks,
+                *sizes,
+                *judge_books(parked),
+                *retired(cursor, settings, run.as_of),
+            ],
         )
         add_up(cursor)
     for name, number in (*blocked.items(), *waiting.items()):
