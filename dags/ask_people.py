@@ -1,9 +1,8 @@
 """### ask_people: ask people about open cases, the most severe first
 
 Starts a run of `decide_case` for open cases without a question, a few at a time
-(`people.questions`, 10), and ends the questions whose case was decided or closed elsewhere. The
-duties that open and close cases start it, and so does `watch` within a minute; every five minutes
-it runs by itself.
+(`people.questions`, 10), and ends the questions whose case was decided or closed elsewhere. It
+starts when there is somebody to ask, and every 45 minutes (`schedule.safety_interval`).
 
     look >> start (one for each question)
 

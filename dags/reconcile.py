@@ -1,7 +1,8 @@
 """### reconcile: did every group do its work for every message?
 
 Reads every due stub and its groups' logs, gives each delivery one verdict, and requests a resend of
-what is lost. It publishes nothing: the DAG `resend` does that.
+what is lost. It publishes nothing: the DAG `resend` does that. It starts when a stub is due,
+`reconcile_interval` (10 min) apart, and every 45 minutes (`schedule.safety_interval`).
 
     open_run >> revisit >> judge (Spark) >> audit_judged >> promote >> audit_requests >> close_run
 

@@ -1,8 +1,8 @@
 """### resend: publish what was requested, each send number at most once
 
 Takes the due requests, judges each message again, publishes what is still needed, and stores the
-outcome. `reconcile` starts it when there is something to send, and it runs every few minutes by
-itself.
+outcome. It starts when there is something to send, and every 45 minutes
+(`schedule.safety_interval`).
 
     open_run >> claim_publish_settle (Spark from 2000 requests on) >> audit_attempts >> close_run
 

@@ -1,6 +1,7 @@
 """### watch: find coming losses, and duties that no longer succeed
 
-One light task a minute, without Spark. It reads offsets, counts what was recorded and logged since
+One light task, without Spark: a minute apart while messages are under way, else every 15 minutes
+(`schedule.watch_interval`). It reads offsets, counts what was recorded and logged since
 the last run, writes alerts, and sends the heartbeat as long as every duty of `watch.allowed_age`
 succeeded in time. It starts `resend`, `deliver_alerts` and `ask_people` if there is work for them.
 

@@ -356,7 +356,7 @@ def live_people(
                 "BACKSTOP_TRIAGE_SCHEDULE": "none",
                 "BACKSTOP_RESEND_SCHEDULE": "asset",
                 "BACKSTOP_RECONCILE_SCHEDULE": "none",
-                "BACKSTOP_SWEEP_SCHEDULE": "none",
+                "BACKSTOP_SWEEP_SCHEDULE": "asset",
                 "BACKSTOP_WATCH_SCHEDULE": "none",
                 "BACKSTOP_DOCS_FOLDER": str(root / "docs"),
                 "BACKSTOP_SPARK_FROM": "3",

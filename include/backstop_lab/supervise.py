@@ -53,7 +53,7 @@ def up(root: Path, config: Path | None) -> int:
 
 
 NEXT = """
-Open  {airflow}  and log in as above. The DAGs run on the intervals of backstop.yaml.
+Open  {airflow}  and log in as above. The DAGs run when they have something to do.
 Try   make traffic   producers and consumers, until Ctrl-C; watch the DAG `reconcile` confirm their messages
       make shell     a shell in which `backstop` works on this platform: `backstop check`, `backstop runs list`
       make down      stop it; the data stays"""

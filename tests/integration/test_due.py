@@ -138,7 +138,7 @@ def test_a_dead_letter_is_due_in_its_queue_and_when_it_is_stored(
 
 def test_a_request_waits_for_its_instant_its_pause_and_its_ramp(world: System) -> None:
     world.rows("control", A_REQUEST.format(state="open"))
-    assert look(world)["resend"].apart == 10 * SECONDS
+    assert look(world)["resend"].apart == 60 * SECONDS
     world.rows("control", "INSERT INTO pause (topic, paused_by, why) VALUES ('orders', 'ann', 'w')")
     assert due(world) == set()
     world.rows("control", "DELETE FROM pause")
@@ -146,6 +146,14 @@ def test_a_request_waits_for_its_instant_its_pause_and_its_ramp(world: System) -
     assert due(world) == set()
     world.rows("control", "UPDATE resend_request SET not_before = now(), held = true")
     assert due(world) == set()
+    world.rows(
+        "control",
+        """UPDATE resend_request SET held = false, state = 'claimed', claim_token = gen_random_uuid(),
+               claim_deadline = now() + interval '1 h'""",
+    )
+    assert due(world) == set(), "somebody is sending it"
+    world.rows("control", "UPDATE resend_request SET claim_deadline = now()")
+    assert due(world) == {"resend"}
 
 
 def test_an_alert_is_due_where_a_channel_is_and_a_case_where_a_person_is_to_be_asked(
@@ -164,7 +172,10 @@ def test_an_alert_is_due_where_a_channel_is_and_a_case_where_a_person_is_to_be_a
         " SELECT case_id, 'shop_a', 'orders', 'm', 'billing' FROM case_file",
     )
     seen = look(world)
-    assert seen["ask_people"].apart == 10 * SECONDS
+    assert seen["ask_people"].apart == 60 * SECONDS
+    world.rows("control", "UPDATE alert SET delivered_at = now()")
+    told_again = look(world)["deliver_alerts"].apart
+    assert told_again == timedelta(minutes=10), "nobody has decided the case"
     assert seen["reconcile"].apart == timedelta(minutes=10), "its messages may settle by themselves"
 
 

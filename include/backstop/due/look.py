@@ -31,7 +31,7 @@ PATIENCE = 0.5
 """A look waits so many seconds for places; a later answer counts for the look after it."""
 AWAY_FOR = 60.0
 """The longest pause before a place that does not answer is asked again."""
-NOTED_EVERY = 30.0
+NOTED_EVERY = 10.0
 
 
 @dataclass(slots=True)

@@ -36,7 +36,6 @@ from backstop.watch.due_trigger import note_looked
 
 _SQL = load("backstop.due", "queries.sql")
 DUTIES = ("reconcile", "resend", "sweep", "triage", "watch", "deliver_alerts", "ask_people")
-SOON = timedelta(seconds=10)
 MINUTE = timedelta(minutes=1)
 SLOW = timedelta(minutes=10)
 """How far apart runs of a duty begin that has more to do each time, where no setting says it."""
@@ -115,18 +114,21 @@ class ControlProbe:
             (now,) = cursor.fetchone()
             cursor.execute(_SQL["runs"], {"duties": list(DUTIES), "dead_after": DEAD_AFTER})
             runs = {duty: DutySeen(None, began, alive) for duty, began, alive in cursor.fetchall()}
+            cursor.execute(_SQL["undecided"])
+            (is_undecided,) = cursor.fetchone()
         due: dict[str, timedelta] = {}
-        requests, ramping = any_due(control, settings)
-        if requests or ramping:
-            due["resend"] = SOON if requests else MINUTE
+        if any_due(control, settings):
+            due["resend"] = MINUTE
         if any_stored(control, self._version):
             due["triage"] = MINUTE
         if any_to_revisit(control):
             due["reconcile"] = max(SLOW, settings.policy_for().reconcile_interval)
         if settings.channels() and any_waiting(control):
-            due["deliver_alerts"] = SOON
+            due["deliver_alerts"] = MINUTE
+        elif settings.channels() and is_undecided:
+            due["deliver_alerts"] = SLOW  # a case that nobody decides is told again
         if any_to_ask(control, settings.people.questions, settings.teams_by_topic()):
-            due["ask_people"] = SOON
+            due["ask_people"] = MINUTE
         return Asked(now, runs), due
 
 

@@ -12,3 +12,6 @@ LEFT JOIN LATERAL (
 
 -- name: clock: this database's instant
 SELECT clock_timestamp();
+
+-- name: undecided: whether a case waits for a person
+SELECT EXISTS (SELECT 1 FROM case_file WHERE state = 'open');

@@ -19,12 +19,11 @@ def count_due(control: Any, settings: Settings, wanted: Collection[str] | None =
         return int(cursor.fetchone()[0])
 
 
-def any_due(control: Any, settings: Settings) -> tuple[bool, bool]:
-    """Whether such a request or claim exists, and whether a batch is under way, which every run looks at."""
+def any_due(control: Any, settings: Settings) -> bool:
+    """Whether such a request or claim exists, or a batch is under way, which every run looks at."""
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["any_due"], {"topics": _repaired(settings, None)})
-        requests, ramping = cursor.fetchone()
-    return bool(requests), bool(ramping)
+        return bool(cursor.fetchone()[0])
 
 
 def _repaired(settings: Settings, wanted: Collection[str] | None) -> list[str]:

@@ -13,7 +13,7 @@ from backstop.watch.looks import Answer, Finding
 _SQL = load("backstop.watch", "queries.sql")
 _SUBJECT = "due work is looked for"
 SILENT_AFTER = timedelta(minutes=5)
-"""Ten notes of the trigger: a triggerer that is started again, or hands over to another, is back by then."""
+"""Thirty notes of the trigger: a triggerer that is started again, or hands over to another, is back by then."""
 NEVER_AFTER = timedelta(hours=1)
 """Of an installation that nobody ever looked in, since its first run."""
 
