@@ -386,7 +386,8 @@ def test_the_slow_schedules_are_those_of_the_settings_file(
     airflow: Airflow, tmp_path: Path, written: str, every: tuple[float, float], watched: int
 ) -> None:
     config = tmp_path / "backstop.yaml"
-    config.write_text((ROOT / "backstop.yaml").read_text() + "\n" + written)
+    others = re.sub(r"(?m)^schedule: .*$", "", (ROOT / "backstop.yaml").read_text())
+    config.write_text(f"{others}\n{written}")
     for name in ("sweep", "watch"):
         (tmp_path / f"{name}.py").write_text((ROOT / "dags" / f"{name}.py").read_text())
     loaded = airflow.facts(LOAD_ALL, str(tmp_path), BACKSTOP_CONFIG=str(config))

@@ -366,13 +366,15 @@ def test_each_volume_of_our_image_is_mounted_on_a_folder_of_the_services_user() 
     assert f"proofs:{scheduler['environment']['BACKSTOP_PROOFS']}" in scheduler["volumes"]
 
 
-def test_nobody_but_the_scheduler_and_who_makes_topics_reaches_the_broker() -> None:
+def test_who_works_who_looks_for_work_and_who_makes_topics_reach_the_broker_and_nobody_else() -> (
+    None
+):
     holders = {
         name
         for name, service in SERVICES.items()
         if "AIRFLOW_CONN_BACKSTOP_BROKER" in (service.get("environment") or {})
     }
-    assert holders == {"initialise", "airflow-scheduler"}
+    assert holders == {"initialise", "airflow-scheduler", "airflow-triggerer"}
 
 
 def test_an_old_env_keeps_its_secrets_and_gets_those_that_are_new(tmp_path: Path) -> None:
