@@ -24,6 +24,7 @@ from backstop.due.probes import DUTIES
 from backstop.due.starts import DutySeen
 from backstop.runs.run import close_run, open_run
 from backstop.watch.due_trigger import judge_silence, read_silence
+from backstop.watch.run_once import run_once
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, system
@@ -253,6 +254,15 @@ def test_the_watch_hears_that_somebody_looks_and_says_when_nobody_does(world: Sy
     with Looker(world.settings, world.connections) as looker:
         looker.look()
     assert silent() is None
+    world.rows("control", "UPDATE watermark SET reached = now() - interval '6 min'")
+    told = "SELECT severity, over_at IS NULL FROM watch_finding WHERE rule = 'nobody_looks'"
+    for _ in range(2):
+        run_once(world.settings, world.connections)
+        assert world.rows("control", told) == [("warning", True)]
+    with Looker(world.settings, world.connections) as looker:
+        looker.look()
+    run_once(world.settings, world.connections)
+    assert world.rows("control", told) == [("warning", False)]
     world.rows("control", "UPDATE watermark SET reached = now() - interval '6 min'")
     assert silent() == "Nobody has looked for due work for 6 minutes"
     nobody = changed(world.settings, schedule={"on_demand": False})

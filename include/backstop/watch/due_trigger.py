@@ -11,6 +11,7 @@ from backstop.sql.named import load
 from backstop.watch.looks import Answer, Finding
 
 _SQL = load("backstop.watch", "queries.sql")
+NOBODY_LOOKS = "nobody_looks"
 _SUBJECT = "due work is looked for"
 SILENT_AFTER = timedelta(minutes=5)
 """Thirty notes of the trigger: a triggerer that is started again, or hands over to another, is back by then."""
@@ -37,10 +38,10 @@ def is_silent(silent: timedelta, ever: bool) -> bool:
 def judge_silence(settings: Settings, silent: timedelta, ever: bool) -> Answer:
     """The rule's answer; none is wanted where the settings say that nobody looks."""
     if not settings.schedule.on_demand or not is_silent(silent, ever):
-        return Answer("nobody_looks", "*", "*", None)
+        return Answer(NOBODY_LOOKS, "*", "*", None)
     since = f"for {silent.total_seconds() / 60:.0f} minutes" if ever else "so far"
     return Answer(
-        "nobody_looks",
+        NOBODY_LOOKS,
         "*",
         "*",
         Finding(
