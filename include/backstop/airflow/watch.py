@@ -39,4 +39,8 @@ def watch() -> dict[str, Any]:
             told_now = notify.tell_unsaid(room.settings, room.connections, room.control)
         for sentence in watched.overdue.values():
             log.error("backstop: %s", sentence)
+        if room.settings.metrics is not None and room.settings.metrics.otlp is not None:
+            from backstop.reports.otlp import export
+
+            export(room.control, room.settings, room.connections)
         return {**watched.counts, "told": told_now}

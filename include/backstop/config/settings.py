@@ -253,10 +253,15 @@ class HeartbeatSettings(_Frozen):
 
 
 class MetricsSettings(_Frozen):
-    """How a scraper gets in."""
+    """How a scraper gets in, and where metrics are sent to."""
 
-    token: ConnectionRef = Field(
-        description="a connection whose password is the bearer token, at least 16 characters"
+    token: ConnectionRef | None = Field(
+        default=None,
+        description="a connection whose password is the bearer token, at least 16 characters; null: nobody gets in",
+    )
+    otlp: ConnectionRef | None = Field(
+        default=None,
+        description="the URL of an OpenTelemetry collector (OTLP over HTTP), which each run of the watch sends the metrics to",
     )
 
 

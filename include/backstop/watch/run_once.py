@@ -24,7 +24,7 @@ from backstop.watch.add_up import add_up
 from backstop.watch.blocked import look_for_blocked, tell_of_blocked
 from backstop.watch.due_trigger import judge_silence, read_silence
 from backstop.watch.duties import Standing, idle_duties, overdue, read_duties
-from backstop.watch.heartbeat import beat
+from backstop.watch.heartbeat import beat, with_heartbeat
 from backstop.watch.judge import judge
 from backstop.watch.look import forget, look_at_shards, read_history, take_look
 from backstop.watch.looks import Answer, Finding
@@ -48,7 +48,8 @@ def look(work: Work[Watched]) -> None:
 
     StoreUnavailable or BrokerUnavailable when something did not answer, HeartbeatLost when the heartbeat's URL did not take it.
     """
-    settings, connections, control, run = work.settings, work.connections, work.control, work.run
+    connections, control, run = work.connections, work.control, work.run
+    settings = with_heartbeat(work.settings, connections)
     with Sources(settings, connections) as sources:
         with control, control.cursor() as cursor:
             hold(cursor, run)
