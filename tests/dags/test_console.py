@@ -412,7 +412,9 @@ def test_the_flow_page_names_who_owns_a_queue_and_which_keys_wait_for_a_person(b
     assert every(by(*OF_A), "/cases?filter=kind:key_parked")[0]["case"] == parked["case"]
     found = by(*EVERYTHING).get("/parked-keys", params={"filter": "key:nothing"}).json()
     assert found["items"] == []
-    by.rows("UPDATE case_file SET state = 'closed', closed_at = now() WHERE kind = 'key_parked'")
+    by.rows(
+        "UPDATE case_file SET state = 'closed', closed_at = now() WHERE kind = 'key_parked' RETURNING case_id"
+    )
     assert every(by(*EVERYTHING), "/parked-keys") == []
 
 
