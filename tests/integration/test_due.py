@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, closing
 from dataclasses import replace
@@ -268,6 +271,18 @@ def test_the_watch_hears_that_somebody_looks_and_says_when_nobody_does(world: Sy
     nobody = changed(world.settings, schedule={"on_demand": False})
     with closing(world.control()) as control, control.cursor() as cursor:
         assert judge_silence(nobody, *read_silence(cursor)).finding is None
+
+
+def test_the_triggerer_loads_nothing_that_judges_or_checks() -> None:
+    """It stays in memory: engines for verdicts and data checks would double it."""
+    code = "import sys, backstop.due.look; print(*{name.partition('.')[0] for name in sys.modules})"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "psycopg2" in loaded
+    heavy = {"duckdb", "pyarrow", "pandas", "pyspark", "great_expectations", "airflow"}
+    assert not heavy.intersection(loaded)
 
 
 def test_one_trigger_looks_for_all_and_each_fires_for_its_own_duty(

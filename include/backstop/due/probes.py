@@ -19,7 +19,7 @@ from backstop.decisions.questions import any_to_ask
 from backstop.due.starts import DutySeen
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.model.records import LATEST
-from backstop.reconcile.revisit import any_to_revisit
+from backstop.reconcile.count_due import any_to_revisit
 from backstop.resend.count_due import any_due
 from backstop.runs.run import DEAD_AFTER
 from backstop.sql.named import load

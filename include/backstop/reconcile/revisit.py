@@ -82,13 +82,6 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
     return counts
 
 
-def any_to_revisit(control: Any) -> bool:
-    """Whether an open case has messages that may have settled by themselves, or a withdrawal was cut short."""
-    with control, control.cursor() as cursor:
-        cursor.execute(_SQL["any_to_revisit"])
-        return bool(cursor.fetchone()[0])
-
-
 def _without_open_case(
     settings: Settings, connections: Connections, control: Any, run: Run, missed: dict[str, str]
 ) -> Iterator[Key]:
