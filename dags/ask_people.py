@@ -1,9 +1,8 @@
 """### ask_people: ask people about open cases, the most severe first
 
 Starts a run of `decide_case` for open cases without a question, a few at a time
-(`people.questions`, 10), and ends the questions whose case was decided or closed elsewhere. The
-duties that open and close cases start it, and so does `watch` within a minute; every five minutes
-it runs by itself.
+(`people.questions`, 10), and ends the questions whose case was decided or closed elsewhere. It
+starts when there is somebody to ask, and every 45 minutes (`schedule.safety_interval`).
 
     look >> start (one for each question)
 
@@ -27,13 +26,13 @@ from datetime import timedelta
 
 from backstop.airflow.ask_people import StartRunOperator, look
 from backstop.airflow.duty_dag import backstop_dag
-from backstop.airflow.schedule import woken_by
+from backstop.airflow.schedule import when_due
 from backstop.airflow.wake import SOMEBODY_TO_ASK
 
 
 @backstop_dag(
     __doc__,
-    schedule=woken_by(SOMEBODY_TO_ASK, "BACKSTOP_ASK_SCHEDULE", "5m"),
+    schedule=when_due(SOMEBODY_TO_ASK, "BACKSTOP_ASK_SCHEDULE", "5m"),
     dagrun_timeout=timedelta(minutes=10),
     default_args={"retries": 0, "execution_timeout": timedelta(minutes=5)},
 )

@@ -1,6 +1,6 @@
 """### clean_airflow: Airflow's own history does not grow without end
 
-The duties make some nine thousand runs a day. Each night this deletes what Airflow keeps of runs, tasks, events and sessions that
+The duties make three hundred runs a day at least. Each night this deletes what Airflow keeps of runs, tasks, events and sessions that
 are older than `BACKSTOP_CLEAN_KEEP` (30 days), by `airflow db clean`, and log files of that age. It does so for every DAG of this
 Airflow: without `BACKSTOP_CLEAN_SCHEDULE` it never starts by itself.
 

@@ -1,14 +1,15 @@
 """### reconcile: did every group do its work for every message?
 
 Reads every due stub and its groups' logs, gives each delivery one verdict, and requests a resend of
-what is lost. It publishes nothing: the DAG `resend` does that.
+what is lost. It publishes nothing: the DAG `resend` does that. It starts when a stub is due,
+`reconcile_interval` (10 min) apart, and every 45 minutes (`schedule.safety_interval`).
 
     open_run >> revisit >> judge (Spark) >> audit_judged >> promote >> audit_requests >> close_run
 
 What each task does, and what to do when it is red:
 
-- **open_run** opens the run and counts what is due. The rest is skipped if this run was scheduled
-  and the previous scheduled run still works. Red: a run of the same scope is alive (wait for it), or
+- **open_run** opens the run and counts what is due. The rest is skipped if nobody asked for this run
+  by hand and the previous such run still works. Red: a run of the same scope is alive (wait for it), or
   the control database is down (restart it).
 - **revisit** ends attempts that nobody settled in time, judges the messages of open cases again, and
   confirms exhausted stubs whose work is done by now; also when nothing is due, and then the rest is
@@ -57,14 +58,14 @@ from backstop.airflow.duty_dag import (
 )
 from backstop.airflow.links import DataDocsLink
 from backstop.airflow.reconcile import JUDGED, audit_judged, open_run, promote, revisit
-from backstop.airflow.schedule import every
+from backstop.airflow.schedule import when_due
 from backstop.airflow.spark_operator import SparkDutyOperator
-from backstop.airflow.wake import wake_after_failure
+from backstop.airflow.wake import SOMETHING_TO_JUDGE, wake_after_failure
 
 
 @duty_dag(
     __doc__,
-    schedule=every("BACKSTOP_RECONCILE_SCHEDULE", "10m"),
+    schedule=when_due(SOMETHING_TO_JUDGE, "BACKSTOP_RECONCILE_SCHEDULE", "10m"),
     # A topic or a window by hand need not wait for the scheduled run; leases keep equal scopes apart.
     max_active_runs=int(os.environ.get("BACKSTOP_RECONCILE_AT_ONCE") or 3),
     dagrun_timeout=timedelta(hours=3),

@@ -1,8 +1,8 @@
 """### resend: publish what was requested, each send number at most once
 
 Takes the due requests, judges each message again, publishes what is still needed, and stores the
-outcome. `reconcile` starts it when there is something to send, and it runs every few minutes by
-itself.
+outcome. It starts when there is something to send, and every 45 minutes
+(`schedule.safety_interval`).
 
     open_run >> claim_publish_settle (Spark from 2000 requests on) >> audit_attempts >> close_run
 
@@ -51,15 +51,14 @@ from backstop.airflow.duty_dag import (
     tear_down,
 )
 from backstop.airflow.resend import open_run, resend_here
-from backstop.airflow.schedule import woken_by
+from backstop.airflow.schedule import when_due
 from backstop.airflow.spark_operator import SparkDutyOperator
 from backstop.airflow.wake import SOMETHING_TO_SEND
 
 
 @duty_dag(
     __doc__,
-    # With the schedule "none" the asset still starts it.
-    schedule=woken_by(SOMETHING_TO_SEND, "BACKSTOP_RESEND_SCHEDULE", "5m") or [SOMETHING_TO_SEND],
+    schedule=when_due(SOMETHING_TO_SEND, "BACKSTOP_RESEND_SCHEDULE", "5m"),
     dagrun_timeout=timedelta(hours=3),
     params={
         "topic": one_of_all("Topic", "Empty: every topic"),

@@ -1,9 +1,10 @@
 """### sweep: take back the leases of workers that died
 
 Takes back expired leases that nobody completed, renewed or released, corrects Redis where it
-disagrees with the database, and frees the stuck records of other programs. Every 30 s
-(`sweep_interval`) it counts them, which takes milliseconds. The sweep and its checks start only if
-a lease expired (or a sample is due, once an hour).
+disagrees with the database, and frees the stuck records of other programs. It starts when a lease
+expired or a message fails repeatedly, `sweep_interval` (30 s) apart, and every 45 minutes
+(`schedule.safety_interval`). Without expired leases, and if no sample is due (once an hour), the
+rest is skipped.
 
     open_run >> audit_before >> sweep (Spark from 2000 leases on) >> audit_after >> [wake] >> close_run
 
@@ -57,15 +58,15 @@ from backstop.airflow.duty_dag import (
     with_links,
 )
 from backstop.airflow.links import DataDocsLink
-from backstop.airflow.schedule import every
+from backstop.airflow.schedule import when_due
 from backstop.airflow.spark_operator import SparkDutyOperator
 from backstop.airflow.sweep import audit_after, open_run, sweep_here
-from backstop.airflow.wake import wake_after_failure
+from backstop.airflow.wake import SOMETHING_TO_SWEEP, wake_after_failure
 
 
 @duty_dag(
     __doc__,
-    schedule=every("BACKSTOP_SWEEP_SCHEDULE", "30s"),
+    schedule=when_due(SOMETHING_TO_SWEEP, "BACKSTOP_SWEEP_SCHEDULE", "30s"),
     dagrun_timeout=timedelta(hours=2),
     params={
         "group": one_of_all("Group", "Empty: every consumer group"),

@@ -1,9 +1,10 @@
 """### triage: empty dead-letter queues without loss, find causes, decide, and ask people
 
 Takes dead letters out of the brokers' queues, finds their causes, discards what is proven done,
-requests a replay of what is safe, and opens a case for the rest. It checks once a minute. The rest
-is skipped if there are no dead letters and nothing is due, or if waiting dead letters would only be
-decided the same again. It publishes nothing: the DAG `resend` does that.
+requests a replay of what is safe, and opens a case for the rest. It starts when there are dead
+letters or something is due, a minute apart, and every 45 minutes (`schedule.safety_interval`). The
+rest is skipped if there are none, or if waiting dead letters would only be decided the same again.
+It publishes nothing: the DAG `resend` does that.
 
     open_run >> drain >> [audit_drained, classify (Spark from 2000 dead letters on) >> audit_causes >> promote]
              >> decide_and_apply >> audit_decisions >> close_run
@@ -66,13 +67,13 @@ from backstop.airflow.duty_dag import (
     tear_down,
     with_links,
 )
-from backstop.airflow.schedule import every
-from backstop.airflow.wake import wake_after_failure
+from backstop.airflow.schedule import when_due
+from backstop.airflow.wake import SOMETHING_TO_DRAIN, wake_after_failure
 
 
 @duty_dag(
     __doc__,
-    schedule=every("BACKSTOP_TRIAGE_SCHEDULE", "1m"),
+    schedule=when_due(SOMETHING_TO_DRAIN, "BACKSTOP_TRIAGE_SCHEDULE", "1m"),
     dagrun_timeout=timedelta(hours=6),
     params={
         "topic": one_of_all("Topic", "Empty: every topic"),

@@ -1,6 +1,7 @@
 """### watch: find coming losses, and duties that no longer succeed
 
-One light task a minute, without Spark. It reads offsets, counts what was recorded and logged since
+One light task, without Spark: a minute apart while messages are under way, else every 15 minutes
+(`schedule.watch_interval`). It reads offsets, counts what was recorded and logged since
 the last run, writes alerts, and sends the heartbeat as long as every duty of `watch.allowed_age`
 succeeded in time. It starts `resend`, `deliver_alerts` and `ask_people` if there is work for them.
 
@@ -29,14 +30,16 @@ from datetime import timedelta
 from airflow.providers.standard.operators.empty import EmptyOperator
 
 from backstop.airflow.duty_dag import backstop_dag
-from backstop.airflow.schedule import every
-from backstop.airflow.wake import wake_after_failure
+from backstop.airflow.schedule import when_due
+from backstop.airflow.wake import SOMETHING_TO_WATCH, wake_after_failure
 from backstop.airflow.watch import watch_once
 
 
 @backstop_dag(
     __doc__,
-    schedule=every("BACKSTOP_WATCH_SCHEDULE", "1m"),
+    schedule=when_due(
+        SOMETHING_TO_WATCH, "BACKSTOP_WATCH_SCHEDULE", "1m", beneath="watch_interval"
+    ),
     dagrun_timeout=timedelta(minutes=10),
     default_args={"execution_timeout": timedelta(minutes=5)},
 )

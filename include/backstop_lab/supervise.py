@@ -53,7 +53,7 @@ def up(root: Path, config: Path | None) -> int:
 
 
 NEXT = """
-Open  {airflow}  and log in as above. The DAGs run on the intervals of backstop.yaml.
+Open  {airflow}  and log in as above. The DAGs run when they have something to do.
 Try   make traffic   producers and consumers, until Ctrl-C; watch the DAG `reconcile` confirm their messages
       make shell     a shell in which `backstop` works on this platform: `backstop check`, `backstop runs list`
       make down      stop it; the data stays"""
@@ -168,12 +168,15 @@ def write_environment(file: Path, environment: Mapping[str, str]) -> None:
 
 
 def schedules(settings: Settings) -> dict[str, str]:
-    """The schedules of the DAGs as the settings' policy has the intervals."""
+    """The schedules of the DAGs: those of `schedule` in the settings; the policy's intervals where nobody looks for due work."""
     policy = settings.policy
-    return {
+    intervals = {
         "BACKSTOP_RECONCILE_SCHEDULE": f"{policy.reconcile_interval.total_seconds():g}s",
         "BACKSTOP_SWEEP_SCHEDULE": f"{policy.sweep_interval.total_seconds():g}s",
-        # A scheduled run beside one that is at work would only be refused.
+    }
+    return {
+        **({} if settings.schedule.on_demand else intervals),
+        # A run beside one that is at work would only be refused.
         "BACKSTOP_RECONCILE_AT_ONCE": "1",
     }
 

@@ -69,7 +69,7 @@ def _start(platform: Platform) -> None:
     prepare(load(platform.config), platform.connections())
     platform.airflow.env.update(
         platform.environment()
-        | {"BACKSTOP_RECONCILE_SCHEDULE": "none", "BACKSTOP_RESEND_SCHEDULE": "none"}
+        | {"BACKSTOP_RECONCILE_SCHEDULE": "none", "BACKSTOP_RESEND_SCHEDULE": "asset"}
     )
     platform.airflow.start()
     platform.airflow.api.unpause("reconcile")

@@ -70,6 +70,11 @@ SEED = (
     " ('orders', 'billing', now(), 'l', 40, 60, 0, 30, now(), 1), ('payments', 'billing', now(), 'l', 0, 5, 0, 30, now(), 1)",
     "INSERT INTO watch_queue VALUES ('orders', 'billing', 0, 'e', 40, now(), 100, true, NULL, now()),"
     " ('payments', 'billing', 0, 'e', 0, now(), 5, true, NULL, now())",
+    "INSERT INTO watch_owner VALUES ('orders', 'billing', 0, 'worker-7', 'OWNED', now(), 60, 30, now())",
+    """INSERT INTO case_file (kind, topic, consumer_group, subject, summary, evidence)
+       SELECT 'key_parked', t, 'billing', %(nasty)s, 's', jsonb_build_object('messages', 3, 'queue', 0, 'head', %(nasty)s::text,
+           'error', 'KeyError', 'parked_at', '2026-11-24T10:00:00+00:00')
+       FROM unnest(ARRAY['orders', 'payments']) t""",
     "INSERT INTO data_check VALUES (1, 'verdicts', false, 3, %(failed)s)",
     "INSERT INTO delivery_hour SELECT date_trunc('hour', now(), 'UTC') - n * interval '1 h', t, 'billing', 'LOST', 2"
     " FROM unnest(ARRAY['orders', 'payments']) t, generate_series(0, 30) n",
@@ -322,6 +327,7 @@ LISTED = {
     "requests": "/resends",
     "batches": "/batches",
     "queues": "/queues",
+    "parked": "/parked-keys",
     "proofs": "/proofs",
 }
 
@@ -405,6 +411,26 @@ def test_every_number_is_the_number_of_the_rows_behind_it(by: As) -> None:
         everything["newest_run"]["read"] == 12
         and by(*OF_B).get("/overview").json()["newest_run"]["read"] == 6
     )
+
+
+def test_the_flow_page_names_who_owns_a_queue_and_which_keys_wait_for_a_person(by: As) -> None:
+    queues = {row["topic"]: row for row in every(by(*EVERYTHING), "/queues")}
+    assert (queues["orders"]["owner"], queues["orders"]["owner_state"]) == ("worker-7", "OWNED")
+    assert (queues["payments"]["owner"], queues["payments"]["owner_since"]) == (None, None)
+    (parked,) = every(by(*OF_A), "/parked-keys")
+    assert (parked["topic"], parked["key"], parked["head"], parked["messages"]) == (
+        "orders",
+        NASTY,
+        NASTY,
+        3,
+    )
+    assert every(by(*OF_A), "/cases?filter=kind:key_parked")[0]["case"] == parked["case"]
+    found = by(*EVERYTHING).get("/parked-keys", params={"filter": "key:nothing"}).json()
+    assert found["items"] == []
+    by.rows(
+        "UPDATE case_file SET state = 'closed', closed_at = now() WHERE kind = 'key_parked' RETURNING case_id"
+    )
+    assert every(by(*EVERYTHING), "/parked-keys") == []
 
 
 def test_pages_follow_one_another_whatever_their_size_and_an_invented_place_is_refused(

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from backstop.config.load import load
+
 ROOT = Path(__file__).resolve().parents[2]
 DAGS = sorted(path.stem for path in (ROOT / "dags").glob("*.py"))
 CHANGE_NOTHING = ("prove", "audit")
@@ -45,6 +47,8 @@ print("FACTS" + json.dumps({
         "failure": getattr(dag.on_failure_callback, "__name__", None) or [
             one.__name__ for one in dag.on_failure_callback or []],
         "assets": [asset.name for asset in getattr(getattr(dag.timetable, "asset_condition", None), "objects", ())],
+        "watched": [list(watcher.trigger.serialize()) for asset in getattr(getattr(dag.timetable, "asset_condition", None),
+            "objects", ()) for watcher in asset.watchers],
         "every": getattr(getattr(getattr(dag.timetable, "timetable", None), "delta", None), "total_seconds", lambda: None)(),
         "params": {name: dag.params.get_param(name).schema for name in dag.params},
         "tasks": {task.task_id: {
@@ -63,6 +67,7 @@ print("FACTS" + json.dumps({
 FORKS = """
 import gc, json, os, sys, time, traceback
 from airflow.sdk import DAG
+import airflow.triggers.base
 with DAG("empty"):
     pass
 TAKEN = time.process_time()
@@ -89,7 +94,7 @@ spec = importlib.util.spec_from_file_location("measured", sys.argv[1])
 spec.loader.exec_module(importlib.util.module_from_spec(spec))
 print("FACTS" + json.dumps({
     "share": (time.process_time() - since) / TAKEN, "loaded": sorted({name.split(".")[0] for name in
-    set(sys.modules) - before}),
+    set(sys.modules) - before}), "settings": "backstop.config.settings" in sys.modules,
 }))
 """
 
@@ -116,7 +121,8 @@ print("FACTS" + json.dumps("fine"))
 
 
 class Airflow:
-    """An interpreter that has imported Airflow and made an empty DAG, with our folders where Airflow puts them."""
+    """An interpreter that has imported Airflow and made an empty DAG, with our folders where Airflow puts them. It has what triggers
+    are made of, too, as a dag-processor has."""
 
     def __init__(self, home: Path) -> None:
         environment = {
@@ -318,9 +324,19 @@ def test_duties_that_would_mostly_find_nothing_are_started_by_an_asset_with_a_sl
         name: (dag["assets"], dag["every"]) for name, dag in bag["dags"].items() if dag["assets"]
     }
     assert woken == {
-        "resend": (["backstop_something_to_send"], 300.0),
-        "deliver_alerts": (["backstop_something_to_tell"], 300.0),
-        "ask_people": (["backstop_somebody_to_ask"], 300.0),
+        "reconcile": (["backstop_something_to_judge"], 2700.0),
+        "resend": (["backstop_something_to_send"], 2700.0),
+        "sweep": (["backstop_something_to_sweep"], 2700.0),
+        "triage": (["backstop_something_to_drain"], 2700.0),
+        "watch": (["backstop_something_to_watch"], 900.0),
+        "deliver_alerts": (["backstop_something_to_tell"], 2700.0),
+        "ask_people": (["backstop_somebody_to_ask"], 2700.0),
+    }
+    # Beside them retention, audit and clean_airflow run once a day each.
+    assert sum(86400 / every for _, every in woken.values()) + 3 < 300
+    # The trigger of each looks for the duty of its DAG, and all of them are one look.
+    assert {name: bag["dags"][name]["watched"] for name in woken} == {
+        name: [["backstop.airflow.due_trigger.DutyDue", {"duty": name}]] for name in woken
     }
     waking = {
         (name, task_id)
@@ -356,6 +372,47 @@ def test_duties_that_would_mostly_find_nothing_are_started_by_an_asset_with_a_sl
         assert last == (["ended", "wake"] if name == "watch" else ["close_run"])
 
 
+@pytest.mark.parametrize(
+    ("written", "every", "watched"),
+    [
+        ("schedule:\n  safety_interval: 30m\n  # slow\n  watch_interval: 5m\n", (1800, 300), 1),
+        ("schedule: {safety_interval: 90, watch_interval: 1m}\n", (90, 60), 1),
+        ("schedule: {on_demand: false, safety_interval: 30m}\n", (30, 60), 0),
+        ("", (2700, 900), 1),
+    ],
+    ids=["of the file", "in one line", "nobody looks", "the defaults"],
+)
+def test_the_slow_schedules_are_those_of_the_settings_file(
+    airflow: Airflow, tmp_path: Path, written: str, every: tuple[float, float], watched: int
+) -> None:
+    config = tmp_path / "backstop.yaml"
+    others = re.sub(r"(?m)^schedule: .*$", "", (ROOT / "backstop.yaml").read_text())
+    config.write_text(f"{others}\n{written}")
+    for name in ("sweep", "watch"):
+        (tmp_path / f"{name}.py").write_text((ROOT / "dags" / f"{name}.py").read_text())
+    loaded = airflow.facts(LOAD_ALL, str(tmp_path), BACKSTOP_CONFIG=str(config))
+    assert loaded["errors"] == {}
+    found = [loaded["dags"][name] for name in ("sweep", "watch")]
+    assert tuple(dag["every"] for dag in found) == every
+    assert [len(dag["watched"]) for dag in found] == [watched, watched]
+    assert load(config).schedule.watch_interval.total_seconds() in (every[1], 900)
+
+
+def test_the_environment_replaces_a_slow_schedule_or_leaves_the_asset_alone_or_nothing(
+    airflow: Airflow,
+) -> None:
+    asked = {"SWEEP": "20s", "TRIAGE": "asset", "WATCH": "none"}
+    environment = {f"BACKSTOP_{name}_SCHEDULE": text for name, text in asked.items()}
+    dags = airflow.facts(LOAD_ALL, str(ROOT / "dags"), **environment)["dags"]
+    assert {
+        name: (dags[name]["assets"], dags[name]["every"]) for name in ("sweep", "triage", "watch")
+    } == {
+        "sweep": (["backstop_something_to_sweep"], 20.0),
+        "triage": (["backstop_something_to_drain"], None),
+        "watch": ([], None),
+    }
+
+
 @pytest.mark.parametrize("name", DAGS)
 def test_every_audit_links_to_its_data_docs_and_every_job_to_what_it_did(
     bag: dict[str, Any], name: str
@@ -382,6 +439,7 @@ def test_a_dag_file_is_light(airflow: Airflow, name: str) -> None:
     for _ in range(8):  # the best of eight: what the machine does beside it is not the file's fault
         measured.append(airflow.facts(MEASURE, str(ROOT / "dags" / f"{name}.py")))
         assert not set(measured[-1]["loaded"]) & set(HEAVY)
+        assert not measured[-1]["settings"]
         if measured[-1]["share"] < SHARE:
             return
     pytest.fail(

@@ -308,7 +308,8 @@ def test_only_the_scheduler_reaches_every_database_and_pages_only_read() -> None
         # It tells of failed runs.
         "airflow-dag-processor": {"control": "duty"},
         "airflow-api-server": {"control": "reader"},
-        "airflow-triggerer": {"control": "reader"},
+        # It looks for due work.
+        "airflow-triggerer": dict.fromkeys(everywhere, "duty"),
     }
 
 
@@ -332,8 +333,9 @@ def test_a_service_reaches_what_it_names_and_a_spark_worker_what_its_tasks_need(
         assert named <= reach[name], name
     assert reach["spark-worker"] == {"spark-master", "airflow-scheduler", "postgres", "redis"}
     assert networks["spark-worker"] == {"spark"}
-    pages = {"airflow-api-server", "airflow-dag-processor", "airflow-triggerer"}
+    pages = {"airflow-api-server", "airflow-dag-processor"}
     assert not pages & (reach["redis"] | reach["spark-master"] | reach["spark-worker"])
+    assert "airflow-triggerer" not in reach["spark-master"] | reach["spark-worker"]
     # The driver is in several networks: the worker calls it by its name, and it listens in all of them.
     conf = json.loads(SERVICES["airflow-scheduler"]["environment"]["AIRFLOW_CONN_SPARK_DEFAULT"])[
         "extra"
@@ -364,13 +366,15 @@ def test_each_volume_of_our_image_is_mounted_on_a_folder_of_the_services_user() 
     assert f"proofs:{scheduler['environment']['BACKSTOP_PROOFS']}" in scheduler["volumes"]
 
 
-def test_nobody_but_the_scheduler_and_who_makes_topics_reaches_the_broker() -> None:
+def test_who_works_who_looks_for_work_and_who_makes_topics_reach_the_broker_and_nobody_else() -> (
+    None
+):
     holders = {
         name
         for name, service in SERVICES.items()
         if "AIRFLOW_CONN_BACKSTOP_BROKER" in (service.get("environment") or {})
     }
-    assert holders == {"initialise", "airflow-scheduler"}
+    assert holders == {"initialise", "airflow-scheduler", "airflow-triggerer"}
 
 
 def test_an_old_env_keeps_its_secrets_and_gets_those_that_are_new(tmp_path: Path) -> None:

@@ -486,6 +486,7 @@ def test_check_finds_everything_good_in_a_good_system(world: World, cli: Cli) ->
         finding["says"] for finding in report["findings"] if finding["subject"] == "heartbeat"
     ]
     assert heartbeat.startswith("none: nobody outside learns")
+    assert "backstop_heartbeat" in heartbeat
     assert (
         "has_offsets yes" in flags
         and "has_retry_queues no" in flags

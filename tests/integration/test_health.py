@@ -61,7 +61,9 @@ class Watch:
 
     def settings(self, **changes: Any) -> Settings:
         written = self.world.settings.model_dump(exclude_unset=True)
-        return Settings.model_validate({"watch": {"allowed_age": {}}, **written, **changes})
+        # The tests start the duty: nobody looks for due work (tests/integration/test_due.py).
+        alone = {"watch": {"allowed_age": {}}, "schedule": {"on_demand": False}}
+        return Settings.model_validate({**alone, **written, **changes})
 
     def later(self, seconds: float = 60.0) -> None:
         for database, tables in TIMES.items():
@@ -561,6 +563,32 @@ def test_the_heartbeat_beats_only_while_every_duty_succeeds_in_time(watch: Watch
         watch.look(**beating)
         assert service.asked[-1][0] == "/ping/s3cret-uuid"
         assert watch.findings() == []
+
+
+def test_the_heartbeat_is_on_where_its_connection_is_there_and_off_without_a_word(
+    watch: Watch,
+) -> None:
+    with outside() as service:
+        watch.look()
+        assert service.asked == []
+        watch.world.urls["backstop_heartbeat"] = service.url
+        watch.look()
+        assert [path for path, _ in service.asked] == ["/ping/s3cret-uuid"]
+        watch.world.urls["backstop_heartbeat_fail"] = f"{service.url}/fail"
+        watch.later(7200)
+        watch.look(watch={"allowed_age": {"reconcile": "1h"}})
+        assert service.asked[-1][0] == "/ping/s3cret-uuid/fail"
+        service.mode = "refuse"
+        with pytest.raises(HeartbeatLost, match="backstop_heartbeat"):
+            watch.look()
+        assert ("heartbeat", "*", "*", "warning") in watch.findings()
+        # Whoever takes the connection away wants none: the finding is over, and nobody is asked.
+        del watch.world.urls["backstop_heartbeat"]
+        watch.world.connections = Connections(resolver=watch.world.urls.get)
+        asked = len(service.asked)
+        watch.look()
+        assert len(service.asked) == asked
+        assert ("heartbeat", "*", "*", "warning") not in watch.findings()
 
 
 @pytest.mark.parametrize("mode", ["refuse", "hang", "drip"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from backstop.config.load import load
+from backstop.config.settings import Settings
 from backstop_lab import platform
 from backstop_lab.platform import Platform
 from backstop_lab.servers.airflow import CALM, DEFAULTS
@@ -30,10 +31,13 @@ def test_a_platform_that_stays_up_is_calm_and_keeps_its_settings_when_it_moves_t
     assert float(DEFAULTS["AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL"]) >= 300.0
 
 
-def test_reconcile_and_sweep_run_on_the_intervals_of_the_settings_and_every_dag_is_unpaused() -> (
+def test_every_dag_is_unpaused_and_runs_when_something_is_due_or_on_the_intervals_of_the_settings() -> (
     None
 ):
-    found = schedules(load(platform.PROJECT / "backstop.yaml"))
+    settings = load(platform.PROJECT / "backstop.yaml")
+    assert schedules(settings) == {"BACKSTOP_RECONCILE_AT_ONCE": "1"}
+    written = settings.model_dump(exclude_unset=True) | {"schedule": {"on_demand": False}}
+    found = schedules(Settings.model_validate(written))
     assert (found["BACKSTOP_RECONCILE_SCHEDULE"], found["BACKSTOP_SWEEP_SCHEDULE"]) == ("10s", "5s")
     assert CALM["AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION"] == "False"
 

@@ -87,7 +87,7 @@ def reading_room() -> Iterator[Room]:
     the next one: a page asks several times, and a new connection costs more than most answers."""
     from backstop.config.connections import Connections
 
-    settings, connections = _kept_settings(), Connections(resolver=url_from_airflow)
+    settings, connections = current_settings(), Connections(resolver=url_from_airflow)
     reference = settings.console.reader or settings.control
     key = (connections.url(reference), READING)
     control = _take(key)
@@ -138,7 +138,7 @@ def _take(key: Any) -> Any:
         control.close()
 
 
-def _kept_settings() -> Settings:
+def current_settings() -> Settings:
     """The settings, read again when their file has changed."""
     from backstop.config.file import settings_file
     from backstop.config.load import load

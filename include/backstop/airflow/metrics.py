@@ -83,7 +83,7 @@ def token() -> str | None:
 
     try:
         settings = load()
-        if settings.metrics is None:
+        if settings.metrics is None or settings.metrics.token is None:
             return None
         password = urlsplit(
             Connections(resolver=url_from_airflow).url(settings.metrics.token)

@@ -29,7 +29,7 @@ def open_run(params: dict[str, Any], **context: Any) -> dict[str, Any]:
         )
     except RunRefused as error:
         # The live run judges what is due. If it never ends, `watch` reports an overdue duty.
-        if context["dag_run"].run_type == "scheduled":
+        if context["dag_run"].run_type in ("scheduled", "asset_triggered"):
             raise AirflowSkipException(error.what) from error
         raise
     assert opened is not None, "there is something to do also when nothing is due"

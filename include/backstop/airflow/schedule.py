@@ -1,5 +1,8 @@
-"""Read a schedule from the environment: a duration ("30s", "10m", "2h", or seconds), a cron expression, or
-"none"."""
+"""When the DAGs run: as the environment says, else as `schedule` in backstop.yaml does.
+
+A schedule in the environment is a duration ("30s", "10m", "2h", or seconds), a cron expression, "asset" (only when there is
+something to do), or "none" (by hand only).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ import re
 from datetime import timedelta
 from typing import Any
 
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+from backstop.config.file import settings_file
+from backstop.config.schedule import DEFAULTS, ON_DEMAND, read_schedule
+
+_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def every(variable: str, default: str) -> Any:
@@ -17,30 +23,54 @@ def every(variable: str, default: str) -> Any:
     From the environment because a DAG file must not ask a database for an Airflow Variable each time it is
     parsed.
     """
-    from airflow.sdk import CronTriggerTimetable, DeltaTriggerTimetable
-
-    text = (os.environ.get(variable) or default).strip()
-    if text.lower() == "none":
-        return None
-    duration = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text)
-    if duration is None:
-        return CronTriggerTimetable(text, timezone="UTC")
-    return DeltaTriggerTimetable(timedelta(seconds=float(duration[1]) * _UNITS[duration[2]]))
+    text = _asked(variable, default)
+    return None if text == "none" else _timetable(text)
 
 
-def woken_by(asset: Any, variable: str, default: str) -> Any:
-    """The schedule of a DAG that this asset starts, and beneath it the timetable of $variable; null for "none": by hand only."""
+def when_due(asset: Any, variable: str, default: str, *, beneath: str = "safety_interval") -> Any:
+    """The schedule of a duty that this asset starts when it has something to do, and beneath it a slow timetable.
+
+    That is what $variable asks for, else the interval of this name in `schedule` of backstop.yaml; null for "none". Where nobody
+    looks for due work (`on_demand: false`), `default` is how often the duty looks for itself.
+    """
     from airflow.sdk import AssetOrTimeSchedule
 
-    beneath = every(variable, default)
-    return None if beneath is None else AssetOrTimeSchedule(timetable=beneath, assets=[asset])
+    text = _asked(variable, "")
+    if text == "none":
+        return None
+    if text == "asset":
+        return [asset]
+    written = read_schedule(settings_file())
+    if not text:
+        text = str(written.get(beneath, DEFAULTS[beneath]))
+        text = text if written.get("on_demand", ON_DEMAND) else default
+    return AssetOrTimeSchedule(timetable=_timetable(text), assets=[asset])
 
 
 def daily(variable: str, default: str) -> Any:
     """The timetable that $variable (a cron expression, or "none") asks for: each run stands for the day before it."""
     from airflow.sdk import CronPartitionTimetable
 
-    text = (os.environ.get(variable) or default).strip()
-    if text.lower() == "none":
+    text = _asked(variable, default)
+    if text == "none":
         return None
     return CronPartitionTimetable(text, timezone="UTC", run_offset=-1, key_format="%Y-%m-%d")
+
+
+def looks_for_due_work() -> bool:
+    """Whether a trigger in Airflow's triggerer starts duties that have something to do."""
+    return bool(read_schedule(settings_file()).get("on_demand", ON_DEMAND))
+
+
+def _asked(variable: str, default: str) -> str:
+    text = (os.environ.get(variable) or default).strip()
+    return text.lower() if text.lower() in ("none", "asset") else text
+
+
+def _timetable(text: str) -> Any:
+    from airflow.sdk import CronTriggerTimetable, DeltaTriggerTimetable
+
+    duration = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smhd]?)", text)
+    if duration is None:
+        return CronTriggerTimetable(text, timezone="UTC")
+    return DeltaTriggerTimetable(timedelta(seconds=float(duration[1]) * _UNITS[duration[2]]))

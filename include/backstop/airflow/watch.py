@@ -9,7 +9,7 @@ from airflow.sdk import task
 
 from backstop.airflow import notify
 from backstop.airflow.control_room import control_room, log_errors
-from backstop.airflow.wake import WORK, wake_duties
+from backstop.airflow.wake import WORK, wake_duties, wake_in_place_of_the_trigger
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +19,7 @@ def watch_once(**context: Any) -> dict[str, Any]:
     """The duty, whole; and the duties that have something to do are woken."""
     watched = watch()
     wake_duties(context)
+    wake_in_place_of_the_trigger(context)
     return watched
 
 
@@ -38,4 +39,8 @@ def watch() -> dict[str, Any]:
             told_now = notify.tell_unsaid(room.settings, room.connections, room.control)
         for sentence in watched.overdue.values():
             log.error("backstop: %s", sentence)
+        if room.settings.metrics is not None and room.settings.metrics.otlp is not None:
+            from backstop.reports.otlp import export
+
+            export(room.control, room.settings, room.connections)
         return {**watched.counts, "told": told_now}

@@ -108,17 +108,23 @@ def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> 
         yield from check_leases(settings, known)
         say("channels")
         yield from check_channels(settings, known)
-        yield Finding("heartbeat", True, _heartbeat(settings))
+        yield Finding("heartbeat", True, _heartbeat(settings, known))
     finally:
         if conn is not None:
             control.__exit__(None, None, None)
 
 
-def _heartbeat(settings: Settings) -> str:
+def _heartbeat(settings: Settings, known: Connections) -> str:
     """Not a bad finding where there is none: who watches from outside may do it otherwise, by the metrics."""
-    if settings.heartbeat is not None:
-        return "somebody outside learns when the duties stop"
-    return "none: nobody outside learns when every duty stops, unless the metrics are watched (heartbeat, docs/how-to/watch.md)"
+    from backstop.watch.heartbeat import URL, with_heartbeat
+
+    heartbeat = with_heartbeat(settings, known).heartbeat
+    if heartbeat is not None:
+        return f"somebody outside learns when the duties stop (the connection {heartbeat.url})"
+    return (
+        "none: nobody outside learns when every duty stops, unless the metrics are watched."
+        f" Put the URL of a dead man's switch into the connection {URL} (docs/how-to/watch.md)"
+    )
 
 
 def _transport(settings: Settings, known: Connections) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ _EXTRAS = {
     "spark": ("pandas", "pyspark"),
     "alerts": ("apprise",),
     "mysql": ("pymysql",),
+    "otlp": ("opentelemetry",),
     "airflow": ("airflow",),
 }
 

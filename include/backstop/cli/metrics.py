@@ -1,4 +1,5 @@
-"""`backstop metrics`: the state of the duties for Prometheus, on the standard output or in a file of its textfile collector."""
+"""`backstop metrics`: the state of the duties for Prometheus, on the standard output or in a file of its textfile collector; or for an
+OpenTelemetry collector."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from backstop.cli import context
+from backstop.cli import context, out
 
 
 def metrics(
@@ -22,12 +23,21 @@ def metrics(
             dir_okay=False,
         ),
     ] = None,
+    push: Annotated[
+        bool,
+        typer.Option("--push", help="Send to the OpenTelemetry collector (metrics.otlp)."),
+    ] = False,
 ) -> None:
-    """Print when each duty last succeeded and what waits, in Prometheus' text format."""
+    """Print when each duty last succeeded and what waits, in Prometheus' text format; or send it to a collector."""
     from backstop.reports.metrics import render
 
     settings, known = context.load_settings(), context.connections()
     with context.control(settings, known) as conn:
+        if push:
+            from backstop.reports.otlp import export
+
+            out.line(f"{export(conn, settings, known)} metrics were sent.")
+            return
         text, _ = render(conn, settings)
     if to is None:
         sys.stdout.write(text.decode())

@@ -75,6 +75,13 @@ def _references(settings: Settings) -> Iterator[Problem]:
             settings.people.deciders[0].id,
             f"two or more, or people.second_person without what takes two ({', '.join(settings.people.second_person)})",
         )
+    if settings.schedule.on_demand:
+        safety = settings.schedule.safety_interval
+        for duty in ("reconcile", "resend", "sweep", "triage"):
+            allowed = settings.watch.allowed_age.get(duty)
+            if allowed is not None and allowed <= safety:
+                says = f"> schedule.safety_interval ({written(safety)}): an idle duty succeeds no more often"
+                yield Problem(f"watch.allowed_age.{duty}", written(allowed), says)
     for place, rule in enumerate(settings.people.rules):
         takes_two = set(get_args(TakesTwo)) & set(settings.people.second_person)
         if len(rule.deciders) < 2 and takes_two & set(rule.actions or takes_two):

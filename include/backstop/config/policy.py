@@ -84,7 +84,9 @@ class Policy(BaseModel):
     recheck: Duration = Field(
         _seconds(300), description="the least time between two looks at what only waits"
     )
-    reconcile_interval: Duration = Field(_seconds(600), description="how often reconcile runs")
+    reconcile_interval: Duration = Field(
+        _seconds(600), description="how far apart runs of reconcile begin while something is due"
+    )
     max_sends: Count = Field(5, description="sends of one message, refused ones not counted")
     max_refusals: Count = Field(20, description="refusals of one message by the broker")
     max_replays: Count = Field(

@@ -27,6 +27,7 @@ from backstop.config.installed_brokers import OURS, allowed_kinds, installed
 from backstop.config.people import PeopleSettings, Team
 from backstop.config.policy import Policy
 from backstop.config.redelivery import redelivers_for
+from backstop.config.schedule import DEFAULTS, ON_DEMAND
 from backstop.model.errors import ConfigurationError
 
 __all__ = [
@@ -220,6 +221,23 @@ class WatchSettings(_Frozen):
     )
 
 
+class ScheduleSettings(_Frozen):
+    """When the DAGs run. `$BACKSTOP_<DUTY>_SCHEDULE` replaces the interval of one of them."""
+
+    on_demand: bool = Field(
+        default=ON_DEMAND,
+        description="a trigger in Airflow's triggerer starts each duty when it has something to do; false: each runs on an interval",
+    )
+    safety_interval: Duration = Field(
+        default=parse(DEFAULTS["safety_interval"]),
+        description="with on_demand, how often each duty runs all the same; less than watch.allowed_age",
+    )
+    watch_interval: Duration = Field(
+        default=parse(DEFAULTS["watch_interval"]),
+        description="with on_demand, the same of the watch, which runs each minute while messages are under way",
+    )
+
+
 class HeartbeatSettings(_Frozen):
     """A dead man's switch outside: asked for while every duty succeeds, so that its silence is the alarm."""
 
@@ -235,10 +253,15 @@ class HeartbeatSettings(_Frozen):
 
 
 class MetricsSettings(_Frozen):
-    """How a scraper gets in."""
+    """How a scraper gets in, and where metrics are sent to."""
 
-    token: ConnectionRef = Field(
-        description="a connection whose password is the bearer token, at least 16 characters"
+    token: ConnectionRef | None = Field(
+        default=None,
+        description="a connection whose password is the bearer token, at least 16 characters; null: nobody gets in",
+    )
+    otlp: ConnectionRef | None = Field(
+        default=None,
+        description="the URL of an OpenTelemetry collector (OTLP over HTTP), which each run of the watch sends the metrics to",
     )
 
 
@@ -322,6 +345,7 @@ class Settings(_Frozen):
     notify: NotifySettings | None = None
     alerts: AlertsSettings = AlertsSettings()
     watch: WatchSettings = WatchSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
     heartbeat: HeartbeatSettings | None = None
     metrics: MetricsSettings | None = None
     console: ConsoleSettings = ConsoleSettings()

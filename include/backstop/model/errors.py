@@ -7,6 +7,7 @@
     |   |   `-- StoreFailed     it failed in a way that nobody foresaw
     |   |-- BrokerUnavailable   the broker, for reading
     |   |-- HeartbeatLost       whoever watches from outside did not take the heartbeat
+    |   |-- MetricsUndelivered  the OpenTelemetry collector did not take the metrics
     |   `-- AlertsUndelivered   no channel took an alert: nobody was told
     |-- PublishFailed           one message was not acknowledged
     |   |-- PublishRefused      the broker certainly does not have it
@@ -77,6 +78,10 @@ class BrokerUnavailable(Unavailable):
 
 class HeartbeatLost(Unavailable):
     """The heartbeat's URL did not answer, or refused."""
+
+
+class MetricsUndelivered(Unavailable):
+    """The OpenTelemetry collector did not take the metrics."""
 
 
 class AlertsUndelivered(Unavailable):

@@ -10,8 +10,10 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
 from backstop.model.errors import StoreUnavailable, Unavailable
+from backstop.sql.named import load
 from backstop.stores.protocol import Scope
 
+_SQL = load("backstop.reconcile", "queries.sql")
 LIMIT = 10_000_000
 """Counting stops here: more than this and the exact number changes nothing."""
 
@@ -51,6 +53,13 @@ def count_due(
                 sources.missed(f"shard {name}", error)
         count.unreachable.update(sources.unreachable)
     return count
+
+
+def any_to_revisit(control: Any) -> bool:
+    """Whether an open case has messages that may have settled by themselves, or a withdrawal was cut short."""
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["any_to_revisit"])
+        return bool(cursor.fetchone()[0])
 
 
 def control_now(control: Any) -> datetime:

@@ -241,6 +241,12 @@ WHERE c.state IN ('open', 'decided') AND c.kind IN ('exhausted', 'refused') AND 
     AND (%(topics)s::text[] IS NULL OR m.topic = ANY (%(topics)s::text[]))
 ORDER BY 1, 2;
 
+-- name: any_to_revisit: whether there is such a message, or a withdrawal that was cut short
+SELECT EXISTS (SELECT 1 FROM case_file c
+        WHERE c.state IN ('open', 'decided') AND c.kind IN ('exhausted', 'refused') AND c.closed_at IS NULL
+            AND EXISTS (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id))
+    OR EXISTS (SELECT 1 FROM withdrawal WHERE applied_at IS NULL AND begun_at < clock_timestamp() - interval '1 hour');
+
 -- name: without_open_case: which of these messages no open case is about, nor one that a person left
 SELECT k.topic, k.message_id
 FROM unnest(%(topics)s::text[], %(ids)s::text[]) AS k (topic, message_id)

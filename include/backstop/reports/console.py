@@ -102,6 +102,7 @@ LISTS = {
     ),
     "runs": Listing("runs", {"run": int}, ("duty", "state"), {"state": _RUNS}),
     "queues": Listing("queues", {"topic": str, "group": str, "queue": int}, ("topic", "group")),
+    "parked": Listing("parked", {"case": int}, ("topic", "group", "key")),
     "proofs": Listing("proofs", {"run": int}, ("topic", "run")),
 }
 

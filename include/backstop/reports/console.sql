@@ -241,12 +241,26 @@ WHERE %(of_teams)s::text[] IS NULL OR CASE WHEN g.topic = ANY (%(of_teams)s) THE
 ORDER BY 1, 2;
 
 -- name: queues: where each group is in each queue, the ones that have stood longest first
-SELECT w.topic, w.consumer_group AS "group", w.queue_id AS queue, w.passed, w.stored_then AS stored, w.stands_since, w.moved, w.taken_at
+SELECT w.topic, w.consumer_group AS "group", w.queue_id AS queue, w.passed, w.stored_then AS stored, w.stands_since, w.moved, w.taken_at,
+    o.owner, o.state AS owner_state, o.since AS owner_since
 FROM watch_queue w
+LEFT JOIN watch_owner o ON (o.topic, o.consumer_group, o.queue_id) = (w.topic, w.consumer_group, w.queue_id)
 WHERE (%(topic)s::text IS NULL OR w.topic = %(topic)s) AND (%(group)s::text IS NULL OR w.consumer_group = %(group)s)
     AND (%(of_teams)s::text[] IS NULL OR CASE WHEN w.topic = ANY (%(of_teams)s) THEN w.topic = ANY (%(readable)s) ELSE %(others)s END)
     AND (%(after_1)s::text IS NULL OR (w.topic, w.consumer_group, w.queue_id) > (%(after_1)s, %(after_2)s, %(after_3)s::integer))
 ORDER BY w.topic, w.consumer_group, w.queue_id LIMIT %(limit)s;
+
+-- name: parked: ordering keys that wait for a person, the newest case first
+SELECT c.case_id AS "case", c.topic, c.consumer_group AS "group", c.subject AS key, c.state, (c.evidence ->> 'messages')::bigint AS messages,
+    (c.evidence ->> 'queue')::integer AS queue, c.evidence ->> 'head' AS head, c.evidence ->> 'error' AS error,
+    (c.evidence ->> 'parked_at')::timestamptz AS parked_at
+FROM case_file c
+WHERE c.kind = 'key_parked' AND c.state IN ('open', 'decided') AND c.closed_at IS NULL
+    AND (%(topic)s::text IS NULL OR c.topic = %(topic)s) AND (%(group)s::text IS NULL OR c.consumer_group = %(group)s)
+    AND (%(key)s::text IS NULL OR c.subject = %(key)s)
+    AND (%(of_teams)s::text[] IS NULL OR CASE WHEN c.topic = ANY (%(of_teams)s) THEN c.topic = ANY (%(readable)s) ELSE %(others)s END)
+    AND (%(after_1)s::bigint IS NULL OR c.case_id < %(after_1)s)
+ORDER BY c.case_id DESC LIMIT %(limit)s;
 
 -- name: proofs: the newest first
 SELECT p.run_id AS run, p.topic, p.window_from, p.window_to, p.answer, p.sentence, p.deliveries, p.digest, p.proved_at

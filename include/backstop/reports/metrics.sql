@@ -76,3 +76,6 @@ ORDER BY 1, 2;
 SELECT topic, consumer_group, queue_id::text, coalesce(owner, ''), state, coalesce(waiting, 0), coalesce(age_seconds, 0)
 FROM watch_owner WHERE taken_at > clock_timestamp() - interval '1 hour'
 ORDER BY 1, 2, queue_id;
+
+-- name: counted_since: nanoseconds of the epoch since which totals count: the first run that is known, else now
+SELECT (extract(epoch FROM coalesce(min(started_at), clock_timestamp())) * 1000000)::bigint * 1000 FROM run;

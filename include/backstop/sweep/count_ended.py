@@ -15,7 +15,9 @@ from backstop.leases.redis_records import milliseconds
 from backstop.model.errors import BackstopError, StoreFailed, StoreUnavailable
 from backstop.sql.named import load
 from backstop.stores.open import open_leases
+from backstop.stores.postgresql.leases import PostgresLeases
 from backstop.sweep.foreign.open import open_foreign
+from backstop.sweep.foreign.protocol import ForeignLeases
 from backstop.sweep.parts import Part, parts_of
 from backstop.sweep.redis_bucket import count_expired
 from backstop.sweep.sweep_part import overdue_after, untouched_seconds
@@ -90,6 +92,22 @@ def count_ended(
         except BackstopError as error:
             counted.missed[part.place] = error.what
     return counted
+
+
+def any_ended(settings: Settings, leases: PostgresLeases, store: str) -> bool:
+    """Whether a lease of the groups of a consumer store ended."""
+    untouched = untouched_seconds(settings, store, None)
+    return leases.count(list(untouched), 1, 0.0).leases > 0 or leases.count_endless(untouched) > 0
+
+
+def any_guard_ended(exchange: RedisExchange, group: str) -> bool:
+    """The same for a group whose leases are in Redis alone."""
+    return count_expired(exchange, group, 0)[0] > 0
+
+
+def any_foreign_ended(foreign: ForeignLeases) -> bool:
+    """The same for records of another program. It walks: the next call goes on where this one ended."""
+    return foreign.count(FOREIGN_AT_MOST) > 0
 
 
 def _count_foreign(

@@ -17,7 +17,7 @@ from backstop.model.records import Counts
 from backstop.runs.run import Run, hold
 from backstop.sql.named import load
 from backstop.stores.open import open_leases
-from backstop.stores.postgresql.leases import Failing
+from backstop.stores.postgresql.leases import Failing, PostgresLeases
 
 _SQL = load("backstop.sweep", "queries.sql")
 FAILING_SHOWN = 1000
@@ -86,13 +86,7 @@ def tell_of_failing(
     missed: dict[str, str] = {}
     looked: set[str] = set()
     for store in dict.fromkeys(its.store for its in settings.groups.values()):
-        least = {
-            (group, topic): (policy.alert_attempts, policy.redelivery_horizon.total_seconds())
-            for group, its in settings.groups.items()
-            if its.store == store and (groups is None or group in groups)
-            for topic in settings.topics_of(group)
-            for policy in [settings.policy_for(topic, group)]
-        }
+        least = _least(settings, store, groups)
         if not least:
             continue
         try:
@@ -157,3 +151,21 @@ def tell_of_failing(
             ),
         )
     return Counts({name: number for name, number in counts.items() if number}), missed
+
+
+def any_failing(settings: Settings, leases: PostgresLeases, store: str) -> bool:
+    """Whether a message of the groups of a consumer store fails so often that a person is told."""
+    return bool(leases.failing(_least(settings, store, None), 1))
+
+
+def _least(
+    settings: Settings, store: str, groups: Collection[str] | None
+) -> dict[tuple[str, str], tuple[int, float]]:
+    """By group and topic: how often a message is begun before a person is told, and for how many seconds that counts."""
+    return {
+        (group, topic): (policy.alert_attempts, policy.redelivery_horizon.total_seconds())
+        for group, its in settings.groups.items()
+        if its.store == store and (groups is None or group in groups)
+        for topic in settings.topics_of(group)
+        for policy in [settings.policy_for(topic, group)]
+    }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from backstop.brokers.open import open_broker
+from backstop.brokers.protocol import Broker
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.model.errors import BrokerUnavailable, StoreUnavailable, Unavailable
@@ -81,6 +83,22 @@ def count_stored(
         )
         to_classify, to_decide, ended = cursor.fetchone()
     return to_classify, to_decide, ended
+
+
+def any_stored(control: Any, version: str) -> bool:
+    """Whether a run over every topic would find a stored letter to classify by the rules of this version or to decide, or a
+    replay that ended."""
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["due"], {"topics": None, "version": version, "limit": 1})
+        return any(cursor.fetchone())
+
+
+def any_letter(broker: Broker, groups: Sequence[str]) -> bool:
+    """Whether a dead-letter queue of these groups holds a letter; takes none. Raises Unavailable."""
+    return any(
+        ask_reader(_has_letters, broker, queue)
+        for queue in ask_reader(broker.dead_letter_queues, groups)
+    )
 
 
 def unread_logs(control: Any, run: Run) -> Unavailable | None:

@@ -37,13 +37,29 @@ def read_duties(cursor: Any) -> tuple[list[Standing], datetime, datetime]:
     return standings, installed, now
 
 
+def idle_duties(cursor: Any, settings: Settings) -> frozenset[str]:
+    """Duties that are started when there is something to do, and had nothing to do for as long as they may be late."""
+    allowed = settings.watched_duties().get("deliver_alerts")
+    if allowed is None or not settings.schedule.on_demand:
+        return frozenset()
+    cursor.execute(_SQL["alert_waits"], {"longer": allowed})
+    return frozenset() if cursor.fetchone()[0] else frozenset({"deliver_alerts"})
+
+
 def overdue(
-    settings: Settings, standings: Sequence[Standing], installed: datetime, now: datetime
+    settings: Settings,
+    standings: Sequence[Standing],
+    installed: datetime,
+    now: datetime,
+    idle: frozenset[str] = frozenset(),
 ) -> list[Answer]:
-    """One answer for each duty that is to be watched; one that never ran has time from the first run of all."""
+    """One answer for each duty that is to be watched; one that never ran has time from the first run of all, and one that is
+    idle until its slow schedule starts it."""
     known = {standing.duty: standing for standing in standings if standing.scope == EVERYTHING}
     answers = []
     for duty, allowed in settings.watched_duties().items():
+        if duty in idle:
+            allowed += settings.schedule.safety_interval
         standing = known.get(duty)
         last = standing.last_success if standing else None
         if now - (last or installed) <= allowed:

@@ -11,7 +11,24 @@ from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+from backstop.config.connections import Connections
+from backstop.config.settings import HeartbeatSettings, Settings
+
 TRIES = 2
+URL, FAIL_URL = "backstop_heartbeat", "backstop_heartbeat_fail"
+"""Connections that are used without a word in backstop.yaml: whoever makes them wants the heartbeat."""
+
+
+def with_heartbeat(settings: Settings, connections: Connections) -> Settings:
+    """The settings with the heartbeat that is in force: the one written there, else one by the connections of these names, if the
+    first is there."""
+    if settings.heartbeat is not None:
+        return settings
+    known = connections.known((URL, FAIL_URL))
+    if URL not in known:
+        return settings
+    fail_url = FAIL_URL if FAIL_URL in known else None
+    return settings.model_copy(update={"heartbeat": HeartbeatSettings(url=URL, fail_url=fail_url)})
 
 
 class _NoRedirects(HTTPRedirectHandler):

@@ -189,3 +189,20 @@ WHERE h.hour = date_trunc('hour', clock_timestamp(), 'UTC') AND h.verdict <> 'CO
 
 -- name: forget_hours: hours that no chart shows any more
 DELETE FROM delivery_hour WHERE hour < clock_timestamp() - interval '35 days';
+
+-- name: note_looked: somebody looks for due work
+INSERT INTO watermark (subject, reached) VALUES (%(subject)s, clock_timestamp())
+ON CONFLICT (subject) DO UPDATE SET reached = excluded.reached;
+
+-- name: silence: how long ago somebody looked for due work, and whether anybody ever did; if not, how long ago the first run was
+SELECT clock_timestamp() - coalesce(looked, (SELECT min(started_at) FROM run), clock_timestamp()), looked IS NOT NULL
+FROM (SELECT (SELECT reached FROM watermark WHERE subject = %(subject)s) AS looked) AS l;
+
+-- name: alert_waits: whether an alert that was written longer ago than this still waits for a channel
+SELECT EXISTS (
+        SELECT 1 FROM alert_delivery d JOIN alert a USING (alert_id)
+        WHERE d.delivered_at IS NULL AND d.given_up_at IS NULL AND a.created_at <= clock_timestamp() - %(longer)s)
+    OR EXISTS (
+        SELECT 1 FROM alert a
+        WHERE a.delivered_at IS NULL AND a.ended IS NULL AND a.created_at <= clock_timestamp() - %(longer)s
+            AND NOT EXISTS (SELECT 1 FROM alert_delivery d WHERE d.alert_id = a.alert_id));

@@ -22,8 +22,9 @@ from backstop.runs.duty import Duty, Step, Work, walk_duty
 from backstop.runs.run import hold
 from backstop.watch.add_up import add_up
 from backstop.watch.blocked import look_for_blocked, tell_of_blocked
-from backstop.watch.duties import Standing, overdue, read_duties
-from backstop.watch.heartbeat import beat
+from backstop.watch.due_trigger import judge_silence, read_silence
+from backstop.watch.duties import Standing, idle_duties, overdue, read_duties
+from backstop.watch.heartbeat import beat, with_heartbeat
 from backstop.watch.judge import judge
 from backstop.watch.look import forget, look_at_shards, read_history, take_look
 from backstop.watch.looks import Answer, Finding
@@ -47,7 +48,8 @@ def look(work: Work[Watched]) -> None:
 
     StoreUnavailable or BrokerUnavailable when something did not answer, HeartbeatLost when the heartbeat's URL did not take it.
     """
-    settings, connections, control, run = work.settings, work.connections, work.control, work.run
+    connections, control, run = work.connections, work.control, work.run
+    settings = with_heartbeat(work.settings, connections)
     with Sources(settings, connections) as sources:
         with control, control.cursor() as cursor:
             hold(cursor, run)
@@ -73,8 +75,10 @@ def look(work: Work[Watched]) -> None:
         missed = _missed(sources)
     with control, control.cursor() as cursor:
         standings, installed, now = read_duties(cursor)
+        idle = idle_duties(cursor, settings)
+        nobody_looks = judge_silence(settings, *read_silence(cursor))
         sizes = judge_size(settings, read_kept_bytes(cursor))
-    late = overdue(settings, standings, installed, now)
+    late = overdue(settings, standings, installed, now, idle)
     trouble = _beat(settings, connections, late, standings, now)
     if settings.heartbeat is not None:
         late = [*late, trouble]
@@ -88,6 +92,7 @@ def look(work: Work[Watched]) -> None:
             [
                 *answers,
                 *late,
+                nobody_looks,
                 *sizes,
                 *judge_books(parked),
                 *judge_discards(parked),

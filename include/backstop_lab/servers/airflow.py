@@ -1,4 +1,4 @@
-"""Run Airflow as three children of ours: api-server, scheduler, dag-processor, on the embedded PostgreSQL.
+"""Run Airflow as children of ours: api-server, scheduler, dag-processor, perhaps a triggerer, on the embedded PostgreSQL.
 
 `airflow standalone` is slower, larger, and leaves its children behind when it is ended.
 """
@@ -35,7 +35,7 @@ class Airflow:
     """One Airflow over one home folder, which gets its secrets (0600), `logs/` and the login.
 
     `database_url` is a `postgresql://` URI of a database of its own; `env` goes to every
-    process (connections, BACKSTOP_CONFIG, ...). `triggerer`: no task of ours needs one, and Airflow's page shows red without it.
+    process (connections, BACKSTOP_CONFIG, ...). `triggerer`: without it nobody looks for due work, and duties run on their schedules alone.
     """
 
     def __init__(

@@ -1,13 +1,15 @@
 import { useGet, useList } from "../api";
-import { FilterBar, Loaded, More, Rows, Section, Title, When, duration } from "../parts";
+import { FilterBar, Loaded, MessageLink, More, Rows, Section, Title, To, When, duration, pathOf } from "../parts";
 import { texts } from "../texts";
 
 type FlowOf = { topic: string; group: string; taken_at: string; waiting: number; expired: number; backlog_seconds: number; rate: number | null; empty_in_seconds: number | null; lost_in_seconds: number | null };
-type QueueOf = { topic: string; group: string; queue: number; passed: number; stored: number; stands_since: string };
+type QueueOf = { topic: string; group: string; queue: number; passed: number; stored: number; stands_since: string; owner: string | null; owner_state: string | null };
+type ParkedOf = { case: number; topic: string; group: string; key: string; messages: number | null; head: string | null; error: string | null; parked_at: string | null };
 
 export const Flow = () => {
   const got = useGet<{ groups: FlowOf[] }>("/flow", 30);
   const queues = useList<QueueOf>("/queues");
+  const parked = useList<ParkedOf>("/parked-keys");
   return (
     <>
       <Title>{texts.flow.title}</Title>
@@ -44,11 +46,34 @@ export const Flow = () => {
                 { name: texts.columns.queue, number: true, cell: (row) => row.queue },
                 { name: texts.columns.passed, number: true, cell: (row) => row.passed.toLocaleString() },
                 { name: texts.columns.stands, cell: (row) => <When at={row.stands_since} /> },
+                { name: texts.columns.owner, cell: (row) => (row.owner === null ? "–" : `${row.owner} (${row.owner_state})`) },
               ]}
             />
           )}
         </Loaded>
         <More next={queues.next} more={queues.more} />
+      </Section>
+      <Section title={texts.flow.parked}>
+        <Loaded got={parked}>
+          {(rows) => (
+            <Rows
+              label={texts.flow.parked}
+              empty={texts.flow.noneParked}
+              rows={rows}
+              columns={[
+                { name: texts.columns.case, cell: (row) => <To to={pathOf(`/cases/${row.case}`)}>{row.case}</To> },
+                { name: texts.columns.topic, cell: (row) => row.topic },
+                { name: texts.columns.group, cell: (row) => row.group },
+                { name: texts.columns.key, cell: (row) => row.key },
+                { name: texts.columns.count, number: true, cell: (row) => row.messages?.toLocaleString() },
+                { name: texts.columns.head, cell: (row) => row.head && <MessageLink topic={row.topic} id={row.head} /> },
+                { name: texts.columns.error, cell: (row) => row.error },
+                { name: texts.columns.parked, cell: (row) => row.parked_at && <When at={row.parked_at} /> },
+              ]}
+            />
+          )}
+        </Loaded>
+        <More next={parked.next} more={parked.more} />
       </Section>
     </>
   );

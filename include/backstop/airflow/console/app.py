@@ -81,6 +81,7 @@ def make_app() -> FastAPI:
         ("/filters", suggest_filters),
         ("/flow", show_flow),
         ("/queues", list_queues),
+        ("/parked-keys", list_parked),
         ("/resends", list_requests),
         ("/batches", list_batches),
         ("/pauses", list_pauses),
@@ -677,8 +678,15 @@ def show_flow(visited: Visiting) -> m.Flows:
 def list_queues(
     visited: Visiting, filter: Filter = "", after: After = None, limit: Limit = 50
 ) -> m.Page[m.Queue]:
-    """Where each group is in each queue. Filters: topic, group."""
+    """Where each group is in each queue, and who owns it. Filters: topic, group."""
     return _page(visited, "queues", m.Queue, filter, after, limit)
+
+
+def list_parked(
+    visited: Visiting, filter: Filter = "", after: After = None, limit: Limit = 50
+) -> m.Page[m.ParkedKey]:
+    """Ordering keys that are parked and wait for a person, the newest first. Filters: topic, group, key."""
+    return _page(visited, "parked", m.ParkedKey, filter, after, limit)
 
 
 def list_requests(

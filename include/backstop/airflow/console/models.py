@@ -567,6 +567,26 @@ class Queue(Answer):
     stands_since: datetime
     moved: bool
     taken_at: datetime
+    owner: str | None = Field(
+        description="the consumer that owns the queue; null: nobody, or the group owns no queues"
+    )
+    owner_state: str | None = Field(description="OWNED, DRAINING, FREE, or EXPIRED")
+    owner_since: datetime | None
+
+
+class ParkedKey(Answer):
+    """An ordering key whose messages wait for a person's answer to its case."""
+
+    case: int
+    topic: str
+    group: str
+    key: str
+    state: str = Field(description="of the case: open, or decided and on its way")
+    messages: int | None
+    queue: int | None
+    head: str | None = Field(description="the id of the message that failed")
+    error: str | None
+    parked_at: datetime | None
 
 
 class Proof(Answer):

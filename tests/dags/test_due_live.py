@@ -1,0 +1,109 @@
+"""A live triggerer looks for due work: what becomes due starts its DAG, idle starts nothing, and a dead one is noticed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from backstop_lab.servers.airflow import TRIGGERER
+from backstop_lab.servers.child import Child
+from live_people import Live
+
+pytestmark = pytest.mark.timeout(900)
+LOOKED = "SELECT reached FROM watermark WHERE subject = 'due work is looked for'"
+SWEEPS = "SELECT run_id, run_type, state FROM dag_run WHERE dag_id = 'sweep' ORDER BY id"
+STARTED = """
+SELECT extract(epoch FROM start_date)::float8 FROM dag_run
+WHERE dag_id = 'sweep' AND run_id = %s AND start_date IS NOT NULL
+"""
+
+
+@contextmanager
+def triggerer(people: Live) -> Iterator[None]:
+    """The one process that other tests do without."""
+    airflow = people.platform.airflow
+    child = Child("Airflow's triggerer", airflow.home / "triggerer.log")
+    child.start([sys.executable, "-m", *TRIGGERER], env=airflow.settings(), cwd=airflow.home)
+    try:
+        yield
+    finally:
+        child.kill()
+
+
+@pytest.fixture
+def idle(people: Live) -> None:
+    """No lease of another test has ended."""
+    for database in ("consumer_billing", "consumer_shipping"):
+        people.rows(
+            "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now(), lease_expires_at = NULL WHERE state <> 'CONSUMED'",
+            database=database,
+        )
+
+
+def wait_for_looks(people: Live) -> None:
+    """Until somebody has looked some ten times from now on."""
+    begun = people.rows(LOOKED)
+    people.wait_for(lambda: people.rows(LOOKED) != begun, "a first look")
+    first = people.rows(LOOKED)
+    people.wait_for(lambda: people.rows(LOOKED) != first, "ten more looks")
+
+
+def end_a_lease(people: Live, message_id: str) -> float:
+    """A worker died; returns the instant (seconds of the epoch)."""
+    ((now,),) = people.rows(
+        """
+        INSERT INTO consumer_log (consumer_group, topic, message_id, state, owner_token, lease_expires_at, owner_host)
+        VALUES ('billing', 'orders', %s, 'CONSUMING', gen_random_uuid(), clock_timestamp(), 'h-1')
+        RETURNING extract(epoch FROM clock_timestamp())::float8
+        """,
+        message_id,
+        database="consumer_billing",
+    )
+    return float(now)
+
+
+def state_of(people: Live, message_id: str) -> str:
+    query = "SELECT state FROM consumer_log WHERE message_id = %s"
+    return str(people.rows(query, message_id, database="consumer_billing")[0][0])
+
+
+@pytest.mark.usefixtures("idle")
+def test_what_becomes_due_starts_its_dag_and_idle_starts_nothing(people: Live) -> None:
+    with triggerer(people):
+        before = people.airflow(SWEEPS)
+        wait_for_looks(people)
+        assert people.airflow(SWEEPS) == before, "idle starts nothing"
+
+        ended = end_a_lease(people, "due-1")
+        people.wait_for(lambda: len(people.airflow(SWEEPS)) > len(before), "a run of sweep")
+        run, kind, _ = people.airflow(SWEEPS)[-1]
+        assert kind == "asset_triggered"
+        assert people.wait("sweep", run) == "success"
+        ((started,),) = people.airflow(STARTED, run)
+        print(f"started {started - ended:.2f} s after the lease ended")  # on an idle machine: bench
+        assert state_of(people, "due-1") == "EXPIRED"
+
+        wait_for_looks(people)
+        assert len(people.airflow(SWEEPS)) == len(before) + 1, "idle again"
+
+
+@pytest.mark.usefixtures("idle")
+def test_a_dead_triggerer_is_told_of_and_the_watch_starts_what_is_due_in_its_place(
+    people: Live,
+) -> None:
+    before = people.airflow(SWEEPS)
+    people.rows(
+        "INSERT INTO watermark (subject, reached) VALUES ('due work is looked for', now() - interval '6 min')"
+        " ON CONFLICT (subject) DO UPDATE SET reached = excluded.reached"
+    )
+    end_a_lease(people, "due-2")
+    assert people.run("watch")["watch"] == "success"
+    told = "SELECT severity FROM alert WHERE title LIKE 'Nobody has looked for due work for %%'"
+    assert people.rows(told) == [("warning",)]
+    people.wait_for(lambda: len(people.airflow(SWEEPS)) > len(before), "a run of sweep")
+    run, kind, _ = people.airflow(SWEEPS)[-1]
+    assert (kind, people.wait("sweep", run)) == ("asset_triggered", "success")
+    assert state_of(people, "due-2") == "EXPIRED"

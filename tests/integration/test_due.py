@@ -1,0 +1,318 @@
+"""What a look from outside finds due, on real databases and a real broker: what each duty would find, and nothing when idle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, closing
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+import redis
+
+from backstop.airflow import due_trigger
+from backstop.airflow.due_trigger import DutyDue
+from backstop.brokers.redis_streams.keys import Keys
+from backstop.config.settings import Settings
+from backstop.control.connection import connect
+from backstop.due.look import Looker, due_now
+from backstop.due.probes import DUTIES
+from backstop.due.starts import DutySeen
+from backstop.runs.run import close_run, open_run
+from backstop.watch.due_trigger import judge_silence, read_silence
+from backstop.watch.run_once import run_once
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
+from system import System, build_template, system
+
+SECONDS = timedelta(seconds=1)
+A_REQUEST = """
+    INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, groups)
+    VALUES ('shop_a', 'orders', 'm', 2, 'LOST', 'test', '{state}', '{{billing}}')
+"""
+A_LETTER = """
+    WITH r AS (
+        INSERT INTO run (duty, scope, token, state, finished_at, policy_version, code_version)
+        VALUES ('triage', 'before', gen_random_uuid(), 'done', now(), '', '') RETURNING run_id
+    ), b AS (
+        INSERT INTO drain_batch (run_id, broker, queue, letters, acknowledged_at)
+        SELECT run_id, 'embedded', 'q', 1, now() FROM r RETURNING batch_id
+    )
+    INSERT INTO dead_letter (batch_id, broker, queue, broker_id, topic, message_id, headers, content, content_bytes, state,
+        closed_at, proof, decided_by)
+    SELECT batch_id, 'embedded', 'q', '1', 'orders', 'm', '{{}}', 'c', 1, '{state}',
+        CASE WHEN '{state}' = 'discarded' THEN now() END, '{{"log": 1}}', 'triage' FROM b
+"""
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
+    with (
+        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
+        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+    ):
+        build_template(postgres)
+        yield postgres, valkey
+
+
+@pytest.fixture
+def world(servers: tuple[Postgres, Valkey]) -> Iterator[System]:
+    channel = {"alerts": {"channels": {"ops": {"url": "hook", "kind": "webhook"}}}}
+    with system(*servers, **channel) as made:
+        yield made
+
+
+def look(world: System, **changes: Any) -> Mapping[str, DutySeen]:
+    settings = changed(world.settings, **changes)
+    with Looker(settings, world.connections, patience=30.0, notes=False) as looker:
+        seen = looker.look()
+    assert seen is not None
+    return seen
+
+
+def due(world: System) -> set[str]:
+    return {duty for duty, seen in look(world).items() if seen.apart is not None}
+
+
+def changed(settings: Settings, **changes: Any) -> Settings:
+    return Settings.model_validate(settings.model_dump(exclude_unset=True) | changes)
+
+
+def test_an_idle_system_has_nothing_due_whatever_is_over(world: System) -> None:
+    world.stub("done", status="confirmed")
+    world.stub("gone", status="exhausted")
+    key = world.stub("logged", status="confirmed")
+    world.log(key)
+    world.rows("control", A_REQUEST.format(state="sent"))
+    world.rows("control", A_LETTER.format(state="discarded"))
+    world.rows(
+        "control",
+        "INSERT INTO alert (dedup_key, severity, title, body, delivered_at) VALUES ('k', 'info', 't', 'b', now())",
+    )
+    assert due(world) == set()
+
+
+def test_a_promise_is_watched_until_it_is_settled_and_judged_when_its_time_has_come(
+    world: System,
+) -> None:
+    world.stub("later", next_check_at="2100-01-01")
+    assert due(world) == {"watch"}
+    world.stub("now", shard="shop_b")
+    seen = look(world)
+    assert (seen["reconcile"].apart, seen["watch"].apart) == (10 * SECONDS, 60 * SECONDS)
+
+
+def test_a_lease_that_ended_is_swept_and_a_message_that_goes_on_failing_slowly(
+    world: System,
+) -> None:
+    key = world.stub("m", status="confirmed")
+    alive = {"state": "CONSUMING", "owner_token": "00000000-0000-0000-0000-000000000001"}
+    world.log(key, **alive, lease_expires_at="2100-01-01")
+    assert due(world) == set()
+    world.rows("billing_db", "UPDATE consumer_log SET lease_expires_at = now()")
+    assert look(world)["sweep"].apart == 2 * SECONDS
+    world.rows(
+        "billing_db",
+        "UPDATE consumer_log SET state = 'FAILED', attempts = 4, lease_expires_at = NULL, updated_at = now()",
+    )
+    assert look(world)["sweep"].apart == timedelta(minutes=10)
+
+
+def test_a_dead_letter_is_due_in_its_queue_and_when_it_is_stored(
+    world: System, servers: tuple[Postgres, Valkey]
+) -> None:
+    server = redis.Redis.from_url(servers[1].url())
+    queue = Keys().dead("orders", "billing")
+    assert due(world) == set()
+    name = server.xadd(queue, {"id": "m"})
+    assert due(world) == {"triage"}
+    server.xdel(queue, name)
+    assert due(world) == set()
+    world.rows("control", A_LETTER.format(state="open"))
+    assert due(world) == {"triage"}
+    server.close()
+
+
+def test_a_request_waits_for_its_instant_its_pause_and_its_ramp(world: System) -> None:
+    world.rows("control", A_REQUEST.format(state="open"))
+    assert look(world)["resend"].apart == 60 * SECONDS
+    world.rows("control", "INSERT INTO pause (topic, paused_by, why) VALUES ('orders', 'ann', 'w')")
+    assert due(world) == set()
+    world.rows("control", "DELETE FROM pause")
+    world.rows("control", "UPDATE resend_request SET not_before = now() + interval '1 h'")
+    assert due(world) == set()
+    world.rows("control", "UPDATE resend_request SET not_before = now(), held = true")
+    assert due(world) == set()
+    world.rows(
+        "control",
+        """UPDATE resend_request SET held = false, state = 'claimed', claim_token = gen_random_uuid(),
+               claim_deadline = now() + interval '1 h'""",
+    )
+    assert due(world) == set(), "somebody is sending it"
+    world.rows("control", "UPDATE resend_request SET claim_deadline = now()")
+    assert due(world) == {"resend"}
+
+
+def test_an_alert_is_due_where_a_channel_is_and_a_case_where_a_person_is_to_be_asked(
+    world: System,
+) -> None:
+    world.rows(
+        "control",
+        "INSERT INTO alert (dedup_key, severity, title, body) VALUES ('k', 'info', 't', 'b')",
+    )
+    assert due(world) == {"deliver_alerts"}
+    assert look(world, alerts={"none_wanted": True})["deliver_alerts"].apart is None
+    world.rows(
+        "control",
+        "INSERT INTO case_file (kind, topic, summary) VALUES ('exhausted', 'orders', 's');"
+        "INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)"
+        " SELECT case_id, 'shop_a', 'orders', 'm', 'billing' FROM case_file",
+    )
+    seen = look(world)
+    assert seen["ask_people"].apart == 60 * SECONDS
+    world.rows("control", "UPDATE alert SET delivered_at = now()")
+    told_again = look(world)["deliver_alerts"].apart
+    assert told_again == timedelta(minutes=10), "nobody has decided the case"
+    assert seen["reconcile"].apart == timedelta(minutes=10), "its messages may settle by themselves"
+
+
+def test_a_run_over_everything_is_seen_and_what_was_seen_while_it_worked_is_forgotten(
+    world: System,
+) -> None:
+    world.stub("m")
+    control = connect(world.settings, world.connections)
+    with (
+        closing(control),
+        Looker(world.settings, world.connections, patience=30.0, notes=False) as looker,
+    ):
+
+        def seen() -> DutySeen:
+            while (found := looker.look()) is None:
+                pass  # it is not its turn yet
+            return found["reconcile"]
+
+        open_run(control, "reconcile", "orders", world.settings)
+        open_run(control, "reconcile", "*", world.settings, dry_run=True)
+        assert seen() == DutySeen(10 * SECONDS), "by hand, or dry: not this one"
+        run = open_run(control, "reconcile", "*", world.settings)
+        working = seen()
+        assert working.alive and working.began is not None and 0 <= working.began < 60
+        world.rows("shop_a", "UPDATE message_stub SET status = 'confirmed'")
+        close_run(control, run, "done", {})
+        assert (seen().alive, seen().apart) == (False, None), "what it judged is not due again"
+        open_run(control, "reconcile", "*", world.settings)
+        world.rows(
+            "control",
+            "UPDATE run SET heartbeat_at = now() - interval '1 h' WHERE state = 'running'",
+        )
+        assert not look(world)["reconcile"].alive, "nobody has heard of it for too long"
+
+
+def test_a_shard_that_is_away_hides_nothing_of_the_others_and_comes_back(
+    world: System, servers: tuple[Postgres, Valkey]
+) -> None:
+    world.stub("m", shard="shop_b")
+    admin = psycopg2.connect(servers[0].admin_dsn())
+    admin.autocommit = True
+    name = psycopg2.extensions.parse_dsn(world.urls["shop_a"])["dbname"]
+    with closing(admin), admin.cursor() as cursor:
+        cursor.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        try:
+            assert due(world) == {"reconcile", "watch"}
+        finally:
+            cursor.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+    world.rows("shop_b", "DELETE FROM message_stub")
+    world.stub("n", shard="shop_a")
+    assert due(world) == {"reconcile", "watch"}
+
+
+def test_without_the_control_database_nothing_is_known_and_nobody_is_stopped(world: System) -> None:
+    lost = replace(world, connections=type(world.connections)(resolver={}.get))
+    with Looker(world.settings, lost.connections) as looker:
+        assert looker.look() is None
+        assert looker.look() is None, "it is not asked again at once"
+    assert due_now(world.settings, lost.connections) == []
+
+
+def test_the_watch_hears_that_somebody_looks_and_says_when_nobody_does(world: System) -> None:
+    def silent() -> str | None:
+        with closing(world.control()) as control, control.cursor() as cursor:
+            found = judge_silence(world.settings, *read_silence(cursor)).finding
+        return found and found.title
+
+    assert silent() is None, "nothing has run here yet"
+    world.rows(
+        "control",
+        "INSERT INTO run (duty, token, state, started_at, finished_at, policy_version, code_version)"
+        " VALUES ('watch', gen_random_uuid(), 'done', now() - interval '2 h', now(), '', '')",
+    )
+    assert silent() == "Nobody has looked for due work so far"
+    with Looker(world.settings, world.connections) as looker:
+        looker.look()
+    assert silent() is None
+    world.rows("control", "UPDATE watermark SET reached = now() - interval '6 min'")
+    told = "SELECT severity, over_at IS NULL FROM watch_finding WHERE rule = 'nobody_looks'"
+    for _ in range(2):
+        run_once(world.settings, world.connections)
+        assert world.rows("control", told) == [("warning", True)]
+    with Looker(world.settings, world.connections) as looker:
+        looker.look()
+    run_once(world.settings, world.connections)
+    assert world.rows("control", told) == [("warning", False)]
+    world.rows("control", "UPDATE watermark SET reached = now() - interval '6 min'")
+    assert silent() == "Nobody has looked for due work for 6 minutes"
+    nobody = changed(world.settings, schedule={"on_demand": False})
+    with closing(world.control()) as control, control.cursor() as cursor:
+        assert judge_silence(nobody, *read_silence(cursor)).finding is None
+
+
+def test_the_triggerer_loads_nothing_that_judges_or_checks() -> None:
+    """It stays in memory: engines for verdicts and data checks would double it."""
+    code = "import sys, backstop.due.look; print(*{name.partition('.')[0] for name in sys.modules})"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "psycopg2" in loaded
+    heavy = {"duckdb", "pyarrow", "pandas", "pyspark", "great_expectations", "airflow"}
+    assert not heavy.intersection(loaded)
+
+
+def test_one_trigger_looks_for_all_and_each_fires_for_its_own_duty(
+    world: System, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from backstop.airflow import control_room
+
+    world.stub("m")
+    monkeypatch.setattr(control_room, "current_settings", lambda: world.settings)
+    monkeypatch.setattr(control_room, "url_from_airflow", world.urls.get)
+    monkeypatch.setattr(due_trigger._Looking, "every", 0.1)
+    triggers = [DutyDue(duty) for duty in DUTIES]
+    assert len({trigger.shared_stream_key() for trigger in triggers}) == 1
+    assert triggers[0].serialize() == (
+        "backstop.airflow.due_trigger.DutyDue",
+        {"duty": "reconcile"},
+    )
+
+    async def first(trigger: DutyDue) -> Any:
+        async with aclosing(trigger.run()) as events:
+            return await asyncio.wait_for(anext(events), 30)
+
+    async def nothing(trigger: DutyDue) -> None:
+        async with aclosing(trigger.run()) as events:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(events), 3)
+
+    async def all_of_them() -> None:
+        fired = await first(DutyDue("reconcile"))
+        assert fired.payload == {"due": "reconcile"}
+        await nothing(DutyDue("sweep"))
+
+    asyncio.run(all_of_them())
