@@ -95,7 +95,7 @@ class ControlProbe:
         try:
             if self._connection is None:
                 self._connection = connect(self._settings, self._connections)
-                self._stack.callback(self._connection.close)  # type: ignore[attr-defined]
+                self._stack.callback(self._connection.close)
             return self._read(self._connection, note)
         except BaseException:
             self.close()

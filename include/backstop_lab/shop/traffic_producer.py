@@ -6,6 +6,7 @@ is gone reads the end of its input and ends too. It goes on after a crash from w
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -146,7 +147,7 @@ class Producer:
                 ordering_key=key,
             )
             for message_id, content, key in zip(
-                ids, contents, order.ordering_keys or [None] * size, strict=True
+                ids, contents, order.ordering_keys or itertools.repeat(None, size), strict=True
             )
         ]
         with self._business, self._business.cursor() as cursor:
