@@ -251,7 +251,8 @@ def test_a_downstream_that_is_away_is_one_case_and_parks_nothing(shop: ParkedWor
         ((summary,),) = shop.world.control("SELECT summary FROM case_file")
         assert "10.0.0.1" not in summary
         shop.failing = set()
-        shop.work(lambda: len(shop.effects()) == 3, worker)
+        away = "SELECT 1 FROM downstream_away"  # it says that it is back after the effects
+        shop.work(lambda: len(shop.effects()) == 3 and not shop.world.run(DATABASE, away), worker)
     shop.watch()
     assert (shop.cases(), shop.parked()) == ([("downstream_away", "handlers", "closed")], {})
 

@@ -404,7 +404,9 @@ class OrderedConsumer:
 
     def _start(self, counts: Counts) -> bool:
         now = time.monotonic()
-        if now < self._resume_at or (self._alone is not None and now < self._alone_until):
+        if self.stopping.is_set() or now < self._resume_at:
+            return False
+        if self._alone is not None and now < self._alone_until:
             return False
         ready = self._lanes.start(now, self._at_once - len(self._in_pool))
         lanes = self._only_one_if_suspect(ready, now)
