@@ -17,7 +17,7 @@ from backstop.brokers.open import open_broker
 from backstop.brokers.rocketmq.adapter import RocketMQ
 from backstop.brokers.rocketmq.message.names import dead_letter_topic, encode_group, encode_topic
 from backstop.brokers.rocketmq.message.stored import Stored, read_stored
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.exchange import only_answers
 from backstop.brokers.rocketmq.wire.frames import Request
 from backstop.config.connections import Connections
@@ -115,7 +115,7 @@ class World:
         """What RocketMQ's consumers send when they give a message up at once: the broker writes the letter."""
         requests = [
             Request(
-                Ask.CONSUMER_SEND_MSG_BACK,
+                RequestCode.CONSUMER_SEND_MSG_BACK,
                 {
                     "offset": one.physical_offset,
                     "group": encode_group(group or self.group),
@@ -134,7 +134,7 @@ class World:
                 self.server.address, requests, time.monotonic() + WAIT_SECONDS
             )
         ):
-            assert answer.code == Said.SUCCESS, answer.said()
+            assert answer.code == ResponseCode.SUCCESS, answer.said()
 
     def die(self, *ids: str, content: bytes = b"{}", group: str | None = None) -> list[Stored]:
         """These are published, and the group gives them up, in this order."""
@@ -156,7 +156,7 @@ class World:
                         self.server.address,
                         [
                             Request(
-                                Ask.PULL_MESSAGE,
+                                RequestCode.PULL_MESSAGE,
                                 {
                                     **PULL,
                                     "topic": encode_topic(self.topic),
@@ -169,7 +169,7 @@ class World:
                         deadline,
                     )
                 )
-                if answer.code == Said.SUCCESS:
+                if answer.code == ResponseCode.SUCCESS:
                     found += read_stored(answer.body)
                     self.offsets[queue] = answer.number("nextBeginOffset")
         return found

@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 
 from backstop.brokers.rocketmq.wire.address import Address
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.exchange import WINDOW, ask_many
 from backstop.brokers.rocketmq.wire.frames import ANSWER, Command, Reader, Request, encode
 from backstop.brokers.rocketmq.wire.pool import Pool
@@ -110,7 +110,7 @@ def soon(seconds: float = SOON) -> float:
 
 def some(number: int, size: int = 10) -> list[Request]:
     return [
-        Request(Ask.SEND_MESSAGE_V2, {"e": place}, b"%d " % place + b"x" * size)
+        Request(RequestCode.SEND_MESSAGE_V2, {"e": place}, b"%d " % place + b"x" * size)
         for place in range(number)
     ]
 
@@ -352,8 +352,8 @@ def test_what_the_broker_asks_gets_an_answer_and_what_it_tells_gets_none(
     def hear(command: Command) -> Request | None:
         heard.append(command.code)
         return (
-            Request(Said.SUCCESS, {}, b"running")
-            if command.code == Ask.GET_CONSUMER_RUNNING_INFO
+            Request(ResponseCode.SUCCESS, {}, b"running")
+            if command.code == RequestCode.GET_CONSUMER_RUNNING_INFO
             else None
         )
 

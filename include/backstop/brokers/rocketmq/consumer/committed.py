@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from backstop.brokers.rocketmq.consumer.in_hand import InHand
 from backstop.brokers.rocketmq.consumer.members import MessageQueue
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.questions import ask_committed
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
@@ -22,7 +22,7 @@ def commit(ask: AskAll, group: str, hands: Sequence[InHand]) -> None:
         (
             hand.queue.broker,
             Request(
-                Ask.UPDATE_CONSUMER_OFFSET,
+                RequestCode.UPDATE_CONSUMER_OFFSET,
                 {
                     "consumerGroup": group,
                     "topic": hand.queue.topic,
@@ -34,7 +34,7 @@ def commit(ask: AskAll, group: str, hands: Sequence[InHand]) -> None:
         for hand, lowest in moved
     ]
     for (hand, lowest), answer in zip(moved, ask(requests, "acknowledging"), strict=True):
-        if answer.code != Said.SUCCESS:
+        if answer.code != ResponseCode.SUCCESS:
             raise unavailable("acknowledging", f"{hand.queue.broker} says {answer.said()}")
         hand.committed, hand.moved = lowest, False
 
@@ -45,7 +45,7 @@ def committed(
     """What the broker has for each queue; null: the group never committed there. Raises BrokerUnavailable."""
     requests = [(queue.broker, ask_committed(group, queue.topic, queue.number)) for queue in queues]
     return [
-        None if one.code == Said.QUERY_NOT_FOUND else _offset(one, doing)
+        None if one.code == ResponseCode.QUERY_NOT_FOUND else _offset(one, doing)
         for one in ask(requests, doing)
     ]
 
@@ -64,7 +64,7 @@ def take_queues(
 
 
 def _offset(answer: Answer, doing: str) -> int:
-    if answer.code != Said.SUCCESS:
+    if answer.code != ResponseCode.SUCCESS:
         raise unavailable(doing, f"the broker says {answer.said()}")
     try:
         return answer.number("offset")

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from backstop.brokers.rocketmq.consumer.members import MessageQueue, ask_running_info, queues_in
-from backstop.brokers.rocketmq.wire.codes import Said
+from backstop.brokers.rocketmq.wire.codes import ResponseCode
 from backstop.brokers.rocketmq.wire.lines import Lines
 
 HANDOVER_SECONDS = 10.0
@@ -104,5 +104,5 @@ class Handover:
             answer = self._lines.taken(broker, number)
             if answer is not None:
                 del self._asked[member]
-                told[member] = queues_in(answer) if answer.code == Said.SUCCESS else ()
+                told[member] = queues_in(answer) if answer.code == ResponseCode.SUCCESS else ()
         return told

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from backstop.brokers.rocketmq.consumer.members import MessageQueue
 from backstop.brokers.rocketmq.wire import fastjson
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Command, Malformed, Request
 
 RunningInfo = Callable[[], bytes]
@@ -38,14 +38,14 @@ class Ear:
 
     def hear(self, command: Command) -> Request | None:
         """The answer for a broker that wants one; null: we do not do that."""
-        if command.code == Ask.NOTIFY_CONSUMER_IDS_CHANGED:
+        if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             self.members_changed = True
-        elif command.code == Ask.RESET_CONSUMER_CLIENT_OFFSET:
+        elif command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
             return self._reset(command)
-        elif command.code == Ask.GET_CONSUMER_RUNNING_INFO:
+        elif command.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
             running_info = self._running_info() if self._running_info is not None else None
             if running_info is not None:
-                return Request(Said.SUCCESS, body=running_info())
+                return Request(ResponseCode.SUCCESS, body=running_info())
         return None
 
     def _reset(self, command: Command) -> Request:
@@ -61,5 +61,5 @@ class Ear:
                 "Somebody reset offsets of our group in a way that cannot be read, and nothing was reset: %s",
                 error,
             )
-            return Request(Said.INVALID_PARAMETER)
-        return Request(Said.SUCCESS)
+            return Request(ResponseCode.INVALID_PARAMETER)
+        return Request(ResponseCode.SUCCESS)

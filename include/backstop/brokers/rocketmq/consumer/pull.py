@@ -15,7 +15,7 @@ from backstop.brokers.rocketmq.consumer.share_queues import QueueShare
 from backstop.brokers.rocketmq.message.names import RETRY
 from backstop.brokers.rocketmq.message.properties import tag_of
 from backstop.brokers.rocketmq.message.stored import Stored, read_stored
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.lines import Lines
 from backstop.brokers.rocketmq.wire.questions import SUBSCRIPTION, SUSPEND
@@ -136,7 +136,7 @@ class Puller:
 
     def _request(self, hand: InHand, number: int, *, suspend: bool = False) -> Request:
         return Request(
-            Ask.PULL_MESSAGE,
+            RequestCode.PULL_MESSAGE,
             {
                 "consumerGroup": self._group,
                 "topic": hand.queue.topic,
@@ -162,20 +162,20 @@ class Puller:
     def _read(self, hand: InHand, answer: Answer) -> bool:
         """Whether the queue may have more at once."""
         doing = f"receiving from {hand.queue.topic}"
-        if answer.code == Said.PULL_NOT_FOUND:
+        if answer.code == ResponseCode.PULL_NOT_FOUND:
             return False
         try:
-            if answer.code == Said.SUCCESS:
+            if answer.code == ResponseCode.SUCCESS:
                 found = read_stored(answer.body)
                 hand.pulled(
                     [one for one in found if self._is_for(hand, one)],
                     answer.number("nextBeginOffset"),
                 )
                 return True
-            if answer.code == Said.PULL_RETRY_IMMEDIATELY:
+            if answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
                 hand.skip_to(answer.number("nextBeginOffset"))
                 return True
-            if answer.code == Said.PULL_OFFSET_MOVED:
+            if answer.code == ResponseCode.PULL_OFFSET_MOVED:
                 self._moved(hand, answer)
                 return True
         except Malformed as error:

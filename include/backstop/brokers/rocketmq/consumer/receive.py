@@ -41,7 +41,7 @@ from backstop.brokers.rocketmq.message.names import (
 from backstop.brokers.rocketmq.message.properties import RETRY_TOPIC, message_of
 from backstop.brokers.rocketmq.routes.find_origins import Dead, Origins
 from backstop.brokers.rocketmq.routes.route import Routes
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Request
 from backstop.brokers.rocketmq.wire.lines import Lines
 from backstop.brokers.rocketmq.wire.pool import Pool
@@ -359,7 +359,7 @@ class RocketMQSubscription:
         """Whether the broker has it in the retry topic, or among the dead letters, now. `after` null: it is a dead letter."""
         queue, stored = held.hand.queue, held.stored
         request = Request(
-            Ask.CONSUMER_SEND_MSG_BACK,
+            RequestCode.CONSUMER_SEND_MSG_BACK,
             {
                 "offset": stored.physical_offset,
                 "group": self._group,
@@ -374,7 +374,7 @@ class RocketMQSubscription:
             },
         )
         [answer] = self._share.ask([(queue.broker, request)], "handing a message back")
-        if answer.code != Said.SUCCESS:
+        if answer.code != ResponseCode.SUCCESS:
             log.error(
                 "The broker %s did not take back a message of %s: %s",
                 queue.broker,

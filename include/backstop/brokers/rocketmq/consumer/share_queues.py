@@ -23,7 +23,7 @@ from backstop.brokers.rocketmq.consumer.members import (
 )
 from backstop.brokers.rocketmq.message.names import RETRY
 from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Route, Routes
-from backstop.brokers.rocketmq.wire.codes import Said
+from backstop.brokers.rocketmq.wire.codes import ResponseCode
 from backstop.brokers.rocketmq.wire.exchange import Result
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.lines import Lines
@@ -125,7 +125,7 @@ class QueueShare:
             answer = self._lines.taken(broker, number)
             if answer is None:
                 waiting.append((broker, number))
-            elif answer.code != Said.SUCCESS:
+            elif answer.code != ResponseCode.SUCCESS:
                 log.warning("The broker %s did not take a sign of life: %s", broker, answer.said())
                 self._ear.members_changed = True
         self._pulses = waiting if len(waiting) < 1000 else []
@@ -256,7 +256,7 @@ class QueueShare:
         for broker, result in zip(
             new, self._lines.ask([(one, self._heartbeat()) for one in new], deadline), strict=True
         ):
-            if isinstance(result, Answer) and result.code == Said.SUCCESS:
+            if isinstance(result, Answer) and result.code == ResponseCode.SUCCESS:
                 self.away.pop(broker, None)
             else:
                 self.away[broker] = (
@@ -280,7 +280,7 @@ class QueueShare:
             self.ask([(one, ask_members(self._group)) for one in brokers], doing),
             strict=True,
         ):
-            if answer.code != Said.SUCCESS:
+            if answer.code != ResponseCode.SUCCESS:
                 raise unavailable(doing, f"{broker} says {answer.said()}")
             try:
                 found[broker] = [str(one) for one in answer.json()["consumerIdList"]]

@@ -16,7 +16,7 @@ from backstop.brokers.rocketmq.inspect.clock import as_datetime
 from backstop.brokers.rocketmq.inspect.look import Looker
 from backstop.brokers.rocketmq.message.names import encode_group, queue_number, retry_topic
 from backstop.brokers.rocketmq.wire import fastjson
-from backstop.brokers.rocketmq.wire.codes import Said
+from backstop.brokers.rocketmq.wire.codes import ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Command, Malformed
 from backstop.brokers.rocketmq.wire.pool import Pool
 from backstop.brokers.rocketmq.wire.require_answers import require_answers
@@ -111,7 +111,7 @@ def running_infos(
     found: dict[str, dict[str, Any] | None] = {}
     for client, answer in zip(clients, answers, strict=True):
         found[client] = None
-        if isinstance(answer, Command) and answer.code == Said.SUCCESS:
+        if isinstance(answer, Command) and answer.code == ResponseCode.SUCCESS:
             try:
                 told = answer.json()
             except Malformed:
@@ -126,9 +126,9 @@ def _clients(
     """client id -> a master that it is connected to."""
     asked = [(address, ask_members(group)) for address in masters.values()]
     found: dict[str, str] = {}
-    answers = require_answers(pool, asked, deadline, doing, also=(Said.SYSTEM_ERROR,))
+    answers = require_answers(pool, asked, deadline, doing, also=(ResponseCode.SYSTEM_ERROR,))
     for (address, _), answer in zip(asked, answers, strict=True):
-        if answer.code != Said.SUCCESS:
+        if answer.code != ResponseCode.SUCCESS:
             if not (answer.remark or "").startswith(_NOBODY):
                 raise unavailable(doing, f"{address} says {answer.said()}")
             continue

@@ -20,7 +20,7 @@ from backstop.brokers.rocketmq.message.names import encode_group, encode_topic, 
 from backstop.brokers.rocketmq.message.stored import read_stored
 from backstop.brokers.rocketmq.routes.group_configs import group_configs
 from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Routes
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
 from backstop.brokers.rocketmq.wire.questions import (
@@ -150,7 +150,7 @@ class Looker:
     ) -> list[Place]:
         """Every queue that these masters have of a topic (RocketMQ's name), by their numbers."""
         requests = [
-            (address, Request(Ask.GET_TOPIC_STATS_INFO, {"topic": name}))
+            (address, Request(RequestCode.GET_TOPIC_STATS_INFO, {"topic": name}))
             for address in masters.values()
         ]
         found: list[Place] = []
@@ -176,12 +176,12 @@ class Looker:
             (address, ask_committed(group, topic, queue_id)) for _, address, queue_id in asked
         ]
         answers = require_answers(
-            self._pool, requests, deadline, doing, also=(Said.QUERY_NOT_FOUND,)
+            self._pool, requests, deadline, doing, also=(ResponseCode.QUERY_NOT_FOUND,)
         )
         return {
             (broker, queue_id): number(answer, "offset", doing)
             for (broker, _, queue_id), answer in zip(asked, answers, strict=True)
-            if answer.code == Said.SUCCESS
+            if answer.code == ResponseCode.SUCCESS
         }
 
     def find(
@@ -250,7 +250,7 @@ class Looker:
             answers = require_answers(self._pool, requests, deadline, doing, also=NOTHING_THERE)
             again: list[tuple[Place, int]] = []
             for (place, offset), answer in zip(wanted, answers, strict=True):
-                if answer.code == Said.SUCCESS:
+                if answer.code == ResponseCode.SUCCESS:
                     stored_at = _first_stored_at(answer, doing) - times.ahead(place.broker)
                     found[place.number] = min(stored_at, times.all_delivered)
                     continue

@@ -21,7 +21,7 @@ from backstop.brokers.rocketmq.inspect.locks import running_infos
 from backstop.brokers.rocketmq.message.names import encode_group, encode_topic, pop_retry_topics
 from backstop.brokers.rocketmq.routes.group_configs import Configs, group_configs
 from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Routes
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
 from backstop.brokers.rocketmq.wire.require_answers import require_answers
@@ -60,16 +60,20 @@ class Surveyor:
             if master is None
         ]
         there = {broker: master for broker, master in sorted(masters.items()) if master is not None}
-        asked = [(master, Request(Ask.GET_BROKER_CONFIG)) for master in there.values()]
+        asked = [(master, Request(RequestCode.GET_BROKER_CONFIG)) for master in there.values()]
         answers = require_answers(
-            self._pool, asked, deadline, "reading its configuration", also=(Said.NO_PERMISSION,)
+            self._pool,
+            asked,
+            deadline,
+            "reading its configuration",
+            also=(ResponseCode.NO_PERMISSION,),
         )
         retention = max(
             (self._wanted[topic].retention for topic in topics if topic in self._wanted),
             default=None,
         )
         for broker, answer in zip(there, answers, strict=True):
-            if answer.code == Said.NO_PERMISSION:
+            if answer.code == ResponseCode.NO_PERMISSION:
                 findings.append(_unread(f"{broker}: configuration"))
                 continue
             config = _lines(answer)
@@ -149,9 +153,9 @@ class Surveyor:
     def _consumers(
         self, group: str, name: str, topics: Sequence[str], masters: Sequence[str], deadline: float
     ) -> Consumers:
-        request = Request(Ask.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": name})
+        request = Request(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": name})
         doing = f"reading who consumes as {name}"
-        also = (Said.CONSUMER_NOT_ONLINE, Said.GROUP_NOT_EXIST)
+        also = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.GROUP_NOT_EXIST)
         answers = require_answers(
             self._pool, [(to, request) for to in masters], deadline, doing, also=also
         )
@@ -159,7 +163,7 @@ class Surveyor:
         subscriptions: dict[str, set[str]] = {}
         try:
             for answer in answers:
-                if answer.code != Said.SUCCESS:
+                if answer.code != ResponseCode.SUCCESS:
                     continue
                 found = _object(answer, doing)
                 clients |= {str(one["clientId"]) for one in found.get("connectionSet") or ()}

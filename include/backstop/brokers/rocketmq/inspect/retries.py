@@ -17,7 +17,7 @@ from backstop.brokers.rocketmq.inspect.schedule import Entry, Schedule
 from backstop.brokers.rocketmq.message.names import encode_group, pop_retry_topics, retry_topic
 from backstop.brokers.rocketmq.message.properties import own_headers
 from backstop.brokers.rocketmq.message.stored import read_stored
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
 from backstop.brokers.rocketmq.wire.questions import NOTHING_THERE, number, pull, read_stats
@@ -156,13 +156,15 @@ class RetryReader:
     ) -> Iterator[tuple[str, str, int, int, int]]:
         """(broker, address, queue, first, next) of each queue of a topic, on all masters that have it."""
         asked = [
-            (address, Request(Ask.GET_TOPIC_STATS_INFO, {"topic": topic}))
+            (address, Request(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic}))
             for address in masters.values()
         ]
-        answers = require_answers(self._pool, asked, deadline, doing, also=(Said.TOPIC_NOT_EXIST,))
+        answers = require_answers(
+            self._pool, asked, deadline, doing, also=(ResponseCode.TOPIC_NOT_EXIST,)
+        )
         for (broker, address), answer in zip(masters.items(), answers, strict=True):
             for queue_id, first, following in (
-                read_stats(answer, doing) if answer.code == Said.SUCCESS else ()
+                read_stats(answer, doing) if answer.code == ResponseCode.SUCCESS else ()
             ):
                 yield broker, address, queue_id, first, following
 
@@ -181,7 +183,7 @@ class RetryReader:
             ]
             answers = require_answers(self._pool, asked, deadline, doing, also=NOTHING_THERE)
             for (queue, at), answer in zip(list(reading.items()), answers, strict=True):
-                if answer.code == Said.SUCCESS:
+                if answer.code == ResponseCode.SUCCESS:
                     try:
                         messages = read_stored(answer.body)
                     except Malformed:

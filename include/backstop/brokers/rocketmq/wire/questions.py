@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backstop.brokers.rocketmq.wire import fastjson
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 
@@ -11,7 +11,11 @@ READER = "TOOLS_CONSUMER"
 """RocketMQ's own group for tools: reading as a group of ours would move what the broker shows of that group."""
 SUSPEND, SUBSCRIPTION = 2, 4
 """Bits of a pull's sysFlag: hold it while there is nothing; it brings its own filter, so that no consumer needs to be there."""
-NOTHING_THERE = (Said.PULL_NOT_FOUND, Said.PULL_RETRY_IMMEDIATELY, Said.PULL_OFFSET_MOVED)
+NOTHING_THERE = (
+    ResponseCode.PULL_NOT_FOUND,
+    ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ResponseCode.PULL_OFFSET_MOVED,
+)
 """What a pull says that finds no message at its offset."""
 
 
@@ -20,7 +24,7 @@ def pull(
 ) -> Request:
     """Asks for messages from an offset on, for no group of ours; `wait_milliseconds`: how long the broker may hold it."""
     return Request(
-        Ask.PULL_MESSAGE,
+        RequestCode.PULL_MESSAGE,
         {
             "consumerGroup": READER,
             "topic": topic,
@@ -40,7 +44,7 @@ def pull(
 def ask_committed(group: str, topic: str, queue_id: int) -> Request:
     """How far a group has committed; the answer says QUERY_NOT_FOUND where it never did."""
     return Request(
-        Ask.QUERY_CONSUMER_OFFSET,
+        RequestCode.QUERY_CONSUMER_OFFSET,
         {
             "consumerGroup": group,
             "topic": topic,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backstop.brokers.rocketmq.wire.codes import Said
+from backstop.brokers.rocketmq.wire.codes import ResponseCode
 from backstop.brokers.rocketmq.wire.exchange import only_answers
 from backstop.brokers.rocketmq.wire.frames import Answer, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
@@ -27,6 +27,6 @@ def require_answers(
     except (Lost, NotSent) as error:
         raise unavailable(doing, str(error)) from error
     for (address, _), answer in zip(requests, answers, strict=True):
-        if answer.code != Said.SUCCESS and answer.code not in also:
+        if answer.code != ResponseCode.SUCCESS and answer.code not in also:
             raise unavailable(doing, f"{address} says {answer.said()}")
     return answers

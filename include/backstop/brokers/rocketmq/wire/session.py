@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from backstop.brokers.rocketmq.wire.address import Address, split_endpoint
-from backstop.brokers.rocketmq.wire.codes import Said
+from backstop.brokers.rocketmq.wire.codes import ResponseCode
 from backstop.brokers.rocketmq.wire.frames import (
     ANSWER,
     Answer,
@@ -260,7 +260,7 @@ class Session:
         self.pushes += 1
         answer = self.on_push(command) if self.on_push is not None else None
         if command.wants_answer:
-            said = answer or Request(Said.NOT_SUPPORTED)
+            said = answer or Request(ResponseCode.NOT_SUPPORTED)
             self._waiting.append((_OUR_ANSWER, encode(said, command.opaque, flag=ANSWER)))
 
     def _break(self, why: str) -> None:
