@@ -10,19 +10,19 @@ from datetime import timedelta
 
 import pytest
 
-from backstop.brokers.rocketmq.inspect.clock import Clock
-from backstop.brokers.rocketmq.inspect.hold_against import (
+from backstop.brokers.rocketmq.inspect.check_config import (
     Consumers,
     WantedGroup,
     WantedTopic,
-    hold_broker,
-    hold_permissions,
-    hold_progress,
-    hold_retries,
-    hold_subscription,
+    check_broker,
+    check_permissions,
+    check_progress,
+    check_retries,
+    check_subscription,
 )
+from backstop.brokers.rocketmq.inspect.clock import Clock
 from backstop.brokers.rocketmq.inspect.look import Looker
-from backstop.brokers.rocketmq.inspect.measure_durability import Surveyor
+from backstop.brokers.rocketmq.inspect.measure_durability import ConfigReader
 from backstop.brokers.rocketmq.inspect.schedule import Schedule
 from backstop.brokers.rocketmq.producer.publish import Publisher
 from backstop.brokers.rocketmq.routes.route import Routes
@@ -314,7 +314,7 @@ def test_what_a_login_may_not_read_is_said_to_be_unknown(broker: Broker) -> None
     broker.say = lambda _: (ResponseCode.NO_PERMISSION, "no")
     routes = Routes(broker.pool, brokers=None, answer_timeout=5.0)
     wanted = {"t": WantedTopic(timedelta(hours=1), {"billing": group()})}
-    found = Surveyor(
+    found = ConfigReader(
         broker.pool, routes, wanted, levels=DELAY_LEVELS, max_bytes=1, seconds=5.0
     ).survey(["t"])
     unknown = {
@@ -356,7 +356,7 @@ GOOD = {
 def test_a_broker_is_bad_by_what_the_settings_rely_on(
     changes: dict[str, str], bad: set[str]
 ) -> None:
-    found = hold_broker("a", {**GOOD, **changes}, timedelta(hours=48), DELAY_LEVELS, 4194304)
+    found = check_broker("a", {**GOOD, **changes}, timedelta(hours=48), DELAY_LEVELS, 4194304)
     assert {finding.subject for finding in found if not finding.good} == {
         f"a: {one}" for one in bad
     }
@@ -397,7 +397,7 @@ def group(
 def test_retries_fit_between_a_lease_and_the_horizon(
     wanted: WantedGroup, retry_max: int | None, good: bool
 ) -> None:
-    finding = hold_retries("g", DELAY_LEVELS, retry_max, wanted)
+    finding = check_retries("g", DELAY_LEVELS, retry_max, wanted)
     assert finding.good is good, finding
     assert finding.good or finding.do
 
@@ -420,16 +420,16 @@ def test_retries_fit_between_a_lease_and_the_horizon(
 def test_the_settings_name_the_tags_that_consumers_subscribe_to(
     expressions: list[str] | None, tags: tuple[str, ...] | None, good: bool
 ) -> None:
-    finding = hold_subscription("g", "t", expressions, group(tags))
+    finding = check_subscription("g", "t", expressions, group(tags))
     assert finding.good is good, finding
     assert finding.good or finding.do
 
 
 def test_a_group_that_pops_does_not_acknowledge_what_it_commits() -> None:
     popping = Consumers(1, {"t": ["*"]}, ["there is a topic %RETRY%g+t"])
-    assert not hold_progress("g", popping, True).good
-    assert hold_progress("g", popping, False).good
-    assert hold_progress("g", Consumers(2, {"t": ["*"]}), True).good
+    assert not check_progress("g", popping, True).good
+    assert check_progress("g", popping, False).good
+    assert check_progress("g", Consumers(2, {"t": ["*"]}), True).good
 
 
 @pytest.mark.parametrize(
@@ -446,4 +446,4 @@ def test_a_group_that_pops_does_not_acknowledge_what_it_commits() -> None:
 def test_every_queue_can_be_written_and_read(
     queues: dict[str, tuple[int, int]], away: list[str], good: bool
 ) -> None:
-    assert hold_permissions("t", queues, away).good is good
+    assert check_permissions("t", queues, away).good is good

@@ -23,11 +23,11 @@ from backstop.brokers.protocol import (
 from backstop.brokers.rocketmq.consumer.receive import RocketMQSubscription
 from backstop.brokers.rocketmq.consumer.receive_owned import OwnedRocketMQSubscription
 from backstop.brokers.rocketmq.dead_letters.drain import DRAIN_GROUP, Drain, RocketMQLetters
+from backstop.brokers.rocketmq.inspect.check_config import WantedTopic
 from backstop.brokers.rocketmq.inspect.clock import Clock
-from backstop.brokers.rocketmq.inspect.hold_against import WantedTopic
 from backstop.brokers.rocketmq.inspect.locks import holders
 from backstop.brokers.rocketmq.inspect.look import Looker
-from backstop.brokers.rocketmq.inspect.measure_durability import Surveyor
+from backstop.brokers.rocketmq.inspect.measure_durability import ConfigReader
 from backstop.brokers.rocketmq.inspect.retries import RetryReader
 from backstop.brokers.rocketmq.inspect.schedule import Schedule
 from backstop.brokers.rocketmq.producer.publish import Publisher
@@ -117,7 +117,7 @@ class RocketMQ:
             send_timeout=send_timeout.total_seconds(),
             max_bytes=max_message_bytes,
         )
-        self._surveyor = Surveyor(
+        self._surveyor = ConfigReader(
             self._pool,
             self._routes,
             self._wanted,

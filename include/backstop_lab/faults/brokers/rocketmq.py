@@ -13,7 +13,7 @@ from backstop.brokers.rocketmq.message.properties import own_headers
 from backstop.brokers.rocketmq.message.stored import Stored, read_stored
 from backstop.brokers.rocketmq.routes.route import BELIEVED_SECONDS
 from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
-from backstop.brokers.rocketmq.wire.questions import NOTHING_THERE, pull, read_stats
+from backstop.brokers.rocketmq.wire.requests import NOTHING_THERE, pull, read_stats
 from backstop.model.records import ID_HEADER, SEND_HEADER, Message
 from backstop_lab.faults.brokers.protocol import (
     CUT_OFF,

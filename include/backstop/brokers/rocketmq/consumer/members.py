@@ -88,7 +88,7 @@ def running_info(
     filters: Mapping[str, str], version: int, rows: Mapping[MessageQueue, tuple[int, int, int]]
 ) -> bytes:
     """What a Java client tells an administrator; `rows`: for each queue what may be committed, what is pulled next, how many
-    are in hand. Its keys are objects, which JSON has not."""
+    are pulled and not acknowledged. Its keys are objects, which JSON does not have."""
     table = ",".join(
         f"{_json(queue.named()).decode()}:"
         + _json(

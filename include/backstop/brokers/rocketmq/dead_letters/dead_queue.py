@@ -20,7 +20,7 @@ from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.exchange import only_answers
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.questions import NOTHING_THERE, ask_committed, pull
+from backstop.brokers.rocketmq.wire.requests import NOTHING_THERE, ask_committed, pull
 from backstop.brokers.rocketmq.wire.session import Lost, NotSent
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 

@@ -23,7 +23,7 @@ from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Routes
 from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.questions import (
+from backstop.brokers.rocketmq.wire.requests import (
     NOTHING_THERE,
     ask_committed,
     number,

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backstop.brokers.protocol import Finding
-from backstop.brokers.rocketmq.inspect.hold_against import (
+from backstop.brokers.rocketmq.inspect.check_config import (
     Consumers,
     WantedTopic,
-    hold_broker,
-    hold_group,
-    hold_permissions,
-    hold_progress,
-    hold_retries,
-    hold_subscription,
+    check_broker,
+    check_group,
+    check_permissions,
+    check_progress,
+    check_retries,
+    check_subscription,
 )
 from backstop.brokers.rocketmq.inspect.locks import running_infos
 from backstop.brokers.rocketmq.message.names import encode_group, encode_topic, pop_retry_topics
@@ -29,7 +29,7 @@ from backstop.brokers.rocketmq.wire.unavailable import unavailable
 from backstop.model.errors import ConfigurationError, ContractBroken
 
 
-class Surveyor:
+class ConfigReader:
     """Looks at what the server is set to, for one adapter. Raises BrokerUnavailable."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Surveyor:
                 findings.append(_unread(f"{broker}: configuration"))
                 continue
             config = _lines(answer)
-            findings += hold_broker(broker, config, retention, self._levels, self._max_bytes)
+            findings += check_broker(broker, config, retention, self._levels, self._max_bytes)
         for topic in topics:
             findings.append(self._topic(topic, deadline))
         groups: dict[str, list[str]] = {}
@@ -111,7 +111,7 @@ class Surveyor:
         for queue in route.queues:
             read, written = queues.get(queue.broker, (0, 0))
             queues[queue.broker] = (read + queue.readable, written + queue.writable)
-        return hold_permissions(
+        return check_permissions(
             topic, queues, [broker for broker, master in route.masters.items() if master is None]
         )
 
@@ -137,16 +137,16 @@ class Surveyor:
         if missing := sorted(configs.keys() - found.keys()):
             do = "Make it on every master (mqadmin updateSubGroup), then check again."
             return [Finding(subject, False, f"it is not there at {', '.join(missing)}", do)]
-        findings = [hold_group(group, found)]
+        findings = [check_group(group, found)]
         retries = max((int(one.get("retryMaxTimes", 16)) for one in found.values()), default=None)
         policies = [self._wanted[topic].groups[group] for topic in topics]
         tightest = min(policies, key=lambda one: one.retries_at_most)
-        findings.append(hold_retries(group, self._levels, retries, tightest))
+        findings.append(check_retries(group, self._levels, retries, tightest))
         consumers = self._consumers(group, name, topics, sorted(configs), deadline)
-        findings.append(hold_progress(group, consumers, any(one.acknowledged for one in policies)))
+        findings.append(check_progress(group, consumers, any(one.acknowledged for one in policies)))
         for topic, one in zip(topics, policies, strict=True):
             findings.append(
-                hold_subscription(group, topic, consumers.expressions(encode_topic(topic)), one)
+                check_subscription(group, topic, consumers.expressions(encode_topic(topic)), one)
             )
         return findings
 

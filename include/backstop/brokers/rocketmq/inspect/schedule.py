@@ -17,7 +17,7 @@ from backstop.brokers.rocketmq.message.stored import Stored, read_stored
 from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.questions import NOTHING_THERE, number, pull, read_stats
+from backstop.brokers.rocketmq.wire.requests import NOTHING_THERE, number, pull, read_stats
 from backstop.brokers.rocketmq.wire.require_answers import require_answers
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 from backstop.model.records import id_in

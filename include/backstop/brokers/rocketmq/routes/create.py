@@ -12,7 +12,7 @@ from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Routes
 from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.questions import ask_committed
+from backstop.brokers.rocketmq.wire.requests import ask_committed
 from backstop.brokers.rocketmq.wire.require_answers import require_answers
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 

@@ -35,7 +35,7 @@ class WantedTopic:
     groups: Mapping[str, WantedGroup] = field(default_factory=dict)
 
 
-def hold_broker(
+def check_broker(
     name: str, config: Mapping[str, str], retention: timedelta | None, levels: str, max_bytes: int
 ) -> list[Finding]:
     """One master's settings; `retention`: the longest that a topic is said to be kept; `levels` and `max_bytes`: the delay levels
@@ -189,7 +189,7 @@ def _size(name: str, config: Mapping[str, str], wanted: int) -> Finding:
     )
 
 
-def hold_permissions(
+def check_permissions(
     topic: str, queues: Mapping[str, tuple[int, int]], away: Sequence[str]
 ) -> Finding:
     """`queues`: for each broker name how many can be read, and how many written to; `away`: those without a master."""
@@ -218,7 +218,7 @@ def hold_permissions(
     return Finding(subject, True, says)
 
 
-def hold_retries(group: str, levels: str, retry_max: int | None, wanted: WantedGroup) -> Finding:
+def check_retries(group: str, levels: str, retry_max: int | None, wanted: WantedGroup) -> Finding:
     """Does a message come again for as long as the policy reckons with? `retry_max`: the group's own, for consumers that name
     none."""
     subject = f"group {group}: retries"
@@ -269,7 +269,7 @@ class Consumers:
         return sorted(self.subscriptions.get(topic, ())) if self.number else None
 
 
-def hold_progress(group: str, consumers: Consumers, acknowledged: bool) -> Finding:
+def check_progress(group: str, consumers: Consumers, acknowledged: bool) -> Finding:
     """A group that POPs commits what it received: that is not what it acknowledged."""
     subject = f"group {group}: consumers"
     says = f"{consumers.number} connected" + (
@@ -286,7 +286,7 @@ def hold_progress(group: str, consumers: Consumers, acknowledged: bool) -> Findi
     return Finding(subject, True, says)
 
 
-def hold_group(group: str, configs: Mapping[str, Mapping[str, object]]) -> Finding:
+def check_group(group: str, configs: Mapping[str, Mapping[str, object]]) -> Finding:
     """What the group is set to, by the master that says it."""
     subject = f"group {group}"
     closed = [to for to, one in configs.items() if one.get("consumeEnable") is False]
@@ -306,7 +306,7 @@ def hold_group(group: str, configs: Mapping[str, Mapping[str, object]]) -> Findi
     return Finding(subject, True, "it may consume")
 
 
-def hold_subscription(
+def check_subscription(
     group: str, topic: str, expressions: Sequence[str] | None, wanted: WantedGroup
 ) -> Finding:
     """`expressions`: what the group's consumers subscribe to in the topic; null: nobody is connected."""

@@ -1,4 +1,4 @@
-"""One queue in this consumer's hands: what it took from it, and the lowest offset that is not acknowledged.
+"""RocketMQ's process queue: what this consumer pulled from one queue, and the lowest offset that is not acknowledged.
 
 Everything below the next offset to pull that is not held here was acknowledged, sent back or left out by the group's filter. So
 a commit of the lowest one passes nothing that somebody still has.
@@ -22,14 +22,14 @@ _lives = count(1)
 class Held:
     """One message that was pulled and is not done with. `received`: as it was handed out last; null: not yet."""
 
-    hand: InHand
+    process_queue: ProcessQueue
     stored: Stored
     received: Received | None = None
     due_at: float | None = None
     """When it is handed out again, where it was handed back."""
 
 
-class InHand:
+class ProcessQueue:
     """One queue from the offset on that the group had committed. Not shared between threads."""
 
     def __init__(self, queue: MessageQueue, start: int, committed: int | None) -> None:
@@ -96,12 +96,12 @@ class InHand:
         return self._held.get(held.stored.offset) is held
 
     def skip_to(self, offset: int) -> None:
-        """The broker has nothing below this any more; what was taken before stays in hand."""
+        """The broker has nothing below this any more; what was pulled before stays."""
         self.next_offset = offset
 
     def move(self, offset: int, *, committed: int | None) -> None:
-        """The group's place is another one now: what was in hand is nobody's, and it goes on from there. `committed`: what the
-        broker has; null: not this, so it must be told."""
+        """The group's offset was moved: what was pulled is dropped, and pulling goes on from there. `committed`: what the
+        broker has; None: not this offset, so it must be committed."""
         self._held.clear()
         self._fresh.clear()
         self.bytes, self.life = 0, next(_lives)

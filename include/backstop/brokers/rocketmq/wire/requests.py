@@ -1,4 +1,4 @@
-"""What every look asks a master for, and how its answers are read: messages at an offset, the ends of a topic's queues."""
+"""Requests to a master for messages at an offset, committed offsets and the ends of queues, and how its answers are read."""
 
 from __future__ import annotations
 

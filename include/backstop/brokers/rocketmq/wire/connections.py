@@ -1,6 +1,6 @@
-"""One consumer's connections, one to each master: asks several at once, and hears what comes without being asked for.
+"""One consumer's connections, one to each master: asks several at once, and receives what brokers send by themselves.
 
-What is asked and not waited for, as a pull that the broker holds until a message comes, stays open between two calls.
+A request that is not waited for, such as a pull that the broker holds until a message comes, stays open between two calls.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from backstop.brokers.rocketmq.wire.pool import Pool
 from backstop.brokers.rocketmq.wire.session import Lost, NotSent, OnPush, Session
 
 
-class Lines:
+class MasterConnections:
     """The connections by broker name. Not shared between threads; whoever shares it holds a lock."""
 
     def __init__(self, pool: Pool, on_push: OnPush) -> None:

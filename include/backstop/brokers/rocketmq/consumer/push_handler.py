@@ -1,6 +1,6 @@
-"""Hears what a broker tells a consumer, and answers what it asks: members came or went, offsets were set, what it is doing.
+"""Handles what a broker sends to a consumer by itself: members came or went, offsets were reset, an administrator asks what it does.
 
-Knows the consumer only loosely, so that one that is dropped without being closed is gone, and its queues go to the others.
+Refers to the consumer weakly, so that one that is dropped without being closed is gone, and its queues go to the others.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ RunningInfo = Callable[[], bytes]
 log = logging.getLogger(__name__)
 
 
-class Ear:
-    """What was heard and not yet acted upon."""
+class PushHandler:
+    """What a broker sent and the consumer has not acted on yet."""
 
     def __init__(self) -> None:
         self.members_changed = True
@@ -36,8 +36,8 @@ class Ear:
         resets, self._resets = self._resets, []
         return resets
 
-    def hear(self, command: Command) -> Request | None:
-        """The answer for a broker that wants one; null: we do not do that."""
+    def handle(self, command: Command) -> Request | None:
+        """The answer for a broker that wants one; None: we do not do that."""
         if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             self.members_changed = True
         elif command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
