@@ -347,7 +347,7 @@ def test_while_the_control_database_is_away_the_channels_are_told_once_an_hour_a
     ((title, body),) = control.rows("SELECT title, body FROM alert")
     assert title == "The control database answers again" and kept == {}
     assert (
-        "5 failed runs were not told one by one" in body and "decide_case 2, decide_case 3" in body
+        "5 failed runs had no alert of their own" in body and "decide_case 2, decide_case 3" in body
     )
 
 

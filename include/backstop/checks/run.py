@@ -45,7 +45,7 @@ KEPT = {
     "letters_drained": "What was drained is stored; nothing is classified or decided before this holds.",
     "causes": "This run gave no dead letter a cause; dead letters and payloads are stored, and the next run classifies again.",
     "letters_decided": "Dead letters, requests and cases stay as they are; every replay is judged again before it goes out.",
-    "audit": "Nothing was changed: an audit only looks. What does not hold is recorded by id, and people were alerted.",
+    "audit": "Nothing was changed: an audit only reads. Violations are recorded by id, and people were alerted.",
     "attempts": "Every stub and its attempts are kept; each number is published at most once.",
 }
 

@@ -95,7 +95,7 @@ def try_rules(
         out.document(trial)
         return
     out.line(
-        f"{trial.letters} open letters, by {len(rules)} rules and the built-in ones; {trial.same} stay what they are."
+        f"{trial.letters} open dead letters, by {len(rules)} rules and the built-in ones; {trial.same} stay what they are."
     )
     if trial.waits:
         out.line(

@@ -169,7 +169,7 @@ def show_one(
             out.line(f"  {name}: {text}" if number == 0 else f"    {text}")
     out.line(f"  headers: {_as_text(headers)}")
     if content is None:
-        out.line("  content: purged, as the policy says")
+        out.line("  content: purged by the retention policy")
         return
     text = _as_text(content)
     cut = len(text) > _TEXT_CHARACTERS or text.startswith("hex ")
@@ -246,7 +246,7 @@ def export(
     if as_json:
         out.document({"written": written, "file": str(output)})
         return
-    out.line(f"Wrote {written} letters to {output}.")
+    out.line(f"Wrote {written} dead letters to {output}.")
 
 
 def _wanted(

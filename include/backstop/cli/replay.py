@@ -75,7 +75,7 @@ def replay(
         raise _misused("--canary, --full and --dry-run exclude one another.", "Choose one.")
     if approve is not None and stored is None:
         raise _misused(
-            "--approve says yes to a plan that was shown, and none is named.",
+            "--approve approves a plan that was shown, and none is named.",
             "Plan first, then name it (--plan).",
         )
     mode: Mode = "canary" if canary else "full" if full else "dry_run"
@@ -100,7 +100,7 @@ def replay(
         wanted = stored
     elif topic is None:
         raise _misused(
-            "Nothing says what is wanted.", "Name the topic (--topic), or a plan (--plan)."
+            "Neither a topic nor a plan is named.", "Name the topic (--topic), or a plan (--plan)."
         )
     else:
         wanted = Wanted(

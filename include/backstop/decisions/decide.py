@@ -152,8 +152,8 @@ def _answer_proposal(
         )
     if action == APPROVE and shown is None:
         raise refused(
-            "Nothing says which proposal is approved.",
-            f"Look at it, and name it: --proposal {waits.proposal_id}",
+            "An approval must name the proposal that was shown.",
+            f"Read it, then approve it: --proposal {waits.proposal_id}",
         )
     if not who.strip() or not why.strip():
         raise refused(

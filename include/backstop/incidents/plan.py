@@ -221,7 +221,7 @@ def _check(settings: Settings, wanted: Wanted) -> None:
         for verdict in (Verdict.LOST, Verdict.UNSENT, Verdict.STALLED, Verdict.DEAD_LETTERED)
     }
     if not wanted.verdicts and not wanted.causes:
-        raise _refused("Nothing says which deliveries are wanted.", "Name verdicts or causes.")
+        raise _refused("Neither verdicts nor causes are named.", "Name verdicts or causes.")
     if unknown := sorted(set(wanted.verdicts) - allowed):
         raise _refused(
             f"{', '.join(unknown)} is not replayed by hand.",

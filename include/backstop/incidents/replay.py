@@ -80,8 +80,8 @@ def execute(
         goes_far = until is None or (wide and is_too_wide(cur, settings, run, incident_id, until))
     if wide and not approved:
         raise _refused(
-            f"Plan {incident_id} holds {found.total} messages, more than the blast radius allows without a second look.",
-            f"Look at it, and say yes to its canary: backstop replay --plan {incident_id} --canary --approve DIGEST",
+            f"Plan {incident_id} holds {found.total} messages, more than the blast radius allows without an approval.",
+            f"Read it, then approve its canary: backstop replay --plan {incident_id} --canary --approve DIGEST",
         )
     if not who.strip():
         raise _refused("A replay by hand needs a name.", "Say who asks (--by).")
@@ -94,8 +94,8 @@ def execute(
     ):
         what = "all of it" if until is None else "so much within the window of the blast radius"
         raise _refused(
-            f"Plan {incident_id} is {found.planned_by}'s: {what} goes out when somebody else says yes (people.second_person).",
-            f"Let them say it: backstop replay --plan {incident_id} --{mode} --approve DIGEST, or the form in Airflow.",
+            f"Plan {incident_id} is {found.planned_by}'s: {what} goes out when somebody else approves it (people.second_person).",
+            f"Let them approve it: backstop replay --plan {incident_id} --{mode} --approve DIGEST, or the form in Airflow.",
         )
     subject = f"plan {incident_id} of {found.topic}"
     if approved:

@@ -173,7 +173,7 @@ def _stay_within_radius(
             Radius(number + int(before), int(confirmed)), policy.blast_share, policy.blast_floor
         ):
             raise DecisionRefused(
-                f"{number} deliveries to {group} are more than the blast radius of {topic} allows without a second look.",
+                f"{number} deliveries to {group} are more than the blast radius of {topic} allows without an approval.",
                 kept="Nothing was asked for.",
                 next_step="Plan them, and let somebody say yes to the plan: the DAG replay_incident, or backstop replay.",
             )

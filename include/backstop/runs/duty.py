@@ -126,7 +126,7 @@ class Duty(Generic[T]):
     """False: in one process it costs less to walk than to count."""
     people: Callable[[T, bool], bool] = lambda _, dry_run: dry_run
     """Whether a person's own login walks it, by its input and whether the run is dry."""
-    instead: str = "Look with --dry-run, where the command has it; the duty itself does it."
+    instead: str = "Use --dry-run, where the command has it; the scheduled duty does the rest."
     """What a person is told to do who may not."""
     unread: Callable[[Work[T]], Unavailable | None] | None = None
     """What the run could not read, as its steps wrote it into the control database; asked when the run ends."""

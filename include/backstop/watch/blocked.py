@@ -161,8 +161,8 @@ def _holders(sources: Sources, topic: str, group: str) -> list[Holder]:
 def _summary(topic: str, group: str, queues: Sequence[Blocked], of: int) -> str:
     shown = "; ".join(_place(one) for one in queues[:3]) + ("; ..." if len(queues) > 3 else "")
     return (
-        f"{len(queues)} of {of} queues of {topic} stand in {group} while messages come to them and its consumers run: {shown}."
-        " A message that is tried again and again, or a handler that hangs, holds up all that is behind it. Mend what its"
+        f"{len(queues)} of {of} queues of {topic} do not move in {group} while messages arrive and its consumers run: {shown}."
+        " A message that is tried again and again, or a handler that hangs, blocks everything behind it. Fix what its"
         " handler needs, or give the handler a limit after which it parks the message"
     )
 

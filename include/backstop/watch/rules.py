@@ -202,8 +202,8 @@ def group_stands(
         "warning",
         f"{group} stands still in {topic}",
         f"{came} messages came within {_length(limits.window.total_seconds())} and {group} passed none; {now[-1].waiting} wait,"
-        f" the oldest for {_length(age)}. If it stays so, the broker removes the first in {_length(left)}. Do: look whether"
-        f" {group}'s consumers run, and what their last error is. A group that is meant to end gets active_until.",
+        f" the oldest for {_length(age)}. If it stays so, the broker removes the first in {_length(left)}. Do: check that"
+        f" {group}'s consumers run, and read their last error. A group that is meant to end gets active_until.",
     )
 
 

@@ -82,12 +82,12 @@ class ActiveMQLetters:
                     return self._page(limit)
                 depth = self._looker.depth(self._queue)
                 if depth is None or depth[0] <= len(self._acks) + self._left:
-                    break  # all that is left lies in our hands
+                    break  # all others were read and are not acknowledged
                 if time.monotonic() > deadline:
                     raise unavailable(
                         self._doing,
-                        f"{depth[0] - len(self._acks) - self._left} letters do not come: another consumer holds "
-                        f"them, or {len(self._acks)} that were handed out are not acknowledged",
+                        f"{depth[0] - len(self._acks) - self._left} dead letters do not arrive: another consumer "
+                        f"has them, or {len(self._acks)} that were read are not acknowledged",
                     )
         except Lost as error:
             self._forget()
@@ -95,8 +95,8 @@ class ActiveMQLetters:
         if self._left:
             raise unavailable(
                 self._doing,
-                f"{self._left} letters are messages whose content STOMP does not show (map, object or stream): "
-                "they were left there, and must be taken by hand",
+                f"{self._left} dead letters are messages whose content STOMP does not show (map, object or "
+                "stream): they stay in the queue, and must be removed by hand",
             )
         return []
 

@@ -203,7 +203,7 @@ def check_permissions(
             subject,
             False,
             f"{says}; no master of {', '.join(away)}",
-            "Start it: until then every look is refused.",
+            "Start it: until then nothing of the topic is read.",
         )
     if not queues or any(min(both) == 0 for both in queues.values()):
         return Finding(
@@ -300,7 +300,7 @@ def check_group(group: str, configs: Mapping[str, Mapping[str, object]]) -> Find
         return Finding(
             subject,
             False,
-            f"retryQueueNums is 0 at {', '.join(nowhere)}: what fails is dropped there, and called handed back",
+            f"retryQueueNums is 0 at {', '.join(nowhere)}: a failed message is dropped there, although the broker accepts it back",
             "Set retryQueueNums to 1 or more.",
         )
     return Finding(subject, True, "it may consume")

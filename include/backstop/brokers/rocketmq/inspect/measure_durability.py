@@ -54,7 +54,7 @@ class ConfigReader:
                 f"{broker}: master",
                 False,
                 "the name servers know it, and no master of it",
-                "Start its master: until then every look at its topics is refused.",
+                "Start its master: until then nothing of its topics is read.",
             )
             for broker, master in sorted(masters.items())
             if master is None
@@ -179,7 +179,7 @@ class ConfigReader:
             ) from error
         infos = running_infos(self._pool, group, {at: at for at in masters}, doing, deadline)
         pops = (
-            ["a consumer tells so"]
+            ["a consumer reports it"]
             if any(told and told.get("mqPopTable") for told in infos.values())
             else []
         )
