@@ -356,14 +356,14 @@ def test_every_suite_of_a_phase_runs_and_the_first_that_does_not_hold_is_raised(
 ) -> None:
     run = opened()
     control.stage(run["run_id"])
-    phase = ("stubs_at_the_door", "verdicts", "logs_at_the_door")
+    phase = ("stub_contract", "verdicts", "log_contract")
     reports = duty.check_all(phase, run)
     assert [(tmp_path / "docs" / report).is_file() for report in reports] == [True] * 3
     control.rows("UPDATE staged_count SET deliveries = 4")
     with pytest.raises(AuditFailed, match="deliveries_conserved"):
         duty.check_all(phase, run)
     kept = dict(control.rows("SELECT suite, passed FROM data_check"))
-    assert kept == {"stubs_at_the_door": True, "verdicts": False, "logs_at_the_door": True}
+    assert kept == {"stub_contract": True, "verdicts": False, "log_contract": True}
 
 
 def test_resend_counts_what_may_go_now(control: Control) -> None:

@@ -1,4 +1,4 @@
--- What crosses tables or shards; the expectations over single rows are in stubs_at_the_door.yaml.
+-- What crosses tables or shards; the expectations over single rows are in stub_contract.yaml.
 
 -- name: no_stub_twice: no message id is judged on two shards
 -- By itself, because expect_compound_columns_to_be_unique takes three times as long over millions of rows.

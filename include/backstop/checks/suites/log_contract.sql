@@ -1,4 +1,4 @@
--- What crosses tables; the expectations over single rows are in logs_at_the_door.yaml.
+-- What crosses tables; the expectations over single rows are in log_contract.yaml.
 
 -- name: broken_logs_decide_nothing: a delivery whose log row this run put into quarantine is not eligible for a resend
 SELECT v.topic, v.message_id, v.consumer_group
