@@ -15,11 +15,10 @@ import pyarrow.compute as pc
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.evidence.owed_since import read_owed_since
 from backstop.evidence.read import look_after_logs, look_at_groups, look_at_shards
 from backstop.evidence.read_logs import read_logs
+from backstop.evidence.read_owing import read_owing
 from backstop.evidence.sources import Sources
-from backstop.evidence.start_offsets import read_start_offsets
 from backstop.model.errors import Unavailable
 from backstop.model.records import Key, Verdict
 from backstop.sql.array_literal import array_literal
@@ -243,23 +242,8 @@ class Judge:
             topics = set(once.column("topic").to_pylist())
             looks = look_at_groups(self.sources, cursor, as_of, topics, _went_to(once, attempts))
             look_at_shards(looks, self.sources, cursor, shards, without_attempts)
-            policy = table(
-                frames.POLICY,
-                frames.policy_rows(
-                    self.settings, read_owed_since(cursor, self.settings, topics), topics
-                ),
-            )
-            owed = self.engine.run(
-                "deliveries",
-                {
-                    "stub": once,
-                    "policy": policy,
-                    "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(self.settings)),
-                    "start_offset": table(
-                        frames.START_OFFSET, read_start_offsets(cursor, self.settings, topics)
-                    ),
-                },
-            )
+            owing = read_owing(cursor, self.settings, topics)
+            owed = self.engine.run("deliveries", {**owing, "stub": once})
             logs, answered = read_logs(self.sources, owed, set())
             delivery = self.engine.run(
                 "delivery", {"owed": owed, "found_log": logs, "answered": answered}
@@ -281,7 +265,7 @@ class Judge:
                 "instant": at,
                 "delivery": delivery,
                 "attempt": attempts,
-                "policy": policy,
+                "policy": owing["policy"],
                 "group_state": table(frames.GROUP_STATE, looks.group_state_rows()),
                 "shard_state": table(frames.SHARD_STATE, looks.shard_state_rows()),
                 "progress": table(frames.PROGRESS, looks.progress_rows()),
