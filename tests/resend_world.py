@@ -25,7 +25,7 @@ from backstop.evidence.sources import Sources
 from backstop.model.records import SEND_HEADER, Counts
 from backstop.requests.ask import Ask, ask, ramped_topics
 from backstop.resend.claim import Worker
-from backstop.resend.work import a_worker, now, prepare, run_once, work
+from backstop.resend.work import now, open_worker, prepare, run_once, work
 from backstop.runs.run import Run, close_run, open_run
 from backstop.runs.scope import name_of
 from backstop.schema.migrate import migrate
@@ -140,7 +140,7 @@ class World:
         self, run: Run, hooks: Mapping[str, Callable[[], None]] | None = None
     ) -> Iterator[Worker]:
         """A worker whose shards and brokers are hooked."""
-        with a_worker(self.settings, self.connections, run) as worker:
+        with open_worker(self.settings, self.connections, run) as worker:
             worker.judge.sources = HookedSources(self.settings, self.connections, hooks or {})
             with worker.judge.sources:
                 yield worker

@@ -15,7 +15,7 @@ from backstop.config.connections import Connections
 from backstop.control.connection import connect
 from backstop.model.records import Message, Outcome
 from backstop.requests.ask import Ask, ask
-from backstop.resend.work import a_worker, now, prepare, work
+from backstop.resend.work import now, open_worker, prepare, work
 from backstop.runs.run import close_run, open_run
 from bench.measure import RUNS, Row, median, said, seconds
 from bench.world import GROUPS, QUEUES, TOPICS, World, world
@@ -174,7 +174,7 @@ def _resend(here: World, server: Server, broker: RocketMQ) -> tuple[float, float
         here.sql(shard, "VACUUM ANALYZE message_stub")
     here.sql("control", "VACUUM ANALYZE resend_request")
     run = open_run(control, "resend", "*", settings)
-    with a_worker(settings, connections, run) as worker:
+    with open_worker(settings, connections, run) as worker:
         prepare(worker)
         timed = _Timed(worker.judge.sources.broker("embedded"))
         begun = time.perf_counter()

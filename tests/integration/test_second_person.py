@@ -18,7 +18,7 @@ from backstop.decisions.propose import lapse, proposed
 from backstop.decisions.question_text import body_of, subject_of
 from backstop.incidents.replay import Wanted, run_incident
 from backstop.model.errors import DecisionRefused
-from backstop.triage.decide.tell_case import refresh_case
+from backstop.triage.decide.refresh_case_summary import refresh_case
 from control_world import World, servers, world  # noqa: F401
 from triage_world import dead, letters
 

@@ -26,7 +26,7 @@ from backstop.requests.policy import Decision, Send
 from backstop.resend import recover
 from backstop.resend.claim import Claimed, Lot, Request, Worker, claim_requests, take_numbers
 from backstop.resend.settle import End, end_requests, settle_attempts
-from backstop.resend.work import a_worker, now
+from backstop.resend.work import now, open_worker
 from backstop.runs.run import hold
 from backstop.sql.named import load
 from resend_world import TOPIC, World, servers, world  # noqa: F401
@@ -576,7 +576,7 @@ def explore(
 def databases(world: World) -> Iterator[Databases]:
     world.set("policy", "rate_limit", to=1e9)
     world.set("policy", "max_sends", to=MAX_SENDS)
-    with world.run() as run, a_worker(world.settings, world.connections, run) as worker:
+    with world.run() as run, open_worker(world.settings, world.connections, run) as worker:
         made = Databases(world, worker)
         yield made
         made.close()

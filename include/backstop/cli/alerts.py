@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from backstop.cli import context, out
-from backstop.cli.misused import LARGEST
+from backstop.cli.usage_errors import LARGEST
 
 app = typer.Typer(help="Alerts: list, deliver, test.", no_args_is_help=True)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from backstop.cli import context, out
-from backstop.cli.misused import LARGEST, explain_nothing, require_known
+from backstop.cli.usage_errors import LARGEST, explain_nothing, require_known
 
 app = typer.Typer(help="What a person must decide: list, show, decide, note.", no_args_is_help=True)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from backstop.cli import context, out
-from backstop.cli.misused import LARGEST, explain_nothing, require_known
+from backstop.cli.usage_errors import LARGEST, explain_nothing, require_known
 from backstop.model.records import Category
 
 _WIDEST = 110

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backstop.cli import context, out
-from backstop.cli.misused import require_known
+from backstop.cli.usage_errors import require_known
 
 if TYPE_CHECKING:
     from backstop.model.records import LogRow

@@ -106,7 +106,7 @@ def run_once(
             tell(planned)
             counts.add(_NAMES[type(planned.decision)])
         return counts
-    with a_worker(settings, connections, run) as worker:
+    with open_worker(settings, connections, run) as worker:
         counts = prepare(worker)
         counts += work(worker, now(worker), limit=limit)
         add_counts(worker.control, worker.run, counts)
@@ -214,7 +214,7 @@ def prepare(worker: Worker) -> Counts:
 
 
 @contextmanager
-def a_worker(settings: Settings, connections: Connections, run: Run) -> Iterator[Worker]:
+def open_worker(settings: Settings, connections: Connections, run: Run) -> Iterator[Worker]:
     """A worker with a connection and a judge of its own, closed at the end.
 
     Raises StoreUnavailable when the control database goes away meanwhile.
@@ -343,7 +343,7 @@ def plan(
     settings: Settings, connections: Connections, run: Run, *, limit: int | None = None
 ) -> Iterator[Planned]:
     """What a run would do now with each due request, judged as a claim would; nothing is written anywhere."""
-    with a_worker(settings, connections, run) as worker:
+    with open_worker(settings, connections, run) as worker:
         cut, left = now(worker), limit
         for lot in find_due(worker, cut, with_held=True):
             after = 0

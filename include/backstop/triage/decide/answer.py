@@ -39,7 +39,7 @@ from backstop.triage.decide.decide import LEFT, Facts, budget_used, is_conflict,
 from backstop.triage.decide.edit import replace_content
 from backstop.triage.decide.evidence import Letter, Look, look_at, read_letters
 from backstop.triage.decide.fits_answer import why_not
-from backstop.triage.decide.tell_case import refresh_case
+from backstop.triage.decide.refresh_case_summary import refresh_case
 
 _SQL = load("backstop.triage.decide", "decide.sql")
 _BATCH = 1_000

@@ -36,7 +36,7 @@ from backstop.triage.decide.decide import (
     look_again,
 )
 from backstop.triage.decide.evidence import Letter, Look, look_at, read_letters
-from backstop.triage.decide.tell_case import refresh_cases, summary_of
+from backstop.triage.decide.refresh_case_summary import refresh_cases, summary_of
 
 _SQL = load("backstop.triage.decide", "decide.sql")
 _BATCH = 1_000

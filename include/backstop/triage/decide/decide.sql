@@ -150,7 +150,7 @@ WHERE d.case_id = %(case_id)s AND d.state = 'open';
 -- name: case_cause: whose letters a case is about
 SELECT topic, consumer_group FROM case_file WHERE case_id = %(case_id)s;
 
--- name: tell_case: a case's summary and evidence as its letters are now
+-- name: refresh_case_summary: a case's summary and evidence as its letters are now
 UPDATE case_file SET summary = coalesce(%(summary)s, summary), evidence = evidence || %(evidence)s::jsonb, last_seen_at = clock_timestamp()
 WHERE case_id = %(case_id)s AND state = 'open';
 

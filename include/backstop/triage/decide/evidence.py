@@ -187,7 +187,7 @@ def _facts(sources: Sources, letter: Letter, look: Look, seen: _Seen) -> Facts:
         barred=letter.barred,
         left=letter.left_in_case,
         discarded=given_up,
-        nameless=_nameless(settings, letter, seen.owed),
+        unaddressable=_unaddressable(settings, letter, seen.owed),
         unread=_unread(settings, letter, stub, seen.missed, seen.clocks),
     )
     if key is None or delivery is None:
@@ -224,7 +224,7 @@ def _facts(sources: Sources, letter: Letter, look: Look, seen: _Seen) -> Facts:
     )
 
 
-def _nameless(settings: Settings, letter: Letter, owed: Mapping[Key, set[str]]) -> str | None:
+def _unaddressable(settings: Settings, letter: Letter, owed: Mapping[Key, set[str]]) -> str | None:
     key = letter.key
     if letter.message_id is None:
         return "no_id"

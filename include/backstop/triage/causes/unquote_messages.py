@@ -1,6 +1,7 @@
-"""Takes the quotes off text that says what happened, so that it is not taken for a value: `msg="no such account"`.
+"""Removes the quotes around an error's message, so that it is not masked as a value: `msg="no such account"`.
 
-What follows a key of errors, and the only argument of a type of error, as Python prints one. All else in quotes is a value.
+That is text after a key such as `msg`, and the only argument of an exception as Python prints it. Any other quoted text is a
+value.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ SAYS_WHAT = frozenset(
         "message",
     }
 )
-"""Keys whose value in words says what happened."""
+"""Keys whose value, in words, is a message."""
 SAYS_CODE = frozenset(
     {"code", "errcode", "error_code", "errorcode", "errno", "sqlstate", "status_code"}
 )
-"""Keys whose number says it."""
+"""Keys whose number is a code."""
 _KEY = "|".join(sorted(SAYS_WHAT | SAYS_CODE, key=len, reverse=True))
 _TEXT = r"[bu]?(?P<text>\"(?:[^\"\\\n]|\\.){0,1000}\"|'(?:[^'\\\n]|\\.){0,1000}')"
 _SAID = re.compile(
@@ -45,8 +46,8 @@ STILL_SAID = re.compile(rf"(?<![\w.\-])(?:{_KEY})\s?[:=]\s?(?!<\*>)[^\s,;)\]}}]"
 """A key of errors whose value is no slot."""
 
 
-def unquote_said(text: str) -> str:
-    """One line."""
+def unquote_messages(text: str) -> str:
+    """`text`: one line."""
     return _RAISED.sub(
         _unquote_raised,
         _SAID.sub(lambda found: found["key"] + found["equals"] + found["text"][1:-1], text),

@@ -1,8 +1,8 @@
-"""Tells whether a letter whose broker id is stored already is the same letter, or another death under the same id.
+"""Decides whether a dead letter whose broker id is stored already is the same one, or another death under the same id.
 
-A letter is met again when a drain died before its acknowledgement, or when two drains read one queue. Another death has the
-same id where the broker itself sends a message again without giving it a new one. A letter that cannot be told apart stays
-in the broker, unread: the next drain can tell.
+The same dead letter is read twice when a drain died before its acknowledgement, or when two drains read one queue. Another
+death has the same id where the broker itself sends a message again without giving it a new id. If neither can be excluded,
+the dead letter stays in the broker, and the next drain decides.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from backstop.brokers.protocol import DeadLetter
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A letter that is stored under a broker's id."""
+    """A dead letter that is stored under a broker's id."""
 
     broker_id: str
     topic: str | None
@@ -28,14 +28,16 @@ class Stored:
 
 
 class Met(Enum):
-    """What a letter is to the store."""
+    """What a dead letter is to the store."""
 
     NEW = "it is stored under the next free id"
     KNOWN = "it is stored, and is acknowledged once more"
     LEFT = "it may be either: it is neither stored nor acknowledged"
 
 
-def met_again(letter: DeadLetter, stored: Stored, began: datetime, first_batch: int | None) -> Met:
+def redrain_match(
+    letter: DeadLetter, stored: Stored, began: datetime, first_batch: int | None
+) -> Met:
     """`stored`: the last one of the same broker id, topic, group and message id. `began`: when this reader was opened.
     `first_batch`: the first page that this reader's letters were stored in."""
     if letter.died_at is not None and stored.died_at is not None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from backstop.brokers.protocol import DeadLetter
-from backstop.triage.drain.met_again import Met, Stored, met_again
+from backstop.triage.drain.redrain_match import Met, Stored, redrain_match
 
 BEGAN = datetime(2026, 11, 21, 12, tzinfo=UTC)
 BEFORE, SINCE = BEGAN - timedelta(seconds=1), BEGAN + timedelta(seconds=1)
@@ -46,7 +46,7 @@ def test_the_rule_of_letters_that_are_met_again(
 ) -> None:
     letter = DeadLetter("q", "id", "g", "t", "m", b"", b"{}", died_at=died)
     assert (
-        met_again(
+        redrain_match(
             letter,
             Stored("id", "t", "g", "m", stored_died, batch, acknowledged),
             BEGAN,

@@ -1,4 +1,4 @@
-"""Refuses what a person typed and nothing has: a name, a number beyond what the database counts to."""
+"""Errors for options of the command line that cannot be: unknown names, and what excludes one another."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from backstop.config.settings import Settings  # `--help` is not to wait for it
 
 LARGEST = 2**63 - 1
-"""Of every number that goes to the database."""
+"""The largest number that an option for the database takes."""
 
 
-def misused(what: str, next_step: str, kept: str = "Nothing was read.") -> ConfigurationError:
-    """The error to raise."""
+def usage_error(what: str, next_step: str, kept: str = "Nothing was read.") -> ConfigurationError:
+    """The error to raise for a wrong use of the command line."""
     return ConfigurationError(what, kept=kept, next_step=next_step)
 
 
 def require_known(option: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises ConfigurationError for a value that this option cannot have: it would find nothing, as if all were well."""
+    """Raises ConfigurationError for an unknown value, which would otherwise look as if nothing were found."""
     names = [str(name) for name in known]
     for one in given:
         if one not in names:
-            raise misused(
+            raise usage_error(
                 f"{option} {one}: there is no such {option.removeprefix('--')}.",
                 f"Name one of: {', '.join(names)}.",
             )
@@ -33,9 +33,9 @@ def require_known(option: str, given: Iterable[str], known: Iterable[str]) -> No
 def explain_nothing(
     settings: Settings, topics: Iterable[str] = (), groups: Iterable[str] = ()
 ) -> None:
-    """To be asked when nothing was found: raises ConfigurationError for a topic or group that there is not.
+    """Call it when nothing was found: raises ConfigurationError for an unknown topic or group.
 
-    What is stored of one that left the settings is found, and then nobody asks.
+    Rows of a topic that left the settings are still found, without this check.
     """
     require_known("--topic", topics, settings.topics)
     require_known("--group", groups, settings.groups)

@@ -1,4 +1,4 @@
-"""Asks a reader of dead letters, so that what one queue's letters do to it, or one broker's settings, stops that one alone."""
+"""Guards a reader of dead letters: an error in one queue, or in one broker's settings, stops that one alone."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ _R = TypeVar("_R")
 
 
 class Unreadable(BrokerUnavailable):
-    """The broker answered, and what it answered could not be read: of this queue alone."""
+    """The broker answered, and the answer could not be read; only this queue is affected."""
 
 
-def ask_reader(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-    """What the call answers. Raises Unavailable, also for settings of the broker that cannot be; of a failure that nobody
-    foresaw Unreadable.
+def guard_reader(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    """The call's result. Raises Unavailable, also for wrong settings of the broker, and Unreadable for any other error.
 
-    That says the kind and the place, never the text of the failure, which may quote a letter.
+    Unreadable has the error's type and place, never its text, which may quote a dead letter.
     """
     try:
         return call(*args, **kwargs)
@@ -38,6 +37,6 @@ def ask_reader(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _
 
 
 def kind_and_place(error: Exception) -> str:
-    """What may be said of a failure whose text may quote a letter."""
+    """What may be shown of an error whose text may quote a dead letter."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} in {Path(at.filename).name}, line {at.lineno}"

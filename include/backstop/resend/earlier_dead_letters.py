@@ -1,4 +1,4 @@
-"""Tells which dead letters of a topic were there before a step of its ramp went out, and so are not its doing."""
+"""Finds the dead letters of a topic that were there before a step of its ramp, which the step therefore did not cause."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from backstop.sql.named import load
 
 _SQL = load("backstop.resend", "queries.sql")
 _New = set[tuple[str | None, str]]
-"""(group, message id) of letters since the step; without a group: of every group."""
+"""(group, message id) of dead letters since the step; without a group: of every group."""
 
 
-class OldLetters:
+class EarlierDeadLetters:
     """The dead letters of a topic's groups; read once, and only when a message of the step has one."""
 
     def __init__(self, worker: Worker, topic: str, released_at: datetime) -> None:
@@ -27,11 +27,10 @@ class OldLetters:
         self._new: _New | None = None
 
     def groups(self, judged: Sequence[Judged]) -> set[str] | None:
-        """Of one message's deliveries: the groups that are DEAD_LETTERED by letters from before the step alone; null: that is
-        not known, because the broker did not answer, which the run misses.
+        """Groups of one message whose dead letters are all from before the step; None: not known, because the broker did not
+        answer.
 
-        A letter whose time is not known counts as new, and so does one within the clocks' tolerance: a stop too many asks a
-        person.
+        A dead letter of unknown time, or within the clocks' tolerance, counts as new: an unnecessary stop only asks a person.
         """
         dead = {
             one.consumer_group: one.message_id
@@ -66,7 +65,7 @@ class OldLetters:
         except Unavailable as error:
             self._worker.miss(f"broker {name}", error.what)
             return None
-        # The queues before what was drained from them: a letter that moves meanwhile is seen once at least.
+        # The queues first, then what was drained from them: a dead letter that moves meanwhile is seen at least once.
         with self._worker.control, self._worker.control.cursor() as cursor:
             cursor.execute(
                 _SQL["stored_letters_since"], {"topic": self._topic, "since": self._since}

@@ -1,4 +1,4 @@
-"""Tells people what a case of dead letters has come to: counts by reason, first and last death, a few ids."""
+"""Writes the summary of a case of dead letters: counts by reason, first and last death, a few ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SQL = load("backstop.triage.decide", "decide.sql")
 
 
 def refresh_cases(control: Any, run: Run, cases: Iterable[int]) -> None:
-    """Writes summary and evidence of these cases anew, each in its own transaction. Raises RunLost."""
+    """Writes the summaries and evidence of these cases again, each in its own transaction. Raises RunLost."""
     for case_id in sorted(cases):
         with control, control.cursor() as cur:
             hold(cur, run)
@@ -22,7 +22,7 @@ def refresh_cases(control: Any, run: Run, cases: Iterable[int]) -> None:
 
 
 def refresh_case(cur: Any, case_id: int) -> None:
-    """The same for one case, in the caller's transaction; a case without undecided letters keeps what it said last."""
+    """The same for one case, in the caller's transaction; a case without undecided dead letters keeps its last summary."""
     cur.execute(_SQL["count_case"], {"case_id": case_id})
     total, first, last, drained, drained_last, deliveries, reasons, categories, examples = (
         cur.fetchone()
@@ -31,7 +31,7 @@ def refresh_case(cur: Any, case_id: int) -> None:
         return
     cur.execute(_SQL["case_cause"], {"case_id": case_id})
     topic, group = cur.fetchone()
-    told = {reason: n for reason, n in reasons.items() if reason in REASONS}
+    undecided = {reason: n for reason, n in reasons.items() if reason in REASONS}
     evidence = {
         "letters": total,
         "first_death": first or drained,
@@ -42,11 +42,11 @@ def refresh_case(cur: Any, case_id: int) -> None:
         "examples": examples,
     }
     cur.execute(
-        _SQL["tell_case"],
+        _SQL["refresh_case_summary"],
         {
             "case_id": case_id,
             "evidence": json.dumps(evidence, default=str),
-            "summary": summary_of(topic, group, told) if told else None,
+            "summary": summary_of(topic, group, undecided) if undecided else None,
         },
     )
 
