@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from backstop.brokers.rocketmq.inspect.clock import Clock
-from backstop.brokers.rocketmq.inspect.look import Looker
+from backstop.brokers.rocketmq.inspect.read_progress import ProgressReader
 from backstop.brokers.rocketmq.inspect.retries import RetryReader
 from backstop.brokers.rocketmq.inspect.schedule import Schedule
 from backstop.brokers.rocketmq.routes.route import Routes
@@ -31,10 +31,10 @@ class World:
         routes, clock = Routes(self.pool, brokers=brokers, answer_timeout=10.0), Clock(self.pool)
         levels = parse_levels(server.settings["messageDelayLevel"])
         schedule = Schedule(self.pool, clock, levels)
-        self.look = Looker(self.pool, routes, clock, schedule, seconds=10.0)
+        self.look = ProgressReader(self.pool, routes, clock, schedule, seconds=10.0)
         self.retries = RetryReader(self.pool, self.look, schedule, seconds=10.0)
         # One for which everything that is scheduled is due at once, so that what is not delivered is late.
-        self.hasty = Looker(
+        self.hasty = ProgressReader(
             self.pool,
             routes,
             clock,

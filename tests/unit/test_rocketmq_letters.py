@@ -21,9 +21,9 @@ from backstop.brokers.rocketmq.dead_letters.dead_queue import (
     _in_a_row,
 )
 from backstop.brokers.rocketmq.dead_letters.drain import Drain, RocketMQLetters
-from backstop.brokers.rocketmq.message.read_letter import (
+from backstop.brokers.rocketmq.message.read_dead_letter import (
     broker_id_of,
-    read_letter,
+    read_dead_letter,
     ref_of,
     topic_of,
 )
@@ -74,7 +74,7 @@ def entry(offset: int = 0, body: bytes = b"{}", **changes: Any) -> Stored:
 class TestReading:
     def test_a_letter_has_its_message_apart_from_what_the_broker_wrote(self) -> None:
         one = entry(7, b"\x00whole", properties={"TAGS": "eu", "__SHARDINGKEY": "k 1"})
-        letter = read_letter(QUEUE, "broker-a", "billing", one, Position(1, 5, "0"))
+        letter = read_dead_letter(QUEUE, "broker-a", "billing", one, Position(1, 5, "0"))
         assert (letter.message_id, letter.topic, letter.group, letter.content) == (
             "m-7",
             "orders",
@@ -146,7 +146,7 @@ class TestReading:
 
     def test_a_content_that_cannot_be_unpacked_is_kept_as_it_is_stored_and_said(self) -> None:
         one = entry(0, b"\x04\x22packed", crc=7)
-        letter = read_letter(QUEUE, "broker-a", "billing", one, None)
+        letter = read_dead_letter(QUEUE, "broker-a", "billing", one, None)
         assert (letter.content, letter.invalid, letter.message_id) == (
             b"\x04\x22packed",
             "its content is not the one that was stored (the checksum differs)",
@@ -154,7 +154,7 @@ class TestReading:
         )
 
     def test_what_is_missing_is_said(self) -> None:
-        letter = read_letter(
+        letter = read_dead_letter(
             QUEUE, "b", "billing", entry(properties={ID_HEADER: None, "RETRY_TOPIC": None}), None
         )
         assert (letter.message_id, letter.topic) == (None, None)

@@ -21,8 +21,8 @@ from backstop.brokers.rocketmq.inspect.check_config import (
     check_subscription,
 )
 from backstop.brokers.rocketmq.inspect.clock import Clock
-from backstop.brokers.rocketmq.inspect.look import Looker
 from backstop.brokers.rocketmq.inspect.measure_durability import ConfigReader
+from backstop.brokers.rocketmq.inspect.read_progress import ProgressReader
 from backstop.brokers.rocketmq.inspect.schedule import Schedule
 from backstop.brokers.rocketmq.producer.publish import Publisher
 from backstop.brokers.rocketmq.routes.route import Routes
@@ -55,8 +55,10 @@ class Broker:
 
     def publisher(self, seconds: float = 5.0) -> Publisher:
         routes, clock = Routes(self.pool, brokers=None, answer_timeout=5.0), Clock(self.pool)
-        looker = Looker(self.pool, routes, clock, Schedule(self.pool, clock, []), seconds=5.0)
-        return Publisher(self.pool, routes, looker, send_timeout=seconds, max_bytes=1000)
+        reader = ProgressReader(
+            self.pool, routes, clock, Schedule(self.pool, clock, []), seconds=5.0
+        )
+        return Publisher(self.pool, routes, reader, send_timeout=seconds, max_bytes=1000)
 
     def _accept(self) -> None:
         while True:

@@ -10,8 +10,8 @@ from typing import Self
 
 from backstop.brokers.activemq.decode import letter_of
 from backstop.brokers.activemq.frames import Frame, encode
-from backstop.brokers.activemq.look import Looker
 from backstop.brokers.activemq.names import Names
+from backstop.brokers.activemq.read_progress import ProgressReader
 from backstop.brokers.activemq.session import Lost, NotSent, Pool, Session, said
 from backstop.brokers.activemq.unavailable import unavailable
 from backstop.brokers.protocol import LETTER_PAGE_BYTES, LETTERS_IN_HAND, DeadLetter
@@ -26,11 +26,11 @@ class ActiveMQLetters:
     """One reader of one dead-letter queue. What it holds, another reader does not get until this one is closed."""
 
     def __init__(
-        self, pool: Pool, looker: Looker, names: Names, queue: str, *, seconds: float
+        self, pool: Pool, reader: ProgressReader, names: Names, queue: str, *, seconds: float
     ) -> None:
-        self._pool, self._looker, self._names, self._queue, self._seconds = (
+        self._pool, self._reader, self._names, self._queue, self._seconds = (
             pool,
-            looker,
+            reader,
             names,
             queue,
             seconds,
@@ -73,14 +73,14 @@ class ActiveMQLetters:
                         raise Lost(said(frame))
                     if frame.command != "MESSAGE":
                         continue
-                    if not self._looker.whole(self._queue, frame):
+                    if not self._reader.whole(self._queue, frame):
                         self._left += 1
                         continue
                     self._arrived.append(frame)
                     arrived += len(frame.body)
                 if self._arrived:
                     return self._page(limit)
-                depth = self._looker.depth(self._queue)
+                depth = self._reader.depth(self._queue)
                 if depth is None or depth[0] <= len(self._acks) + self._left:
                     break  # all others were read and are not acknowledged
                 if time.monotonic() > deadline:
@@ -129,7 +129,7 @@ class ActiveMQLetters:
 
     def _connected(self) -> Session | None:
         """The subscription; null while there is no such queue: asking for it would make one."""
-        if self._session is None and self._looker.depth(self._queue) is not None:
+        if self._session is None and self._reader.depth(self._queue) is not None:
             try:
                 self._session = self._pool.new()
             except NotSent as error:

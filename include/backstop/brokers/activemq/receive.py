@@ -26,8 +26,8 @@ from backstop.brokers.activemq.decode import (
     message_of,
 )
 from backstop.brokers.activemq.frames import Frame, encode
-from backstop.brokers.activemq.look import Looker
 from backstop.brokers.activemq.names import Names
+from backstop.brokers.activemq.read_progress import ProgressReader
 from backstop.brokers.activemq.session import SILENCE_SECONDS, Lost, NotSent, Pool, Session, said
 from backstop.brokers.activemq.unavailable import unavailable
 from backstop.brokers.protocol import Received
@@ -48,7 +48,7 @@ class ActiveMQSubscription:
         self,
         pool: Pool,
         names: Names,
-        looker: Looker | None,
+        reader: ProgressReader | None,
         *,
         group: str,
         topics: Sequence[str],
@@ -56,7 +56,7 @@ class ActiveMQSubscription:
         delivery_limit: int | None,
         prefetch: int = PREFETCH,
     ) -> None:
-        self._pool, self._names, self._looker = pool, names, looker
+        self._pool, self._names, self._reader = pool, names, reader
         self._group, self._topics, self._prefetch = group, tuple(topics), prefetch
         self._seconds, self._limit = seconds, delivery_limit
         self._session: Session | None = None
@@ -152,9 +152,9 @@ class ActiveMQSubscription:
         if self._session is not None:
             return self._session
         queues = {topic: self._names.queue(topic, self._group) for topic in self._topics}
-        if self._looker is not None:
+        if self._reader is not None:
             for topic, queue in queues.items():
-                if self._looker.depth(queue) is None:
+                if self._reader.depth(queue) is None:
                     raise unavailable(
                         "subscribing",
                         f"the group {self._group!r} has no queue {queue!r} of {topic!r}",
@@ -273,8 +273,8 @@ class ActiveMQSubscription:
     def _whole(self, queue: str, frame: Frame) -> bool:
         """Whether the frame shows the content. Where the broker cannot be asked, an empty text is taken for a message without."""
         try:
-            return Looker.shows_content(frame) or (
-                self._looker is not None and self._looker.whole(queue, frame)
+            return ProgressReader.shows_content(frame) or (
+                self._reader is not None and self._reader.whole(queue, frame)
             )
         except BrokerUnavailable as error:
             log.warning("%s", error)

@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 
 from backstop.brokers.redis_streams.exchange import Exchange, Lost, NotSent, Script, unavailable
 from backstop.brokers.redis_streams.keys import Keys
-from backstop.brokers.redis_streams.look import micros_of
+from backstop.brokers.redis_streams.read_progress import micros_of
 from backstop.model.errors import ConfigurationError
 
 CREATE_QUEUE = Script.load("create_queue")

@@ -13,7 +13,7 @@ from typing import Any
 from backstop.brokers.protocol import Holder
 from backstop.brokers.rocketmq.consumer.members import ask_members, ask_running_info
 from backstop.brokers.rocketmq.inspect.clock import as_datetime
-from backstop.brokers.rocketmq.inspect.look import Looker
+from backstop.brokers.rocketmq.inspect.read_progress import ProgressReader
 from backstop.brokers.rocketmq.message.names import encode_group, queue_number, retry_topic
 from backstop.brokers.rocketmq.wire import fastjson
 from backstop.brokers.rocketmq.wire.codes import ResponseCode
@@ -32,7 +32,7 @@ _UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)
 
 def holders(
     pool: Pool,
-    looker: Looker,
+    reader: ProgressReader,
     brokers: tuple[str, ...] | None,
     topic: str,
     group: str,
@@ -43,7 +43,7 @@ def holders(
     BrokerUnavailable when a master does not answer; a consumer that does not is one that does not tell.
     """
     doing = f"looking for the consumers of the group {group!r}"
-    name, masters, _ = looker.find(topic, doing, deadline)
+    name, masters, _ = reader.find(topic, doing, deadline)
     found: list[Holder] = []
     for client, told in running_infos(pool, group, masters, doing, deadline).items():
         try:
@@ -69,14 +69,16 @@ def holders(
     return sorted(found, key=lambda one: (one.queue_id is None, one.queue_id or 0, one.consumer))
 
 
-def why_no_retry(pool: Pool, looker: Looker, topic: str, group: str, deadline: float) -> str | None:
+def why_no_retry(
+    pool: Pool, reader: ProgressReader, topic: str, group: str, deadline: float
+) -> str | None:
     """Why a copy must not go to the retry topic of the group now; null: it may. Raises BrokerUnavailable.
 
     While a group holds a lock, of whatever topic, its broker writes what is sent to its retry topic into its dead-letter queue.
     And consumers that POP through the proxy read other retry topics than this one.
     """
     doing = f"looking whether a copy can go to the retry topic of the group {group!r}"
-    _, masters, _ = looker.find(topic, doing, deadline)
+    _, masters, _ = reader.find(topic, doing, deadline)
     locked, read = 0, set()
     infos = running_infos(pool, group, masters, doing, deadline)
     for client, told in infos.items():

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from backstop.brokers.protocol import Receipt
 from backstop.brokers.rocketmq.inspect.locks import why_no_retry
-from backstop.brokers.rocketmq.inspect.look import Looker
+from backstop.brokers.rocketmq.inspect.read_progress import ProgressReader
 from backstop.brokers.rocketmq.message.batch import write_batch
 from backstop.brokers.rocketmq.message.epoch import EPOCH
 from backstop.brokers.rocketmq.message.names import encode_group, encode_topic, retry_topic
@@ -160,10 +160,16 @@ class Publisher:
     """Publishes for one adapter. Safe to share between threads."""
 
     def __init__(
-        self, pool: Pool, routes: Routes, looker: Looker, *, send_timeout: float, max_bytes: int
+        self,
+        pool: Pool,
+        routes: Routes,
+        reader: ProgressReader,
+        *,
+        send_timeout: float,
+        max_bytes: int,
     ) -> None:
         """`send_timeout`: seconds for the whole of one publish; `max_bytes`: of one message's content."""
-        self._pool, self._routes, self._looker = pool, routes, looker
+        self._pool, self._routes, self._reader = pool, routes, reader
         self._seconds, self._max_bytes = send_timeout, max_bytes
 
     def publish(self, messages: Sequence[Message], group: str | None) -> list[Receipt]:
@@ -264,7 +270,7 @@ class Publisher:
         if isinstance(route, Receipt):
             return route
         try:
-            why = why_no_retry(self._pool, self._looker, topic, group, deadline)
+            why = why_no_retry(self._pool, self._reader, topic, group, deadline)
         except (BrokerUnavailable, ConfigurationError, ContractBroken) as error:
             why = f"whether the group would read it could not be looked for: {error.what}"
         return route if why is None else _refused(f"Nothing was sent: {why}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from backstop.brokers.rocketmq.message.epoch import EPOCH
 from backstop.brokers.rocketmq.message.names import queue_number
-from backstop.brokers.rocketmq.message.read_letter import encoded
+from backstop.brokers.rocketmq.message.read_dead_letter import encoded
 from backstop.brokers.rocketmq.message.stored import Stored, read_store_id, read_stored
 from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Routes
 from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode

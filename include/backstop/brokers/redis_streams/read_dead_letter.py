@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Self
 
 from backstop.brokers.protocol import DeadLetter
-from backstop.brokers.redis_streams.look import instant_of
+from backstop.brokers.redis_streams.read_progress import instant_of
 from backstop.model.records import ID_HEADER, Position
 
 _MAX_MICROS = (datetime(9999, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(
@@ -55,7 +55,7 @@ class Shape:
         )
 
 
-def read_letter(
+def read_dead_letter(
     queue: str, topic: str, group: str, entry_id: str, shape: Shape, values: Sequence[bytes]
 ) -> DeadLetter:
     """`topic` and `group` are those of the stream. Of a field that is there twice the last one counts."""

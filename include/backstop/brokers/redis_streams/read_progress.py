@@ -1,5 +1,4 @@
-"""Looks at queues, groups and dead letters: one script call a queue, all in one pipeline, no message content
-moved."""
+"""Reads queues, groups' progress and dead letters: one script call a queue, all in one pipeline, without message contents."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ LOOK_TIME = Script.load("entry_time", "look_time")
 READ_DEAD = Script.load("read_dead")
 DEAD_PAGE = 500
 LISTED = 1_000
-"""Messages in the hands of a group that one look lists in a queue; the server does nothing else meanwhile."""
+"""Unacknowledged messages of a group that one call lists in a queue; the server does nothing else meanwhile."""
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -34,7 +33,7 @@ def instant_of(micros: bytes | int) -> datetime:
     return _START + timedelta(microseconds=int(micros))
 
 
-class Looker:
+class ProgressReader:
     """Reads for one adapter; every method raises BrokerUnavailable rather than leave a queue out."""
 
     def __init__(self, exchange: Exchange, keys: Keys) -> None:

@@ -6,7 +6,12 @@ import random
 
 import pytest
 
-from backstop.brokers.redis_streams.read_letter import _REGULAR, Shape, _read_any, read_letter
+from backstop.brokers.redis_streams.read_dead_letter import (
+    _REGULAR,
+    Shape,
+    _read_any,
+    read_dead_letter,
+)
 
 REGULAR = {
     b"time": b"1763746000000000",
@@ -68,7 +73,7 @@ def test_both_ways_read_the_same(seed: int) -> None:
         values = [REGULAR[name] for name in names]
         for _ in range(random_.choice((0, 1, 1, 2))):
             values[random_.randrange(len(values))] = random_.choice(ODD)
-        short = read_letter(
+        short = read_dead_letter(
             "q", "topic", "group", "1763746001000-0", Shape.of(tuple(names)), values
         )
         assert short == _read_any("q", "topic", "group", "1763746001000-0", names, values)

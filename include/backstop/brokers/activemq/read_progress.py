@@ -1,4 +1,4 @@
-"""Looks at topics, groups and dead letters: how much by Jolokia, what by a browser over STOMP, nothing removed.
+"""Reads topics, groups' progress and dead letters: depths by Jolokia, messages by a browser over STOMP. Nothing is removed.
 
 A group has no offsets here, only a queue: its progress is a time, that of the oldest message still in the queue.
 """
@@ -24,7 +24,7 @@ QUEUE_ID = 0
 """A topic has one queue for each group: seen from the topic it is one, without offsets and without epochs."""
 OLDEST = 100
 OLDEST_BYTES = 4 * 1024 * 1024
-"""How much of the front of a queue is looked at for the oldest message. The broker stamps in the order of arrival; what a
+"""How much of the front of a queue is searched for the oldest message. The broker stamps in the order of arrival; what a
 transaction stores later than it was stamped is at most `max_send_duration` older than what lies before it, and by so much
 the rule waits."""
 LISTED = 400
@@ -39,7 +39,7 @@ _CLOCK = "/temp-queue/backstop.clock"
 _LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
 
 
-class Looker:
+class ProgressReader:
     """Reads for one adapter; every method raises BrokerUnavailable rather than leave something out."""
 
     def __init__(

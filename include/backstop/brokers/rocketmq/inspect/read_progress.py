@@ -1,8 +1,8 @@
-"""Looks at topics and groups: queues, how far a group has committed, and the time at an offset; nothing is changed by it.
+"""Reads topics and groups: the ends of queues, committed offsets, and the time at an offset. Nothing is changed.
 
-Safe by its order: the time; then what is due and not delivered, and whether the queues hold all that was stored before it; then
-what the group committed; then the queues' ends; then the messages at the places where the group is. What comes in between can
-only make a group look farther behind.
+The order makes it safe: the time; then messages that are due and not delivered, and whether the queues hold all that was stored
+before it; then committed offsets; then the ends of the queues; then the messages at the committed offsets. Whatever arrives in
+between can only make a group appear farther behind.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class QueueEnds:
     """One queue of a topic as its master has it now: the first offset still there and the next one to be stored."""
 
     number: int
@@ -51,8 +51,8 @@ class Place:
     next: int
 
 
-class Looker:
-    """Reads for one adapter. `seconds`: the time of one look. Every method raises BrokerUnavailable rather than leave a
+class ProgressReader:
+    """Reads for one adapter. `seconds`: how long one call may take. Every method raises BrokerUnavailable rather than leave a
     queue out. Safe to share between threads."""
 
     def __init__(
@@ -147,19 +147,19 @@ class Looker:
 
     def places(
         self, name: str, masters: Mapping[str, str], doing: str, deadline: float
-    ) -> list[Place]:
+    ) -> list[QueueEnds]:
         """Every queue that these masters have of a topic (RocketMQ's name), by their numbers."""
         requests = [
             (address, Request(RequestCode.GET_TOPIC_STATS_INFO, {"topic": name}))
             for address in masters.values()
         ]
-        found: list[Place] = []
+        found: list[QueueEnds] = []
         for (broker, address), answer in zip(
             masters.items(), require_answers(self._pool, requests, deadline, doing), strict=True
         ):
             for queue_id, first, following in read_stats(answer, doing):
                 number = queue_number(broker, queue_id, self._routes.brokers)
-                found.append(Place(number, broker, address, queue_id, first, following))
+                found.append(QueueEnds(number, broker, address, queue_id, first, following))
         return sorted(found, key=lambda place: place.number)
 
     def committed(
@@ -215,7 +215,7 @@ class Looker:
     def _passed_until(
         self,
         name: str,
-        places: Sequence[Place],
+        places: Sequence[QueueEnds],
         offsets: Mapping[int, int],
         times: Times,
         doing: str,
@@ -237,7 +237,7 @@ class Looker:
     def _stored_at(
         self,
         name: str,
-        wanted: Sequence[tuple[Place, int]],
+        wanted: Sequence[tuple[QueueEnds, int]],
         times: Times,
         doing: str,
         deadline: float,
@@ -248,7 +248,7 @@ class Looker:
                 (place.address, pull(name, place.queue_id, offset, 1)) for place, offset in wanted
             ]
             answers = require_answers(self._pool, requests, deadline, doing, also=NOTHING_THERE)
-            again: list[tuple[Place, int]] = []
+            again: list[tuple[QueueEnds, int]] = []
             for (place, offset), answer in zip(wanted, answers, strict=True):
                 if answer.code == ResponseCode.SUCCESS:
                     stored_at = _first_stored_at(answer, doing) - times.ahead(place.broker)

@@ -81,7 +81,7 @@ def ref_of(broker: str, group: str, stored: Stored) -> DeadLetterRef:
     )
 
 
-def read_letter(
+def read_dead_letter(
     queue: str, broker: str, group: str, stored: Stored, position: Position | None
 ) -> DeadLetter:
     """The entry, whole. A content that cannot be unpacked is handed out as it is stored, and `invalid` says so."""
