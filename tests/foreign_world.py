@@ -9,7 +9,7 @@ from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.model.records import Key
 from backstop.sweep.foreign.open import open_foreign
-from backstop.sweep.foreign.protocol import ForeignLeases, LogStanding, Told
+from backstop.sweep.foreign.protocol import ForeignDecision, ForeignLeases, LogStanding
 
 HOUR = 3600
 KINDS: dict[str, dict[str, Any]] = {
@@ -75,5 +75,5 @@ def done(*message_ids: str, topic: str = "orders") -> Log:
     return Log({Key(topic, message_id): ("CONSUMED", False) for message_id in message_ids})
 
 
-def decisions(told: Sequence[Told]) -> dict[tuple[str, str], str]:
+def decisions(told: Sequence[ForeignDecision]) -> dict[tuple[str, str], str]:
     return {(one.topic, one.message_id): one.decision for one in told}

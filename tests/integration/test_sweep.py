@@ -22,7 +22,7 @@ from backstop.model.errors import AuditFailed, ConfigurationError, LeaseLost, St
 from backstop.runs.run import close_run, open_run
 from backstop.sweep.check_redis import check_leases
 from backstop.sweep.run_once import count_before, run_duty
-from backstop.sweep.tally import Told
+from backstop.sweep.tally import SweepDecision
 from backstop_lab.servers.ports import free_port
 from resend_world import TOPIC, World, ids, servers, world
 
@@ -265,7 +265,7 @@ def test_a_dry_run_tells_what_it_would_do_and_changes_nothing(world: World) -> N
     front(world).held([(lease, Arrival(TOPIC, "stuck"))])
     end_leases(world)
     end_records(world)
-    told: list[Told] = []
+    told: list[SweepDecision] = []
     counts = sweep(world, dry_run=True, tell=told.append)
     assert counts["reclaim"] == 2
     assert {(one.line.place, one.line.host, one.message_id) for one in told} == {
@@ -292,7 +292,7 @@ def test_the_database_takes_back_exactly_what_a_dry_run_names(world: World) -> N
         WHERE ends IS NOT NULL OR state = 'CONSUMING'""",
         [TOPIC],
     )
-    before, told = states(world), list[Told]()
+    before, told = states(world), list[SweepDecision]()
     sweep(world, dry_run=True, tell=told.append)
     counts = sweep(world)
     changed = {

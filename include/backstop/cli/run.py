@@ -186,10 +186,10 @@ def sweep(
     Ends with 3 when a database or Redis did not answer: the others were swept.
     """
     from backstop.sweep.run_once import run_duty
-    from backstop.sweep.tally import Told
+    from backstop.sweep.tally import SweepDecision
 
     settings, known = context.load_settings(), context.connections()
-    told: list[Told] = []
+    told: list[SweepDecision] = []
 
     with out.progress("sweep"):
         counts = run_duty(

@@ -55,8 +55,8 @@ class Judged:
         return Key(self.topic, self.message_id)
 
 
-class Told(NamedTuple):
-    """What a decision needs of one delivery's verdict."""
+class DeliveryVerdict(NamedTuple):
+    """One delivery's verdict, as far as a decision needs it."""
 
     consumer_group: str
     verdict: Verdict
@@ -113,7 +113,7 @@ class Judgement:
         return [_judged(row) for row in self.judged_table.to_pylist()]
 
     @cached_property
-    def told(self) -> dict[tuple[str, str], tuple[Told, ...]]:
+    def told(self) -> dict[tuple[str, str], tuple[DeliveryVerdict, ...]]:
         """The verdicts of each message's deliveries, by key, without what they rest on: the quick way through a batch."""
         names = (
             "topic",
@@ -126,18 +126,20 @@ class Judgement:
         )
         columns = (self.judged_table.column(name).to_pylist() for name in names)
         # Most deliveries of a batch are told the same: one record for each thing told.
-        same: dict[tuple[Any, ...], Told] = {}
-        by_key: dict[tuple[str, str], tuple[Told, ...]] = {}
+        same: dict[tuple[Any, ...], DeliveryVerdict] = {}
+        by_key: dict[tuple[str, str], tuple[DeliveryVerdict, ...]] = {}
         for topic, message_id, *what in zip(*columns, strict=True):
             said = tuple(what)
             if said not in same:
                 group, verdict, reason, eligible, next_look_at = said
-                same[said] = Told(group, Verdict(verdict), reason, eligible, instant(next_look_at))
+                same[said] = DeliveryVerdict(
+                    group, Verdict(verdict), reason, eligible, instant(next_look_at)
+                )
             by_key[topic, message_id] = (*by_key.get((topic, message_id), ()), same[said])
         return by_key
 
     @cached_property
-    def numbered(self) -> tuple[pa.Table, list[Told]]:
+    def numbered(self) -> tuple[pa.Table, list[DeliveryVerdict]]:
         """(topic, message_id and `told` of each delivery; what each number of `told` means): thousands of deliveries are told few
         different things, and columns are quicker than records."""
         names = ("consumer_group", "verdict", "reason", "eligible", "next_look_at")
@@ -145,7 +147,7 @@ class Judgement:
         places = [pc.index(numbers, number).as_py() for number in range(len(pc.unique(numbers)))]
         firsts = self.judged_table.select(names).take(pa.array(places, pa.int64()))
         return self.judged_table.select(["topic", "message_id"]).append_column("told", numbers), [
-            Told(group, Verdict(verdict), reason, eligible, instant(next_look_at))
+            DeliveryVerdict(group, Verdict(verdict), reason, eligible, instant(next_look_at))
             for group, verdict, reason, eligible, next_look_at in map(
                 dict.values, firsts.to_pylist()
             )
