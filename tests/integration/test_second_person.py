@@ -13,7 +13,7 @@ from backstop.cli.app import run_app
 from backstop.config.people import Action, PeopleSettings
 from backstop.decisions.actions import ACTIONS
 from backstop.decisions.decide import Decided, decide
-from backstop.decisions.look import show
+from backstop.decisions.list_cases import show
 from backstop.decisions.propose import lapse, proposed
 from backstop.decisions.question_text import body_of, subject_of
 from backstop.incidents.replay import Wanted, run_incident

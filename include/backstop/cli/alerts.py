@@ -21,7 +21,7 @@ def list_them(
     as_json: out.Json = False,
 ) -> None:
     """List alerts, the newest first, and which channel got each."""
-    from backstop.alerts.look import list_alerts
+    from backstop.alerts.list_alerts import list_alerts
 
     with context.control(context.load_settings(), context.connections()) as conn:
         alerts = list_alerts(conn, undelivered=undelivered, limit=limit)

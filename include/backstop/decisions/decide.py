@@ -41,7 +41,7 @@ from backstop.decisions.actions import (
     why_not_with,
 )
 from backstop.decisions.answer_parked import answer_parked
-from backstop.decisions.look import Case, show
+from backstop.decisions.list_cases import Case, show
 from backstop.decisions.propose import (
     APPROVE,
     REJECT,

@@ -19,8 +19,8 @@ from backstop.model.records import Counts
 from backstop.sql.named import load
 from backstop.watch import rules
 from backstop.watch.judge import limits_of
-from backstop.watch.look import History
-from backstop.watch.looks import QueueLook
+from backstop.watch.sample_groups import History
+from backstop.watch.samples import QueueSample
 
 _SQL = load("backstop.watch", "queries.sql")
 KIND, SUBJECT = "queue_blocked", "queues"
@@ -35,7 +35,7 @@ _OVER = (
 class Blocked:
     """One queue that does not move, and who holds it."""
 
-    queue: QueueLook
+    queue: QueueSample
     holders: Sequence[Holder]
 
 
@@ -132,8 +132,8 @@ def _still(sources: Sources, cursor: Any, blocks: Blocks) -> Collection[Cause]:
 
 
 def _standing(
-    sources: Sources, cursor: Any, topic: str, group: str, suspects: Sequence[QueueLook]
-) -> list[QueueLook]:
+    sources: Sources, cursor: Any, topic: str, group: str, suspects: Sequence[QueueSample]
+) -> list[QueueSample]:
     """Those behind whose place nothing was logged since the look before."""
     highest = sources.logs_of(group).highest_logged(group, topic)
     # Logs carry the broker's own epoch, without the number that a restored queue gets here.

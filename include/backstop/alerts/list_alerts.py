@@ -1,4 +1,4 @@
-"""Reads the outbox for people: what was told to whom, and what was not."""
+"""Lists the alerts of the outbox: which channels took each, and which did not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def any_waiting(conn: Any) -> bool:
 
 
 def list_alerts(conn: Any, *, undelivered: bool = False, limit: int = 100) -> list[Alert]:
-    """The newest first; only those that nobody was told of and somebody should be, if `undelivered`."""
+    """The newest first. `undelivered`: only those that no channel has taken yet."""
     with conn, conn.cursor() as cursor:
         cursor.execute(_SQL["list"], {"undelivered": undelivered, "limit": limit})
         return [Alert(*row) for row in cursor.fetchall()]

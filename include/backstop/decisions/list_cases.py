@@ -1,4 +1,4 @@
-"""Shows cases: the list, and one with its members and what was decided."""
+"""Lists cases, and shows one with its members and decisions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberLook:
+class CaseMember:
     """One delivery of a case, with the last verdict that a run stored of it."""
 
     shard: str
@@ -84,7 +84,7 @@ def list_cases(
         return [Case(*row) for row in cur.fetchall()]
 
 
-def show(conn: Any, case_id: int, members: int = 100) -> tuple[Case, list[MemberLook]]:
+def show(conn: Any, case_id: int, members: int = 100) -> tuple[Case, list[CaseMember]]:
     """One case and up to `members` of its deliveries, open ones first; DecisionRefused when there is no such case."""
     with conn, conn.cursor() as cur:
         cur.execute(
@@ -99,4 +99,4 @@ def show(conn: Any, case_id: int, members: int = 100) -> tuple[Case, list[Member
                 next_step="See: backstop cases list --all",
             )
         cur.execute(_SQL["members"], {"case_id": case_id, "limit": members})
-        return Case(*row), [MemberLook(*member) for member in cur.fetchall()]
+        return Case(*row), [CaseMember(*member) for member in cur.fetchall()]

@@ -1,6 +1,6 @@
-"""Takes one look at every topic and group and keeps it: what the broker stored and passed, what was recorded and logged since.
+"""Samples every topic and group: offsets at the broker, and how many stubs and logs were written since the last sample.
 
-Cheap whatever the size of the history: the broker's offsets, and one count over what the time since the last look holds.
+The cost does not grow with the history: it reads the broker's offsets, and counts the rows since the last sample.
 """
 
 from __future__ import annotations
@@ -12,29 +12,28 @@ from itertools import pairwise
 from typing import Any
 
 from backstop.config.settings import Settings
-from backstop.evidence.evidence import GroupLook as Standing
-from backstop.evidence.evidence import QueueLook as State
+from backstop.evidence.evidence import GroupLook, QueueLook
 from backstop.evidence.read import look_at_groups
 from backstop.evidence.require_servers import record_servers
 from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
 from backstop.sql.named import load
 from backstop.stores.protocol import Recorded
-from backstop.watch.looks import GroupLook, QueueLook, TopicLook
 from backstop.watch.rules import USUAL_WINDOWS
+from backstop.watch.samples import GroupSample, QueueSample, TopicSample
 
 _SQL = load("backstop.watch", "queries.sql")
 _FARTHEST = timedelta(hours=1)
-"""After a longer pause of the watch the time between is not counted: the new look begins anew."""
+"""After a longer pause of the watch the time between is not counted: the new sample begins again."""
 
 
 @dataclass(slots=True)
 class History:
-    """Looks by topic, and by topic and group, oldest first; the newest is this run's."""
+    """Samples by topic, and by topic and group, oldest first; the newest is this run's."""
 
-    topics: dict[str, list[TopicLook]] = field(default_factory=dict)
-    groups: dict[tuple[str, str], list[GroupLook]] = field(default_factory=dict)
-    queues: dict[tuple[str, str], list[QueueLook]] = field(default_factory=dict)
+    topics: dict[str, list[TopicSample]] = field(default_factory=dict)
+    groups: dict[tuple[str, str], list[GroupSample]] = field(default_factory=dict)
+    queues: dict[tuple[str, str], list[QueueSample]] = field(default_factory=dict)
     """Of this run only: each tells since when its group has been where it is."""
 
 
@@ -54,15 +53,15 @@ def longest_window(settings: Settings) -> timedelta:
 
 
 def read_history(cursor: Any, settings: Settings, as_of: datetime) -> History:
-    """Earlier looks, as far back as any rule needs."""
+    """Earlier samples, as far back as any rule needs."""
     history = History()
     since = as_of - (USUAL_WINDOWS + 1) * longest_window(settings) - lag(settings)
     cursor.execute(_SQL["topic_looks"], {"since": since, "before": as_of})
     for topic, *values in cursor.fetchall():
-        history.topics.setdefault(topic, []).append(TopicLook(*values))
+        history.topics.setdefault(topic, []).append(TopicSample(*values))
     cursor.execute(_SQL["group_looks"], {"since": since, "before": as_of})
     for topic, group, *values in cursor.fetchall():
-        history.groups.setdefault((topic, group), []).append(GroupLook(*values))
+        history.groups.setdefault((topic, group), []).append(GroupSample(*values))
     for topic_looks in history.topics.values():
         _forget_before_a_pause(topic_looks, as_of)
     for group_looks in history.groups.values():
@@ -70,19 +69,19 @@ def read_history(cursor: Any, settings: Settings, as_of: datetime) -> History:
     return history
 
 
-def _forget_before_a_pause(looks: list[TopicLook] | list[GroupLook], as_of: datetime) -> None:
-    """What flowed while nobody looked was not counted: nothing may be measured across it."""
+def _forget_before_a_pause(looks: list[TopicSample] | list[GroupSample], as_of: datetime) -> None:
+    """Messages that flowed during a pause of the watch were not counted: nothing may be measured across it."""
     taken = [*(look.taken_at for look in looks), as_of]
     pauses = [n for n, (began, ended) in enumerate(pairwise(taken)) if ended - began > _FARTHEST]
     if pauses:
         del looks[: pauses[-1] + 1]
 
 
-def take_look(sources: Sources, cursor: Any, as_of: datetime, history: History) -> None:
-    """Adds this run's look to `history` and stores it, in the caller's transaction.
+def take_sample(sources: Sources, cursor: Any, as_of: datetime, history: History) -> None:
+    """Adds this run's sample to `history` and stores it, in the caller's transaction.
 
-    What did not answer is in `sources.unreachable`: a topic whose broker is away gets no look, and one whose store is away a
-    look without counts. A group that has ended, or has not begun, is not looked at.
+    Whatever did not answer is in `sources.unreachable`: a topic whose broker did not gets no sample, and one whose store did
+    not gets a sample without counts. A group that has ended, or has not begun, is not sampled.
     """
     settings = sources.settings
     looks = look_at_groups(sources, cursor, as_of, list(settings.topics), to_judge=False)
@@ -97,7 +96,7 @@ def take_look(sources: Sources, cursor: Any, as_of: datetime, history: History) 
         since = _from(earlier, until)
         counted = recorded[since]
         of_topic = None if counted is None else counted.get(topic, Recorded(0, 0, 0, 0))
-        look = TopicLook(
+        look = TopicSample(
             as_of,
             _life(queues),
             stored=sum(queue.state.next_offset for queue in queues.values()),
@@ -152,7 +151,7 @@ def look_at_shards(sources: Sources, cursor: Any, as_of: datetime) -> None:
 
 
 def forget(cursor: Any, settings: Settings, as_of: datetime) -> None:
-    """Deletes looks that no rule needs any more, and the watch's own runs of more than a day ago."""
+    """Deletes samples that no rule needs any more, and the watch's own runs of more than a day ago."""
     before = as_of - (USUAL_WINDOWS + 2) * longest_window(settings) - lag(settings)
     cursor.execute(_SQL["forget_topics"], {"before": before})
     cursor.execute(_SQL["forget_groups"], {"before": before})
@@ -160,7 +159,7 @@ def forget(cursor: Any, settings: Settings, as_of: datetime) -> None:
     cursor.execute(_SQL["forget_runs"], {"before": as_of - timedelta(days=1)})
 
 
-def _from(earlier: list[TopicLook] | list[GroupLook] | None, until: datetime) -> datetime:
+def _from(earlier: list[TopicSample] | list[GroupSample] | None, until: datetime) -> datetime:
     """Where the next count begins: where the last one ended."""
     if not earlier:
         return until - timedelta(minutes=1)
@@ -211,12 +210,12 @@ def _resent(cursor: Any, since: datetime) -> int | None:
 
 
 def _stand(
-    standing: Standing,
-    queues: dict[int, State],
+    standing: GroupLook,
+    queues: dict[int, QueueLook],
     as_of: datetime,
     until: datetime,
     logged: int | None,
-) -> GroupLook:
+) -> GroupSample:
     waiting, expired, age = 0, 0, 0.0
     for queue_id, queue in queues.items():
         progress = standing.live[queue_id]
@@ -226,18 +225,18 @@ def _stand(
         if behind:
             age = max(age, (as_of - progress.passed_until).total_seconds())
     passed = sum(progress.next_offset for progress in standing.live.values())
-    return GroupLook(as_of, _life(queues), passed, waiting, expired, age, until, logged)
+    return GroupSample(as_of, _life(queues), passed, waiting, expired, age, until, logged)
 
 
 def _queues(
     cursor: Any,
     topic: str,
     group: str,
-    standing: Standing,
-    queues: dict[int, State],
+    standing: GroupLook,
+    queues: dict[int, QueueLook],
     as_of: datetime,
-) -> list[QueueLook]:
-    """Where the group is in each queue, beside what earlier looks kept of it."""
+) -> list[QueueSample]:
+    """Where the group is in each queue, beside what earlier samples stored about it."""
     numbers = sorted(queues)
     cursor.execute(
         _SQL["save_queues"],
@@ -259,7 +258,7 @@ def _queues(
         place, stored = standing.live[number], queues[number].state.next_offset
         age = (as_of - place.passed_until).total_seconds() if stored > place.next_offset else 0.0
         found.append(
-            QueueLook(
+            QueueSample(
                 number,
                 queues[number].epoch,
                 place.next_offset,
@@ -274,5 +273,5 @@ def _queues(
     return found
 
 
-def _life(queues: dict[int, State]) -> str:
+def _life(queues: dict[int, QueueLook]) -> str:
     return ",".join(f"{queue_id}:{queue.epoch}" for queue_id, queue in sorted(queues.items()))

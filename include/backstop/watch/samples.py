@@ -1,4 +1,4 @@
-"""What one look of the watch sees of a topic and of a group, and what a rule answers: values only."""
+"""What the watch samples of a topic and of a group, and what a rule answers: values only."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 
 
 @dataclass(frozen=True, slots=True)
-class TopicLook:
-    """One look at a topic. The counts cover stubs created since the look before and until `counted_until`; null: a store did
-    not answer, and the next look covers them too. `resent`: copies that Backstop itself published meanwhile, of any topic."""
+class TopicSample:
+    """One sample of a topic. The counts cover stubs created since the sample before and until `counted_until`; None: a store did
+    not answer, and the next sample covers them, too. `resent`: copies that Backstop itself published meanwhile, of any topic."""
 
     taken_at: datetime
     life: str
@@ -25,8 +25,8 @@ class TopicLook:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLook:
-    """One look at a group in a topic; `logged` counts as in TopicLook."""
+class GroupSample:
+    """One sample of a group in a topic; `logged` counts as in TopicSample."""
 
     taken_at: datetime
     life: str
@@ -43,7 +43,7 @@ class GroupLook:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueLook:
+class QueueSample:
     """One queue of a group: since when the group has been at one place in it, and what came meanwhile."""
 
     queue_id: int
@@ -53,11 +53,11 @@ class QueueLook:
     stored: int
     """The next offset that the broker gives."""
     since: datetime
-    """The first look that saw the group here."""
+    """The first sample that found the group here."""
     came: int
-    """Messages stored since that look."""
+    """Messages stored since that sample."""
     moved: bool
-    """It came here from another place; else that look was the first one at all."""
+    """It came here from another place; else that sample was the first one at all."""
     backlog_seconds: float
     """How long the message at this place has been stored; 0 when none waits."""
     logged: int | None = None
