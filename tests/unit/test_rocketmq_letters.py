@@ -31,7 +31,7 @@ from backstop.brokers.rocketmq.message.stored import Stored
 from backstop.brokers.rocketmq.routes.find_origins import Dead, Origins, _original
 from backstop.brokers.rocketmq.wire.codes import ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Command, Malformed
-from backstop.brokers.rocketmq.wire.session import Lost
+from backstop.brokers.rocketmq.wire.session import ConnectionLost
 from backstop.model.errors import BrokerUnavailable, ConfigurationError
 from backstop.model.records import ID_HEADER, Position
 
@@ -243,7 +243,7 @@ class TestWhatTwoMastersSayOfAnOrigin:
 
     def test_one_that_is_away_ends_the_page(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(BrokerUnavailable):
-            self.find(monkeypatch, found(b"one"), Lost("it broke"))
+            self.find(monkeypatch, found(b"one"), ConnectionLost("it broke"))
         with pytest.raises(BrokerUnavailable):
             self.find(monkeypatch, found(b"one"), found(code=1))
 

@@ -31,7 +31,7 @@ from backstop.runs.run import DEAD_AFTER, Run, hold
 from backstop.runs.scope import name_of
 from backstop.sql.named import load
 from backstop.triage.decide.apply import granted_requests, is_granted, leave_cases, lock_seen
-from backstop.triage.decide.evidence import read_letters
+from backstop.triage.decide.evidence import read_dead_letters
 
 __all__ = ["DUTY", "Mode", "Plan", "Wanted", "execute", "plan", "read_plan", "run_incident"]
 
@@ -160,7 +160,9 @@ def _ask_for(
     granted = granted_requests(cur, asks)
     left |= {row[0]: _ASKED for row in wanted if Key(row[2], row[3]) not in granted}
     numbers = [number for row in wanted for number in row[8]]
-    letters = read_letters(cur, _SQL["planned_letters"], {"letters": numbers}) if numbers else []
+    letters = (
+        read_dead_letters(cur, _SQL["planned_letters"], {"letters": numbers}) if numbers else []
+    )
     shards = {(row[2], row[3]): row[1] for row in wanted}
     changed: list[dict[str, Any]] = []
     for letter in letters:

@@ -19,7 +19,7 @@ from backstop.brokers.rocketmq.wire.address import Address
 from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Answer, Field, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.session import Lost, NotSent
+from backstop.brokers.rocketmq.wire.session import ConnectionLost, NotSent
 from backstop.model.private_file import write_private
 from backstop_lab.servers.child import Child, LocalServerError, end_leftover
 from backstop_lab.servers.compile_java import compiled
@@ -245,7 +245,7 @@ class RocketMQServer:
                 return (
                     False  # in its first second it cannot tell, and then it is of no use to a look
                 )
-        except (Lost, NotSent, LocalServerError):
+        except (ConnectionLost, NotSent, LocalServerError):
             return False  # not up yet; the caller knows the deadline and whether the process lives
         return masters.get(self.broker_name) == self.address
 

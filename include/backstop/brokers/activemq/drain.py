@@ -12,7 +12,7 @@ from backstop.brokers.activemq.decode import letter_of
 from backstop.brokers.activemq.frames import Frame, encode
 from backstop.brokers.activemq.names import Names
 from backstop.brokers.activemq.read_progress import ProgressReader
-from backstop.brokers.activemq.session import Lost, NotSent, Pool, Session, said
+from backstop.brokers.activemq.session import ConnectionLost, NotSent, Pool, Session, said
 from backstop.brokers.activemq.unavailable import unavailable
 from backstop.brokers.protocol import LETTER_PAGE_BYTES, LETTERS_IN_HAND, DeadLetter
 
@@ -70,7 +70,7 @@ class ActiveMQLetters:
                     if frame is None:
                         break
                     if frame.command == "ERROR":
-                        raise Lost(said(frame))
+                        raise ConnectionLost(said(frame))
                     if frame.command != "MESSAGE":
                         continue
                     if not self._reader.whole(self._queue, frame):
@@ -89,7 +89,7 @@ class ActiveMQLetters:
                         f"{depth[0] - len(self._acks) - self._left} dead letters do not arrive: another consumer "
                         f"has them, or {len(self._acks)} that were read are not acknowledged",
                     )
-        except Lost as error:
+        except ConnectionLost as error:
             self._forget()
             raise unavailable(self._doing, str(error)) from error
         if self._left:
@@ -117,7 +117,7 @@ class ActiveMQLetters:
         frames.append(encode("COMMIT", {"transaction": number, "receipt": number}))
         try:
             session.ask(b"".join(frames), number, time.monotonic() + self._seconds)
-        except Lost as error:
+        except ConnectionLost as error:
             self._forget()
             raise unavailable("acknowledging dead letters", str(error)) from error
         for one in letters:

@@ -15,7 +15,7 @@ from backstop.brokers.activemq.decode import own_headers, ref_of, stored_at
 from backstop.brokers.activemq.frames import Frame, encode
 from backstop.brokers.activemq.jolokia import QUEUE_ATTRIBUTES, Jolokia, in_bean
 from backstop.brokers.activemq.names import Names, encoded
-from backstop.brokers.activemq.session import Lost, NotSent, Pool, said
+from backstop.brokers.activemq.session import ConnectionLost, NotSent, Pool, said
 from backstop.brokers.activemq.unavailable import unavailable
 from backstop.brokers.protocol import DeadLetterRef, GroupPosition, QueueState, Retries
 from backstop.model.records import id_in
@@ -88,7 +88,7 @@ class ProgressReader:
             while True:
                 frame = session.read(deadline)
                 if frame is None or frame.command == "ERROR":
-                    raise Lost(said(frame) if frame else "no answer came in time")
+                    raise ConnectionLost(said(frame) if frame else "no answer came in time")
                 if frame.command == "MESSAGE" and frame.body == number.encode():
                     break
             receipt = session.number()
@@ -348,7 +348,7 @@ class ProgressReader:
                 frames.append(frame)
                 size += len(frame.body)
             return frames, False
-        except Lost as error:
+        except ConnectionLost as error:
             raise unavailable(doing, str(error)) from error
         finally:
             session.close()
@@ -362,7 +362,7 @@ class ProgressReader:
             raise unavailable(doing, str(error)) from error
         try:
             yield session
-        except Lost as error:
+        except ConnectionLost as error:
             session.close()
             raise unavailable(doing, str(error)) from error
         except BaseException:

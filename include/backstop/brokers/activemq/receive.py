@@ -28,7 +28,14 @@ from backstop.brokers.activemq.decode import (
 from backstop.brokers.activemq.frames import Frame, encode
 from backstop.brokers.activemq.names import Names
 from backstop.brokers.activemq.read_progress import ProgressReader
-from backstop.brokers.activemq.session import SILENCE_SECONDS, Lost, NotSent, Pool, Session, said
+from backstop.brokers.activemq.session import (
+    SILENCE_SECONDS,
+    ConnectionLost,
+    NotSent,
+    Pool,
+    Session,
+    said,
+)
 from backstop.brokers.activemq.unavailable import unavailable
 from backstop.brokers.protocol import Received
 from backstop.model.errors import BrokerUnavailable, ContractBroken
@@ -93,12 +100,12 @@ class ActiveMQSubscription:
                 if found or now >= deadline:
                     return found
                 if now - session.heard_at > SILENCE_SECONDS:
-                    raise Lost("it gave no sign of life")
+                    raise ConnectionLost("it gave no sign of life")
                 until = min(deadline, self._later[0][0] if self._later else deadline)
                 found = self._arrived(session, 1, until)
                 if found:  # the first one woke us up; others may have come with it
                     return found + self._arrived(session, limit - len(found), time.monotonic())
-        except Lost as error:
+        except ConnectionLost as error:
             self._forget()
             raise unavailable("receiving", str(error)) from error
 
@@ -187,7 +194,7 @@ class ActiveMQSubscription:
             if frame is None:
                 break
             if frame.command == "ERROR":
-                raise Lost(said(frame))
+                raise ConnectionLost(said(frame))
             if frame.command == "MESSAGE":
                 found.append(self._take(frame))
         return found
@@ -288,7 +295,7 @@ class ActiveMQSubscription:
     def _ask(self, session: Session, frames: bytes, receipt: str, doing: str) -> None:
         try:
             session.ask(frames, receipt, time.monotonic() + self._seconds)
-        except Lost as error:
+        except ConnectionLost as error:
             session.close()
             self._forget()
             raise unavailable(doing, str(error)) from error

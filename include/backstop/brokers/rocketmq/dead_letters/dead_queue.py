@@ -21,7 +21,7 @@ from backstop.brokers.rocketmq.wire.exchange import only_answers
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
 from backstop.brokers.rocketmq.wire.requests import NOTHING_THERE, ask_committed, pull
-from backstop.brokers.rocketmq.wire.session import Lost, NotSent
+from backstop.brokers.rocketmq.wire.session import ConnectionLost, NotSent
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 
 MARKS = 1_000_000
@@ -85,7 +85,7 @@ class DeadQueues:
                         topic, broker, master, queue_id, max(first, 0), max(stored, readable)
                     )
                     found.append(self._from_where_the_drain_is(queue, deadline))
-        except (Lost, NotSent, Malformed, Refused) as error:
+        except (ConnectionLost, NotSent, Malformed, Refused) as error:
             raise unavailable(doing, str(error)) from error
         return found
 
@@ -111,7 +111,7 @@ class DeadQueues:
                         raise unavailable(
                             _reading(queue), f"the entry {at} of {queue.end} does not come"
                         )
-            except (Lost, NotSent, Malformed, Refused) as error:
+            except (ConnectionLost, NotSent, Malformed, Refused) as error:
                 raise unavailable(_reading(queue), str(error)) from error
             at = after
             found = [one for one in found if one.offset < queue.end]
@@ -141,7 +141,7 @@ class DeadQueues:
                     raise Refused(
                         f"{queue.master} does not know the group {self._group} that it has just made"
                     )
-        except (Lost, NotSent, Malformed, Refused) as error:
+        except (ConnectionLost, NotSent, Malformed, Refused) as error:
             raise unavailable(doing, str(error)) from error
 
     def _places(self, topic: str, deadline: float, doing: str) -> list[tuple[str, str, int]]:

@@ -28,7 +28,7 @@ from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.exchange import Result
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.session import Lost, NotSent
+from backstop.brokers.rocketmq.wire.session import ConnectionLost, NotSent
 from backstop.model.errors import BrokerUnavailable, ConfigurationError, ContractBroken
 from backstop.model.records import Message, Outcome, Position
 
@@ -341,7 +341,7 @@ def _settle(piece: _Piece, result: Result) -> Mapping[int, Receipt]:
         return _stored(piece, result)
     if isinstance(result, NotSent):
         receipt = _refused(f"Nothing was sent: {result}")
-    elif isinstance(result, Lost):
+    elif isinstance(result, ConnectionLost):
         receipt = Receipt(Outcome.UNKNOWN, error=f"No answer came: {result}")
     elif (
         result.code in _NOT_STORED

@@ -20,7 +20,7 @@ from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.exchange import only_answers
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.session import Lost, NotSent
+from backstop.brokers.rocketmq.wire.session import ConnectionLost, NotSent
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 from backstop.model.errors import ConfigurationError
 from backstop.model.records import Position
@@ -50,7 +50,7 @@ class Origins:
         """The position of each; null where there is none to be found. Raises BrokerUnavailable."""
         try:
             return [position for some in _parts(letters) for position in self._find(some)]
-        except (Lost, NotSent, Malformed) as error:
+        except (ConnectionLost, NotSent, Malformed) as error:
             raise unavailable("looking for what dead letters were", str(error)) from error
 
     def _find(self, letters: Sequence[Dead]) -> list[Position | None]:

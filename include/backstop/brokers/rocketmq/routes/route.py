@@ -17,7 +17,7 @@ from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.exchange import only_answers
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.session import Lost, NotSent
+from backstop.brokers.rocketmq.wire.session import ConnectionLost, NotSent
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 from backstop.model.errors import ConfigurationError
 
@@ -188,7 +188,7 @@ class Routes:
                     if topic is not None
                     else self._ask_cluster(server, by)
                 )
-            except (Lost, NotSent, _Refused) as error:
+            except (ConnectionLost, NotSent, _Refused) as error:
                 said.append(str(error))
                 continue
             if answer.code == ResponseCode.SUCCESS:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from backstop.brokers.rocketmq.wire.exchange import Result
 from backstop.brokers.rocketmq.wire.frames import Answer, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.session import Lost, NotSent, OnPush, Session
+from backstop.brokers.rocketmq.wire.session import ConnectionLost, NotSent, OnPush, Session
 
 
 class MasterConnections:
@@ -104,7 +104,10 @@ class MasterConnections:
             results[place] = session.conclude(number)
         for broker in {requests[place][0] for place in open_places}:
             self.give_up(broker, "did not answer in time")
-        return [Lost("it was not waited for") if result is None else result for result in results]
+        return [
+            ConnectionLost("it was not waited for") if result is None else result
+            for result in results
+        ]
 
     def give_up(self, broker: str, why: str) -> None:
         """Takes the broker for gone."""

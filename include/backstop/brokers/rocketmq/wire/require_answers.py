@@ -8,7 +8,7 @@ from backstop.brokers.rocketmq.wire.codes import ResponseCode
 from backstop.brokers.rocketmq.wire.exchange import only_answers
 from backstop.brokers.rocketmq.wire.frames import Answer, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.session import Lost, NotSent
+from backstop.brokers.rocketmq.wire.session import ConnectionLost, NotSent
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 
 
@@ -24,7 +24,7 @@ def require_answers(
     than success and `also`."""
     try:
         answers = only_answers(pool.ask_all(requests, deadline))
-    except (Lost, NotSent) as error:
+    except (ConnectionLost, NotSent) as error:
         raise unavailable(doing, str(error)) from error
     for (address, _), answer in zip(requests, answers, strict=True):
         if answer.code != ResponseCode.SUCCESS and answer.code not in also:
