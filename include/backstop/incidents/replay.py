@@ -138,7 +138,7 @@ def _ask_for(
     rows: list[tuple[Any, ...]],
 ) -> Counts:
     places = [row[0] for row in rows]
-    # A letter that was left, decided or classified anew since the plan, or that came since, is not what was approved.
+    # A letter that was left, decided or classified again since the plan, or that came since, is not what was approved.
     held = lock_seen(cur, [one for row in rows for one in row[9]])
     cur.execute(_SQL["other_letters"], {"run_id": incident_id, "places": places})
     others = {place for (place,) in cur.fetchall()}

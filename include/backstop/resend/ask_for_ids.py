@@ -154,7 +154,7 @@ def _take_once(cursor: Any, run: Run, listed_in: str | None) -> None:
 def _stay_within_radius(
     cursor: Any, settings: Settings, run: Run, topic: str, asks: Sequence[Ask]
 ) -> None:
-    """Raises DecisionRefused for a list that, with what was asked for of late, looks like a mass loss."""
+    """Raises DecisionRefused for a list that, with what was requested recently, looks like a mass loss."""
     for group in settings.groups_of(topic):
         policy = settings.policy_for(topic, group)
         number = sum(one.groups is None or group in one.groups for one in asks)

@@ -169,7 +169,7 @@ def _stop(
 ) -> None:
     cursor.execute(_SQL["hold_again"], {"batch_id": batch_id})
     harmed = count(look.harm.values())
-    # Without members: a delivery that is mended later must not close the case, only a person goes on or gives up.
+    # Without members: a delivery that is repaired later must not close the case, only a person goes on or gives up.
     case_id = open_case(
         cursor,
         kind="ramp_stopped",

@@ -361,8 +361,8 @@ def _close_run(
         broken = error
     work.control.close()  # what it held is free, if the server heard of it
     try:
-        with closing(work.connect()) as anew:
-            close_run(anew, work.run, state, counts, error=worst)
+        with closing(work.connect()) as connection:
+            close_run(connection, work.run, state, counts, error=worst)
         return
     except (psycopg2.OperationalError, psycopg2.InterfaceError, StoreUnavailable, RunLost):
         pass  # it stays open, and is taken over once it has been silent for long enough

@@ -68,7 +68,7 @@ class ActiveMQSubscription:
         self._seconds, self._limit = seconds, delivery_limit
         self._session: Session | None = None
         self._acks: dict[str, str] = {}
-        """broker's id of a message in our hands -> what an ACK of it says"""
+        """broker's id of an unacknowledged message -> what an ACK of it names"""
         self._taken: dict[str, Received] = {}
         self._later: list[tuple[float, int, str]] = []
         self._unreadable: set[str] = set()
@@ -129,7 +129,7 @@ class ActiveMQSubscription:
         self._check([received])
         held = self._taken.get(received.broker_id)
         if held is None or held.deliveries != received.deliveries:
-            return  # acknowledged, or delivered anew meanwhile
+            return  # acknowledged, or delivered again meanwhile
         if counts and received.broker_id in self._unreadable | self._unburied:
             self._refuse(received)
             return
@@ -149,7 +149,7 @@ class ActiveMQSubscription:
         )
 
     def close(self) -> None:
-        """Everything in its hands goes back to the broker, which delivers it to the others at once."""
+        """Every unacknowledged message goes back to the broker, which delivers it to the others at once."""
         session = self._session
         self._forget()
         if session is not None:

@@ -169,7 +169,7 @@ class RedisStreams:
         return 0
 
     def list_retries(self, topic: str, group: str, since: Places | None = None) -> Retries:
-        """What the group has in hand in the topic's own queues."""
+        """What the group has received and not acknowledged in the topic's own queues."""
         return self._reader.in_hand(topic, group)
 
     def lag(self, topic: str, group: str) -> dict[int, int]:

@@ -91,7 +91,7 @@ class ProgressReader:
                 LOOK_PENDING.call(self._of(topic, queue), group.encode(), LISTED)
                 for queue in range(count)
             ],
-            f"looking at what the group {group!r} of {topic!r} has in hand",
+            f"reading the unacknowledged messages of the group {group!r} of {topic!r}",
         )
         # A place without its entry may be in somebody's hands still.
         if any(len(headers) < pending for *_, pending, headers in answers):

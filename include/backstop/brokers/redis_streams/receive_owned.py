@@ -79,7 +79,7 @@ class OwnedRedisSubscription:
         adopted = self._adopted.get((queue, fence))
         if (
             adopted is None
-        ):  # a new fence: what this consumer had in hand under an earlier one is not its own any more
+        ):  # a new fence: what this consumer had received under an earlier one is not its own any more
             self.forget(queue)
             adopted = _NONE_ADOPTED
         self._left.add(queue)

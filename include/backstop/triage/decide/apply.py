@@ -271,7 +271,7 @@ def lock(cur: Any, letters: Sequence[OpenDeadLetter]) -> set[int]:
 
 
 def seen_of(letter: OpenDeadLetter) -> dict[str, Any]:
-    """What tells whether it was decided, or classified anew, since it was read; as JSON can hold it."""
+    """What tells whether it was decided, or classified again, since it was read; as JSON can hold it."""
     return {
         "dead_letter_id": letter.dead_letter_id,
         "decided_at": letter.decided_at and letter.decided_at.isoformat(),

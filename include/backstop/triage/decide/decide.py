@@ -146,7 +146,7 @@ def decide(facts: Facts, policy: Policy) -> Decision:
     if facts.unread is not None:
         return Wait(soon, f"unread: {facts.unread}")
     if log is not None and (until := busy_until(log, facts.as_of, policy)) is not None:
-        # A lease may say that it ends in the year 9000, and be mended tomorrow.
+        # A lease may say that it ends in the year 9000, and be corrected tomorrow.
         return Wait(
             min(until, facts.as_of + _aged(policy)),
             "parked" if log.state == LogState.PARKED else "in_progress",

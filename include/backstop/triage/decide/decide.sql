@@ -168,7 +168,7 @@ LIMIT %(limit)s
 FOR UPDATE OF d SKIP LOCKED;
 
 -- name: settle: letters whose request has ended: replayed, or open again
--- The decision of one that is open again is gone: it is decided anew. Its case, if it was in one, is still the case's.
+-- The decision of one that is open again is gone: it is decided again. Its case, if it was in one, is still the case's.
 UPDATE dead_letter d
 SET state = x.state, reason = coalesce(x.reason, d.reason), barred = coalesce(x.barred, d.barred),
     closed_at = CASE WHEN x.state = 'replayed' THEN clock_timestamp() END,

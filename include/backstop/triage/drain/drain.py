@@ -38,7 +38,7 @@ _SQL = load("backstop.triage.drain", "drain.sql")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one queue in one run: a queue that others fill for ever does not hold the run for ever. The next run goes on."""
+    """Of one queue in one run: a queue that others fill forever does not hold the run forever. The next run goes on."""
 
     letters: int = 5_000_000
     longest: timedelta = timedelta(minutes=30)

@@ -204,7 +204,7 @@ class RocketMQSubscription:
             ]
 
     def restart(self, queue: MessageQueue) -> None:
-        """The queue is taken anew: from the place that the group has committed. Raises BrokerUnavailable."""
+        """The queue is taken again: from the place that the group has committed. Raises BrokerUnavailable."""
         with self._lock:
             process_queue = self._share.process_queues.get(queue)
             if process_queue is not None:
@@ -255,7 +255,7 @@ class RocketMQSubscription:
                 or held.received is None
                 or held.received.deliveries != received.deliveries
             ):
-                return  # acknowledged, or delivered anew meanwhile
+                return  # acknowledged, or delivered again meanwhile
             if counts and self._send_back(held, after):
                 return
             if counts:
@@ -367,7 +367,7 @@ class RocketMQSubscription:
             {
                 "offset": stored.physical_offset,
                 "group": self._group,
-                # What the broker writes anew has lost the sign that it is cut off: it must not come again, and is a dead letter now.
+                # What the broker writes again has lost the sign that it is cut off: it must not come again, and is a dead letter now.
                 "delayLevel": AT_ONCE_DEAD
                 if stored.cut_off or after is None
                 else _level(self._levels, after),

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 20.0
 """The broker keeps a member that says nothing for 120 s."""
 REBALANCE_SECONDS = 20.0
-"""How often it reckons its share anew without being told that a member came or went."""
+"""How often it computes its share again without being told that a member came or went."""
 RETRY_SECONDS = 1.0
 AWAY_SECONDS = 10.0
 """How soon a broker or a topic that could not be reached is tried again while others can."""

@@ -1,7 +1,7 @@
 """The queues of a dead-letter topic as logs: where the drain stands in each of them, and what lies there from then on.
 
 Nothing can be deleted from a log, so what is stored elsewhere is what lies below the offset that the drain's group has committed.
-A broker that was built anew, or whose topic was, counts from the beginning while the committed offset may still be the old one.
+A broker that was rebuilt, or whose topic was, counts from the beginning while the committed offset may still be the old one.
 So the drain commits a mark too: the time at which the last entry below the offset was stored, as the offset of a queue that no
 topic has. Where the entry there has another time, nothing of the queue counts as read.
 """

@@ -95,7 +95,7 @@ class _Reading:
             entries, self.entries = self.entries, None
             some = next(
                 entries, None
-            )  # when this raises, the next one begins anew from where this one was
+            )  # when this raises, the next one begins again from where this one was
             self.entries = entries
             if some is not None:
                 self.arrived.extend(some)
@@ -178,7 +178,7 @@ class RocketMQLetters:
 
 
 def _from(queue: DeadQueue, since: Mapping[str, str]) -> int:
-    """The first entry to read. A queue that ends before the place was built anew."""
+    """The first entry to read. A queue that ends before the place was rebuilt."""
     place = place_of(queue.broker, queue.queue_id)
     after = int(since[place]) + 1 if place in since else queue.start
     return max(queue.start, after) if after <= queue.end else queue.start

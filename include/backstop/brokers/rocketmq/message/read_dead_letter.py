@@ -57,7 +57,7 @@ def encoded(topic: str) -> str | None:
 
 
 def broker_id_of(broker: str, stored: Stored) -> str:
-    """Names the entry for ever: at the same place in a broker that was built anew lies another message."""
+    """Names the entry forever: at the same place in a broker that was rebuilt lies another message."""
     life = stored.unique_key or str((stored.stored_at - _START) // timedelta(milliseconds=1))
     return f"{broker}/{stored.queue_id}/{stored.offset}/{life}"
 
