@@ -22,7 +22,7 @@ from backstop.spark.job import main_of
 from backstop.sweep.parts import Part, part_of
 from backstop.sweep.run_once import LIMIT, groups_of_scope, sweep_all
 from backstop.sweep.sweep_part import sweep_part
-from backstop.sweep.tally import Differs, Line, Tally, Told
+from backstop.sweep.tally import Differs, SweepDecision, Tally, TallyKey
 
 REPORT = "tally string"
 
@@ -82,7 +82,7 @@ def _as_task(
     return task
 
 
-def _show(told: Told) -> None:
+def _show(told: SweepDecision) -> None:
     print(f"would {told}", flush=True)
 
 
@@ -106,7 +106,7 @@ def read_tally(text: str) -> Tally:
     said = json.loads(text)
     tally = Tally(counts=Counts(said["counts"]), missed=said["missed"], goes_on=said["goes_on"])
     for *line, number, example in said["lines"]:
-        tally.lines[Line(*line)], tally.examples[Line(*line)] = number, example
+        tally.lines[TallyKey(*line)], tally.examples[TallyKey(*line)] = number, example
     tally.differs = [Differs(*row) for row in said["differs"]]
     return tally
 

@@ -288,6 +288,6 @@ def triage(world: World) -> Counts:
 
 
 def resend(world: World) -> Counts:
-    from backstop.resend.work import run_duty
+    from backstop.resend.run_once import run_duty
 
     return run_duty(world.settings, world.connections)

@@ -16,7 +16,7 @@ from backstop.control.connection import connect
 from backstop.decisions.decide import decide
 from backstop.model.errors import Unavailable
 from backstop.reconcile.run_once import run_once as reconcile
-from backstop.resend.work import run_duty as resend
+from backstop.resend.run_once import run_duty as resend
 from backstop.runs.run import Run
 from backstop.spark.session import start_session
 from backstop.sweep.run_once import run_duty as sweep

@@ -25,7 +25,7 @@ from backstop.evidence.sources import Sources
 from backstop.model.records import SEND_HEADER, Counts
 from backstop.requests.ask import Ask, ask, ramped_topics
 from backstop.resend.claim import Worker
-from backstop.resend.work import now, open_worker, prepare, run_once, work
+from backstop.resend.run_once import drain_requests, now, open_worker, prepare, run_once
 from backstop.runs.run import Run, close_run, open_run
 from backstop.runs.scope import name_of
 from backstop.schema.migrate import migrate
@@ -149,7 +149,7 @@ class World:
         """One whole run with hooks around the methods of its stores and brokers."""
         with self.run() as run, self.worker(run, hooks) as worker:
             counts = prepare(worker)
-            return counts + work(worker, now(worker))
+            return counts + drain_requests(worker, now(worker))
 
     def requests(self) -> dict[str, int]:
         return dict(

@@ -24,7 +24,7 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.control.connection import connect
 from backstop.model.records import ID_HEADER, Counts, Message, Outcome
-from backstop.resend.work import run_duty as resend_duty
+from backstop.resend.run_once import run_duty as resend_duty
 from backstop.runs.run import close_run, open_run
 from backstop.triage import run_once
 from backstop.triage.drain.drain import Bounds, drain_all

@@ -7,7 +7,7 @@ from typing import Any
 
 from backstop.config.load import from_mapping
 from backstop.model.records import Counts
-from backstop.resend.work import run_duty as resend_duty
+from backstop.resend.run_once import run_duty as resend_duty
 from backstop.runs.run import close_run, open_run
 from backstop.triage.decide.apply import decide_and_apply
 from backstop.triage.decide.settle_replays import settle_replays

@@ -14,7 +14,7 @@ from backstop.brokers.redis_streams import RedisStreams
 from backstop.control.connection import connect
 from backstop.model.records import Message
 from backstop.requests.ask import Ask, ask
-from backstop.resend.work import now, open_worker, prepare, work
+from backstop.resend.run_once import drain_requests, now, open_worker, prepare
 from backstop.runs.run import close_run, open_run
 from bench.measure import RUNS, Row, median, said
 from bench.world import TOPICS, World, world
@@ -95,7 +95,7 @@ def _resend(here: World, number: int) -> float:
 
 def _work(settings: Any, connections: Any, run: Any, cut: Any, first: int) -> None:
     with open_worker(settings, connections, run) as worker:
-        work(worker, cut, first=first)
+        drain_requests(worker, cut, first=first)
 
 
 def _publish_alone(here: World, number: int) -> float:

@@ -15,7 +15,7 @@ from backstop.config.connections import Connections
 from backstop.control.connection import connect
 from backstop.model.records import Message, Outcome
 from backstop.requests.ask import Ask, ask
-from backstop.resend.work import now, open_worker, prepare, work
+from backstop.resend.run_once import drain_requests, now, open_worker, prepare
 from backstop.runs.run import close_run, open_run
 from bench.measure import RUNS, Row, median, said, seconds
 from bench.world import GROUPS, QUEUES, TOPICS, World, world
@@ -178,7 +178,7 @@ def _resend(here: World, server: Server, broker: RocketMQ) -> tuple[float, float
         prepare(worker)
         timed = _Timed(worker.judge.sources.broker("embedded"))
         begun = time.perf_counter()
-        work(worker, now(worker))
+        drain_requests(worker, now(worker))
         spent = time.perf_counter() - begun
     close_run(control, run, "done", {})
     control.close()

@@ -31,7 +31,7 @@ from backstop.model.errors import (
     RunRefused,
     StoreUnavailable,
 )
-from backstop.resend.work import ResendInput
+from backstop.resend.run_once import ResendInput
 from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres
 from receivers import endpoint

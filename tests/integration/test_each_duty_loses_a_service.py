@@ -29,7 +29,7 @@ from backstop.model.records import Key
 from backstop.reconcile.run_once import ReconcileInput
 from backstop.reconcile.run_proof import ProveInput, scope_now
 from backstop.reconcile.stage import connect_staging, copy_stubs, copy_verdicts
-from backstop.resend.work import ResendInput
+from backstop.resend.run_once import ResendInput
 from backstop.retention.run_once import RetentionInput
 from backstop.runs.duty import Duty, Step, Work, walk_duty
 from backstop.sql.named import load

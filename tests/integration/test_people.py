@@ -22,7 +22,7 @@ from backstop.decisions.decide import decide
 from backstop.decisions.note import add_note
 from backstop.incidents.replay import Wanted, run_incident
 from backstop.model.errors import ConfigurationError, DecisionRefused
-from backstop.resend.work import Listing, run_duty
+from backstop.resend.run_once import Listing, run_duty
 from backstop.runs.run import close_run, open_run
 from backstop.runs.scope import name_of
 from backstop.schema.migrate import grant

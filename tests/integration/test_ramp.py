@@ -16,7 +16,7 @@ from backstop.control.connection import connect
 from backstop.decisions.decide import decide
 from backstop.model.errors import BrokerUnavailable, Unavailable
 from backstop.model.records import Counts
-from backstop.resend.work import prepare, run_once
+from backstop.resend.run_once import prepare, run_once
 from letters import INSERT
 from letters import values as letter_values
 from resend_world import OTHER, TOPIC, World, ids, once, servers, world  # noqa: F401

@@ -1,6 +1,6 @@
 """The resend duty: recover, then claim, publish and settle batch by batch until nothing is due.
 
-`run_once` is one run in one process; a Spark partition is one `work` beside others; `run_duty` is the whole duty.
+`run_once` is one run in one process; a Spark partition is one `drain_requests` beside others; `run_duty` is the whole duty.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def run_once(
         return counts
     with open_worker(settings, connections, run) as worker:
         counts = prepare(worker)
-        counts += work(worker, now(worker), limit=limit)
+        counts += drain_requests(worker, now(worker), limit=limit)
         add_counts(worker.control, worker.run, counts)
         require_all_reachable(worker.missed)
     return counts
@@ -240,7 +240,9 @@ def now(worker: Worker) -> datetime:
     return worker.instant()
 
 
-def work(worker: Worker, cut: datetime, *, limit: int | None = None, first: int = 0) -> Counts:
+def drain_requests(
+    worker: Worker, cut: datetime, *, limit: int | None = None, first: int = 0
+) -> Counts:
     """Round after round of what was due at `cut`, until nothing is left or nothing left can be reached.
 
     `first` is the lot to begin with, so that workers side by side begin with different ones. Raises RunLost
