@@ -15,7 +15,7 @@ from typing import Any, Self
 from backstop_lab.servers.ports import LOOPBACK
 from rocketmq_server import RocketMQ
 
-PEER = Path(__file__).parent / "grpc_peer" / "peer.py"
+PEER = Path(__file__).parents[1] / "grpc_peer" / "peer.py"
 
 
 class PythonPeer:

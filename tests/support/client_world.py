@@ -107,4 +107,4 @@ def stored(broker: RedisStreams) -> list[str]:
     return sorted(found)
 
 
-CHILD = Path(__file__).parent / "chaos" / "client_killed_child.py"
+CHILD = Path(__file__).parents[1] / "chaos" / "client_killed_child.py"

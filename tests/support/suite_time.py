@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-BUDGETS = Path(__file__).parent / "budgets.toml"
+BUDGETS = Path(__file__).parents[1] / "budgets.toml"
 DEFAULT = 600.0
 """Seconds of a file that is not listed."""
 SLOWEST = 20

@@ -217,7 +217,7 @@ class Listener:
 
     def __init__(self, world: World, classes: Path, port: int, *, redeliveries: int = 6) -> None:
         log = urlsplit(world.urls["billing_db"])
-        path = compile_java(Path(__file__).parent / "java" / "BusyListener.java", classes)
+        path = compile_java(Path(__file__).parents[1] / "java" / "BusyListener.java", classes)
         broker = f"failover:(tcp://127.0.0.1:{port}?soTimeout=0)?initialReconnectDelay=50&useExponentialBackOff=false"
         self.said: list[str] = []
         errors = os.open(classes / "stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -23,7 +23,7 @@ from compile_java import class_path, compiled, java
 from rocketmq_server import OF_THE_SERVER, RocketMQ
 
 SOURCES = sorted(
-    set((Path(__file__).parent / "java" / "rocketmq").glob("*.java")) - set(OF_THE_SERVER)
+    set((Path(__file__).parents[1] / "java" / "rocketmq").glob("*.java")) - set(OF_THE_SERVER)
 )
 WAIT_SECONDS = 60.0
 

@@ -18,8 +18,8 @@ from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.receive_alerts import Received
 from backstop_lab.shop.ledger import Ledger
 
-SCHEMA = Path(__file__).resolve().parents[1] / "include" / "backstop" / "schema"
-CHECKER = Path(__file__).resolve().parents[1] / "include" / "backstop_lab" / "checker"
+SCHEMA = Path(__file__).resolve().parents[2] / "include" / "backstop" / "schema"
+CHECKER = Path(__file__).resolve().parents[2] / "include" / "backstop_lab" / "checker"
 SHARDS, GROUPS = ("shop_a", "shop_b"), ("billing", "shipping")
 ROLES = {
     "control": "control",

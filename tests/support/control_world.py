@@ -23,7 +23,7 @@ from backstop.schema.migrate import migrate
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 
-PROJECT = Path(__file__).resolve().parents[1]
+PROJECT = Path(__file__).resolve().parents[2]
 ROLES = {
     "control": "control",
     "producer_a": "producer",

@@ -29,8 +29,8 @@ from guard_handlers import TABLES
 
 SOON = timedelta(milliseconds=100)
 AN_HOUR = 3600.0
-ROOT = Path(__file__).resolve().parents[1]
-CHILD = Path(__file__).with_name("chaos") / "guard_worker_child.py"
+ROOT = Path(__file__).resolve().parents[2]
+CHILD = Path(__file__).parents[1] / "chaos" / "guard_worker_child.py"
 
 
 class Servers:
@@ -212,7 +212,7 @@ class Child:
             "lease": 1.0,
             "waits": waits,
         }
-        path = os.pathsep.join(str(ROOT / part) for part in ("include", "tests"))
+        path = os.pathsep.join(str(ROOT / part) for part in ("include", "tests/support"))
         environment = {"PYTHONPATH": path, "PATH": os.environ["PATH"]}
         if clock is not None:
             environment |= {

@@ -32,7 +32,7 @@ from backstop.schema.migrate import migrate
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ROLES = {
     "control": "control",
     "producer_a": "producer",

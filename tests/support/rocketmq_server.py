@@ -44,7 +44,7 @@ from rocketmq_tls import write_certificates
 
 LOGIN = ("backstop", "s3cret-of/Backstop@never:shown")
 """Who may do everything on a server with access control."""
-_JAVA = Path(__file__).parent / "java" / "rocketmq"
+_JAVA = Path(__file__).parents[1] / "java" / "rocketmq"
 OF_THE_SERVER = (NO_REPLICAS, _JAVA / "LoopbackProxy.java")
 """What keeps each of its ports on the loopback."""
 SETTINGS = {
