@@ -76,7 +76,7 @@ test-all: setup mariadb browser activemq rocketmq ## everything, the long tests 
 	@$(PYTEST) -n $(JOBS) $(ARGS)
 
 bench: setup rocketmq ## the benchmarks with their peers (FULL=1: the large sizes; ONLY=prefix); rows in build/bench/results.json
-	@PYTHONPATH=$(CURDIR)/include:$(CURDIR)/tests $(WITH_JAVA) $(PY) -m bench $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY))
+	@PYTHONPATH=$(CURDIR)/include:$(CURDIR)/tests:$(CURDIR)/tests/support $(WITH_JAVA) $(PY) -m bench $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY))
 
 chaos: setup ## the system under fire: SEED=1, or SEEDS=20 for many, SECONDS=75 of it each
 	@$(WITH_JAVA) $(PY) -m backstop_lab.chaos --seed $(SEED) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS))

@@ -61,7 +61,7 @@ def audit() -> None:
         "audit_invariants",
         "audit",
         HANDED,
-        "Also when something was away: what was found is told all the same.",
+        "Also when something did not answer: what was found is reported all the same.",
         trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
     )
     published = publish_day(opened=HANDED, report=audited)

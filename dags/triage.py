@@ -83,14 +83,14 @@ from backstop.airflow.wake import SOMETHING_TO_DRAIN, wake_after_failure
 def triage() -> None:
     opened = steps.open_run()
     drained = with_links(steps.drain(opened=opened))
-    stored = check("audit_drained", "letters_drained", opened, "What the drain stored.")
+    stored = check("audit_drained", "dead_letters_drained", opened, "What the drain stored.")
     classified = steps.ClassifyOperator(
         task_id="classify", duty="classify", opened=opened, execution_timeout=timedelta(hours=1)
     )
     causes = check("audit_causes", "causes", opened, "What was staged.")
     promoted = with_links(steps.promote(opened=opened))
     decided = with_links(steps.decide_and_apply(opened=HANDED))
-    decisions = check("audit_decisions", "letters_decided", opened, "What was decided.")
+    decisions = check("audit_decisions", "dead_letters_decided", opened, "What was decided.")
     closed = tear_down(close_run(opened=opened), opened)
 
     opened >> drained >> [stored, classified]

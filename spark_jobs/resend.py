@@ -20,7 +20,14 @@ from backstop.model import errors
 from backstop.model.errors import BackstopError
 from backstop.model.records import Counts
 from backstop.resend.claim import find_due
-from backstop.resend.work import a_worker, now, prepare, require_all_reachable, run_once, work
+from backstop.resend.run_once import (
+    drain_requests,
+    now,
+    open_worker,
+    prepare,
+    require_all_reachable,
+    run_once,
+)
 from backstop.runs.run import Run, add_counts
 from backstop.spark.job import main_of
 
@@ -36,7 +43,7 @@ def run(spark: SparkSession, settings: Settings, connections: Connections, run: 
     """
     if run.dry_run:
         return run_once(settings, connections, run, tell=lambda planned: print(planned, flush=True))
-    with a_worker(settings, connections, run) as worker:
+    with open_worker(settings, connections, run) as worker:
         counts = prepare(worker)
         cut = now(worker)
         due = find_due(worker, cut)
@@ -66,8 +73,8 @@ def _as_worker(
             for number in frame["id"]:
                 counts, missed, error = Counts(), {}, None
                 try:
-                    with a_worker(settings, connections, run) as worker:
-                        counts = work(worker, cut, first=int(number))
+                    with open_worker(settings, connections, run) as worker:
+                        counts = drain_requests(worker, cut, first=int(number))
                         missed = worker.missed
                 except BackstopError as raised:
                     # As a value: Spark would run the task again, and hide the error's class from the driver.

@@ -31,7 +31,7 @@ from backstop.sweep.redis_bucket import RECORDS, Bucket
 from backstop.sweep.run_once import LIMIT, groups_of_scope, sweep_all
 from backstop.sweep.sweep_part import note_away, open_bucket, open_exchange, sweep_part
 from backstop.sweep.sweep_redis import settle_ended
-from backstop.sweep.tally import Differs, Line, Tally, Told
+from backstop.sweep.tally import Differs, SweepDecision, Tally, TallyKey
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -219,7 +219,7 @@ def _sweep_whole(
     return sweep_whole
 
 
-def _show(told: Told) -> None:
+def _show(told: SweepDecision) -> None:
     print(f"would {told}", flush=True)
 
 
@@ -243,7 +243,7 @@ def read_tally(text: str) -> Tally:
     said = json.loads(text)
     tally = Tally(counts=Counts(said["counts"]), missed=said["missed"], goes_on=said["goes_on"])
     for *line, number, example in said["lines"]:
-        tally.lines[Line(*line)], tally.examples[Line(*line)] = number, example
+        tally.lines[TallyKey(*line)], tally.examples[TallyKey(*line)] = number, example
     tally.differs = [Differs(*row) for row in said["differs"]]
     return tally
 

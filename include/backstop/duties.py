@@ -9,7 +9,7 @@ from backstop.runs.duty import Duty
 
 _WHERE = {
     "reconcile": "backstop.reconcile.run_once:RECONCILE",
-    "resend": "backstop.resend.work:RESEND",
+    "resend": "backstop.resend.run_once:RESEND",
     "sweep": "backstop.sweep.run_once:SWEEP",
     "triage": "backstop.triage.run_once:TRIAGE",
     "retention": "backstop.retention.run_once:RETENTION",

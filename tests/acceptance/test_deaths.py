@@ -15,7 +15,7 @@ from backstop.brokers.redis_streams import RedisStreams
 from backstop.config.connections import Connections
 from backstop.control.connection import connect
 from backstop.decisions.decide import decide
-from backstop.resend.work import run_duty as resend
+from backstop.resend.run_once import run_duty as resend
 from backstop.triage.run_once import run_duty as triage
 from backstop_lab.demo import die
 from backstop_lab.demo.accounting import run_checker

@@ -197,10 +197,10 @@ def test_a_person_answered_in_airflow_and_everybody_was_told(demo: Demo) -> None
 def test_the_checks_of_every_step_ran_and_passed(demo: Demo) -> None:
     checks = demo.report["data_checks"]
     leases = {"leases_before", "leases_after"}
-    letters = {"letters_drained", "causes", "letters_decided"}
+    letters = {"dead_letters_drained", "causes", "dead_letters_decided"}
     always = {
-        "stubs_at_the_door",
-        "logs_at_the_door",
+        "stub_contract",
+        "log_contract",
         "verdicts",
         "requests",
         "attempts",

@@ -69,7 +69,7 @@ def _once(spark: Any, here: World) -> tuple[float, dict[str, float]]:
     judge(spark, here.settings, here.connections, control, run, Scope())
     judged = time.perf_counter()
     with tempfile.TemporaryDirectory() as docs:
-        for suite in ("stubs_at_the_door", "logs_at_the_door", "verdicts"):
+        for suite in ("stub_contract", "log_contract", "verdicts"):
             url, topics = here.connections.url("control"), list(here.settings.topics)
             run_suite(suite, url, run.run_id, None, Path(docs), repair_topics=topics)
     audited = time.perf_counter()

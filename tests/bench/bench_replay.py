@@ -13,7 +13,7 @@ from typing import Any
 import psycopg2
 
 from backstop.control.connection import connect
-from backstop.resend.work import a_worker, now, prepare, work
+from backstop.resend.run_once import drain_requests, now, open_worker, prepare
 from backstop.runs.run import close_run, open_run
 from backstop.triage.decide.apply import decide_and_apply
 from backstop.triage.decide.settle_replays import settle_replays
@@ -70,9 +70,9 @@ def _replay(here: World, number: int) -> dict[str, float]:
         close_run(control, run, "done", {})
 
     def resend(run: Any) -> None:
-        with a_worker(settings, connections, run) as worker:
+        with open_worker(settings, connections, run) as worker:
             prepare(worker)
-            work(worker, now(worker))
+            drain_requests(worker, now(worker))
 
     timed(
         "decide and apply",

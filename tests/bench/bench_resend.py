@@ -14,7 +14,7 @@ from backstop.brokers.redis_streams import RedisStreams
 from backstop.control.connection import connect
 from backstop.model.records import Message
 from backstop.requests.ask import Ask, ask
-from backstop.resend.work import a_worker, now, prepare, work
+from backstop.resend.run_once import drain_requests, now, open_worker, prepare
 from backstop.runs.run import close_run, open_run
 from bench.measure import RUNS, Row, median, said
 from bench.world import TOPICS, World, world
@@ -71,7 +71,7 @@ def _resend(here: World, number: int) -> float:
     here.sql("control", "VACUUM ANALYZE resend_request")
     run = open_run(control, "resend", "*", settings)
     begun = time.perf_counter()
-    with a_worker(settings, connections, run) as worker:
+    with open_worker(settings, connections, run) as worker:
         prepare(worker)
         cut = now(worker)
     processes = [
@@ -94,8 +94,8 @@ def _resend(here: World, number: int) -> float:
 
 
 def _work(settings: Any, connections: Any, run: Any, cut: Any, first: int) -> None:
-    with a_worker(settings, connections, run) as worker:
-        work(worker, cut, first=first)
+    with open_worker(settings, connections, run) as worker:
+        drain_requests(worker, cut, first=first)
 
 
 def _publish_alone(here: World, number: int) -> float:

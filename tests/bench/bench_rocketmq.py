@@ -15,7 +15,7 @@ from backstop.config.connections import Connections
 from backstop.control.connection import connect
 from backstop.model.records import Message, Outcome
 from backstop.requests.ask import Ask, ask
-from backstop.resend.work import a_worker, now, prepare, work
+from backstop.resend.run_once import drain_requests, now, open_worker, prepare
 from backstop.runs.run import close_run, open_run
 from bench.measure import RUNS, Row, median, said, seconds
 from bench.world import GROUPS, QUEUES, TOPICS, World, world
@@ -174,11 +174,11 @@ def _resend(here: World, server: Server, broker: RocketMQ) -> tuple[float, float
         here.sql(shard, "VACUUM ANALYZE message_stub")
     here.sql("control", "VACUUM ANALYZE resend_request")
     run = open_run(control, "resend", "*", settings)
-    with a_worker(settings, connections, run) as worker:
+    with open_worker(settings, connections, run) as worker:
         prepare(worker)
         timed = _Timed(worker.judge.sources.broker("embedded"))
         begun = time.perf_counter()
-        work(worker, now(worker))
+        drain_requests(worker, now(worker))
         spent = time.perf_counter() - begun
     close_run(control, run, "done", {})
     control.close()

@@ -10,7 +10,7 @@ import pytest
 
 from backstop.model.errors import StoreUnavailable
 from backstop.reconcile.run_once import run_once
-from backstop.resend import work
+from backstop.resend import run_once
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, system
@@ -66,18 +66,18 @@ def test_a_resend_that_loses_the_control_database_says_so(
     servers: tuple[Postgres, Valkey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with system(*servers) as world:
-        plain = work.prepare
+        plain = run_once.prepare
 
         def thrown_out(*arguments: Any, **named: Any) -> Any:
             throw_out(world, servers[0].admin_dsn())
             return plain(*arguments, **named)
 
-        monkeypatch.setattr(work, "prepare", thrown_out)
+        monkeypatch.setattr(run_once, "prepare", thrown_out)
         with pytest.raises(StoreUnavailable, match="control database") as raised:
-            work.run_duty(world.settings, world.connections)
+            run_once.run_duty(world.settings, world.connections)
         assert raised.value.exit_code == 3
         monkeypatch.undo()
-        work.run_duty(world.settings, world.connections)
+        run_once.run_duty(world.settings, world.connections)
         assert world.rows("control", "SELECT state FROM run ORDER BY run_id") == [
             ("incomplete",),
             ("done",),
@@ -88,13 +88,13 @@ def test_a_run_that_did_everything_is_done_although_its_own_connection_was_dropp
     servers: tuple[Postgres, Valkey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with system(*servers) as world:
-        plain = work.run_once
+        plain = run_once.run_once
 
         def thrown_out(*arguments: Any, **named: Any) -> Any:
             throw_out(world, servers[0].admin_dsn())
             return plain(*arguments, **named)
 
-        monkeypatch.setattr(work, "run_once", thrown_out)
-        work.run_duty(world.settings, world.connections)
+        monkeypatch.setattr(run_once, "run_once", thrown_out)
+        run_once.run_duty(world.settings, world.connections)
         assert world.rows("control", "SELECT state, error FROM run") == [("done", None)]
         assert world.rows("control", "SELECT * FROM duty_lease") == []

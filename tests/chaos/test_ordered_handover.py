@@ -82,7 +82,10 @@ class World:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={"PYTHONPATH": f"{TESTS}:{TESTS.parent / 'include'}", "PATH": "/usr/bin:/bin"},
+            env={
+                "PYTHONPATH": f"{TESTS / 'support'}:{TESTS.parent / 'include'}",
+                "PATH": "/usr/bin:/bin",
+            },
         )
         try:
             assert line(process) == ["started"]

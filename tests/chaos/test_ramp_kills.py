@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from backstop.model.private_file import write_private
-from backstop.resend import ramp, work
+from backstop.resend import ramp, run_once
 from forked import run_forked
 from resend_world import TOPIC, World, ids, servers, world  # noqa: F401
 
@@ -109,7 +109,7 @@ def child(addresses: Path, moment: str) -> None:
 
     setattr(ramp, step.__name__, dying)
     with small.run() as run, small.worker(run) as worker:
-        work.prepare(worker)
+        run_once.prepare(worker)
 
 
 class _DiesBeforeItsCommit:

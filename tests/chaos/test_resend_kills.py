@@ -28,8 +28,8 @@ from hypothesis.stateful import (
 )
 
 from backstop.model.private_file import write_private
-from backstop.resend import send_claimed, work
-from backstop.resend.work import now
+from backstop.resend import run_once, send_claimed
+from backstop.resend.run_once import now
 from forked import run_forked
 from resend_world import TOPIC, World, ids, once, servers, world  # noqa: F401
 
@@ -124,7 +124,7 @@ class Protocol(RuleBasedStateMachine):
                     self.world.expire_claims()
                 elif what == "other run":
                     with self.world.run(TOPIC) as run:
-                        work.run_once(self.world.settings, self.world.connections, run)
+                        run_once.run_once(self.world.settings, self.world.connections, run)
                 else:
                     raise _Crash
 
@@ -193,7 +193,7 @@ def child(addresses: Path, boundary: str) -> None:
     small.written = known["written"]
     step, _, side = boundary.partition(" ")
     if step in ("claim_requests", "end_requests"):
-        module: Any = work if step == "claim_requests" else send_claimed
+        module: Any = run_once if step == "claim_requests" else send_claimed
         plain: Callable[..., Any] = getattr(module, step)
 
         def wrapped(worker: Any, *rest: Any) -> Any:
@@ -207,7 +207,7 @@ def child(addresses: Path, boundary: str) -> None:
 
         setattr(module, step, wrapped)
     with small.run() as run, small.worker(run, {boundary: die}) as worker:
-        work.work(worker, now(worker))
+        run_once.drain_requests(worker, now(worker))
 
 
 class _DiesBeforeItsCommit:

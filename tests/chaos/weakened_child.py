@@ -119,13 +119,13 @@ def acknowledge_at_receipt() -> None:
 
 def send_again_by_itself() -> None:
     """The broker's client retries what it got no answer to."""
-    from backstop.brokers.redis_streams.exchange import Exchange, Lost
+    from backstop.brokers.redis_streams.exchange import ConnectionLost, Exchange
 
     plain = Exchange._once
 
     def once_more(self: Any, commands: Any, blocking: float) -> Any:
         answers = plain(self, commands, blocking)
-        lost = [place for place, answer in enumerate(answers) if isinstance(answer, Lost)]
+        lost = [place for place, answer in enumerate(answers) if isinstance(answer, ConnectionLost)]
         if lost:
             for place, answer in zip(
                 lost, plain(self, [commands[place] for place in lost], blocking), strict=True

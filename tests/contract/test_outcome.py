@@ -7,10 +7,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests import oracle
 from tests.contract import engines
 from tests.contract.truth_table import NOW, STUB, S
 
+import oracle
 from backstop.model.records import Verdict
 from backstop.verdicts import frames
 

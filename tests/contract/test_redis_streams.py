@@ -15,7 +15,7 @@ import pytest
 from backstop.brokers.open import open_broker
 from backstop.brokers.protocol import Receipt, Received
 from backstop.brokers.redis_streams import Keys, RedisStreams
-from backstop.brokers.redis_streams.look import micros_of
+from backstop.brokers.redis_streams.read_progress import micros_of
 from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.config.settings import BrokerSettings, Settings

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
-from tests import oracle
 from tests.contract import engines, random_deliveries, truth_table
 from tests.contract.truth_table import CASES, NOW
 
+import oracle
 from backstop.model.records import Verdict
 from backstop.verdicts import frames
 

@@ -31,7 +31,7 @@ from backstop.model.errors import (
     RunRefused,
     StoreUnavailable,
 )
-from backstop.resend.work import ResendInput
+from backstop.resend.run_once import ResendInput
 from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres
 from receivers import endpoint
@@ -177,7 +177,7 @@ def test_a_store_that_is_away_at_the_start_leaves_an_incomplete_run_and_no_lease
 def test_a_run_is_closed_as_done_with_what_it_did(control: Control) -> None:
     run = opened(3)
     control.stage(run["run_id"])
-    assert duty.close(run, duty.Ended())["state"] == "done"
+    assert duty.close(run, duty.EndedTasks())["state"] == "done"
     state, counts, error = control.run(run["run_id"])
     assert (state, error) == ("done", None)
     assert counts == {"due": 3, "confirmed": 3}
@@ -187,7 +187,7 @@ def test_a_run_that_could_not_read_everything_is_incomplete_and_ends_red(control
     run = opened()
     control.stage(run["run_id"], complete=False)
     with pytest.raises(AirflowFailException, match="shard shop_b"):
-        duty.close(run, duty.Ended())
+        duty.close(run, duty.EndedTasks())
     assert control.run(run["run_id"])[0] == "incomplete"
     assert control.rows("SELECT * FROM duty_lease") == []
 
@@ -195,7 +195,7 @@ def test_a_run_that_could_not_read_everything_is_incomplete_and_ends_red(control
 def test_a_run_with_a_failed_task_is_failed_and_names_it_and_ends_red(control: Control) -> None:
     run = opened()
     with pytest.raises(AirflowFailException, match="audit_requests, promote"):
-        duty.close(run, duty.Ended(["audit_requests", "promote"]))
+        duty.close(run, duty.EndedTasks(["audit_requests", "promote"]))
     state, _, error = control.run(run["run_id"])
     assert state == "failed"
     assert error == "failed tasks: audit_requests, promote"
@@ -206,7 +206,9 @@ def test_a_run_whose_job_missed_a_store_is_incomplete_not_failed(control: Contro
     with pytest.raises(AirflowFailException):
         duty.close(
             run,
-            duty.Ended(["claim_publish_settle"], away={"claim_publish_settle": "shop_b is away."}),
+            duty.EndedTasks(
+                ["claim_publish_settle"], away={"claim_publish_settle": "shop_b is away."}
+            ),
         )
     state, _, error = control.run(run["run_id"])
     assert (state, error) == ("incomplete", "claim_publish_settle: shop_b is away.")
@@ -217,7 +219,7 @@ def test_a_run_of_which_one_task_missed_a_store_and_another_broke_is_failed(
 ) -> None:
     run = opened(duty_name="resend")
     with pytest.raises(AirflowFailException):
-        duty.close(run, duty.Ended(["audit", "job"], away={"job": "shop_b is away."}))
+        duty.close(run, duty.EndedTasks(["audit", "job"], away={"job": "shop_b is away."}))
     assert control.run(run["run_id"])[::2] == (
         "failed",
         "failed tasks: audit, job. away: job: shop_b is away.",
@@ -238,11 +240,11 @@ def test_an_audit_keeps_its_report_and_stops_what_comes_after_it(
 
 def test_a_task_that_wakes_up_after_its_run_was_closed_does_nothing(control: Control) -> None:
     run = opened()
-    duty.close(run, duty.Ended())
+    duty.close(run, duty.EndedTasks())
     for step in (
         lambda: duty.check("verdicts", run),
         lambda: duty.do(run, "promote"),
-        lambda: duty.close(run, duty.Ended()),
+        lambda: duty.close(run, duty.EndedTasks()),
     ):
         with pytest.raises(RunLost):
             step()
@@ -347,7 +349,7 @@ def test_while_the_control_database_is_away_the_channels_are_told_once_an_hour_a
     ((title, body),) = control.rows("SELECT title, body FROM alert")
     assert title == "The control database answers again" and kept == {}
     assert (
-        "5 failed runs were not told one by one" in body and "decide_case 2, decide_case 3" in body
+        "5 failed runs had no alert of their own" in body and "decide_case 2, decide_case 3" in body
     )
 
 
@@ -356,14 +358,14 @@ def test_every_suite_of_a_phase_runs_and_the_first_that_does_not_hold_is_raised(
 ) -> None:
     run = opened()
     control.stage(run["run_id"])
-    phase = ("stubs_at_the_door", "verdicts", "logs_at_the_door")
+    phase = ("stub_contract", "verdicts", "log_contract")
     reports = duty.check_all(phase, run)
     assert [(tmp_path / "docs" / report).is_file() for report in reports] == [True] * 3
     control.rows("UPDATE staged_count SET deliveries = 4")
     with pytest.raises(AuditFailed, match="deliveries_conserved"):
         duty.check_all(phase, run)
     kept = dict(control.rows("SELECT suite, passed FROM data_check"))
-    assert kept == {"stubs_at_the_door": True, "verdicts": False, "logs_at_the_door": True}
+    assert kept == {"stub_contract": True, "verdicts": False, "log_contract": True}
 
 
 def test_resend_counts_what_may_go_now(control: Control) -> None:
@@ -382,6 +384,6 @@ def test_resend_counts_what_may_go_now(control: Control) -> None:
     run = due()
     assert run is not None
     assert run["due"] == 1
-    duty.close(run, duty.Ended())
+    duty.close(run, duty.EndedTasks())
     control.rows("INSERT INTO pause (topic, paused_by, why) VALUES ('*', 'me', 'test')")
     assert due() is None

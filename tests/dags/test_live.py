@@ -142,8 +142,8 @@ def test_what_is_lost_is_found_asked_for_and_sent_and_no_secret_is_told(people: 
     ][0]
     suites = people.rows("SELECT suite FROM data_check WHERE run_id = %s AND passed", control_run)
     assert {suite for (suite,) in suites} == {
-        "stubs_at_the_door",
-        "logs_at_the_door",
+        "stub_contract",
+        "log_contract",
         "verdicts",
         "requests",
     }
@@ -154,9 +154,9 @@ def test_what_is_lost_is_found_asked_for_and_sent_and_no_secret_is_told(people: 
     assert links["What this run did"].endswith(f"/backstop/runs/{control_run}")
     docs = {
         links[f"Data Docs: {suite}"].split("/")[-1]
-        for suite in ("stubs_at_the_door", "logs_at_the_door", "verdicts")
+        for suite in ("stub_contract", "log_contract", "verdicts")
     }
-    assert docs == {"stubs_at_the_door", "logs_at_the_door", "verdicts"}
+    assert docs == {"stub_contract", "log_contract", "verdicts"}
     for link in links.values():
         assert get(people, urlsplit(link).path)[0] == 200
         assert get(people, urlsplit(link).path, stranger=True)[0] == 401

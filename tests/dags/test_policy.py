@@ -421,7 +421,7 @@ def test_every_audit_links_to_its_data_docs_and_every_job_to_what_it_did(
         if task["links"]:
             assert "opened" in task["arguments"], "by this name the button finds the run"
         if task_id == "audit_judged":  # a button for each suite of the phase
-            suites = ("stubs_at_the_door", "logs_at_the_door", "verdicts")
+            suites = ("stub_contract", "log_contract", "verdicts")
             assert task["links"] == [
                 "What this run did",
                 *(f"Data Docs: {suite}" for suite in suites),

@@ -73,7 +73,7 @@ def test_retention_skips_outside_its_window_and_works_when_asked_to_now(world: S
     opened = retention.open_retention(False, True)
     assert opened is not None
     assert retention.purge.function(opened, Task())["stubs"] == 1
-    duty.close(opened, duty.Ended())
+    duty.close(opened, duty.EndedTasks())
     assert runs(world)[-1][:2] == ("retention", "done")
     assert runs(world)[-1][2]["stubs"] == 1
     assert world.rows("shop_a", "SELECT 1 FROM message_stub") == []
@@ -89,7 +89,9 @@ def test_a_shard_that_is_away_makes_retention_incomplete(
         retention.purge.function(opened, task)
     assert "shop_a" in task.pushed[duty.SOMETHING_AWAY]
     with pytest.raises(AirflowFailException):
-        duty.close(opened, duty.Ended(["purge"], away={"purge": task.pushed[duty.SOMETHING_AWAY]}))
+        duty.close(
+            opened, duty.EndedTasks(["purge"], away={"purge": task.pushed[duty.SOMETHING_AWAY]})
+        )
     assert runs(world)[-1][:2] == ("retention", "incomplete")
 
 
@@ -126,14 +128,14 @@ def test_a_sound_day_passes_its_data_checks_and_a_breach_fails_them(
     opened = audit.open_audit(context(today), None)
     assert audit.look.function(opened, Task())["breaches"] == 0
     assert (tmp_path / "docs" / duty.check("audit", opened)).is_file()
-    duty.close(opened, duty.Ended())
+    duty.close(opened, duty.EndedTasks())
     world.stub("m", status="exhausted")
     opened = audit.open_audit(context(today), None)
     assert audit.look.function(opened, Task())["breaches"] == 1
     with pytest.raises(AuditFailed, match="exhausted_stub_has_case"):
         duty.check("audit", opened)
     with pytest.raises(AirflowFailException):
-        duty.close(opened, duty.Ended(["audit_invariants"]))
+        duty.close(opened, duty.EndedTasks(["audit_invariants"]))
     assert [run[:2] for run in runs(world)] == [("audit", "done"), ("audit", "failed")]
 
 

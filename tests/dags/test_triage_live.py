@@ -115,7 +115,11 @@ def test_letters_are_drained_classified_by_spark_decided_and_what_is_safe_is_rep
     checks = people.rows(
         "SELECT suite, passed FROM data_check WHERE run_id = %s ORDER BY 1", run_id
     )
-    assert checks == [("causes", True), ("letters_decided", True), ("letters_drained", True)]
+    assert checks == [
+        ("causes", True),
+        ("dead_letters_decided", True),
+        ("dead_letters_drained", True),
+    ]
     log = people.api.task_log("triage", people.api.dag_runs("triage")[0]["dag_run_id"], "classify")
     assert "spark-submit" in log, "three letters are enough for Spark here"
     # The request woke resend, and the next triage run ends the letter.

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from backstop.airflow import replay_incident as incident
 from backstop.airflow import triage
 from backstop.airflow.deciders import may_trigger
-from backstop.airflow.steps import SOMETHING_AWAY, Ended, close
+from backstop.airflow.steps import SOMETHING_AWAY, EndedTasks, close
 from backstop.brokers.open import open_broker
 from backstop.config.people import PeopleSettings
 from backstop.model.errors import BrokerUnavailable, ConfigurationError
@@ -90,7 +90,7 @@ def test_a_letter_goes_through_the_steps_and_nothing_is_due_afterwards(world: Wo
     assert triage.classify_few(opened, below=2) == 1
     triage.promote.function(opened, Handed())
     assert triage.decide(opened, Handed())["escalated"] == 1
-    done = close(opened, Ended())
+    done = close(opened, EndedTasks())
     assert done["state"] == "done"
     assert (letters(world)["m"]["category"], letters(world)["m"]["state"]) == ("poison", "open")
     # It is looked at again later, because its work may be done by then; until that hour nothing is due.
@@ -104,7 +104,7 @@ def decided(world: World, message_id: str) -> dict[str, Any]:
     world.control("UPDATE dead_letter SET classified_by = %s", (rules_of(world.settings).version,))
     opened = triage.open_triage(None, False)
     assert opened is not None and triage.decide(opened, Handed())["escalated"] >= 1
-    close(opened, Ended())
+    close(opened, EndedTasks())
     look_now(world)
     return letters(world)[message_id]
 
@@ -188,7 +188,7 @@ def test_a_broker_that_is_away_stops_no_step_and_ends_the_run_incomplete(
     assert "broker embedded" in handed.values[SOMETHING_AWAY]
     assert triage.decide(opened, Handed())["replaying"] == 1
     with pytest.raises(AirflowFailException, match="broker embedded"):
-        close(opened, Ended(away={"drain": handed.values[SOMETHING_AWAY]}))
+        close(opened, EndedTasks(away={"drain": handed.values[SOMETHING_AWAY]}))
     ((state, error),) = world.control(
         "SELECT state, error FROM run WHERE run_id = %s", (opened["run_id"],)
     )
@@ -211,7 +211,7 @@ def test_a_consumer_database_that_is_away_leaves_letters_unclassified_and_the_ru
     monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONSUMER_BILLING", "postgresql://127.0.0.1:1/none")
     triage.classify_few(opened, below=100)
     with pytest.raises(AirflowFailException, match="billing"):
-        close(opened, Ended())
+        close(opened, EndedTasks())
     assert world.control("SELECT state FROM run WHERE run_id = %s", (opened["run_id"],)) == [
         ("incomplete",)
     ]
@@ -223,7 +223,7 @@ def test_a_failed_task_ends_the_run_failed(world: World) -> None:
     opened = triage.open_triage("orders", False)
     assert opened is not None
     with pytest.raises(AirflowFailException, match="failed tasks: promote"):
-        close(opened, Ended(["promote"], away={"drain": "a broker"}))
+        close(opened, EndedTasks(["promote"], away={"drain": "a broker"}))
     assert world.control("SELECT state FROM run WHERE run_id = %s", (opened["run_id"],)) == [
         ("failed",)
     ]

@@ -21,7 +21,7 @@ from activemq import ActiveMQ as Server
 from activemq_world import GROUP, TOPIC, Listener, World, triage, until, world_of
 from backstop.brokers.activemq import ActiveMQ
 from backstop.brokers.activemq.decode import BROKERS_OWN, MORE
-from backstop.brokers.activemq.look import Looker
+from backstop.brokers.activemq.read_progress import ProgressReader
 from backstop.brokers.open import open_broker
 from backstop.brokers.protocol import ProgressMeans, Received
 from backstop.client import Consumer
@@ -316,13 +316,13 @@ def test_a_group_is_not_past_what_an_open_transaction_has_acknowledged(
         transaction = client.begin()
         client.ack(frame.headers["ack"], transaction=transaction, receipt="acknowledged")
         until(
-            "it is hidden", lambda: len(world.broker._looker._browse(world.queue, None, "")[0]) == 1
+            "it is hidden", lambda: len(world.broker._reader._browse(world.queue, None, "")[0]) == 1
         )
         with pytest.raises(BrokerUnavailable, match="transaction"):
             world.broker.progress(TOPIC, GROUP)
         client.abort(transaction)
         until(
-            "it is back", lambda: len(world.broker._looker._browse(world.queue, None, "")[0]) == 2
+            "it is back", lambda: len(world.broker._reader._browse(world.queue, None, "")[0]) == 2
         )
         assert world.broker.progress(TOPIC, GROUP)[0].passed_until <= stored_by
 
@@ -453,15 +453,15 @@ def test_more_letters_than_a_browser_shows_are_never_taken_for_all_and_the_drain
     with world.broker.open_dead_letters(queue) as reader:
         found = [letter for page in iter(lambda: reader.read(400), []) for letter in page]
         assert [letter.message_id for letter in found] == frames
-        browse = Looker._browse
+        browse = ProgressReader._browse
 
-        def drained_behind(looker: Looker, queue: str, *more: Any) -> Any:
-            shown = browse(looker, queue, *more)
+        def drained_behind(reader: ProgressReader, queue: str, *more: Any) -> Any:
+            shown = browse(reader, queue, *more)
             reader.acknowledge(found[:1300])
             return shown
 
         with monkeypatch.context() as patch:
-            patch.setattr(Looker, "_browse", drained_behind)
+            patch.setattr(ProgressReader, "_browse", drained_behind)
             left = [letter.message_id for letter in world.broker.dead_letters(GROUP)]
         assert left == frames[1300:], "as many were shown as are left, and they were others"
         reader.acknowledge(found[1300:])

@@ -12,7 +12,7 @@ from backstop.cli.app import run_app
 from backstop.config.connections import Connections
 from backstop.control.connection import connect
 from backstop.decisions.decide import Decided, decide
-from backstop.decisions.look import show
+from backstop.decisions.list_cases import show
 from backstop.decisions.note import add_note, notes_of
 from backstop.model.errors import DecisionRefused, StoreUnavailable, Unavailable
 from backstop.model.records import Counts

@@ -20,7 +20,7 @@ from backstop.config.load import from_mapping
 from backstop.control.connection import connect
 from backstop.decisions.actions import ACTIONS, actions_for
 from backstop.decisions.decide import Decided, decide
-from backstop.decisions.look import list_cases, show
+from backstop.decisions.list_cases import list_cases, show
 from backstop.model.errors import DecisionRefused, StoreUnavailable
 from backstop.runs.run import open_run
 from backstop.watch.outbox import note_failure, note_success

@@ -684,19 +684,24 @@ def test_every_command_is_there_by_itself_and_among_all(cli: Cli) -> None:
 
 def test_help_loads_nothing_heavy() -> None:
     """It answers within 0.3 s of CPU time, because it imports no command."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from backstop.cli.app import COMMANDS, run_app; run_app(['--help']);"
-            "assert not {f'backstop.cli.{module}' for module, _ in COMMANDS.values()} & set(sys.modules);"
-            "print(sorted({'pyspark', 'great_expectations', 'psycopg2', 'sqlalchemy', 'pydantic', 'redis', 'rich', 'yaml'}"
-            " & set(sys.modules)))",
-        ],
-        env={**os.environ, "PYTHONPATH": str(PROJECT / "include")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
+    code = (
+        "import sys, time; from backstop.cli.app import COMMANDS, run_app; run_app(['--help']);"
+        "assert not {f'backstop.cli.{module}' for module, _ in COMMANDS.values()} & set(sys.modules);"
+        "print(sorted({'pyspark', 'great_expectations', 'psycopg2', 'sqlalchemy', 'pydantic', 'redis', 'rich', 'yaml'}"
+        " & set(sys.modules)));"
+        "print(time.process_time())"
     )
-    assert done.stdout.splitlines()[-1] == "[]"
+    took = []
+    for _ in range(3):  # the first one may compile; others may share its core
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": str(PROJECT / "include")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        loaded, seconds = done.stdout.splitlines()[-2:]
+        assert loaded == "[]"
+        took.append(float(seconds))
+    assert min(took) < 0.3

@@ -780,7 +780,7 @@ def test_a_queue_whose_name_is_too_long_to_be_kept_is_named_and_the_others_go_on
 
 
 class TestSuite:
-    """The data check letters_drained."""
+    """The data check dead_letters_drained."""
 
     @pytest.mark.parametrize(
         ("change", "broken"),
@@ -816,4 +816,4 @@ class TestSuite:
             drain_all(world.settings, world.connections, world.conn, run)
             world.control(change)
             url = world.postgres.admin_dsn("control")
-            assert broken_checks("letters_drained", url, run.run_id, tmp_path) == broken
+            assert broken_checks("dead_letters_drained", url, run.run_id, tmp_path) == broken

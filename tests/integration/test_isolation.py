@@ -34,7 +34,7 @@ from backstop.reconcile.revisit import revisit_cases
 from backstop.reconcile.run_once import RECONCILE, ReconcileInput, run_once
 from backstop.reconcile.stage import connect_staging, copy_stubs, copy_verdicts
 from backstop.requests.ask import Ask, ask
-from backstop.resend.work import run_duty as resend
+from backstop.resend.run_once import run_duty as resend
 from backstop.runs.duty import Work, do_step
 from backstop.runs.run import EndState, Run, close_run, open_run
 from backstop.sql.named import load

@@ -19,7 +19,7 @@ from backstop.model.records import Key
 from backstop.reconcile.record import record_looks
 from backstop.runs.run import close_run, open_run
 from backstop.triage.drain.drain import drain_all
-from backstop.watch.look import History, take_look
+from backstop.watch.sample_groups import History, take_sample
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, system
@@ -162,7 +162,7 @@ def test_a_server_is_remembered_also_when_the_look_was_refused_and_by_the_watch(
             Sources(world.settings, world.connections) as sources,
         ):
             cursor.execute("SELECT clock_timestamp()")
-            take_look(sources, cursor, cursor.fetchone()[0], History())
+            take_sample(sources, cursor, cursor.fetchone()[0], History())
     for missing in ("broker-b", "broker-c"):
         known.remove(missing)
         assert {verdict for verdict, _ in judged(world).values()} == {"UNKNOWN"}

@@ -15,7 +15,7 @@ from backstop.cli.app import run_app
 from backstop.client import DownstreamAway, Limits
 from backstop.config.connections import Connections
 from backstop.decisions import answer_parked
-from backstop.decisions.look import show
+from backstop.decisions.list_cases import show
 from backstop.model.errors import DecisionRefused, StoreUnavailable
 from backstop.watch import parked as watched
 from control_world import World, servers, world  # noqa: F401

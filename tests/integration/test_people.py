@@ -23,7 +23,7 @@ from backstop.decisions.note import add_note
 from backstop.evidence.sources import Sources
 from backstop.incidents.replay import Wanted, run_incident
 from backstop.model.errors import ConfigurationError, DecisionRefused
-from backstop.resend.work import Listing, run_duty
+from backstop.resend.run_once import Listing, run_duty
 from backstop.restore.pause import pause, resume
 from backstop.runs.run import close_run, open_run
 from backstop.runs.scope import name_of

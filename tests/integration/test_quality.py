@@ -177,7 +177,7 @@ def test_every_suite_passes_over_no_rows_and_leaves_a_row_and_a_site(control: Co
 
 def test_a_sound_run_passes_every_suite(control: Control) -> None:
     control.stage()
-    for suite in ("stubs_at_the_door", "logs_at_the_door", "verdicts"):
+    for suite in ("stub_contract", "log_contract", "verdicts"):
         assert control.audit(suite).passed
     control.promote()
     control.ask()
@@ -260,7 +260,7 @@ def test_progress_that_went_back_stops_the_step_unless_a_regression_isolates_its
     assert control.audit("verdicts").passed
 
 
-def test_one_id_judged_on_two_shards_stops_at_the_door(control: Control) -> None:
+def test_one_id_judged_on_two_shards_fails_the_stub_contract(control: Control) -> None:
     control.stage()
     control.insert(
         "staged_stub",
@@ -271,11 +271,11 @@ def test_one_id_judged_on_two_shards_stops_at_the_door(control: Control) -> None
         send_count=1,
         deliveries=2,
     )
-    broken = control.broken("stubs_at_the_door")
+    broken = control.broken("stub_contract")
     assert broken["no_stub_twice"]["ids"] == [{"topic": "orders", "message_id": "m-1"}]
 
 
-def test_stubs_that_were_set_aside_stop_nothing_at_the_door(control: Control) -> None:
+def test_stubs_that_were_set_aside_fail_no_contract(control: Control) -> None:
     control.stage()
     for shard in ("shop_a", "shop_b"):
         control.insert(
@@ -287,17 +287,17 @@ def test_stubs_that_were_set_aside_stop_nothing_at_the_door(control: Control) ->
             send_count=1,
             deliveries=0,
         )
-    assert control.audit("stubs_at_the_door").passed
+    assert control.audit("stub_contract").passed
 
 
 def test_a_source_that_was_not_read_must_say_why(control: Control) -> None:
     control.stage()
     control.one("UPDATE staged_read SET complete = false")
-    assert set(control.broken("stubs_at_the_door")) == {"reads_complete_or_named"}
-    assert set(control.broken("logs_at_the_door")) == {"reads_complete_or_named"}
+    assert set(control.broken("stub_contract")) == {"reads_complete_or_named"}
+    assert set(control.broken("log_contract")) == {"reads_complete_or_named"}
     control.one("UPDATE staged_read SET detail = 'the database is away'")
-    assert control.audit("stubs_at_the_door").passed
-    assert control.audit("logs_at_the_door").passed
+    assert control.audit("stub_contract").passed
+    assert control.audit("log_contract").passed
 
 
 def test_a_broken_row_is_not_judged_and_a_broken_log_makes_nothing_eligible(
@@ -316,8 +316,8 @@ def test_a_broken_row_is_not_judged_and_a_broken_log_makes_nothing_eligible(
             consumer_group=group,
             first_run_id=control.run_id,
         )
-    assert set(control.broken("stubs_at_the_door")) == {"broken_rows_not_judged"}
-    assert set(control.broken("logs_at_the_door")) == {"broken_logs_decide_nothing"}
+    assert set(control.broken("stub_contract")) == {"broken_rows_not_judged"}
+    assert set(control.broken("log_contract")) == {"broken_logs_decide_nothing"}
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ def test_a_failed_suite_says_what_happened_what_was_not_lost_and_what_to_do(
     assert failure.value.exit_code == 5
 
 
-@pytest.mark.parametrize("suite", ["stubs_at_the_door", "logs_at_the_door", "verdicts"])
+@pytest.mark.parametrize("suite", ["stub_contract", "log_contract", "verdicts"])
 def test_the_work_of_a_check_grows_with_what_was_staged_and_not_with_its_square(
     control: Control, suite: str
 ) -> None:
@@ -462,17 +462,15 @@ def test_expectations_of_a_team_stop_the_step_and_show_ids_alone(
     control: Control, tmp_path: Path
 ) -> None:
     control.stage()
-    (tmp_path / "stubs_at_the_door.yaml").write_text(OWN)
+    (tmp_path / "stub_contract.yaml").write_text(OWN)
     whole = run_suite(
-        "stubs_at_the_door", control.url, control.run_id, STAGE, control.docs, own=tmp_path
+        "stub_contract", control.url, control.run_id, STAGE, control.docs, own=tmp_path
     )
-    assert whole.passed and whole.expectations == len(checks_of("stubs_at_the_door")) + 1
+    assert whole.passed and whole.expectations == len(checks_of("stub_contract")) + 1
     control.one("UPDATE staged_stub SET topic = 'payments'")
     with pytest.raises(AuditFailed, match=r"only_orders \(1\): nothing but orders is judged here"):
-        run_suite(
-            "stubs_at_the_door", control.url, control.run_id, STAGE, control.docs, own=tmp_path
-        )
-    failed = control.one("SELECT failed FROM data_check WHERE suite = 'stubs_at_the_door'")
+        run_suite("stub_contract", control.url, control.run_id, STAGE, control.docs, own=tmp_path)
+    failed = control.one("SELECT failed FROM data_check WHERE suite = 'stub_contract'")
     assert [check["ids"] for check in failed] == [
         [{"shard": "shop_a", "topic": "payments", "message_id": "m-1"}]
     ]
@@ -497,9 +495,9 @@ def test_expectations_of_a_team_stop_the_step_and_show_ids_alone(
 def test_a_file_that_is_not_as_documented_is_refused_in_a_sentence(
     tmp_path: Path, text: str, why: str
 ) -> None:
-    (tmp_path / "stubs_at_the_door.yaml").write_text(text)
+    (tmp_path / "stub_contract.yaml").write_text(text)
     with pytest.raises(ConfigurationError, match=re.escape(why)):
-        with_own("stubs_at_the_door", tmp_path)
+        with_own("stub_contract", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -513,20 +511,18 @@ def test_an_expectation_of_a_team_that_cannot_run_does_not_hold(
     control: Control, tmp_path: Path, change: tuple[str, str]
 ) -> None:
     control.stage()
-    (tmp_path / "stubs_at_the_door.yaml").write_text(OWN.replace(*change))
-    with pytest.raises(AuditFailed, match="only_orders of stubs_at_the_door could not be run"):
-        run_suite(
-            "stubs_at_the_door", control.url, control.run_id, STAGE, control.docs, own=tmp_path
-        )
+    (tmp_path / "stub_contract.yaml").write_text(OWN.replace(*change))
+    with pytest.raises(AuditFailed, match="only_orders of stub_contract could not be run"):
+        run_suite("stub_contract", control.url, control.run_id, STAGE, control.docs, own=tmp_path)
 
 
 def test_a_source_that_was_read_before_the_run_began_stops_the_step(control: Control) -> None:
     """As a copy that lags behind would."""
     control.stage()
     control.one("UPDATE staged_read SET read_at = (SELECT as_of - interval '4 s' FROM run)")
-    assert control.audit("stubs_at_the_door").passed  # clocks may differ by so much
+    assert control.audit("stub_contract").passed  # clocks may differ by so much
     control.one("UPDATE staged_read SET read_at = (SELECT as_of - interval '6 s' FROM run)")
-    for suite in ("stubs_at_the_door", "logs_at_the_door"):
+    for suite in ("stub_contract", "log_contract"):
         assert control.broken(suite)["sources_fresh"]["ids"] == [{"subject": "shard shop_a"}]
 
 
@@ -582,7 +578,7 @@ def test_a_second_suite_compiles_no_page_again_and_great_expectations_does_not_l
         return compile_page(environment, source, filename)
 
     control.stage()
-    control.audit("stubs_at_the_door")
+    control.audit("stub_contract")
     monkeypatch.setattr(Environment, "_compile", note)
     with caplog.at_level("INFO"):
         result = control.audit("verdicts")

@@ -16,7 +16,7 @@ from backstop.control.connection import connect
 from backstop.decisions.decide import decide
 from backstop.model.errors import BrokerUnavailable, Unavailable
 from backstop.model.records import Counts
-from backstop.resend.work import prepare, run_once
+from backstop.resend.run_once import prepare, run_once
 from letters import INSERT
 from letters import values as letter_values
 from resend_world import OTHER, TOPIC, World, ids, once, servers, world  # noqa: F401
@@ -397,7 +397,7 @@ def test_a_step_waits_when_nobody_can_say_how_old_its_dead_letters_are(
         self: RedisStreams, group: str, **options: Any
     ) -> Iterator[DeadLetterRef]:
         if sys._getframe(2).f_code.co_filename.endswith(
-            "old_letters.py"
+            "earlier_dead_letters.py"
         ):  # behind what guards each broker
             raise BrokerUnavailable("The broker is away.", kept="All.", next_step="Bring it back.")
         return answers(self, group, **options)

@@ -177,7 +177,7 @@ def test_canaries_of_one_plan_after_another_take_a_second_person_beyond_the_blas
     third, _ = replayed(world, "dry_run", verdicts=("DEAD_LETTERED",))
     modes: tuple[Mode, ...] = ("canary", "full")
     for mode in modes:
-        with pytest.raises(DecisionRefused, match="when somebody else says yes"):
+        with pytest.raises(DecisionRefused, match="when somebody else approves it"):
             replayed(world, mode, plan=third.incident_id, approved=True)
     assert len(requests(world)) == 4
     run_incident(
@@ -370,7 +370,7 @@ def test_plans_that_are_within_the_blast_radius_each_are_not_all_run_without_a_y
 
 def test_what_cannot_be_planned_is_refused(world: World) -> None:
     for wrong, match in (
-        ({}, "Nothing says which"),
+        ({}, "Neither verdicts nor causes"),
         ({"verdicts": ("CONFIRMED",)}, "not replayed by hand"),
         ({"causes": (4711, 1_000_000)}, "no cause 4711, 1000000"),
         ({"verdicts": ("LOST",), "group": "nobody"}, "does not take"),

@@ -17,8 +17,8 @@ from backstop.evidence.judge_by_key import Judge, Judgement
 from backstop.model.errors import RunLost, Unavailable
 from backstop.model.records import GROUPS_HEADER, Key, Message
 from backstop.requests.policy import NotNeeded, Postpone, Send, backoff
+from backstop.resend.run_once import drain_requests, now, plan, run_duty, run_once
 from backstop.resend.settle import FOR_GOOD
-from backstop.resend.work import now, plan, run_duty, run_once, work
 from backstop.runs.scope import name_of
 from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import Claim
@@ -363,7 +363,7 @@ def test_the_rate_limit_holds_across_workers(world: World) -> None:
         def one(first: int) -> None:
             try:
                 with world.worker(run) as worker:
-                    work(worker, now(worker), first=first)
+                    drain_requests(worker, now(worker), first=first)
             except Exception as error:  # noqa: BLE001 (shown below)
                 failed.append(error)
 

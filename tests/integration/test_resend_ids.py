@@ -8,7 +8,7 @@ from backstop.control.connection import connect
 from backstop.model.errors import ConfigurationError, DecisionRefused, Unavailable
 from backstop.model.records import Counts
 from backstop.resend.ask_for_ids import Listed, ask_for_ids, read_ids
-from backstop.resend.work import Listing, run_duty
+from backstop.resend.run_once import Listing, run_duty
 from backstop.runs.run import close_run, open_run
 from backstop.runs.scope import name_of
 from resend_world import OTHER, TOPIC, World, ids, servers, world  # noqa: F401

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backstop.brokers.rocketmq import RocketMQ
-from backstop.brokers.rocketmq.inspect.hold_against import WantedGroup, WantedTopic
+from backstop.brokers.rocketmq.inspect.check_config import WantedGroup, WantedTopic
 from backstop.model.errors import BrokerUnavailable
 from backstop.model.records import Message, Outcome
 from backstop_lab.servers.share_classes import archive

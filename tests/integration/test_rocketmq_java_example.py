@@ -22,7 +22,7 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.model.records import Counts
 from backstop.reconcile.run_once import run_once
-from backstop.resend.work import run_duty as resend
+from backstop.resend.run_once import run_duty as resend
 from backstop.runs.run import Run
 from backstop.sweep.run_once import run_duty as sweep
 from backstop_lab.servers.compile_java import class_path, compiled, java

@@ -14,7 +14,7 @@ import pytest
 
 from backstop.brokers.protocol import Finding, Receipt
 from backstop.brokers.rocketmq import RocketMQ
-from backstop.brokers.rocketmq.inspect.hold_against import WantedGroup, WantedTopic
+from backstop.brokers.rocketmq.inspect.check_config import WantedGroup, WantedTopic
 from backstop.brokers.rocketmq.message.stored import Stored, read_stored
 from backstop.model.errors import BrokerUnavailable
 from backstop.model.records import Message, Outcome

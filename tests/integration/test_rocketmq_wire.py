@@ -16,10 +16,10 @@ from backstop.brokers.rocketmq.message.properties import message_of, properties_
 from backstop.brokers.rocketmq.message.stored import Stored, read_stored
 from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Route, Routes
 from backstop.brokers.rocketmq.wire.address import Address, split_endpoint
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Command, Login, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.session import Lost, NotSent, Session
+from backstop.brokers.rocketmq.wire.session import ConnectionLost, NotSent, Session
 from backstop.model.errors import BrokerUnavailable
 from backstop.model.records import Message
 from rocketmq_java import JavaPeer
@@ -74,7 +74,7 @@ def send(message_id: str, queue: int, size: int = 100) -> Request:
         "k": False,
         "m": False,
     }
-    return Request(Ask.SEND_MESSAGE_V2, fields, message.content, lane=queue)
+    return Request(RequestCode.SEND_MESSAGE_V2, fields, message.content, lane=queue)
 
 
 def read_all(
@@ -85,7 +85,7 @@ def read_all(
         offset = 0
         while True:
             pull = Request(
-                Ask.PULL_MESSAGE,
+                RequestCode.PULL_MESSAGE,
                 {
                     "consumerGroup": "TOOLS_CONSUMER",
                     "topic": topic,
@@ -101,8 +101,11 @@ def read_all(
                 },
             )
             answer = pool.ask(broker, pull, soon())
-            if answer.code != Said.SUCCESS:
-                assert answer.code in (Said.PULL_NOT_FOUND, Said.PULL_OFFSET_MOVED), answer.said()
+            if answer.code != ResponseCode.SUCCESS:
+                assert answer.code in (
+                    ResponseCode.PULL_NOT_FOUND,
+                    ResponseCode.PULL_OFFSET_MOVED,
+                ), answer.said()
                 break
             for stored in read_stored(answer.body):
                 found[stored.queue_id, stored.offset] = stored
@@ -124,7 +127,7 @@ def test_what_was_sent_is_read_back_by_a_login_over_either_connection(
     )
     stored = read_all(pool, server.address)
     for one, answer in zip(sent, answers, strict=True):
-        assert isinstance(answer, Command) and answer.code == Said.SUCCESS, str(answer)
+        assert isinstance(answer, Command) and answer.code == ResponseCode.SUCCESS, str(answer)
         found = stored[answer.number("queueId"), answer.number("queueOffset")]
         assert (found.unpack()[0], found.store_host) == (one.encode() + b"x" * 100, server.address)
         assert answer.ext["msgId"] == found.store_id
@@ -140,7 +143,7 @@ def test_a_wrong_secret_or_none_is_refused_in_an_answer_that_does_not_hold_it(
     ):
         with_it = Pool(replace(address, login=login), connect_timeout=10)
         answer = with_it.ask(server.address, send("refused", 0), soon())
-        assert answer.code != Said.SUCCESS
+        assert answer.code != ResponseCode.SUCCESS
         assert "s3cret" not in answer.said()
         with_it.close()
     good = Pool(address, connect_timeout=10)
@@ -153,15 +156,15 @@ def test_every_kind_of_request_is_signed_as_the_broker_signs_it(
 ) -> None:
     """Fields that are empty, hold any character or are many, with and without a body, long ones too."""
     requests = [
-        Request(Ask.GET_BROKER_RUNTIME_INFO),
-        Request(Ask.GET_BROKER_CONFIG),
-        Request(Ask.GET_TOPIC_CONFIG, {"topic": TOPIC}),
+        Request(RequestCode.GET_BROKER_RUNTIME_INFO),
+        Request(RequestCode.GET_BROKER_CONFIG),
+        Request(RequestCode.GET_TOPIC_CONFIG, {"topic": TOPIC}),
         Request(
-            Ask.QUERY_CONSUMER_OFFSET,
+            RequestCode.QUERY_CONSUMER_OFFSET,
             {"consumerGroup": "g", "topic": TOPIC, "queueId": 0, "setZeroIfNotFound": False},
         ),
         Request(
-            Ask.QUERY_MESSAGE,
+            RequestCode.QUERY_MESSAGE,
             {
                 "topic": TOPIC,
                 "key": "ü 😀",
@@ -171,12 +174,14 @@ def test_every_kind_of_request_is_signed_as_the_broker_signs_it(
                 "_UNIQUE_KEY_QUERY": "true",
             },
         ),
-        Request(Ask.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": 0, "Zz": "", "AA": "x" * 5000}),
+        Request(
+            RequestCode.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": 0, "Zz": "", "AA": "x" * 5000}
+        ),
         send("größe 😀 \u2028", 1, 1_000_000),
     ]
     for answer in pool.ask_many(server.address, requests, soon()):
         assert isinstance(answer, Command), str(answer)
-        assert answer.code in (Said.SUCCESS, Said.QUERY_NOT_FOUND), answer.said()
+        assert answer.code in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND), answer.said()
 
 
 def test_a_server_of_another_authority_is_not_spoken_to(server: RocketMQ, tmp_path: Path) -> None:
@@ -196,10 +201,13 @@ def test_a_certificate_must_name_the_host_unless_that_is_switched_off(server: Ro
     with Cut(server.address, host="127.0.0.2") as way:
         with pytest.raises(NotSent, match="CERTIFICATE_VERIFY_FAILED"):
             Pool(strict, connect_timeout=10).ask(
-                way.to, Request(Ask.GET_BROKER_RUNTIME_INFO), soon()
+                way.to, Request(RequestCode.GET_BROKER_RUNTIME_INFO), soon()
             )
         lax = Pool(replace(strict, check_names=False), connect_timeout=10)
-        assert lax.ask(way.to, Request(Ask.GET_BROKER_RUNTIME_INFO), soon()).code == Said.SUCCESS
+        assert (
+            lax.ask(way.to, Request(RequestCode.GET_BROKER_RUNTIME_INFO), soon()).code
+            == ResponseCode.SUCCESS
+        )
         lax.close()
     assert to != way.to
 
@@ -268,16 +276,16 @@ def test_a_connection_cut_amid_a_thousand_requests_gives_each_its_answer_or_lost
     ends = pool.ask_many(
         server.address, [send(f"{name} end", queue) for queue in range(QUEUES)], soon()
     )
-    assert all(isinstance(end, Command) and end.code == Said.SUCCESS for end in ends)
+    assert all(isinstance(end, Command) and end.code == ResponseCode.SUCCESS for end in ends)
     stored = read_all(pool, server.address)
     there = {one.properties["backstop-message-id"] for one in stored.values()}
     kinds = [type(result) for result in results]
-    assert kinds.count(Command) > 10 and kinds.count(Lost) > 0 and kinds.count(NotSent) > 100, (
-        "the cut is in the middle"
-    )
+    assert (
+        kinds.count(Command) > 10 and kinds.count(ConnectionLost) > 0 and kinds.count(NotSent) > 100
+    ), "the cut is in the middle"
     for one, result in zip(ids, results, strict=True):
         if isinstance(result, Command):
-            assert result.code == Said.SUCCESS
+            assert result.code == ResponseCode.SUCCESS
             found = stored[result.number("queueId"), result.number("queueOffset")]
             assert found.properties["backstop-message-id"] == one
         elif isinstance(result, NotSent):
@@ -288,7 +296,8 @@ def test_a_stalled_broker_loses_what_was_written_at_the_deadline_and_its_connect
     server: RocketMQ, pool: Pool
 ) -> None:
     assert (
-        pool.ask(server.address, Request(Ask.GET_BROKER_RUNTIME_INFO), soon()).code == Said.SUCCESS
+        pool.ask(server.address, Request(RequestCode.GET_BROKER_RUNTIME_INFO), soon()).code
+        == ResponseCode.SUCCESS
     )
     server.stall(namesrv=False)
     try:
@@ -299,16 +308,17 @@ def test_a_stalled_broker_loses_what_was_written_at_the_deadline_and_its_connect
             soon(1.0),
         )
         took = time.monotonic() - begun
-        with pytest.raises((Lost, NotSent)):  # a new TLS connection cannot even be made
-            pool.ask(server.address, Request(Ask.GET_BROKER_RUNTIME_INFO), soon(1.0))
+        with pytest.raises((ConnectionLost, NotSent)):  # a new TLS connection cannot even be made
+            pool.ask(server.address, Request(RequestCode.GET_BROKER_RUNTIME_INFO), soon(1.0))
     finally:
         server.wake()
     assert 0.9 < took < 6
-    assert [type(result) for result in results] == [Lost] * QUEUES + [NotSent] * (200 - QUEUES), (
-        "one in each lane"
-    )
+    assert [type(result) for result in results] == [ConnectionLost] * QUEUES + [NotSent] * (
+        200 - QUEUES
+    ), "one in each lane"
     assert (
-        pool.ask(server.address, Request(Ask.GET_BROKER_RUNTIME_INFO), soon()).code == Said.SUCCESS
+        pool.ask(server.address, Request(RequestCode.GET_BROKER_RUNTIME_INFO), soon()).code
+        == ResponseCode.SUCCESS
     )
 
 
@@ -380,20 +390,22 @@ def test_a_consumers_connection_hears_who_joins_its_group(
             '"messageModel":"CLUSTERING","consumeFromWhere":"CONSUME_FROM_FIRST_OFFSET","unitMode":false,'
             f'"subscriptionDataSet":[{{"topic":"{TOPIC}","subString":"*","subVersion":1}}]}}],"producerDataSet":[]}}'
         )
-        return Request(Ask.HEART_BEAT, {}, body.encode())
+        return Request(RequestCode.HEART_BEAT, {}, body.encode())
 
     first = session(server, address, on_push=lambda push: heard.append(push))
-    assert first.ask(heartbeat("one"), soon()).code == Said.SUCCESS
+    assert first.ask(heartbeat("one"), soon()).code == ResponseCode.SUCCESS
     heard.clear()
     second = session(server, address)
-    assert second.ask(heartbeat("two"), soon()).code == Said.SUCCESS
+    assert second.ask(heartbeat("two"), soon()).code == ResponseCode.SUCCESS
     while not heard:
         first.collect(soon())
     assert (
-        heard[0].code == Ask.NOTIFY_CONSUMER_IDS_CHANGED
+        heard[0].code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
         and heard[0].ext["consumerGroup"] == "hears"
     )
-    ids = first.ask(Request(Ask.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "hears"}), soon())
+    ids = first.ask(
+        Request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "hears"}), soon()
+    )
     assert sorted(ids.json()["consumerIdList"]) == ["one", "two"]
     first.close()
     second.close()

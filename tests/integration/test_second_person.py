@@ -13,12 +13,12 @@ from backstop.cli.app import run_app
 from backstop.config.people import Action, PeopleSettings
 from backstop.decisions.actions import ACTIONS
 from backstop.decisions.decide import Decided, decide
-from backstop.decisions.look import show
+from backstop.decisions.list_cases import show
 from backstop.decisions.propose import lapse, proposed
 from backstop.decisions.question_text import body_of, subject_of
 from backstop.incidents.replay import Wanted, run_incident
 from backstop.model.errors import DecisionRefused
-from backstop.triage.decide.tell_case import refresh_case
+from backstop.triage.decide.refresh_case_summary import refresh_case
 from control_world import World, servers, world  # noqa: F401
 from triage_world import dead, letters
 
@@ -221,7 +221,7 @@ def test_an_approval_names_what_it_approves(world: World, capfd: Any) -> None:
     world.stub("a")
     case_id = found(world, "unknown", "a")
     said(world, case_id, "void", "ann")
-    with pytest.raises(DecisionRefused, match="Nothing says which proposal"):
+    with pytest.raises(DecisionRefused, match="must name the proposal"):
         decide(world.conn, world.settings, world.connections, case_id, "approve", "bob", "w", {})
     assert run_app(["cases", "show", str(case_id)]) == 0
     waits = proposed(world.conn, case_id)
@@ -329,7 +329,7 @@ def test_all_of_an_incident_goes_out_when_somebody_else_says_yes(world: World) -
     wanted = Wanted(topic="orders", who="ann", why="mended", verdicts=("DEAD_LETTERED",))
     plan, _ = run_incident(world.settings, world.connections, wanted, "dry_run", "ann")
     for who, approved in (("ann", False), ("ann", True), ("ANN ", True), ("bob", False)):
-        with pytest.raises(DecisionRefused, match="when somebody else says yes"):
+        with pytest.raises(DecisionRefused, match="when somebody else approves it"):
             run_incident(
                 world.settings, world.connections, plan.incident_id, "full", who, approved=approved
             )

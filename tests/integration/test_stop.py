@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from backstop.resend.run_once import run_once
 from backstop.resend.send_claimed import paced
-from backstop.resend.work import run_once
 from resend_world import TOPIC, World, ids, servers, world  # noqa: F401
 
 LIMIT = 5.0

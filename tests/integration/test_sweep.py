@@ -30,7 +30,7 @@ from backstop.runs.run import close_run, open_run
 from backstop.sweep.check_redis import check_leases
 from backstop.sweep.parts import parts_of
 from backstop.sweep.run_once import count_before, run_duty
-from backstop.sweep.tally import Told
+from backstop.sweep.tally import SweepDecision
 from backstop_lab.servers.ports import free_port
 from resend_world import ROOT, TOPIC, World, ids, servers, world
 
@@ -298,7 +298,7 @@ def test_a_dry_run_tells_what_it_would_do_and_changes_nothing(world: World) -> N
     front(world).held([(lease, Arrival(TOPIC, "stuck"))])
     end_leases(world)
     end_records(world)
-    told: list[Told] = []
+    told: list[SweepDecision] = []
     counts = sweep(world, dry_run=True, tell=told.append)
     assert counts["reclaim"] == 2
     assert {(one.line.place, one.line.host, one.message_id) for one in told} == {
@@ -325,7 +325,7 @@ def test_the_database_takes_back_exactly_what_a_dry_run_names(world: World) -> N
         WHERE ends IS NOT NULL OR state = 'CONSUMING'""",
         [TOPIC],
     )
-    before, told = states(world), list[Told]()
+    before, told = states(world), list[SweepDecision]()
     sweep(world, dry_run=True, tell=told.append)
     counts = sweep(world)
     changed = {

@@ -15,7 +15,7 @@ from backstop.leases import guard
 from backstop.leases.lease import Acquired, Arrival
 from backstop.model.records import Key, Message
 from backstop.reconcile.run_once import run_once
-from backstop.resend.work import run_duty as resend
+from backstop.resend.run_once import run_duty as resend
 from backstop.runs.run import Run
 from backstop.sweep.run_once import run_duty as sweep
 from backstop_lab.servers.postgres import Postgres

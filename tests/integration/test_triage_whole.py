@@ -93,8 +93,8 @@ def test_letters_of_real_consumers_go_the_whole_way_and_every_check_holds(
     assert cases(world)[0][4] == "closed"
     assert world.control("SELECT suite, passed FROM data_check ORDER BY suite") == [
         ("causes", True),
-        ("letters_decided", True),
-        ("letters_drained", True),
+        ("dead_letters_decided", True),
+        ("dead_letters_drained", True),
     ]
 
 
@@ -139,7 +139,7 @@ def test_each_check_of_what_was_decided_fails_when_it_is_broken(
         world.control(statement)
     with pytest.raises(AuditFailed) as failed:
         run_suite(
-            "letters_decided",
+            "dead_letters_decided",
             world.connections.url(world.settings.control),
             run.run_id,
             None,

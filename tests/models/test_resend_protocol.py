@@ -25,8 +25,8 @@ from backstop.requests.ask import Ask, ask
 from backstop.requests.policy import Decision, Send
 from backstop.resend import recover
 from backstop.resend.claim import Claimed, Lot, Request, Worker, claim_requests, take_numbers
+from backstop.resend.run_once import now, open_worker
 from backstop.resend.settle import End, end_requests, settle_attempts
-from backstop.resend.work import a_worker, now
 from backstop.runs.run import hold
 from backstop.sql.named import load
 from resend_world import TOPIC, World, servers, world  # noqa: F401
@@ -571,7 +571,7 @@ def explore(
 def databases(world: World) -> Iterator[Databases]:
     world.set("policy", "rate_limit", to=1e9)
     world.set("policy", "max_sends", to=MAX_SENDS)
-    with world.run() as run, a_worker(world.settings, world.connections, run) as worker:
+    with world.run() as run, open_worker(world.settings, world.connections, run) as worker:
         made = Databases(world, worker)
         yield made
         made.close()

@@ -7,15 +7,15 @@ import random
 import pytest
 from pydantic import ValidationError
 
-from backstop.alerts.due import Due, Message
+from backstop.alerts.due import AlertMessage, DueAlert
 from backstop.alerts.plan import plan
 from backstop.alerts.write import one_line, write
 from backstop.config.alerts import AlertsSettings
 
 
-def some(number: int, severity: str = "warning") -> list[Due]:
+def some(number: int, severity: str = "warning") -> list[DueAlert]:
     return [
-        Due(
+        DueAlert(
             n,
             f"case/{n}",
             f"case/{n}",
@@ -81,9 +81,9 @@ def test_no_storm_of_any_shape_exceeds_the_messages_of_an_hour_and_nothing_waits
 
 
 def test_a_digest_names_the_gravest_and_counts_the_rest_by_kind_topic_and_severity() -> None:
-    closing = Due(99, "case/9/closed", "case/9", True, "info", "Case 9 is over", "b")
-    watch = Due(98, "watch/1/warning", "watch/1", False, "warning", "A backlog", "b")
-    said = write(Message((*some(30, "critical"), *some(2), watch, closing)))
+    closing = DueAlert(99, "case/9/closed", "case/9", True, "info", "Case 9 is over", "b")
+    watch = DueAlert(98, "watch/1/warning", "watch/1", False, "warning", "A backlog", "b")
+    said = write(AlertMessage((*some(30, "critical"), *some(2), watch, closing)))
     assert said["title"] == "[critical] Backstop: 34 alerts: 30 critical, 3 warning, 1 over"
     lines = said["body"].splitlines()
     assert sum(line.startswith("critical: Case") for line in lines) == 20

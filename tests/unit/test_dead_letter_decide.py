@@ -92,7 +92,7 @@ TABLE: list[tuple[str, dict[str, Any], Decision]] = [
     ),
     (
         "a group whose log says CONSUMED",
-        {**CONSUMED, "category": "poison", "nameless": "invalid", "stub": None, "unread": "x"},
+        {**CONSUMED, "category": "poison", "unaddressable": "invalid", "stub": None, "unread": "x"},
         Discard(
             {
                 "log": "CONSUMED",
@@ -156,11 +156,11 @@ TABLE: list[tuple[str, dict[str, Any], Decision]] = [
     ("a parked key", {"log": log("PARKED")}, Wait(SOON, "parked")),
     (
         "a letter that was not classified yet",
-        {"category": None, "nameless": "no_id"},
+        {"category": None, "unaddressable": "no_id"},
         Wait(SOON, "not_classified"),
     ),
     *[
-        (f"a letter that is {why}", {"nameless": why, "stub": None}, Escalate(why))
+        (f"a letter that is {why}", {"unaddressable": why, "stub": None}, Escalate(why))
         for why in ("no_id", "no_topic", "unknown_topic", "unknown_group", "not_owed", "invalid")
     ],
     ("a message that no shard promised", {"stub": None}, Escalate("no_stub")),
@@ -203,7 +203,7 @@ TABLE: list[tuple[str, dict[str, Any], Decision]] = [
     ),
     (
         "a letter that a person left, whatever else it is",
-        {"left": 7, "nameless": "no_id", "stub": None, "unread": "x"},
+        {"left": 7, "unaddressable": "no_id", "stub": None, "unread": "x"},
         Wait(NOW + timedelta(hours=1), "left"),
     ),
     (
@@ -298,7 +298,7 @@ def test_the_first_row_that_fits_decides() -> None:
         ({"unread": "x"}, Wait),
         (ALIVE, Wait),
         ({"category": None}, Wait),
-        ({"nameless": "invalid"}, Escalate),
+        ({"unaddressable": "invalid"}, Escalate),
         ({"stub": None}, Escalate),
         ({"category": "poison"}, Escalate),
         ({"replays": 9}, Escalate),
@@ -320,7 +320,7 @@ def test_an_expired_letter_is_replayed_where_the_policy_says_so() -> None:
 
 @given(
     category=st.sampled_from([None, *Category]),
-    nameless=st.sampled_from([None, "invalid", "not_owed"]),
+    unaddressable=st.sampled_from([None, "invalid", "not_owed"]),
     unread=st.sampled_from([None, "store billing_db"]),
     state=st.sampled_from([None, "CONSUMING", "FAILED", "EXPIRED", "PARKED"]),
     sends=st.integers(0, 7),
@@ -334,7 +334,7 @@ def test_an_expired_letter_is_replayed_where_the_policy_says_so() -> None:
 )
 def test_a_machine_replays_only_what_it_may(
     category: str | None,
-    nameless: str | None,
+    unaddressable: str | None,
     unread: str | None,
     state: str | None,
     sends: int,
@@ -349,7 +349,7 @@ def test_a_machine_replays_only_what_it_may(
     facts = replace(
         READY,
         category=category,
-        nameless=nameless,
+        unaddressable=unaddressable,
         unread=unread,
         log=None if state is None else log(state),
         stub=stub(send_count=sends, status=status, created_at=NOW - timedelta(days=age)),
@@ -364,7 +364,7 @@ def test_a_machine_replays_only_what_it_may(
             pytest.fail("nothing proves that it is done")
         case Replay():
             assert category in ("transient", "busy_exhausted", "duplicate_suppressed")
-            assert (nameless, unread, left, observed, status) == (
+            assert (unaddressable, unread, left, observed, status) == (
                 None,
                 None,
                 None,

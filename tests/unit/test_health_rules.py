@@ -14,8 +14,8 @@ import pytest
 
 from backstop.watch import judge as judge_module
 from backstop.watch import rules
-from backstop.watch.look import History
-from backstop.watch.looks import Answer, GroupLook, Limits, QueueLook, TopicLook
+from backstop.watch.sample_groups import History
+from backstop.watch.samples import Answer, GroupSample, Limits, QueueSample, TopicSample
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -34,7 +34,7 @@ def answer_of(answer: Answer | None) -> bool | None:
     return None if answer is None else answer.finding is not None
 
 
-def topics(*minutes: dict[str, Any], now: datetime = NOW) -> list[TopicLook]:
+def topics(*minutes: dict[str, Any], now: datetime = NOW) -> list[TopicSample]:
     """One look a minute, the last one now; each says how many were stored and counted since the look before."""
     looks, stored = [], 1000
     for age, given in zip(range(len(minutes) - 1, -1, -1), minutes, strict=True):
@@ -49,11 +49,13 @@ def topics(*minutes: dict[str, Any], now: datetime = NOW) -> list[TopicLook]:
         }
         stored += values.pop("stored", 0)
         at = now - age * MINUTE
-        looks.append(TopicLook(taken_at=at, counted_until=at - LIMITS.lag, stored=stored, **values))
+        looks.append(
+            TopicSample(taken_at=at, counted_until=at - LIMITS.lag, stored=stored, **values)
+        )
     return looks
 
 
-def groups(*minutes: dict[str, Any]) -> list[GroupLook]:
+def groups(*minutes: dict[str, Any]) -> list[GroupSample]:
     looks, passed = [], 1000
     for age, given in zip(range(len(minutes) - 1, -1, -1), minutes, strict=True):
         values = {
@@ -66,7 +68,9 @@ def groups(*minutes: dict[str, Any]) -> list[GroupLook]:
         }
         passed += values.pop("passed", 0)
         at = NOW - age * MINUTE
-        looks.append(GroupLook(taken_at=at, counted_until=at - LIMITS.lag, passed=passed, **values))
+        looks.append(
+            GroupSample(taken_at=at, counted_until=at - LIMITS.lag, passed=passed, **values)
+        )
     return looks
 
 
@@ -269,7 +273,7 @@ def test_backlog_age(hours: float, expired: int, expected: str | None) -> None:
 )
 def test_a_backlogs_alert_says_when_it_ends(ages: list[float], passed: int, says: str) -> None:
     looks = [
-        GroupLook(
+        GroupSample(
             NOW - (len(ages) - 1 - n) * 10 * MINUTE, "0:a", passed * n, 9, 0, age * HOUR, NOW, 0
         )
         for n, age in enumerate(ages)
@@ -312,7 +316,7 @@ def test_a_broker_without_offsets_is_not_asked_about_them() -> None:
     assert asked == {True: ["offsets_stopped"], False: []}
 
 
-def queue(number: int = 0, *, minutes: float = 10.0, **given: Any) -> QueueLook:
+def queue(number: int = 0, *, minutes: float = 10.0, **given: Any) -> QueueSample:
     """One that stands at offset 5 since so many minutes; ten are stored, of which four came meanwhile."""
     values = {
         "passed": 5,
@@ -323,7 +327,7 @@ def queue(number: int = 0, *, minutes: float = 10.0, **given: Any) -> QueueLook:
         "epoch": "a",
         **given,
     }
-    return QueueLook(queue_id=number, since=NOW - minutes * MINUTE, **values)
+    return QueueSample(queue_id=number, since=NOW - minutes * MINUTE, **values)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +350,7 @@ def queue(number: int = 0, *, minutes: float = 10.0, **given: Any) -> QueueLook:
     ],
 )
 def test_a_queue_is_suspected_when_messages_come_to_it_and_the_group_passes_none(
-    look: QueueLook, expected: bool
+    look: QueueSample, expected: bool
 ) -> None:
     assert (rules.suspects([look], NOW, LIMITS) == [look]) is expected
 
@@ -406,6 +410,6 @@ def test_a_queue_is_blocked_when_nothing_behind_its_first_message_is_logged(
     ],
 )
 def test_a_groups_consumers_run_when_anything_of_it_moves(
-    looks: list[QueueLook], logged: int, consumers: int, expected: bool
+    looks: list[QueueSample], logged: int, consumers: int, expected: bool
 ) -> None:
     assert rules.alive(looks, groups(QUIET, {"logged": logged}), consumers, LIMITS) is expected

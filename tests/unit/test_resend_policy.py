@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backstop.brokers.protocol import Receipt
 from backstop.config.policy import Policy
-from backstop.evidence.judge_by_key import Told
+from backstop.evidence.judge_by_key import DeliveryVerdict
 from backstop.model.records import (
     GROUPS_HEADER,
     SEND_HEADER,
@@ -49,12 +49,12 @@ GUARDED = {"billing": "guard", "shipping": "guard"}
 
 def judged(
     group: str, verdict: Verdict, eligible: bool = False, next_look: datetime | None = None
-) -> Told:
-    return Told(group, verdict, "reason", eligible, next_look)
+) -> DeliveryVerdict:
+    return DeliveryVerdict(group, verdict, "reason", eligible, next_look)
 
 
 def decided(
-    *deliveries: Told,
+    *deliveries: DeliveryVerdict,
     asked: tuple[str, ...] | None = None,
     by: str = "reconcile",
     duplicates: dict[str, str] = GUARDED,

@@ -12,7 +12,7 @@ import pytest
 
 from backstop.brokers.rocketmq.inspect.clock import Clock
 from backstop.brokers.rocketmq.wire.address import Address
-from backstop.brokers.rocketmq.wire.codes import Ask
+from backstop.brokers.rocketmq.wire.codes import RequestCode
 from backstop.brokers.rocketmq.wire.frames import ANSWER, Request, encode
 from backstop.brokers.rocketmq.wire.pool import Pool
 from backstop.model.errors import BrokerUnavailable
@@ -47,14 +47,14 @@ class Broker:
     def __call__(self, peer: Peer, connection: socket.socket) -> None:
         for command in peer.requests(connection):
             code, body = 0, b""
-            if command.code == Ask.QUERY_CONSUME_TIME_SPAN:
+            if command.code == RequestCode.QUERY_CONSUME_TIME_SPAN:
                 code, body = (
                     self.code,
                     json.dumps(
                         {"consumeTimeSpanSet": [{"delayTime": (self.told or 0) + 1}]}
                     ).encode(),
                 )
-            elif command.code == Ask.GET_BROKER_CONFIG:
+            elif command.code == RequestCode.GET_BROKER_CONFIG:
                 body = f"a=b\nflushDiskType={self.flush}\nc=d\n".encode()
             else:
                 body = json.dumps(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backstop.brokers.rocketmq.wire import fastjson
-from backstop.brokers.rocketmq.wire.codes import Ask, Said, word
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode, word
 from backstop.brokers.rocketmq.wire.frames import (
     MAX_FRAME,
     Command,
@@ -82,7 +82,7 @@ def test_a_request_survives_however_it_arrives(
     ext: dict[str, str], body: bytes, opaque: int, binary: bool, step: int
 ) -> None:
     sent = encode(
-        Request(Ask.SEND_MESSAGE_V2, ext, body), opaque, binary=binary, flag=2, remark="ü"
+        Request(RequestCode.SEND_MESSAGE_V2, ext, body), opaque, binary=binary, flag=2, remark="ü"
     )
     reader, found = Reader(), []
     for at in range(0, len(sent), step):
@@ -196,7 +196,7 @@ def test_a_field_that_should_be_a_number_and_is_none_says_so() -> None:
 
 
 def test_codes_have_words_and_unknown_ones_their_number() -> None:
-    assert (word(Said.TOPIC_NOT_EXIST), word(4711)) == ("TOPIC_NOT_EXIST (17)", "code 4711")
+    assert (word(ResponseCode.TOPIC_NOT_EXIST), word(4711)) == ("TOPIC_NOT_EXIST (17)", "code 4711")
 
 
 @pytest.mark.parametrize(

@@ -21,17 +21,17 @@ from backstop.brokers.rocketmq.dead_letters.dead_queue import (
     _in_a_row,
 )
 from backstop.brokers.rocketmq.dead_letters.drain import Drain, RocketMQLetters
-from backstop.brokers.rocketmq.message.read_letter import (
+from backstop.brokers.rocketmq.message.read_dead_letter import (
     broker_id_of,
-    read_letter,
+    read_dead_letter,
     ref_of,
     topic_of,
 )
 from backstop.brokers.rocketmq.message.stored import Stored
 from backstop.brokers.rocketmq.routes.find_origins import Dead, Origins, _original
-from backstop.brokers.rocketmq.wire.codes import Said
+from backstop.brokers.rocketmq.wire.codes import ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Command, Malformed
-from backstop.brokers.rocketmq.wire.session import Lost
+from backstop.brokers.rocketmq.wire.session import ConnectionLost
 from backstop.model.errors import BrokerUnavailable, ConfigurationError
 from backstop.model.records import ID_HEADER, Position
 
@@ -74,7 +74,7 @@ def entry(offset: int = 0, body: bytes = b"{}", **changes: Any) -> Stored:
 class TestReading:
     def test_a_letter_has_its_message_apart_from_what_the_broker_wrote(self) -> None:
         one = entry(7, b"\x00whole", properties={"TAGS": "eu", "__SHARDINGKEY": "k 1"})
-        letter = read_letter(QUEUE, "broker-a", "billing", one, Position(1, 5, "0"))
+        letter = read_dead_letter(QUEUE, "broker-a", "billing", one, Position(1, 5, "0"))
         assert (letter.message_id, letter.topic, letter.group, letter.content) == (
             "m-7",
             "orders",
@@ -146,7 +146,7 @@ class TestReading:
 
     def test_a_content_that_cannot_be_unpacked_is_kept_as_it_is_stored_and_said(self) -> None:
         one = entry(0, b"\x04\x22packed", crc=7)
-        letter = read_letter(QUEUE, "broker-a", "billing", one, None)
+        letter = read_dead_letter(QUEUE, "broker-a", "billing", one, None)
         assert (letter.content, letter.invalid, letter.message_id) == (
             b"\x04\x22packed",
             "its content is not the one that was stored (the checksum differs)",
@@ -154,7 +154,7 @@ class TestReading:
         )
 
     def test_what_is_missing_is_said(self) -> None:
-        letter = read_letter(
+        letter = read_dead_letter(
             QUEUE, "b", "billing", entry(properties={ID_HEADER: None, "RETRY_TOPIC": None}), None
         )
         assert (letter.message_id, letter.topic) == (None, None)
@@ -178,7 +178,7 @@ class TestReading:
                 drain.open(name)
 
 
-def answer(*offsets: int, code: int = Said.SUCCESS, after: int | None = None) -> Command:
+def answer(*offsets: int, code: int = ResponseCode.SUCCESS, after: int | None = None) -> Command:
     """What a broker answers to a pull; the entries travel in `body` as their offsets."""
     ext = {"nextBeginOffset": str(after if after is not None else offsets[-1] + 1)}
     return Command(code, 1, 1, None, ext, bytes(offsets))
@@ -203,20 +203,20 @@ class TestPullingAhead:
         assert self.pulled([answer(0), answer(2, 3)], [0, 2]) == ([0], 1)
 
     def test_behind_an_answer_that_gave_nothing_nothing_is_taken(self) -> None:
-        nothing = answer(code=Said.PULL_NOT_FOUND, after=0)
+        nothing = answer(code=ResponseCode.PULL_NOT_FOUND, after=0)
         assert self.pulled([nothing, answer(2, 3)], [0, 2]) == ([], 0)
 
     def test_what_the_broker_removed_is_passed_and_no_entry_comes_twice(self) -> None:
-        removed = answer(code=Said.PULL_OFFSET_MOVED, after=3)
+        removed = answer(code=ResponseCode.PULL_OFFSET_MOVED, after=3)
         assert self.pulled([removed, answer(3, 4), answer(4, 5)], [0, 2, 4]) == ([3, 4, 5], 6)
 
     def test_offsets_that_go_back_end_the_reading(self) -> None:
         with pytest.raises(Refused, match="went back from 9 to 2"):
-            self.pulled([answer(code=Said.PULL_OFFSET_MOVED, after=2)], [9])
+            self.pulled([answer(code=ResponseCode.PULL_OFFSET_MOVED, after=2)], [9])
 
     def test_any_other_answer_ends_the_reading(self) -> None:
         with pytest.raises(Refused, match="NO_PERMISSION"):
-            self.pulled([answer(code=Said.NO_PERMISSION, after=0)], [0])
+            self.pulled([answer(code=ResponseCode.NO_PERMISSION, after=0)], [0])
 
 
 class TestWhatTwoMastersSayOfAnOrigin:
@@ -243,26 +243,26 @@ class TestWhatTwoMastersSayOfAnOrigin:
 
     def test_one_that_is_away_ends_the_page(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(BrokerUnavailable):
-            self.find(monkeypatch, found(b"one"), Lost("it broke"))
+            self.find(monkeypatch, found(b"one"), ConnectionLost("it broke"))
         with pytest.raises(BrokerUnavailable):
             self.find(monkeypatch, found(b"one"), found(code=1))
 
     def test_one_whose_answer_cannot_be_read_leaves_no_position(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert self.find(monkeypatch, found(b"one"), found(code=Said.QUERY_NOT_FOUND)) == Position(
-            0, 5, "0"
-        )
-        assert self.find(monkeypatch, found(code=Said.QUERY_NOT_FOUND), found(b"one")) == Position(
-            10_000, 5, "0"
-        )
+        assert self.find(
+            monkeypatch, found(b"one"), found(code=ResponseCode.QUERY_NOT_FOUND)
+        ) == Position(0, 5, "0")
+        assert self.find(
+            monkeypatch, found(code=ResponseCode.QUERY_NOT_FOUND), found(b"one")
+        ) == Position(10_000, 5, "0")
         assert self.find(monkeypatch, found(b"one"), found(b"one")) is None
-        for unreadable in (found(b"odd"), found(code=Said.NO_PERMISSION)):
+        for unreadable in (found(b"odd"), found(code=ResponseCode.NO_PERMISSION)):
             assert self.find(monkeypatch, found(b"one"), unreadable) is None
             assert self.find(monkeypatch, unreadable, found(b"one")) is None
 
 
-def found(body: bytes = b"", code: int = Said.SUCCESS) -> Command:
+def found(body: bytes = b"", code: int = ResponseCode.SUCCESS) -> Command:
     return Command(code, 1, 1, None, {}, body)
 
 

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from backstop.brokers.rocketmq.consumer.in_hand import InHand
 from backstop.brokers.rocketmq.consumer.members import (
     EVERY_TAG,
     MessageQueue,
@@ -19,6 +18,7 @@ from backstop.brokers.rocketmq.consumer.members import (
     running_info,
     subscription,
 )
+from backstop.brokers.rocketmq.consumer.process_queue import ProcessQueue
 from backstop.brokers.rocketmq.message.stored import Stored
 from backstop.brokers.rocketmq.wire import fastjson
 from backstop.brokers.rocketmq.wire.frames import Command
@@ -127,50 +127,59 @@ def test_the_lowest_offset_is_never_above_one_that_is_not_acknowledged(
     data: some.DataObject,
 ) -> None:
     """Whatever is pulled, handed out, acknowledged or left out by a filter, in whatever order."""
-    hand = InHand(QUEUE, start=5, committed=5)
+    process_queue = ProcessQueue(QUEUE, start=5, committed=5)
     open_offsets: set[int] = set()
     taken = []
     for _ in range(data.draw(some.integers(1, 30))):
         match data.draw(some.sampled_from(["pull", "take", "done", "put back"])):
             case "pull":
                 found = sorted(data.draw(some.sets(some.integers(0, 8), max_size=5)))
-                at, behind = hand.next_offset, data.draw(some.integers(0, 3))
+                at, behind = process_queue.next_offset, data.draw(some.integers(0, 3))
                 offsets = [at + one for one in found]
-                hand.pulled(
+                process_queue.pulled(
                     [stored(one) for one in offsets],
                     max([at, *(one + 1 for one in offsets)]) + behind,
                 )
                 open_offsets |= set(offsets)
             case "take":
-                taken += hand.take(data.draw(some.integers(0, 4)))
+                taken += process_queue.take(data.draw(some.integers(0, 4)))
             case "done" if taken:
                 held = taken.pop(data.draw(some.integers(0, len(taken) - 1)))
-                hand.done(held)
-                hand.done(held)
+                process_queue.done(held)
+                process_queue.done(held)
                 open_offsets.discard(held.stored.offset)
             case "put back" if taken:
-                hand.put_back([taken.pop()])
-        assert hand.lowest == min(open_offsets, default=hand.next_offset)
-        assert hand.size == len(open_offsets) and hand.bytes == 4 * len(open_offsets)
+                process_queue.put_back([taken.pop()])
+        assert process_queue.lowest == min(open_offsets, default=process_queue.next_offset)
+        assert process_queue.size == len(open_offsets) and process_queue.bytes == 4 * len(
+            open_offsets
+        )
 
 
 def test_what_was_in_hand_before_a_move_is_nobodys_and_its_name_is_not_used_again() -> None:
-    hand = InHand(QUEUE, start=0, committed=0)
-    hand.pulled([stored(0), stored(1)], 2)
-    [held] = hand.take(1)
-    life, hand.pulling = hand.life, 17
-    hand.move(0, committed=None)
-    assert hand.pulling is None, "the answer to a pull from before would skip what lies between"
-    assert (hand.lowest, hand.size, hand.fresh, hand.has(held)) == (0, 0, 0, False)
-    assert hand.life != life
-    hand.pulled([stored(0)], 1)
-    hand.done(held)
-    assert hand.lowest == 0, "the one from before cannot end the new one"
+    process_queue = ProcessQueue(QUEUE, start=0, committed=0)
+    process_queue.pulled([stored(0), stored(1)], 2)
+    [held] = process_queue.take(1)
+    life, process_queue.pulling = process_queue.life, 17
+    process_queue.move(0, committed=None)
+    assert process_queue.pulling is None, (
+        "the answer to a pull from before would skip what lies between"
+    )
+    assert (
+        process_queue.lowest,
+        process_queue.size,
+        process_queue.fresh,
+        process_queue.has(held),
+    ) == (0, 0, 0, False)
+    assert process_queue.life != life
+    process_queue.pulled([stored(0)], 1)
+    process_queue.done(held)
+    assert process_queue.lowest == 0, "the one from before cannot end the new one"
 
 
 def test_messages_from_before_a_skip_are_not_taken() -> None:
-    hand = InHand(QUEUE, start=0, committed=0)
-    hand.skip_to(4)
-    hand.pulled([stored(2), stored(4)], 5)
-    assert [held.stored.offset for held in hand.take(9)] == [4]
-    assert hand.next_offset == 5
+    process_queue = ProcessQueue(QUEUE, start=0, committed=0)
+    process_queue.skip_to(4)
+    process_queue.pulled([stored(2), stored(4)], 5)
+    assert [held.stored.offset for held in process_queue.take(9)] == [4]
+    assert process_queue.next_offset == 5

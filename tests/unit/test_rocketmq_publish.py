@@ -10,24 +10,24 @@ from datetime import timedelta
 
 import pytest
 
-from backstop.brokers.rocketmq.inspect.clock import Clock
-from backstop.brokers.rocketmq.inspect.hold_against import (
+from backstop.brokers.rocketmq.inspect.check_config import (
     Consumers,
     WantedGroup,
     WantedTopic,
-    hold_broker,
-    hold_permissions,
-    hold_progress,
-    hold_retries,
-    hold_subscription,
+    check_broker,
+    check_permissions,
+    check_progress,
+    check_retries,
+    check_subscription,
 )
-from backstop.brokers.rocketmq.inspect.look import Looker
-from backstop.brokers.rocketmq.inspect.measure_durability import Surveyor
+from backstop.brokers.rocketmq.inspect.clock import Clock
+from backstop.brokers.rocketmq.inspect.measure_durability import ConfigReader
+from backstop.brokers.rocketmq.inspect.read_progress import ProgressReader
 from backstop.brokers.rocketmq.inspect.schedule import Schedule
 from backstop.brokers.rocketmq.producer.publish import Publisher
 from backstop.brokers.rocketmq.routes.route import Routes
 from backstop.brokers.rocketmq.wire.address import Address
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import ANSWER, Command, Reader, Request, encode
 from backstop.brokers.rocketmq.wire.pool import Pool
 from backstop.config.rocketmq_delay_levels import DELAY_LEVELS
@@ -55,8 +55,10 @@ class Broker:
 
     def publisher(self, seconds: float = 5.0) -> Publisher:
         routes, clock = Routes(self.pool, brokers=None, answer_timeout=5.0), Clock(self.pool)
-        looker = Looker(self.pool, routes, clock, Schedule(self.pool, clock, []), seconds=5.0)
-        return Publisher(self.pool, routes, looker, send_timeout=seconds, max_bytes=1000)
+        reader = ProgressReader(
+            self.pool, routes, clock, Schedule(self.pool, clock, []), seconds=5.0
+        )
+        return Publisher(self.pool, routes, reader, send_timeout=seconds, max_bytes=1000)
 
     def _accept(self) -> None:
         while True:
@@ -79,9 +81,9 @@ class Broker:
     def _answer(self, command: Command) -> bytes | None:
         ext, body = {}, b""
         code, remark = 0, None
-        if command.code == Ask.GET_BROKER_CLUSTER_INFO:
+        if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
             body = json.dumps({"brokerAddrTable": {"a": {"brokerAddrs": {"0": self.to}}}}).encode()
-        elif command.code == Ask.GET_ROUTEINFO_BY_TOPIC:
+        elif command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
             body = json.dumps(
                 {
                     "brokerDatas": [{"brokerName": "a", "brokerAddrs": {"0": self.to}}],
@@ -90,8 +92,8 @@ class Broker:
                     ],
                 }
             ).encode()
-        elif command.code == Ask.GET_CONSUMER_LIST_BY_GROUP:
-            code, remark = Said.SYSTEM_ERROR, "no consumer for this group"
+        elif command.code == RequestCode.GET_CONSUMER_LIST_BY_GROUP:
+            code, remark = ResponseCode.SYSTEM_ERROR, "no consumer for this group"
         else:
             self.sends.append(command)
             said = self.say(command)
@@ -123,55 +125,55 @@ def send(broker: Broker, number: int = 1, seconds: float = 5.0) -> list[tuple[Ou
 @pytest.mark.parametrize(
     ("code", "remark", "outcome", "for_good"),
     [
-        (Said.SUCCESS, None, Outcome.SENT, False),
-        (Said.FLUSH_DISK_TIMEOUT, None, Outcome.SENT, False),
-        (Said.FLUSH_SLAVE_TIMEOUT, None, Outcome.SENT, False),
-        (Said.SLAVE_NOT_AVAILABLE, None, Outcome.SENT, False),
-        (Said.SERVICE_NOT_AVAILABLE, "disk full", Outcome.REFUSED, False),
-        (Said.NO_PERMISSION, "no", Outcome.REFUSED, False),
-        (Said.INVALID_PARAMETER, "queueId", Outcome.REFUSED, False),
-        (Said.GO_AWAY, "please go away", Outcome.REFUSED, False),
-        (Said.MESSAGE_ILLEGAL, "too large", Outcome.REFUSED, True),
-        (Said.TOPIC_NOT_EXIST, "none", Outcome.REFUSED, True),
+        (ResponseCode.SUCCESS, None, Outcome.SENT, False),
+        (ResponseCode.FLUSH_DISK_TIMEOUT, None, Outcome.SENT, False),
+        (ResponseCode.FLUSH_SLAVE_TIMEOUT, None, Outcome.SENT, False),
+        (ResponseCode.SLAVE_NOT_AVAILABLE, None, Outcome.SENT, False),
+        (ResponseCode.SERVICE_NOT_AVAILABLE, "disk full", Outcome.REFUSED, False),
+        (ResponseCode.NO_PERMISSION, "no", Outcome.REFUSED, False),
+        (ResponseCode.INVALID_PARAMETER, "queueId", Outcome.REFUSED, False),
+        (ResponseCode.GO_AWAY, "please go away", Outcome.REFUSED, False),
+        (ResponseCode.MESSAGE_ILLEGAL, "too large", Outcome.REFUSED, True),
+        (ResponseCode.TOPIC_NOT_EXIST, "none", Outcome.REFUSED, True),
         (
-            Said.SYSTEM_ERROR,
+            ResponseCode.SYSTEM_ERROR,
             "[PC_SYNCHRONIZED]broker busy, start flow control for a while",
             Outcome.UNKNOWN,
             False,
         ),
-        (Said.SYSTEM_ERROR, "in-sync replicas not enough", Outcome.UNKNOWN, False),
+        (ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough", Outcome.UNKNOWN, False),
         (
-            Said.SYSTEM_ERROR,
+            ResponseCode.SYSTEM_ERROR,
             "create mapped file failed, server is busy or broken.",
             Outcome.REFUSED,
             False,
         ),
         (
-            Said.SYSTEM_ERROR,
+            ResponseCode.SYSTEM_ERROR,
             "[Broker] broker unable to service, until 2026-01-01",
             Outcome.UNKNOWN,
             False,
         ),
-        (Said.SYSTEM_ERROR, "UNKNOWN_ERROR", Outcome.UNKNOWN, False),
+        (ResponseCode.SYSTEM_ERROR, "UNKNOWN_ERROR", Outcome.UNKNOWN, False),
         (
-            Said.SYSTEM_ERROR,
+            ResponseCode.SYSTEM_ERROR,
             "java.lang.NullPointerException, said in-sync replicas not enough",
             Outcome.UNKNOWN,
             False,
         ),
         (
-            Said.SYSTEM_ERROR,
+            ResponseCode.SYSTEM_ERROR,
             f"{TOO_MUCH}MessageExtEncoder.encode(MessageExtEncoder.java:290)",
             Outcome.REFUSED,
             True,
         ),
         (
-            Said.SYSTEM_ERROR,
+            ResponseCode.SYSTEM_ERROR,
             f"{TOO_MUCH}CommitLog.append(CommitLog.java:1)",
             Outcome.UNKNOWN,
             False,
         ),
-        (Said.SYSTEM_ERROR, None, Outcome.UNKNOWN, False),
+        (ResponseCode.SYSTEM_ERROR, None, Outcome.UNKNOWN, False),
         (9999, "from a later version", Outcome.UNKNOWN, False),
     ],
 )
@@ -185,16 +187,16 @@ def test_only_what_the_broker_certainly_does_not_have_is_refused(
 
 def test_a_busy_broker_is_asked_again_and_nothing_else_is(broker: Broker) -> None:
     broker.say = lambda _: (
-        (Said.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]")
+        (ResponseCode.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]")
         if len(broker.sends) < 3
-        else (Said.SUCCESS, None)
+        else (ResponseCode.SUCCESS, None)
     )
     assert send(broker, 5) == [(Outcome.SENT, False)] * 5
-    assert [command.code for command in broker.sends] == [Ask.SEND_BATCH_MESSAGE] * 3
+    assert [command.code for command in broker.sends] == [RequestCode.SEND_BATCH_MESSAGE] * 3
 
 
 def test_a_broker_that_stays_busy_refuses_within_the_time(broker: Broker) -> None:
-    broker.say = lambda _: (Said.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]")
+    broker.say = lambda _: (ResponseCode.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]")
     assert send(broker, 2, seconds=0.4) == [(Outcome.REFUSED, False)] * 2
     assert 1 < len(broker.sends) < 6
 
@@ -202,13 +204,15 @@ def test_a_broker_that_stays_busy_refuses_within_the_time(broker: Broker) -> Non
 @pytest.mark.parametrize("how", ["by its code", "in words"])
 def test_a_piece_with_one_illegal_message_is_sent_one_by_one(broker: Broker, how: str) -> None:
     def say(command: Command) -> tuple[int, str | None]:
-        if command.code == Ask.SEND_BATCH_MESSAGE and how == "in words":
+        if command.code == RequestCode.SEND_BATCH_MESSAGE and how == "in words":
             return (
-                Said.SYSTEM_ERROR,
+                ResponseCode.SYSTEM_ERROR,
                 f"{TOO_MUCH}MessageExtEncoder.encode(MessageExtEncoder.java:290)",
             )
-        illegal = command.code == Ask.SEND_BATCH_MESSAGE or "m-2" in command.ext["i"]
-        return (Said.MESSAGE_ILLEGAL, "illegal") if illegal else (Said.SUCCESS, None)
+        illegal = command.code == RequestCode.SEND_BATCH_MESSAGE or "m-2" in command.ext["i"]
+        return (
+            (ResponseCode.MESSAGE_ILLEGAL, "illegal") if illegal else (ResponseCode.SUCCESS, None)
+        )
 
     broker.say = say
     assert send(broker, 4) == [(Outcome.SENT, False)] * 2 + [(Outcome.REFUSED, True)] + [
@@ -224,7 +228,7 @@ def test_what_a_busy_broker_put_off_does_not_come_behind_a_later_message_of_its_
     def busy_once(command: Command) -> tuple[int, str | None]:
         nonlocal first
         told, first = first, False
-        return (Said.SYSTEM_BUSY, "busy") if told else (Said.SUCCESS, None)
+        return (ResponseCode.SYSTEM_BUSY, "busy") if told else (ResponseCode.SUCCESS, None)
 
     broker.say = busy_once
     keyed = [
@@ -245,15 +249,15 @@ def test_pieces_that_are_asked_again_keep_the_order_of_their_key(broker: Broker)
     def say(command: Command) -> tuple[int, str | None]:
         number = len(broker.sends)
         if number == 1:
-            return Said.SYSTEM_BUSY, "busy"
-        if command.code == Ask.SEND_BATCH_MESSAGE and number <= 3:
-            return Said.MESSAGE_ILLEGAL, "one of them"
+            return ResponseCode.SYSTEM_BUSY, "busy"
+        if command.code == RequestCode.SEND_BATCH_MESSAGE and number <= 3:
+            return ResponseCode.MESSAGE_ILLEGAL, "one of them"
         stored.extend(
             f"m-{i:02}"
             for i in range(20)
             if f"m-{i:02}".encode() in command.body or f"m-{i:02}" in str(command.ext)
         )
-        return Said.SUCCESS, None
+        return ResponseCode.SUCCESS, None
 
     broker.say = say
     keyed = [Message("t", f"m-{i:02}", b"x", partition_key="k") for i in range(20)]
@@ -263,7 +267,9 @@ def test_pieces_that_are_asked_again_keep_the_order_of_their_key(broker: Broker)
 
 def test_the_others_of_a_piece_that_was_overtaken_may_be_sent_again(broker: Broker) -> None:
     broker.say = lambda _: (
-        (Said.MESSAGE_ILLEGAL, "one of them") if len(broker.sends) == 1 else (Said.SUCCESS, None)
+        (ResponseCode.MESSAGE_ILLEGAL, "one of them")
+        if len(broker.sends) == 1
+        else (ResponseCode.SUCCESS, None)
     )
     keyed = [Message("t", f"m-{i}", b"x", partition_key="k") for i in range(20)]
     receipts = broker.publisher().publish(keyed, None)
@@ -307,10 +313,10 @@ def test_a_copy_for_one_group_goes_to_its_retry_topic_and_has_no_position(broker
 
 
 def test_what_a_login_may_not_read_is_said_to_be_unknown(broker: Broker) -> None:
-    broker.say = lambda _: (Said.NO_PERMISSION, "no")
+    broker.say = lambda _: (ResponseCode.NO_PERMISSION, "no")
     routes = Routes(broker.pool, brokers=None, answer_timeout=5.0)
     wanted = {"t": WantedTopic(timedelta(hours=1), {"billing": group()})}
-    found = Surveyor(
+    found = ConfigReader(
         broker.pool, routes, wanted, levels=DELAY_LEVELS, max_bytes=1, seconds=5.0
     ).survey(["t"])
     unknown = {
@@ -352,7 +358,7 @@ GOOD = {
 def test_a_broker_is_bad_by_what_the_settings_rely_on(
     changes: dict[str, str], bad: set[str]
 ) -> None:
-    found = hold_broker("a", {**GOOD, **changes}, timedelta(hours=48), DELAY_LEVELS, 4194304)
+    found = check_broker("a", {**GOOD, **changes}, timedelta(hours=48), DELAY_LEVELS, 4194304)
     assert {finding.subject for finding in found if not finding.good} == {
         f"a: {one}" for one in bad
     }
@@ -393,7 +399,7 @@ def group(
 def test_retries_fit_between_a_lease_and_the_horizon(
     wanted: WantedGroup, retry_max: int | None, good: bool
 ) -> None:
-    finding = hold_retries("g", DELAY_LEVELS, retry_max, wanted)
+    finding = check_retries("g", DELAY_LEVELS, retry_max, wanted)
     assert finding.good is good, finding
     assert finding.good or finding.do
 
@@ -416,16 +422,16 @@ def test_retries_fit_between_a_lease_and_the_horizon(
 def test_the_settings_name_the_tags_that_consumers_subscribe_to(
     expressions: list[str] | None, tags: tuple[str, ...] | None, good: bool
 ) -> None:
-    finding = hold_subscription("g", "t", expressions, group(tags))
+    finding = check_subscription("g", "t", expressions, group(tags))
     assert finding.good is good, finding
     assert finding.good or finding.do
 
 
 def test_a_group_that_pops_does_not_acknowledge_what_it_commits() -> None:
     popping = Consumers(1, {"t": ["*"]}, ["there is a topic %RETRY%g+t"])
-    assert not hold_progress("g", popping, True).good
-    assert hold_progress("g", popping, False).good
-    assert hold_progress("g", Consumers(2, {"t": ["*"]}), True).good
+    assert not check_progress("g", popping, True).good
+    assert check_progress("g", popping, False).good
+    assert check_progress("g", Consumers(2, {"t": ["*"]}), True).good
 
 
 @pytest.mark.parametrize(
@@ -442,4 +448,4 @@ def test_a_group_that_pops_does_not_acknowledge_what_it_commits() -> None:
 def test_every_queue_can_be_written_and_read(
     queues: dict[str, tuple[int, int]], away: list[str], good: bool
 ) -> None:
-    assert hold_permissions("t", queues, away).good is good
+    assert check_permissions("t", queues, away).good is good

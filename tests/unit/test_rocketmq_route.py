@@ -12,7 +12,7 @@ import pytest
 
 from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Routes
 from backstop.brokers.rocketmq.wire.address import Address
-from backstop.brokers.rocketmq.wire.codes import Ask
+from backstop.brokers.rocketmq.wire.codes import RequestCode
 from backstop.brokers.rocketmq.wire.frames import ANSWER, Request, encode
 from backstop.brokers.rocketmq.wire.pool import Pool
 from backstop.model.errors import BrokerUnavailable, ConfigurationError
@@ -39,7 +39,7 @@ class Names:
 
     def __call__(self, peer: Peer, connection: socket.socket) -> None:
         for command in peer.requests(connection):
-            if command.code == Ask.GET_ROUTEINFO_BY_TOPIC:
+            if command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
                 self.asked += 1
                 code, body = self._route(command.ext["topic"])
             else:

@@ -13,11 +13,11 @@ from contextlib import suppress
 import pytest
 
 from backstop.brokers.rocketmq.wire.address import Address
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.exchange import WINDOW, ask_many
 from backstop.brokers.rocketmq.wire.frames import ANSWER, Command, Reader, Request, encode
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.session import Lost, NotSent, Session
+from backstop.brokers.rocketmq.wire.session import ConnectionLost, NotSent, Session
 from backstop.model.errors import ConfigurationError
 
 SOON, LONG = 0.3, 30.0
@@ -110,7 +110,7 @@ def soon(seconds: float = SOON) -> float:
 
 def some(number: int, size: int = 10) -> list[Request]:
     return [
-        Request(Ask.SEND_MESSAGE_V2, {"e": place}, b"%d " % place + b"x" * size)
+        Request(RequestCode.SEND_MESSAGE_V2, {"e": place}, b"%d " % place + b"x" * size)
         for place in range(number)
     ]
 
@@ -220,19 +220,23 @@ def test_a_server_that_does_not_answer_costs_no_more_than_the_deadline(
     begun = time.monotonic()
     results = ask_many(with_one, some(20, size), soon())
     assert time.monotonic() - begun < SOON + 5
-    assert all(isinstance(result, Lost | NotSent) for result in results)
+    assert all(isinstance(result, ConnectionLost | NotSent) for result in results)
     with_one.close()
     server.over.set()
     if behaviour is silence:
-        wait_until(lambda: len(server.took) >= sum(isinstance(result, Lost) for result in results))
+        wait_until(
+            lambda: (
+                len(server.took) >= sum(isinstance(result, ConnectionLost) for result in results)
+            )
+        )
         executed = {command.body for command in server.took}
         for request, result in zip(some(20, size), results, strict=True):
             assert not (isinstance(result, NotSent) and request.body in executed)
     else:
-        assert (size < 100) == all(isinstance(result, Lost) for result in results), (
+        assert (size < 100) == all(isinstance(result, ConnectionLost) for result in results), (
             "large ones do not fit into the socket"
         )
-        assert isinstance(results[-1], Lost if size < 100 else NotSent)
+        assert isinstance(results[-1], ConnectionLost if size < 100 else NotSent)
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -263,7 +267,7 @@ def test_a_connection_cut_amid_a_thousand_requests_gives_each_an_honest_end(
             assert request.body not in taken
     answers = [isinstance(result, Command) for result in results]
     assert answers == sorted(answers, reverse=True) and sum(answers) <= answered
-    assert sum(isinstance(result, Lost) for result in results) >= 1
+    assert sum(isinstance(result, ConnectionLost) for result in results) >= 1
     if answered < 800:
         assert isinstance(results[-1], NotSent), "beyond the window nothing was written"
     assert with_one.broken and not with_one.idle()
@@ -288,7 +292,7 @@ def test_answers_that_came_before_the_connection_broke_count(
         assert with_one.collect(soon(LONG))[first].body == b"a", (
             "writing into the broken connection must not hide it"
         )
-        assert isinstance(with_one.conclude(results[0]), Lost | NotSent)
+        assert isinstance(with_one.conclude(results[0]), ConnectionLost | NotSent)
 
 
 def test_a_request_that_timed_out_is_lost_and_its_late_answer_goes_to_nobody(
@@ -302,7 +306,7 @@ def test_a_request_that_timed_out_is_lost_and_its_late_answer_goes_to_nobody(
 
     server = peer(late)
     with_one = session(server)
-    with pytest.raises(Lost, match="in time"):
+    with pytest.raises(ConnectionLost, match="in time"):
         with_one.ask(Request(1, {}, b"slow"), soon())
     server.over.set()
     assert with_one.ask(Request(1, {}, b"quick"), soon(LONG)).body == b"quick"
@@ -328,7 +332,7 @@ def test_a_server_of_another_kind_is_told_at_once(
         server.over.wait(LONG)
 
     begun = time.monotonic()
-    with pytest.raises(Lost, match="remoting protocol"):
+    with pytest.raises(ConnectionLost, match="remoting protocol"):
         session(peer(speak)).ask(Request(1), soon(LONG))
     assert time.monotonic() - begun < LONG / 2
 
@@ -352,8 +356,8 @@ def test_what_the_broker_asks_gets_an_answer_and_what_it_tells_gets_none(
     def hear(command: Command) -> Request | None:
         heard.append(command.code)
         return (
-            Request(Said.SUCCESS, {}, b"running")
-            if command.code == Ask.GET_CONSUMER_RUNNING_INFO
+            Request(ResponseCode.SUCCESS, {}, b"running")
+            if command.code == RequestCode.GET_CONSUMER_RUNNING_INFO
             else None
         )
 
@@ -429,7 +433,7 @@ def test_a_pool_asks_several_servers_at_once_and_one_that_is_silent_takes_nothin
     begun = time.monotonic()
     results = pool.ask_all(asked, soon(1.0))
     assert time.monotonic() - begun < 6
-    assert [type(result) for result in results] == [Command, Lost, Command] * 30
+    assert [type(result) for result in results] == [Command, ConnectionLost, Command] * 30
     assert all(
         result.body == asked[place][1].body
         for place, result in enumerate(results)
@@ -454,7 +458,7 @@ def test_a_pool_uses_a_connection_again_and_never_one_that_is_over_or_has_someth
     for _ in range(5):
         assert pool.ask(server.to, Request(1), soon(LONG)).code == 0
     assert server.connections == 1
-    with pytest.raises(Lost):
+    with pytest.raises(ConnectionLost):
         pool.ask(server.to, Request(1, {}, b"never"), soon(0.1))
     assert pool.ask(server.to, Request(1), soon(LONG)).code == 0
     assert server.connections == 2

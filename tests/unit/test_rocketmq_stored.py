@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backstop.brokers.rocketmq.message import unpack
-from backstop.brokers.rocketmq.message.read_letter import read_letter, ref_of
+from backstop.brokers.rocketmq.message.read_dead_letter import read_dead_letter, ref_of
 from backstop.brokers.rocketmq.message.stored import (
     Stored,
     read_properties,
@@ -296,7 +296,7 @@ def test_properties_that_a_killed_broker_did_not_finish_make_no_message_of_anybo
     content, unreadable = found.unpack()
     assert (content, found.body) == (None, b"hello")
     assert unreadable and "cut off" in unreadable
-    letter, ref = read_letter("%DLQ%g", "a", "g", found, None), ref_of("a", "g", found)
+    letter, ref = read_dead_letter("%DLQ%g", "a", "g", found, None), ref_of("a", "g", found)
     assert letter.message_id == ref.message_id and letter.message_id in (None, "m-12"), (
         "never the beginning of an id"
     )

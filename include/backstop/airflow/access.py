@@ -46,7 +46,7 @@ def reader() -> Callable[..., Any]:
         from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
 
         may_see_site = requires_access_view(AccessView.WEBSITE)
-    except Exception:  # noqa: BLE001 - whatever is wrong with the helpers, the door stays shut
+    except Exception:  # noqa: BLE001 - whatever is wrong with the helpers, access is refused
         return refuse
 
     def let_pass(

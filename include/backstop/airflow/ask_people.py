@@ -21,11 +21,11 @@ def look(**context: Any) -> list[dict[str, Any]]:
 
 @log_errors
 def look_for_questions(ti: Any) -> list[dict[str, Any]]:
-    """Runs to start: new questions, those whose start was lost, and live ones whose case needs no answer (begun anew, they end).
+    """Runs to start: new questions, those whose start was lost, and live ones whose case needs no answer (started again, they end).
 
     A question that was answered and whose answer could not be applied stays live: clearing `apply` applies it. Raises
     AirflowFailException when there is something to ask and the DAG that asks is paused. What was chosen before and started
-    since is a success, after which a failure is told anew.
+    since is a success, after which a failure is reported again.
     """
     from airflow.sdk.exceptions import AirflowFailException
 
@@ -107,7 +107,7 @@ def run_state(ti: Any, dag_id: str, run: str) -> str:
 
 
 def is_waiting(ti: Any, dag_id: str, run: str) -> bool:
-    """Whether the form of a run stands open: only then is it begun anew, never while an answer is applied."""
+    """Whether the form of a run stands open: only then is it started again, never while an answer is applied."""
     return (
         str(ti.get_task_states(dag_id=dag_id, run_ids=[run]).get(run, {}).get("ask"))
         == "awaiting_input"
@@ -115,7 +115,7 @@ def is_waiting(ti: Any, dag_id: str, run: str) -> bool:
 
 
 class StartRunOperator(BaseOperator):
-    """Starts one run of another DAG under a given name; one that is there already is left alone, or begun anew (`reset`).
+    """Starts one run of another DAG under a given name; one that is there already is left alone, or started again (`reset`).
 
     The provider's own takes a third of a second to import in every DAG file.
     """

@@ -63,7 +63,7 @@ def form_of(case_id: int, dag_run_id: str, asked_by: str = "", dag_id: str = DAG
     """
     from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-    from backstop.decisions.look import show
+    from backstop.decisions.list_cases import show
     from backstop.decisions.propose import proposed
     from backstop.decisions.question_text import EXAMPLES, body_of, subject_of
     from backstop.decisions.questions import begin, end, last_said, show_now, topics_of, why_stale
@@ -204,7 +204,7 @@ def apply_answer(case_id: int, dag_run_id: str, dag_id: str = DAG) -> dict[str, 
     """
     from backstop.cases.intend import begun
     from backstop.decisions.decide import decide
-    from backstop.decisions.look import show
+    from backstop.decisions.list_cases import show
     from backstop.decisions.propose import APPROVE, REJECT, proposed
     from backstop.decisions.questions import asked, end, present, topics_of, why_stale
     from backstop.model.errors import DecisionRefused

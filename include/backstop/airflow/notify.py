@@ -64,7 +64,7 @@ def tell_back(conn: Any) -> None:
             Variable.delete(AWAY)
         except Exception:
             log.exception(
-                "backstop: it could not be noted that the control database is back; it is told once all the same"
+                "backstop: the alert that the control database is back could not be stored; it is sent once all the same"
             )
 
 
@@ -98,7 +98,7 @@ def _tell_away(title: str, notice: dict[str, str]) -> None:
         Variable.set(AWAY, away, serialize_json=True)
     except Exception as error:  # noqa: BLE001 - whatever Airflow raises: the next failure is told as if it were the first
         log.warning(
-            "backstop: what was told could not be kept in Airflow (%s)", type(error).__name__
+            "backstop: Airflow could not store which alerts were sent (%s)", type(error).__name__
         )
 
 
@@ -124,7 +124,7 @@ def _tell_unstored(title: str, notice: dict[str, str]) -> bool:
     from backstop.config.connections import Connections
     from backstop.config.load import load
 
-    text = f"{notice['text']}. The control database does not answer: until it does, failed runs are told once an hour at most"
+    text = f"{notice['text']}. The control database does not answer: until it does, failed runs are reported at most once an hour"
     became = send_unstored(
         load(),
         Connections(),

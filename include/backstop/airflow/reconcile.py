@@ -9,7 +9,7 @@ from airflow.sdk import task
 from backstop.airflow import steps
 from backstop.airflow.wake import WORK, wake_duties
 
-JUDGED = ("stubs_at_the_door", "logs_at_the_door", "verdicts")
+JUDGED = ("stub_contract", "log_contract", "verdicts")
 """What is checked between judging and promoting."""
 
 

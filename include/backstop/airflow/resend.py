@@ -12,7 +12,7 @@ from backstop.airflow.deciders import is_young, may_trigger
 
 if TYPE_CHECKING:
     from backstop.config.settings import Settings
-    from backstop.resend.work import ResendInput
+    from backstop.resend.run_once import ResendInput
     from backstop.runs.run import Run
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 @task(retries=0)
 def open_run(params: dict[str, Any], **context: Any) -> dict[str, Any]:
     """Set-up: the run, its lease and its token; skips everything when no request is due. A list is asked for by who triggered."""
-    from backstop.resend.work import ResendInput
+    from backstop.resend.run_once import ResendInput
 
     given = ResendInput()
     if params["ids"]:
@@ -42,7 +42,7 @@ def open_run(params: dict[str, Any], **context: Any) -> dict[str, Any]:
 
 def resend_here(opened: steps.Opened, ti: Any) -> dict[str, int]:
     """What spark_jobs/resend.py does, by one worker in this process. Raises Unavailable, after all else was done, as it does."""
-    from backstop.resend.work import ResendInput
+    from backstop.resend.run_once import ResendInput
 
     return steps.do(
         opened,
@@ -59,7 +59,7 @@ def listed(
     within a day. A run that is older, or of somebody who may not resend in the topic, is refused."""
     from backstop.model.errors import ConfigurationError, DecisionRefused
     from backstop.resend.ask_for_ids import read_ids
-    from backstop.resend.work import Listing, ResendInput
+    from backstop.resend.run_once import Listing, ResendInput
 
     if topic is None:
         raise ConfigurationError(

@@ -146,14 +146,14 @@ def or_skip(opened: Opened | None, why: str) -> Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedTasks:
     """Tasks of a DAG run: those that failed, and by task what did not answer."""
 
     failed: list[str] = field(default_factory=list)
     away: dict[str, str] = field(default_factory=dict)
 
 
-def ended(context: Mapping[str, Any]) -> Ended:
+def ended(context: Mapping[str, Any]) -> EndedTasks:
     """How the tasks before this one ended."""
     ti = context["ti"]
     states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id]).get(ti.run_id, {})
@@ -161,7 +161,7 @@ def ended(context: Mapping[str, Any]) -> Ended:
     said = {name: ti.xcom_pull(task_ids=name, key=SOMETHING_AWAY) for name in began}
     # Those that could not start because of another one say nothing by themselves.
     failed = sorted(name for name, state in states.items() if str(state) == "failed")
-    return Ended(failed, {name: str(what) for name, what in said.items() if what})
+    return EndedTasks(failed, {name: str(what) for name, what in said.items() if what})
 
 
 @log_errors
@@ -205,7 +205,7 @@ def check_all(suites: Sequence[str], opened: Opened) -> list[str]:
 
 
 @log_errors
-def close(opened: Opened, tasks: Ended) -> dict[str, Any]:
+def close(opened: Opened, tasks: EndedTasks) -> dict[str, Any]:
     """Closes the run as its tasks ended; returns its summary.
 
     Raises AirflowFailException for a run that is not done, so that it ends red at once: what it did stays valid,

@@ -110,7 +110,7 @@ def anything_to_send(room: Room) -> bool:
 
 def anything_to_tell(room: Room) -> bool:
     """Whether an alert waits for a channel that may be tried now; without channels nobody is to be told."""
-    from backstop.alerts.look import any_waiting
+    from backstop.alerts.list_alerts import any_waiting
 
     return bool(room.settings.channels()) and any_waiting(room.control)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from backstop.alerts.due import Due, Message
+from backstop.alerts.due import AlertMessage, DueAlert
 from backstop.alerts.plan import plan
 from backstop.alerts.prepare import prepare
 from backstop.alerts.send import TOO_LONG, Sender
@@ -116,7 +116,7 @@ def _serve(settings: Settings, claim: _Claim, url: str, deadline: float | None) 
     alerts, counts, in_a_row = settings.alerts, Counts(), 0
     with claim.conn, claim.conn.cursor() as cursor:
         cursor.execute(_SQL["due"], {"channel": claim.channel, "limit": _DIGEST_OF})
-        waiting = [Due(*row) for row in cursor.fetchall()]
+        waiting = [DueAlert(*row) for row in cursor.fetchall()]
         cursor.execute(_SQL["sent_lately"], {"channel": claim.channel})
         sent, newest = cursor.fetchone()
     messages = plan(
@@ -149,7 +149,7 @@ def _claim_on(claim: _Claim) -> bool:
         return cursor.fetchone() is not None
 
 
-def _told(claim: _Claim, message: Message) -> Counts:
+def _told(claim: _Claim, message: AlertMessage) -> Counts:
     ids = [alert.alert_id for alert in message.alerts]
     with claim.conn, claim.conn.cursor() as cursor:
         cursor.execute(_SQL["one_at_a_time"])
@@ -166,7 +166,7 @@ def _told(claim: _Claim, message: Message) -> Counts:
     return Counts(told=told, messages=1, **({"digests": 1} if message.is_digest else {}))
 
 
-def _not_told(claim: _Claim, message: Message, error: str) -> Counts:
+def _not_told(claim: _Claim, message: AlertMessage, error: str) -> Counts:
     values = {
         "channel": claim.channel,
         "alerts": [alert.alert_id for alert in message.alerts],

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueAlert:
     """One alert that a channel has not been told of."""
 
     alert_id: int
@@ -29,10 +29,10 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class AlertMessage:
     """What is sent at once: one alert, or a digest of many."""
 
-    alerts: tuple[Due, ...]
+    alerts: tuple[DueAlert, ...]
 
     @property
     def is_digest(self) -> bool:

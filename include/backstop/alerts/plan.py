@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backstop.alerts.due import Due, Message
+from backstop.alerts.due import AlertMessage, DueAlert
 
 _HOUR = 3600.0
 
 
 def plan(
-    due: Sequence[Due], sent: int, newest: float | None, *, digest_above: int, an_hour: int
-) -> list[Message]:
+    due: Sequence[DueAlert], sent: int, newest: float | None, *, digest_above: int, an_hour: int
+) -> list[AlertMessage]:
     """`sent`: messages that the channel took within the last hour, the newest of them `newest` seconds ago.
 
     The first half of the hour's messages may go at any time. The second half are spread over the hour, so that in a storm
@@ -21,9 +21,9 @@ def plan(
         return []
     freely = an_hour // 2
     if len(due) <= min(digest_above, freely - sent):
-        return [Message((alert,)) for alert in due]
+        return [AlertMessage((alert,)) for alert in due]
     if sent < freely:
-        return [Message(tuple(due))]
+        return [AlertMessage(tuple(due))]
     if sent < an_hour and (newest is None or newest >= _HOUR / (an_hour - freely)):
-        return [Message(tuple(due))]
+        return [AlertMessage(tuple(due))]
     return []

@@ -126,7 +126,7 @@ class Sender:
 def raw(url: str) -> str:
     """The channel's URL. An Airflow connection of type `generic` carries it in its extra field `url`.
 
-    Airflow takes a URI apart and writes it anew, with other quoting than a service's URL may have; an extra field stays as
+    Airflow takes a URI apart and writes it again, with other quoting than a service's URL may have; an extra field stays as
     it is.
     """
     parts = urlsplit(url)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from backstop.alerts.due import Due, Message
+from backstop.alerts.due import AlertMessage, DueAlert
 from backstop.config.alerts import SEVERITIES
 
 _TITLE, _BODY, _NAMED, _KINDS = 200, 2_000, 20, 20
@@ -14,7 +14,7 @@ _STORM = "digest"
 """The story that all digests are part of."""
 
 
-def write(message: Message) -> dict[str, Any]:
+def write(message: AlertMessage) -> dict[str, Any]:
     """What a channel is given: title, text, severity, the story's name, and the fields for those who take JSON."""
     if not message.is_digest:
         return _one(message.alerts[0])
@@ -29,7 +29,7 @@ def one_line(text: str, limit: int) -> str:
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
-def _one(alert: Due) -> dict[str, Any]:
+def _one(alert: DueAlert) -> dict[str, Any]:
     title, body = one_line(alert.title, _TITLE), one_line(alert.body, _BODY)
     fields = {
         "duty": "watch",
@@ -49,7 +49,7 @@ def _one(alert: Due) -> dict[str, Any]:
     }
 
 
-def _digest(alerts: tuple[Due, ...]) -> dict[str, Any]:
+def _digest(alerts: tuple[DueAlert, ...]) -> dict[str, Any]:
     news, over = [a for a in alerts if not a.closing], [a for a in alerts if a.closing]
     worst = max((a.severity for a in news), key=SEVERITIES.index, default="info")
     by_severity = Counter(a.severity for a in news)
@@ -87,7 +87,7 @@ def _digest(alerts: tuple[Due, ...]) -> dict[str, Any]:
     }
 
 
-def _counted(news: list[Due]) -> list[str]:
+def _counted(news: list[DueAlert]) -> list[str]:
     counts = Counter((a.severity, a.kind, a.topic or "") for a in news)
     ordered = sorted(
         counts.items(), key=lambda item: (-SEVERITIES.index(item[0][0]), -item[1], item[0])
@@ -109,7 +109,7 @@ def as_test(channel: str) -> dict[str, Any]:
     title = "Test of Backstop's alerts"
     # As the closing of a story that never began: nobody is called in the night by it.
     return {
-        **_one(Due(0, f"test/{channel}", f"test/{channel}", True, "info", title, body)),
+        **_one(DueAlert(0, f"test/{channel}", f"test/{channel}", True, "info", title, body)),
         "title": title,
     }
 
@@ -118,5 +118,5 @@ def as_failure(
     duty: str, severity: str, title: str, text: str, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The same for what could not be stored first, because the control database is away."""
-    alert = Due(0, f"duty/{duty}/failed", f"duty/{duty}", False, severity, title, text, facts)
+    alert = DueAlert(0, f"duty/{duty}/failed", f"duty/{duty}", False, severity, title, text, facts)
     return _one(alert)

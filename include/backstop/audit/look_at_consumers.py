@@ -17,17 +17,15 @@ from backstop.audit.record import KEPT, Breach, Look
 from backstop.config.connections import Connections
 from backstop.config.constraints import longest_way_back
 from backstop.config.settings import Settings
-from backstop.evidence.owed_since import read_owed_since
 from backstop.evidence.read_logs import read_logs
+from backstop.evidence.read_owing import read_owing
 from backstop.evidence.sources import Sources, guarded, open_guarded
-from backstop.evidence.start_offsets import read_start_offsets
 from backstop.model.errors import StoreFailed, Unavailable
 from backstop.model.records import Key, LogState
 from backstop.sql.named import load
 from backstop.stores.audit import StubAudit
 from backstop.stores.open import open_leases, open_stub_audit
-from backstop.verdicts import frames
-from backstop.verdicts.evaluate import Engine, table
+from backstop.verdicts.evaluate import Engine
 from backstop.verdicts.frames import instant
 
 _SQL = load("backstop.audit", "queries.sql")
@@ -120,17 +118,9 @@ def _look_up(
     stubs = stubs.filter(pc.equal(stubs.column("status"), "confirmed"))
     topics = set(stubs.column("topic").to_pylist())
     with control, control.cursor() as cursor:
-        owed_from = read_owed_since(cursor, settings, topics)
-        start_offsets = read_start_offsets(cursor, settings, topics)
-    owed = engine.run(
-        "deliveries",
-        {
-            "stub": stubs.add_column(0, "stub_id", pa.array(range(stubs.num_rows), pa.int64())),
-            "policy": table(frames.POLICY, frames.policy_rows(settings, owed_from, topics)),
-            "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
-            "start_offset": table(frames.START_OFFSET, start_offsets),
-        },
-    )
+        owing = read_owing(cursor, settings, topics)
+    numbered = stubs.add_column(0, "stub_id", pa.array(range(stubs.num_rows), pa.int64()))
+    owed = engine.run("deliveries", {**owing, "stub": numbered})
     logs, answered = read_logs(sources, owed, set())
     told = {row["consumer_group"] for row in answered.to_pylist() if row["answered"]}
     done = {

@@ -15,7 +15,7 @@ from backstop.brokers.activemq import ActiveMQ
 from backstop.brokers.protocol import Broker
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.brokers.rocketmq import RocketMQ
-from backstop.brokers.rocketmq.inspect.hold_against import WantedGroup, WantedTopic
+from backstop.brokers.rocketmq.inspect.check_config import WantedGroup, WantedTopic
 from backstop.config.connections import Connections
 from backstop.config.durations import parse
 from backstop.config.installed_brokers import installed

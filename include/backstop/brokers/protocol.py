@@ -249,7 +249,7 @@ class Broker(Protocol):
         """The group's dead-letter queue, from its beginning to the end it has at the call, nothing removed.
 
         `since`: for each queue the place of the last entry that was read before: only those behind it. A queue that is not
-        named, that begins anew, or whose entries have no place is read whole.
+        named, that begins again, or whose entries have no place is read whole.
         """
         ...
 
@@ -364,7 +364,7 @@ class Subscription(Protocol):
     ) -> None:
         """Comes again no sooner than `after`. `counts=False` does not spend a delivery (capability
         can_delay_redelivery); `counts=True` is a failure, which the delivery limit counts: the last one makes it a
-        dead letter, with `error` where the broker keeps one. Nothing happens when it was delivered anew meanwhile."""
+        dead letter, with `error` where the broker keeps one. Nothing happens when it was delivered again meanwhile."""
         ...
 
     def close(self) -> None:

@@ -35,17 +35,17 @@ BATCH = """
 text."""
 
 KEPT = {
-    "stubs_at_the_door": "No verdict of this run was promoted and nothing was sent; stubs are untouched.",
-    "logs_at_the_door": "No verdict of this run was promoted and nothing was sent; logs are untouched.",
+    "stub_contract": "No verdict of this run was promoted and nothing was sent; stubs are untouched.",
+    "log_contract": "No verdict of this run was promoted and nothing was sent; logs are untouched.",
     "verdicts": "No verdict of this run was promoted and no resend was asked for; the next run judges again.",
     "requests": "Verdicts and requests are promoted and each resend is judged again before it goes out.",
     "proof": "Nothing of producers or consumers was touched, and this proof's answer was not published.",
     "leases_before": "No lease was taken back by this run. A message that is delivered again takes an expired lease by itself.",
     "leases_after": "What was taken back is free for the next worker; the rest is as it was, and the database decides.",
-    "letters_drained": "What was drained is stored; nothing is classified or decided before this holds.",
+    "dead_letters_drained": "What was drained is stored; nothing is classified or decided before this holds.",
     "causes": "This run gave no dead letter a cause; dead letters and payloads are stored, and the next run classifies again.",
-    "letters_decided": "Dead letters, requests and cases stay as they are; every replay is judged again before it goes out.",
-    "audit": "Nothing was changed: an audit only looks. What does not hold is recorded by id, and people were alerted.",
+    "dead_letters_decided": "Dead letters, requests and cases stay as they are; every replay is judged again before it goes out.",
+    "audit": "Nothing was changed: an audit only reads. Violations are recorded by id, and people were alerted.",
     "attempts": "Every stub and its attempts are kept; each number is published at most once.",
 }
 

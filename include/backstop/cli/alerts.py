@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from backstop.cli import context, out
-from backstop.cli.misused import LARGEST
+from backstop.cli.usage_errors import LARGEST
 
 app = typer.Typer(help="Alerts: list, deliver, test.", no_args_is_help=True)
 
@@ -21,7 +21,7 @@ def list_them(
     as_json: out.Json = False,
 ) -> None:
     """List alerts, the newest first, and which channel got each."""
-    from backstop.alerts.look import list_alerts
+    from backstop.alerts.list_alerts import list_alerts
 
     with context.control(context.load_settings(), context.connections()) as conn:
         alerts = list_alerts(conn, undelivered=undelivered, limit=limit)

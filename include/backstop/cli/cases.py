@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from backstop.cli import context, out
-from backstop.cli.misused import LARGEST, explain_nothing, require_known
+from backstop.cli.usage_errors import LARGEST, explain_nothing, require_known
 
 app = typer.Typer(help="What a person must decide: list, show, decide, note.", no_args_is_help=True)
 
@@ -29,7 +29,7 @@ def list_them(
 ) -> None:
     """List cases, the newest first; open ones by default."""
     from backstop.decisions.actions import KINDS
-    from backstop.decisions.look import STATES, list_cases
+    from backstop.decisions.list_cases import STATES, list_cases
 
     require_known("--state", [state], STATES)
     require_known("--kind", [kind] if kind else [], KINDS)
@@ -74,7 +74,7 @@ def show_one(
 ) -> None:
     """Show one case: why it was opened, its deliveries, what can be decided, what was."""
     from backstop.decisions.actions import ACTIONS
-    from backstop.decisions.look import show
+    from backstop.decisions.list_cases import show
     from backstop.decisions.note import notes_of
     from backstop.decisions.propose import proposed
 
@@ -293,7 +293,7 @@ def show_parked(
     as_json: out.Json = False,
 ) -> None:
     """Show what a parked ordering key holds now: its messages in the order of their release."""
-    from backstop.decisions.look import show
+    from backstop.decisions.list_cases import show
     from backstop.evidence.sources import open_guarded
     from backstop.model.errors import DecisionRefused
     from backstop.stores.open import open_parking

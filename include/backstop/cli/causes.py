@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from backstop.cli import context, out
-from backstop.cli.misused import LARGEST, explain_nothing, require_known
+from backstop.cli.usage_errors import LARGEST, explain_nothing, require_known
 from backstop.model.records import Category
 
 _WIDEST = 110
@@ -95,7 +95,7 @@ def try_rules(
         out.document(trial)
         return
     out.line(
-        f"{trial.letters} open letters, by {len(rules)} rules and the built-in ones; {trial.same} stay what they are."
+        f"{trial.letters} open dead letters, by {len(rules)} rules and the built-in ones; {trial.same} stay what they are."
     )
     if trial.waits:
         out.line(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backstop.cli import causes, context, out
-from backstop.cli.misused import LARGEST, explain_nothing, misused, require_known
+from backstop.cli.usage_errors import LARGEST, explain_nothing, require_known, usage_error
 from backstop.config.instant import read_instant
 from backstop.model.records import Category, LetterState
 
@@ -137,7 +137,7 @@ def show_one(
     headers, content = letter.pop("headers"), letter.pop("content")
     if raw:
         if content is None:
-            raise misused(
+            raise usage_error(
                 f"The content of dead letter {dead_letter_id} was purged.",
                 "The producer's stub may still have it: `backstop where`.",
                 kept="Nothing was written.",
@@ -169,7 +169,7 @@ def show_one(
             out.line(f"  {name}: {text}" if number == 0 else f"    {text}")
     out.line(f"  headers: {_as_text(headers)}")
     if content is None:
-        out.line("  content: purged, as the policy says")
+        out.line("  content: purged by the retention policy")
         return
     text = _as_text(content)
     cut = len(text) > _TEXT_CHARACTERS or text.startswith("hex ")
@@ -203,13 +203,13 @@ def export(
 
     require_known("--format", [form], FORMATS)
     if not output.parent.is_dir():
-        raise misused(
+        raise usage_error(
             f"There is no folder {output.parent}.", "Make it first, or name another file."
         )
     if output.is_dir():
-        raise misused(f"{output} is a folder.", "Name a file.")
+        raise usage_error(f"{output} is a folder.", "Name a file.")
     if output.exists():
-        raise misused(
+        raise usage_error(
             f"{output} exists already.",
             "Name a new file, or remove this one first.",
             kept="It was not touched.",
@@ -236,7 +236,7 @@ def export(
             )
             written = export_letters(conn, wanted, form, output, limit)
     except OSError as error:
-        raise misused(
+        raise usage_error(
             f"{output} cannot be written: {error.strerror or error}.",
             "Name a place where you may write, with room for it.",
             kept="Nothing is there under this name.",
@@ -246,7 +246,7 @@ def export(
     if as_json:
         out.document({"written": written, "file": str(output)})
         return
-    out.line(f"Wrote {written} letters to {output}.")
+    out.line(f"Wrote {written} dead letters to {output}.")
 
 
 def _wanted(

@@ -57,16 +57,16 @@ def prove(
         _verify(verify, key)
         return
     if topic is None or start is None or end is None:
-        raise _misused(
+        raise _usage_error(
             "A proof needs a topic and a window.",
             "As in: backstop prove orders --from 2026-11-21T02:00Z --to 2026-11-21T03:00Z",
         )
     if form not in FORMATS:
-        raise _misused(
+        raise _usage_error(
             f"--format {form}: there is no such format.", f"Name one of: {', '.join(FORMATS)}."
         )
     if export is not None and export.exists() and any(export.iterdir()):
-        raise _misused(f"{export} is not empty.", "Name a new folder: one proof, one folder.")
+        raise _usage_error(f"{export} is not empty.", "Name a new folder: one proof, one folder.")
     from backstop.reconcile.answer_proof import EXIT_CODES
     from backstop.reconcile.run_proof import run_proof
 
@@ -125,7 +125,7 @@ def _verify(folder: Path, key: Path | None) -> None:
     try:
         public = None if key is None else key.read_bytes()
     except OSError as error:
-        raise _misused(
+        raise _usage_error(
             f"{key} cannot be read ({type(error).__name__}).", "Name the file of the public key."
         ) from error
     wrong = verify(folder, public)
@@ -139,5 +139,5 @@ def _verify(folder: Path, key: Path | None) -> None:
     )
 
 
-def _misused(what: str, next_step: str) -> ConfigurationError:
+def _usage_error(what: str, next_step: str) -> ConfigurationError:
     return ConfigurationError(what, kept="Nothing was read.", next_step=next_step)

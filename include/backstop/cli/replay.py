@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backstop.cli import context, out
-from backstop.cli.misused import LARGEST
+from backstop.cli.usage_errors import LARGEST
 from backstop.config.instant import read_instant
 from backstop.model.errors import ConfigurationError
 
@@ -72,10 +72,10 @@ def replay(
     from backstop.incidents.replay import Wanted, run_incident
 
     if canary + full + dry_run > 1:
-        raise _misused("--canary, --full and --dry-run exclude one another.", "Choose one.")
+        raise _usage_error("--canary, --full and --dry-run exclude one another.", "Choose one.")
     if approve is not None and stored is None:
-        raise _misused(
-            "--approve says yes to a plan that was shown, and none is named.",
+        raise _usage_error(
+            "--approve approves a plan that was shown, and none is named.",
             "Plan first, then name it (--plan).",
         )
     mode: Mode = "canary" if canary else "full" if full else "dry_run"
@@ -99,8 +99,8 @@ def replay(
         )
         wanted = stored
     elif topic is None:
-        raise _misused(
-            "Nothing says what is wanted.", "Name the topic (--topic), or a plan (--plan)."
+        raise _usage_error(
+            "Neither a topic nor a plan is named.", "Name the topic (--topic), or a plan (--plan)."
         )
     else:
         wanted = Wanted(
@@ -159,11 +159,11 @@ def _show(plan: Plan) -> None:
 def _refuse_choice(given: dict[str, object]) -> None:
     """A stored plan is asked for whole: an option that narrows it would be passed over."""
     if names := [name for name, value in given.items() if value is not None]:
-        raise _misused(
+        raise _usage_error(
             f"--plan takes no {', '.join(names)}: what is sent, and why, was stored with the plan.",
             "Leave them out, or make another plan without --plan.",
         )
 
 
-def _misused(what: str, next_step: str) -> ConfigurationError:
+def _usage_error(what: str, next_step: str) -> ConfigurationError:
     return ConfigurationError(what, kept="Nothing was started.", next_step=next_step)

@@ -12,7 +12,7 @@ from backstop.cli import context, out
 from backstop.config.instant import read_instant
 
 if TYPE_CHECKING:
-    from backstop.resend.work import Listing
+    from backstop.resend.run_once import Listing
     from backstop.runs.run import Run
 
 app = typer.Typer(
@@ -135,7 +135,7 @@ def resend(
     """
     from backstop.control.speaker import speaker
     from backstop.resend.ask_for_ids import Listed
-    from backstop.resend.work import Planned, run_duty
+    from backstop.resend.run_once import Planned, run_duty
     from backstop.runs.scope import name_of
 
     settings, known = context.load_settings(), context.connections()
@@ -186,10 +186,10 @@ def sweep(
     Ends with 3 when a database or Redis did not answer: the others were swept.
     """
     from backstop.sweep.run_once import run_duty
-    from backstop.sweep.tally import Told
+    from backstop.sweep.tally import SweepDecision
 
     settings, known = context.load_settings(), context.connections()
-    told: list[Told] = []
+    told: list[SweepDecision] = []
 
     with out.progress("sweep"):
         counts = run_duty(
@@ -344,7 +344,7 @@ def _listing(
 ) -> Listing | None:
     from backstop.model.errors import ConfigurationError
     from backstop.resend.ask_for_ids import read_ids
-    from backstop.resend.work import Listing
+    from backstop.resend.run_once import Listing
 
     if path is None and not named:
         return None

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from backstop.cli import context, out
-from backstop.cli.misused import require_known
+from backstop.cli.usage_errors import require_known
 from backstop.reports.read import read
 
 DUTIES = (

@@ -46,13 +46,13 @@ def create(
     """
     from backstop.brokers.create_topics import create_topics
     from backstop.brokers.open import open_broker
-    from backstop.cli.misused import misused, require_known
     from backstop.cli.set_up import create_one
+    from backstop.cli.usage_errors import require_known, usage_error
 
     known = context.connections()
     if broker is not None:
         if not topic:
-            raise misused(
+            raise usage_error(
                 "--broker needs topics.",
                 "As in: backstop topics create orders --group billing --broker URL",
             )
@@ -60,7 +60,7 @@ def create(
         out.line(f"{', '.join(topic)}: created, or there already")
         return
     if group:
-        raise misused(
+        raise usage_error(
             "--group goes with --broker.", "The groups of a topic stand in backstop.yaml."
         )
     settings = context.load_settings()

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backstop.cli import context, out
-from backstop.cli.misused import require_known
+from backstop.cli.usage_errors import require_known
 
 if TYPE_CHECKING:
     from backstop.model.records import LogRow
-    from backstop.reports.story import Story
+    from backstop.reports.story import MessageHistory
 
 _BATCH = 500
 
@@ -51,7 +51,7 @@ def where(
     from backstop.evidence.judge_by_key import Judge
     from backstop.reports.story import tell
 
-    stories: list[Story] = []
+    stories: list[MessageHistory] = []
     with (
         context.control(settings, known) as conn,
         Judge(settings, known, conn) as judge,
@@ -117,7 +117,7 @@ def _read_ids(file: Path) -> list[str]:
     return [line for line in text.split("\n") if line]
 
 
-def _print(story: Story) -> None:
+def _print(story: MessageHistory) -> None:
     out.line(f"{story.topic} {story.message_id}", style="bold")
     for subject, why in story.unreachable.items():
         out.line(f"  not answered: {subject}: {why}", style="red")
@@ -173,7 +173,7 @@ def _print(story: Story) -> None:
     out.line()
 
 
-def _print_stub(story: Story) -> None:
+def _print_stub(story: MessageHistory) -> None:
     stub = story.stub
     if stub is None:
         out.line("  stub: none on any shard that answered")

@@ -145,7 +145,7 @@ class Consumer:
     def run_once(self, counts: Counts | None = None) -> Counts:
         """Fetch one batch and bring every message of it to an end; what was done, by name, added to `counts`.
 
-        Raises StoreUnavailable or BrokerUnavailable after everything in hand was left to a redelivery.
+        Raises StoreUnavailable or BrokerUnavailable after every received message was left to a redelivery.
         """
         counts = Counts() if counts is None else counts
         fetched = self._subscription.fetch(self._batch, self._wait)

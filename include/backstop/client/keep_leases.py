@@ -1,4 +1,4 @@
-"""Renew the leases of the messages in hand, from a thread of its own.
+"""Renew the leases of the messages that a consumer processes, from a thread of its own.
 
 Losing a lease is only told to the handler, as an event: what makes processing safe is that `complete` is
 fenced.
@@ -88,7 +88,7 @@ class LeaseKeeper:
 
 @dataclass(slots=True)
 class _Held:
-    """One lease in hand, and when (monotonic) it was last known to be ours."""
+    """One lease that is held, and when (monotonic) it was last known to be ours."""
 
     lost: threading.Event
     renewed_at: float

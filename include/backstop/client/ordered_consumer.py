@@ -227,7 +227,7 @@ class OrderedConsumer:
         return counts
 
     def step(self, counts: Counts) -> bool:
-        """One round; whether anything moved. Raises StoreUnavailable or BrokerUnavailable; nothing in hand is lost by it."""
+        """One round; whether anything moved. Raises StoreUnavailable or BrokerUnavailable; no received message is lost by it."""
         self._keep_queues(counts)
         moved = self._collect(counts)
         moved |= self._read(counts)

@@ -30,7 +30,7 @@ class Ended(Enum):
 def process(
     store: LeaseStore, way: Transactional | Leased, message: Message, lease: Acquired, work: Work
 ) -> tuple[Ended, str | None]:
-    """The work of a lease in hand: how it ended, and the handler's error when it failed. StoreUnavailable: whether a commit
+    """The work of a lease that is held: how it ended, and the handler's error when it failed. StoreUnavailable: whether a commit
     that was cut off took place is the log's to say."""
     try:
         match way:

@@ -172,7 +172,7 @@ class ProcessOnce:
         return ended is Ended.PROCESSED or isinstance(ended, Done | Superseded)
 
     def close(self) -> None:
-        """Stops renewing and closes the connections; a lease in hand ends by itself."""
+        """Stops renewing and closes the connections; a lease that is held ends by itself."""
         self._keeper.close()
         self._store.close()
         if self._rows:

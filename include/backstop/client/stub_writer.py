@@ -105,7 +105,7 @@ def record(
 ) -> Recorded:
     """Write one stub in the caller's open transaction, and hand out send number 1 to the caller.
 
-    `message_id` is a business key, unique in the topic for ever (order id plus event). `send=False` leaves
+    `message_id` is a business key, unique in the topic forever (order id plus event). `send=False` leaves
     the send to Backstop, after `first_check`. A `deliver_at` (aware) in the future needs `send=False`, or a
     broker client of the application's own that schedules: `send` refuses it. Beyond `longest_delay` it is refused here.
 

@@ -12,13 +12,15 @@ def read_instant(option: str, text: str) -> datetime:
     try:
         instant = datetime.fromisoformat(text)
     except ValueError:
-        raise _misused(f"{option} {text}: not a time.", "Write it as 2026-11-21T02:00Z.") from None
+        raise _usage_error(
+            f"{option} {text}: not a time.", "Write it as 2026-11-21T02:00Z."
+        ) from None
     if instant.tzinfo is None:
-        raise _misused(
+        raise _usage_error(
             f"{option} {text}: in which zone?", f"Write {text}Z for UTC, or {text}+01:00."
         )
     return instant
 
 
-def _misused(what: str, next_step: str) -> ConfigurationError:
+def _usage_error(what: str, next_step: str) -> ConfigurationError:
     return ConfigurationError(what, kept="Nothing was read.", next_step=next_step)

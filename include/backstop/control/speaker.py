@@ -130,9 +130,9 @@ def _kept(conn: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         row = cur.fetchone()
     if row is None or row[1] is None:
         raise DecisionRefused(
-            "Nobody has said yet what people may decide: no duty has run with this control database since it was migrated.",
+            "What people may decide is not stored yet: no duty has run with this control database since it was migrated.",
             kept="Nothing was applied.",
-            next_step="Let a duty run once: it keeps what its settings say.",
+            next_step="Let a duty run once: it stores who may decide.",
         )
     policy, kept = row
     return policy, kept

@@ -42,7 +42,7 @@ from backstop.decisions.actions import (
     why_not_with,
 )
 from backstop.decisions.answer_parked import answer_parked
-from backstop.decisions.look import Case, show
+from backstop.decisions.list_cases import Case, show
 from backstop.decisions.propose import (
     APPROVE,
     REJECT,
@@ -184,8 +184,8 @@ def _answer_proposal(
         )
     if action == APPROVE and shown is None:
         raise refused(
-            "Nothing says which proposal is approved.",
-            f"Look at it, and name it: --proposal {waits.proposal_id}",
+            "An approval must name the proposal that was shown.",
+            f"Read it, then approve it: --proposal {waits.proposal_id}",
         )
     if not who.strip() or not why.strip():
         raise refused(

@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from backstop.decisions.actions import ACTIONS
-from backstop.decisions.look import Case, MemberLook
+from backstop.decisions.list_cases import Case, CaseMember
 from backstop.decisions.propose import Proposal
 
 EXAMPLES = 10
@@ -32,7 +32,7 @@ def subject_of(case: Case) -> str:
 
 def body_of(
     case: Case,
-    members: Sequence[MemberLook],
+    members: Sequence[CaseMember],
     *,
     page: str | None,
     said: str | None = None,
@@ -111,7 +111,7 @@ def body_of(
     return "\n".join(lines)
 
 
-def _examples(case: Case, members: Sequence[MemberLook]) -> list[str]:
+def _examples(case: Case, members: Sequence[CaseMember]) -> list[str]:
     """Each delivery once, with its dead letter where there is one; then what else the evidence names."""
     letters = _letters(case)
     open_members = [member for member in members if member.settled_at is None][:EXAMPLES]
@@ -158,7 +158,7 @@ def plain(value: str) -> str:
     ).strip()
 
 
-def _verdict(member: MemberLook) -> str:
+def _verdict(member: CaseMember) -> str:
     return f" for {code(member.consumer_group)}" + (
         f": {member.verdict} ({code(member.reason or '')})" if member.verdict else ""
     )

@@ -37,7 +37,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A question without an end. Not `needed`: its case was decided or closed elsewhere, or began anew."""
+    """A question without an end. Not `needed`: its case was decided or closed elsewhere, or began again."""
 
     question: Question
     needed: bool

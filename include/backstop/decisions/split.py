@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from backstop.cases.open import Member, open_case
-from backstop.decisions.look import Case
+from backstop.decisions.list_cases import Case
 from backstop.sql.named import load
 
 _SQL = load("backstop.decisions", "queries.sql")

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from backstop.alerts.look import any_waiting
+from backstop.alerts.list_alerts import any_waiting
 from backstop.brokers.open import open_broker
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
@@ -30,8 +30,8 @@ from backstop.sweep.foreign.open import open_foreign
 from backstop.sweep.tell_people import any_failing
 from backstop.triage.causes.classify import rules_of
 from backstop.triage.count_due import any_letter, any_stored
-from backstop.triage.drain.ask_reader import ask_reader
 from backstop.triage.drain.drain import groups_of
+from backstop.triage.drain.guard_reader import guard_reader
 from backstop.watch.due_trigger import note_looked
 
 _SQL = load("backstop.due", "queries.sql")
@@ -186,7 +186,7 @@ def probes_of(settings: Settings, connections: Connections) -> Iterator[Probe]:
 
     def broker(name: str, groups: list[str]) -> Callable[[ExitStack], Callable[[datetime], Apart]]:
         def opened(stack: ExitStack) -> Callable[[datetime], Apart]:
-            its = stack.enter_context(ask_reader(open_broker, settings, connections, name))
+            its = stack.enter_context(guard_reader(open_broker, settings, connections, name))
             return lambda _: {"triage": MINUTE} if any_letter(its, groups) else {}
 
         return opened

@@ -15,11 +15,10 @@ import pyarrow.compute as pc
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.evidence.owed_since import read_owed_since
 from backstop.evidence.read import look_after_logs, look_at_groups, look_at_shards
 from backstop.evidence.read_logs import read_logs
+from backstop.evidence.read_owing import read_owing
 from backstop.evidence.sources import Sources
-from backstop.evidence.start_offsets import read_start_offsets
 from backstop.model.errors import Unavailable
 from backstop.model.records import Key, Verdict
 from backstop.sql.array_literal import array_literal
@@ -56,8 +55,8 @@ class Judged:
         return Key(self.topic, self.message_id)
 
 
-class Told(NamedTuple):
-    """What a decision needs of one delivery's verdict."""
+class DeliveryVerdict(NamedTuple):
+    """One delivery's verdict, as far as a decision needs it."""
 
     consumer_group: str
     verdict: Verdict
@@ -114,7 +113,7 @@ class Judgement:
         return [_judged(row) for row in self.judged_table.to_pylist()]
 
     @cached_property
-    def told(self) -> dict[tuple[str, str], tuple[Told, ...]]:
+    def told(self) -> dict[tuple[str, str], tuple[DeliveryVerdict, ...]]:
         """The verdicts of each message's deliveries, by key, without what they rest on: the quick way through a batch."""
         names = (
             "topic",
@@ -127,18 +126,20 @@ class Judgement:
         )
         columns = (self.judged_table.column(name).to_pylist() for name in names)
         # Most deliveries of a batch are told the same: one record for each thing told.
-        same: dict[tuple[Any, ...], Told] = {}
-        by_key: dict[tuple[str, str], tuple[Told, ...]] = {}
+        same: dict[tuple[Any, ...], DeliveryVerdict] = {}
+        by_key: dict[tuple[str, str], tuple[DeliveryVerdict, ...]] = {}
         for topic, message_id, *what in zip(*columns, strict=True):
             said = tuple(what)
             if said not in same:
                 group, verdict, reason, eligible, next_look_at = said
-                same[said] = Told(group, Verdict(verdict), reason, eligible, instant(next_look_at))
+                same[said] = DeliveryVerdict(
+                    group, Verdict(verdict), reason, eligible, instant(next_look_at)
+                )
             by_key[topic, message_id] = (*by_key.get((topic, message_id), ()), same[said])
         return by_key
 
     @cached_property
-    def numbered(self) -> tuple[pa.Table, list[Told]]:
+    def numbered(self) -> tuple[pa.Table, list[DeliveryVerdict]]:
         """(topic, message_id and `told` of each delivery; what each number of `told` means): thousands of deliveries are told few
         different things, and columns are quicker than records."""
         names = ("consumer_group", "verdict", "reason", "eligible", "next_look_at")
@@ -146,7 +147,7 @@ class Judgement:
         places = [pc.index(numbers, number).as_py() for number in range(len(pc.unique(numbers)))]
         firsts = self.judged_table.select(names).take(pa.array(places, pa.int64()))
         return self.judged_table.select(["topic", "message_id"]).append_column("told", numbers), [
-            Told(group, Verdict(verdict), reason, eligible, instant(next_look_at))
+            DeliveryVerdict(group, Verdict(verdict), reason, eligible, instant(next_look_at))
             for group, verdict, reason, eligible, next_look_at in map(
                 dict.values, firsts.to_pylist()
             )
@@ -243,23 +244,8 @@ class Judge:
             topics = set(once.column("topic").to_pylist())
             looks = look_at_groups(self.sources, cursor, as_of, topics, _went_to(once, attempts))
             look_at_shards(looks, self.sources, cursor, shards, without_attempts)
-            policy = table(
-                frames.POLICY,
-                frames.policy_rows(
-                    self.settings, read_owed_since(cursor, self.settings, topics), topics
-                ),
-            )
-            owed = self.engine.run(
-                "deliveries",
-                {
-                    "stub": once,
-                    "policy": policy,
-                    "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(self.settings)),
-                    "start_offset": table(
-                        frames.START_OFFSET, read_start_offsets(cursor, self.settings, topics)
-                    ),
-                },
-            )
+            owing = read_owing(cursor, self.settings, topics)
+            owed = self.engine.run("deliveries", {**owing, "stub": once})
             logs, answered = read_logs(self.sources, owed, set())
             delivery = self.engine.run(
                 "delivery", {"owed": owed, "found_log": logs, "answered": answered}
@@ -281,7 +267,7 @@ class Judge:
                 "instant": at,
                 "delivery": delivery,
                 "attempt": attempts,
-                "policy": policy,
+                "policy": owing["policy"],
                 "group_state": table(frames.GROUP_STATE, looks.group_state_rows()),
                 "shard_state": table(frames.SHARD_STATE, looks.shard_state_rows()),
                 "progress": table(frames.PROGRESS, looks.progress_rows()),

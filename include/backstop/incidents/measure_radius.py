@@ -1,4 +1,4 @@
-"""Measures whether a replay by hand is more than the blast radius of the policy, with what other plans asked for of late."""
+"""Measures whether a replay by hand is more than the blast radius of the policy, with what other plans requested recently."""
 
 from __future__ import annotations
 

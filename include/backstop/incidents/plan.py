@@ -29,7 +29,7 @@ from backstop.runs.run import Run, hold
 from backstop.sql.named import load
 from backstop.triage.decide.apply import policy_of, seen_of
 from backstop.triage.decide.decide import Facts, budget_used, is_conflict, is_done
-from backstop.triage.decide.evidence import Letter, look_at, read_letters
+from backstop.triage.decide.evidence import OpenDeadLetter, gather_evidence, read_dead_letters
 from backstop.triage.decide.fits_answer import why_not
 
 _SQL = load("backstop.incidents", "queries.sql")
@@ -101,7 +101,7 @@ class _Fits:
     send_number: int
     route: str
     reason: str
-    letters: tuple[Letter, ...] = ()
+    letters: tuple[OpenDeadLetter, ...] = ()
 
 
 def plan(
@@ -221,7 +221,7 @@ def _check(settings: Settings, wanted: Wanted) -> None:
         for verdict in (Verdict.LOST, Verdict.UNSENT, Verdict.STALLED, Verdict.DEAD_LETTERED)
     }
     if not wanted.verdicts and not wanted.causes:
-        raise _refused("Nothing says which deliveries are wanted.", "Name verdicts or causes.")
+        raise _refused("Neither verdicts nor causes are named.", "Name verdicts or causes.")
     if unknown := sorted(set(wanted.verdicts) - allowed):
         raise _refused(
             f"{', '.join(unknown)} is not replayed by hand.",
@@ -262,7 +262,7 @@ def _by_letter(
     with Sources(settings, connections) as sources:
         while collected.room(wanted.limit):
             with control, control.cursor() as cur:
-                letters = read_letters(
+                letters = read_dead_letters(
                     cur,
                     _SQL["letters"],
                     {
@@ -278,7 +278,7 @@ def _by_letter(
             if not letters:
                 return
             after = letters[-1].dead_letter_id
-            look = look_at(control, settings, sources, letters)
+            look = gather_evidence(control, settings, sources, letters)
             fits: dict[tuple[str, str, str], _Fits] = {}
             for letter in letters:
                 facts = look.facts[letter.dead_letter_id]
@@ -300,7 +300,7 @@ def _by_letter(
             yield list(fits.values())
 
 
-def _left_out(settings: Settings, letter: Letter, facts: Facts) -> str | None:
+def _left_out(settings: Settings, letter: OpenDeadLetter, facts: Facts) -> str | None:
     if facts.discarded is not None:
         return "a person gave it up"
     if is_done(facts) and not is_conflict(facts):

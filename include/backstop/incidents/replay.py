@@ -31,7 +31,7 @@ from backstop.runs.run import DEAD_AFTER, Run, hold
 from backstop.runs.scope import name_of
 from backstop.sql.named import load
 from backstop.triage.decide.apply import granted_requests, is_granted, leave_cases, lock_seen
-from backstop.triage.decide.evidence import read_letters
+from backstop.triage.decide.evidence import read_dead_letters
 
 __all__ = ["DUTY", "Mode", "Plan", "Wanted", "execute", "plan", "read_plan", "run_incident"]
 
@@ -80,8 +80,8 @@ def execute(
         goes_far = until is None or (wide and is_too_wide(cur, settings, run, incident_id, until))
     if wide and not approved:
         raise _refused(
-            f"Plan {incident_id} holds {found.total} messages, more than the blast radius allows without a second look.",
-            f"Look at it, and say yes to its canary: backstop replay --plan {incident_id} --canary --approve DIGEST",
+            f"Plan {incident_id} holds {found.total} messages, more than the blast radius allows without an approval.",
+            f"Read it, then approve its canary: backstop replay --plan {incident_id} --canary --approve DIGEST",
         )
     if not who.strip():
         raise _refused("A replay by hand needs a name.", "Say who asks (--by).")
@@ -94,8 +94,8 @@ def execute(
     ):
         what = "all of it" if until is None else "so much within the window of the blast radius"
         raise _refused(
-            f"Plan {incident_id} is {found.planned_by}'s: {what} goes out when somebody else says yes (people.second_person).",
-            f"Let them say it: backstop replay --plan {incident_id} --{mode} --approve DIGEST, or the form in Airflow.",
+            f"Plan {incident_id} is {found.planned_by}'s: {what} goes out when somebody else approves it (people.second_person).",
+            f"Let them approve it: backstop replay --plan {incident_id} --{mode} --approve DIGEST, or the form in Airflow.",
         )
     subject = f"plan {incident_id} of {found.topic}"
     if approved:
@@ -138,7 +138,7 @@ def _ask_for(
     rows: list[tuple[Any, ...]],
 ) -> Counts:
     places = [row[0] for row in rows]
-    # A letter that was left, decided or classified anew since the plan, or that came since, is not what was approved.
+    # A letter that was left, decided or classified again since the plan, or that came since, is not what was approved.
     held = lock_seen(cur, [one for row in rows for one in row[9]])
     cur.execute(_SQL["other_letters"], {"run_id": incident_id, "places": places})
     others = {place for (place,) in cur.fetchall()}
@@ -160,7 +160,9 @@ def _ask_for(
     granted = granted_requests(cur, asks)
     left |= {row[0]: _ASKED for row in wanted if Key(row[2], row[3]) not in granted}
     numbers = [number for row in wanted for number in row[8]]
-    letters = read_letters(cur, _SQL["planned_letters"], {"letters": numbers}) if numbers else []
+    letters = (
+        read_dead_letters(cur, _SQL["planned_letters"], {"letters": numbers}) if numbers else []
+    )
     shards = {(row[2], row[3]): row[1] for row in wanted}
     changed: list[dict[str, Any]] = []
     for letter in letters:

@@ -31,7 +31,7 @@ ASK_AGAIN = 1.0
 ASK_AGAIN_TIMES = 10
 """And so many times as long as its silence took: one that hangs costs workers a tenth of their time at most."""
 _LOOK, _NOTE = Script("look"), Script("note")
-Told = tuple[Acquired, Arrival]
+Granted = tuple[Acquired, Arrival]
 
 
 class Front:
@@ -84,15 +84,15 @@ class Front:
             )
         return answers
 
-    def held(self, told: Sequence[Told]) -> None:
+    def held(self, told: Sequence[Granted]) -> None:
         """The database granted and committed these leases."""
         self._note(b"C", self._held_for, told)
 
-    def done(self, told: Sequence[Told]) -> None:
+    def done(self, told: Sequence[Granted]) -> None:
         """The database committed the end of this work."""
         self._note(b"D", self._done_for, told)
 
-    def free(self, told: Sequence[Told]) -> None:
+    def free(self, told: Sequence[Granted]) -> None:
         """The database released these: failed, or given back."""
         self._note(b"E", self._held_for, told)
 
@@ -123,7 +123,7 @@ class Front:
             return Busy(retry_in((record.ends - now) / 1000, self._retry_after))
         return None
 
-    def _note(self, state: bytes, kept: bytes, told: Sequence[Told]) -> None:
+    def _note(self, state: bytes, kept: bytes, told: Sequence[Granted]) -> None:
         noted = [
             f"{lease.fence:016d}{lease.attempts:04d}{lease.token.replace('-', '')}"
             f"|{arrival.content_version}|{hash_text(arrival.payload_hash)}|{self._host}".encode()

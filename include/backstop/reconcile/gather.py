@@ -18,10 +18,9 @@ from pyspark.sql import DataFrame, SparkSession
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.evidence.evidence import Looks
-from backstop.evidence.owed_since import read_owed_since
 from backstop.evidence.read import look_after_logs, look_at_groups, look_at_shards
+from backstop.evidence.read_owing import read_owing
 from backstop.evidence.sources import Sources
-from backstop.evidence.start_offsets import read_start_offsets
 from backstop.model.errors import Unavailable
 from backstop.model.records import Counts
 from backstop.reconcile import record
@@ -128,22 +127,15 @@ def gather(
     with control, control.cursor() as cursor:
         hold(cursor, run)
         record.record_looks(cursor, run, looks)
-        owed_from = read_owed_since(cursor, settings, topics)
-        start_offsets = read_start_offsets(cursor, settings, topics)
-    policy = table(frames.POLICY, frames.policy_rows(settings, owed_from, topics))
+        owing = read_owing(cursor, settings, topics)
     phases.end("look")
 
-    tables = {
-        "policy": policy,
-        "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
-        "start_offset": table(frames.START_OFFSET, start_offsets),
-    }
     scans = choose_scans(settings, sources, due, partitions)
     describe(
         spark, "log scan, cogroup by bucket, the rest by key" if scans.parts else "logs by key"
     )
     logs = scanned_logs(spark, settings, connections, scans, due.buckets)
-    held = look_up(due.packets, logs, due.buckets, tables, settings, connections).localCheckpoint(
+    held = look_up(due.packets, logs, due.buckets, owing, settings, connections).localCheckpoint(
         eager=True
     )
     told = _told(held)
@@ -159,7 +151,7 @@ def gather(
         decisions = [dict(zip(frames.DECISION, row, strict=True)) for row in cursor.fetchall()]
     rule = Rule(
         {
-            "policy": policy,
+            "policy": owing["policy"],
             "instant": table(frames.INSTANT, [{"as_of": frames.micros(run.as_of)}]),
             "group_state": table(frames.GROUP_STATE, looks.group_state_rows()),
             "shard_state": table(frames.SHARD_STATE, looks.shard_state_rows()),

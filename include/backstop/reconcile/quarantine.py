@@ -55,7 +55,7 @@ def quarantine_stubs(broken: Sequence[Row], settings: Settings, control: Any, ru
             for row in broken
         ),
     )
-    # They stay pending, and are looked at again from time to time: somebody may mend the policy or the row.
+    # They stay pending, and are looked at again from time to time: somebody may fix the policy or the row.
     again = micros(run.as_of + settings.policy_for(None).unknown_horizon)
     return table(
         BROKEN_STAGED,

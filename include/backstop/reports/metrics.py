@@ -169,7 +169,7 @@ def _gauges(cursor: Any, settings: Settings) -> Iterator[Metric]:
     )
     yield _gauge(
         "backstop_oldest_due_stub_timestamp_seconds",
-        "Since when the oldest due stub of a shard is due; the look, if none is",
+        "Since when the oldest due stub of a shard is due; when it was checked, if none is due",
         ("shard",),
         _rows(cursor, "oldest_due", 1),
     )

@@ -67,7 +67,7 @@ SELECT consumer_group, member, difference FROM watch_consumer
 WHERE taken_at > clock_timestamp() - interval '1 hour' AND written_at > clock_timestamp() - interval '1 hour'
 ORDER BY 1, 2;
 
--- name: in_process_now: what each consumer has in hand
+-- name: in_process_now: what each consumer processes now
 SELECT consumer_group, member, in_process FROM watch_consumer
 WHERE taken_at > clock_timestamp() - interval '1 hour' AND written_at > clock_timestamp() - interval '1 hour' AND NOT has_ended
 ORDER BY 1, 2;

@@ -32,7 +32,7 @@ class Delivery:
 
 
 @dataclass(slots=True)
-class Story:
+class MessageHistory:
     """All that is known of one message; `found` is false when no store and no table of ours has a trace of it."""
 
     topic: str
@@ -54,10 +54,12 @@ class Story:
     unreachable: dict[str, str] = field(default_factory=dict)
 
 
-def tell(judge: Judge, control: Any, topic: str, message_ids: Sequence[str]) -> list[Story]:
+def tell(
+    judge: Judge, control: Any, topic: str, message_ids: Sequence[str]
+) -> list[MessageHistory]:
     """One story for each id, in order. What did not answer is named in `unreachable`; it is never taken as "not there"."""
     keys = [Key(topic, message_id) for message_id in dict.fromkeys(message_ids)]
-    stories = {key: Story(topic, key.message_id) for key in keys}
+    stories = {key: MessageHistory(topic, key.message_id) for key in keys}
     seen = judge.judgement(keys)
     unreachable = dict(seen.unreachable)
     searched = _find_stubs(judge, keys, stories, unreachable)
@@ -111,7 +113,10 @@ def tell(judge: Judge, control: Any, topic: str, message_ids: Sequence[str]) -> 
 
 
 def _find_stubs(
-    judge: Judge, keys: Sequence[Key], stories: dict[Key, Story], unreachable: dict[str, str]
+    judge: Judge,
+    keys: Sequence[Key],
+    stories: dict[Key, MessageHistory],
+    unreachable: dict[str, str],
 ) -> list[str]:
     searched = []
     for shard in judge.settings.producers:
@@ -152,7 +157,7 @@ def _find_logs(
     return logs
 
 
-def _without_verdict(story: Story, group: str, log: LogRow | None) -> Delivery:
+def _without_verdict(story: MessageHistory, group: str, log: LogRow | None) -> Delivery:
     if story.stub is not None:
         says = "the group does not owe it: its tags, its start or its active time leave it out"
     elif log is not None:

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from backstop.config.policy import Policy
-from backstop.evidence.judge_by_key import Told
+from backstop.evidence.judge_by_key import DeliveryVerdict
 from backstop.model.records import Key, Verdict
 
 Route = Literal["topic", "group"]
@@ -163,7 +163,7 @@ def _barred_by(
 def decide(
     asked: Sequence[str] | None,
     requested_by: str,
-    judged: Sequence[Told],
+    judged: Sequence[DeliveryVerdict],
     *,
     as_of: datetime,
     replay_from: datetime,
@@ -203,18 +203,18 @@ def decide(
     return NotNeeded(_say(done) or "no group owes it")
 
 
-def _postponed(wait: Sequence[Told], as_of: datetime, policy: Policy) -> Postpone:
+def _postponed(wait: Sequence[DeliveryVerdict], as_of: datetime, policy: Policy) -> Postpone:
     looks = [one.next_look_at for one in wait if one.next_look_at is not None]
     return Postpone(max(as_of + policy.recheck, min(looks, default=as_of)), _say(wait))
 
 
-def _may_send(one: Told, requested_by: str) -> bool:
+def _may_send(one: DeliveryVerdict, requested_by: str) -> bool:
     if requested_by == RECONCILE or _undecided(one, requested_by):
         return one.eligible
     return one.verdict not in _DONE and one.verdict not in _WAIT
 
 
-def _undecided(one: Told, requested_by: str) -> bool:
+def _undecided(one: DeliveryVerdict, requested_by: str) -> bool:
     """What triage or a plan asked for has no open letter any more: one that is there is another one, which perhaps a person must
     decide. It may also be of a group that joined the request."""
     return one.verdict is Verdict.DEAD_LETTERED and (
@@ -222,7 +222,7 @@ def _undecided(one: Told, requested_by: str) -> bool:
     )
 
 
-def _waits(one: Told, requested_by: str, duplicates: Mapping[str, str]) -> bool:
+def _waits(one: DeliveryVerdict, requested_by: str, duplicates: Mapping[str, str]) -> bool:
     if _undecided(one, requested_by):
         return True
     if one.verdict is Verdict.STALLED:
@@ -232,5 +232,5 @@ def _waits(one: Told, requested_by: str, duplicates: Mapping[str, str]) -> bool:
     return one.verdict in _WAIT
 
 
-def _say(judged: Sequence[Told]) -> str:
+def _say(judged: Sequence[DeliveryVerdict]) -> str:
     return ", ".join(sorted(f"{one.consumer_group} {one.verdict} ({one.reason})" for one in judged))

@@ -154,7 +154,7 @@ def _take_once(cursor: Any, run: Run, listed_in: str | None) -> None:
 def _stay_within_radius(
     cursor: Any, settings: Settings, run: Run, topic: str, asks: Sequence[Ask]
 ) -> None:
-    """Raises DecisionRefused for a list that, with what was asked for of late, looks like a mass loss."""
+    """Raises DecisionRefused for a list that, with what was requested recently, looks like a mass loss."""
     for group in settings.groups_of(topic):
         policy = settings.policy_for(topic, group)
         number = sum(one.groups is None or group in one.groups for one in asks)
@@ -173,7 +173,7 @@ def _stay_within_radius(
             Radius(number + int(before), int(confirmed)), policy.blast_share, policy.blast_floor
         ):
             raise DecisionRefused(
-                f"{number} deliveries to {group} are more than the blast radius of {topic} allows without a second look.",
+                f"{number} deliveries to {group} are more than the blast radius of {topic} allows without an approval.",
                 kept="Nothing was asked for.",
                 next_step="Plan them, and let somebody say yes to the plan: the DAG replay_incident, or backstop replay.",
             )

@@ -15,7 +15,7 @@ from backstop.cases.open import open_case
 from backstop.evidence.judge_by_key import Judged
 from backstop.model.records import Counts, Key
 from backstop.resend.claim import Worker
-from backstop.resend.old_letters import OldLetters
+from backstop.resend.earlier_dead_letters import EarlierDeadLetters
 from backstop.resend.ramp_policy import (
     Close,
     Next,
@@ -99,7 +99,7 @@ def _advance(
     released_at: Any,
     pardoned: int,
 ) -> Counts:
-    look, letters = StepLook(), OldLetters(worker, topic, released_at)
+    look, letters = StepLook(), EarlierDeadLetters(worker, topic, released_at)
     for page in _pages(worker, batch_id, step):
         judgement = worker.judge.judgement([Key(topic, one.message_id) for one in page])
         worker.miss_all(judgement.unreachable)
@@ -169,7 +169,7 @@ def _stop(
 ) -> None:
     cursor.execute(_SQL["hold_again"], {"batch_id": batch_id})
     harmed = count(look.harm.values())
-    # Without members: a delivery that is mended later must not close the case, only a person goes on or gives up.
+    # Without members: a delivery that is repaired later must not close the case, only a person goes on or gives up.
     case_id = open_case(
         cursor,
         kind="ramp_stopped",

@@ -101,10 +101,10 @@ def stand(
     request: Released,
     judged: Sequence[Judged],
     released_at: datetime,
-    old_letters: Collection[str] = (),
+    earlier_dead_letters: Collection[str] = (),
 ) -> Standing:
     """What one released request says of its step. `judged`: every delivery of its message, none when it has no stub.
-    `old_letters`: the groups in which the message was dead-lettered before the step and not since.
+    `earlier_dead_letters`: the groups in which the message was dead-lettered before the step and not since.
 
     The worst of its groups counts, and only what went wrong since the step was released: a failure, a parking or a dead letter
     from before says nothing about the copy.
@@ -117,7 +117,7 @@ def stand(
         return "refused"
     mine = [one for one in judged if request.groups is None or one.consumer_group in request.groups]
     standings = [
-        _stand_of_group(request, one, released_at, one.consumer_group in old_letters)
+        _stand_of_group(request, one, released_at, one.consumer_group in earlier_dead_letters)
         for one in mine
     ]
     for standing in standings:

@@ -134,7 +134,7 @@ def _erase(
     for name, shard in shards.items():
         # It was over when it was asked about; somebody may have brought it back meanwhile (a restore).
         if not places[f"shard {name}"] and shard.standing(key) is not None:
-            raise _refused(key, "it is not over any more")
+            raise _refused(key, "it is open again")
     for name, store, its_groups in logs:
         places[f"logs in {name}"] = store.erase(key, its_groups)
     with control, control.cursor() as cursor:
@@ -170,7 +170,7 @@ def _refused(key: Key, why: str) -> DecisionRefused:
     return DecisionRefused(
         f"The message {key.message_id} of {key.topic} was not erased: {why}.",
         kept="Its content is as it was.",
-        next_step=f"`backstop where {key.topic} {key.message_id}` tells where it is.",
+        next_step=f"`backstop where {key.topic} {key.message_id}` shows where it is.",
     )
 
 

@@ -100,7 +100,7 @@ RETENTION = Duty(
     "retention",
     due=due,
     steps=(Step("purge", purge_all),),
-    unaffected="What was purged was over; everything else is as it was.",
+    unaffected="Only what retention allows was purged; everything else is as it was.",
 )
 
 

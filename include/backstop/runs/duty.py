@@ -126,7 +126,7 @@ class Duty(Generic[T]):
     """False: in one process it costs less to walk than to count."""
     people: Callable[[T, bool], bool] = lambda _, dry_run: dry_run
     """Whether a person's own login walks it, by its input and whether the run is dry."""
-    instead: str = "Look with --dry-run, where the command has it; the duty itself does it."
+    instead: str = "Use --dry-run, where the command has it; the scheduled duty does the rest."
     """What a person is told to do who may not."""
     unread: Callable[[Work[T]], Unavailable | None] | None = None
     """What the run could not read, as its steps wrote it into the control database; asked when the run ends."""
@@ -361,8 +361,8 @@ def _close_run(
         broken = error
     work.control.close()  # what it held is free, if the server heard of it
     try:
-        with closing(work.connect()) as anew:
-            close_run(anew, work.run, state, counts, error=worst)
+        with closing(work.connect()) as connection:
+            close_run(connection, work.run, state, counts, error=worst)
         return
     except (psycopg2.OperationalError, psycopg2.InterfaceError, StoreUnavailable, RunLost):
         pass  # it stays open, and is taken over once it has been silent for long enough

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import psycopg2
@@ -21,11 +20,11 @@ from backstop.schema.build_indexes import build_indexes, without_indexes_there
 from backstop.schema.change_tables import change_tables, without_changes_there
 from backstop.schema.revisions import head, revisions, version_table
 from backstop.sql.connection import NOT_A_URL, read_url
+from backstop.sql.named import read_sql
 from backstop.sql.own_session import WHAT_TO_DO, WHY, shares_sessions
 
 __all__ = ["as_sql", "current", "grant", "grants_sql", "head", "migrate"]
 
-_FOLDER = Path(__file__).resolve().parent
 _LIMITS = "SET LOCAL lock_timeout = '60s'"
 OTHERS = frozenset({"producer", "consumer"})
 """Roles whose tables other programs write to, in their business transactions."""
@@ -125,7 +124,7 @@ def grant(url: str, role: str) -> None:
 def grants_sql(role: str) -> str:
     """The roles and privileges of one database role as text, for a DBA; run it after the schema."""
     revisions(role)  # refuses an unknown role
-    return (_FOLDER / role / "privileges.sql").read_text(encoding="utf-8")
+    return read_sql("backstop.schema", f"{role}/privileges.sql")
 
 
 def _lock(role: str) -> str:

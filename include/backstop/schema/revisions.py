@@ -7,6 +7,7 @@ from functools import cache
 from importlib.resources import files
 
 from backstop.model.errors import ConfigurationError
+from backstop.sql.named import read_sql
 
 ROLES = ("producer", "consumer", "control")
 
@@ -25,13 +26,12 @@ def revisions(role: str) -> dict[str, str]:
             kept="No database was touched.",
             next_step=f"Name one of {', '.join(ROLES)}.",
         )
-    folder = files("backstop.schema").joinpath(role)
     named = sorted(
         entry.name
-        for entry in folder.iterdir()
+        for entry in files("backstop.schema").joinpath(role).iterdir()
         if entry.name[:4].isdigit() and entry.name.endswith(".sql")
     )
-    return {name[:4]: folder.joinpath(name).read_text(encoding="utf-8") for name in named}
+    return {name[:4]: read_sql("backstop.schema", f"{role}/{name}") for name in named}
 
 
 def whole(role: str) -> str:

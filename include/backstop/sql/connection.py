@@ -1,4 +1,4 @@
-"""One lazy connection to somebody else's PostgreSQL: its primary only, never waiting for ever, open again
+"""One lazy connection to somebody else's PostgreSQL: its primary only, never waiting forever, open again
 after a loss.
 
 A store that does not answer raises StoreUnavailable with the store's name and never its password. That

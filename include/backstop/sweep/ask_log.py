@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Key, LogState
-from backstop.stores.postgresql.leases import PostgresLeases, Standing
+from backstop.stores.postgresql.leases import LeaseStanding, PostgresLeases
 from backstop.sweep.decide import Truth
 
 
@@ -41,7 +41,7 @@ class GroupLog:
                 self.missed = error.what
         return dict.fromkeys(keys, UNREAD)
 
-    def standing(self, keys: Sequence[Key]) -> Mapping[Key, Standing]:
+    def standing(self, keys: Sequence[Key]) -> Mapping[Key, LeaseStanding]:
         """The same, raw; raises StoreUnavailable."""
         return self._leases.standing(self.group, keys)
 
@@ -49,7 +49,7 @@ class GroupLog:
         self._leases.close()
 
 
-def _answer(standing: Standing | None) -> Answer:
+def _answer(standing: LeaseStanding | None) -> Answer:
     if standing is None:
         return Answer(Truth.FREE)
     if standing.state == LogState.CONSUMED:

@@ -21,7 +21,7 @@ from backstop.sweep.count_ended import Counted, count_ended
 from backstop.sweep.parts import Part, parts_of
 from backstop.sweep.record import places, record_look, record_tally
 from backstop.sweep.sweep_part import sweep_part
-from backstop.sweep.tally import Tally, Told
+from backstop.sweep.tally import SweepDecision, Tally
 from backstop.sweep.tell_people import tell_of_failing, tell_of_leaks
 
 LIMIT = 1_000_000
@@ -86,7 +86,7 @@ def in_this_process(
     settings: Settings,
     connections: Connections,
     run: Run,
-    tell: Callable[[Told], None] | None = None,
+    tell: Callable[[SweepDecision], None] | None = None,
     limit: int = LIMIT,
 ) -> Spread:
     """Does the parts one after the other."""
@@ -111,7 +111,7 @@ def in_this_process(
 class SweepInput:
     """`tell` gets what a dry run would do with each lease."""
 
-    tell: Callable[[Told], None] | None = None
+    tell: Callable[[SweepDecision], None] | None = None
 
 
 def count_due(work: Work[SweepInput]) -> int | None:
@@ -150,7 +150,7 @@ def run_duty(
     *,
     groups: Collection[str] | None = None,
     dry_run: bool = False,
-    tell: Callable[[Told], None] | None = None,
+    tell: Callable[[SweepDecision], None] | None = None,
     dead_after: timedelta = DEAD_AFTER,
     audit: RunCheck | None = None,
 ) -> Counts:

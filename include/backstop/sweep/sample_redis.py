@@ -20,7 +20,7 @@ from backstop.sweep.ask_log import Answer, GroupLog
 from backstop.sweep.decide import Decision, Truth, decide, decide_done
 from backstop.sweep.redis_bucket import Bucket, Seen
 from backstop.sweep.sweep_redis import OPEN_MS
-from backstop.sweep.tally import Differs, Line, Tally
+from backstop.sweep.tally import Differs, Tally, TallyKey
 
 STEPS, STEP = 10, 500
 """SCAN's steps of one sweep and keys looked at in each: milliseconds of the server's time."""
@@ -84,7 +84,7 @@ def _compare(
             continue
         assert one.record is not None
         said = "DONE" if one.record.state == "D" else "CONSUMING"
-        line = Line(
+        line = TallyKey(
             place, bucket.keys.group, one.key.topic, one.record.owner_host or "?", Decision.REPAIR
         )
         tally.add(

@@ -9,7 +9,7 @@ from backstop.evidence.sources import guarded
 from backstop.model.errors import StoreFailed
 from backstop.stores.postgresql.leases import HeldLease, PostgresLeases
 from backstop.sweep.decide import Decision, Truth, decide
-from backstop.sweep.tally import Line, Tally
+from backstop.sweep.tally import Tally, TallyKey
 
 BATCH = 2000
 """Leases of one transaction: long enough to be quick, short enough to hold nobody up."""
@@ -59,7 +59,7 @@ def _take_back(
         size = min(BATCH, left)
         taken = leases.take_back(groups, size)
         for some in taken:
-            line = Line(place, some.group, some.topic, some.owner_host or "?", Decision.RECLAIM)
+            line = TallyKey(place, some.group, some.topic, some.owner_host or "?", Decision.RECLAIM)
             tally.add(line, some.message_id, "ended", some.leases)
         number = sum(some.leases for some in taken)
         left -= number
@@ -104,7 +104,7 @@ def _count(tally: Tally, place: str, lease: HeldLease, is_taken: bool, endless: 
     decision = Decision.RECLAIM if is_taken else Decision.KEEP
     why = f"untouched since {lease.touched}, no end" if endless else f"ended at {lease.ends}"
     tally.add(
-        Line(place, lease.group, lease.topic, lease.owner_host or "?", decision),
+        TallyKey(place, lease.group, lease.topic, lease.owner_host or "?", decision),
         lease.message_id,
         why,
     )

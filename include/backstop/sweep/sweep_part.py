@@ -16,14 +16,13 @@ from backstop.model.records import Counts, Key
 from backstop.stores.open import open_leases
 from backstop.sweep.ask_log import GroupLog
 from backstop.sweep.foreign.open import open_foreign
-from backstop.sweep.foreign.protocol import LogStanding
-from backstop.sweep.foreign.protocol import Told as ForeignTold
+from backstop.sweep.foreign.protocol import ForeignDecision, LogStanding
 from backstop.sweep.parts import Part
 from backstop.sweep.redis_bucket import Bucket
 from backstop.sweep.sample_redis import sample_redis
 from backstop.sweep.sweep_database import sweep_database
 from backstop.sweep.sweep_redis import sweep_bucket
-from backstop.sweep.tally import Line, Tally, Told
+from backstop.sweep.tally import SweepDecision, Tally, TallyKey
 
 FOREIGN_LIMIT = 100_000
 
@@ -37,7 +36,7 @@ def sweep_part(
     *,
     limit: int,
     dry_run: bool,
-    tell: Callable[[Told], None] | None = None,
+    tell: Callable[[SweepDecision], None] | None = None,
 ) -> Tally:
     """What was decided and done, with what did not answer in `missed`: one place that is away, or fails in any other way, holds
     up no other.
@@ -175,10 +174,10 @@ def _sweep_foreign(
             key: LogStanding(standing.state, standing.is_alive) for key, standing in found.items()
         }
 
-    def told(one: ForeignTold) -> None:
+    def told(one: ForeignDecision) -> None:
         if one.decision in ("keep", "repair", "reclaim"):
             tally.add(
-                Line(part.place, one.group, one.topic, "?", one.decision.upper()),
+                TallyKey(part.place, one.group, one.topic, "?", one.decision.upper()),
                 one.message_id,
                 one.why,
             )

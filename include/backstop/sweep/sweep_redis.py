@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from backstop.sweep.ask_log import Answer, GroupLog
 from backstop.sweep.decide import Decision, Truth, decide
 from backstop.sweep.redis_bucket import Bucket, Seen
-from backstop.sweep.tally import Differs, Line, Tally
+from backstop.sweep.tally import Differs, Tally, TallyKey
 
 BATCH = 1000
 NO_LOG = Answer(Truth.NO_LOG)
@@ -70,7 +70,7 @@ def settle_ended(
                 if tally.tell
                 else ""
             )
-            line = Line(
+            line = TallyKey(
                 place, bucket.keys.group, one.key.topic, one.record.owner_host or "?", decision
             )
             tally.add(line, one.key.message_id, why)

@@ -10,8 +10,8 @@ from backstop.model.records import Counts
 from backstop.sweep.decide import Decision
 
 
-class Line(NamedTuple):
-    """What one line of the tally is about."""
+class TallyKey(NamedTuple):
+    """What a count of the tally is about."""
 
     place: str
     group: str
@@ -21,10 +21,10 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SweepDecision:
     """One decision, for the list of a dry run."""
 
-    line: Line
+    line: TallyKey
     message_id: str
     why: str
 
@@ -49,9 +49,9 @@ class Differs(NamedTuple):
 class Tally:
     """What one part of a sweep did. `tell` hears of every decision but KEEP, for a dry run."""
 
-    tell: Callable[[Told], None] | None = None
-    lines: dict[Line, int] = field(default_factory=dict)
-    examples: dict[Line, str] = field(default_factory=dict)
+    tell: Callable[[SweepDecision], None] | None = None
+    lines: dict[TallyKey, int] = field(default_factory=dict)
+    examples: dict[TallyKey, str] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     differs: list[Differs] = field(default_factory=list)
     missed: dict[str, str] = field(default_factory=dict)
@@ -59,10 +59,10 @@ class Tally:
     goes_on: dict[str, str] = field(default_factory=dict)
     """Where a walk over this place goes on, the next time."""
 
-    def add(self, line: Line, message_id: str, why: str, number: int = 1) -> None:
+    def add(self, line: TallyKey, message_id: str, why: str, number: int = 1) -> None:
         """One decision that was applied, or that a dry run would apply; or so many that are alike."""
         self.lines[line] = self.lines.get(line, 0) + number
         self.examples.setdefault(line, message_id)
         self.counts.add(line.decision.lower(), number)
         if self.tell and line.decision != Decision.KEEP:
-            self.tell(Told(line, message_id, why))
+            self.tell(SweepDecision(line, message_id, why))

@@ -115,7 +115,7 @@ def tell_of_failing(
                 subject="messages",
                 severity="warning",
                 summary=f"{len(found)} messages fail again and again in {group}: {worst.message_id!r} was begun {worst.attempts}"
-                f" times ({error_kind(worst.error)}). Mend the handler or"
+                f" times ({error_kind(worst.error)}). Fix the handler or"
                 " what it needs before the broker gives up on them",
                 evidence={
                     "messages": [

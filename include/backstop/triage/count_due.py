@@ -15,8 +15,8 @@ from backstop.runs.run import Run
 from backstop.runs.scope import topics_of
 from backstop.sql.named import load
 from backstop.triage.causes.classify import rules_of
-from backstop.triage.drain.ask_reader import Unreadable, ask_reader
 from backstop.triage.drain.drain import groups_of
+from backstop.triage.drain.guard_reader import Unreadable, guard_reader
 
 _SQL = load("backstop.triage", "count_due.sql")
 COUNTED = 10_000
@@ -57,10 +57,10 @@ def count_due(settings: Settings, connections: Connections, control: Any, run: R
         if not groups:
             continue
         try:
-            with ask_reader(open_broker, settings, connections, name) as broker:
-                for queue in ask_reader(broker.dead_letter_queues, groups):
+            with guard_reader(open_broker, settings, connections, name) as broker:
+                for queue in guard_reader(broker.dead_letter_queues, groups):
                     try:
-                        queues += [queue] if ask_reader(_has_letters, broker, queue) else []
+                        queues += [queue] if guard_reader(_has_letters, broker, queue) else []
                     except Unreadable as error:
                         silent.append(f"broker {name}, {queue}: {error.what}")
         except Unavailable as error:
@@ -96,8 +96,8 @@ def any_stored(control: Any, version: str) -> bool:
 def any_letter(broker: Broker, groups: Sequence[str]) -> bool:
     """Whether a dead-letter queue of these groups holds a letter; takes none. Raises Unavailable."""
     return any(
-        ask_reader(_has_letters, broker, queue)
-        for queue in ask_reader(broker.dead_letter_queues, groups)
+        guard_reader(_has_letters, broker, queue)
+        for queue in guard_reader(broker.dead_letter_queues, groups)
     )
 
 

@@ -65,7 +65,7 @@ TRIAGE = Duty(
             counts_itself=True,
         ),
         # What is stored already is classified and decided, whatever was drained just now.
-        Check("letters_drained", goes_on="always"),
+        Check("dead_letters_drained", goes_on="always"),
         Step("classify", classify, goes_on="when_away", in_dry_run=False, counts_itself=True),
         Check("causes"),
         Step(
@@ -80,7 +80,7 @@ TRIAGE = Duty(
             goes_on="when_away",
             counts_itself=True,
         ),
-        Check("letters_decided"),
+        Check("dead_letters_decided"),
     ),
     unread=lambda work: unread_logs(work.control, work.run),
     unaffected="Dead letters that were not stored are still with the broker; decisions stay.",

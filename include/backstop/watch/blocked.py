@@ -19,8 +19,8 @@ from backstop.model.records import Counts
 from backstop.sql.named import load
 from backstop.watch import rules
 from backstop.watch.judge import limits_of
-from backstop.watch.look import History
-from backstop.watch.looks import QueueLook
+from backstop.watch.sample_groups import History
+from backstop.watch.samples import QueueSample
 
 _SQL = load("backstop.watch", "queries.sql")
 KIND, SUBJECT = "queue_blocked", "queues"
@@ -35,7 +35,7 @@ _OVER = (
 class Blocked:
     """One queue that does not move, and who holds it."""
 
-    queue: QueueLook
+    queue: QueueSample
     holders: Sequence[Holder]
 
 
@@ -132,8 +132,8 @@ def _still(sources: Sources, cursor: Any, blocks: Blocks) -> Collection[Cause]:
 
 
 def _standing(
-    sources: Sources, cursor: Any, topic: str, group: str, suspects: Sequence[QueueLook]
-) -> list[QueueLook]:
+    sources: Sources, cursor: Any, topic: str, group: str, suspects: Sequence[QueueSample]
+) -> list[QueueSample]:
     """Those behind whose place nothing was logged since the look before."""
     # Logs carry the broker's own epoch, without the number that a restored queue gets here.
     ends = {(one.queue_id, one.epoch.partition("~")[0]): one.stored for one in suspects}
@@ -159,8 +159,8 @@ def _holders(sources: Sources, topic: str, group: str) -> list[Holder]:
 def _summary(topic: str, group: str, queues: Sequence[Blocked], of: int) -> str:
     shown = "; ".join(_place(one) for one in queues[:3]) + ("; ..." if len(queues) > 3 else "")
     return (
-        f"{len(queues)} of {of} queues of {topic} stand in {group} while messages come to them and its consumers run: {shown}."
-        " A message that is tried again and again, or a handler that hangs, holds up all that is behind it. Mend what its"
+        f"{len(queues)} of {of} queues of {topic} do not move in {group} while messages arrive and its consumers run: {shown}."
+        " A message that is tried again and again, or a handler that hangs, blocks everything behind it. Fix what its"
         " handler needs, or give the handler a limit after which it parks the message"
     )
 

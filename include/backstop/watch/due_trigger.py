@@ -8,7 +8,7 @@ from typing import Any
 from backstop.config.durations import written
 from backstop.config.settings import Settings
 from backstop.sql.named import load
-from backstop.watch.looks import Answer, Finding
+from backstop.watch.samples import Answer, Finding
 
 _SQL = load("backstop.watch", "queries.sql")
 NOBODY_LOOKS = "nobody_looks"

@@ -10,7 +10,7 @@ from typing import Any
 from backstop.config.durations import written
 from backstop.config.settings import Settings
 from backstop.sql.named import load
-from backstop.watch.looks import Answer, Finding
+from backstop.watch.samples import Answer, Finding
 
 _SQL = load("backstop.watch", "queries.sql")
 EVERYTHING = "*"

@@ -54,7 +54,7 @@ def beat(url: str, body: str, timeout: timedelta, tries: int = TRIES) -> str | N
 def _within(url: str, body: str, timeout: timedelta) -> str | None:
     seconds = timeout.total_seconds()
     ended: list[str | None] = []
-    # The library's own limit is for each read, so a slow server could hold it for ever.
+    # The library's own limit is for each read, so a slow server could hold it forever.
     thread = threading.Thread(
         target=lambda: ended.append(_ask(url, body, seconds)), daemon=True, name="heartbeat-url"
     )

@@ -8,8 +8,8 @@ from backstop.config.policy import Policy
 from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
 from backstop.watch import rules
-from backstop.watch.look import History, lag
-from backstop.watch.looks import Answer, Limits
+from backstop.watch.sample_groups import History, lag
+from backstop.watch.samples import Answer, Limits
 
 Yardsticks = Mapping[tuple[str, str, str], float]
 """(rule, topic, group) of a finding that is open -> what was usual when it began."""

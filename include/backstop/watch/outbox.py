@@ -43,7 +43,9 @@ def note_failure(
         if (number := steps_passed(timedelta(seconds=told[0]), again)) == 0:
             return False
         title = f"The duty {duty} still fails"
-        body = f"It has not succeeded once since it was first told, {int(told[0] // 3600)} hours ago. {body}"
+        body = (
+            f"It has not succeeded since the first alert, {int(told[0] // 3600)} hours ago. {body}"
+        )
         return _write(cursor, f"{first}/again/{number}", "critical", title, body, facts)
 
 
@@ -62,7 +64,7 @@ def note_success(conn: Any, duty: str) -> None:
 def note_back(conn: Any, since: str, failed: int, unsaid: Sequence[str]) -> None:
     """Stores, and commits, that the control database answers again. `failed`: so many notices were not sent meanwhile; `unsaid`:
     those of runs that people began."""
-    body = f"It had not since {since}. {failed} failed runs were not told one by one; the duties go on by themselves."
+    body = f"It had not since {since}. {failed} failed runs had no alert of their own; the duties continue by themselves."
     if unsaid:
         body += f" Runs that people began, and that failed: {', '.join(unsaid)}."
     with conn, conn.cursor() as cursor:

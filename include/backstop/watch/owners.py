@@ -10,9 +10,9 @@ from typing import Any
 from backstop.leases.books import difference
 from backstop.sql.named import load
 from backstop.stores.postgresql.parking import ConsumerBooks
-from backstop.watch.look import History
-from backstop.watch.looks import Answer, Finding
 from backstop.watch.parked import Parked
+from backstop.watch.sample_groups import History
+from backstop.watch.samples import Answer, Finding
 
 _SQL = load("backstop.watch", "queries.sql")
 RULE = "books_differ"

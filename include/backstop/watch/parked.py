@@ -30,7 +30,7 @@ from backstop.stores.postgresql.parking import (
     PostgresParking,
     QueueOwner,
 )
-from backstop.watch.looks import Answer, Finding
+from backstop.watch.samples import Answer, Finding
 
 _SQL = load("backstop.watch", "queries.sql")
 KEY, FULL, AWAY = "key_parked", "parking_full", "downstream_away"

@@ -8,8 +8,8 @@ from typing import Any
 from backstop.config.settings import Settings
 from backstop.sql.named import load
 from backstop.watch.due_trigger import NOBODY_LOOKS
-from backstop.watch.looks import Answer
 from backstop.watch.owners import RULE as BOOKS
+from backstop.watch.samples import Answer
 from backstop.watch.size import RULE as SIZE
 
 _SQL = load("backstop.watch", "queries.sql")

@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import TypeVar
 
-from backstop.watch.looks import Answer, Finding, GroupLook, Limits, QueueLook, TopicLook
+from backstop.watch.samples import Answer, Finding, GroupSample, Limits, QueueSample, TopicSample
 
-L = TypeVar("L", TopicLook, GroupLook)
+L = TypeVar("L", TopicSample, GroupSample)
 USUAL_WINDOWS = 8
 """The past that says what is usual: so many windows before the present one."""
 _OVER_AT = 0.8
@@ -21,7 +21,7 @@ _OVER_AT = 0.8
 
 
 def backlog_age(
-    topic: str, group: str, looks: Sequence[GroupLook], limits: Limits
+    topic: str, group: str, looks: Sequence[GroupSample], limits: Limits
 ) -> Answer | None:
     """Warns at a share of the broker's retention, critical half-way from there to its end, and when it has begun to lose."""
     now = looks[-1]
@@ -54,7 +54,7 @@ def backlog_age(
 
 
 def offsets_stopped(
-    topic: str, looks: Sequence[TopicLook], limits: Limits, yardstick: float | None = None
+    topic: str, looks: Sequence[TopicSample], limits: Limits, yardstick: float | None = None
 ) -> Answer | None:
     """Of the sends lately, far more than is usual for the topic have no offset recorded.
 
@@ -87,7 +87,7 @@ def offsets_stopped(
     )
 
 
-def stubs_stopped(topic: str, looks: Sequence[TopicLook], limits: Limits) -> Answer | None:
+def stubs_stopped(topic: str, looks: Sequence[TopicSample], limits: Limits) -> Answer | None:
     """The broker stores messages, and nobody has recorded a stub: they are sent around Backstop."""
     if len(looks) < 2:
         return None
@@ -129,7 +129,7 @@ def stubs_stopped(topic: str, looks: Sequence[TopicLook], limits: Limits) -> Ans
 def logging_stopped(
     topic: str,
     group: str,
-    looks: Sequence[GroupLook],
+    looks: Sequence[GroupSample],
     resent: int | None,
     filtered: bool,
     limits: Limits,
@@ -174,7 +174,11 @@ def logging_stopped(
 
 
 def group_stands(
-    topic: str, group: str, stored: Sequence[TopicLook], looks: Sequence[GroupLook], limits: Limits
+    topic: str,
+    group: str,
+    stored: Sequence[TopicSample],
+    looks: Sequence[GroupSample],
+    limits: Limits,
 ) -> Answer | None:
     """Messages come and the group passes none."""
     now, past = _split(looks, limits.window)
@@ -202,12 +206,12 @@ def group_stands(
         "warning",
         f"{group} stands still in {topic}",
         f"{came} messages came within {_length(limits.window.total_seconds())} and {group} passed none; {now[-1].waiting} wait,"
-        f" the oldest for {_length(age)}. If it stays so, the broker removes the first in {_length(left)}. Do: look whether"
-        f" {group}'s consumers run, and what their last error is. A group that is meant to end gets active_until.",
+        f" the oldest for {_length(age)}. If it stays so, the broker removes the first in {_length(left)}. Do: check that"
+        f" {group}'s consumers run, and read their last error. A group that is meant to end gets active_until.",
     )
 
 
-def suspects(looks: Sequence[QueueLook], now: datetime, limits: Limits) -> list[QueueLook]:
+def suspects(looks: Sequence[QueueSample], now: datetime, limits: Limits) -> list[QueueSample]:
     """Queues in which the group has passed nothing for longer than a message may take, while messages came to them."""
     patience = max(limits.window, limits.consume_timeout)
     return [
@@ -217,7 +221,7 @@ def suspects(looks: Sequence[QueueLook], now: datetime, limits: Limits) -> list[
     ]
 
 
-def blocked(suspect: QueueLook, logged: int) -> bool | None:
+def blocked(suspect: QueueSample, logged: int) -> bool | None:
     """Whether one message holds up those behind it; null: too early to tell.
 
     `logged`: the highest offset that the group has logged now (-1: none). Behind a message that is merely late, the others go
@@ -231,7 +235,7 @@ def blocked(suspect: QueueLook, logged: int) -> bool | None:
 
 
 def alive(
-    looks: Sequence[QueueLook], groups: Sequence[GroupLook], consumers: int, limits: Limits
+    looks: Sequence[QueueSample], groups: Sequence[GroupSample], consumers: int, limits: Limits
 ) -> bool:
     """The group's consumers run: the broker knows some, or other queues moved lately, or something was logged lately."""
     if consumers:
@@ -242,7 +246,7 @@ def alive(
     return any(look.logged for look in groups if look.taken_at > now - limits.window)
 
 
-def _forecast(looks: Sequence[GroupLook], age: float, retention: float, window: timedelta) -> str:
+def _forecast(looks: Sequence[GroupSample], age: float, retention: float, window: timedelta) -> str:
     """Whether it catches up, and when it ends: from the age's own change over a window."""
     now, past = _split(looks, window)
     before = past[-1] if past else looks[0]
@@ -260,7 +264,7 @@ def _forecast(looks: Sequence[GroupLook], age: float, retention: float, window: 
     )
 
 
-def _usual_share(past: Sequence[GroupLook]) -> float | None:
+def _usual_share(past: Sequence[GroupSample]) -> float | None:
     """Logs for each message passed, before; null: too little was seen."""
     passed, logged = 0, 0
     for before, after in pairwise(past):
@@ -279,7 +283,7 @@ def _split(looks: Sequence[L], window: timedelta) -> tuple[list[L], list[L]]:
     ]
 
 
-def _sum(looks: Sequence[TopicLook] | Sequence[GroupLook], name: str) -> int | None:
+def _sum(looks: Sequence[TopicSample] | Sequence[GroupSample], name: str) -> int | None:
     """The count over these looks; null when one of them could not count."""
     total = 0
     for look in looks:
@@ -290,7 +294,7 @@ def _sum(looks: Sequence[TopicLook] | Sequence[GroupLook], name: str) -> int | N
     return total
 
 
-def _known(looks: Sequence[TopicLook], name: str) -> int:
+def _known(looks: Sequence[TopicSample], name: str) -> int:
     """The count over those looks that could count."""
     return sum(getattr(look, name) or 0 for look in looks if getattr(look, name) is not None)
 

@@ -26,11 +26,11 @@ from backstop.watch.due_trigger import judge_silence, read_silence
 from backstop.watch.duties import Standing, idle_duties, overdue, read_duties
 from backstop.watch.heartbeat import beat, with_heartbeat
 from backstop.watch.judge import judge
-from backstop.watch.look import forget, look_at_shards, read_history, take_look
-from backstop.watch.looks import Answer, Finding
 from backstop.watch.owners import judge_books, keep_owners
 from backstop.watch.parked import judge_discards, look_for_parked, tell_of_parked
 from backstop.watch.retire import retired
+from backstop.watch.sample_groups import forget, look_at_shards, read_history, take_sample
+from backstop.watch.samples import Answer, Finding
 from backstop.watch.size import judge_size
 from backstop.watch.tell import read_yardsticks, tell
 
@@ -54,7 +54,7 @@ def look(work: Work[Watched]) -> None:
         with control, control.cursor() as cursor:
             hold(cursor, run)
             history = read_history(cursor, settings, run.as_of)
-            take_look(sources, cursor, run.as_of, history)
+            take_sample(sources, cursor, run.as_of, history)
             blocks = look_for_blocked(sources, cursor, history, run.as_of)
             look_at_shards(sources, cursor, run.as_of)
             forget(cursor, settings, run.as_of)

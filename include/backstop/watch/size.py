@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from backstop.config.settings import Settings
 from backstop.control.kept_bytes import EVERYTHING
-from backstop.watch.looks import Answer, Finding
+from backstop.watch.samples import Answer, Finding
 
 RULE = "dead_letters_kept"
 WARN = 0.8

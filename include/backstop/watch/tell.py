@@ -7,7 +7,7 @@ from typing import Any
 
 from backstop.model.records import Counts
 from backstop.sql.named import load
-from backstop.watch.looks import Answer
+from backstop.watch.samples import Answer
 
 _SQL = load("backstop.watch", "queries.sql")
 

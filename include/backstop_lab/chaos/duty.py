@@ -107,7 +107,7 @@ def reconcile(settings: Settings, connections: Connections, docs: Path) -> Once:
 
 
 def resend(settings: Settings, connections: Connections, docs: Path) -> Once:
-    from backstop.resend.work import run_duty
+    from backstop.resend.run_once import run_duty
 
     return lambda dead_after, topics: run_duty(
         settings, connections, scope=name_of(topics), dead_after=dead_after

@@ -133,7 +133,7 @@ def run_checker(stage: Stage) -> dict[str, Any]:
     )
     if done.returncode not in (0, 1) or not done.stdout:
         raise demo_broken(
-            f"The checker itself failed:\n{done.stderr}", "Mend it, then run it again by hand."
+            f"The checker itself failed:\n{done.stderr}", "Fix it, then run it again by hand."
         )
     findings: dict[str, Any] = json.loads(done.stdout)
     return findings

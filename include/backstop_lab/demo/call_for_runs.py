@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg2
 
-from backstop.alerts.look import any_waiting
+from backstop.alerts.list_alerts import any_waiting
 from backstop.decisions.questions import any_to_ask
 from backstop.resend.count_due import count_due
 from backstop_lab.demo.stage import Stage

@@ -20,7 +20,7 @@ FORKED_WITH = (
     "backstop.brokers.open",
     "backstop.duties",
     "backstop.reconcile.run_once",
-    "backstop.resend.work",
+    "backstop.resend.run_once",
     "backstop.sweep.run_once",
     "backstop.triage.run_once",
     "backstop.watch.run_once",

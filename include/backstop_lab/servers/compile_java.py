@@ -73,7 +73,7 @@ def _compile(sources: Sequence[Path], into: Path) -> None:
         raise LocalServerError(
             f"Java sources could not be compiled:\n{made.stdout}{made.stderr}",
             kept="Nothing was started.",
-            next_step="Mend the sources that it names.",
+            next_step="Fix the sources that it names.",
         )
 
 

@@ -212,7 +212,7 @@ class Postgres:
             raise LocalServerError(
                 f"initdb made no data directory in {self.data}: {done.stderr.strip()}",
                 kept="There was no data in it before.",
-                next_step="Mend what it names, then start again.",
+                next_step="Fix what it names, then start again.",
             )
 
     def _write_settings(self, owner: tuple[int, int] | None) -> None:

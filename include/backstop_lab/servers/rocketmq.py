@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from backstop.brokers.rocketmq.wire.address import Address
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Answer, Field, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.session import Lost, NotSent
+from backstop.brokers.rocketmq.wire.session import ConnectionLost, NotSent
 from backstop.model.private_file import write_private
 from backstop_lab.servers.child import Child, LocalServerError, end_leftover
 from backstop_lab.servers.compile_java import compiled
@@ -206,24 +206,24 @@ class RocketMQServer:
     ) -> Answer:
         """One request of whoever runs it to the broker. LocalServerError when it says no."""
         answer = self._ask(self.address, Request(code, dict(ext or {}), body))
-        if answer.code != Said.SUCCESS and answer.code not in also:
+        if answer.code != ResponseCode.SUCCESS and answer.code not in also:
             raise _refused(f"The broker said {answer.said()} to request {code}")
         return answer
 
     def configure(self, **settings: object) -> None:
         """Changes settings of the running broker."""
         self.ask(
-            Ask.UPDATE_BROKER_CONFIG,
+            RequestCode.UPDATE_BROKER_CONFIG,
             body="".join(f"{name}={value}\n" for name, value in settings.items()).encode(),
         )
 
     def route(self, topic: str) -> dict[str, Any]:
         """What the name server tells of a topic (or, by its own topic, of a broker). LocalServerError: nothing."""
         request = Request(
-            Ask.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True}
+            RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True}
         )
         answer = self._ask(f"{LOOPBACK}:{self.port}", request)
-        if answer.code != Said.SUCCESS:
+        if answer.code != ResponseCode.SUCCESS:
             raise _refused(f"The name server said {answer.said()} about {topic}")
         found: dict[str, Any] = json.loads(answer.body)
         return found
@@ -238,11 +238,14 @@ class RocketMQServer:
                 one["brokerName"]: one["brokerAddrs"].get("0")
                 for one in self.route(self.broker_name)["brokerDatas"]
             }
-            if self._ask(self.address, Request(Ask.GET_BROKER_RUNTIME_INFO)).code != Said.SUCCESS:
+            if (
+                self._ask(self.address, Request(RequestCode.GET_BROKER_RUNTIME_INFO)).code
+                != ResponseCode.SUCCESS
+            ):
                 return (
                     False  # in its first second it cannot tell, and then it is of no use to a look
                 )
-        except (Lost, NotSent, LocalServerError):
+        except (ConnectionLost, NotSent, LocalServerError):
             return False  # not up yet; the caller knows the deadline and whether the process lives
         return masters.get(self.broker_name) == self.address
 

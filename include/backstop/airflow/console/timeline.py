@@ -6,13 +6,13 @@ from typing import Any
 
 from backstop.airflow.console.models import Action, MessageDelivery, Story, TimelineEvent
 from backstop.model.records import Attempt, LogRow, Stub
-from backstop.reports.story import Story as Told
+from backstop.reports.story import MessageHistory
 
 _HIDDEN_OF_LOG = ("owner_token", "last_error", "payload_hash")
 _HIDDEN_OF_STUB = ("attempt_token",)
 
 
-def story_of(told: Told, actions: list[Action]) -> Story:
+def story_of(told: MessageHistory, actions: list[Action]) -> Story:
     """As the API answers it."""
     return Story(
         topic=told.topic,
@@ -51,7 +51,7 @@ def _without(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in names}
 
 
-def _sentence(told: Told) -> str:
+def _sentence(told: MessageHistory) -> str:
     if not told.found:
         searched = ", ".join(told.searched)
         away = f" {', '.join(told.unreachable)} did not answer." if told.unreachable else ""
@@ -69,7 +69,7 @@ def _sentence(told: Told) -> str:
     return "Something has a trace of it, and no group is known to owe it."
 
 
-def _events(told: Told) -> list[TimelineEvent]:
+def _events(told: MessageHistory) -> list[TimelineEvent]:
     found: list[tuple[datetime | None, str, str | None, str, dict[str, Any]]] = []
     if told.stub is not None:
         found += _of_stub(told.stub)

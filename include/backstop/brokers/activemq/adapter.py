@@ -9,10 +9,10 @@ from typing import Literal, Self
 
 from backstop.brokers.activemq.drain import ActiveMQLetters
 from backstop.brokers.activemq.jolokia import Jolokia
-from backstop.brokers.activemq.look import Looker
 from backstop.brokers.activemq.measure_durability import measure_durability
 from backstop.brokers.activemq.names import DEAD_LETTERS, RECEIVE_FROM, SEND_TO, Names
 from backstop.brokers.activemq.publish import Publisher
+from backstop.brokers.activemq.read_progress import ProgressReader
 from backstop.brokers.activemq.receive import PREFETCH, ActiveMQSubscription
 from backstop.brokers.activemq.session import Address, Pool
 from backstop.brokers.activemq.unavailable import unavailable
@@ -84,7 +84,7 @@ class ActiveMQ:
         address = Address.parse(url)
         self._pool = Pool(address, connect_timeout=connect_timeout.total_seconds())
         beans = Jolokia(address.jolokia, timeout=self._seconds) if address.jolokia else None
-        self._looker = Looker(
+        self._reader = ProgressReader(
             self._pool,
             beans,
             self._names,
@@ -94,7 +94,7 @@ class ActiveMQ:
         self._watched = beans is not None
         # Looked for within the time of a publish.
         quick = (
-            Looker(
+            ProgressReader(
                 self._pool,
                 Jolokia(address.jolokia, timeout=send_timeout.total_seconds()),
                 self._names,
@@ -156,7 +156,7 @@ class ActiveMQ:
         )
 
     def clock(self) -> datetime:
-        return self._looker.clock()
+        return self._reader.clock()
 
     def publish(self, messages: Sequence[Message], *, group: str | None = None) -> list[Receipt]:
         """A group's own queue is its retry topic: a copy for one group reaches no other."""
@@ -166,10 +166,10 @@ class ActiveMQ:
         return frozenset()
 
     def queues(self, topic: str) -> list[QueueState]:
-        return self._looker.queues(topic)
+        return self._reader.queues(topic)
 
     def progress(self, topic: str, group: str) -> list[GroupPosition]:
-        return self._looker.progress(topic, group)
+        return self._reader.progress(topic, group)
 
     def passed_until(self, topic: str, offsets: Mapping[int, int]) -> dict[int, datetime]:
         """There are no offsets, so no time belongs to one."""
@@ -180,15 +180,15 @@ class ActiveMQ:
 
     def delivered_until(self, topic: str) -> datetime:
         """Known only while nothing at all waits in the broker's scheduler: it does not say for which topic."""
-        return self._looker.delivered_until()
+        return self._reader.delivered_until()
 
     def retry_pending(self, topic: str, group: str) -> int:
         """What waits in the broker's scheduler, of whatever group: it does not tell whose. 0 where clients redeliver."""
-        return self._looker.scheduled() if self._redelivery == "broker" else 0
+        return self._reader.scheduled() if self._redelivery == "broker" else 0
 
     def list_retries(self, topic: str, group: str, since: Places | None = None) -> Retries:
         """What is in the group's queue; not by id while anything waits in the broker's scheduler, which does not tell whose."""
-        return self._looker.in_queue(topic, group)
+        return self._reader.in_queue(topic, group)
 
     def holders(self, topic: str, group: str) -> list[Holder]:
         return []
@@ -197,23 +197,23 @@ class ActiveMQ:
         self, group: str, *, since: Mapping[str, str] | None = None
     ) -> Iterator[DeadLetterRef]:
         """`since` is not used: a browser sees a queue from its beginning."""
-        return iter(self._looker.dead_letters(group))
+        return iter(self._reader.dead_letters(group))
 
     def dead_letter_queues(self, groups: Sequence[str]) -> list[str]:
-        return self._looker.dead_letter_queues(set(groups))
+        return self._reader.dead_letter_queues(set(groups))
 
     def open_dead_letters(self, queue: str) -> ActiveMQLetters:
-        return ActiveMQLetters(self._pool, self._looker, self._names, queue, seconds=self._seconds)
+        return ActiveMQLetters(self._pool, self._reader, self._names, queue, seconds=self._seconds)
 
     def durability(self, topics: Sequence[str]) -> list[Finding]:
-        return measure_durability(self._looker, self._names, topics)
+        return measure_durability(self._reader, self._names, topics)
 
     def subscribe(self, group: str, topics: Sequence[str], consumer: str) -> ActiveMQSubscription:
         """One consumer; `consumer` is not used: the broker knows its connections."""
         return ActiveMQSubscription(
             self._pool,
             self._names,
-            self._looker if self._watched else None,
+            self._reader if self._watched else None,
             group=group,
             topics=topics,
             seconds=self._seconds,
@@ -224,20 +224,20 @@ class ActiveMQ:
     def create_topic(self, topic: str, queues: int = 1) -> None:
         """Makes what the topic is sent to; there already: unchanged. Each group has one queue, whatever `queues` says."""
         kind, _, name = self._names.topic(topic).lstrip("/").partition("/")
-        self._looker.jolokia.run(
-            self._looker.jolokia.bean(), f"add{kind.capitalize()}(java.lang.String)", name
+        self._reader.jolokia.run(
+            self._reader.jolokia.bean(), f"add{kind.capitalize()}(java.lang.String)", name
         )
 
     def create_group(self, group: str, topic: str, at: Literal["start", "end"] = "end") -> None:
         """Makes the group's queue, which gets every message from then on: what was sent before is kept for nobody, and
         `at` changes nothing about it. There already: unchanged."""
-        beans = self._looker.jolokia
+        beans = self._reader.jolokia
         beans.run(beans.bean(), "addQueue(java.lang.String)", self._names.queue(topic, group))
 
     def delete_topic(self, topic: str) -> None:
         """Deletes the topic and its groups' queues with all they hold; dead letters stay."""
-        beans = self._looker.jolokia
-        for queue in self._looker.group_queues(topic) if self._names.has_group else []:
+        beans = self._reader.jolokia
+        for queue in self._reader.group_queues(topic) if self._names.has_group else []:
             beans.run(beans.bean(), "removeQueue(java.lang.String)", queue)
         kind, _, name = self._names.topic(topic).lstrip("/").partition("/")
         beans.run(beans.bean(), f"remove{kind.capitalize()}(java.lang.String)", name)

@@ -10,9 +10,9 @@ from typing import Self
 
 from backstop.brokers.activemq.decode import letter_of
 from backstop.brokers.activemq.frames import Frame, encode
-from backstop.brokers.activemq.look import Looker
 from backstop.brokers.activemq.names import Names
-from backstop.brokers.activemq.session import Lost, NotSent, Pool, Session, said
+from backstop.brokers.activemq.read_progress import ProgressReader
+from backstop.brokers.activemq.session import ConnectionLost, NotSent, Pool, Session, said
 from backstop.brokers.activemq.unavailable import unavailable
 from backstop.brokers.protocol import LETTER_PAGE_BYTES, LETTERS_IN_HAND, DeadLetter
 
@@ -26,11 +26,11 @@ class ActiveMQLetters:
     """One reader of one dead-letter queue. What it holds, another reader does not get until this one is closed."""
 
     def __init__(
-        self, pool: Pool, looker: Looker, names: Names, queue: str, *, seconds: float
+        self, pool: Pool, reader: ProgressReader, names: Names, queue: str, *, seconds: float
     ) -> None:
-        self._pool, self._looker, self._names, self._queue, self._seconds = (
+        self._pool, self._reader, self._names, self._queue, self._seconds = (
             pool,
-            looker,
+            reader,
             names,
             queue,
             seconds,
@@ -70,33 +70,33 @@ class ActiveMQLetters:
                     if frame is None:
                         break
                     if frame.command == "ERROR":
-                        raise Lost(said(frame))
+                        raise ConnectionLost(said(frame))
                     if frame.command != "MESSAGE":
                         continue
-                    if not self._looker.whole(self._queue, frame):
+                    if not self._reader.whole(self._queue, frame):
                         self._left += 1
                         continue
                     self._arrived.append(frame)
                     arrived += len(frame.body)
                 if self._arrived:
                     return self._page(limit)
-                depth = self._looker.depth(self._queue)
+                depth = self._reader.depth(self._queue)
                 if depth is None or depth[0] <= len(self._acks) + self._left:
-                    break  # all that is left lies in our hands
+                    break  # all others were read and are not acknowledged
                 if time.monotonic() > deadline:
                     raise unavailable(
                         self._doing,
-                        f"{depth[0] - len(self._acks) - self._left} letters do not come: another consumer holds "
-                        f"them, or {len(self._acks)} that were handed out are not acknowledged",
+                        f"{depth[0] - len(self._acks) - self._left} dead letters do not arrive: another consumer "
+                        f"has them, or {len(self._acks)} that were read are not acknowledged",
                     )
-        except Lost as error:
+        except ConnectionLost as error:
             self._forget()
             raise unavailable(self._doing, str(error)) from error
         if self._left:
             raise unavailable(
                 self._doing,
-                f"{self._left} letters are messages whose content STOMP does not show (map, object or stream): "
-                "they were left there, and must be taken by hand",
+                f"{self._left} dead letters are messages whose content STOMP does not show (map, object or "
+                "stream): they stay in the queue, and must be removed by hand",
             )
         return []
 
@@ -117,7 +117,7 @@ class ActiveMQLetters:
         frames.append(encode("COMMIT", {"transaction": number, "receipt": number}))
         try:
             session.ask(b"".join(frames), number, time.monotonic() + self._seconds)
-        except Lost as error:
+        except ConnectionLost as error:
             self._forget()
             raise unavailable("acknowledging dead letters", str(error)) from error
         for one in letters:
@@ -129,7 +129,7 @@ class ActiveMQLetters:
 
     def _connected(self) -> Session | None:
         """The subscription; null while there is no such queue: asking for it would make one."""
-        if self._session is None and self._looker.depth(self._queue) is not None:
+        if self._session is None and self._reader.depth(self._queue) is not None:
             try:
                 self._session = self._pool.new()
             except NotSent as error:

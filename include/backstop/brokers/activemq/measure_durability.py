@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backstop.brokers.activemq.look import Looker
 from backstop.brokers.activemq.names import Names
+from backstop.brokers.activemq.read_progress import ProgressReader
 from backstop.brokers.protocol import Finding
 
 
-def measure_durability(looker: Looker, names: Names, topics: Sequence[str]) -> list[Finding]:
+def measure_durability(
+    reader: ProgressReader, names: Names, topics: Sequence[str]
+) -> list[Finding]:
     """Persistence, limits, time stamps, the scheduler, dead-letter queues, and each topic. BrokerUnavailable if away."""
-    beans = looker.jolokia
+    beans = reader.jolokia
     broker = beans.read(
         beans.bean(),
         ("Persistent", "Slave", "BrokerVersion", "StorePercentUsage", "MemoryPercentUsage"),
@@ -33,14 +35,14 @@ def measure_durability(looker: Looker, names: Names, topics: Sequence[str]) -> l
             else "A full broker takes no messages, and shows a browser only a part of its queues: make room.",
         )
     )
-    findings += [_stamps(looker), _scheduler(looker)]
+    findings += [_stamps(reader), _scheduler(reader)]
     queues = beans.queues()
     unknown = [
         name
         for name in sorted(queues)
         if name not in names.shared_dead_letter_queues()
         and names.source_of_dead_letters(name) is None
-        and _is_dlq(looker, name)
+        and _is_dlq(reader, name)
     ]
     findings.append(
         Finding(
@@ -53,8 +55,8 @@ def measure_durability(looker: Looker, names: Names, topics: Sequence[str]) -> l
         )
     )
     for topic in topics:
-        there = looker.there(topic)
-        of_groups = len(looker.group_queues(topic)) if names.has_group else 1
+        there = reader.there(topic)
+        of_groups = len(reader.group_queues(topic)) if names.has_group else 1
         good = there and of_groups > 0
         says = f"{of_groups} queues of groups" if there else "it is not there"
         do = (
@@ -81,8 +83,8 @@ def _persistent(broker: dict[str, object], adapters: dict[str, object]) -> Findi
     )
 
 
-def _stamps(looker: Looker) -> Finding:
-    good = looker.stamps()
+def _stamps(reader: ProgressReader) -> Finding:
+    good = reader.stamps()
     return Finding(
         "time stamps",
         good,
@@ -93,8 +95,8 @@ def _stamps(looker: Looker) -> Finding:
     )
 
 
-def _scheduler(looker: Looker) -> Finding:
-    waiting = looker.scheduled()
+def _scheduler(reader: ProgressReader) -> Finding:
+    waiting = reader.scheduled()
     return Finding(
         "scheduler",
         waiting == 0,
@@ -107,6 +109,6 @@ def _scheduler(looker: Looker) -> Finding:
     )
 
 
-def _is_dlq(looker: Looker, queue: str) -> bool:
-    found = looker.jolokia.read(looker.jolokia.queue_bean(queue), ("DLQ",))
+def _is_dlq(reader: ProgressReader, queue: str) -> bool:
+    found = reader.jolokia.read(reader.jolokia.queue_bean(queue), ("DLQ",))
     return bool(found and found["DLQ"])

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from backstop.brokers.activemq.decode import headers_of
 from backstop.brokers.activemq.frames import Frame, encode
 from backstop.brokers.activemq.names import Names
-from backstop.brokers.activemq.session import Lost, NotSent, Pool, Session, said
+from backstop.brokers.activemq.session import ConnectionLost, NotSent, Pool, Session, said
 from backstop.brokers.protocol import Receipt
 from backstop.model.errors import BrokerUnavailable, ContractBroken
 from backstop.model.records import Message, Outcome
@@ -146,7 +146,7 @@ class Publisher:
                 encode("COMMIT", {"transaction": number, "receipt": f"{number}-c"}), deadline
             )
             answer = session.answer(f"{number}-c", deadline)
-        except Lost as error:
+        except ConnectionLost as error:
             session.close()
             return Receipt(Outcome.UNKNOWN, error=f"No answer came to the commit: {error}"), False
         if answer is None or answer.command == "ERROR":
@@ -186,7 +186,7 @@ class Publisher:
         try:
             session.write(b"".join(frames), deadline)
             answer = session.answer(f"{number}-s", deadline)
-        except Lost as error:
+        except ConnectionLost as error:
             answer = session.last_word()
             if answer is None:
                 return _refused(

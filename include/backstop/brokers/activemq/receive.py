@@ -27,9 +27,16 @@ from backstop.brokers.activemq.decode import (
     message_of,
 )
 from backstop.brokers.activemq.frames import Frame, encode
-from backstop.brokers.activemq.look import Looker
 from backstop.brokers.activemq.names import Names
-from backstop.brokers.activemq.session import SILENCE_SECONDS, Lost, NotSent, Pool, Session, said
+from backstop.brokers.activemq.read_progress import ProgressReader
+from backstop.brokers.activemq.session import (
+    SILENCE_SECONDS,
+    ConnectionLost,
+    NotSent,
+    Pool,
+    Session,
+    said,
+)
 from backstop.brokers.activemq.unavailable import unavailable
 from backstop.brokers.protocol import Received
 from backstop.model.errors import BrokerUnavailable, ContractBroken
@@ -51,7 +58,7 @@ class ActiveMQSubscription:
         self,
         pool: Pool,
         names: Names,
-        looker: Looker | None,
+        reader: ProgressReader | None,
         *,
         group: str,
         topics: Sequence[str],
@@ -59,12 +66,12 @@ class ActiveMQSubscription:
         delivery_limit: int | None,
         prefetch: int = PREFETCH,
     ) -> None:
-        self._pool, self._names, self._looker = pool, names, looker
+        self._pool, self._names, self._reader = pool, names, reader
         self._group, self._topics, self._prefetch = group, tuple(topics), prefetch
         self._seconds, self._limit = seconds, delivery_limit
         self._session: Session | None = None
         self._acks: dict[str, str] = {}
-        """broker's id of a message in our hands -> what an ACK of it says"""
+        """broker's id of an unacknowledged message -> what an ACK of it names"""
         self._taken: dict[str, Received] = {}
         self._later: list[tuple[float, int, str]] = []
         self._unreadable: set[str] = set()
@@ -96,12 +103,12 @@ class ActiveMQSubscription:
                 if found or now >= deadline:
                     return found
                 if now - session.heard_at > SILENCE_SECONDS:
-                    raise Lost("it gave no sign of life")
+                    raise ConnectionLost("it gave no sign of life")
                 until = min(deadline, self._later[0][0] if self._later else deadline)
                 found = self._arrived(session, 1, until)
                 if found:  # the first one woke us up; others may have come with it
                     return found + self._arrived(session, limit - len(found), time.monotonic())
-        except Lost as error:
+        except ConnectionLost as error:
             self._forget()
             raise unavailable("receiving", str(error)) from error
 
@@ -125,7 +132,7 @@ class ActiveMQSubscription:
         self._check([received])
         held = self._taken.get(received.broker_id)
         if held is None or held.deliveries != received.deliveries:
-            return  # acknowledged, or delivered anew meanwhile
+            return  # acknowledged, or delivered again meanwhile
         if counts and received.broker_id in self._unreadable | self._unburied:
             self._refuse(received)
             return
@@ -145,7 +152,7 @@ class ActiveMQSubscription:
         )
 
     def close(self) -> None:
-        """Everything in its hands goes back to the broker, which delivers it to the others at once."""
+        """Every unacknowledged message goes back to the broker, which delivers it to the others at once."""
         session = self._session
         self._forget()
         if session is not None:
@@ -155,9 +162,9 @@ class ActiveMQSubscription:
         if self._session is not None:
             return self._session
         queues = {topic: self._names.queue(topic, self._group) for topic in self._topics}
-        if self._looker is not None:
+        if self._reader is not None:
             for topic, queue in queues.items():
-                if self._looker.depth(queue) is None:
+                if self._reader.depth(queue) is None:
                     raise unavailable(
                         "subscribing",
                         f"the group {self._group!r} has no queue {queue!r} of {topic!r}",
@@ -190,7 +197,7 @@ class ActiveMQSubscription:
             if frame is None:
                 break
             if frame.command == "ERROR":
-                raise Lost(said(frame))
+                raise ConnectionLost(said(frame))
             if frame.command == "MESSAGE":
                 found.append(self._take(frame))
         return found
@@ -278,8 +285,8 @@ class ActiveMQSubscription:
     def _whole(self, queue: str, frame: Frame) -> bool:
         """Whether the frame shows the content. Where the broker cannot be asked, an empty text is taken for a message without."""
         try:
-            return Looker.shows_content(frame) or (
-                self._looker is not None and self._looker.whole(queue, frame)
+            return ProgressReader.shows_content(frame) or (
+                self._reader is not None and self._reader.whole(queue, frame)
             )
         except BrokerUnavailable as error:
             log.warning("%s", error)
@@ -293,7 +300,7 @@ class ActiveMQSubscription:
     def _ask(self, session: Session, frames: bytes, receipt: str, doing: str) -> None:
         try:
             session.ask(frames, receipt, time.monotonic() + self._seconds)
-        except Lost as error:
+        except ConnectionLost as error:
             session.close()
             self._forget()
             raise unavailable(doing, str(error)) from error

@@ -76,7 +76,7 @@ class NotSent(Exception):
     """No byte of what was to be written left this process."""
 
 
-class Lost(Exception):
+class ConnectionLost(Exception):
     """The connection broke, or the time was over: what was written may have arrived."""
 
 
@@ -116,7 +116,7 @@ class Session:
                 deadline,
             )
             answer = self.read(deadline)
-        except (OSError, Lost) as error:
+        except (OSError, ConnectionLost) as error:
             self.close()
             raise NotSent(f"cannot log in: {error}") from error
         if answer is None or answer.command != "CONNECTED":
@@ -133,12 +133,12 @@ class Session:
         while view:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise Lost("the time was over while it was being written")
+                raise ConnectionLost("the time was over while it was being written")
             self._socket.settimeout(left)
             try:
                 view = view[self._socket.send(view) :]
             except OSError as error:
-                raise Lost(f"{type(error).__name__}: {error}") from error
+                raise ConnectionLost(f"{type(error).__name__}: {error}") from error
 
     def read(self, deadline: float) -> Frame | None:
         """The next frame; null: none came in time. Raises Lost when the connection is over."""
@@ -151,7 +151,7 @@ class Session:
             try:
                 frame = self._reader.next()
             except Malformed as error:
-                raise Lost(f"the answer is not STOMP: {error}") from error
+                raise ConnectionLost(f"the answer is not STOMP: {error}") from error
             if frame is not None:
                 return frame
             left = deadline - time.monotonic()
@@ -163,9 +163,9 @@ class Session:
                     return None
                 continue
             except OSError as error:
-                raise Lost(f"{type(error).__name__}: {error}") from error
+                raise ConnectionLost(f"{type(error).__name__}: {error}") from error
             if not data:
-                raise Lost("the broker closed the connection")
+                raise ConnectionLost("the broker closed the connection")
             self.heard_at = time.monotonic()
             self._reader.feed(data)
 
@@ -186,9 +186,9 @@ class Session:
         self.write(frames, deadline)
         answer = self.answer(receipt, deadline)
         if answer is None:
-            raise Lost("no answer came in time")
+            raise ConnectionLost("no answer came in time")
         if answer.command == "ERROR":
-            raise Lost(said(answer))
+            raise ConnectionLost(said(answer))
 
     def last_word(self) -> Frame | None:
         """The ERROR that came before the connection broke; null: none did."""
@@ -196,7 +196,7 @@ class Session:
             while (frame := self.read(time.monotonic())) is not None:
                 if frame.command == "ERROR":
                     return frame
-        except Lost:
+        except ConnectionLost:
             return None
         return None
 

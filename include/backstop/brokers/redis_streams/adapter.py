@@ -19,7 +19,14 @@ from backstop.brokers.protocol import (
     Receipt,
     Retries,
 )
-from backstop.brokers.redis_streams import create, drain, look, publish, receive, receive_owned
+from backstop.brokers.redis_streams import (
+    create,
+    drain,
+    publish,
+    read_progress,
+    receive,
+    receive_owned,
+)
 from backstop.brokers.redis_streams.exchange import Exchange
 from backstop.brokers.redis_streams.keys import Keys
 from backstop.brokers.redis_streams.measure_durability import measure_durability
@@ -30,11 +37,11 @@ _SCRIPTS = (
     create.CREATE_QUEUE,
     create.TRIM,
     publish.PUBLISH,
-    look.LOOK_QUEUE,
-    look.LOOK_GROUP,
-    look.LOOK_PENDING,
-    look.LOOK_TIME,
-    look.READ_DEAD,
+    read_progress.LOOK_QUEUE,
+    read_progress.LOOK_GROUP,
+    read_progress.LOOK_PENDING,
+    read_progress.LOOK_TIME,
+    read_progress.READ_DEAD,
     drain.READ_DEAD_WHOLE,
     receive.REDELIVER,
     receive.HAND_BACK,
@@ -91,7 +98,7 @@ class RedisStreams:
             url, connect_timeout=connect_timeout, send_timeout=send_timeout, scripts=_SCRIPTS
         )
         self._publisher = publish.Publisher(self._exchange, self._keys)
-        self._looker = look.Looker(self._exchange, self._keys)
+        self._reader = read_progress.ProgressReader(self._exchange, self._keys)
         self._drain = drain.Drain(self._exchange, self._keys)
         self._creator = create.Creator(self._exchange, self._keys)
 
@@ -132,7 +139,7 @@ class RedisStreams:
         )
 
     def clock(self) -> datetime:
-        return self._looker.clock()
+        return self._reader.clock()
 
     def publish(self, messages: Sequence[Message], *, group: str | None = None) -> list[Receipt]:
         if group is not None:
@@ -149,26 +156,26 @@ class RedisStreams:
         return frozenset()
 
     def queues(self, topic: str) -> list[QueueState]:
-        return self._looker.queues(topic)
+        return self._reader.queues(topic)
 
     def progress(self, topic: str, group: str) -> list[GroupPosition]:
-        return self._looker.progress(topic, group)
+        return self._reader.progress(topic, group)
 
     def passed_until(self, topic: str, offsets: Mapping[int, int]) -> dict[int, datetime]:
-        return self._looker.passed_until(topic, offsets)
+        return self._reader.passed_until(topic, offsets)
 
     def retry_pending(self, topic: str, group: str) -> int:
         """Always 0: what waits for redelivery stays in its own queue, where progress does not pass it."""
         return 0
 
     def list_retries(self, topic: str, group: str, since: Places | None = None) -> Retries:
-        """What the group has in hand in the topic's own queues."""
-        return self._looker.in_hand(topic, group)
+        """What the group has received and not acknowledged in the topic's own queues."""
+        return self._reader.in_hand(topic, group)
 
     def lag(self, topic: str, group: str) -> dict[int, int]:
         """For each queue, the messages from the group's next offset to the queue's, in flight included."""
-        positions = self._looker.progress(topic, group)
-        states = {state.queue_id: state.next_offset for state in self._looker.queues(topic)}
+        positions = self._reader.progress(topic, group)
+        states = {state.queue_id: state.next_offset for state in self._reader.queues(topic)}
         return {
             p.queue_id: max(0, states[p.queue_id] - p.next_offset)
             for p in positions
@@ -181,7 +188,7 @@ class RedisStreams:
     def dead_letters(
         self, group: str, *, since: Mapping[str, str] | None = None
     ) -> Iterator[DeadLetterRef]:
-        return self._looker.dead_letters(group, since or {})
+        return self._reader.dead_letters(group, since or {})
 
     def dead_letter_queues(self, groups: Sequence[str]) -> list[str]:
         """One a group and topic that the group ever took, also when the topic is gone. Letters of a group that nobody
@@ -202,7 +209,7 @@ class RedisStreams:
         return receive.RedisSubscription(
             self._exchange,
             self._keys,
-            self._looker,
+            self._reader,
             group=group,
             topics=topics,
             consumer=consumer,
@@ -216,7 +223,7 @@ class RedisStreams:
         """One consumer that reads only queues that it owns; `consumer` is unique among the group's living consumers."""
         self._creator.remember_group(group, list(topics))
         return receive_owned.OwnedRedisSubscription(
-            self._exchange, self._keys, self._looker, group=group, topics=topics, consumer=consumer
+            self._exchange, self._keys, self._reader, group=group, topics=topics, consumer=consumer
         )
 
     def create_topic(
@@ -244,4 +251,4 @@ class RedisStreams:
         """As the protocol has it; without the option `retention` nothing goes."""
         if self._retention is None:
             return 0
-        return self._creator.trim(topic, self._looker.clock() - self._retention, passed)
+        return self._creator.trim(topic, self._reader.clock() - self._retention, passed)

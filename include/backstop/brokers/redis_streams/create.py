@@ -10,9 +10,15 @@ from uuid import uuid4
 
 from redis.exceptions import ResponseError
 
-from backstop.brokers.redis_streams.exchange import Exchange, Lost, NotSent, Script, unavailable
+from backstop.brokers.redis_streams.exchange import (
+    ConnectionLost,
+    Exchange,
+    NotSent,
+    Script,
+    unavailable,
+)
 from backstop.brokers.redis_streams.keys import Keys
-from backstop.brokers.redis_streams.look import micros_of
+from backstop.brokers.redis_streams.read_progress import micros_of
 from backstop.model.errors import ConfigurationError
 
 CREATE_QUEUE = Script.load("create_queue")
@@ -125,11 +131,11 @@ class Creator:
     def _create_group(self, group: str, topic: str, queue: int, start: str) -> None:
         command = ("XGROUP", "CREATE", self._keys.stream(topic, queue), group.encode(), start)
         [answer] = self._exchange.run([command])
-        if isinstance(answer, NotSent | Lost) or (
+        if isinstance(answer, NotSent | ConnectionLost) or (
             isinstance(answer, ResponseError) and "BUSYGROUP" not in str(answer)
         ):
             raise unavailable(f"creating the group {group!r} of the topic {topic!r}", _why(answer))
 
 
 def _why(answer: Any) -> str:
-    return answer.why if isinstance(answer, NotSent | Lost) else str(answer)
+    return answer.why if isinstance(answer, NotSent | ConnectionLost) else str(answer)

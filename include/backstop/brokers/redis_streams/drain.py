@@ -1,6 +1,6 @@
 """Hands out dead letters whole, a bounded page at a time, and removes those that are stored elsewhere.
 
-A dead-letter queue is one stream, named by its key. See read_letter.py for what becomes of an entry that is no message.
+A dead-letter queue is one stream, named by its key. See read_dead_letter.py for what becomes of an entry that is no message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from backstop.brokers.protocol import LETTER_PAGE_BYTES, DeadLetter
 from backstop.brokers.redis_streams.exchange import Exchange, Script, unavailable
 from backstop.brokers.redis_streams.keys import Keys
-from backstop.brokers.redis_streams.read_letter import Shape, read_letter
+from backstop.brokers.redis_streams.read_dead_letter import Shape, read_dead_letter
 from backstop.model.errors import ConfigurationError
 
 READ_DEAD_WHOLE = Script.load("read_dead_whole")
@@ -96,7 +96,8 @@ class RedisDeadLetters:
         )
         [packed] = self._exchange.ask([command], f"reading {self._queue}")
         letters = [
-            read_letter(self._queue, self._topic, self._group, *entry) for entry in _entries(packed)
+            read_dead_letter(self._queue, self._topic, self._group, *entry)
+            for entry in _entries(packed)
         ]
         if letters:
             self._from = f"({letters[-1].broker_id}"

@@ -44,7 +44,7 @@ class NotSent:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class ConnectionLost:
     """The command may have left and no answer came: the server may have run it."""
 
     why: str
@@ -119,8 +119,8 @@ class Exchange:
         """Every reply, or BrokerUnavailable: a look never answers with less than everything."""
         answers = self.run(commands, blocking=blocking)
         for answer in answers:
-            if isinstance(answer, ResponseError | NotSent | Lost):
-                if isinstance(answer, NotSent | Lost):
+            if isinstance(answer, ResponseError | NotSent | ConnectionLost):
+                if isinstance(answer, NotSent | ConnectionLost):
                     raise unavailable(
                         doing, answer.why, refused=isinstance(answer, NotSent) and answer.refused
                     )
@@ -150,7 +150,7 @@ class Exchange:
                     answers.append(_read(connection, deadline))
         except (RedisError, OSError) as error:
             connection.disconnect()
-            answers += [Lost(_say(error))] * (sent - len(answers))
+            answers += [ConnectionLost(_say(error))] * (sent - len(answers))
         except BaseException:
             connection.disconnect()  # an interrupt in between: unread answers must not meet the next command
             raise

@@ -9,7 +9,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from backstop.brokers.protocol import Finding
-from backstop.brokers.redis_streams.exchange import Exchange, Lost, NotSent, unavailable
+from backstop.brokers.redis_streams.exchange import ConnectionLost, Exchange, NotSent, unavailable
 from backstop.brokers.redis_streams.keys import Keys
 
 _SETTINGS = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy", "min-replicas-to-write")
@@ -27,7 +27,7 @@ def measure_durability(exchange: Exchange, keys: Keys, topics: Sequence[str]) ->
         ]
     )
     for answer in answers:
-        if isinstance(answer, NotSent | Lost):
+        if isinstance(answer, NotSent | ConnectionLost):
             raise unavailable("reading its settings", answer.why)
     count = len(_SETTINGS)
     settings = {

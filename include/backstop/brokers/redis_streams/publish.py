@@ -27,7 +27,13 @@ from redis.exceptions import (
 )
 
 from backstop.brokers.protocol import Receipt
-from backstop.brokers.redis_streams.exchange import Command, Exchange, Lost, NotSent, Script
+from backstop.brokers.redis_streams.exchange import (
+    Command,
+    ConnectionLost,
+    Exchange,
+    NotSent,
+    Script,
+)
 from backstop.brokers.redis_streams.keys import Keys, id_of, queue_of
 from backstop.model.errors import ContractBroken
 from backstop.model.records import ID_HEADER, Message, Outcome, Position
@@ -164,7 +170,7 @@ class Publisher:
     def _settle(self, call: _Call, answer: Any, messages: Sequence[Message]) -> dict[int, Receipt]:
         if isinstance(answer, NotSent):
             return dict.fromkeys(call.places, _refused(f"Nothing was sent: {answer.why}"))
-        if isinstance(answer, Lost):
+        if isinstance(answer, ConnectionLost):
             return dict.fromkeys(call.places, _unknown(f"No answer came: {answer.why}"))
         if isinstance(answer, ResponseError):
             text = _text_of(answer)
@@ -222,7 +228,9 @@ class Publisher:
                     for_good=True,
                 )
             else:
-                why = answer.why if isinstance(answer, NotSent | Lost) else _text_of(answer)
+                why = (
+                    answer.why if isinstance(answer, NotSent | ConnectionLost) else _text_of(answer)
+                )
                 answers[topic] = _refused(f"Nothing was sent: the topic could not be read: {why}")
         return answers
 
@@ -238,7 +246,9 @@ class Publisher:
         if clock is None or now - clock[1] > CLOCK_SECONDS:
             answer = self._exchange.run([("TIME",)])[0]
             if not isinstance(answer, list):
-                why = answer.why if isinstance(answer, NotSent | Lost) else _text_of(answer)
+                why = (
+                    answer.why if isinstance(answer, NotSent | ConnectionLost) else _text_of(answer)
+                )
                 return f"Nothing was sent: the broker's clock could not be read: {why}"
             # The server read its clock before we read ours: the deadline is early by the answer's way, never
             # late.

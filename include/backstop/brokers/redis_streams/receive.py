@@ -18,7 +18,7 @@ from backstop.brokers.protocol import Received
 from backstop.brokers.redis_streams.decode import received
 from backstop.brokers.redis_streams.exchange import Exchange, Script
 from backstop.brokers.redis_streams.keys import Keys
-from backstop.brokers.redis_streams.look import Looker
+from backstop.brokers.redis_streams.read_progress import ProgressReader
 from backstop.model.errors import BrokerUnavailable, ContractBroken
 
 REDELIVER = Script.load("bury", "redeliver")
@@ -42,7 +42,7 @@ class RedisSubscription:
         self,
         exchange: Exchange,
         keys: Keys,
-        looker: Looker,
+        reader: ProgressReader,
         *,
         group: str,
         topics: Sequence[str],
@@ -50,7 +50,7 @@ class RedisSubscription:
         visibility: timedelta,
         delivery_limit: int | None,
     ) -> None:
-        self._exchange, self._keys, self._looker = exchange, keys, looker
+        self._exchange, self._keys, self._reader = exchange, keys, reader
         self._group, self._topics, self._consumer = group, tuple(topics), consumer
         self._visibility_ms = max(1, int(visibility.total_seconds() * 1000))
         self._limit = delivery_limit or 0
@@ -144,7 +144,7 @@ class RedisSubscription:
         now = time.monotonic()
         if now - self._read_queues_at >= QUEUES_SECONDS:
             self._queues = [
-                (topic, q) for topic in self._topics for q in range(self._looker.queue_count(topic))
+                (topic, q) for topic in self._topics for q in range(self._reader.queue_count(topic))
             ]
             self._read_queues_at = now
 

@@ -16,7 +16,7 @@ from backstop.brokers.protocol import Received
 from backstop.brokers.redis_streams.decode import received
 from backstop.brokers.redis_streams.exchange import Exchange, Script
 from backstop.brokers.redis_streams.keys import Keys
-from backstop.brokers.redis_streams.look import Looker
+from backstop.brokers.redis_streams.read_progress import ProgressReader
 from backstop.brokers.redis_streams.receive import (
     ACKNOWLEDGE,
     ERROR_CHARACTERS,
@@ -41,13 +41,13 @@ class OwnedRedisSubscription:
         self,
         exchange: Exchange,
         keys: Keys,
-        looker: Looker,
+        reader: ProgressReader,
         *,
         group: str,
         topics: Sequence[str],
         consumer: str,
     ) -> None:
-        self._exchange, self._keys, self._looker = exchange, keys, looker
+        self._exchange, self._keys, self._reader = exchange, keys, reader
         self._group, self._topics, self._consumer = group, tuple(topics), consumer
         self._queues: dict[str, list[int]] = {}
         self._read_queues_at = float("-inf")
@@ -71,7 +71,7 @@ class OwnedRedisSubscription:
         now = time.monotonic()
         if now - self._read_queues_at >= QUEUES_SECONDS:
             self._queues = {
-                topic: list(range(self._looker.queue_count(topic))) for topic in self._topics
+                topic: list(range(self._reader.queue_count(topic))) for topic in self._topics
             }
             self._read_queues_at = now
         return self._queues
@@ -81,7 +81,7 @@ class OwnedRedisSubscription:
         adopted = self._adopted.get((queue, fence))
         if (
             adopted is None
-        ):  # a new fence: what this consumer had in hand under an earlier one is not its own any more
+        ):  # a new fence: what this consumer had received under an earlier one is not its own any more
             self.forget(queue)
             adopted = _NONE_ADOPTED
         self._left.add(queue)

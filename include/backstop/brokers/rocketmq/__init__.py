@@ -1,15 +1,14 @@
-"""RocketMQ: a remoting client of our own, for messages and for looks.
+"""RocketMQ: a remoting client of our own.
 
 adapter.py puts the parts together. From the wire up:
 
-- the wire: frames, codes, fastjson, address, session (one connection), exchange and pool (many questions at once), stored and
-  unpack (messages as brokers keep them), properties, batch, names
-- where things are: route, require_answers, questions
-- to send: publish
-- to look: clock, schedule, look, retries, committed, group_configs, locks
-- to receive, as a member of a group beside Java's: receive, pull, in_hand, share_queues, hand_over, members, hear, lines
-- dead letters: drain, dead_queue, read_letter, find_origins
-- to check and to make: measure_durability, hold_against, create
+- `wire/`: frames, codes, requests; a session is one connection, a pool has one for each server
+- `message/`: messages as brokers store them, their properties and names
+- `routes/`: which servers have a topic; creates topics and groups
+- `consumer/`: a member of a group, beside Java's
+- `inspect/`: reads offsets, progress, retries and schedules; checks configuration and durability
+- `producer/`: publishes
+- `dead_letters/`: reads and empties dead-letter queues
 """
 
 from backstop.brokers.rocketmq.adapter import RocketMQ

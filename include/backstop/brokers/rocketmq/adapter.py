@@ -23,11 +23,11 @@ from backstop.brokers.protocol import (
 from backstop.brokers.rocketmq.consumer.receive import RocketMQSubscription
 from backstop.brokers.rocketmq.consumer.receive_owned import OwnedRocketMQSubscription
 from backstop.brokers.rocketmq.dead_letters.drain import DRAIN_GROUP, Drain, RocketMQLetters
+from backstop.brokers.rocketmq.inspect.check_config import WantedTopic
 from backstop.brokers.rocketmq.inspect.clock import Clock
-from backstop.brokers.rocketmq.inspect.hold_against import WantedTopic
 from backstop.brokers.rocketmq.inspect.locks import holders
-from backstop.brokers.rocketmq.inspect.look import Looker
-from backstop.brokers.rocketmq.inspect.measure_durability import Surveyor
+from backstop.brokers.rocketmq.inspect.measure_durability import ConfigReader
+from backstop.brokers.rocketmq.inspect.read_progress import ProgressReader
 from backstop.brokers.rocketmq.inspect.retries import RetryReader
 from backstop.brokers.rocketmq.inspect.schedule import Schedule
 from backstop.brokers.rocketmq.producer.publish import Publisher
@@ -101,8 +101,8 @@ class RocketMQ:
         )
         clock = Clock(self._pool)
         schedule = Schedule(self._pool, clock, self._levels)
-        self._looker = Looker(self._pool, self._routes, clock, schedule, seconds=seconds)
-        self._retries = RetryReader(self._pool, self._looker, schedule, seconds=seconds)
+        self._reader = ProgressReader(self._pool, self._routes, clock, schedule, seconds=seconds)
+        self._retries = RetryReader(self._pool, self._reader, schedule, seconds=seconds)
         self._drain = Drain(
             self._pool,
             self._routes,
@@ -113,11 +113,11 @@ class RocketMQ:
         self._publisher = Publisher(
             self._pool,
             self._routes,
-            self._looker,
+            self._reader,
             send_timeout=send_timeout.total_seconds(),
             max_bytes=max_message_bytes,
         )
-        self._surveyor = Surveyor(
+        self._surveyor = ConfigReader(
             self._pool,
             self._routes,
             self._wanted,
@@ -173,7 +173,7 @@ class RocketMQ:
         )
 
     def clock(self) -> datetime:
-        return self._looker.clock()
+        return self._reader.clock()
 
     def publish(self, messages: Sequence[Message], *, group: str | None = None) -> list[Receipt]:
         """A copy for one group goes to its retry topic, which its consumers read beside the topic: it has no position.
@@ -183,19 +183,19 @@ class RocketMQ:
         return self._publisher.publish(messages, group)
 
     def servers(self, topic: str) -> frozenset[str]:
-        return self._looker.servers(topic)
+        return self._reader.servers(topic)
 
     def queues(self, topic: str) -> list[QueueState]:
-        return self._looker.queues(topic)
+        return self._reader.queues(topic)
 
     def progress(self, topic: str, group: str) -> list[GroupPosition]:
-        return self._looker.progress(topic, group)
+        return self._reader.progress(topic, group)
 
     def passed_until(self, topic: str, offsets: Mapping[int, int]) -> dict[int, datetime]:
-        return self._looker.passed_until(topic, offsets)
+        return self._reader.passed_until(topic, offsets)
 
     def delivered_until(self, topic: str) -> datetime:
-        return self._looker.delivered_until(topic)
+        return self._reader.delivered_until(topic)
 
     def retry_pending(self, topic: str, group: str) -> int:
         return self._retries.pending(topic, group)
@@ -206,7 +206,7 @@ class RocketMQ:
     def holders(self, topic: str, group: str) -> list[Holder]:
         return holders(
             self._pool,
-            self._looker,
+            self._reader,
             self._routes.brokers,
             topic,
             group,

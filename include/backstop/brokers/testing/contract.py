@@ -702,7 +702,7 @@ class Looking(_Fixtures):
         receive: Receive,
         in_thread: InThread,
     ) -> None:
-        """While messages flow, each look's instant must be right for ever."""
+        """While messages flow, each look's instant must be right forever."""
         if not adapter.broker.capabilities.has_time_at_offset:
             return
         stop = threading.Event()

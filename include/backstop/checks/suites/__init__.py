@@ -23,17 +23,17 @@ from backstop.model.errors import ConfigurationError
 from backstop.sql.named import load_queries
 
 SUITES = (
-    "stubs_at_the_door",
-    "logs_at_the_door",
+    "stub_contract",
+    "log_contract",
     "verdicts",
     "requests",
     "attempts",
     "proof",
     "leases_before",
     "leases_after",
-    "letters_drained",
+    "dead_letters_drained",
     "causes",
-    "letters_decided",
+    "dead_letters_decided",
     "audit",
 )
 ALL_RUNS = "run"

@@ -16,7 +16,7 @@ from backstop.sql.named import load
 _SQL = load("backstop.stores.postgresql", "leases.sql")
 
 
-class Ended(NamedTuple):
+class EndedLeases(NamedTuple):
     """Leases that ended, counted no further than asked. `oldest`: null when there is none."""
 
     leases: int
@@ -49,7 +49,7 @@ class TakenBack(NamedTuple):
     message_id: str
 
 
-class Standing(NamedTuple):
+class LeaseStanding(NamedTuple):
     """What a log says at its database's clock: a LogState as stored; whether a lease is alive, and for how long still."""
 
     state: str
@@ -74,10 +74,10 @@ class PostgresLeases:
     def __init__(self, store: str, url: str) -> None:
         self._connection = PostgresConnection(f"store {store}", url)
 
-    def count(self, groups: Sequence[str], limit: int, overdue_seconds: float) -> Ended:
+    def count(self, groups: Sequence[str], limit: int, overdue_seconds: float) -> EndedLeases:
         """The expired leases of these groups."""
         values = {"groups": list(groups), "limit": limit, "overdue_seconds": overdue_seconds}
-        return Ended(*self._connection.rows(_SQL["count"], values)[0])
+        return EndedLeases(*self._connection.rows(_SQL["count"], values)[0])
 
     def count_endless(self, untouched: Mapping[str, float]) -> int:
         """Leases without an end that nobody touched for so many seconds, by group."""
@@ -133,12 +133,12 @@ class PostgresLeases:
             )
         ]
 
-    def standing(self, group: str, keys: Sequence[Key]) -> dict[Key, Standing]:
+    def standing(self, group: str, keys: Sequence[Key]) -> dict[Key, LeaseStanding]:
         """What the logs of one group say, by key, on the primary; a key that is absent has no log."""
         asked = self._connection.storable_keys(keys)
         values: dict[str, Any] = {"group": group, **columns(asked, ("topics", "message_ids"))}
         found = self._connection.rows(_SQL["standing"], values)
-        return {Key(row[0], row[1]): Standing(*row[2:]) for row in found}
+        return {Key(row[0], row[1]): LeaseStanding(*row[2:]) for row in found}
 
     def failing(
         self, least: Mapping[tuple[str, str], tuple[int, float]], limit: int

@@ -84,7 +84,7 @@ def _decide(record: Record, says: LogStanding | None) -> tuple[Decision, str]:
         else f"the log says {says.state}, and no live lease holds it"
     )
     if record.expiry is Expiry.PAST:
-        return Decision.RECLAIM, f"its time is over, and {undone}"
+        return Decision.RECLAIM, f"it has expired, and {undone}"
     if record.untouched is None:
         return (
             Decision.KEEP,

@@ -22,7 +22,7 @@ StatesOf = Callable[[Sequence[Key]], Mapping[Key, LogStanding]]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ForeignDecision:
     """One decision, for the list of a dry run."""
 
     where: str
@@ -61,7 +61,7 @@ class ForeignLeases(Protocol):
         *,
         limit: int,
         dry_run: bool,
-        tell: Callable[[Told], None] | None = None,
+        tell: Callable[[ForeignDecision], None] | None = None,
     ) -> Counts:
         """Decides at most `limit` records that look stuck, from `place` on, and applies it unless `dry_run`.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from backstop.model.errors import Unavailable
 from backstop.model.records import Counts, Key
 from backstop.sweep.foreign.decide import Decision, Expiry, Held, Record, decide, keys_of
-from backstop.sweep.foreign.protocol import LogStanding, StatesOf, Told
+from backstop.sweep.foreign.protocol import ForeignDecision, LogStanding, StatesOf
 from backstop.sweep.foreign.records import Page, Records, Seen
 
 BATCH = 1_000
@@ -77,7 +77,7 @@ class SweptRecords:
         *,
         limit: int,
         dry_run: bool,
-        tell: Callable[[Told], None] | None = None,
+        tell: Callable[[ForeignDecision], None] | None = None,
     ) -> Counts:
         self.done = Counts()
         for begins, batch in self._batches(limit):
@@ -149,12 +149,12 @@ class SweptRecords:
                 return
 
     def _tell(
-        self, tell: Callable[[Told], None] | None, seen: Seen, decision: str, why: str
+        self, tell: Callable[[ForeignDecision], None] | None, seen: Seen, decision: str, why: str
     ) -> None:
         if tell is None:
             return
         topic, message_id = seen.record.readings[0] if seen.record is not None else ("", seen.text)
-        tell(Told(self.name, self.group, topic, message_id, decision, why))
+        tell(ForeignDecision(self.name, self.group, topic, message_id, decision, why))
 
 
 def _looks_stuck(record: Record) -> bool:

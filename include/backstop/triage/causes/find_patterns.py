@@ -1,7 +1,7 @@
 """Finds what one text cannot tell: a place where many templates that agree in all else have different words.
 
 Pure, and blind to the order of its input. What was found once is kept by its cause's template, with `<name>` or `<any>` in
-that place, and is asked before anything is found anew: a cause does not move. Careful on purpose: two causes in one would let
+that place, and is asked before anything is found again: a cause does not move. Careful on purpose: two causes in one would let
 somebody replay a poison, one cause in two only costs them a second look.
 """
 

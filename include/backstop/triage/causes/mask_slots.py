@@ -9,7 +9,12 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from backstop.triage.causes.unquote_said import SAYS_CODE, SAYS_WHAT, STILL_SAID, unquote_said
+from backstop.triage.causes.unquote_messages import (
+    SAYS_CODE,
+    SAYS_WHAT,
+    STILL_SAID,
+    unquote_messages,
+)
 from backstop.triage.causes.vocabulary import is_kind, labels, may_be_name
 
 SLOT = "<*>"
@@ -135,7 +140,7 @@ def mask_line(line: str) -> str:
     """One line without its slots; white space is one blank."""
     text = " ".join(line.split())
     if '"' in text or "'" in text:
-        text = unquote_said(text)
+        text = unquote_messages(text)
     text = _KEPT.sub(lambda kept: kept[0].translate(_DIGITS), text)
     if "://" in text:
         text = _URL.sub(_keep_stop, text)

@@ -50,7 +50,7 @@ def try_rules(
     topics: Sequence[str] | None = None,
     limit: int = 100_000,
 ) -> Trial:
-    """`own` stands in the place of `dead_letters.rules`; the first `limit` open letters are looked at, logs asked anew."""
+    """`own` stands in the place of `dead_letters.rules`; the first `limit` open letters are looked at, logs asked again."""
     rules, logs = Rules(own), Logs(settings, connections)
     changes: dict[tuple[str, str], Change] = {}
     letters = same = waits = after = 0

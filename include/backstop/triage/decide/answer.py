@@ -37,9 +37,14 @@ from backstop.sql.named import load
 from backstop.triage.decide.apply import granted_requests, is_granted, leave_cases, lock, policy_of
 from backstop.triage.decide.decide import LEFT, Facts, budget_used, is_conflict, is_done, proof_of
 from backstop.triage.decide.edit import replace_content
-from backstop.triage.decide.evidence import Letter, Look, look_at, read_letters
+from backstop.triage.decide.evidence import (
+    Evidence,
+    OpenDeadLetter,
+    gather_evidence,
+    read_dead_letters,
+)
 from backstop.triage.decide.fits_answer import why_not
-from backstop.triage.decide.tell_case import refresh_case
+from backstop.triage.decide.refresh_case_summary import refresh_case
 
 _SQL = load("backstop.triage.decide", "decide.sql")
 _BATCH = 1_000
@@ -59,11 +64,11 @@ class Case(Protocol):
 class _Plan:
     """What fits at this moment."""
 
-    fits: list[tuple[Letter, Facts]] = field(default_factory=list)
-    done: list[tuple[Letter, Mapping[str, Any], str]] = field(default_factory=list)
+    fits: list[tuple[OpenDeadLetter, Facts]] = field(default_factory=list)
+    done: list[tuple[OpenDeadLetter, Mapping[str, Any], str]] = field(default_factory=list)
     """Letters of which nothing is left to decide, with the proof and whose it is."""
     left_out: list[str] = field(default_factory=list)
-    looks: list[Look] = field(default_factory=list)
+    looks: list[Evidence] = field(default_factory=list)
 
 
 def answer(
@@ -108,11 +113,11 @@ def answer(
 
 def _choose(
     conn: Any, settings: Settings, case: Case, intent: Intent, options: Mapping[str, Any]
-) -> tuple[list[Letter], list[str], bool]:
+) -> tuple[list[OpenDeadLetter], list[str], bool]:
     """(the letters that the answer is about, what is to be said of those that came too late, whether the case has others)"""
     action, ids, numbers = intent["action"], options.get("message_ids"), options.get("letters")
     with conn, conn.cursor() as cur:
-        every = read_letters(
+        every = read_dead_letters(
             cur, "of_case", {"case_id": case.case_id, "ids": None, "letters": None}
         )
         shown = options.get("shown") or {}
@@ -187,11 +192,13 @@ def _choose(
     return chosen, late, bool(others)
 
 
-def _late(letter: Letter) -> str:
+def _late(letter: OpenDeadLetter) -> str:
     return f"{letter.message_id or f'letter {letter.dead_letter_id}'}: it came after the question"
 
 
-def _sample(settings: Settings, letters: Sequence[Letter], wanted: Any) -> list[Letter]:
+def _sample(
+    settings: Settings, letters: Sequence[OpenDeadLetter], wanted: Any
+) -> list[OpenDeadLetter]:
     """The letters of the first deliveries: as many as asked for, else as the topic's canary."""
     size = int(wanted) if wanted is not None else max(1, policy_of(settings, letters[0]).canary)
     if size < 1:
@@ -203,12 +210,16 @@ def _sample(settings: Settings, letters: Sequence[Letter], wanted: Any) -> list[
 
 
 def _plan(
-    conn: Any, settings: Settings, sources: Sources, intent: Intent, letters: Sequence[Letter]
+    conn: Any,
+    settings: Settings,
+    sources: Sources,
+    intent: Intent,
+    letters: Sequence[OpenDeadLetter],
 ) -> _Plan:
     plan = _Plan()
     for start in range(0, len(letters), _BATCH):
         batch = list(letters[start : start + _BATCH])
-        look = look_at(conn, settings, sources, batch)
+        look = gather_evidence(conn, settings, sources, batch)
         plan.looks.append(look)
         for letter in batch:
             facts, policy = look.facts[letter.dead_letter_id], policy_of(settings, letter)
@@ -264,7 +275,7 @@ def _allows(sources: Sources, shard: str, key: Key, sends: int) -> bool:
 
 
 def _leave(
-    conn: Any, intent: Intent, letters: Sequence[Letter], late: list[str], rest: bool
+    conn: Any, intent: Intent, letters: Sequence[OpenDeadLetter], late: list[str], rest: bool
 ) -> Decided:
     with conn, conn.cursor() as cur:
         require_mine(cur, intent)
@@ -375,7 +386,9 @@ def _finish(
         )
 
 
-def _discarded(letter: Letter, proof: Mapping[str, Any], by: str, case_id: int) -> dict[str, Any]:
+def _discarded(
+    letter: OpenDeadLetter, proof: Mapping[str, Any], by: str, case_id: int
+) -> dict[str, Any]:
     return {
         "dead_letter_id": letter.dead_letter_id,
         "state": "discarded",
@@ -392,7 +405,7 @@ def _write(cur: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     cur.execute(_SQL["apply"], {"rows": json.dumps(rows, default=str)})
 
 
-def _ask(letter: Letter, facts: Facts, case_id: int) -> Ask:
+def _ask(letter: OpenDeadLetter, facts: Facts, case_id: int) -> Ask:
     assert facts.stub is not None and letter.delivery is not None
     topic, message_id, group = letter.delivery
     return Ask(

@@ -1,6 +1,6 @@
 """Decides the open letters that are due, and applies it: a bounded batch is one transaction of the control database.
 
-    letters | evidence.look_at | decide (pure) | letters as they were seen? requests, cases, letters together | commit
+    letters | gather_evidence | decide (pure) | letters as they were seen? requests, cases, letters together | commit
 
 A crash loses a look. Two runs at once: a letter that the other one decided meanwhile is left alone, because it is changed
 only where it is still as it was seen.
@@ -35,8 +35,13 @@ from backstop.triage.decide.decide import (
     decide,
     look_again,
 )
-from backstop.triage.decide.evidence import Letter, Look, look_at, read_letters
-from backstop.triage.decide.tell_case import refresh_cases, summary_of
+from backstop.triage.decide.evidence import (
+    Evidence,
+    OpenDeadLetter,
+    gather_evidence,
+    read_dead_letters,
+)
+from backstop.triage.decide.refresh_case_summary import refresh_cases, summary_of
 
 _SQL = load("backstop.triage.decide", "decide.sql")
 _BATCH = 1_000
@@ -52,7 +57,7 @@ _NAMES: Mapping[type[object], str] = {
 class Decided:
     """A letter and what was decided of it; a dry run tells them."""
 
-    letter: Letter
+    letter: OpenDeadLetter
     decision: Decision
 
     def __str__(self) -> str:
@@ -98,11 +103,11 @@ def decide_and_apply(
                     "topics": topics_of(run.scope),
                     "limit": _BATCH,
                 }
-                letters = read_letters(cur, "due", values)
+                letters = read_dead_letters(cur, "due", values)
             if not letters:
                 break
             after = letters[-1].dead_letter_id
-            look = look_at(control, settings, sources, letters)
+            look = gather_evidence(control, settings, sources, letters)
             decided = decide_all(settings, control, look, letters)
             if run.dry_run:
                 for one in decided:
@@ -134,7 +139,7 @@ def decide_and_apply(
 
 
 def decide_all(
-    settings: Settings, control: Any, look: Look, letters: Sequence[Letter]
+    settings: Settings, control: Any, look: Evidence, letters: Sequence[OpenDeadLetter]
 ) -> list[Decided]:
     """A decision for each letter; of ordering keys, one whose earlier message a person must decide waits."""
     decisions: dict[int, Decision] = {}
@@ -165,7 +170,7 @@ def decide_all(
     return [Decided(letter, decisions[letter.dead_letter_id]) for letter in letters]
 
 
-def policy_of(settings: Settings, letter: Letter) -> Policy:
+def policy_of(settings: Settings, letter: OpenDeadLetter) -> Policy:
     """The policy of the letter's topic and group, as far as the settings know them."""
     topic = letter.topic if letter.topic in settings.topics else None
     group = letter.group if letter.group in settings.groups else None
@@ -175,7 +180,7 @@ def policy_of(settings: Settings, letter: Letter) -> Policy:
 
 
 def _apply(
-    cur: Any, settings: Settings, run: Run, look: Look, decided: Sequence[Decided]
+    cur: Any, settings: Settings, run: Run, look: Evidence, decided: Sequence[Decided]
 ) -> tuple[Counts, set[int]]:
     """(counts, cases whose letters changed); in the caller's transaction, which holds the run."""
     held = lock(cur, [one.letter for one in decided])
@@ -186,8 +191,8 @@ def _apply(
     granted = granted_requests(cur, asks)
     cases = _open_cases(cur, run, look, mine)
     rows: list[dict[str, Any]] = []
-    discarded: list[Letter] = []
-    moved: list[Letter] = []
+    discarded: list[OpenDeadLetter] = []
+    moved: list[OpenDeadLetter] = []
     for one in mine:
         letter, policy = one.letter, policy_of(settings, one.letter)
         row: dict[str, Any] = {
@@ -260,13 +265,13 @@ def _apply(
     }
 
 
-def lock(cur: Any, letters: Sequence[Letter]) -> set[int]:
+def lock(cur: Any, letters: Sequence[OpenDeadLetter]) -> set[int]:
     """Numbers of those that are open and as they were seen; they stay so until the caller's transaction ends."""
     return lock_seen(cur, [seen_of(one) for one in letters])
 
 
-def seen_of(letter: Letter) -> dict[str, Any]:
-    """What tells whether it was decided, or classified anew, since it was read; as JSON can hold it."""
+def seen_of(letter: OpenDeadLetter) -> dict[str, Any]:
+    """What tells whether it was decided, or classified again, since it was read; as JSON can hold it."""
     return {
         "dead_letter_id": letter.dead_letter_id,
         "decided_at": letter.decided_at and letter.decided_at.isoformat(),
@@ -280,7 +285,7 @@ def lock_seen(cur: Any, seen: Sequence[Mapping[str, Any]]) -> set[int]:
     return {row[0] for row in cur.fetchall()}
 
 
-def _ask(look: Look, letter: Letter) -> Ask:
+def _ask(look: Evidence, letter: OpenDeadLetter) -> Ask:
     facts, delivery = look.facts[letter.dead_letter_id], letter.delivery
     assert facts.stub is not None and delivery is not None
     topic, message_id, group = delivery
@@ -312,7 +317,9 @@ def granted_requests(cur: Any, asks: Sequence[Ask]) -> dict[Key, tuple[int, list
     }
 
 
-def is_granted(granted: Mapping[Key, tuple[int, list[str] | None]], letter: Letter) -> int | None:
+def is_granted(
+    granted: Mapping[Key, tuple[int, list[str] | None]], letter: OpenDeadLetter
+) -> int | None:
     """The number of the open request that reaches this letter's group; null: there is none."""
     found = granted.get(letter.key) if letter.key is not None else None
     if found is None or (found[1] is not None and letter.group not in found[1]):
@@ -324,13 +331,13 @@ Cause = tuple[str, str, str]
 """topic, consumer_group, fingerprint, as a case names them"""
 
 
-def cause_of(letter: Letter) -> Cause:
+def cause_of(letter: OpenDeadLetter) -> Cause:
     return letter.topic or "", letter.group or "*", letter.fingerprint or ""
 
 
-def _open_cases(cur: Any, run: Run, look: Look, decided: Iterable[Decided]) -> dict[Cause, int]:
+def _open_cases(cur: Any, run: Run, look: Evidence, decided: Iterable[Decided]) -> dict[Cause, int]:
     """One case for each cause, topic and group that a person must decide; in order, so that two runs cannot wait crosswise."""
-    causes: dict[Cause, list[tuple[Letter, str]]] = {}
+    causes: dict[Cause, list[tuple[OpenDeadLetter, str]]] = {}
     for one in decided:
         if isinstance(one.decision, Escalate):
             causes.setdefault(cause_of(one.letter), []).append((one.letter, one.decision.reason))
@@ -362,13 +369,13 @@ def _open_cases(cur: Any, run: Run, look: Look, decided: Iterable[Decided]) -> d
     return opened
 
 
-def _shard(look: Look, letter: Letter) -> str:
+def _shard(look: Evidence, letter: OpenDeadLetter) -> str:
     """Where the promise is; '' when there is none."""
     stub = look.facts[letter.dead_letter_id].stub
     return "" if stub is None else stub.shard
 
 
-def leave_cases(cur: Any, letters: Sequence[Letter]) -> None:
+def leave_cases(cur: Any, letters: Sequence[OpenDeadLetter]) -> None:
     """Settles members of cases that these letters left, or in which nothing of the delivery is undecided any more."""
     gone = [
         (letter.case_id, letter.topic, letter.message_id, letter.group or "*")

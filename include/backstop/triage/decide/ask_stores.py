@@ -6,14 +6,14 @@ What does not answer is noted and asked only once; it never counts as "no row".
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing
 from datetime import datetime
 from typing import Any
 
 from backstop.config.settings import Settings
-from backstop.evidence.owed_since import read_owed_since
 from backstop.evidence.read import Clocks
+from backstop.evidence.read_owing import read_owing
 from backstop.evidence.sources import Sources
-from backstop.evidence.start_offsets import read_start_offsets
 from backstop.model.errors import Unavailable
 from backstop.model.records import Key, LogRow, Stub
 from backstop.stores.protocol import STUB_COLUMNS
@@ -121,23 +121,9 @@ def owed_by(settings: Settings, cur: Any, stubs: Mapping[Key, Stub]) -> dict[Key
         }
         for number, stub in enumerate(stubs.values())
     ]
-    topics = {key.topic for key in stubs}
-    policy = frames.policy_rows(settings, read_owed_since(cur, settings, topics), topics)
-    engine = Engine()
-    try:
-        found = engine.run(
-            "deliveries",
-            {
-                "stub": table(frames.STUB, rows),
-                "policy": table(frames.POLICY, policy),
-                "group_tag": table(frames.GROUP_TAG, frames.group_tag_rows(settings)),
-                "start_offset": table(
-                    frames.START_OFFSET, read_start_offsets(cur, settings, topics)
-                ),
-            },
-        )
-    finally:
-        engine.close()
+    owing = read_owing(cur, settings, {key.topic for key in stubs})
+    with closing(Engine()) as engine:
+        found = engine.run("deliveries", {**owing, "stub": table(frames.STUB, rows)})
     for topic, message_id, group in zip(
         *(found.column(name).to_pylist() for name in ("topic", "message_id", "consumer_group")),
         strict=True,

@@ -33,7 +33,7 @@ class Facts:
     """Null: not classified yet."""
     barred: str | None = None
     """Which end of an earlier request bars every machine from asking again: one of STICKY."""
-    nameless: str | None = None
+    unaddressable: str | None = None
     """Why it names no delivery that could be replayed: no_id, no_topic, unknown_topic, unknown_group, not_owed, invalid."""
     discarded: Mapping[str, Any] | None = None
     """The decision by which a person gave this delivery up, or withdrew the message."""
@@ -146,7 +146,7 @@ def decide(facts: Facts, policy: Policy) -> Decision:
     if facts.unread is not None:
         return Wait(soon, f"unread: {facts.unread}")
     if log is not None and (until := busy_until(log, facts.as_of, policy)) is not None:
-        # A lease may say that it ends in the year 9000, and be mended tomorrow.
+        # A lease may say that it ends in the year 9000, and be corrected tomorrow.
         return Wait(
             min(until, facts.as_of + _aged(policy)),
             "parked" if log.state == LogState.PARKED else "in_progress",
@@ -155,8 +155,8 @@ def decide(facts: Facts, policy: Policy) -> Decision:
         return Wait(soon, "not_classified")
     if done:
         return Escalate("conflict")
-    if facts.nameless is not None:
-        return Escalate(facts.nameless)
+    if facts.unaddressable is not None:
+        return Escalate(facts.unaddressable)
     if (cannot := cannot_send(facts, policy)) is not None:
         return Escalate(cannot)
     return _decide_sendable(facts, policy, soon)

@@ -150,7 +150,7 @@ WHERE d.case_id = %(case_id)s AND d.state = 'open';
 -- name: case_cause: whose letters a case is about
 SELECT topic, consumer_group FROM case_file WHERE case_id = %(case_id)s;
 
--- name: tell_case: a case's summary and evidence as its letters are now
+-- name: refresh_case_summary: a case's summary and evidence as its letters are now
 UPDATE case_file SET summary = coalesce(%(summary)s, summary), evidence = evidence || %(evidence)s::jsonb, last_seen_at = clock_timestamp()
 WHERE case_id = %(case_id)s AND state = 'open';
 
@@ -168,7 +168,7 @@ LIMIT %(limit)s
 FOR UPDATE OF d SKIP LOCKED;
 
 -- name: settle: letters whose request has ended: replayed, or open again
--- The decision of one that is open again is gone: it is decided anew. Its case, if it was in one, is still the case's.
+-- The decision of one that is open again is gone: it is decided again. Its case, if it was in one, is still the case's.
 UPDATE dead_letter d
 SET state = x.state, reason = coalesce(x.reason, d.reason), barred = coalesce(x.barred, d.barred),
     closed_at = CASE WHEN x.state = 'replayed' THEN clock_timestamp() END,

@@ -1,6 +1,6 @@
 """Gathers what a decision needs of open dead letters, in an order in which a change meanwhile only makes it wait or discard.
 
-letters | decisions, replays, requests (control) | stubs (producers) | clocks and logs (consumers), last
+dead letters | decisions, replays, requests (control) | stubs (producers) | clocks and logs (consumers), last
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SQL = load("backstop.triage.decide", "decide.sql")
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class OpenDeadLetter:
     """An open dead letter as a decision sees it: no content."""
 
     dead_letter_id: int
@@ -70,8 +70,8 @@ class Letter:
 
 
 @dataclass(slots=True)
-class Look:
-    """What one look found: the facts of each letter, and what a replay or a case needs beside them."""
+class Evidence:
+    """What was read for one batch: the facts of each dead letter, and what a replay or a case needs beside them."""
 
     as_of: datetime
     facts: dict[int, Facts] = field(default_factory=dict)
@@ -81,13 +81,15 @@ class Look:
     """The first open message before this one in its ordering key."""
 
 
-def read_letters(cur: Any, query: str, values: Mapping[str, Any]) -> list[Letter]:
-    """The letters that a query selects: the name of one of decide.sql, or the text of one like them."""
+def read_dead_letters(cur: Any, query: str, values: Mapping[str, Any]) -> list[OpenDeadLetter]:
+    """The dead letters that a query selects: the name of one of decide.sql, or the text of one like them."""
     cur.execute(_SQL["letter_columns"] + "\n" + _SQL.get(query, query), values)
-    return [Letter(*row) for row in cur.fetchall()]
+    return [OpenDeadLetter(*row) for row in cur.fetchall()]
 
 
-def look_at(control: Any, settings: Settings, sources: Sources, letters: Sequence[Letter]) -> Look:
+def gather_evidence(
+    control: Any, settings: Settings, sources: Sources, letters: Sequence[OpenDeadLetter]
+) -> Evidence:
     """Commits the control connection, which it only reads. What does not answer is in the facts, and in `sources`."""
     keys = list(dict.fromkeys(letter.key for letter in letters if letter.key is not None))
     values = {"topics": [key.topic for key in keys], "ids": [key.message_id for key in keys]}
@@ -137,17 +139,17 @@ def look_at(control: Any, settings: Settings, sources: Sources, letters: Sequenc
         given_up=given_up,
     )
     dead = {(t, i, g) for t, i, g, *_ in open_letters}
-    look = Look(as_of, befores=befores)
+    evidence = Evidence(as_of, befores=befores)
     for key, groups in owed.items():
-        look.verdicts[key] = _verdicts(key, groups, logs, dead)
+        evidence.verdicts[key] = _verdicts(key, groups, logs, dead)
     for letter in letters:
-        look.facts[letter.dead_letter_id] = _facts(sources, letter, look, seen)
-    return look
+        evidence.facts[letter.dead_letter_id] = _facts(sources, letter, evidence, seen)
+    return evidence
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What each place said of one batch of letters."""
+    """What each store answered about one batch of dead letters."""
 
     stubs: Mapping[Key, Stub]
     shards: Mapping[Key, list[str]]
@@ -165,7 +167,7 @@ class _Seen:
     given_up: set[Delivery]
 
 
-def _facts(sources: Sources, letter: Letter, look: Look, seen: _Seen) -> Facts:
+def _facts(sources: Sources, letter: OpenDeadLetter, evidence: Evidence, seen: _Seen) -> Facts:
     settings = sources.settings
     key, delivery = letter.key, letter.delivery
     stub = seen.stubs.get(key) if key is not None else None
@@ -182,12 +184,12 @@ def _facts(sources: Sources, letter: Letter, look: Look, seen: _Seen) -> Facts:
             key, {"decided_by": "triage", "why": "its stub is voided", "case_id": None}
         )
     facts = Facts(
-        as_of=look.as_of,
+        as_of=evidence.as_of,
         category=letter.category,
         barred=letter.barred,
         left=letter.left_in_case,
         discarded=given_up,
-        nameless=_nameless(settings, letter, seen.owed),
+        unaddressable=_unaddressable(settings, letter, seen.owed),
         unread=_unread(settings, letter, stub, seen.missed, seen.clocks),
     )
     if key is None or delivery is None:
@@ -198,7 +200,9 @@ def _facts(sources: Sources, letter: Letter, look: Look, seen: _Seen) -> Facts:
     route, unread = None, facts.unread
     if known:
         try:
-            route = route_for(sources, key.topic, frozenset({group}), look.verdicts.get(key, {}))
+            route = route_for(
+                sources, key.topic, frozenset({group}), evidence.verdicts.get(key, {})
+            )
         except (
             Unavailable
         ) as error:  # it cannot be opened: the letters of other brokers are decided all the same
@@ -224,7 +228,9 @@ def _facts(sources: Sources, letter: Letter, look: Look, seen: _Seen) -> Facts:
     )
 
 
-def _nameless(settings: Settings, letter: Letter, owed: Mapping[Key, set[str]]) -> str | None:
+def _unaddressable(
+    settings: Settings, letter: OpenDeadLetter, owed: Mapping[Key, set[str]]
+) -> str | None:
     key = letter.key
     if letter.message_id is None:
         return "no_id"
@@ -241,7 +247,7 @@ def _nameless(settings: Settings, letter: Letter, owed: Mapping[Key, set[str]]) 
 
 def _unread(
     settings: Settings,
-    letter: Letter,
+    letter: OpenDeadLetter,
     stub: Stub | None,
     missed: Mapping[str, str],
     clocks: Mapping[str, str],
@@ -272,7 +278,7 @@ def _asked(stub: Stub | None, requests: Iterable[tuple[int, str]]) -> str | None
 
 
 def _wanted_logs(
-    settings: Settings, letters: Sequence[Letter], owed: Mapping[Key, set[str]]
+    settings: Settings, letters: Sequence[OpenDeadLetter], owed: Mapping[Key, set[str]]
 ) -> dict[str, dict[Key, None]]:
     """By group, the messages whose log is asked for: of the letters' own groups, and of all that owe them, for the route."""
     by_group: dict[str, dict[Key, None]] = {}

@@ -30,10 +30,10 @@ def why_not(action: str, facts: Facts, policy: Policy) -> str | None:
     if is_done(facts):
         return "the group's log says that its id is done, with another content: nothing can be sent under this id any more"
     # A broken letter may name its delivery all the same: what is sent is the stub's content, not the letter's.
-    if facts.nameless not in (None, "invalid"):
-        return f"nothing can be sent for letters that {REASONS[facts.nameless].says}"
+    if facts.unaddressable not in (None, "invalid"):
+        return f"nothing can be sent for dead letters that {REASONS[facts.unaddressable].says}"
     if (reason := cannot_send(facts, policy)) is not None:
-        return f"nothing can be sent for letters that {REASONS[reason].says}"
+        return f"nothing can be sent for dead letters that {REASONS[reason].says}"
     if log is not None and log.state == LogState.PARKED:
         return "its ordering key is parked in a case of its own; decide that one"
     assert facts.stub is not None

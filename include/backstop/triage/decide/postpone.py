@@ -16,7 +16,7 @@ from backstop.runs.scope import topics_of
 from backstop.sql.named import load
 from backstop.triage.decide.apply import decide_all, lock, policy_of
 from backstop.triage.decide.decide import Escalate, Wait, look_again
-from backstop.triage.decide.evidence import look_at, read_letters
+from backstop.triage.decide.evidence import gather_evidence, read_dead_letters
 
 _SQL = load("backstop.triage.decide", "decide.sql")
 _BATCH = 1_000
@@ -37,21 +37,23 @@ def postpone_unchanged(settings: Settings, connections: Connections, control: An
             "topics": topics_of(run.scope),
             "limit": _BATCH + 1,
         }
-        letters = read_letters(cur, "due", values)
+        letters = read_dead_letters(cur, "due", values)
     if len(letters) > _BATCH or any(letter.decided_at is None for letter in letters):
         return 0
     with Sources(settings, connections) as sources:
-        look = look_at(control, settings, sources, letters)
-        if sources.unreachable or any(facts.unread is not None for facts in look.facts.values()):
+        evidence = gather_evidence(control, settings, sources, letters)
+        if sources.unreachable or any(
+            facts.unread is not None for facts in evidence.facts.values()
+        ):
             return 0
-        decided = decide_all(settings, control, look, letters)
+        decided = decide_all(settings, control, evidence, letters)
     rows: list[dict[str, Any]] = []
     for one in decided:
         row: dict[str, Any] = {"dead_letter_id": one.letter.dead_letter_id}
         match one.decision:
             case Escalate(reason):
                 until = look_again(
-                    one.letter.drained_at, look.as_of, policy_of(settings, one.letter)
+                    one.letter.drained_at, evidence.as_of, policy_of(settings, one.letter)
                 )
                 rows.append(row | {"decision": "escalate", "reason": reason, "look_at": until})
             case Wait(until, reason):

@@ -1,4 +1,4 @@
-"""Ends the letters whose request has ended: its number was published (replayed), or it was not (open again, decided anew)."""
+"""Ends the letters whose request has ended: its number was published (replayed), or it was not (open again, decided again)."""
 
 from __future__ import annotations
 

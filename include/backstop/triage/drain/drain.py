@@ -28,7 +28,7 @@ from backstop.runs.run import Run, add_counts, hold
 from backstop.runs.scope import topics_of
 from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
-from backstop.triage.drain.ask_reader import ask_reader, kind_and_place
+from backstop.triage.drain.guard_reader import guard_reader, kind_and_place
 from backstop.triage.drain.quota import Queue, Quota, read_quota, tell_quota
 from backstop.triage.drain.storable import QUEUE_BYTES
 from backstop.triage.drain.store_page import Page, Place, store_page
@@ -38,7 +38,7 @@ _SQL = load("backstop.triage.drain", "drain.sql")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one queue in one run: a queue that others fill for ever does not hold the run for ever. The next run goes on."""
+    """Of one queue in one run: a queue that others fill forever does not hold the run forever. The next run goes on."""
 
     letters: int = 5_000_000
     longest: timedelta = timedelta(minutes=30)
@@ -98,13 +98,13 @@ def drain_all(
             try:
                 broker = (brokers or {}).get(name)
                 if broker is None:
-                    opened: Broker = ask_reader(open_broker, settings, connections, name)
+                    opened: Broker = guard_reader(open_broker, settings, connections, name)
                     broker = stack.enter_context(opened)
                 _require_servers(settings, control, broker, name, topics)
                 if run.dry_run:
-                    drained.counts.add("read", ask_reader(_count, broker, groups))
+                    drained.counts.add("read", guard_reader(_count, broker, groups))
                     continue
-                queues = ask_reader(broker.dead_letter_queues, groups)
+                queues = guard_reader(broker.dead_letter_queues, groups)
             except Unavailable as error:
                 drained.missed[f"broker {name}"] = error.what
                 continue
@@ -141,7 +141,7 @@ def _require_servers(
     that of another message."""
     for topic, its in settings.topics.items():
         if its.broker == name and (topics is None or topic in topics):
-            servers = ask_reader(_servers, broker, topic)
+            servers = guard_reader(_servers, broker, topic)
             with control, control.cursor() as cursor:
                 require_servers(cursor, name, settings.brokers[name].kind, topic, servers)
 
@@ -186,7 +186,7 @@ def _drain_queue(
     read, first_batch, at_the_end, left, beyond, beyond_bytes = 0, None, False, 0, 0, 0
     with ThreadPoolExecutor(1, thread_name_prefix="dead letters") as thread:
         reading = _Reading(
-            thread, thread.submit(ask_reader, broker.open_dead_letters, place.queue).result()
+            thread, thread.submit(guard_reader, broker.open_dead_letters, place.queue).result()
         )
         try:
             ahead = reading.read(bounds.page)
@@ -229,7 +229,7 @@ def _drain_queue(
                     quota.unread.add(Queue(name, queue))
             if reading.letters:
                 drained.counts.add("acknowledged", reading.letters)
-            thread.submit(ask_reader, reading.reader.close).result()
+            thread.submit(guard_reader, reading.reader.close).result()
     if not at_the_end:
         drained.counts.add("queues_cut_short")
 
@@ -245,11 +245,11 @@ class _Reading:
     under_way: list[tuple[Page, Future[None]]] = field(default_factory=list)
 
     def read(self, limit: int) -> Future[list[DeadLetter]]:
-        return self.thread.submit(ask_reader, self.reader.read, limit)
+        return self.thread.submit(guard_reader, self.reader.read, limit)
 
     def acknowledge(self, page: Page) -> None:
         self.under_way.append(
-            (page, self.thread.submit(ask_reader, self.reader.acknowledge, page.taken))
+            (page, self.thread.submit(guard_reader, self.reader.acknowledge, page.taken))
         )
 
     def forgotten(self) -> list[int]:

@@ -19,7 +19,7 @@ from backstop.model.records import Counts
 from backstop.runs.run import Run, hold
 from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
-from backstop.triage.drain.met_again import Met, Stored, met_again
+from backstop.triage.drain.redrain_match import Met, Stored, redrain_match
 from backstop.triage.drain.storable import is_storable, make_storable
 
 _SQL = load("backstop.triage.drain", "drain.sql")
@@ -127,7 +127,7 @@ def _decide(
             if _names(one) == _names(letter) and one.broker_id not in met_here
         ]
         if same and name not in new:
-            met = met_again(letter, same[-1], place.began, first_batch)
+            met = redrain_match(letter, same[-1], place.began, first_batch)
             if met is Met.KNOWN:
                 met_here.add(
                     same[-1].broker_id

@@ -12,8 +12,8 @@ from backstop.brokers.rocketmq.message.names import encode_group, encode_topic, 
 from backstop.brokers.rocketmq.message.properties import own_headers
 from backstop.brokers.rocketmq.message.stored import Stored, read_stored
 from backstop.brokers.rocketmq.routes.route import BELIEVED_SECONDS
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
-from backstop.brokers.rocketmq.wire.questions import NOTHING_THERE, pull, read_stats
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
+from backstop.brokers.rocketmq.wire.requests import NOTHING_THERE, pull, read_stats
 from backstop.model.records import ID_HEADER, SEND_HEADER, Message
 from backstop_lab.faults.brokers.protocol import (
     CUT_OFF,
@@ -84,7 +84,7 @@ class RocketMQFaults:
         """The topic is made read-only. The broker itself does not hold to it, its clients do, by the route."""
         queues = len(self._ends(encode_topic(topic)))
         self._server.ask(
-            Ask.UPDATE_AND_CREATE_TOPIC,
+            RequestCode.UPDATE_AND_CREATE_TOPIC,
             {
                 "topic": encode_topic(topic),
                 "defaultTopic": "TBW102",
@@ -249,7 +249,7 @@ class RocketMQFaults:
 
     def _give_up(self, group: str, copy: Copy, level: int) -> None:
         self._server.ask(
-            Ask.CONSUMER_SEND_MSG_BACK,
+            RequestCode.CONSUMER_SEND_MSG_BACK,
             {
                 "offset": copy.stored.physical_offset,
                 "group": encode_group(group),
@@ -263,7 +263,7 @@ class RocketMQFaults:
 
     def _reset(self, topic: str, group: str, queue: int, offset: int) -> None:
         self._server.ask(
-            Ask.INVOKE_BROKER_TO_RESET_OFFSET,
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
             {
                 "topic": encode_topic(topic),
                 "group": encode_group(group),
@@ -315,9 +315,9 @@ class RocketMQFaults:
     def _read(self, name: str, queue: int, offset: int) -> Iterator[Copy]:
         while True:
             answer = self._server.ask(
-                Ask.PULL_MESSAGE, pull(name, queue, offset, 32).ext, also=NOTHING_THERE
+                RequestCode.PULL_MESSAGE, pull(name, queue, offset, 32).ext, also=NOTHING_THERE
             )
-            if answer.code != Said.SUCCESS:
+            if answer.code != ResponseCode.SUCCESS:
                 if max(offset, answer.number("nextBeginOffset")) >= answer.number("maxOffset"):
                     return
                 offset = max(offset + 1, answer.number("nextBeginOffset"))
@@ -332,9 +332,9 @@ class RocketMQFaults:
     def _ends(self, name: str) -> dict[int, tuple[int, int]]:
         """queue -> (first offset, next offset); empty: there is no such topic yet."""
         answer = self._server.ask(
-            Ask.GET_TOPIC_STATS_INFO, {"topic": name}, also=(Said.TOPIC_NOT_EXIST,)
+            RequestCode.GET_TOPIC_STATS_INFO, {"topic": name}, also=(ResponseCode.TOPIC_NOT_EXIST,)
         )
-        if answer.code != Said.SUCCESS:
+        if answer.code != ResponseCode.SUCCESS:
             return {}
         return {
             queue: (first, following)

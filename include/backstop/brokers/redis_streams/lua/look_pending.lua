@@ -1,4 +1,4 @@
--- Looks at what one group has in hand in one queue: what was delivered and not acknowledged, and how far the group is but for that.
+-- Reads what was delivered to one group from one queue and not acknowledged, and how far the group is but for that.
 -- (after entry_time.lua) KEYS 1 stream, 2 life | ARGV 1 group, 2 at most so many entries
 -- Returns server time, epoch, the offset after the last one delivered, the time there (as in look_group), how many entries are
 -- pending, and the headers of each; fewer for an entry that was deleted, none of more than ARGV 2.

@@ -4,39 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from backstop.brokers.rocketmq.consumer.in_hand import InHand
 from backstop.brokers.rocketmq.consumer.members import MessageQueue
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.consumer.process_queue import ProcessQueue
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
-from backstop.brokers.rocketmq.wire.questions import ask_committed
+from backstop.brokers.rocketmq.wire.requests import ask_committed
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 
 AskAll = Callable[[Sequence[tuple[str, Request]], str], list[Answer]]
 """Asks brokers by name; raises BrokerUnavailable when an answer does not come."""
 
 
-def commit(ask: AskAll, group: str, hands: Sequence[InHand]) -> None:
+def commit(ask: AskAll, group: str, process_queues: Sequence[ProcessQueue]) -> None:
     """Tells the broker the lowest offset of each queue that is not acknowledged, where it moved. Raises BrokerUnavailable."""
-    moved = [(hand, hand.lowest) for hand in hands if hand.lowest != hand.committed]
+    moved = [
+        (process_queue, process_queue.lowest)
+        for process_queue in process_queues
+        if process_queue.lowest != process_queue.committed
+    ]
     requests = [
         (
-            hand.queue.broker,
+            process_queue.queue.broker,
             Request(
-                Ask.UPDATE_CONSUMER_OFFSET,
+                RequestCode.UPDATE_CONSUMER_OFFSET,
                 {
                     "consumerGroup": group,
-                    "topic": hand.queue.topic,
-                    "queueId": hand.queue.number,
+                    "topic": process_queue.queue.topic,
+                    "queueId": process_queue.queue.number,
                     "commitOffset": lowest,
                 },
             ),
         )
-        for hand, lowest in moved
+        for process_queue, lowest in moved
     ]
-    for (hand, lowest), answer in zip(moved, ask(requests, "acknowledging"), strict=True):
-        if answer.code != Said.SUCCESS:
-            raise unavailable("acknowledging", f"{hand.queue.broker} says {answer.said()}")
-        hand.committed, hand.moved = lowest, False
+    for (process_queue, lowest), answer in zip(moved, ask(requests, "acknowledging"), strict=True):
+        if answer.code != ResponseCode.SUCCESS:
+            raise unavailable("acknowledging", f"{process_queue.queue.broker} says {answer.said()}")
+        process_queue.committed, process_queue.moved = lowest, False
 
 
 def committed(
@@ -45,26 +49,27 @@ def committed(
     """What the broker has for each queue; null: the group never committed there. Raises BrokerUnavailable."""
     requests = [(queue.broker, ask_committed(group, queue.topic, queue.number)) for queue in queues]
     return [
-        None if one.code == Said.QUERY_NOT_FOUND else _offset(one, doing)
+        None if one.code == ResponseCode.QUERY_NOT_FOUND else _offset(one, doing)
         for one in ask(requests, doing)
     ]
 
 
 def take_queues(
     ask: AskAll, group: str, queues: Sequence[MessageQueue], doing: str
-) -> list[InHand]:
+) -> list[ProcessQueue]:
     """Each from where the group is in it; one that never committed begins at the first message, so that nothing is skipped.
 
     From 0 the first pull leads to the first message that is still there: to ask for it needs a right that consumers may not have.
     """
     offsets = committed(ask, group, queues, doing)
     return [
-        InHand(queue, offset or 0, offset) for queue, offset in zip(queues, offsets, strict=True)
+        ProcessQueue(queue, offset or 0, offset)
+        for queue, offset in zip(queues, offsets, strict=True)
     ]
 
 
 def _offset(answer: Answer, doing: str) -> int:
-    if answer.code != Said.SUCCESS:
+    if answer.code != ResponseCode.SUCCESS:
         raise unavailable(doing, f"the broker says {answer.said()}")
     try:
         return answer.number("offset")

@@ -1,7 +1,7 @@
 """Waits for the members that may have a queue still: asked by way of the broker, until they have let the queue go.
 
 So a queue changes hands after the commit, and nothing is skipped or repeated. A member that does not answer, or needs longer than
-HANDOVER_SECONDS, is not waited for: then what it still has in hand comes twice, as always with RocketMQ. (The broker's locks are
+HANDOVER_SECONDS, is not waited for: then what it has pulled is delivered twice, as always with RocketMQ. (The broker's locks are
 no means for this: while a group has one, whatever is sent to its retry topic goes to its dead letters.)
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from backstop.brokers.rocketmq.consumer.members import MessageQueue, ask_running_info, queues_in
-from backstop.brokers.rocketmq.wire.codes import Said
-from backstop.brokers.rocketmq.wire.lines import Lines
+from backstop.brokers.rocketmq.wire.codes import ResponseCode
+from backstop.brokers.rocketmq.wire.connections import MasterConnections
 
 HANDOVER_SECONDS = 10.0
 ASK_SECONDS = 0.1
@@ -31,8 +31,8 @@ class _Wait:
 class Handover:
     """The queues that are allotted to one consumer and not yet taken. Not shared between threads."""
 
-    def __init__(self, lines: Lines, group: str) -> None:
-        self._lines, self._group = lines, group
+    def __init__(self, connections: MasterConnections, group: str) -> None:
+        self._connections, self._group = connections, group
         self._waiting: dict[MessageQueue, _Wait] = {}
         self._asked: dict[str, tuple[str, int]] = {}
         """Members that were asked what they have: the broker and the number of the request."""
@@ -93,7 +93,7 @@ class Handover:
         }
         for member, broker in to_ask.items():
             if member not in self._asked:
-                number = self._lines.start(broker, ask_running_info(self._group, member))
+                number = self._connections.start(broker, ask_running_info(self._group, member))
                 if number is not None:
                     self._asked[member] = (broker, number)
 
@@ -101,8 +101,8 @@ class Handover:
         """What those have that answered just now: nothing, where one is gone or does not tell."""
         told: dict[str, Collection[MessageQueue]] = {}
         for member, (broker, number) in list(self._asked.items()):
-            answer = self._lines.taken(broker, number)
+            answer = self._connections.taken(broker, number)
             if answer is not None:
                 del self._asked[member]
-                told[member] = queues_in(answer) if answer.code == Said.SUCCESS else ()
+                told[member] = queues_in(answer) if answer.code == ResponseCode.SUCCESS else ()
         return told

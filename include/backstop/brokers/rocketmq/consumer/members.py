@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from backstop.brokers.rocketmq.wire import fastjson
-from backstop.brokers.rocketmq.wire.codes import Ask
+from backstop.brokers.rocketmq.wire.codes import RequestCode
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 
 EVERY_TAG = "*"
@@ -56,21 +56,21 @@ def heartbeat(client: str, group: str, filters: Mapping[str, str], version: int)
         "consumerDataSet": [consumer],
         "heartbeatFingerprint": 0,
     }
-    return Request(Ask.HEART_BEAT, {}, _json(body))
+    return Request(RequestCode.HEART_BEAT, {}, _json(body))
 
 
 def leave(client: str, group: str) -> Request:
-    return Request(Ask.UNREGISTER_CLIENT, {"clientID": client, "consumerGroup": group})
+    return Request(RequestCode.UNREGISTER_CLIENT, {"clientID": client, "consumerGroup": group})
 
 
 def ask_members(group: str) -> Request:
-    return Request(Ask.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group})
+    return Request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group})
 
 
 def ask_running_info(group: str, client: str) -> Request:
     """Asks another member, by way of the broker, what it is doing."""
     return Request(
-        Ask.GET_CONSUMER_RUNNING_INFO,
+        RequestCode.GET_CONSUMER_RUNNING_INFO,
         {"consumerGroup": group, "clientId": client, "jstackEnable": False},
     )
 
@@ -88,7 +88,7 @@ def running_info(
     filters: Mapping[str, str], version: int, rows: Mapping[MessageQueue, tuple[int, int, int]]
 ) -> bytes:
     """What a Java client tells an administrator; `rows`: for each queue what may be committed, what is pulled next, how many
-    are in hand. Its keys are objects, which JSON has not."""
+    are pulled and not acknowledged. Its keys are objects, which JSON does not have."""
     table = ",".join(
         f"{_json(queue.named()).decode()}:"
         + _json(

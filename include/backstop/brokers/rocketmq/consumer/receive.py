@@ -24,10 +24,10 @@ from typing import Self
 
 from backstop.brokers.protocol import Received
 from backstop.brokers.rocketmq.consumer.committed import committed
-from backstop.brokers.rocketmq.consumer.hear import Ear
-from backstop.brokers.rocketmq.consumer.in_hand import Held, InHand
 from backstop.brokers.rocketmq.consumer.members import EVERY_TAG, MessageQueue, subscription
+from backstop.brokers.rocketmq.consumer.process_queue import Held, ProcessQueue
 from backstop.brokers.rocketmq.consumer.pull import Puller
+from backstop.brokers.rocketmq.consumer.push_handler import PushHandler
 from backstop.brokers.rocketmq.consumer.share_queues import QueueShare
 from backstop.brokers.rocketmq.message.epoch import EPOCH
 from backstop.brokers.rocketmq.message.names import (
@@ -41,9 +41,9 @@ from backstop.brokers.rocketmq.message.names import (
 from backstop.brokers.rocketmq.message.properties import RETRY_TOPIC, message_of
 from backstop.brokers.rocketmq.routes.find_origins import Dead, Origins
 from backstop.brokers.rocketmq.routes.route import Routes
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
+from backstop.brokers.rocketmq.wire.connections import MasterConnections
 from backstop.brokers.rocketmq.wire.frames import Request
-from backstop.brokers.rocketmq.wire.lines import Lines
 from backstop.brokers.rocketmq.wire.pool import Pool
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 from backstop.model.errors import BrokerUnavailable, ContractBroken
@@ -84,7 +84,7 @@ class RocketMQSubscription:
     ) -> None:
         """`seconds`: for one answer. `levels`: the broker's delay levels. `tags`: the group's filter for a topic; none: every
         message. `in_order`: without the group's retry topic, whose messages have lost their place, and a queue that is another's
-        now stays in hand until it is released. All consumers of a group must have the same topics and filters, as everywhere
+        now is kept until it is released. All consumers of a group must have the same topics and filters, as everywhere
         with RocketMQ."""
         self._group, self._limit, self._levels = encode_group(group), delivery_limit, list(levels)
         self._brokers, self._origins = routes.brokers, Origins(pool, routes, seconds=seconds)
@@ -97,21 +97,21 @@ class RocketMQSubscription:
         if not in_order:
             filters[retry_topic(group)] = EVERY_TAG
         client = f"{encode_group(consumer[:40])}@{os.getpid()}#{secrets.token_hex(6)}"
-        self._ear = Ear()
-        self._lines = Lines(pool, self._ear.hear)
+        self._push_handler = PushHandler()
+        self._connections = MasterConnections(pool, self._push_handler.handle)
         self._share = QueueShare(
-            self._lines,
+            self._connections,
             routes,
-            self._ear,
+            self._push_handler,
             client=client,
             group=self._group,
             filters=filters,
             seconds=seconds,
         )
         self._share.waits_for_drain = in_order
-        self._ear.answer_with(self._share.running_info)
+        self._push_handler.answer_with(self._share.running_info)
         self._puller = Puller(
-            self._lines,
+            self._connections,
             self._share,
             self._group,
             filters,
@@ -168,10 +168,10 @@ class RocketMQSubscription:
                         raise
                     self._limited.warning(
                         str(error)
-                    )  # what is in hand goes first; the next call meets it again
+                    )  # pulled messages go first; the next call meets the error again
                 if found or time.monotonic() >= deadline:
                     return [held.received for held in found if held.received is not None]
-                self._lines.wait(
+                self._connections.wait(
                     min(
                         deadline, self._share.due_at, self._later[0][0] if self._later else deadline
                     )
@@ -184,26 +184,32 @@ class RocketMQSubscription:
             self._share.keep()
             self._follow_resets()
             self._commit_left_out()
-            return [queue for queue in self._share.hands if queue not in self._share.leaving]
+            return [
+                queue for queue in self._share.process_queues if queue not in self._share.leaving
+            ]
 
     def fetch_of(self, queue: MessageQueue, limit: int) -> list[Received]:
         """As `fetch`, of one queue and without waiting. Raises BrokerUnavailable."""
         with self._lock:
             self._share.pulse()
-            hand = self._share.hands.get(queue)
-            if hand is None or queue in self._share.leaving:
+            process_queue = self._share.process_queues.get(queue)
+            if process_queue is None or queue in self._share.leaving:
                 return []
             self._puller.arrived()
-            self._puller.pull_of(hand, limit)
-            return [held.received for held in self._fresh(limit, hand) if held.received is not None]
+            self._puller.pull_of(process_queue, limit)
+            return [
+                held.received
+                for held in self._fresh(limit, process_queue)
+                if held.received is not None
+            ]
 
     def restart(self, queue: MessageQueue) -> None:
-        """The queue is taken anew: from the place that the group has committed. Raises BrokerUnavailable."""
+        """The queue is taken again: from the place that the group has committed. Raises BrokerUnavailable."""
         with self._lock:
-            hand = self._share.hands.get(queue)
-            if hand is not None:
+            process_queue = self._share.process_queues.get(queue)
+            if process_queue is not None:
                 [offset] = committed(self._share.ask, self._group, [queue], "taking a queue over")
-                hand.move(offset or 0, committed=offset)
+                process_queue.move(offset or 0, committed=offset)
                 self._out = {
                     broker_id: held for broker_id, held in self._out.items() if self._has(held)
                 }
@@ -230,13 +236,13 @@ class RocketMQSubscription:
 
     def acknowledge(self, received: Sequence[Received]) -> None:
         with self._lock:
-            hands = []
+            process_queues = []
             for one in received:
                 held = self._held(one)
                 if held is not None:
                     self._drop(held)
-                    hands.append(held.hand)
-            self._share.commit(dict.fromkeys(hands))
+                    process_queues.append(held.process_queue)
+            self._share.commit(dict.fromkeys(process_queues))
 
     def hand_back(
         self, received: Received, *, after: timedelta, counts: bool, error: str | None = None
@@ -249,7 +255,7 @@ class RocketMQSubscription:
                 or held.received is None
                 or held.received.deliveries != received.deliveries
             ):
-                return  # acknowledged, or delivered anew meanwhile
+                return  # acknowledged, or delivered again meanwhile
             if counts and self._send_back(held, after):
                 return
             if counts:
@@ -258,12 +264,12 @@ class RocketMQSubscription:
             heapq.heappush(self._later, (held.due_at, next(self._order), held))
 
     def close(self) -> None:
-        """Leaves the group; what is in its hands is delivered to the others at once."""
+        """Leaves the group; its messages are delivered to the others at once."""
         self._closed.set()
         with self._lock:
-            if self._lines.brokers:
+            if self._connections.brokers:
                 self._share.leave()
-            self._lines.close()
+            self._connections.close()
             self._out.clear()
             self._later.clear()
 
@@ -295,15 +301,15 @@ class RocketMQSubscription:
                 found.append(held)
         return found
 
-    def _fresh(self, limit: int, only: InHand | None = None) -> list[Held]:
+    def _fresh(self, limit: int, only: ProcessQueue | None = None) -> list[Held]:
         """What was pulled and not handed out, up to `limit`, and fewer where they are large."""
         found: list[Held] = []
         room = MOST_BYTES_AT_ONCE
-        for hand in self._puller.in_turn() if only is None else [only]:
-            taken = hand.take(limit - len(found))
+        for process_queue in self._puller.in_turn() if only is None else [only]:
+            taken = process_queue.take(limit - len(found))
             room -= self._hand_out(taken, room)
             found += [held for held in taken if held.received is not None]
-            hand.put_back([held for held in taken if held.received is None])
+            process_queue.put_back([held for held in taken if held.received is None])
         for held in found:
             if held.received is not None:
                 self._out[held.received.broker_id] = held
@@ -311,12 +317,12 @@ class RocketMQSubscription:
 
     def _hand_out(self, taken: Sequence[Held], room: int) -> int:
         """Reads those that fit, the first of all in any case, and returns their bytes."""
-        again = [held for held in taken if held.hand.queue.topic.startswith(RETRY)]
+        again = [held for held in taken if held.process_queue.queue.topic.startswith(RETRY)]
         letters = [
             Dead(
                 _topic_of(held),
-                held.hand.queue.broker,
-                self._lines.address(held.hand.queue.broker),
+                held.process_queue.queue.broker,
+                self._connections.address(held.process_queue.queue.broker),
                 held.stored,
             )
             for held in again
@@ -326,7 +332,7 @@ class RocketMQSubscription:
         for held in taken:
             if size >= room:
                 break
-            queue, stored, topic = held.hand.queue, held.stored, _topic_of(held)
+            queue, stored, topic = held.process_queue.queue, held.stored, _topic_of(held)
             position: Position | None = Position(
                 queue_number(queue.broker, queue.number, self._brokers), stored.offset, EPOCH
             )
@@ -338,9 +344,7 @@ class RocketMQSubscription:
                 log.error("A message of %s cannot be read: %s", queue, message)
                 message = Message(topic, "", b"")
             size += len(message.content)
-            broker_id = (
-                f"{queue.topic}/{queue.number}/{stored.offset}@{queue.broker}#{held.hand.life}"
-            )
+            broker_id = f"{queue.topic}/{queue.number}/{stored.offset}@{queue.broker}#{held.process_queue.life}"
             held.received = Received(message, position, broker_id, stored.reconsume_times + 1)
         return size
 
@@ -357,13 +361,13 @@ class RocketMQSubscription:
 
     def _send_back(self, held: Held, after: timedelta | None) -> bool:
         """Whether the broker has it in the retry topic, or among the dead letters, now. `after` null: it is a dead letter."""
-        queue, stored = held.hand.queue, held.stored
+        queue, stored = held.process_queue.queue, held.stored
         request = Request(
-            Ask.CONSUMER_SEND_MSG_BACK,
+            RequestCode.CONSUMER_SEND_MSG_BACK,
             {
                 "offset": stored.physical_offset,
                 "group": self._group,
-                # What the broker writes anew has lost the sign that it is cut off: it must not come again, and is a dead letter now.
+                # What the broker writes again has lost the sign that it is cut off: it must not come again, and is a dead letter now.
                 "delayLevel": AT_ONCE_DEAD
                 if stored.cut_off or after is None
                 else _level(self._levels, after),
@@ -374,7 +378,7 @@ class RocketMQSubscription:
             },
         )
         [answer] = self._share.ask([(queue.broker, request)], "handing a message back")
-        if answer.code != Said.SUCCESS:
+        if answer.code != ResponseCode.SUCCESS:
             log.error(
                 "The broker %s did not take back a message of %s: %s",
                 queue.broker,
@@ -383,7 +387,7 @@ class RocketMQSubscription:
             )
             return False
         self._drop(held)
-        self._share.commit([held.hand])
+        self._share.commit([held.process_queue])
         return True
 
     def _commit_left_out(self) -> None:
@@ -391,17 +395,17 @@ class RocketMQSubscription:
         now = time.monotonic()
         if now >= self._commit_at:
             self._commit_at = now + COMMIT_SECONDS
-            self._share.commit(self._share.hands.values())
+            self._share.commit(self._share.process_queues.values())
 
     def _follow_resets(self) -> None:
         moved = []
-        for queue, offset in self._ear.take_resets():
-            hand = self._share.hands.get(queue)
-            if hand is not None:
+        for queue, offset in self._push_handler.take_resets():
+            process_queue = self._share.process_queues.get(queue)
+            if process_queue is not None:
                 log.warning("The group's place in %s was set to %d.", queue, offset)
-                hand.move(offset, committed=None)
+                process_queue.move(offset, committed=None)
                 self._share.forgot = True
-                moved.append(hand)
+                moved.append(process_queue)
         if self._share.forgot:
             self._share.forgot = False
             self._out = {
@@ -410,7 +414,7 @@ class RocketMQSubscription:
         self._share.commit(moved)
 
     def _held(self, received: Received) -> Held | None:
-        """What it is in hand; null: not any more. BrokerUnavailable when its broker is away."""
+        """The message as this consumer holds it; None: not any more. BrokerUnavailable when its broker is away."""
         named = _BROKER_ID.fullmatch(received.broker_id)
         if named is None:
             raise ContractBroken(
@@ -423,15 +427,18 @@ class RocketMQSubscription:
             return held
         if (why := self._share.away.get(named[1])) is not None:
             raise unavailable(
-                "acknowledging or handing back", f"{why}; what was in hand is delivered again"
+                "acknowledging or handing back",
+                f"{why}; unacknowledged messages are delivered again",
             )
         return None
 
     def _has(self, held: Held) -> bool:
-        return self._share.hands.get(held.hand.queue) is held.hand and held.hand.has(held)
+        return self._share.process_queues.get(
+            held.process_queue.queue
+        ) is held.process_queue and held.process_queue.has(held)
 
     def _drop(self, held: Held) -> None:
-        held.hand.done(held)
+        held.process_queue.done(held)
         held.due_at = None
         if held.received is not None:
             self._out.pop(held.received.broker_id, None)
@@ -448,7 +455,7 @@ def _keep_alive(subscription: weakref.ref[RocketMQSubscription], closed: threadi
 
 def _topic_of(held: Held) -> str:
     """Ours; one that comes again tells its own. In the topic itself anybody may have written that property."""
-    topic = held.hand.queue.topic
+    topic = held.process_queue.queue.topic
     return decode(
         held.stored.properties.get(RETRY_TOPIC, topic) if topic.startswith(RETRY) else topic
     )

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from backstop.brokers.rocketmq.consumer.committed import commit, committed, take_queues
 from backstop.brokers.rocketmq.consumer.hand_over import Handover
-from backstop.brokers.rocketmq.consumer.hear import Ear
-from backstop.brokers.rocketmq.consumer.in_hand import InHand
 from backstop.brokers.rocketmq.consumer.members import (
     MessageQueue,
     allocate,
@@ -21,12 +19,14 @@ from backstop.brokers.rocketmq.consumer.members import (
     leave,
     running_info,
 )
+from backstop.brokers.rocketmq.consumer.process_queue import ProcessQueue
+from backstop.brokers.rocketmq.consumer.push_handler import PushHandler
 from backstop.brokers.rocketmq.message.names import RETRY
 from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Route, Routes
-from backstop.brokers.rocketmq.wire.codes import Said
+from backstop.brokers.rocketmq.wire.codes import ResponseCode
+from backstop.brokers.rocketmq.wire.connections import MasterConnections
 from backstop.brokers.rocketmq.wire.exchange import Result
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
-from backstop.brokers.rocketmq.wire.lines import Lines
 from backstop.brokers.rocketmq.wire.session import NotSent
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 from backstop.model.errors import BrokerUnavailable
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 20.0
 """The broker keeps a member that says nothing for 120 s."""
 REBALANCE_SECONDS = 20.0
-"""How often it reckons its share anew without being told that a member came or went."""
+"""How often it computes its share again without being told that a member came or went."""
 RETRY_SECONDS = 1.0
 AWAY_SECONDS = 10.0
 """How soon a broker or a topic that could not be reached is tried again while others can."""
@@ -48,9 +48,9 @@ class QueueShare:
 
     def __init__(
         self,
-        lines: Lines,
+        connections: MasterConnections,
         routes: Routes,
-        ear: Ear,
+        push_handler: PushHandler,
         *,
         client: str,
         group: str,
@@ -58,19 +58,24 @@ class QueueShare:
         seconds: float,
     ) -> None:
         """Names are RocketMQ's; `filters`: what is subscribed to, topic -> tags. `seconds`: for one answer."""
-        self._lines, self._routes, self._ear, self._seconds = lines, routes, ear, seconds
+        self._connections, self._routes, self._push_handler, self._seconds = (
+            connections,
+            routes,
+            push_handler,
+            seconds,
+        )
         self._client, self._group, self._filters = client, group, dict(filters)
         self.version = time.time_ns() // 1_000_000
-        self.hands: dict[MessageQueue, InHand] = {}
+        self.process_queues: dict[MessageQueue, ProcessQueue] = {}
         self.away: dict[str, str] = {}
         """Brokers whose connection was lost and was not made again, and why."""
         self.waits_for_drain = False
-        """What is another's now stays in hand until `release`, and the others wait for it (HANDOVER_SECONDS)."""
+        """A queue that is another member's now is kept until `release`, and the others wait for it (HANDOVER_SECONDS)."""
         self.leaving: set[MessageQueue] = set()
-        """In hand, and another's."""
+        """Queues of other members that this one has not released yet."""
         self.forgot = False
-        """Something that was in hand is not any more."""
-        self._handover = Handover(lines, group)
+        """A queue was given up or lost since the last call."""
+        self._handover = Handover(connections, group)
         self._members: dict[str, list[str]] = {}
         self._rebalance_at = self._heartbeat_at = 0.0
         self._pulses: list[tuple[str, int]] = []
@@ -80,14 +85,14 @@ class QueueShare:
         """Does what is due. Raises BrokerUnavailable when a connection is over, or nothing can be taken."""
         self._forget_broken()
         now = time.monotonic()
-        if self._ear.members_changed or now >= self._rebalance_at:
-            self._ear.members_changed, self._rebalance_at = False, now + REBALANCE_SECONDS
+        if self._push_handler.members_changed or now >= self._rebalance_at:
+            self._push_handler.members_changed, self._rebalance_at = False, now + REBALANCE_SECONDS
             try:
                 self._rebalance(now + self._seconds)
             except BrokerUnavailable as error:
                 self._rebalance_at = time.monotonic() + RETRY_SECONDS
                 self._forget_broken()
-                if not self.hands:
+                if not self.process_queues:
                     raise
                 self._limited.warning(f"The queues are shared as before. {error}")
         elif self._handover.queues:
@@ -97,7 +102,7 @@ class QueueShare:
     @property
     def due_at(self) -> float:
         """When `keep` has something to do, unless a push comes before."""
-        if self._ear.members_changed:
+        if self._push_handler.members_changed:
             return 0.0
         handover = self._handover.due_at
         return min(
@@ -108,36 +113,37 @@ class QueueShare:
 
     def pulse(self) -> None:
         """Says that it lives, without waiting for an answer."""
-        self._lines.pump()
+        self._connections.pump()
         self._take_pulses()
         now = time.monotonic()
         if now < self._heartbeat_at:
             return
         self._heartbeat_at = now + HEARTBEAT_SECONDS
         started = [
-            (broker, self._lines.start(broker, self._heartbeat())) for broker in self._lines.brokers
+            (broker, self._connections.start(broker, self._heartbeat()))
+            for broker in self._connections.brokers
         ]
         self._pulses += [(broker, number) for broker, number in started if number is not None]
 
     def _take_pulses(self) -> None:
         waiting: list[tuple[str, int]] = []
         for broker, number in self._pulses:
-            answer = self._lines.taken(broker, number)
+            answer = self._connections.taken(broker, number)
             if answer is None:
                 waiting.append((broker, number))
-            elif answer.code != Said.SUCCESS:
+            elif answer.code != ResponseCode.SUCCESS:
                 log.warning("The broker %s did not take a sign of life: %s", broker, answer.said())
-                self._ear.members_changed = True
+                self._push_handler.members_changed = True
         self._pulses = waiting if len(waiting) < 1000 else []
 
-    def commit(self, hands: Iterable[InHand]) -> None:
+    def commit(self, process_queues: Iterable[ProcessQueue]) -> None:
         """What was acknowledged in these queues, where it moved their place. Raises BrokerUnavailable."""
-        commit(self.ask, self._group, list(hands))
+        commit(self.ask, self._group, list(process_queues))
 
     def ask(self, requests: Sequence[tuple[str, Request]], doing: str) -> list[Answer]:
-        """The answers, whatever they say. Raises BrokerUnavailable; what was in hand from a lost broker is forgotten."""
+        """The answers, whatever they say. Raises BrokerUnavailable; the queues of a lost broker are dropped."""
         results: list[Result] = (
-            self._lines.ask(requests, time.monotonic() + self._seconds) if requests else []
+            self._connections.ask(requests, time.monotonic() + self._seconds) if requests else []
         )
         answers = [result for result in results if isinstance(result, Answer)]
         if len(answers) < len(results):
@@ -150,7 +156,8 @@ class QueueShare:
     def running_info(self) -> bytes:
         """What an administrator gets to see of this consumer."""
         rows = {
-            queue: (hand.lowest, hand.next_offset, hand.size) for queue, hand in self.hands.items()
+            queue: (process_queue.lowest, process_queue.next_offset, process_queue.size)
+            for queue, process_queue in self.process_queues.items()
         }
         return running_info(
             self._filters, self.version, {**dict.fromkeys(self._handover.queues, (0, 0, 0)), **rows}
@@ -159,22 +166,23 @@ class QueueShare:
     def refresh(self, topic: str) -> None:
         """Something is wrong with a queue of the topic: look where it is before anything else."""
         self._routes.forget(topic)
-        self._ear.members_changed = True
+        self._push_handler.members_changed = True
 
     def leave(self) -> None:
         """Commits, lets all queues go and leaves the group, as far as the brokers answer. Never raises."""
         try:
-            self.commit(self.hands.values())
+            self.commit(self.process_queues.values())
         except BrokerUnavailable as error:
             log.warning("What was acknowledged last may come again. %s", str(error))
         deadline = time.monotonic() + self._seconds
         # A sign of life that the broker works on later than on the end of the connection makes it a member again, of no use.
-        while self._pulses and not self._lines.broken() and self._lines.wait(deadline):
+        while self._pulses and not self._connections.broken() and self._connections.wait(deadline):
             self._take_pulses()
-        self._lines.ask(
-            [(broker, leave(self._client, self._group)) for broker in self._lines.brokers], deadline
+        self._connections.ask(
+            [(broker, leave(self._client, self._group)) for broker in self._connections.brokers],
+            deadline,
         )
-        self.hands.clear()
+        self.process_queues.clear()
         self._handover.want({}, ())
 
     def _rebalance(self, deadline: float) -> None:
@@ -195,7 +203,7 @@ class QueueShare:
         if unread or len(members) < len(masters):
             self._rebalance_at = min(self._rebalance_at, time.monotonic() + AWAY_SECONDS)
         wanted: dict[MessageQueue, str | None] = {
-            queue: None for queue in self.hands if queue.topic in unread
+            queue: None for queue in self.process_queues if queue.topic in unread
         }
         for topic, route in routes.items():
             # All of them, also those of a broker that is away: the others of the group reckon with them too.
@@ -209,10 +217,17 @@ class QueueShare:
             self._members[topic] = now_in
             mine = allocate(queues, now_in, self._client)
             wanted |= {queue: had.get(queue) for queue in mine if queue.broker in members}
-        self._let_go([hand for queue, hand in self.hands.items() if queue not in wanted])
+        self._let_go(
+            [
+                process_queue
+                for queue, process_queue in self.process_queues.items()
+                if queue not in wanted
+            ]
+        )
         everybody = {one for ids in members.values() for one in ids} - {self._client}
         self._handover.want(
-            {queue: had for queue, had in wanted.items() if queue not in self.hands}, everybody
+            {queue: had for queue, had in wanted.items() if queue not in self.process_queues},
+            everybody,
         )
         self._follow_moves(doing)
         self._take_over()
@@ -241,22 +256,24 @@ class QueueShare:
 
         One that does not answer holds up no other's queues. Raises BrokerUnavailable when none answers.
         """
-        for broker in self._lines.brokers:
+        for broker in self._connections.brokers:
             if broker not in masters and leaves:
-                self._lines.ask([(broker, leave(self._client, self._group))], deadline)
+                self._connections.ask([(broker, leave(self._client, self._group))], deadline)
                 self._forget(broker)
         new: list[str] = []
         for broker, address in masters.items():
             try:
-                if self._lines.connect(broker, address, deadline):
+                if self._connections.connect(broker, address, deadline):
                     self._forget_hands(broker)
                     new.append(broker)
             except NotSent as error:
                 self.away[broker] = str(error)
         for broker, result in zip(
-            new, self._lines.ask([(one, self._heartbeat()) for one in new], deadline), strict=True
+            new,
+            self._connections.ask([(one, self._heartbeat()) for one in new], deadline),
+            strict=True,
         ):
-            if isinstance(result, Answer) and result.code == Said.SUCCESS:
+            if isinstance(result, Answer) and result.code == ResponseCode.SUCCESS:
                 self.away.pop(broker, None)
             else:
                 self.away[broker] = (
@@ -265,7 +282,7 @@ class QueueShare:
                 self._forget(broker)
         for broker in masters:
             if (why := self.away.get(broker)) is not None:
-                if not self._lines.brokers:
+                if not self._connections.brokers:
                     raise unavailable("subscribing", why)
                 self._limited.warning(f"{broker} is away, and its queues wait: {why}")
         if len(new) == len(masters):
@@ -273,14 +290,14 @@ class QueueShare:
 
     def _read_members(self, doing: str) -> dict[str, list[str]]:
         """The group's members as each broker knows them."""
-        brokers = self._lines.brokers
+        brokers = self._connections.brokers
         found: dict[str, list[str]] = {}
         for broker, answer in zip(
             brokers,
             self.ask([(one, ask_members(self._group)) for one in brokers], doing),
             strict=True,
         ):
-            if answer.code != Said.SUCCESS:
+            if answer.code != ResponseCode.SUCCESS:
                 raise unavailable(doing, f"{broker} says {answer.said()}")
             try:
                 found[broker] = [str(one) for one in answer.json()["consumerIdList"]]
@@ -295,69 +312,75 @@ class QueueShare:
 
     def release(self, queue: MessageQueue) -> None:
         """Nothing of the queue is in work any more. Raises BrokerUnavailable; it is let go in any case."""
-        hand = self.hands.pop(queue, None)
+        process_queue = self.process_queues.pop(queue, None)
         self.forgot = True
         if queue not in self.leaving:
-            self._ear.members_changed = (
+            self._push_handler.members_changed = (
                 True  # it is ours still: to be taken from the place that was committed
             )
         self.leaving.discard(queue)
-        if hand is not None:
-            self.commit([hand])
+        if process_queue is not None:
+            self.commit([process_queue])
 
-    def _let_go(self, hands: Sequence[InHand]) -> None:
+    def _let_go(self, process_queues: Sequence[ProcessQueue]) -> None:
         if self.waits_for_drain:
-            self.leaving = {hand.queue for hand in hands}
+            self.leaving = {process_queue.queue for process_queue in process_queues}
             return
-        if not hands:
+        if not process_queues:
             return
-        self.commit(hands)
-        for hand in hands:
-            self.hands.pop(hand.queue, None)
+        self.commit(process_queues)
+        for process_queue in process_queues:
+            self.process_queues.pop(process_queue.queue, None)
         self.forgot = True
 
     def _follow_moves(self, doing: str) -> None:
         """Somebody who sets the group's offset by hand does not tell the consumers: they look."""
-        hands = list(self.hands.values())
-        offsets = committed(self.ask, self._group, [hand.queue for hand in hands], doing)
-        for hand, offset in zip(hands, offsets, strict=True):
-            if hand.moved:
+        process_queues = list(self.process_queues.values())
+        offsets = committed(
+            self.ask, self._group, [process_queue.queue for process_queue in process_queues], doing
+        )
+        for process_queue, offset in zip(process_queues, offsets, strict=True):
+            if process_queue.moved:
                 continue  # the broker has not been told yet
-            if offset is not None and offset != hand.committed:
+            if offset is not None and offset != process_queue.committed:
                 log.warning(
                     "The group's place in %s was set to %d by somebody else; going on from there.",
-                    hand.queue,
+                    process_queue.queue,
                     offset,
                 )
-                hand.move(offset, committed=offset)
+                process_queue.move(offset, committed=offset)
                 self.forgot = True
 
     def _take_over(self) -> None:
-        for hand in take_queues(
+        for process_queue in take_queues(
             self.ask, self._group, self._handover.ready(), "taking queues over"
         ):
-            self.hands[hand.queue] = hand
-            self._handover.taken(hand.queue)
+            self.process_queues[process_queue.queue] = process_queue
+            self._handover.taken(process_queue.queue)
 
     def _heartbeat(self) -> Request:
         return heartbeat(self._client, self._group, self._filters, self.version)
 
     def _forget_broken(self, doing: str = "receiving") -> None:
         """Raises BrokerUnavailable when a connection is over: what it held comes again."""
-        broken = self._lines.broken()
+        broken = self._connections.broken()
         for broker, why in broken.items():
             self._forget(broker)
             self.away[broker] = why
         if broken:
-            self._ear.members_changed = True
+            self._push_handler.members_changed = True
             raise unavailable(doing, "; ".join(broken.values()))
 
     def _forget(self, broker: str) -> None:
-        self._lines.drop(broker)
+        self._connections.drop(broker)
         self._forget_hands(broker)
         self._pulses = [(one, number) for one, number in self._pulses if one != broker]
         self._handover.forget(broker)
 
     def _forget_hands(self, broker: str) -> None:
         self.forgot = True
-        self.hands = {queue: hand for queue, hand in self.hands.items() if queue.broker != broker}
+        self.process_queues = {
+            queue: process_queue
+            for queue, process_queue in self.process_queues.items()
+            if queue.broker != broker
+        }

@@ -1,7 +1,7 @@
 """The queues of a dead-letter topic as logs: where the drain stands in each of them, and what lies there from then on.
 
 Nothing can be deleted from a log, so what is stored elsewhere is what lies below the offset that the drain's group has committed.
-A broker that was built anew, or whose topic was, counts from the beginning while the committed offset may still be the old one.
+A broker that was rebuilt, or whose topic was, counts from the beginning while the committed offset may still be the old one.
 So the drain commits a mark too: the time at which the last entry below the offset was stored, as the offset of a queue that no
 topic has. Where the entry there has another time, nothing of the queue counts as read.
 """
@@ -16,12 +16,12 @@ from datetime import UTC, datetime, timedelta
 
 from backstop.brokers.rocketmq.message.stored import Stored, read_stored
 from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Routes
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.exchange import only_answers
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.questions import NOTHING_THERE, ask_committed, pull
-from backstop.brokers.rocketmq.wire.session import Lost, NotSent
+from backstop.brokers.rocketmq.wire.requests import NOTHING_THERE, ask_committed, pull
+from backstop.brokers.rocketmq.wire.session import ConnectionLost, NotSent
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 
 MARKS = 1_000_000
@@ -66,10 +66,10 @@ class DeadQueues:
             (master, Request(ask, {"topic": topic, "queueId": queue_id, **more}))
             for _, master, queue_id in places
             for ask, more in (
-                (Ask.GET_MIN_OFFSET, {}),
+                (RequestCode.GET_MIN_OFFSET, {}),
                 # What is stored and what its consumers can read: the one runs ahead of the other by moments.
-                (Ask.GET_MAX_OFFSET, {"committed": False}),
-                (Ask.GET_MAX_OFFSET, {"committed": True}),
+                (RequestCode.GET_MAX_OFFSET, {"committed": False}),
+                (RequestCode.GET_MAX_OFFSET, {"committed": True}),
             )
         ]
         try:
@@ -85,7 +85,7 @@ class DeadQueues:
                         topic, broker, master, queue_id, max(first, 0), max(stored, readable)
                     )
                     found.append(self._from_where_the_drain_is(queue, deadline))
-        except (Lost, NotSent, Malformed, Refused) as error:
+        except (ConnectionLost, NotSent, Malformed, Refused) as error:
             raise unavailable(doing, str(error)) from error
         return found
 
@@ -111,7 +111,7 @@ class DeadQueues:
                         raise unavailable(
                             _reading(queue), f"the entry {at} of {queue.end} does not come"
                         )
-            except (Lost, NotSent, Malformed, Refused) as error:
+            except (ConnectionLost, NotSent, Malformed, Refused) as error:
                 raise unavailable(_reading(queue), str(error)) from error
             at = after
             found = [one for one in found if one.offset < queue.end]
@@ -141,7 +141,7 @@ class DeadQueues:
                     raise Refused(
                         f"{queue.master} does not know the group {self._group} that it has just made"
                     )
-        except (Lost, NotSent, Malformed, Refused) as error:
+        except (ConnectionLost, NotSent, Malformed, Refused) as error:
             raise unavailable(doing, str(error)) from error
 
     def _places(self, topic: str, deadline: float, doing: str) -> list[tuple[str, str, int]]:
@@ -171,7 +171,7 @@ class DeadQueues:
             return queue
         mark = self._committed(queue, MARKS + queue.queue_id, deadline)
         [answer] = self._pull(queue, [(committed - 1, 1)], 0, deadline)
-        last = read_stored(answer.body) if answer.code == Said.SUCCESS else []
+        last = read_stored(answer.body) if answer.code == ResponseCode.SUCCESS else []
         if [(one.offset, _milliseconds(one.stored_at)) for one in last[:1]] != [
             (committed - 1, mark)
         ]:
@@ -184,7 +184,7 @@ class DeadQueues:
         answer = self._pool.ask(
             queue.master, ask_committed(self._group, queue.topic, queue_id), deadline
         )
-        if answer.code in (Said.QUERY_NOT_FOUND, Said.GROUP_NOT_EXIST):
+        if answer.code in (ResponseCode.QUERY_NOT_FOUND, ResponseCode.GROUP_NOT_EXIST):
             return None
         return _good(answer).number("offset")
 
@@ -208,7 +208,7 @@ class DeadQueues:
                 queue.master,
                 [
                     Request(
-                        Ask.UPDATE_CONSUMER_OFFSET,
+                        RequestCode.UPDATE_CONSUMER_OFFSET,
                         {
                             "consumerGroup": self._group,
                             "topic": queue.topic,
@@ -225,7 +225,7 @@ class DeadQueues:
                 deadline,
             )
         )
-        if any(answer.code == Said.GROUP_NOT_EXIST for answer in answers):
+        if any(answer.code == ResponseCode.GROUP_NOT_EXIST for answer in answers):
             return False
         for answer in answers:
             _good(answer)
@@ -238,7 +238,9 @@ class DeadQueues:
         ).encode()
         _good(
             self._pool.ask(
-                queue.master, Request(Ask.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body), deadline
+                queue.master,
+                Request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body),
+                deadline,
             )
         )
 
@@ -248,7 +250,7 @@ class Refused(Exception):
 
 
 def _good(answer: Answer) -> Answer:
-    if answer.code != Said.SUCCESS:
+    if answer.code != ResponseCode.SUCCESS:
         raise Refused(answer.said())
     return answer
 
@@ -261,7 +263,7 @@ def _in_a_row(
     for answer, offset in zip(answers, offsets, strict=True):
         if offset > at:
             break  # the one before it gave less than was asked for
-        if answer.code == Said.SUCCESS:
+        if answer.code == ResponseCode.SUCCESS:
             for one in read_stored(answer.body):
                 if one.offset >= at:
                     found.append(one)

@@ -12,7 +12,12 @@ from typing import Self
 from backstop.brokers.protocol import LETTER_PAGE_BYTES, DeadLetter, DeadLetterRef
 from backstop.brokers.rocketmq.dead_letters.dead_queue import DeadQueue, DeadQueues
 from backstop.brokers.rocketmq.message.names import dead_letter_topic, group_of_dead_letters
-from backstop.brokers.rocketmq.message.read_letter import place_of, read_letter, ref_of, topic_of
+from backstop.brokers.rocketmq.message.read_dead_letter import (
+    place_of,
+    read_dead_letter,
+    ref_of,
+    topic_of,
+)
 from backstop.brokers.rocketmq.message.stored import Stored
 from backstop.brokers.rocketmq.routes.find_origins import Dead, Origins
 from backstop.brokers.rocketmq.routes.route import Routes
@@ -90,7 +95,7 @@ class _Reading:
             entries, self.entries = self.entries, None
             some = next(
                 entries, None
-            )  # when this raises, the next one begins anew from where this one was
+            )  # when this raises, the next one begins again from where this one was
             self.entries = entries
             if some is not None:
                 self.arrived.extend(some)
@@ -166,14 +171,14 @@ class RocketMQLetters:
         )
         letters = []
         for (reading, one), position in zip(page, positions, strict=True):
-            letter = read_letter(self._topic, reading.queue.broker, self._group, one, position)
+            letter = read_dead_letter(self._topic, reading.queue.broker, self._group, one, position)
             reading.out.append((letter.broker_id, one.offset, one.stored_at))
             letters.append(letter)
         return letters
 
 
 def _from(queue: DeadQueue, since: Mapping[str, str]) -> int:
-    """The first entry to read. A queue that ends before the place was built anew."""
+    """The first entry to read. A queue that ends before the place was rebuilt."""
     place = place_of(queue.broker, queue.queue_id)
     after = int(since[place]) + 1 if place in since else queue.start
     return max(queue.start, after) if after <= queue.end else queue.start

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
 from backstop.brokers.rocketmq.wire.require_answers import require_answers
@@ -64,13 +64,17 @@ class Clock:
     def read(self, masters: Mapping[str, str], deadline: float) -> dict[str, int]:
         """broker name -> its time in milliseconds, never ahead of its clock. Raises BrokerUnavailable."""
         doing = "reading its clock"
-        span = Request(Ask.QUERY_CONSUME_TIME_SPAN, {"topic": TOPIC, "group": GROUP})
+        span = Request(RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": TOPIC, "group": GROUP})
         found: dict[str, int] = {}
         asked = [(address, span) for address in masters.values()]
         for (name, address), answer in zip(
             masters.items(),
             require_answers(
-                self._pool, asked, deadline, doing, also=(Said.TOPIC_NOT_EXIST, Said.NO_PERMISSION)
+                self._pool,
+                asked,
+                deadline,
+                doing,
+                also=(ResponseCode.TOPIC_NOT_EXIST, ResponseCode.NO_PERMISSION),
             ),
             strict=True,
         ):
@@ -86,7 +90,7 @@ class Clock:
         with self._lock:
             proved, at = self._proved.get(address, (0, float("-inf")))
         now = time.monotonic()
-        if answer.code != Said.SUCCESS or now - at > PROVED_SECONDS:
+        if answer.code != ResponseCode.SUCCESS or now - at > PROVED_SECONDS:
             return None
         told = _told(answer, doing)
         return told if abs(told - proved - (now - at) * 1000) < 1000 else None
@@ -94,12 +98,16 @@ class Clock:
     def _prove(self, masters: Mapping[str, str], deadline: float, doing: str) -> dict[str, int]:
         begun = time.monotonic()
         both = (
-            Request(Ask.QUERY_CONSUME_TIME_SPAN, {"topic": TOPIC, "group": GROUP}),
-            Request(Ask.GET_BROKER_RUNTIME_INFO),
+            Request(RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": TOPIC, "group": GROUP}),
+            Request(RequestCode.GET_BROKER_RUNTIME_INFO),
         )
         requests = [(address, request) for address in masters.values() for request in both]
         answers = require_answers(
-            self._pool, requests, deadline, doing, also=(Said.TOPIC_NOT_EXIST, Said.NO_PERMISSION)
+            self._pool,
+            requests,
+            deadline,
+            doing,
+            also=(ResponseCode.TOPIC_NOT_EXIST, ResponseCode.NO_PERMISSION),
         )
         took = round((time.monotonic() - begun) * 1000) + 1
         found: dict[str, int] = {}
@@ -123,7 +131,8 @@ class Clock:
         while waits:
             doing = "looking whether its queues hold all that it stored"
             requests = [
-                (address, Request(Ask.GET_BROKER_RUNTIME_INFO)) for address in waits.values()
+                (address, Request(RequestCode.GET_BROKER_RUNTIME_INFO))
+                for address in waits.values()
             ]
             answers = require_answers(self._pool, requests, deadline, doing)
             for name, answer in zip(list(waits), answers, strict=True):
@@ -149,7 +158,7 @@ class Clock:
             return flushed
         doing = "reading how it flushes"
         [answer] = require_answers(
-            self._pool, [(address, Request(Ask.GET_BROKER_CONFIG))], deadline, doing
+            self._pool, [(address, Request(RequestCode.GET_BROKER_CONFIG))], deadline, doing
         )
         flushed = b"flushDiskType=SYNC_FLUSH" in answer.body.split()
         with self._lock:
@@ -163,7 +172,7 @@ def as_datetime(millis: int) -> datetime:
 
 def _time(answer: Answer, seen: Runtime, took: int, doing: str) -> int:
     """The time that the answer tells, where the runtime agrees; else the whole second."""
-    if answer.code != Said.SUCCESS:
+    if answer.code != ResponseCode.SUCCESS:
         return seen.second
     told = _told(answer, doing)
     # Both were asked for within `took`, in an order that nobody knows.

@@ -13,10 +13,10 @@ from typing import Any
 from backstop.brokers.protocol import Holder
 from backstop.brokers.rocketmq.consumer.members import ask_members, ask_running_info
 from backstop.brokers.rocketmq.inspect.clock import as_datetime
-from backstop.brokers.rocketmq.inspect.look import Looker
+from backstop.brokers.rocketmq.inspect.read_progress import ProgressReader
 from backstop.brokers.rocketmq.message.names import encode_group, queue_number, retry_topic
 from backstop.brokers.rocketmq.wire import fastjson
-from backstop.brokers.rocketmq.wire.codes import Said
+from backstop.brokers.rocketmq.wire.codes import ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Command, Malformed
 from backstop.brokers.rocketmq.wire.pool import Pool
 from backstop.brokers.rocketmq.wire.require_answers import require_answers
@@ -32,7 +32,7 @@ _UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)
 
 def holders(
     pool: Pool,
-    looker: Looker,
+    reader: ProgressReader,
     brokers: tuple[str, ...] | None,
     topic: str,
     group: str,
@@ -43,7 +43,7 @@ def holders(
     BrokerUnavailable when a master does not answer; a consumer that does not is one that does not tell.
     """
     doing = f"looking for the consumers of the group {group!r}"
-    name, masters, _ = looker.find(topic, doing, deadline)
+    name, masters, _ = reader.find(topic, doing, deadline)
     found: list[Holder] = []
     for client, told in running_infos(pool, group, masters, doing, deadline).items():
         try:
@@ -69,14 +69,16 @@ def holders(
     return sorted(found, key=lambda one: (one.queue_id is None, one.queue_id or 0, one.consumer))
 
 
-def why_no_retry(pool: Pool, looker: Looker, topic: str, group: str, deadline: float) -> str | None:
+def why_no_retry(
+    pool: Pool, reader: ProgressReader, topic: str, group: str, deadline: float
+) -> str | None:
     """Why a copy must not go to the retry topic of the group now; null: it may. Raises BrokerUnavailable.
 
     While a group holds a lock, of whatever topic, its broker writes what is sent to its retry topic into its dead-letter queue.
     And consumers that POP through the proxy read other retry topics than this one.
     """
     doing = f"looking whether a copy can go to the retry topic of the group {group!r}"
-    _, masters, _ = looker.find(topic, doing, deadline)
+    _, masters, _ = reader.find(topic, doing, deadline)
     locked, read = 0, set()
     infos = running_infos(pool, group, masters, doing, deadline)
     for client, told in infos.items():
@@ -111,7 +113,7 @@ def running_infos(
     found: dict[str, dict[str, Any] | None] = {}
     for client, answer in zip(clients, answers, strict=True):
         found[client] = None
-        if isinstance(answer, Command) and answer.code == Said.SUCCESS:
+        if isinstance(answer, Command) and answer.code == ResponseCode.SUCCESS:
             try:
                 told = answer.json()
             except Malformed:
@@ -126,9 +128,9 @@ def _clients(
     """client id -> a master that it is connected to."""
     asked = [(address, ask_members(group)) for address in masters.values()]
     found: dict[str, str] = {}
-    answers = require_answers(pool, asked, deadline, doing, also=(Said.SYSTEM_ERROR,))
+    answers = require_answers(pool, asked, deadline, doing, also=(ResponseCode.SYSTEM_ERROR,))
     for (address, _), answer in zip(asked, answers, strict=True):
-        if answer.code != Said.SUCCESS:
+        if answer.code != ResponseCode.SUCCESS:
             if not (answer.remark or "").startswith(_NOBODY):
                 raise unavailable(doing, f"{address} says {answer.said()}")
             continue

@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backstop.brokers.protocol import Finding
-from backstop.brokers.rocketmq.inspect.hold_against import (
+from backstop.brokers.rocketmq.inspect.check_config import (
     Consumers,
     WantedTopic,
-    hold_broker,
-    hold_group,
-    hold_permissions,
-    hold_progress,
-    hold_retries,
-    hold_subscription,
+    check_broker,
+    check_group,
+    check_permissions,
+    check_progress,
+    check_retries,
+    check_subscription,
 )
 from backstop.brokers.rocketmq.inspect.locks import running_infos
 from backstop.brokers.rocketmq.message.names import encode_group, encode_topic, pop_retry_topics
 from backstop.brokers.rocketmq.routes.group_configs import Configs, group_configs
 from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Routes
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
 from backstop.brokers.rocketmq.wire.require_answers import require_answers
@@ -29,7 +29,7 @@ from backstop.brokers.rocketmq.wire.unavailable import unavailable
 from backstop.model.errors import ConfigurationError, ContractBroken
 
 
-class Surveyor:
+class ConfigReader:
     """Looks at what the server is set to, for one adapter. Raises BrokerUnavailable."""
 
     def __init__(
@@ -54,26 +54,30 @@ class Surveyor:
                 f"{broker}: master",
                 False,
                 "the name servers know it, and no master of it",
-                "Start its master: until then every look at its topics is refused.",
+                "Start its master: until then nothing of its topics is read.",
             )
             for broker, master in sorted(masters.items())
             if master is None
         ]
         there = {broker: master for broker, master in sorted(masters.items()) if master is not None}
-        asked = [(master, Request(Ask.GET_BROKER_CONFIG)) for master in there.values()]
+        asked = [(master, Request(RequestCode.GET_BROKER_CONFIG)) for master in there.values()]
         answers = require_answers(
-            self._pool, asked, deadline, "reading its configuration", also=(Said.NO_PERMISSION,)
+            self._pool,
+            asked,
+            deadline,
+            "reading its configuration",
+            also=(ResponseCode.NO_PERMISSION,),
         )
         retention = max(
             (self._wanted[topic].retention for topic in topics if topic in self._wanted),
             default=None,
         )
         for broker, answer in zip(there, answers, strict=True):
-            if answer.code == Said.NO_PERMISSION:
+            if answer.code == ResponseCode.NO_PERMISSION:
                 findings.append(_unread(f"{broker}: configuration"))
                 continue
             config = _lines(answer)
-            findings += hold_broker(broker, config, retention, self._levels, self._max_bytes)
+            findings += check_broker(broker, config, retention, self._levels, self._max_bytes)
         for topic in topics:
             findings.append(self._topic(topic, deadline))
         groups: dict[str, list[str]] = {}
@@ -107,7 +111,7 @@ class Surveyor:
         for queue in route.queues:
             read, written = queues.get(queue.broker, (0, 0))
             queues[queue.broker] = (read + queue.readable, written + queue.writable)
-        return hold_permissions(
+        return check_permissions(
             topic, queues, [broker for broker, master in route.masters.items() if master is None]
         )
 
@@ -133,25 +137,25 @@ class Surveyor:
         if missing := sorted(configs.keys() - found.keys()):
             do = "Make it on every master (mqadmin updateSubGroup), then check again."
             return [Finding(subject, False, f"it is not there at {', '.join(missing)}", do)]
-        findings = [hold_group(group, found)]
+        findings = [check_group(group, found)]
         retries = max((int(one.get("retryMaxTimes", 16)) for one in found.values()), default=None)
         policies = [self._wanted[topic].groups[group] for topic in topics]
         tightest = min(policies, key=lambda one: one.retries_at_most)
-        findings.append(hold_retries(group, self._levels, retries, tightest))
+        findings.append(check_retries(group, self._levels, retries, tightest))
         consumers = self._consumers(group, name, topics, sorted(configs), deadline)
-        findings.append(hold_progress(group, consumers, any(one.acknowledged for one in policies)))
+        findings.append(check_progress(group, consumers, any(one.acknowledged for one in policies)))
         for topic, one in zip(topics, policies, strict=True):
             findings.append(
-                hold_subscription(group, topic, consumers.expressions(encode_topic(topic)), one)
+                check_subscription(group, topic, consumers.expressions(encode_topic(topic)), one)
             )
         return findings
 
     def _consumers(
         self, group: str, name: str, topics: Sequence[str], masters: Sequence[str], deadline: float
     ) -> Consumers:
-        request = Request(Ask.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": name})
+        request = Request(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": name})
         doing = f"reading who consumes as {name}"
-        also = (Said.CONSUMER_NOT_ONLINE, Said.GROUP_NOT_EXIST)
+        also = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.GROUP_NOT_EXIST)
         answers = require_answers(
             self._pool, [(to, request) for to in masters], deadline, doing, also=also
         )
@@ -159,7 +163,7 @@ class Surveyor:
         subscriptions: dict[str, set[str]] = {}
         try:
             for answer in answers:
-                if answer.code != Said.SUCCESS:
+                if answer.code != ResponseCode.SUCCESS:
                     continue
                 found = _object(answer, doing)
                 clients |= {str(one["clientId"]) for one in found.get("connectionSet") or ()}
@@ -175,7 +179,7 @@ class Surveyor:
             ) from error
         infos = running_infos(self._pool, group, {at: at for at in masters}, doing, deadline)
         pops = (
-            ["a consumer tells so"]
+            ["a consumer reports it"]
             if any(told and told.get("mqPopTable") for told in infos.values())
             else []
         )

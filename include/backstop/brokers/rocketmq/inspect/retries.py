@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from backstop.brokers.protocol import Places, Retries
-from backstop.brokers.rocketmq.inspect.look import Looker
+from backstop.brokers.rocketmq.inspect.read_progress import ProgressReader
 from backstop.brokers.rocketmq.inspect.schedule import Entry, Schedule
 from backstop.brokers.rocketmq.message.names import encode_group, pop_retry_topics, retry_topic
 from backstop.brokers.rocketmq.message.properties import own_headers
 from backstop.brokers.rocketmq.message.stored import read_stored
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.questions import NOTHING_THERE, number, pull, read_stats
+from backstop.brokers.rocketmq.wire.requests import NOTHING_THERE, number, pull, read_stats
 from backstop.brokers.rocketmq.wire.require_answers import require_answers
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 from backstop.model.errors import BrokerUnavailable, ContractBroken
@@ -62,8 +62,10 @@ class _Queue:
 class RetryReader:
     """Reads for one adapter. Safe to share between threads; they wait for each other."""
 
-    def __init__(self, pool: Pool, looker: Looker, schedule: Schedule, *, seconds: float) -> None:
-        self._pool, self._looker, self._schedule, self._seconds = pool, looker, schedule, seconds
+    def __init__(
+        self, pool: Pool, reader: ProgressReader, schedule: Schedule, *, seconds: float
+    ) -> None:
+        self._pool, self._reader, self._schedule, self._seconds = pool, reader, schedule, seconds
 
     def pending(self, topic: str, group: str) -> int:
         """Messages that wait for the group, at most. BrokerUnavailable when a master does not answer."""
@@ -95,10 +97,10 @@ class RetryReader:
             )
         except ContractBroken as error:
             raise unavailable(doing, error.what) from error
-        topic_name, _, _ = self._looker.find(
+        topic_name, _, _ = self._reader.find(
             topic, doing, deadline
         )  # of a topic that is not there nothing is known
-        masters = self._looker.masters(doing, deadline)
+        masters = self._reader.masters(doing, deadline)
         begun = [
             queue for one in topics for queue in self._places(name, one, masters, doing, deadline)
         ]
@@ -135,7 +137,7 @@ class RetryReader:
     ) -> list[_Queue]:
         """Where the group is in each queue of one of its retry topics."""
         there = list(self._ends(topic, masters, doing, deadline))
-        committed = self._looker.committed(
+        committed = self._reader.committed(
             group, topic, [(b, a, q) for b, a, q, _, _ in there], doing, deadline
         )
         return [
@@ -156,13 +158,15 @@ class RetryReader:
     ) -> Iterator[tuple[str, str, int, int, int]]:
         """(broker, address, queue, first, next) of each queue of a topic, on all masters that have it."""
         asked = [
-            (address, Request(Ask.GET_TOPIC_STATS_INFO, {"topic": topic}))
+            (address, Request(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic}))
             for address in masters.values()
         ]
-        answers = require_answers(self._pool, asked, deadline, doing, also=(Said.TOPIC_NOT_EXIST,))
+        answers = require_answers(
+            self._pool, asked, deadline, doing, also=(ResponseCode.TOPIC_NOT_EXIST,)
+        )
         for (broker, address), answer in zip(masters.items(), answers, strict=True):
             for queue_id, first, following in (
-                read_stats(answer, doing) if answer.code == Said.SUCCESS else ()
+                read_stats(answer, doing) if answer.code == ResponseCode.SUCCESS else ()
             ):
                 yield broker, address, queue_id, first, following
 
@@ -181,7 +185,7 @@ class RetryReader:
             ]
             answers = require_answers(self._pool, asked, deadline, doing, also=NOTHING_THERE)
             for (queue, at), answer in zip(list(reading.items()), answers, strict=True):
-                if answer.code == Said.SUCCESS:
+                if answer.code == ResponseCode.SUCCESS:
                     try:
                         messages = read_stored(answer.body)
                     except Malformed:

@@ -14,10 +14,10 @@ from datetime import datetime, timedelta
 from backstop.brokers.rocketmq.inspect.clock import Clock, Runtime, as_datetime
 from backstop.brokers.rocketmq.message.properties import own_headers
 from backstop.brokers.rocketmq.message.stored import Stored, read_stored
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.questions import NOTHING_THERE, number, pull, read_stats
+from backstop.brokers.rocketmq.wire.requests import NOTHING_THERE, number, pull, read_stats
 from backstop.brokers.rocketmq.wire.require_answers import require_answers
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 from backstop.model.records import id_in
@@ -180,13 +180,13 @@ class Schedule:
             # Stored, and the timer has not looked when they are due.
             [stats] = self._ask_stats([address], TIMER, doing, deadline)
             for queue_id, _, following in (
-                read_stats(stats, doing) if stats.code == Said.SUCCESS else ()
+                read_stats(stats, doing) if stats.code == ResponseCode.SUCCESS else ()
             ):
                 asked = [
                     (address, pull(TIMER, queue_id, max(0, following - runtime.timer_unread), 1))
                 ]
                 [answer] = require_answers(self._pool, asked, deadline, doing, also=NOTHING_THERE)
-                if answer.code == Said.SUCCESS:
+                if answer.code == ResponseCode.SUCCESS:
                     now = min([now, *(_milliseconds(one) for one in _messages(answer, doing))])
         return now
 
@@ -195,7 +195,9 @@ class Schedule:
     ) -> tuple[dict[str, Runtime], list[_Ends]]:
         """The queues of the schedule on each master that has any. How far they are delivered is asked first, how far they are
         stored when all of it can be seen."""
-        asked = [(address, Request(Ask.GET_ALL_DELAY_OFFSET)) for address in masters.values()]
+        asked = [
+            (address, Request(RequestCode.GET_ALL_DELAY_OFFSET)) for address in masters.values()
+        ]
         offsets = require_answers(self._pool, asked, deadline, doing)
         runtimes = self._clock.settle(masters, deadline)
         found: list[_Ends] = []
@@ -206,7 +208,7 @@ class Schedule:
                 or self._masters[master].booted != runtimes[master].booted
             ):
                 self._masters[master] = _Master(runtimes[master].booted)
-            if stored.code != Said.SUCCESS:
+            if stored.code != ResponseCode.SUCCESS:
                 continue
             try:
                 delivered = {
@@ -234,9 +236,12 @@ class Schedule:
         self, addresses: Sequence[str], topic: str, doing: str, deadline: float
     ) -> list[Answer]:
         asked = [
-            (address, Request(Ask.GET_TOPIC_STATS_INFO, {"topic": topic})) for address in addresses
+            (address, Request(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic}))
+            for address in addresses
         ]
-        return require_answers(self._pool, asked, deadline, doing, also=(Said.TOPIC_NOT_EXIST,))
+        return require_answers(
+            self._pool, asked, deadline, doing, also=(ResponseCode.TOPIC_NOT_EXIST,)
+        )
 
     def _forget_delivered(self, ends: Sequence[_Ends]) -> None:
         for one in ends:
@@ -262,7 +267,7 @@ class Schedule:
             answers = require_answers(self._pool, asked, deadline, doing, also=NOTHING_THERE)
             for one, answer in zip(wanted, answers, strict=True):
                 level = self._level(one)
-                if answer.code != Said.SUCCESS:
+                if answer.code != ResponseCode.SUCCESS:
                     # Removed, or not to be seen yet: what comes next, or the same again while there is room.
                     level.read_to = max(
                         level.read_to, min(number(answer, "nextBeginOffset", doing), one.next)

@@ -58,7 +58,7 @@ class Stored:
     def unpack(self) -> tuple[bytes | None, str | None]:
         """The content; null: it cannot be unpacked, and the second says why, as the end of a sentence.
 
-        Each time anew: a body of a few KiB may become 64 MiB, which only whoever needs the content is to hold.
+        Unpacked on each call: a body of a few KiB may become 64 MiB, which only whoever needs the content is to hold.
         """
         if self.cut_off:
             return (

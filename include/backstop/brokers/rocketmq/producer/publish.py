@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from backstop.brokers.protocol import Receipt
 from backstop.brokers.rocketmq.inspect.locks import why_no_retry
-from backstop.brokers.rocketmq.inspect.look import Looker
+from backstop.brokers.rocketmq.inspect.read_progress import ProgressReader
 from backstop.brokers.rocketmq.message.batch import write_batch
 from backstop.brokers.rocketmq.message.epoch import EPOCH
 from backstop.brokers.rocketmq.message.names import encode_group, encode_topic, retry_topic
@@ -24,11 +24,11 @@ from backstop.brokers.rocketmq.message.properties import (
     write_properties,
 )
 from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Queue, Route, Routes
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.exchange import Result
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.session import Lost, NotSent
+from backstop.brokers.rocketmq.wire.session import ConnectionLost, NotSent
 from backstop.model.errors import BrokerUnavailable, ConfigurationError, ContractBroken
 from backstop.model.records import Message, Outcome, Position
 
@@ -38,30 +38,32 @@ NO_MODEL = "BACKSTOP_MAKES_NO_TOPIC"
 
 _STORED = frozenset(
     {
-        Said.SUCCESS,
+        ResponseCode.SUCCESS,
         # Stored by the master, and not flushed, or not on a replica, in time: what a crash takes is found later.
-        Said.FLUSH_DISK_TIMEOUT,
-        Said.FLUSH_SLAVE_TIMEOUT,
-        Said.SLAVE_NOT_AVAILABLE,
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+        ResponseCode.SLAVE_NOT_AVAILABLE,
     }
 )
 _NOT_STORED = frozenset(
     {
-        Said.SYSTEM_BUSY,
-        Said.NOT_SUPPORTED,
-        Said.MESSAGE_ILLEGAL,
-        Said.SERVICE_NOT_AVAILABLE,
-        Said.VERSION_NOT_SUPPORTED,
-        Said.NO_PERMISSION,
-        Said.TOPIC_NOT_EXIST,
-        Said.GROUP_NOT_EXIST,
-        Said.INVALID_PARAMETER,
-        Said.FLOW_CONTROL,
-        Said.GO_AWAY,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.NOT_SUPPORTED,
+        ResponseCode.MESSAGE_ILLEGAL,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.VERSION_NOT_SUPPORTED,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.GROUP_NOT_EXIST,
+        ResponseCode.INVALID_PARAMETER,
+        ResponseCode.FLOW_CONTROL,
+        ResponseCode.GO_AWAY,
     }
 )
 """Answers that a broker gives before it stores."""
-_FOR_GOOD = frozenset({Said.MESSAGE_ILLEGAL, Said.TOPIC_NOT_EXIST, Said.GROUP_NOT_EXIST})
+_FOR_GOOD = frozenset(
+    {ResponseCode.MESSAGE_ILLEGAL, ResponseCode.TOPIC_NOT_EXIST, ResponseCode.GROUP_NOT_EXIST}
+)
 _NOT_STORED_REMARKS = ("create mapped file failed", "broker unable to service, until")
 """What a SYSTEM_ERROR says that is given before anything is stored; any other one tells nothing.
 
@@ -74,11 +76,11 @@ _TOO_MUCH = re.compile(
 """What it says while it still writes a batch down, for more bytes than one message may have."""
 _MOVED = frozenset(
     {
-        Said.TOPIC_NOT_EXIST,
-        Said.INVALID_PARAMETER,
-        Said.NO_PERMISSION,
-        Said.SERVICE_NOT_AVAILABLE,
-        Said.GO_AWAY,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.INVALID_PARAMETER,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.GO_AWAY,
     }
 )
 """Answers after which the topic's route is asked for again."""
@@ -130,7 +132,7 @@ class _Piece:
             # A request without a body makes the broker stumble; every client unpacks this to nothing.
             flags, body = ZLIB, zlib.compress(b"")
         return Request(
-            Ask.SEND_BATCH_MESSAGE if whole else Ask.SEND_MESSAGE_V2,
+            RequestCode.SEND_BATCH_MESSAGE if whole else RequestCode.SEND_MESSAGE_V2,
             {
                 # Who sends to a retry topic is held against the rights of a group: of this one, not of ours for every group.
                 "a": PRODUCER_GROUP if self.group is None else encode_group(self.group),
@@ -158,10 +160,16 @@ class Publisher:
     """Publishes for one adapter. Safe to share between threads."""
 
     def __init__(
-        self, pool: Pool, routes: Routes, looker: Looker, *, send_timeout: float, max_bytes: int
+        self,
+        pool: Pool,
+        routes: Routes,
+        reader: ProgressReader,
+        *,
+        send_timeout: float,
+        max_bytes: int,
     ) -> None:
         """`send_timeout`: seconds for the whole of one publish; `max_bytes`: of one message's content."""
-        self._pool, self._routes, self._looker = pool, routes, looker
+        self._pool, self._routes, self._reader = pool, routes, reader
         self._seconds, self._max_bytes = send_timeout, max_bytes
 
     def publish(self, messages: Sequence[Message], group: str | None) -> list[Receipt]:
@@ -234,7 +242,7 @@ class Publisher:
                     again += (
                         (one, False) for one in piece.split()
                     )  # as above, and it stored none: each by itself then
-                elif code == Said.SYSTEM_BUSY:
+                elif code == ResponseCode.SYSTEM_BUSY:
                     again.append((piece, True))
                 elif code is None or code in _MOVED:
                     self._routes.forget(piece.topic)
@@ -262,7 +270,7 @@ class Publisher:
         if isinstance(route, Receipt):
             return route
         try:
-            why = why_no_retry(self._pool, self._looker, topic, group, deadline)
+            why = why_no_retry(self._pool, self._reader, topic, group, deadline)
         except (BrokerUnavailable, ConfigurationError, ContractBroken) as error:
             why = f"whether the group would read it could not be looked for: {error.what}"
         return route if why is None else _refused(f"Nothing was sent: {why}")
@@ -333,7 +341,7 @@ def _settle(piece: _Piece, result: Result) -> Mapping[int, Receipt]:
         return _stored(piece, result)
     if isinstance(result, NotSent):
         receipt = _refused(f"Nothing was sent: {result}")
-    elif isinstance(result, Lost):
+    elif isinstance(result, ConnectionLost):
         receipt = Receipt(Outcome.UNKNOWN, error=f"No answer came: {result}")
     elif (
         result.code in _NOT_STORED
@@ -350,7 +358,7 @@ def _is_too_much(result: Result) -> bool:
     """Whether the broker says no to what it was given, and would say no again."""
     if not isinstance(result, Answer):
         return False
-    return result.code == Said.MESSAGE_ILLEGAL or bool(_TOO_MUCH.match(result.remark or ""))
+    return result.code == ResponseCode.MESSAGE_ILLEGAL or bool(_TOO_MUCH.match(result.remark or ""))
 
 
 def _stored(piece: _Piece, answer: Answer) -> Mapping[int, Receipt]:

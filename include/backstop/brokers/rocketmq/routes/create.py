@@ -9,10 +9,10 @@ from typing import Literal
 from backstop.brokers.rocketmq.message.names import encode_group, encode_topic
 from backstop.brokers.rocketmq.routes.group_configs import group_configs
 from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Routes
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.questions import ask_committed
+from backstop.brokers.rocketmq.wire.requests import ask_committed
 from backstop.brokers.rocketmq.wire.require_answers import require_answers
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 
@@ -39,7 +39,7 @@ class Creator:
         except NoSuchTopic:
             there = set()
         request = Request(
-            Ask.UPDATE_AND_CREATE_TOPIC,
+            RequestCode.UPDATE_AND_CREATE_TOPIC,
             {
                 "topic": name,
                 "defaultTopic": "TBW102",
@@ -83,7 +83,7 @@ class Creator:
             doing,
             missing,
             Request(
-                Ask.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+                RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
                 body=json.dumps(
                     {
                         "groupName": name,
@@ -105,20 +105,20 @@ class Creator:
         except NoSuchTopic as error:
             raise unavailable(doing, f"there is no topic {topic!r}") from error
         queues = route.complete(doing)
-        begins = Ask.GET_MIN_OFFSET if at == "start" else Ask.GET_MAX_OFFSET
+        begins = RequestCode.GET_MIN_OFFSET if at == "start" else RequestCode.GET_MAX_OFFSET
         requests = []
         for queue, master in queues:
             requests.append((master, ask_committed(name, to, queue.queue_id)))
             requests.append((master, Request(begins, {"topic": to, "queueId": queue.queue_id})))
         answers = require_answers(
-            self._pool, requests, self._by(), doing, also=(Said.QUERY_NOT_FOUND,)
+            self._pool, requests, self._by(), doing, also=(ResponseCode.QUERY_NOT_FOUND,)
         )
         try:
             commits = [
                 (
                     master,
                     Request(
-                        Ask.UPDATE_CONSUMER_OFFSET,
+                        RequestCode.UPDATE_CONSUMER_OFFSET,
                         {
                             "consumerGroup": name,
                             "topic": to,
@@ -130,7 +130,7 @@ class Creator:
                 for (queue, master), told, begin in zip(
                     queues, answers[::2], answers[1::2], strict=True
                 )
-                if told.code == Said.QUERY_NOT_FOUND
+                if told.code == ResponseCode.QUERY_NOT_FOUND
             ]
         except Malformed as error:
             raise unavailable(doing, str(error)) from error
@@ -143,12 +143,12 @@ class Creator:
         self._ask(
             doing,
             set(self._masters().values()),
-            Request(Ask.DELETE_TOPIC_IN_BROKER, {"topic": name}),
+            Request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name}),
         )
         self._ask(
             doing,
             set(self._pool.address.namesrvs),
-            Request(Ask.DELETE_TOPIC_IN_NAMESRV, {"topic": name}),
+            Request(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": name}),
         )
         self._routes.forget(name)
 

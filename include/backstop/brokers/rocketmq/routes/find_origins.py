@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from backstop.brokers.rocketmq.message.epoch import EPOCH
 from backstop.brokers.rocketmq.message.names import queue_number
-from backstop.brokers.rocketmq.message.read_letter import encoded
+from backstop.brokers.rocketmq.message.read_dead_letter import encoded
 from backstop.brokers.rocketmq.message.stored import Stored, read_store_id, read_stored
 from backstop.brokers.rocketmq.routes.route import NoSuchTopic, Routes
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.exchange import only_answers
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.session import Lost, NotSent
+from backstop.brokers.rocketmq.wire.session import ConnectionLost, NotSent
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 from backstop.model.errors import ConfigurationError
 from backstop.model.records import Position
@@ -50,7 +50,7 @@ class Origins:
         """The position of each; null where there is none to be found. Raises BrokerUnavailable."""
         try:
             return [position for some in _parts(letters) for position in self._find(some)]
-        except (Lost, NotSent, Malformed) as error:
+        except (ConnectionLost, NotSent, Malformed) as error:
             raise unavailable("looking for what dead letters were", str(error)) from error
 
     def _find(self, letters: Sequence[Dead]) -> list[Position | None]:
@@ -61,7 +61,13 @@ class Origins:
             physical = _original(letter.stored)
             if physical is not None:
                 asked.append(
-                    (place, (letter.master, Request(Ask.VIEW_MESSAGE_BY_ID, {"offset": physical})))
+                    (
+                        place,
+                        (
+                            letter.master,
+                            Request(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": physical}),
+                        ),
+                    )
                 )
         for (place, _), answer in zip(
             asked, self._ask([one for _, one in asked], deadline), strict=True
@@ -83,7 +89,7 @@ class Origins:
                         (
                             master,
                             Request(
-                                Ask.QUERY_MESSAGE,
+                                RequestCode.QUERY_MESSAGE,
                                 {
                                     "topic": encoded(letter.topic or ""),
                                     "key": letter.stored.unique_key,
@@ -102,14 +108,14 @@ class Origins:
         ):
             # A topic that this login may not read, or that is gone, tells no origin: its letter is drained all the same.
             if answer.code not in (
-                Said.SUCCESS,
-                Said.QUERY_NOT_FOUND,
-                Said.NO_PERMISSION,
-                Said.TOPIC_NOT_EXIST,
+                ResponseCode.SUCCESS,
+                ResponseCode.QUERY_NOT_FOUND,
+                ResponseCode.NO_PERMISSION,
+                ResponseCode.TOPIC_NOT_EXIST,
             ):
                 raise unavailable("looking for what dead letters were", answer.said())
             its = places.setdefault(place, set())
-            messages = None if answer.code == Said.NO_PERMISSION else _messages(answer)
+            messages = None if answer.code == ResponseCode.NO_PERMISSION else _messages(answer)
             if messages is None:
                 its.add(None)  # what this broker has may be the original as well
             its.update(
@@ -179,7 +185,7 @@ def _messages(answer: Answer) -> list[Stored] | None:
     """None where they cannot be read: a place may hold anything by now, and a letter is drained also when another message that
     its index names cannot be understood; it has no position then."""
     try:
-        return read_stored(answer.body) if answer.code == Said.SUCCESS else []
+        return read_stored(answer.body) if answer.code == ResponseCode.SUCCESS else []
     except Malformed:
         return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.frames import Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
 from backstop.brokers.rocketmq.wire.require_answers import require_answers
@@ -22,11 +22,11 @@ def group_configs(
     pool: Pool, masters: Sequence[str], deadline: float, doing: str
 ) -> list[Configs | None]:
     """Of each master, in order; null where this login may not read it. Raises BrokerUnavailable."""
-    asked = [(master, Request(Ask.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)) for master in masters]
-    answers = require_answers(pool, asked, deadline, doing, also=(Said.NO_PERMISSION,))
+    asked = [(master, Request(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)) for master in masters]
+    answers = require_answers(pool, asked, deadline, doing, also=(ResponseCode.NO_PERMISSION,))
     found: list[Configs | None] = []
     for answer in answers:
-        if answer.code == Said.NO_PERMISSION:
+        if answer.code == ResponseCode.NO_PERMISSION:
             found.append(None)
             continue
         try:

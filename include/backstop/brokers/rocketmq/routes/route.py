@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 
 from backstop.brokers.rocketmq.message.names import queue_number
 from backstop.brokers.rocketmq.wire.address import endpoint
-from backstop.brokers.rocketmq.wire.codes import Ask, Said
+from backstop.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from backstop.brokers.rocketmq.wire.exchange import only_answers
 from backstop.brokers.rocketmq.wire.frames import Answer, Malformed, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.session import Lost, NotSent
+from backstop.brokers.rocketmq.wire.session import ConnectionLost, NotSent
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 from backstop.model.errors import ConfigurationError
 
 BELIEVED_SECONDS = 10.0
 MAX_QUEUES = 10_000
 _READ, _WRITE = 4, 2
-_CLUSTER = Ask.GET_BROKER_CLUSTER_INFO
+_CLUSTER = RequestCode.GET_BROKER_CLUSTER_INFO
 
 
 class _Refused(Exception):
@@ -121,11 +121,11 @@ class Routes:
             answer, masters = self._ask(
                 topic, doing, at + self._seconds if deadline is None else deadline
             )
-            if answer.code == Said.TOPIC_NOT_EXIST:
+            if answer.code == ResponseCode.TOPIC_NOT_EXIST:
                 self._all_there(masters, doing)
                 self.forget(topic)
                 raise NoSuchTopic(topic)
-            if answer.code != Said.SUCCESS:
+            if answer.code != ResponseCode.SUCCESS:
                 raise unavailable(doing, answer.said())
             self._require_names(masters)
             if not partial:
@@ -159,7 +159,7 @@ class Routes:
         try:
             answer, masters = self._ask(topic, doing, deadline)
             names = {name for name in masters if name in (self.brokers or (name,))}
-            if answer.code == Said.SUCCESS:
+            if answer.code == ResponseCode.SUCCESS:
                 names |= {str(one["brokerName"]) for one in answer.json()["queueDatas"]}
         except (Malformed, KeyError, TypeError) as error:
             raise unavailable(doing, f"{type(error).__name__}: {error}") from error
@@ -188,13 +188,13 @@ class Routes:
                     if topic is not None
                     else self._ask_cluster(server, by)
                 )
-            except (Lost, NotSent, _Refused) as error:
+            except (ConnectionLost, NotSent, _Refused) as error:
                 said.append(str(error))
                 continue
-            if answer.code == Said.SUCCESS:
+            if answer.code == ResponseCode.SUCCESS:
                 return answer, masters
             found = found or (answer, masters)
-        if found is None or (said and found[0].code == Said.TOPIC_NOT_EXIST):
+        if found is None or (said and found[0].code == ResponseCode.TOPIC_NOT_EXIST):
             # One that did not answer may be the one that knows it.
             raise unavailable(doing, "; ".join(said))
         return found
@@ -208,13 +208,15 @@ class Routes:
         nothing out. For one that does not, those count as known that were so before it was read and after.
         """
         asked = [
-            Request(Ask.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True}),
+            Request(
+                RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True}
+            ),
             Request(_CLUSTER),
         ]
         route, cluster = only_answers(self._pool.ask_many(server, asked, deadline))
         before = _masters(_good(server, cluster))
         if (
-            route.code == Said.SUCCESS
+            route.code == ResponseCode.SUCCESS
             and _brokers_of(route) >= {*before, *(self.brokers or ())} - self._removed
         ):
             return route, before
@@ -290,7 +292,7 @@ class Routes:
 
 
 def _good(server: str, answer: Answer) -> Answer:
-    if answer.code != Said.SUCCESS:
+    if answer.code != ResponseCode.SUCCESS:
         raise _Refused(f"{server}: {answer.said()}")
     return answer
 

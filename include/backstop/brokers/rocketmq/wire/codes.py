@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class Ask(IntEnum):
-    """What a request asks for: RocketMQ's RequestCode."""
+class RequestCode(IntEnum):
+    """What a request asks for."""
 
     PULL_MESSAGE = 11
     QUERY_MESSAGE = 12
@@ -46,8 +46,8 @@ class Ask(IntEnum):
     GET_TOPIC_CONFIG = 351
 
 
-class Said(IntEnum):
-    """What an answer says: RocketMQ's ResponseCode."""
+class ResponseCode(IntEnum):
+    """What an answer says."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -80,6 +80,6 @@ class Said(IntEnum):
 def word(code: int) -> str:
     """TOPIC_NOT_EXIST (17); the bare number of a code that is not used here."""
     try:
-        return f"{Said(code).name} ({code})"
+        return f"{ResponseCode(code).name} ({code})"
     except ValueError:
         return f"code {code}"

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 
 from backstop.brokers.rocketmq.wire.frames import Answer, Command, Request
-from backstop.brokers.rocketmq.wire.session import Lost, NotSent, Session
+from backstop.brokers.rocketmq.wire.session import ConnectionLost, NotSent, Session
 
-Result = Answer | Lost | NotSent
+Result = Answer | ConnectionLost | NotSent
 WINDOW = 128
 """Requests in flight on one connection. A broker refuses what waits for more than 200 ms in its queue of sends."""
 WINDOW_BYTES = 8 * 1024 * 1024

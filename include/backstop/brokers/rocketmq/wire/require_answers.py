@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backstop.brokers.rocketmq.wire.codes import Said
+from backstop.brokers.rocketmq.wire.codes import ResponseCode
 from backstop.brokers.rocketmq.wire.exchange import only_answers
 from backstop.brokers.rocketmq.wire.frames import Answer, Request
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.brokers.rocketmq.wire.session import Lost, NotSent
+from backstop.brokers.rocketmq.wire.session import ConnectionLost, NotSent
 from backstop.brokers.rocketmq.wire.unavailable import unavailable
 
 
@@ -24,9 +24,9 @@ def require_answers(
     than success and `also`."""
     try:
         answers = only_answers(pool.ask_all(requests, deadline))
-    except (Lost, NotSent) as error:
+    except (ConnectionLost, NotSent) as error:
         raise unavailable(doing, str(error)) from error
     for (address, _), answer in zip(requests, answers, strict=True):
-        if answer.code != Said.SUCCESS and answer.code not in also:
+        if answer.code != ResponseCode.SUCCESS and answer.code not in also:
             raise unavailable(doing, f"{address} says {answer.said()}")
     return answers

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from backstop.brokers.rocketmq.wire.address import Address, split_endpoint
-from backstop.brokers.rocketmq.wire.codes import Said
+from backstop.brokers.rocketmq.wire.codes import ResponseCode
 from backstop.brokers.rocketmq.wire.frames import (
     ANSWER,
     Answer,
@@ -39,7 +39,7 @@ class NotSent(Exception):
     """The request never left this process as a whole: nobody can have executed it."""
 
 
-class Lost(Exception):
+class ConnectionLost(Exception):
     """The connection broke, or the time was over: the request may have been executed."""
 
 
@@ -125,7 +125,7 @@ class Session:
             pass
         arrived = self.take_all()
         if not arrived and self.broken is not None:
-            raise Lost(self.broken)
+            raise ConnectionLost(self.broken)
         return arrived
 
     def take_all(self) -> dict[int, Answer]:
@@ -133,7 +133,7 @@ class Session:
         arrived, self._arrived = self._arrived, {}
         return arrived
 
-    def conclude(self, opaque: int) -> Answer | Lost | NotSent:
+    def conclude(self, opaque: int) -> Answer | ConnectionLost | NotSent:
         """How it ended. What was not written is withdrawn; an answer that comes later is thrown away."""
         answer = self._arrived.pop(opaque, None)
         if answer is not None:
@@ -141,7 +141,7 @@ class Session:
         if opaque in self._in_flight:
             self._in_flight.discard(opaque)
             self._given_up.add(opaque)
-            return Lost(self.broken or f"{self.to} did not answer in time")
+            return ConnectionLost(self.broken or f"{self.to} did not answer in time")
         for place, (waiting, _) in enumerate(self._waiting):
             if waiting == opaque:
                 del self._waiting[place]
@@ -260,7 +260,7 @@ class Session:
         self.pushes += 1
         answer = self.on_push(command) if self.on_push is not None else None
         if command.wants_answer:
-            said = answer or Request(Said.NOT_SUPPORTED)
+            said = answer or Request(ResponseCode.NOT_SUPPORTED)
             self._waiting.append((_OUR_ANSWER, encode(said, command.opaque, flag=ANSWER)))
 
     def _break(self, why: str) -> None:

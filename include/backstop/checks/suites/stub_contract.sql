@@ -1,0 +1,20 @@
+-- What crosses tables or shards; the expectations over single rows are in stub_contract.yaml.
+
+-- name: no_stub_twice: no message id is judged on two shards
+-- By itself, because expect_compound_columns_to_be_unique takes three times as long over millions of rows.
+SELECT s.topic, s.message_id
+FROM {batch} AS run
+JOIN staged_stub AS s USING (run_id, stage)
+WHERE s.deliveries > 0
+GROUP BY s.topic, s.message_id
+HAVING count(*) > 1;
+
+-- name: broken_rows_not_judged: a stub that this run put into quarantine is not judged as well
+-- IS TRUE keeps it one scan of either table: staged_stub has no key to be looked up by.
+SELECT s.shard, s.topic, s.message_id
+FROM {batch} AS run
+JOIN staged_stub AS s USING (run_id, stage)
+WHERE s.deliveries > 0 AND (('shard ' || s.shard, s.topic, s.message_id) IN (
+        SELECT q.store, q.topic, q.message_id
+        FROM {batch} AS broken_of
+        JOIN quarantine AS q ON q.last_seen_at >= broken_of.started_at AND q.consumer_group IS NULL)) IS TRUE;
