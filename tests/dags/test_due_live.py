@@ -24,6 +24,9 @@ WHERE dag_id = 'sweep' AND run_id = %s AND start_date IS NOT NULL
 @contextmanager
 def triggerer(people: Live) -> Iterator[None]:
     """The one process that other tests do without."""
+    # Airflow registers the watchers of a DAG that was unpaused when it parses its file the next time.
+    token = people.api.request("GET", "/dags/sweep")["file_token"]
+    people.api.request("PUT", f"/parseDagFile/{token}")
     airflow = people.platform.airflow
     child = Child("Airflow's triggerer", airflow.home / "triggerer.log")
     child.start([sys.executable, "-m", *TRIGGERER], env=airflow.settings(), cwd=airflow.home)

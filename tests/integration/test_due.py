@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing, closing
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import psycopg2
 import pytest
 import redis
+from airflow.triggers.shared_stream import SharedStreamManager
 
 from backstop.airflow import due_trigger
 from backstop.airflow.due_trigger import DutyDue
@@ -301,18 +302,38 @@ def test_one_trigger_looks_for_all_and_each_fires_for_its_own_duty(
         {"duty": "reconcile"},
     )
 
-    async def first(trigger: DutyDue) -> Any:
-        async with aclosing(trigger.run()) as events:
-            return await asyncio.wait_for(anext(events), 30)
+    fired: list[Any] = []
+    looks = 0
 
-    async def nothing(trigger: DutyDue) -> None:
-        async with aclosing(trigger.run()) as events:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(events), 3)
+    async def listen(manager: SharedStreamManager, number: int, trigger: DutyDue) -> None:
+        stream = manager.subscribe(
+            trigger_id=number, trigger=trigger, key=trigger.shared_stream_key()
+        )
+        async for event in trigger.filter_shared_stream(stream):
+            fired.append(event.payload)
+
+    async def count(manager: SharedStreamManager) -> None:
+        nonlocal looks
+        async for _ in manager.subscribe(
+            trigger_id=99, trigger=triggers[0], key="backstop due work"
+        ):
+            looks += 1
 
     async def all_of_them() -> None:
-        fired = await first(DutyDue("reconcile"))
-        assert fired.payload == {"due": "reconcile"}
-        await nothing(DutyDue("sweep"))
+        # As the triggerer's own runner does it.
+        manager = SharedStreamManager()
+        tasks = [
+            asyncio.create_task(listen(manager, number, one)) for number, one in enumerate(triggers)
+        ]
+        tasks.append(asyncio.create_task(count(manager)))
+        async with asyncio.timeout(300):
+            while len(fired) < 2 or looks < 3:
+                await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await manager.stop_all()
 
     asyncio.run(all_of_them())
+    # One start of each that has something to do, however often it is looked.
+    assert sorted(event["due"] for event in fired) == ["reconcile", "watch"]

@@ -178,7 +178,7 @@ class AirflowApi:
                     raise _unavailable(
                         f"{method} {path} was not answered: {silent}", None
                     ) from silent
-        return dict(json.loads(text)) if text else {}
+        return dict(json.loads(text) or {}) if text else {}
 
 
 def _unavailable(what: str, status: int | None) -> AirflowUnavailable:
