@@ -447,26 +447,6 @@ def test_where_a_scan_would_cost_more_each_key_is_asked_and_the_run_shows_both_n
     assert counts.get("proven_by_scan", 0) == 0 and counts["asked_by_key"] == 2
 
 
-ASKED = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'consumer_log_pkey'"
-
-
-def test_the_database_is_asked_for_exactly_the_keys_that_the_scan_did_not_prove(
-    world: System, spark: Any, in_parts: None
-) -> None:
-    """Counted by PostgreSQL: each key asked for is one search of the primary key."""
-    fill(world, 3)
-
-    def searches() -> int:
-        for group in ("billing", "shipping"):  # what our own statements did is counted at their end
-            world.rows(f"{group}_db", "SELECT pg_stat_force_next_flush()")
-        return sum(world.rows(f"{group}_db", ASKED)[0][0] for group in ("billing", "shipping"))
-
-    before = searches()
-    _, counts = staged(world, spark)
-    assert counts["proven_by_scan"] > 0
-    assert searches() - before == counts["asked_by_key"]
-
-
 def test_a_proof_says_the_same_with_a_scan_and_by_key_and_shows_how_it_read(
     world: System, spark: Any, in_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
