@@ -76,9 +76,15 @@ def migrate(
 
 
 def databases(settings: Settings) -> list[tuple[str, str, str]]:
-    """(role, name, connection) of every database."""
+    """(role, name, connection) of every database that has tables of Backstop's own."""
     return [
         ("control", "control", settings.control),
-        *(("producer", name, store.connection) for name, store in settings.producers.items()),
-        *(("consumer", name, store.connection) for name, store in settings.consumers.items()),
+        *(
+            ("producer", name, settings.producers[name].connection)
+            for name in settings.own_producers()
+        ),
+        *(
+            ("consumer", name, settings.consumers[name].connection)
+            for name in settings.own_consumers()
+        ),
     ]
