@@ -170,6 +170,24 @@ LIBRARIES: dict[str, Library] = {
 }
 
 
+OUTBOX = """
+CREATE TABLE outboxevent (id uuid PRIMARY KEY, aggregatetype varchar(255) NOT NULL, aggregateid varchar(255) NOT NULL,
+    type varchar(255) NOT NULL, payload jsonb);
+CREATE TABLE inbox (message_id text, state text, at timestamptz DEFAULT now());
+"""
+DEBEZIUM = Library(
+    OUTBOX,
+    {"preset": "debezium", "topics": {"Order": "orders"}, "slot": "backstop_test"},
+    LIBRARIES["practice"].consumer,
+    # Inserted and deleted in one transaction, as its users do: nobody ever sees the row.
+    "WITH made AS (INSERT INTO outboxevent VALUES (%(id)s, 'Order', 'o-1', 'OrderPlaced', '{}') RETURNING 1) SELECT 1",
+    "",
+    LIBRARIES["practice"].receive,
+    LIBRARIES["practice"].finish,
+    lambda number: f"0f8fad5b-d9cb-469f-a165-{number:012}",
+)
+
+
 @dataclass
 class Mapped:
     """A system of which one producer, shop, and one consumer, billing_db, are mapped tables of a library in one database."""

@@ -105,6 +105,10 @@ def test_from_nothing_to_where_is_my_message_without_touching_the_producer(
 
         # Business goes on: one message is lost, one is under way, one is done.
         lost, under_way = shop.send(shop.promise()), shop.promise()
+        paused = shop.promise()
+        shop.run(
+            'UPDATE cap.published SET "StatusName" = \'Paused\' WHERE "Id" = %(id)s', id=int(paused)
+        )
         done.append(shop.receive(shop.send(shop.promise())))
         written_later = shop.shown()
         second = reconcile()
@@ -118,6 +122,10 @@ def test_from_nothing_to_where_is_my_message_without_touching_the_producer(
             lost: ("LOST", "passed_over"),
             under_way: ("BACKLOGGED", "ahead_of_group"),
         }
+
+        assert running.rows("control", "SELECT store, message_id, reason FROM quarantine") == [
+            ("shard shop", paused, "unknown_status")
+        ]
 
         code, stories = cli("where", "orders", lost, done[-1], under_way)
         assert code == 0

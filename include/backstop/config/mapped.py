@@ -31,6 +31,9 @@ _Text = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r
 _States = tuple[_Text, ...]
 
 
+CAPTURED_AT = "captured_at"
+
+
 def _by_name(value: Any) -> Any:
     """A list of names is a mapping of each to itself."""
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
@@ -83,6 +86,14 @@ STUB_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "sent": ["1"],
         "unsent": ["0"],
         "wire_header": "ID",
+    },
+    # Often inserted and deleted in one transaction: captured, and sent once the relay's slot is past it.
+    "debezium": {
+        "tables": ["outboxevent"],
+        "message_id": "id",
+        "topic": "aggregatetype",
+        "created_at": "captured_at",
+        "wire_header": "id",
     },
     # The practice that Backstop grew from: the offset is written when the broker has answered.
     "practice": {
@@ -204,12 +215,15 @@ def _with_preset(presets: Mapping[str, Mapping[str, Any]], given: Any) -> Any:
 class StubMapping(_Mapping):
     """A producer's message table. Nothing is ever written there."""
 
-    preset: Literal["cap", "modulith", "modulith_archive", "eventuate", "practice"] | None = None
+    preset: (
+        Literal["cap", "modulith", "modulith_archive", "eventuate", "debezium", "practice"] | None
+    ) = None
     topics: _Names = Field(
         min_length=1, description="its topics: a list, or their name -> the topic's name here"
     )
     created_at: _Text = Field(
-        description="the column of when a row was inserted, never changed later"
+        default=CAPTURED_AT,
+        description="the column of when a row was inserted, never changed later; captured: always captured_at",
     )
     sent: _States = Field(
         default=(), description="states that are only set after the broker has answered"
@@ -217,6 +231,13 @@ class StubMapping(_Mapping):
     unsent: _States = Field(default=(), description="states in which its relay may still send")
     sent_when_set: _Text | None = Field(
         default=None, description="in place of states: a column that is empty until it is sent"
+    )
+    slot: _Text | None = Field(
+        default=None,
+        description="captured: the replication slot of the relay that reads the database's log; what it is past was sent",
+    )
+    deleted_when_sent: bool = Field(
+        default=False, description="captured: its relay deletes a row once the broker has answered"
     )
     wire_header: _Text = Field(
         default=ID_HEADER, description="the header that carries the id with the message"
@@ -236,9 +257,23 @@ class StubMapping(_Mapping):
             raise PydanticCustomError("topics", "exactly one in `topics`, where no column names it")
         if self.sent and self.state is None:
             raise PydanticCustomError("state", "with `sent`, the column `state`")
+        if self.slot is not None and self.deleted_when_sent:
+            raise PydanticCustomError("slot", "one of `slot` and `deleted_when_sent`")
+        if self.is_captured:
+            names = [self.message_id, self.topic or "", *self.only]
+            if any("." in name for name in names) or self.only or len(self.tables) != 1:
+                says = "captured: one table, plain columns, no `only`: a trigger must never fail the application's transaction"
+                raise PydanticCustomError("message_id", says)  # type: ignore[arg-type]
+            if self.sent or self.state or self.sent_when_set or self.created_at != CAPTURED_AT:
+                raise PydanticCustomError("state", "captured: neither states nor `created_at`")
         if set(self.sent) & set(self.unsent):
             raise PydanticCustomError("sent", "each state in one of `sent` and `unsent`")
         return self
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether its rows go when they are sent, so that a trigger keeps what Backstop reads."""
+        return self.slot is not None or self.deleted_when_sent
 
     @property
     def reads_ids_on_the_wire(self) -> bool:
@@ -248,7 +283,7 @@ class StubMapping(_Mapping):
     @property
     def knows_when_sent(self) -> bool:
         """Whether a row ever says that the broker has it."""
-        return bool(self.sent) or self.sent_when_set is not None
+        return bool(self.sent) or self.sent_when_set is not None or self.is_captured
 
 
 class LogMapping(_Mapping):

@@ -99,15 +99,24 @@ class BrokerSettings(_Frozen):
 class StubStoreSettings(_Frozen):
     """One producer database (a shard)."""
 
-    kind: Literal["postgresql", "mapped"] = Field(
-        default="postgresql", description="mapped: a table of another program, which is only read"
+    kind: Literal["postgresql", "mapped", "captured"] = Field(
+        default="postgresql",
+        description="mapped: a table of another program, which is only read; captured: one whose rows go when sent, by a trigger",
     )
     connection: ConnectionRef
-    mapping: StubMapping | None = Field(default=None, description="for kind mapped alone")
+    mapping: StubMapping | None = Field(
+        default=None, description="for kinds mapped and captured alone"
+    )
 
     @model_validator(mode="after")
     def _says_what_is_mapped(self) -> Self:
-        return _mapped_alone(self)
+        _mapped_alone(self)
+        if self.mapping is not None and self.mapping.is_captured != (self.kind == "captured"):
+            says = (
+                "`kind: captured` with `slot` or `deleted_when_sent`, and these with no other kind"
+            )
+            raise PydanticCustomError("mapping", says)  # type: ignore[arg-type]
+        return self
 
 
 class LogStoreSettings(_Frozen):
@@ -128,7 +137,7 @@ _Store = TypeVar("_Store", StubStoreSettings, LogStoreSettings)
 
 
 def _mapped_alone(store: _Store) -> _Store:
-    if (store.kind == "mapped") != (store.mapping is not None):
+    if (store.kind != "postgresql") != (store.mapping is not None):
         raise PydanticCustomError("mapping", "`kind: mapped` and `mapping` together, or neither")
     return store
 

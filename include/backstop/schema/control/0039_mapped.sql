@@ -35,6 +35,7 @@ CREATE TABLE mapped_stub (
     status          text        NOT NULL DEFAULT 'pending' CHECK (status IN ('pending', 'confirmed', 'exhausted', 'voided', 'no_taker')),
     next_check_at   timestamptz NOT NULL,
     judged_at       timestamptz,
+    met_at_wal      pg_lsn,
     updated_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (store, topic, message_id)
 );
@@ -42,6 +43,7 @@ COMMENT ON TABLE mapped_stub IS 'each row of a mapped table that a look has met;
 COMMENT ON COLUMN mapped_stub.created_at IS 'by the table''s own time, and no later than the row was first seen';
 COMMENT ON COLUMN mapped_stub.committed_after IS 'a complete look that began then would have met the row, and did not; null: it may be of any age';
 COMMENT ON COLUMN mapped_stub.state_seen_at IS 'the end of the look that first met this version of the row';
+COMMENT ON COLUMN mapped_stub.met_at_wal IS 'the end of the server''s log when a look first met the row: a relay that reads the log sent it once it is past that';
 CREATE INDEX mapped_stub_due ON mapped_stub (store, next_check_at) WHERE status = 'pending';
 CREATE INDEX mapped_stub_exhausted ON mapped_stub (store, topic, message_id) WHERE status = 'exhausted';
 CREATE INDEX mapped_stub_created ON mapped_stub (store, created_at);

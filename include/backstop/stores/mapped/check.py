@@ -13,7 +13,8 @@ from backstop.config.durations import written
 from backstop.config.mapped import LogMapping, StubMapping
 from backstop.sql.connection import PostgresConnection
 from backstop.sql.named import load
-from backstop.stores.mapped.columns import columns_of, stub_rows, stub_values, table_of
+from backstop.stores.mapped.capture import function_of
+from backstop.stores.mapped.columns import columns_of, stub_rows, stub_values, tables_of
 
 if TYPE_CHECKING:
     from backstop.stores.mapped.stubs import LastLook
@@ -33,9 +34,11 @@ def check_stubs(
     """Of a producer's table: its columns, our privileges, its times, and what its rows prove."""
     at = connection.subject
     columns = _columns(connection, mapping)
-    findings = _common(
-        connection, mapping, columns, [mapping.created_at], [mapping.message_id, mapping.topic]
-    )
+    key = [mapping.message_id, mapping.topic]
+    key = ["message_id", "topic"] if mapping.is_captured else key
+    findings = _common(connection, mapping, columns, [mapping.created_at], key)
+    if mapping.is_captured:
+        findings += _capture(connection, mapping)
     if not all(finding.good for finding in findings[:1]):
         return findings
     newest, ahead = _newest(connection, mapping)
@@ -114,7 +117,7 @@ def _common(
     key: list[str | None],
 ) -> list[Finding]:
     at = connection.subject
-    tables = _tables(mapping)
+    tables = _read_tables(mapping)
     missing = [
         f"{table}.{column}"
         for table in tables
@@ -173,14 +176,45 @@ def _common(
     return findings
 
 
-def _tables(mapping: StubMapping | LogMapping) -> list[str]:
-    return [table_of(name).replace("%%", "%") for name in mapping.tables]
+def _capture(connection: PostgresConnection, mapping: StubMapping) -> list[Finding]:
+    """Whether the trigger fires, and the relay's slot is there."""
+    at = connection.subject
+    schema, _, name = mapping.tables[0].rpartition(".")
+    found = connection.rows(_SQL["trigger"], {"name": name, "schema": schema or None})
+    wanted = function_of(mapping)
+    fires = found in ([("O", wanted)], [("A", wanted)])
+    says = "fires for each row"
+    if not found:
+        says = "is not there"
+    elif not fires:
+        says = "is switched off" if found[0][1] == wanted else "keeps other columns than mapped"
+    findings = [
+        Finding(
+            f"{at}: trigger",
+            fires,
+            f"backstop_capture on {mapping.tables[0]} {says}",
+            "" if fires else "Let a DBA run what `backstop migrate --capture` prints.",
+        )
+    ]
+    if mapping.slot is not None:
+        slots = connection.rows(_SQL["slot"], {"slot": mapping.slot})
+        active = slots == [(True,)]
+        says = "a relay reads it" if active else "no relay reads it" if slots else "is not there"
+        do = "" if active else "Start the relay: until then nothing counts as sent."
+        findings.append(Finding(f"{at}: slot {mapping.slot}", active, says, do))
+    return findings
+
+
+def _read_tables(mapping: StubMapping | LogMapping) -> list[str]:
+    """Those whose columns are checked: of a captured table, where the trigger writes."""
+    captured = isinstance(mapping, StubMapping) and mapping.is_captured
+    return tables_of(mapping)[:1] if captured else tables_of(mapping)
 
 
 def _columns(
     connection: PostgresConnection, mapping: StubMapping | LogMapping
 ) -> dict[tuple[str, str], tuple[str, bool]]:
-    values = {"tables": _tables(mapping), "columns": list(columns_of(mapping))}
+    values = {"tables": _read_tables(mapping), "columns": list(columns_of(mapping))}
     return {
         (table, column): (kind, required)
         for table, column, kind, required in connection.rows(_SQL["columns"], values)

@@ -23,3 +23,11 @@ SELECT max(w.created), max(w.created) - clock_timestamp() FROM ({rows}) w;
 
 -- name: standby: whether this is one
 SELECT pg_is_in_recovery();
+
+-- name: trigger: whether the trigger of a captured table is there, and when it fires (O: always but in replication)
+SELECT g.tgenabled::text, p.proname::text FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid JOIN pg_class c ON c.oid = g.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE g.tgname = 'backstop_capture' AND c.relname = %(name)s::text
+    AND (n.nspname = %(schema)s::text OR (%(schema)s::text IS NULL AND pg_table_is_visible(c.oid)));
+
+-- name: slot: whether a relay reads a replication slot now
+SELECT active FROM pg_replication_slots WHERE slot_name = %(slot)s::text;

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backstop.config.mapped import LogMapping, StubMapping
+from backstop.config.mapped import CAPTURED_AT, LogMapping, StubMapping
 
 CHECKS_JSON = 160_000
 """The server version that can say whether a text is JSON before it is read as such."""
@@ -17,6 +17,8 @@ _MICROS = (
     "CASE WHEN {at} IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',"
     " least({at}, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END"
 )
+CAPTURED = "backstop_capture.captured_row"
+"""Where the triggers of captured tables write; see capture_sql."""
 _EARLIEST_MS, _LATEST_MS = -62_135_596_800_000, 221_845_392_000_000
 """The years 1 and 9000: to_timestamp refuses what lies far beyond."""
 
@@ -28,6 +30,8 @@ def table_of(name: str) -> str:
 
 def stub_rows(mapping: StubMapping, version: int) -> str:
     """A SELECT of topic, message_id, created_at (microseconds), state and row_version; its parameters are `stub_values`."""
+    if mapping.is_captured:
+        return _captured_rows(mapping)
     if mapping.sent_when_set is not None:
         state = f"CASE WHEN t.{_quoted(mapping.sent_when_set)} IS NOT NULL THEN 'sent' ELSE 'unsent' END"
     elif mapping.state is None:
@@ -52,6 +56,22 @@ def stub_rows(mapping: StubMapping, version: int) -> str:
     )
 
 
+def _captured_rows(mapping: StubMapping) -> str:
+    """The same over what the trigger kept. With a slot, a look of the control database finds out what it is past."""
+    state, theirs = "'unsent'", "t.topic"
+    if mapping.deleted_when_sent:
+        there = f"SELECT 1 FROM {table_of(mapping.tables[0])} o WHERE o.{_quoted(mapping.message_id)}::text = t.message_id"
+        state = f"CASE WHEN EXISTS ({there}) THEN 'unsent' ELSE 'sent' END"
+    if mapping.topic is None:
+        theirs = "%(only_topic)s::text"
+    return (
+        f"SELECT m.ours AS topic, r.message_id, {_MICROS.format(at='r.created_at')} AS created_at, r.state, r.row_version,"
+        f" r.created_at AS created FROM (SELECT {theirs} AS theirs, t.message_id, t.captured_at AS created_at, {state} AS state,"
+        f" t.xmin::text AS row_version FROM {CAPTURED} t WHERE t.source = %(source)s::text) r"
+        " JOIN unnest(%(theirs)s::text[], %(ours)s::text[]) AS m (theirs, ours) ON m.theirs = r.theirs"
+    )
+
+
 def stub_values(mapping: StubMapping) -> dict[str, Any]:
     """The parameters of `stub_rows`."""
     return {
@@ -60,6 +80,7 @@ def stub_values(mapping: StubMapping) -> dict[str, Any]:
         "only_topic": next(iter(mapping.topics)),
         "sent": list(mapping.sent),
         "unsent": list(mapping.unsent),
+        "source": mapping.tables[0],
         **_values(mapping.only, mapping.time_zone),
     }
 
@@ -106,8 +127,18 @@ def log_values(mapping: LogMapping) -> dict[str, Any]:
     }
 
 
+def tables_of(mapping: StubMapping | LogMapping) -> list[str]:
+    """The tables that are read, quoted as the server takes names."""
+    names = [table_of(name).replace("%%", "%") for name in mapping.tables]
+    if not (isinstance(mapping, StubMapping) and mapping.is_captured):
+        return names
+    return [CAPTURED, *(names if mapping.deleted_when_sent else [])]
+
+
 def columns_of(mapping: StubMapping | LogMapping) -> Sequence[str]:
     """The table's columns that are read, each once."""
+    if isinstance(mapping, StubMapping) and mapping.is_captured:
+        return ["source", "topic", "message_id", CAPTURED_AT]
     named = [mapping.message_id, mapping.topic, mapping.state, *mapping.only]
     if isinstance(mapping, StubMapping):
         named += [mapping.created_at, mapping.sent_when_set]

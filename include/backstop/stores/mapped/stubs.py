@@ -33,7 +33,7 @@ from backstop.model.records import (
 from backstop.sql.connection import BULK_TIMEOUT, PostgresConnection, columns, readable
 from backstop.sql.named import load
 from backstop.stores.mapped.check import check_stubs
-from backstop.stores.mapped.columns import stub_rows, stub_values, table_of
+from backstop.stores.mapped.columns import stub_rows, stub_values, tables_of
 from backstop.stores.postgresql.scan import scan
 from backstop.stores.postgresql.stubs import scope_values
 from backstop.stores.protocol import (
@@ -73,6 +73,9 @@ class Look:
 
     server: str
     window_from: datetime
+    wal: str | None = None
+    slot_at: str | None = None
+    """How far the relay's slot is, where a relay reads the log; `wal`: the end of the log then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ class MappedStubs:
                 _SQL["window"],
                 {
                     "lookback": self._mapping.lookback,
-                    "tables": [table_of(name).replace("%%", "%") for name in self._mapping.tables],
+                    "tables": tables_of(self._mapping),
                 },
             )
             ((window_from, server),) = cursor.fetchall()
@@ -146,7 +149,7 @@ class MappedStubs:
             cursor.copy_expert(
                 f"COPY ({cursor.mogrify(text, values).decode()}) TO STDOUT (FORMAT csv)", into
             )
-            return Look(server, window_from)
+            return Look(server, window_from, *self._wal(cursor))
 
         try:
             return reader.run(read)
@@ -181,6 +184,8 @@ class MappedStubs:
             "kept": kept,
             "topic_bytes": TOPIC_BYTES,
             "id_bytes": ID_BYTES,
+            "wal": look.wal,
+            "slot_at": look.slot_at,
             "known_from": None,
             "known_since": None,
         }
@@ -193,7 +198,10 @@ class MappedStubs:
         cursor.execute(_SQL["make_room"])
         rows.seek(0)
         cursor.copy_expert("COPY mapped_row FROM STDIN (FORMAT csv)", rows)
-        for name in ("one_row_a_key", "remember", "remember_gone", "forget", "record_look"):
+        cursor.execute(_SQL["one_row_a_key"], values)
+        if look.slot_at is not None:
+            cursor.execute(_SQL["slot_is_past"], values)
+        for name in ("remember", "remember_gone", "forget", "record_look"):
             cursor.execute(_SQL[name], values)
         cursor.execute("DROP TABLE mapped_seen, mapped_row")
         return True
@@ -415,25 +423,42 @@ class MappedStubs:
     def _met(self, keys: Sequence[Key]) -> dict[str, Any]:
         """The parameters of `of_keys`: what the table says of these messages now."""
 
-        def read(cursor: Cursor) -> list[tuple[Any, ...]]:
+        def read(cursor: Cursor) -> tuple[list[tuple[Any, ...]], str | None]:
+            # Before the rows: what the slot passes meanwhile is seen next time.
+            _, slot_at = self._wal(cursor)
             values = {**stub_values(self._mapping), **columns(keys, ("topics", "message_ids"))}
             cursor.execute(self._rows_sql("rows_of_keys", cursor), values)
-            return cursor.fetchall()
+            return cursor.fetchall(), slot_at
 
-        met = self._theirs.run(read) if keys else []
+        met, slot_at = self._theirs.run(read) if keys else ([], None)
         names = ("met_topics", "met_ids", "met_created", "met_states", "met_versions")
         return {
             "store": self._shard,
             "doubt": self._doubt,
+            "slot_at": slot_at,
             **columns(keys, ("topics", "message_ids")),
             **columns(met, names),
         }
 
+    def _wal(self, cursor: Cursor) -> tuple[str | None, str | None]:
+        """The end of the log and how far the slot is; nulls without a slot. Raises StoreUnavailable when it is gone."""
+        if self._mapping.slot is None:
+            return None, None
+        cursor.execute(_SQL["wal"], {"slot": self._mapping.slot})
+        ((wal, slot_at),) = cursor.fetchall()
+        if slot_at is None:
+            raise StoreUnavailable(
+                f"Shard {self._shard} has no logical replication slot {self._mapping.slot}.",
+                kept="Nothing was decided: what its relay has sent is not known.",
+                next_step=f"Start the relay, or correct producers.{self._shard}.mapping.slot.",
+            )
+        return wal, slot_at
+
     def _no_table(self) -> StoreUnavailable:
         return StoreUnavailable(
-            f"Shard {self._shard} has no table {' or '.join(self._mapping.tables)}.",
+            f"Shard {self._shard} has no table {' or '.join(tables_of(self._mapping))}.",
             kept="Nothing was decided without it.",
-            next_step=f"Correct producers.{self._shard}.mapping.tables in backstop.yaml.",
+            next_step=f"Correct producers.{self._shard}.mapping.tables, or run what `backstop migrate --capture` prints.",
         )
 
 

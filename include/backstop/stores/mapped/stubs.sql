@@ -4,6 +4,9 @@
 -- name: clock: the server's own time
 SELECT clock_timestamp();
 
+-- name: wal: (to the mapped table) the end of the log, which every row that the snapshot has lies before; how far the relay's slot is
+SELECT pg_current_wal_insert_lsn()::text, (SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %(slot)s::text);
+
 -- name: window: (to the mapped table) from when rows are read, by its own clock, and which table on which server this is
 SELECT clock_timestamp() - %(lookback)s::interval,
     pg_postmaster_start_time() || ' ' || (
@@ -48,13 +51,18 @@ FROM mapped_row
 WHERE coalesce(octet_length(topic), 0) <= %(topic_bytes)s AND coalesce(octet_length(message_id), 0) <= %(id_bytes)s
 GROUP BY 1, 2;
 
+-- name: slot_is_past: ... of which the relay's slot is past the end that the log had when a look first met them
+UPDATE mapped_seen s SET state = 'sent' FROM mapped_stub m
+WHERE m.store = %(store)s::text AND m.topic = s.topic AND m.message_id = s.message_id AND s.state = 'unsent'
+    AND m.met_at_wal <= %(slot_at)s::pg_lsn;
+
 -- name: remember: rows that were met: new ones, and what changed of others
 -- A row is new only where the look before would have met it. A changed row may stand for another send: its state counts from now.
 INSERT INTO mapped_stub AS m (store, topic, message_id, state, row_version, created_at, committed_after, first_seen_at, state_seen_at,
-    last_seen_at, next_check_at)
+    last_seen_at, next_check_at, met_at_wal)
 SELECT %(store)s::text, s.topic, s.message_id, s.state, s.row_version, s.created_at,
     CASE WHEN s.created_at >= %(known_from)s::timestamptz THEN %(known_since)s::timestamptz END,
-    %(ended_at)s::timestamptz, %(ended_at)s::timestamptz, %(ended_at)s::timestamptz, %(as_of)s::timestamptz
+    %(ended_at)s::timestamptz, %(ended_at)s::timestamptz, %(ended_at)s::timestamptz, %(as_of)s::timestamptz, %(wal)s::pg_lsn
 FROM mapped_seen s
 ORDER BY s.topic, s.message_id
 ON CONFLICT (store, topic, message_id) DO UPDATE SET
@@ -146,7 +154,7 @@ WHERE f.store = %(store)s::text AND f.status = 'pending' AND f.next_check_at <= 
 -- name: of_keys: ... of the messages asked for, as the table has them now (met) and as they are remembered
 FROM (
     SELECT %(store)s::text AS store, k.topic, k.message_id,
-        CASE WHEN s.state IS NOT NULL THEN s.state
+        CASE WHEN s.state IS NOT NULL THEN s.state -- as the slot is now
             WHEN m.state = 'sent' THEN 'gone_sent' WHEN m.state = 'unsent' THEN 'gone_unsent' ELSE m.state END AS state,
         coalesce(m.created_at, least(clock_timestamp(), s.created_at)) AS created_at, m.committed_after, m.first_seen_at,
         CASE WHEN (m.state, m.row_version) = (s.state, s.row_version) OR (s.state IS NULL AND m.state IN ('gone_sent', 'gone_unsent'))
@@ -154,14 +162,15 @@ FROM (
         coalesce(m.status, 'pending') AS status,
         coalesce(m.next_check_at, least(clock_timestamp(), s.created_at)) AS next_check_at, m.judged_at
     FROM (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[])) AS k (topic, message_id)
-    LEFT JOIN (
+    LEFT JOIN mapped_stub m ON m.store = %(store)s::text AND m.topic = k.topic AND m.message_id = k.message_id
+    LEFT JOIN LATERAL (SELECT g.row_version, g.created_at,
+            CASE WHEN g.state = 'unsent' AND m.met_at_wal <= %(slot_at)s::pg_lsn THEN 'sent' ELSE g.state END AS state FROM (
         SELECT topic, message_id, min(timestamptz 'epoch' + created_us * interval '1 microsecond') AS created_at,
             CASE WHEN count(*) > 1 THEN 'not_unique' ELSE min(state) END AS state,
             md5(string_agg(coalesce(row_version, ''), ' ' ORDER BY row_version)) AS row_version
         FROM unnest(%(met_topics)s::text[], %(met_ids)s::text[], %(met_created)s::bigint[], %(met_states)s::text[],
             %(met_versions)s::text[]) AS met (topic, message_id, created_us, state, row_version)
-        GROUP BY 1, 2) s ON s.topic = k.topic AND s.message_id = k.message_id
-    LEFT JOIN mapped_stub m ON m.store = %(store)s::text AND m.topic = k.topic AND m.message_id = k.message_id
+        GROUP BY 1, 2) g WHERE g.topic = k.topic AND g.message_id = k.message_id) s ON true
     WHERE s.state IS NOT NULL OR m.state IS NOT NULL) f;
 
 -- name: oldest_due: since when the oldest due row is due
