@@ -263,7 +263,7 @@ class StubMapping(_Mapping):
             names = [self.message_id, self.topic or "", *self.only]
             if any("." in name for name in names) or self.only or len(self.tables) != 1:
                 says = "captured: one table, plain columns, no `only`: a trigger must never fail the application's transaction"
-                raise PydanticCustomError("message_id", says)  # type: ignore[arg-type]
+                raise PydanticCustomError("message_id", says)
             if self.sent or self.state or self.sent_when_set or self.created_at != CAPTURED_AT:
                 raise PydanticCustomError("state", "captured: neither states nor `created_at`")
         if set(self.sent) & set(self.unsent):

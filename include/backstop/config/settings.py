@@ -115,7 +115,7 @@ class StubStoreSettings(_Frozen):
             says = (
                 "`kind: captured` with `slot` or `deleted_when_sent`, and these with no other kind"
             )
-            raise PydanticCustomError("mapping", says)  # type: ignore[arg-type]
+            raise PydanticCustomError("mapping", says)
         return self
 
 
@@ -133,7 +133,7 @@ class LogStoreSettings(_Frozen):
         return _mapped_alone(self)
 
 
-_Store = TypeVar("_Store", StubStoreSettings, LogStoreSettings)
+_Store = TypeVar("_Store", bound=StubStoreSettings | LogStoreSettings)
 
 
 def _mapped_alone(store: _Store) -> _Store:

@@ -34,8 +34,9 @@ def check_stubs(
     """Of a producer's table: its columns, our privileges, its times, and what its rows prove."""
     at = connection.subject
     columns = _columns(connection, mapping)
-    key = [mapping.message_id, mapping.topic]
-    key = ["message_id", "topic"] if mapping.is_captured else key
+    key: list[str | None] = [mapping.message_id, mapping.topic]
+    if mapping.is_captured:
+        key = ["message_id", "topic"]
     findings = _common(connection, mapping, columns, [mapping.created_at], key)
     if mapping.is_captured:
         findings += _capture(connection, mapping)
