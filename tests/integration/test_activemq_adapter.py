@@ -387,8 +387,8 @@ def test_the_front_of_a_long_queue_that_delivers_by_priority_says_nothing_of_its
                 client.send(f"/queue/{name}.{TOPIC}", "{}", headers=headers)
             until("all of them", lambda: broker.progress(TOPIC, GROUP) and True)  # noqa: B023
             assert broker.progress(TOPIC, GROUP)[0].passed_until < before + timedelta(seconds=1)
-        monkeypatch.setattr("backstop.brokers.activemq.look.LISTED", 3)
-        monkeypatch.setattr("backstop.brokers.activemq.look.OLDEST", 2)
+        monkeypatch.setattr("backstop.brokers.activemq.read_progress.LISTED", 3)
+        monkeypatch.setattr("backstop.brokers.activemq.read_progress.OLDEST", 2)
         assert plain.progress(TOPIC, GROUP)[0].passed_until < before + timedelta(seconds=1)
         with pytest.raises(BrokerUnavailable, match="by priority"):
             first.progress(TOPIC, GROUP)

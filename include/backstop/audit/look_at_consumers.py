@@ -42,9 +42,13 @@ def look_at_consumers(
     """One look for each invariant and place."""
     return [
         *_confirmed(settings, connections, control, day),
-        *(_leases(settings, connections, store) for store in settings.consumers),
+        *(_leases(settings, connections, store) for store in settings.own_consumers()),
         *(_erased(settings, connections, control, group) for group in settings.groups),
-        *(_floor(settings, connections, group, day) for group in settings.groups),
+        *(
+            _floor(settings, connections, group, day)
+            for group in settings.groups
+            if settings.keeps_own_log(group)
+        ),
     ]
 
 

@@ -19,6 +19,13 @@ def migrate(
     as_sql: Annotated[
         bool, typer.Option("--sql", help="Only print the SQL, for a DBA to run.")
     ] = False,
+    capture: Annotated[
+        bool,
+        typer.Option(
+            "--capture",
+            help="Only print the triggers of captured tables (kind: captured), for a DBA to run.",
+        ),
+    ] = False,
     database: Annotated[
         str | None,
         typer.Option(
@@ -41,6 +48,9 @@ def migrate(
     from backstop.schema.migrate import as_sql as sql_of
     from backstop.schema.migrate import migrate as bring_up
 
+    if capture:
+        _print_capture(as_json)
+        return
     roles = ROLES if role is None else (role,)
     if as_sql:
         texts = {name: sql_of(name) for name in roles}
@@ -75,10 +85,42 @@ def migrate(
         out.document(done)
 
 
+def _print_capture(as_json: bool) -> None:
+    """The SQL for each captured table, by its shard."""
+    from urllib.parse import unquote, urlsplit
+
+    from backstop.model.errors import ConfigurationError
+    from backstop.stores.mapped.capture import capture_sql
+
+    settings, known = context.load_settings(), context.connections()
+    texts = {}
+    for name, store in settings.producers.items():
+        if store.kind == "captured" and store.mapping is not None:
+            login = unquote(urlsplit(known.url(store.connection)).username or "backstop_look")
+            texts[name] = capture_sql(store.mapping, login)
+    if not texts:
+        raise ConfigurationError(
+            "backstop.yaml names no captured table.",
+            kept="Nothing was printed or changed.",
+            next_step="Write `kind: captured` with `slot` or `deleted_when_sent` under producers.",
+        )
+    if as_json:
+        out.document(texts)
+        return
+    for name, text in texts.items():
+        print(f"-- Backstop: what follows {name}\n{text}")
+
+
 def databases(settings: Settings) -> list[tuple[str, str, str]]:
-    """(role, name, connection) of every database."""
+    """(role, name, connection) of every database that has tables of Backstop's own."""
     return [
         ("control", "control", settings.control),
-        *(("producer", name, store.connection) for name, store in settings.producers.items()),
-        *(("consumer", name, store.connection) for name, store in settings.consumers.items()),
+        *(
+            ("producer", name, settings.producers[name].connection)
+            for name in settings.own_producers()
+        ),
+        *(
+            ("consumer", name, settings.consumers[name].connection)
+            for name in settings.own_consumers()
+        ),
     ]

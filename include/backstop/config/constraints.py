@@ -149,12 +149,13 @@ def _references(settings: Settings) -> Iterator[Problem]:
                     f"topics.{topic}.groups", group, f"one of groups: {', '.join(settings.groups)}"
                 )
     yield from _foreign_leases(settings)
+    yield from _mapped(settings)
     # Two shards over one database would make every stub "one id on two shards".
     for shard, store in settings.producers.items():
         for other, theirs in settings.producers.items():
             if other == shard:
                 break
-            if theirs.connection == store.connection:
+            if theirs.connection == store.connection and not (store.mapping and theirs.mapping):
                 yield Problem(
                     f"producers.{shard}.connection",
                     store.connection,
@@ -206,6 +207,57 @@ def _foreign_leases(settings: Settings) -> Iterator[Problem]:
         if foreign.untouched_for < longest:
             says = f"at least consume_timeout + max_clock_skew ({written(longest)})"
             yield Problem(f"{at}.untouched_for", written(foreign.untouched_for), says)
+
+
+def _mapped(settings: Settings) -> Iterator[Problem]:
+    """Tables of other programs are observed: nothing that is read there may lead to a send."""
+    for name, store in settings.producers.items():
+        if store.mapping is None:
+            continue
+        at = f"producers.{name}.mapping"
+        for topic in store.mapping.topics.values():
+            if topic not in settings.topics:
+                says = f"some of topics: {', '.join(settings.topics)}"
+                yield Problem(f"{at}.topics", topic, says)
+            elif settings.topics[topic].mode == "repair":
+                says = f"observe: {name} is a mapped table, which hands out no send numbers"
+                yield Problem(f"topics.{topic}.mode", "repair", says)
+            elif any(its.tags is not None for its in settings.topics[topic].groups.values()):
+                says = f"groups that take every message: a row of {name} has no tag"
+                yield Problem(f"topics.{topic}.groups", "tags", says)
+            longest = settings.policy_for(topic if topic in settings.topics else None)
+            if store.mapping.lookback <= longest.overdue_horizon:
+                says = f"more than overdue_horizon ({written(longest.overdue_horizon)}), when a case is made of what is open"
+                yield Problem(f"{at}.lookback", written(store.mapping.lookback), says)
+    for name, log in settings.consumers.items():
+        if log.mapping is None:
+            continue
+        groups = [group for group, owner in settings.groups.items() if owner.store == name]
+        if log.mapping.group is None and len(groups) > 1:
+            says = "one group in this store, or the column `group`: a row of one would prove another's work"
+            yield Problem(f"consumers.{name}.mapping", f"{len(groups)} groups", says)
+        theirs = [log.mapping.groups.get(group, group) for group in groups]
+        if len(set(theirs)) < len(theirs):
+            says = "a name of its own for each group: a row of one would prove another's work"
+            yield Problem(f"consumers.{name}.mapping.groups", ", ".join(sorted(theirs)), says)
+        for group in groups:
+            if settings.groups[group].progress == "logged":
+                says = "acknowledged or received: a mapped log has no offsets"
+                yield Problem(f"groups.{group}.progress", "logged", says)
+            if settings.groups[group].leases is not None:
+                says = "none: the leases of a mapped log are not Backstop's"
+                yield Problem(f"groups.{group}.leases", "given", says)
+            for topic in settings.topics_of(group):
+                if settings.topics[topic].mode == "repair":
+                    says = f"observe: the log of {group} is a mapped table ({_why_not(log.mapping.kept, settings, topic, group)})"
+                    yield Problem(f"topics.{topic}.mode", "repair", says)
+
+
+def _why_not(kept: timedelta | None, settings: Settings, topic: str, group: str) -> str:
+    needed = settings.policy_for(topic, group).log_retention
+    if kept is not None and kept < needed:
+        return f"its rows stay {written(kept)}, and a copy can come for {written(needed)}"
+    return "whose rows do not stop a second copy for Backstop"
 
 
 def longest_way_back(policy: Policy) -> timedelta:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from datetime import timedelta
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AwareDatetime,
@@ -24,6 +24,7 @@ from backstop.config.dead_letter_rules import DeadLetterRule
 from backstop.config.durations import Duration, parse
 from backstop.config.foreign import ForeignSettings
 from backstop.config.installed_brokers import OURS, allowed_kinds, installed
+from backstop.config.mapped import LogMapping, StubMapping
 from backstop.config.people import PeopleSettings, Team
 from backstop.config.policy import Policy
 from backstop.config.redelivery import redelivers_for
@@ -99,15 +100,47 @@ class BrokerSettings(_Frozen):
 class StubStoreSettings(_Frozen):
     """One producer database (a shard)."""
 
-    kind: Literal["postgresql"] = "postgresql"
+    kind: Literal["postgresql", "mapped", "captured"] = Field(
+        default="postgresql",
+        description="mapped: a table of another program, which is only read; captured: one whose rows go when sent, by a trigger",
+    )
     connection: ConnectionRef
+    mapping: StubMapping | None = Field(
+        default=None, description="for kinds mapped and captured alone"
+    )
+
+    @model_validator(mode="after")
+    def _says_what_is_mapped(self) -> Self:
+        _mapped_alone(self)
+        if self.mapping is not None and self.mapping.is_captured != (self.kind == "captured"):
+            says = (
+                "`kind: captured` with `slot` or `deleted_when_sent`, and these with no other kind"
+            )
+            raise PydanticCustomError("mapping", says)
+        return self
 
 
 class LogStoreSettings(_Frozen):
     """One consumer database."""
 
-    kind: Literal["postgresql"] = "postgresql"
+    kind: Literal["postgresql", "mapped"] = Field(
+        default="postgresql", description="mapped: a table of another program, which is only read"
+    )
     connection: ConnectionRef
+    mapping: LogMapping | None = Field(default=None, description="for kind mapped alone")
+
+    @model_validator(mode="after")
+    def _says_what_is_mapped(self) -> Self:
+        return _mapped_alone(self)
+
+
+_Store = TypeVar("_Store", bound=StubStoreSettings | LogStoreSettings)
+
+
+def _mapped_alone(store: _Store) -> _Store:
+    if (store.kind != "postgresql") != (store.mapping is not None):
+        raise PydanticCustomError("mapping", "`kind: mapped` and `mapping` together, or neither")
+    return store
 
 
 class LeaseSettings(_Frozen):
@@ -422,6 +455,28 @@ class Settings(_Frozen):
     def groups_of(self, topic: str) -> tuple[str, ...]:
         """The groups that take a topic, in the order written; none for a topic that is not configured."""
         return tuple(self.topics[topic].groups) if topic in self.topics else ()
+
+    def own_producers(self) -> tuple[str, ...]:
+        """The producer databases with Backstop's own tables; in the others nothing is ever changed."""
+        return tuple(name for name, store in self.producers.items() if store.mapping is None)
+
+    def own_consumers(self) -> tuple[str, ...]:
+        """The consumer databases with Backstop's own tables; in the others nothing is ever changed."""
+        return tuple(name for name, store in self.consumers.items() if store.mapping is None)
+
+    def keeps_own_log(self, group: str) -> bool:
+        """Whether the group's logs are in Backstop's own table."""
+        return self.consumers[self.groups[group].store].mapping is None
+
+    def ids_on_the_wire(self, topic: str) -> bool:
+        """Whether each copy of the topic carries its id where brokers' adapters read it; else one that waits, or died, may be
+        any message of the topic."""
+        return all(
+            store.mapping is None
+            or store.mapping.reads_ids_on_the_wire
+            or topic not in store.mapping.topics.values()
+            for store in self.producers.values()
+        )
 
     def topics_of(self, group: str) -> tuple[str, ...]:
         """The topics that a group takes."""

@@ -194,7 +194,7 @@ def probes_of(settings: Settings, connections: Connections) -> Iterator[Probe]:
     sweep = frozenset({"sweep"})
     for name in settings.producers:
         yield Probe(f"shard {name}", frozenset({"reconcile", "watch"}), shard(name))
-    for name in dict.fromkeys(its.store for its in settings.groups.values()):
+    for name in settings.own_consumers():
         yield Probe(f"store {name}", sweep, store(name))
     for name in settings.redis_guards:
         yield Probe(f"redis of {name}", sweep, guard(name))

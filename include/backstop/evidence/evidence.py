@@ -124,6 +124,8 @@ class Looks:
     """The same at each other configured broker that copies went to."""
     removed: set[tuple[str, str]] = field(default_factory=set)
     """(topic, broker) of copies whose broker is not configured any more, or is drained."""
+    unaddressed: set[tuple[str | None, str | None]] = field(default_factory=set)
+    """(topic, group) of dead letters without an id; null: of any."""
     drained: set[tuple[str, str]] = field(default_factory=set)
     """(topic, broker) of which a person states that nothing comes from there any more."""
 

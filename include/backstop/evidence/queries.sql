@@ -60,6 +60,10 @@ FROM dead_letter
 WHERE state = 'open' AND message_id IS NOT NULL AND (topic = ANY (%(topics)s) OR topic IS NULL)
     AND (%(ids)s::text[] IS NULL OR message_id = ANY (%(ids)s::text[]));
 
+-- name: unaddressed_letters: topics and groups (null: not known) of undecided dead letters without an id
+SELECT DISTINCT topic, consumer_group FROM dead_letter
+WHERE state = 'open' AND message_id IS NULL AND (topic = ANY (%(topics)s) OR topic IS NULL);
+
 -- name: owed_since: from when each known group owes these topics' messages; null: all of them
 SELECT topic, consumer_group, owed_from FROM owed_since WHERE topic = ANY (%(topics)s::text[]);
 

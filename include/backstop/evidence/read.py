@@ -29,6 +29,7 @@ from backstop.evidence.require_servers import require_servers
 from backstop.evidence.settle import Progress, cut, present_epoch, settle
 from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
+from backstop.model.records import LATEST
 from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
 from backstop.stores.protocol import Life
@@ -207,7 +208,8 @@ def _retries(
 ) -> Retries:
     """What waits for another delivery. Listed from where the group was a settle grace ago: what it took from its retry queue
     since then may come again."""
-    if not broker.capabilities.lists_retries:
+    if not broker.capabilities.lists_retries or not sources.settings.ids_on_the_wire(topic):
+        # Without ids any of them may be any message: they hold back what is settled.
         return Retries(broker.retry_pending(topic, group), None, {})
     grace = _grace(broker, sources, topic, group)
     since: Places | None = None
@@ -431,21 +433,53 @@ def look_after_logs(
         one.dead = looks.dead
         _look_at_floors_and_dead_letters(one, sources, ids)
     _look_at_stored_letters(looks, cursor, ids)
+    cursor.execute(
+        _SQL["unaddressed_letters"], {"topics": sorted({topic for topic, _ in looks.groups})}
+    )
+    stored = set(cursor.fetchall())
+    for one in (looks, *looks.others):
+        one.unaddressed |= stored
+        _doubt_dead_letters(one, sources)
 
 
 def _look_at_floors_and_dead_letters(
     looks: Looks, sources: Sources, ids: Sequence[str] | None
 ) -> None:
     read: dict[tuple[str, str], bool] = {}
+    proven: dict[str, bool] = {}
+    looks.unaddressed.clear()
     for (topic, group), look in looks.groups.items():
         name, store = look.broker, sources.settings.groups[group].store
         try:
-            look = replace(look, log_floor=sources.logs_of(group).floor(group))
+            floor = sources.logs_of(group).floor(group, topic)
+            if topic not in proven:
+                proven[topic] = _ids_are_proven(sources, topic)
+            look = replace(look, log_floor=floor if proven[topic] else LATEST)
         except Unavailable as error:
             sources.missed(f"store {store}", error)
         if (name, group) not in read:
             read[name, group] = _look_at_dead_letters(looks, sources, name, group, ids)
         looks.groups[topic, group] = replace(look, dead_letters_read=read[name, group])
+    _doubt_dead_letters(looks, sources)
+
+
+def _ids_are_proven(sources: Sources, topic: str) -> bool:
+    """Whether each shard's ids of the topic were ever found in a log: a mistaken mapping would make all of them look lost."""
+    for name in sources.settings.producers:
+        try:
+            if not sources.shard(name).proves(topic):
+                return False
+        except Unavailable as error:
+            sources.missed(f"shard {name}", error)
+    return True
+
+
+def _doubt_dead_letters(looks: Looks, sources: Sources) -> None:
+    """Where messages carry their id elsewhere than adapters read it, a dead letter without one may be any message of the topic."""
+    for (topic, group), look in looks.groups.items():
+        doubtful = any(t in (None, topic) and g in (None, group) for t, g in looks.unaddressed)
+        if doubtful and not sources.settings.ids_on_the_wire(topic):
+            looks.groups[topic, group] = replace(look, dead_letters_read=False)
 
 
 def _look_at_stored_letters(looks: Looks, cursor: Any, ids: Sequence[str] | None) -> None:
@@ -469,7 +503,8 @@ def _look_at_dead_letters(
     looks: Looks, sources: Sources, broker: str, group: str, ids: Sequence[str] | None
 ) -> bool:
     seen, since = None, None
-    if ids is not None:
+    blind = any(g == group and not sources.settings.ids_on_the_wire(t) for t, g in looks.groups)
+    if ids is not None and not blind:
         seen = sources.seen_dead_letters[broker, group]
         since = seen.since(ids)
     try:
@@ -477,6 +512,7 @@ def _look_at_dead_letters(
             if seen is not None:
                 seen.add(letter)
             if letter.message_id is None:
+                looks.unaddressed.add((letter.topic, letter.group))
                 continue
             # A dead letter that lost its topic may be of any topic the group takes.
             topics = (

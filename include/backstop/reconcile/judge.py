@@ -21,6 +21,7 @@ from backstop.model.records import Counts
 from backstop.reconcile import record
 from backstop.reconcile.gather import Phases, gather
 from backstop.reconcile.judge_and_stage import judge_and_stage
+from backstop.reconcile.look_at_mapped import look_at_mapped, prove_mapped_logs
 from backstop.reconcile.packets import describe
 from backstop.reconcile.read import read_due
 from backstop.reconcile.stage import stage_stubs
@@ -57,6 +58,7 @@ def judge(
             recovered = recover_attempts(sources)
             counts.add("recovered_attempts", recovered.attempts)
             sources.unreachable.update(recovered.missed())
+        counts += look_at_mapped(settings, connections, control, run, sources)
         due = read_due(spark, settings, connections, sources, run.as_of, scope, partitions)
         gathered = gather(
             spark, settings, connections, control, run, sources, due, phases, partitions
@@ -66,6 +68,7 @@ def judge(
     by_verdict, share = judge_and_stage(
         gathered.held, gathered.rule, run.run_id, stage, settings, connections
     )
+    prove_mapped_logs(settings, connections, control, run, by_verdict)
     phases.end("judge")
     phases.split("judge", "stage", share)
     if gathered.broken_stubs:

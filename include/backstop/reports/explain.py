@@ -14,7 +14,7 @@ _MISSING = {
     "logs_unread": "its log could not be read",
     "log_invalid": "its log row breaks its contract",
     "clock_skew": "the clocks of the stores involved differ too much, or could not be compared",
-    "log_purged": "logs of its age may have been purged",
+    "log_purged": "logs of its age may have been purged, or the mapping of its tables is not proven yet",
     "new_epoch": "its queue began a new life that nobody has accepted yet",
     "attempts_unread": "its attempts could not be read",
     "offsets_unread": "the broker's offsets or retry queues could not be read",

@@ -93,15 +93,15 @@ def erase(
     with ExitStack() as stack:
         shards = {
             name: stack.enter_context(closing(open_stub_purge(settings, connections, name)))
-            for name in settings.producers
+            for name in settings.own_producers()
         }
         logs = {
             name: stack.enter_context(closing(open_log_purge(settings, connections, name)))
-            for name in settings.consumers
+            for name in settings.own_consumers()
         }
         groups = {
             name: [group for group, its in settings.groups.items() if its.store == name]
-            for name in settings.consumers
+            for name in settings.own_consumers()
         }
         for key in keys:
             _require_over(control, shards, key)

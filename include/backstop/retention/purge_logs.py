@@ -35,7 +35,7 @@ def purge_logs(
     with Sources(settings, connections) as sources:
         for group, owner in settings.groups.items():
             kept = logs_kept(settings, group)
-            if not kept:
+            if not kept or not settings.keeps_own_log(group):
                 continue
             subject = f"store {owner.store}"
             try:

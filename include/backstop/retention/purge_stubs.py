@@ -28,7 +28,7 @@ def purge_stubs(
 ) -> Counts:
     """Every shard's, topic by topic; a shard that did not answer is put into `missed`."""
     counts = Counts()
-    for shard in settings.producers:
+    for shard in settings.own_producers():
         subject = f"shard {shard}"
         try:
             with closing(

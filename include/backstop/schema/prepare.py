@@ -14,10 +14,10 @@ from backstop.schema.migrate import migrate
 def prepare(settings: Settings, urls: Mapping[str, str]) -> None:
     """`urls`: connection id -> URL, as owners of the databases and administrator of the broker."""
     migrate(urls[settings.control], "control")
-    for shard in settings.producers.values():
-        migrate(urls[shard.connection], "producer")
-    for store in settings.consumers.values():
-        migrate(urls[store.connection], "consumer")
+    for shard in settings.own_producers():
+        migrate(urls[settings.producers[shard].connection], "producer")
+    for store in settings.own_consumers():
+        migrate(urls[settings.consumers[store].connection], "consumer")
     connections = Connections(resolver=urls.get)
     for name in settings.brokers:
         with open_broker(settings, connections, name) as broker:

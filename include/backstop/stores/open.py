@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.model.errors import ConfigurationError
 from backstop.stores.audit import StubAudit
+from backstop.stores.mapped.logs import MappedLogs
+from backstop.stores.mapped.stubs import ZONES, MappedStubAudit, MappedStubs
 from backstop.stores.postgresql.audit import PostgresStubAudit
 from backstop.stores.postgresql.leases import PostgresLeases
 from backstop.stores.postgresql.logs import PostgresLogs
@@ -20,13 +24,37 @@ def open_stub_store(settings: Settings, connections: Connections, shard: str) ->
     """The producer database `shard`; nothing is connected before its first use. Raises ConfigurationError."""
     if shard not in settings.producers:
         raise _not_named("producers", shard, settings.producers)
+    if settings.producers[shard].mapping is not None:
+        return open_mapped_stubs(settings, connections, shard)
     return PostgresStubs(shard, connections.url(settings.producers[shard].connection))
+
+
+def open_mapped_stubs(settings: Settings, connections: Connections, shard: str) -> MappedStubs:
+    """The mapped table `shard`, to be looked at; nothing is connected before its first use. Raises ConfigurationError."""
+    store = settings.producers[shard]
+    assert store.mapping is not None
+    control = connections.url(settings.control)
+    groups = {group for t in store.mapping.topics.values() for group in settings.groups_of(t)}
+    logs = [settings.consumers[settings.groups[group].store].mapping for group in groups]
+    kept_for_good = all(log is not None and log.kept is None for log in logs)
+    doubt = timedelta(0) if kept_for_good else ZONES
+    return MappedStubs(shard, connections.url(store.connection), control, store.mapping, doubt)
+
+
+def open_mapped_logs(settings: Settings, connections: Connections, store: str) -> MappedLogs:
+    """The mapped inbox `store`; nothing is connected before its first use. Raises ConfigurationError."""
+    its = settings.consumers[store]
+    assert its.mapping is not None
+    control = connections.url(settings.control)
+    return MappedLogs(store, connections.url(its.connection), control, its.mapping)
 
 
 def open_log_store(settings: Settings, connections: Connections, store: str) -> LogStore:
     """The consumer database `store`; nothing is connected before its first use. Raises ConfigurationError."""
     if store not in settings.consumers:
         raise _not_named("consumers", store, settings.consumers)
+    if settings.consumers[store].mapping is not None:
+        return open_mapped_logs(settings, connections, store)
     return PostgresLogs(store, connections.url(settings.consumers[store].connection))
 
 
@@ -34,6 +62,7 @@ def open_leases(settings: Settings, connections: Connections, store: str) -> Pos
     """The leases in the consumer database `store`; nothing is connected before their first use. Raises ConfigurationError."""
     if store not in settings.consumers:
         raise _not_named("consumers", store, settings.consumers)
+    _require_own(settings.consumers[store].mapping, store)
     return PostgresLeases(store, connections.url(settings.consumers[store].connection))
 
 
@@ -41,6 +70,7 @@ def open_parking(settings: Settings, connections: Connections, store: str) -> Po
     """Ordered consumption in the consumer database `store`; nothing is connected before its first use."""
     if store not in settings.consumers:
         raise _not_named("consumers", store, settings.consumers)
+    _require_own(settings.consumers[store].mapping, store)
     return PostgresParking(store, connections.url(settings.consumers[store].connection))
 
 
@@ -48,6 +78,7 @@ def open_stub_purge(settings: Settings, connections: Connections, shard: str) ->
     """What retention does in the producer database `shard`; nothing is connected before its first use."""
     if shard not in settings.producers:
         raise _not_named("producers", shard, settings.producers)
+    _require_own(settings.producers[shard].mapping, shard)
     return PostgresStubPurge(shard, connections.url(settings.producers[shard].connection))
 
 
@@ -55,6 +86,8 @@ def open_stub_audit(settings: Settings, connections: Connections, shard: str) ->
     """What the audit reads in the producer database `shard`; nothing is connected before its first use."""
     if shard not in settings.producers:
         raise _not_named("producers", shard, settings.producers)
+    if settings.producers[shard].mapping is not None:
+        return MappedStubAudit(shard, connections.url(settings.control))
     return PostgresStubAudit(shard, connections.url(settings.producers[shard].connection))
 
 
@@ -62,7 +95,18 @@ def open_log_purge(settings: Settings, connections: Connections, store: str) -> 
     """What retention does in the consumer database `store`; nothing is connected before its first use."""
     if store not in settings.consumers:
         raise _not_named("consumers", store, settings.consumers)
+    _require_own(settings.consumers[store].mapping, store)
     return PostgresLogPurge(store, connections.url(settings.consumers[store].connection))
+
+
+def _require_own(mapping: object, name: str) -> None:
+    """In another program's table nothing is changed."""
+    if mapping is not None:
+        raise ConfigurationError(
+            f"{name} is a mapped table of another program.",
+            kept="Nothing was changed there, and never is.",
+            next_step="Leave it out; retention, leases and ordering keys there are its own program's.",
+        )
 
 
 def _not_named(section: str, name: str, known: object) -> ConfigurationError:

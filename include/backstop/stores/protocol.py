@@ -263,6 +263,10 @@ class StubSource(Source, Protocol):
         """The same of a topic's stubs created in [start, end), whatever their status."""
         ...
 
+    def proves(self, topic: str) -> bool:
+        """Whether the ids of its messages are known to be those that logs have: else that a log lacks one proves nothing."""
+        ...
+
     def stub_table(self, keys: Sequence[Key]) -> Any:
         """By key, on the primary: an Arrow table of STUB_COLUMNS; a key without a row is absent."""
         ...
@@ -385,8 +389,9 @@ class StubStore(StubSource, Protocol):
 class LogSource(Source, Protocol):
     """What groups did. The scan proves: it gives rows that are final. The key denies: only its answer says that there is none."""
 
-    def floor(self, group: str) -> datetime:
-        """The largest updated_at ever purged; the year 1 when nothing was."""
+    def floor(self, group: str, topic: str | None = None) -> datetime:
+        """The largest updated_at ever purged; the year 1 when nothing was. `topic`: of its messages alone, where a store knows
+        more of them; the end of time while an absent row proves nothing of them."""
         ...
 
     def log_table(self, group: str, keys: Sequence[Key]) -> Any:

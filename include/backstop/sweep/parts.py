@@ -52,7 +52,11 @@ def parts_of(settings: Settings, groups: Collection[str] | None = None) -> list[
             next_step=f"Name some of: {', '.join(known)}.",
         )
     wanted = set(known if groups is None else groups)
-    stores = dict.fromkeys(its.store for group, its in settings.groups.items() if group in wanted)
+    stores = dict.fromkeys(
+        its.store
+        for group, its in settings.groups.items()
+        if group in wanted and settings.keeps_own_log(group)
+    )
     fronted = {
         group: its.leases
         for group, its in settings.groups.items()

@@ -85,7 +85,7 @@ def tell_of_failing(
     failing: dict[tuple[str, str], list[Failing]] = {}
     missed: dict[str, str] = {}
     looked: set[str] = set()
-    for store in dict.fromkeys(its.store for its in settings.groups.values()):
+    for store in settings.own_consumers():
         least = _least(settings, store, groups)
         if not least:
             continue

@@ -62,7 +62,8 @@ def look_for_parked(sources: Sources, conn: Any) -> Parked:
     settings, seen = sources.settings, Parked()
     by_store: dict[str, list[str]] = defaultdict(list)
     for name, group in settings.groups.items():
-        by_store[group.store].append(name)
+        if settings.keeps_own_log(name):
+            by_store[group.store].append(name)
     for store, groups in by_store.items():
         subject = f"store {store}"
         try:

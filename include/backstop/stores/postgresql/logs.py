@@ -43,7 +43,7 @@ class PostgresLogs:
         ((now,),) = self._connection.rows(_SQL["clock"])
         return now  # type: ignore[no-any-return]
 
-    def floor(self, group: str) -> datetime:
+    def floor(self, group: str, topic: str | None = None) -> datetime:
         found = self._connection.rows(_SQL["floor"], {"group": group})
         return found[0][0] if found else datetime.min.replace(tzinfo=UTC)
 

@@ -100,6 +100,9 @@ class PostgresStubs:
             _SQL["window_estimate"],
         )
 
+    def proves(self, topic: str) -> bool:
+        return True
+
     def read_part(self, part: Part, keep: Callable[[str, Any], T]) -> list[T]:
         return self._connection.copy_parts(part.statements, PART_COLUMNS, part.snapshot, keep)
 

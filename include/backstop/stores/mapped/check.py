@@ -1,0 +1,234 @@
+"""Says what a mapping can prove and what it cannot, on the real table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from psycopg2.extensions import cursor as Cursor
+
+from backstop.brokers.protocol import Finding
+from backstop.config.durations import written
+from backstop.config.mapped import LogMapping, StubMapping
+from backstop.sql.connection import PostgresConnection
+from backstop.sql.named import load
+from backstop.stores.mapped.capture import function_of
+from backstop.stores.mapped.columns import columns_of, stub_rows, stub_values, tables_of
+
+if TYPE_CHECKING:
+    from backstop.stores.mapped.stubs import LastLook
+
+_SQL = load("backstop.stores.mapped", "check.sql")
+_AHEAD = timedelta(minutes=1)
+_INSTANTS = {
+    "instant": ("timestamp with time zone",),
+    "local": ("timestamp without time zone",),
+    "milliseconds": ("bigint", "numeric"),
+}
+
+
+def check_stubs(
+    connection: PostgresConnection, mapping: StubMapping, last: LastLook | None
+) -> list[Finding]:
+    """Of a producer's table: its columns, our privileges, its times, and what its rows prove."""
+    at = connection.subject
+    columns = _columns(connection, mapping)
+    key: list[str | None] = [mapping.message_id, mapping.topic]
+    if mapping.is_captured:
+        key = ["message_id", "topic"]
+    findings = _common(connection, mapping, columns, [mapping.created_at], key)
+    if mapping.is_captured:
+        findings += _capture(connection, mapping)
+    if not all(finding.good for finding in findings[:1]):
+        return findings
+    newest, ahead = _newest(connection, mapping)
+    findings.append(
+        Finding(
+            f"{at}: times",
+            ahead is None or ahead <= _AHEAD,
+            "no rows" if newest is None else f"the newest row is of {newest:%Y-%m-%d %H:%M:%S} UTC",
+            ""
+            if ahead is None or ahead <= _AHEAD
+            else f"It lies {written(ahead)} ahead: correct mapping.time_zone, or the application's clock. No verdict rests on it.",
+        )
+    )
+    if mapping.knows_when_sent:
+        says = "a row says when it was sent: UNSENT, LOST and CONFIRMED can be told"
+        findings.append(Finding(f"{at}: proves", True, says))
+    else:
+        says = "no row says that it was sent: only CONFIRMED can be told, and what is open becomes a case"
+        findings.append(Finding(f"{at}: proves", True, says))
+    if not mapping.reads_ids_on_the_wire:
+        says = (
+            f"the id travels in {mapping.wire_header}, which brokers' adapters do not read: while a message waits for another "
+            "delivery, or an undecided dead letter has no id, nothing of its topic is called lost"
+        )
+        findings.append(Finding(f"{at}: ids on the wire", True, says))
+    if mapping.kept is not None:
+        says = f"sent rows stay {written(mapping.kept)}: a look must come sooner, or a message is never met"
+        findings.append(Finding(f"{at}: rows kept", True, says))
+    if last is None:
+        says = (
+            "none yet: the next reconcile run looks; what it finds sent was sent no later than that"
+        )
+        findings.append(Finding(f"{at}: looks", True, says))
+    else:
+        says = f"{last.rows} rows at {last.ended_at:%Y-%m-%d %H:%M:%S} UTC"
+        long = f", {last.left_out} left out: their topic or id is longer than the contract allows"
+        findings.append(
+            Finding(
+                f"{at}: looks",
+                last.left_out == 0,
+                says + (long if last.left_out else ""),
+                "These messages cannot be followed; shorten their ids." if last.left_out else "",
+            )
+        )
+    return findings
+
+
+def check_logs(connection: PostgresConnection, mapping: LogMapping) -> list[Finding]:
+    """Of a consumer's inbox: its columns, our privileges, and what absence there proves."""
+    at = connection.subject
+    columns = _columns(connection, mapping)
+    times = [name for name in (mapping.received_at, mapping.done_at) if name is not None]
+    key = [mapping.message_id, mapping.topic, mapping.group]
+    findings = _common(connection, mapping, columns, times, key)
+    says = (
+        "its rows are never deleted"
+        if mapping.kept is None
+        else f"rows stay {written(mapping.kept)}: absence proves nothing of a message that is older (log_purged)"
+    )
+    findings.append(Finding(f"{at}: proves", True, says))
+    findings.append(
+        Finding(
+            f"{at}: absence",
+            True,
+            "counts for a group and topic once one of its messages was found done there; until then they are UNKNOWN (log_purged)",
+        )
+    )
+    return findings
+
+
+def _common(
+    connection: PostgresConnection,
+    mapping: StubMapping | LogMapping,
+    columns: Mapping[tuple[str, str], tuple[str, bool]],
+    times: list[str],
+    key: list[str | None],
+) -> list[Finding]:
+    at = connection.subject
+    tables = _read_tables(mapping)
+    missing = [
+        f"{table}.{column}"
+        for table in tables
+        for column in columns_of(mapping)
+        if (table, column) not in columns
+    ]
+    if missing:
+        says = f"not there, or not to be read: {', '.join(missing)}"
+        do = "Correct the mapping (names are as the database writes them), or GRANT SELECT on the table to this login."
+        return [Finding(f"{at}: columns", False, says, do)]
+    wrong = [
+        f"{column} is {columns[table, column][0]}"
+        for table in tables
+        for column in times
+        if columns[table, column][0] not in _INSTANTS[mapping.times]
+    ]
+    do = "Set mapping.times to what the column is." if wrong else ""
+    said = ", ".join(wrong) or f"there: {', '.join(columns_of(mapping))}"
+    findings = [Finding(f"{at}: columns", not wrong, said, do)]
+    may = connection.rows(_SQL["writes"], {"tables": tables})
+    says = (
+        ", ".join(f"{privilege} on {table}" for table, privilege in may)
+        if may
+        else "only to be read"
+    )
+    findings.append(
+        Finding(
+            f"{at}: privileges",
+            not may,
+            says,
+            "Give Backstop a login that may only SELECT here; it never writes." if may else "",
+        )
+    )
+    ((standby,),) = connection.rows(_SQL["standby"])
+    findings.append(
+        Finding(
+            f"{at}: primary",
+            not standby,
+            "a standby" if standby else "yes",
+            "Name the primary." if standby else "",
+        )
+    )
+    plain = [name for name in key if name is not None]
+    ((unique,),) = connection.rows(_SQL["unique"], {"table": tables[0], "columns": plain})
+    says = (
+        "an index holds one row for one key"
+        if unique
+        else "no index holds one row for one key: "
+        + (
+            "a key of two rows is set aside"
+            if isinstance(mapping, StubMapping)
+            else "rows of one key are read together, each question reads the table"
+        )
+    )
+    findings.append(Finding(f"{at}: keys", True, says))
+    return findings
+
+
+def _capture(connection: PostgresConnection, mapping: StubMapping) -> list[Finding]:
+    """Whether the trigger fires, and the relay's slot is there."""
+    at = connection.subject
+    schema, _, name = mapping.tables[0].rpartition(".")
+    found = connection.rows(_SQL["trigger"], {"name": name, "schema": schema or None})
+    wanted = function_of(mapping)
+    fires = found in ([("O", wanted)], [("A", wanted)])
+    says = "fires for each row"
+    if not found:
+        says = "is not there"
+    elif not fires:
+        says = "is switched off" if found[0][1] == wanted else "keeps other columns than mapped"
+    findings = [
+        Finding(
+            f"{at}: trigger",
+            fires,
+            f"backstop_capture on {mapping.tables[0]} {says}",
+            "" if fires else "Let a DBA run what `backstop migrate --capture` prints.",
+        )
+    ]
+    if mapping.slot is not None:
+        slots = connection.rows(_SQL["slot"], {"slot": mapping.slot})
+        active = slots == [(True,)]
+        says = "a relay reads it" if active else "no relay reads it" if slots else "is not there"
+        do = "" if active else "Start the relay: until then nothing counts as sent."
+        findings.append(Finding(f"{at}: slot {mapping.slot}", active, says, do))
+    return findings
+
+
+def _read_tables(mapping: StubMapping | LogMapping) -> list[str]:
+    """Those whose columns are checked: of a captured table, where the trigger writes."""
+    captured = isinstance(mapping, StubMapping) and mapping.is_captured
+    return tables_of(mapping)[:1] if captured else tables_of(mapping)
+
+
+def _columns(
+    connection: PostgresConnection, mapping: StubMapping | LogMapping
+) -> dict[tuple[str, str], tuple[str, bool]]:
+    values = {"tables": _read_tables(mapping), "columns": list(columns_of(mapping))}
+    return {
+        (table, column): (kind, required)
+        for table, column, kind, required in connection.rows(_SQL["columns"], values)
+    }
+
+
+def _newest(connection: PostgresConnection, mapping: StubMapping) -> tuple[Any, Any]:
+    def ask(cursor: Cursor) -> tuple[Any, Any]:
+        text = _SQL["newest"].replace(
+            "{rows}", stub_rows(mapping, cursor.connection.server_version)
+        )
+        cursor.execute(text, stub_values(mapping))
+        (row,) = cursor.fetchall()
+        return row[0], row[1]
+
+    return connection.run(ask)

@@ -1,0 +1,193 @@
+"""Writes the SELECT over another program's table: its columns by our names, its states in our words.
+
+Names come from backstop.yaml and are quoted as identifiers; every value is a parameter. A `%` is doubled, because the text goes
+through the driver's parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from backstop.config.mapped import CAPTURED_AT, LogMapping, StubMapping
+
+CHECKS_JSON = 160_000
+"""The server version that can say whether a text is JSON before it is read as such."""
+_MICROS = (
+    "CASE WHEN {at} IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',"
+    " least({at}, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END"
+)
+CAPTURED = "backstop_capture.captured_row"
+"""Where the triggers of captured tables write; see capture_sql."""
+_EARLIEST_MS, _LATEST_MS = -62_135_596_800_000, 221_845_392_000_000
+"""The years 1 and 9000: to_timestamp refuses what lies far beyond."""
+
+
+def table_of(name: str) -> str:
+    """A table's name, quoted."""
+    return ".".join(map(_quoted, name.split(".")))
+
+
+def stub_rows(mapping: StubMapping, version: int) -> str:
+    """A SELECT of topic, message_id, created_at (microseconds), state and row_version; its parameters are `stub_values`."""
+    if mapping.is_captured:
+        return _captured_rows(mapping)
+    if mapping.sent_when_set is not None:
+        state = f"CASE WHEN t.{_quoted(mapping.sent_when_set)} IS NOT NULL THEN 'sent' ELSE 'unsent' END"
+    elif mapping.state is None:
+        state = "'unsent'"
+    else:
+        column = _text(mapping.state, version)
+        state = (
+            f"CASE WHEN {column} = ANY (%(sent)s::text[]) THEN 'sent'"
+            f" WHEN {column} = ANY (%(unsent)s::text[]) THEN 'unsent' ELSE 'unknown_state' END"
+        )
+    theirs = "%(only_topic)s::text" if mapping.topic is None else _text(mapping.topic, version)
+    tables = [
+        f"SELECT {theirs} AS theirs, {_text(mapping.message_id, version)} AS message_id,"
+        f" {_instant(mapping, mapping.created_at)} AS created_at, {state} AS state, t.xmin::text AS row_version"
+        f" FROM {table_of(table)} t{_only(mapping)}"
+        for table in mapping.tables
+    ]
+    return (
+        f"SELECT m.ours AS topic, r.message_id, {_MICROS.format(at='r.created_at')} AS created_at, r.state, r.row_version,"
+        f" r.created_at AS created FROM ({' UNION ALL '.join(tables)}) r"
+        " JOIN unnest(%(theirs)s::text[], %(ours)s::text[]) AS m (theirs, ours) ON m.theirs = r.theirs"
+    )
+
+
+def _captured_rows(mapping: StubMapping) -> str:
+    """The same over what the trigger kept. With a slot, a look of the control database finds out what it is past."""
+    state, theirs = "'unsent'", "t.topic"
+    if mapping.deleted_when_sent:
+        there = f"SELECT 1 FROM {table_of(mapping.tables[0])} o WHERE o.{_quoted(mapping.message_id)}::text = t.message_id"
+        state = f"CASE WHEN EXISTS ({there}) THEN 'unsent' ELSE 'sent' END"
+    if mapping.topic is None:
+        theirs = "%(only_topic)s::text"
+    return (
+        f"SELECT m.ours AS topic, r.message_id, {_MICROS.format(at='r.created_at')} AS created_at, r.state, r.row_version,"
+        f" r.created_at AS created FROM (SELECT {theirs} AS theirs, t.message_id, t.captured_at AS created_at, {state} AS state,"
+        f" t.xmin::text AS row_version FROM {CAPTURED} t WHERE t.source = %(source)s::text) r"
+        " JOIN unnest(%(theirs)s::text[], %(ours)s::text[]) AS m (theirs, ours) ON m.theirs = r.theirs"
+    )
+
+
+def stub_values(mapping: StubMapping) -> dict[str, Any]:
+    """The parameters of `stub_rows`."""
+    return {
+        "theirs": list(mapping.topics),
+        "ours": list(mapping.topics.values()),
+        "only_topic": next(iter(mapping.topics)),
+        "sent": list(mapping.sent),
+        "unsent": list(mapping.unsent),
+        "source": mapping.tables[0],
+        **_values(mapping.only, mapping.time_zone),
+    }
+
+
+def log_rows(mapping: LogMapping, version: int) -> str:
+    """A SELECT of theirs (the topic), message_id, its_group, kind (done, working, failed, unknown), received_at and done_at;
+    its parameters are `log_values`."""
+    if mapping.done_when_set is not None:
+        kind = f"CASE WHEN t.{_quoted(mapping.done_when_set)} IS NOT NULL THEN 'done' ELSE 'working' END"
+    elif mapping.state is None:
+        kind = "'done'"
+    else:
+        column = _text(mapping.state, version)
+        kind = (
+            "CASE "
+            + " ".join(
+                f"WHEN {column} = ANY (%({name})s::text[]) THEN '{name}'"
+                for name in ("done", "working", "failed")
+            )
+            + " ELSE 'unknown' END"
+        )
+    theirs, group = (
+        "NULL::text" if column is None else _text(column, version)
+        for column in (mapping.topic, mapping.group)
+    )
+    received, done = (
+        "NULL::timestamptz" if column is None else _instant(mapping, column)
+        for column in (mapping.received_at, mapping.done_at)
+    )
+    return " UNION ALL ".join(
+        f"SELECT {theirs} AS theirs, {_text(mapping.message_id, version)} AS message_id, {group} AS its_group, {kind} AS kind,"
+        f" {received} AS received_at, {done} AS done_at FROM {table_of(table)} t{_only(mapping)}"
+        for table in mapping.tables
+    )
+
+
+def log_values(mapping: LogMapping) -> dict[str, Any]:
+    """The parameters of `log_rows`."""
+    return {
+        "done": list(mapping.done),
+        "working": list(mapping.working),
+        "failed": list(mapping.failed),
+        **_values(mapping.only, mapping.time_zone),
+    }
+
+
+def tables_of(mapping: StubMapping | LogMapping) -> list[str]:
+    """The tables that are read, quoted as the server takes names."""
+    names = [table_of(name).replace("%%", "%") for name in mapping.tables]
+    if not (isinstance(mapping, StubMapping) and mapping.is_captured):
+        return names
+    return [CAPTURED, *(names if mapping.deleted_when_sent else [])]
+
+
+def columns_of(mapping: StubMapping | LogMapping) -> Sequence[str]:
+    """The table's columns that are read, each once."""
+    if isinstance(mapping, StubMapping) and mapping.is_captured:
+        return ["source", "topic", "message_id", CAPTURED_AT]
+    named = [mapping.message_id, mapping.topic, mapping.state, *mapping.only]
+    if isinstance(mapping, StubMapping):
+        named += [mapping.created_at, mapping.sent_when_set]
+    else:
+        named += [mapping.group, mapping.received_at, mapping.done_at, mapping.done_when_set]
+    return list(dict.fromkeys(name.split(".")[0] for name in named if name is not None))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""').replace("%", "%%") + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''").replace("%", "%%") + "'"
+
+
+def _text(column: str, version: int) -> str:
+    name, *path = column.split(".")
+    if not path:
+        return f"t.{_quoted(name)}::text"
+    document = f"t.{_quoted(name)}::text"
+    read = f"{document}::jsonb #>> ARRAY[{', '.join(map(_literal, path))}]"
+    if version < CHECKS_JSON:
+        return f"({read})"
+    # A row whose text is no JSON costs itself, not the statement.
+    return f"CASE WHEN pg_input_is_valid({document}, 'jsonb') THEN {read} END"
+
+
+def _instant(mapping: StubMapping | LogMapping, column: str) -> str:
+    name = f"t.{_quoted(column)}"
+    if mapping.times == "local":
+        return f"({name}::timestamp AT TIME ZONE %(time_zone)s::text)"
+    if mapping.times == "milliseconds":
+        # greatest and least leave nulls out.
+        at = f"to_timestamp(greatest({_EARLIEST_MS}, least({name}::bigint, {_LATEST_MS})) / 1000.0)"
+        return f"CASE WHEN {name} IS NOT NULL THEN {at} END"
+    return f"{name}::timestamptz"
+
+
+def _only(mapping: StubMapping | LogMapping) -> str:
+    wanted = [
+        f"t.{_quoted(column)}::text = %(only_{place})s::text"
+        for place, column in enumerate(mapping.only)
+    ]
+    return f" WHERE {' AND '.join(wanted)}" if wanted else ""
+
+
+def _values(only: Mapping[str, str], time_zone: str | None) -> dict[str, Any]:
+    return {
+        "time_zone": time_zone,
+        **{f"only_{place}": value for place, value in enumerate(only.values())},
+    }

@@ -1,0 +1,540 @@
+"""A producer's own message table, read and never written: what runs remember of it is in the control database.
+
+    their table -> look -> mapped_stub (control database) -> scan | by key, beside what the table says now
+
+Nothing here rests on the table's own times. A look brackets each row between two instants of the control database: a row that
+is met as sent was sent by the end of the look, and a row that the look before would have met was committed after that began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, BinaryIO, Self, TypeVar
+
+from psycopg2.extensions import cursor as Cursor
+
+from backstop.brokers.protocol import Finding
+from backstop.config.mapped import StubMapping
+from backstop.model.errors import StoreUnavailable
+from backstop.model.records import (
+    EARLIEST,
+    ID_BYTES,
+    LATEST,
+    TOPIC_BYTES,
+    Attempt,
+    Key,
+    Message,
+    Stub,
+)
+from backstop.sql.connection import BULK_TIMEOUT, PostgresConnection, columns, readable
+from backstop.sql.named import load
+from backstop.stores.mapped.check import check_stubs
+from backstop.stores.mapped.columns import stub_rows, stub_values, tables_of
+from backstop.stores.postgresql.scan import scan
+from backstop.stores.postgresql.stubs import scope_values
+from backstop.stores.protocol import (
+    ATTEMPT_COLUMNS,
+    PART_COLUMNS,
+    STUB_COLUMNS,
+    Claim,
+    Handed,
+    Life,
+    Neighbours,
+    Part,
+    Recorded,
+    Scan,
+    Scope,
+    Settlement,
+    StubOutcome,
+)
+
+_SQL = load("backstop.stores.mapped", "stubs.sql")
+_ROW = {
+    "topic": "string",
+    "message_id": "string",
+    "created_at": "bigint",
+    "state": "string",
+    "row_version": "string",
+}
+_CHUNK = 10_000
+_EPOCH = datetime.fromtimestamp(0, EARLIEST.tzinfo)
+ZONES = timedelta(hours=26)
+"""No two time zones are further apart: a wrong `time_zone` makes a row at most so much younger than it is."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look at the table read beside its rows."""
+
+    server: str
+    window_from: datetime
+    wal: str | None = None
+    slot_at: str | None = None
+    """How far the relay's slot is, where a relay reads the log; `wal`: the end of the log then."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastLook:
+    """The newest complete look at a table."""
+
+    mapping: str
+    server: str
+    began_at: datetime
+    ended_at: datetime
+    window_from: datetime
+    newest_at: datetime | None
+    rows: int
+    left_out: int
+
+
+class MappedStubs:
+    """A mapped table as a store of stubs; see stores.protocol.StubStore. Of what that changes, only a promotion and a reopening do
+    anything, in the control database: no send number is ever handed out."""
+
+    def __init__(
+        self,
+        shard: str,
+        url: str,
+        control_url: str,
+        mapping: StubMapping,
+        doubt: timedelta = ZONES,
+    ) -> None:
+        """`doubt`: how much earlier than its time says a row may have been committed that the first look met; only logs that are
+        purged by age need it."""
+        self._shard, self._mapping, self._url, self._doubt = shard, mapping, url, doubt
+        self._theirs = PostgresConnection(f"shard {shard}", url)
+        self._control = PostgresConnection("control", control_url)
+
+    def __repr__(self) -> str:
+        return f"MappedStubs({self._shard})"
+
+    @property
+    def shard(self) -> str:
+        return self._shard
+
+    def clock(self) -> datetime:
+        ((now,),) = self._theirs.rows(_SQL["clock"])
+        return now  # type: ignore[no-any-return]
+
+    # A look
+
+    def look(self, into: BinaryIO) -> Look:
+        """Writes the rows of the window into a file, as CSV for `remember`: one snapshot of the primary. Raises
+        StoreUnavailable."""
+        reader = PostgresConnection(
+            f"shard {self._shard}", self._url, statement_timeout=BULK_TIMEOUT
+        )
+
+        def read(cursor: Cursor) -> Look:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            cursor.execute(
+                _SQL["window"],
+                {
+                    "lookback": self._mapping.lookback,
+                    "tables": tables_of(self._mapping),
+                },
+            )
+            ((window_from, server),) = cursor.fetchall()
+            if server is None:
+                raise self._no_table()
+            into.seek(0)
+            into.truncate()
+            text = readable(cursor, self._rows_sql("rows_of_window", cursor), _ROW)
+            values = {**stub_values(self._mapping), "window_from": window_from}
+            cursor.copy_expert(
+                f"COPY ({cursor.mogrify(text, values).decode()}) TO STDOUT (FORMAT csv)", into
+            )
+            return Look(server, window_from, *self._wal(cursor))
+
+        try:
+            return reader.run(read)
+        finally:
+            reader.close()
+
+    def remember(
+        self,
+        cursor: Any,
+        look: Look,
+        rows: BinaryIO,
+        began_at: datetime,
+        ended_at: datetime,
+        as_of: datetime,
+        run_id: int,
+        kept: timedelta,
+    ) -> bool:
+        """Keeps a look in the control database, in the transaction of `cursor`; false: a later one is kept already.
+
+        `began_at`, `ended_at`: the control database's clock before and after the look; new rows are due at `as_of`; closed rows
+        that were not met for `kept` are forgotten.
+        """
+        values: dict[str, Any] = {
+            "store": self._shard,
+            "mapping": self._mapping.fingerprint,
+            "server": look.server,
+            "began_at": began_at,
+            "ended_at": ended_at,
+            "window_from": look.window_from,
+            "as_of": as_of,
+            "run_id": run_id,
+            "kept": kept,
+            "topic_bytes": TOPIC_BYTES,
+            "id_bytes": ID_BYTES,
+            "wal": look.wal,
+            "slot_at": look.slot_at,
+            "known_from": None,
+            "known_since": None,
+        }
+        cursor.execute(_SQL["last_look"], values)
+        for last in (LastLook(*row) for row in cursor.fetchall()):
+            if last.began_at >= began_at:
+                return False
+            if (last.mapping, last.server) == (self._mapping.fingerprint, look.server):
+                values |= {"known_from": last.window_from, "known_since": last.began_at}
+        cursor.execute(_SQL["make_room"])
+        rows.seek(0)
+        cursor.copy_expert("COPY mapped_row FROM STDIN (FORMAT csv)", rows)
+        cursor.execute(_SQL["one_row_a_key"], values)
+        if look.slot_at is not None:
+            cursor.execute(_SQL["slot_is_past"], values)
+        for name in ("remember", "remember_gone", "forget", "record_look"):
+            cursor.execute(_SQL[name], values)
+        cursor.execute("DROP TABLE mapped_seen, mapped_row")
+        return True
+
+    def last_look(self) -> LastLook | None:
+        """Null: there was none."""
+        found = self._control.rows(_SQL["read_last_look"], {"store": self._shard})
+        return LastLook(*found[0]) if found else None
+
+    # What is read to judge
+
+    def count_due(self, as_of: datetime, scope: Scope, limit: int) -> int:
+        values = {**scope_values(as_of, scope), "store": self._shard, "limit": limit}
+        ((remembered,),) = self._control.rows(_SQL["count_due"], values)
+        last = self.last_look()
+
+        def count(cursor: Cursor) -> int:
+            cursor.execute(
+                self._rows_sql("newer", cursor),
+                {
+                    **values,
+                    **stub_values(self._mapping),
+                    "window_from": datetime.now(EARLIEST.tzinfo) - self._mapping.lookback,
+                    "newest_at": last.newest_at if last else None,
+                },
+            )
+            ((number,),) = cursor.fetchall()
+            return int(number)
+
+        return min(limit, int(remembered) + self._theirs.run(count))
+
+    def scan_due(
+        self, as_of: datetime, scope: Scope, partitions: int
+    ) -> AbstractContextManager[Scan]:
+        last = self.last_look()
+        if last is None or last.began_at < as_of or last.mapping != self._mapping.fingerprint:
+            raise StoreUnavailable(
+                f"The mapped table of shard {self._shard} was not looked at in this run.",
+                kept="Nothing was decided by what earlier looks saw; its messages stay due.",
+                next_step="See why the look failed; the next run looks again.",
+            )
+        selects = {"stubs": f"{_SQL['stub_columns']} {_SQL['of_due']}"}
+        values = {**scope_values(as_of, scope), "store": self._shard, "doubt": self._doubt}
+        return scan(self._control, selects, _SQL["bounds"], values, partitions)
+
+    def scan_window(
+        self, topic: str, start: datetime, end: datetime, partitions: int
+    ) -> AbstractContextManager[Scan]:
+        raise StoreUnavailable(
+            f"Shard {self._shard} is a mapped table: what was deleted there before a look met it is not known.",
+            kept="Nothing was proved without it.",
+            next_step="A proof of the window needs stubs of Backstop's own; reconcile judges what the table holds.",
+        )
+
+    def read_part(self, part: Part, keep: Callable[[str, Any], T]) -> list[T]:
+        return self._control.copy_parts(part.statements, PART_COLUMNS, part.snapshot, keep)
+
+    def stub_table(self, keys: Sequence[Key]) -> Any:
+        from backstop.sql.arrow import concat  # needs pyarrow, which not every caller has
+
+        select = f"SELECT {', '.join(STUB_COLUMNS)} FROM ({_SQL['stub_columns']} {_SQL['of_keys']}) AS found"
+        asked = self._theirs.storable_keys(keys)
+        chunks = [asked[start : start + _CHUNK] for start in range(0, len(asked), _CHUNK)] or [[]]
+        return concat(
+            [self._control.copy(select, self._met(chunk), STUB_COLUMNS) for chunk in chunks]
+        )
+
+    def attempt_table(self, keys: Sequence[Key]) -> Any:
+        from backstop.sql.arrow import arrow_schema
+
+        return arrow_schema(ATTEMPT_COLUMNS).empty_table()
+
+    def stubs(self, keys: Iterable[Key]) -> dict[Key, Stub]:
+        found: dict[Key, Stub] = {}
+        for row in self.stub_table(list(keys)).to_pylist():
+            at = {
+                name: _instant(row[name])
+                for name in (
+                    "next_check_at",
+                    "created_at",
+                    "first_seen_at",
+                    "attempted_at",
+                    "sent_at",
+                    "attempt_deadline",
+                    "judged_at",
+                )
+            }
+            stub = Stub(
+                shard=self._shard,
+                topic=row["topic"],
+                message_id=row["message_id"],
+                status=row["status"],
+                send_count=row["send_count"],
+                refusals=row["refusals"],
+                max_sends=None,
+                **at,  # type: ignore[arg-type]
+                attempt_token=None if row["settled"] else "theirs",
+            )
+            found[stub.key] = stub
+        return found
+
+    def oldest_due(self) -> datetime | None:
+        found = self._control.rows(_SQL["oldest_due"], {"store": self._shard})
+        return found[0][0] if found else None
+
+    def recorded_between(self, start: datetime, end: datetime) -> dict[str, Recorded]:
+        values = {"store": self._shard, "start": start, "end": end}
+        return {
+            topic: Recorded(number, 0, 0, 0)
+            for topic, number in self._control.rows(_SQL["recorded_between"], values)
+        }
+
+    def proves(self, topic: str) -> bool:
+        if topic not in self._mapping.topics.values():
+            return True
+        values = {"store": self._shard, "mapping": self._mapping.fingerprint, "topic": topic}
+        ((found,),) = self._control.rows(_SQL["proves"], values)
+        return bool(found)
+
+    # What a mapped table has none of
+
+    def attempts(self, keys: Iterable[Key]) -> dict[Key, list[Attempt]]:
+        return {}
+
+    def lives(self, topic: str) -> set[Life]:
+        return set()
+
+    def neighbours(self, keys: Iterable[Key]) -> dict[Key, Neighbours]:
+        return {}
+
+    def open_in_line(
+        self, topic: str, ordering_key: str, after: str | None, limit: int
+    ) -> list[str]:
+        return []
+
+    def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
+        return {}
+
+    def sizes(self, keys: Iterable[Key], above: int = -1) -> dict[Key, int]:
+        return {}
+
+    # What is changed: only what is remembered
+
+    def promote(
+        self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None
+    ) -> int:
+        rows = [
+            (*o.key, str(o.old_status), str(o.new_status), o.send_count, o.next_look_at)
+            for o in outcomes
+        ]
+        names = (
+            "topics",
+            "message_ids",
+            "old_statuses",
+            "new_statuses",
+            "send_counts",
+            "next_looks",
+        )
+
+        def move(cursor: Cursor) -> int:
+            values = {**columns(rows, names), "store": self._shard, "as_of": as_of}
+            cursor.execute(_SQL["promote"], values)
+            return cursor.rowcount
+
+        return self._control.run(move) if rows else 0
+
+    def reopen(self, topics: Sequence[str], since: datetime) -> int:
+        def move(cursor: Cursor) -> int:
+            values = {"store": self._shard, "topics": list(topics), "since": since}
+            cursor.execute(_SQL["reopen"], values)
+            return cursor.rowcount
+
+        return self._control.run(move)
+
+    def claim(self, claims: Sequence[Claim]) -> dict[Key, Message]:
+        return {}
+
+    def settle(self, settlements: Sequence[Settlement]) -> set[Key]:
+        return set()
+
+    def recover(self, limit: int, max_send_seconds: float | None = None) -> list[Key]:
+        return []
+
+    def late(self, after: Key, limit: int) -> list[Key]:
+        return []
+
+    def recover_of(self, keys: Sequence[Key], max_send_seconds: float) -> list[Key]:
+        return []
+
+    def raise_numbers(self, handed: Sequence[Handed]) -> set[Key]:
+        return set()
+
+    def void(self, key: Key) -> bool:
+        return False
+
+    def replace_content(self, key: Key, version: int, content: bytes) -> bool:
+        return False
+
+    def raise_max_sends(self, key: Key, max_sends: int) -> bool:
+        return False
+
+    def check(self) -> list[Finding]:
+        return check_stubs(self._theirs, self._mapping, self.last_look())
+
+    def close(self) -> None:
+        self._theirs.close()
+        self._control.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _rows_sql(self, name: str, cursor: Cursor) -> str:
+        return _SQL[name].replace(
+            "{rows}", stub_rows(self._mapping, cursor.connection.server_version)
+        )
+
+    def _met(self, keys: Sequence[Key]) -> dict[str, Any]:
+        """The parameters of `of_keys`: what the table says of these messages now."""
+
+        def read(cursor: Cursor) -> tuple[list[tuple[Any, ...]], str | None]:
+            # Before the rows: what the slot passes meanwhile is seen next time.
+            _, slot_at = self._wal(cursor)
+            values = {**stub_values(self._mapping), **columns(keys, ("topics", "message_ids"))}
+            cursor.execute(self._rows_sql("rows_of_keys", cursor), values)
+            return cursor.fetchall(), slot_at
+
+        met, slot_at = self._theirs.run(read) if keys else ([], None)
+        names = ("met_topics", "met_ids", "met_created", "met_states", "met_versions")
+        return {
+            "store": self._shard,
+            "doubt": self._doubt,
+            "slot_at": slot_at,
+            **columns(keys, ("topics", "message_ids")),
+            **columns(met, names),
+        }
+
+    def _wal(self, cursor: Cursor) -> tuple[str | None, str | None]:
+        """The end of the log and how far the slot is; nulls without a slot. Raises StoreUnavailable when it is gone."""
+        if self._mapping.slot is None:
+            return None, None
+        cursor.execute(_SQL["wal"], {"slot": self._mapping.slot})
+        ((wal, slot_at),) = cursor.fetchall()
+        if slot_at is None:
+            raise StoreUnavailable(
+                f"Shard {self._shard} has no logical replication slot {self._mapping.slot}.",
+                kept="Nothing was decided: what its relay has sent is not known.",
+                next_step=f"Start the relay, or correct producers.{self._shard}.mapping.slot.",
+            )
+        return wal, slot_at
+
+    def _no_table(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"Shard {self._shard} has no table {' or '.join(tables_of(self._mapping))}.",
+            kept="Nothing was decided without it.",
+            next_step=f"Correct producers.{self._shard}.mapping.tables, or run what `backstop migrate --capture` prints.",
+        )
+
+
+class MappedStubAudit:
+    """What the audit asks of a mapped table; see stores.audit.StubAudit. Its invariants are held by the control database."""
+
+    def __init__(self, shard: str, control_url: str) -> None:
+        self._shard, self._control = shard, PostgresConnection("control", control_url)
+
+    @property
+    def shard(self) -> str:
+        return self._shard
+
+    def exhausted(self, after: Key, limit: int) -> list[Key]:
+        values = {
+            "store": self._shard,
+            "after_topic": after.topic,
+            "after_id": after.message_id,
+            "limit": limit,
+        }
+        return [Key(*row) for row in self._control.rows(_SQL["exhausted"], values)]
+
+    def numbers_beyond(self, start: datetime, end: datetime, limit: int) -> list[Key]:
+        return []
+
+    def never_ended(self, since: datetime, limit: int) -> list[Key]:
+        return []
+
+    def never_looked_at(self, since: datetime, limit: int) -> list[Key]:
+        return []
+
+    def overdue(self, since: Mapping[str, datetime], after: Key, limit: int) -> list[Key]:
+        return []
+
+    def confirmed_between(
+        self, topic: str, start: datetime, end: datetime, after: tuple[str, str], limit: int
+    ) -> list[tuple[Key, str]]:
+        return []
+
+    def voided_between(
+        self, topic: str, start: datetime, end: datetime, after: tuple[str, str], limit: int
+    ) -> list[tuple[Key, str]]:
+        return []
+
+    def no_taker_between(
+        self, topic: str, start: datetime, end: datetime, after: tuple[str, str], limit: int
+    ) -> list[tuple[Key, str]]:
+        values = {
+            "store": self._shard,
+            "topic": topic,
+            "start": start,
+            "end": end,
+            "after_moved": after[0],
+            "after_id": after[1],
+            "limit": limit,
+        }
+        found = self._control.rows(_SQL["no_taker_between"], values)
+        return [(Key(found_topic, message_id), moved) for found_topic, message_id, moved in found]
+
+    def not_voided(self, keys: Sequence[Key]) -> list[Key]:
+        return []
+
+    def not_erased(self, keys: Sequence[Key]) -> list[Key]:
+        return []
+
+    def close(self) -> None:
+        self._control.close()
+
+
+def _instant(micros: int | None) -> datetime | None:
+    if micros is None:
+        return None
+    return max(EARLIEST, min(LATEST, _EPOCH + timedelta(microseconds=micros)))

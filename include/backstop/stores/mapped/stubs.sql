@@ -1,0 +1,218 @@
+-- What runs remember of a producer's mapped table, in the control database; and the few questions to that table itself.
+-- {rows} is the SELECT of columns.stub_rows. Every instant but created_at is the control database's.
+
+-- name: clock: the server's own time
+SELECT clock_timestamp();
+
+-- name: wal: (to the mapped table) the end of the log, which every row that the snapshot has lies before; how far the relay's slot is
+SELECT pg_current_wal_insert_lsn()::text, (SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %(slot)s::text);
+
+-- name: window: (to the mapped table) from when rows are read, by its own clock, and which table on which server this is
+SELECT clock_timestamp() - %(lookback)s::interval,
+    pg_postmaster_start_time() || ' ' || (
+        SELECT string_agg(c.oid || '/' || coalesce(pg_relation_filenode(c.oid), 0), ' ' ORDER BY c.oid)
+        FROM pg_class c WHERE c.oid = ANY (SELECT to_regclass(n)::oid FROM unnest(%(tables)s::text[]) AS n));
+
+-- name: rows_of_window: (to the mapped table) the rows of the window; one without a time is always in it
+SELECT topic, message_id, created_at, state, row_version FROM ({rows}) w
+WHERE w.created IS NULL OR w.created >= %(window_from)s::timestamptz;
+
+-- name: rows_of_keys: (to the mapped table) the rows of these messages
+SELECT w.topic, w.message_id, w.created_at, w.state, w.row_version FROM ({rows}) w
+JOIN (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[])) AS k (topic, message_id)
+    ON k.topic = w.topic AND k.message_id = w.message_id;
+
+-- name: newer: (to the mapped table) how many rows were created after the newest that a look has met, counted up to a limit
+SELECT count(*) FROM (
+    SELECT 1 FROM ({rows}) w
+    WHERE w.created >= %(window_from)s::timestamptz
+        AND (%(newest_at)s::timestamptz IS NULL OR w.created > %(newest_at)s::timestamptz)
+        AND (%(topics)s::text[] IS NULL OR w.topic = ANY (%(topics)s::text[]))
+    LIMIT %(limit)s) n;
+
+-- name: last_look: the newest complete look at a store
+SELECT mapping, server, began_at, ended_at, window_from, newest_at, rows_read, left_out
+FROM mapped_look WHERE store = %(store)s::text FOR UPDATE;
+
+-- name: read_last_look: ... without a lock
+SELECT mapping, server, began_at, ended_at, window_from, newest_at, rows_read, left_out
+FROM mapped_look WHERE store = %(store)s::text;
+
+-- name: make_room: where the rows of a look are put
+CREATE TEMPORARY TABLE mapped_row (topic text, message_id text, created_us bigint, state text, row_version text) ON COMMIT DROP;
+
+-- name: one_row_a_key: ... one row for each key; a key of two rows is nobody's promise
+CREATE TEMPORARY TABLE mapped_seen ON COMMIT DROP AS
+SELECT coalesce(topic, '') AS topic, coalesce(message_id, '') AS message_id,
+    least(%(ended_at)s::timestamptz, min(timestamptz 'epoch' + created_us * interval '1 microsecond')) AS created_at,
+    CASE WHEN count(*) > 1 THEN 'not_unique' ELSE min(state) END AS state,
+    md5(string_agg(coalesce(row_version, ''), ' ' ORDER BY row_version)) AS row_version
+FROM mapped_row
+WHERE coalesce(octet_length(topic), 0) <= %(topic_bytes)s AND coalesce(octet_length(message_id), 0) <= %(id_bytes)s
+GROUP BY 1, 2;
+
+-- name: slot_is_past: ... of which the relay's slot is past the end that the log had when a look first met them
+UPDATE mapped_seen s SET state = 'sent' FROM mapped_stub m
+WHERE m.store = %(store)s::text AND m.topic = s.topic AND m.message_id = s.message_id AND s.state = 'unsent'
+    AND m.met_at_wal <= %(slot_at)s::pg_lsn;
+
+-- name: remember: rows that were met: new ones, and what changed of others
+-- A row is new only where the look before would have met it. A changed row may stand for another send: its state counts from now.
+INSERT INTO mapped_stub AS m (store, topic, message_id, state, row_version, created_at, committed_after, first_seen_at, state_seen_at,
+    last_seen_at, next_check_at, met_at_wal)
+SELECT %(store)s::text, s.topic, s.message_id, s.state, s.row_version, s.created_at,
+    CASE WHEN s.created_at >= %(known_from)s::timestamptz THEN %(known_since)s::timestamptz END,
+    %(ended_at)s::timestamptz, %(ended_at)s::timestamptz, %(ended_at)s::timestamptz, %(as_of)s::timestamptz, %(wal)s::pg_lsn
+FROM mapped_seen s
+ORDER BY s.topic, s.message_id
+ON CONFLICT (store, topic, message_id) DO UPDATE SET
+    state = excluded.state, row_version = excluded.row_version, last_seen_at = excluded.last_seen_at,
+    state_seen_at = CASE WHEN (m.state, m.row_version) = (excluded.state, excluded.row_version)
+        THEN m.state_seen_at ELSE excluded.state_seen_at END,
+    status = CASE WHEN m.status = 'exhausted' AND (m.state, m.row_version) <> (excluded.state, excluded.row_version)
+        THEN 'pending' ELSE m.status END,
+    next_check_at = CASE WHEN m.status = 'exhausted' AND (m.state, m.row_version) <> (excluded.state, excluded.row_version)
+        THEN excluded.next_check_at ELSE m.next_check_at END;
+
+-- name: remember_gone: rows that the look would have met and did not; what was done with them before that, nobody saw
+UPDATE mapped_stub m SET
+    state = CASE WHEN m.state = 'sent' THEN 'gone_sent' ELSE 'gone_unsent' END, state_seen_at = %(ended_at)s::timestamptz
+WHERE m.store = %(store)s::text AND m.created_at >= %(window_from)s::timestamptz AND m.last_seen_at < %(ended_at)s::timestamptz
+    AND m.state IN ('sent', 'unsent', 'unknown_state', 'not_unique');
+
+-- name: forget: closed rows that no look has met for as long as closed stubs are kept
+DELETE FROM mapped_stub m
+WHERE m.store = %(store)s::text AND m.status IN ('confirmed', 'voided', 'no_taker')
+    AND m.last_seen_at < %(ended_at)s::timestamptz - %(kept)s::interval;
+
+-- name: record_look: this look is the newest
+INSERT INTO mapped_look (store, mapping, mapped_at, server, began_at, ended_at, window_from, newest_at, rows_read, left_out, run_id)
+SELECT %(store)s::text, %(mapping)s::text, %(began_at)s::timestamptz, %(server)s::text, %(began_at)s::timestamptz, %(ended_at)s::timestamptz,
+    %(window_from)s::timestamptz, (SELECT max(timestamptz 'epoch' + created_us * interval '1 microsecond') FROM mapped_row),
+    (SELECT count(*) FROM mapped_row),
+    (SELECT count(*) FROM mapped_row WHERE octet_length(topic) > %(topic_bytes)s OR octet_length(message_id) > %(id_bytes)s),
+    %(run_id)s::bigint
+ON CONFLICT (store) DO UPDATE SET
+    mapped_at = CASE WHEN mapped_look.mapping = excluded.mapping THEN mapped_look.mapped_at ELSE excluded.mapped_at END,
+    mapping = excluded.mapping, server = excluded.server, began_at = excluded.began_at, ended_at = excluded.ended_at,
+    window_from = excluded.window_from, newest_at = excluded.newest_at, rows_read = excluded.rows_read,
+    left_out = excluded.left_out, run_id = excluded.run_id;
+
+-- name: proves: whether a message of the topic was found done in each log since the table is mapped so
+SELECT EXISTS (
+    SELECT 1 FROM mapped_look l JOIN mapped_stub m ON m.store = l.store
+    WHERE l.store = %(store)s::text AND l.mapping = %(mapping)s::text AND m.topic = %(topic)s::text
+        AND m.status = 'confirmed' AND m.updated_at >= l.mapped_at);
+
+-- name: count_due: how many remembered rows are due, counted up to a limit
+SELECT count(*) FROM (
+    SELECT 1 FROM mapped_stub m
+    WHERE m.store = %(store)s::text AND m.status = 'pending' AND m.next_check_at <= %(as_of)s::timestamptz
+        AND (%(topics)s::text[] IS NULL OR m.topic = ANY (%(topics)s::text[]))
+        AND (%(created_from)s::timestamptz IS NULL OR m.created_at >= %(created_from)s::timestamptz)
+        AND (%(created_to)s::timestamptz IS NULL OR m.created_at < %(created_to)s::timestamptz)
+    LIMIT %(limit)s) due;
+
+-- name: bounds: how many are due, and the instants (as text) that cut them into ranges of equal size
+SELECT count(*), (percentile_disc(%(fractions)s::float8[]) WITHIN GROUP (ORDER BY m.next_check_at))::text[]
+FROM mapped_stub m
+WHERE m.store = %(store)s::text AND m.status = 'pending' AND m.next_check_at <= %(as_of)s::timestamptz
+    AND (%(topics)s::text[] IS NULL OR m.topic = ANY (%(topics)s::text[]))
+    AND (%(created_from)s::timestamptz IS NULL OR m.created_at >= %(created_from)s::timestamptz)
+    AND (%(created_to)s::timestamptz IS NULL OR m.created_at < %(created_to)s::timestamptz);
+
+-- name: stub_columns: begins a table for the rule: the columns of STUB_COLUMNS, over `f` with what is known of each row
+-- Sent: a copy was stored by the time that a look met the row so. Any other state: one is under way, whatever the time is.
+-- created_at is the earliest instant at which the row can have been committed.
+SELECT f.store AS shard, f.topic, f.message_id, NULL::text AS tag,
+    CASE WHEN f.state IN ('unknown_state', 'not_unique') AND f.status = 'pending' THEN f.state ELSE f.status END AS status,
+    1 AS send_count, 0 AS refusals, NULL::integer AS max_sends,
+    (extract(epoch FROM f.next_check_at) * 1000000)::bigint AS next_check_at,
+    (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
+        least(f.created_at, coalesce(f.committed_after, f.created_at - %(doubt)s::interval)))) * 1000000)::bigint AS created_at,
+    (extract(epoch FROM f.first_seen_at) * 1000000)::bigint AS first_seen_at,
+    (extract(epoch FROM f.judged_at) * 1000000)::bigint AS judged_at,
+    NULL::bigint AS deliver_at,
+    (extract(epoch FROM CASE WHEN f.state IN ('sent', 'gone_sent', 'gone_unsent') THEN f.state_seen_at
+        ELSE coalesce(f.first_seen_at, f.state_seen_at) END) * 1000000)::bigint AS attempted_at,
+    CASE WHEN f.state IN ('sent', 'gone_sent') THEN (extract(epoch FROM f.state_seen_at) * 1000000)::bigint END AS sent_at,
+    (extract(epoch FROM CASE WHEN f.state IN ('sent', 'gone_sent', 'gone_unsent') THEN f.state_seen_at
+        ELSE clock_timestamp() + interval '1 day' END) * 1000000)::bigint AS attempt_deadline,
+    f.state IN ('sent', 'gone_sent', 'gone_unsent') AS settled,
+    NULL::text AS broker, NULL::integer AS queue_id, NULL::bigint AS queue_offset, NULL::text AS queue_epoch,
+    NULL::text AS first_broker, NULL::integer AS first_queue_id, NULL::bigint AS first_queue_offset,
+    NULL::text AS first_queue_epoch, true AS first_to_all;
+
+-- name: of_due: ... of the remembered rows that are due, then cut_at, by which the scan is cut
+, f.next_check_at AS cut_at
+FROM mapped_stub f
+WHERE f.store = %(store)s::text AND f.status = 'pending' AND f.next_check_at <= %(as_of)s::timestamptz
+    AND (%(topics)s::text[] IS NULL OR f.topic = ANY (%(topics)s::text[]))
+    AND (%(created_from)s::timestamptz IS NULL OR f.created_at >= %(created_from)s::timestamptz)
+    AND (%(created_to)s::timestamptz IS NULL OR f.created_at < %(created_to)s::timestamptz);
+
+-- name: of_keys: ... of the messages asked for, as the table has them now (met) and as they are remembered
+FROM (
+    SELECT %(store)s::text AS store, k.topic, k.message_id,
+        CASE WHEN s.state IS NOT NULL THEN s.state -- as the slot is now
+            WHEN m.state = 'sent' THEN 'gone_sent' WHEN m.state = 'unsent' THEN 'gone_unsent' ELSE m.state END AS state,
+        coalesce(m.created_at, least(clock_timestamp(), s.created_at)) AS created_at, m.committed_after, m.first_seen_at,
+        CASE WHEN (m.state, m.row_version) = (s.state, s.row_version) OR (s.state IS NULL AND m.state IN ('gone_sent', 'gone_unsent'))
+            THEN m.state_seen_at ELSE clock_timestamp() END AS state_seen_at,
+        coalesce(m.status, 'pending') AS status,
+        coalesce(m.next_check_at, least(clock_timestamp(), s.created_at)) AS next_check_at, m.judged_at
+    FROM (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[])) AS k (topic, message_id)
+    LEFT JOIN mapped_stub m ON m.store = %(store)s::text AND m.topic = k.topic AND m.message_id = k.message_id
+    LEFT JOIN LATERAL (SELECT g.row_version, g.created_at,
+            CASE WHEN g.state = 'unsent' AND m.met_at_wal <= %(slot_at)s::pg_lsn THEN 'sent' ELSE g.state END AS state FROM (
+        SELECT topic, message_id, min(timestamptz 'epoch' + created_us * interval '1 microsecond') AS created_at,
+            CASE WHEN count(*) > 1 THEN 'not_unique' ELSE min(state) END AS state,
+            md5(string_agg(coalesce(row_version, ''), ' ' ORDER BY row_version)) AS row_version
+        FROM unnest(%(met_topics)s::text[], %(met_ids)s::text[], %(met_created)s::bigint[], %(met_states)s::text[],
+            %(met_versions)s::text[]) AS met (topic, message_id, created_us, state, row_version)
+        GROUP BY 1, 2) g WHERE g.topic = k.topic AND g.message_id = k.message_id) s ON true
+    WHERE s.state IS NOT NULL OR m.state IS NOT NULL) f;
+
+-- name: oldest_due: since when the oldest due row is due
+SELECT m.next_check_at FROM mapped_stub m
+WHERE m.store = %(store)s::text AND m.status = 'pending' AND m.next_check_at <= clock_timestamp()
+ORDER BY m.next_check_at LIMIT 1;
+
+-- name: recorded_between: by topic, how many rows were created in a window
+SELECT m.topic, count(*) FROM mapped_stub m
+WHERE m.store = %(store)s::text AND m.created_at >= %(start)s::timestamptz AND m.created_at < %(end)s::timestamptz
+GROUP BY m.topic;
+
+-- name: exhausted: a page of the exhausted rows, by key
+SELECT m.topic, m.message_id FROM mapped_stub m
+WHERE m.store = %(store)s::text AND m.status = 'exhausted' AND (m.topic, m.message_id) > (%(after_topic)s::text, %(after_id)s::text)
+ORDER BY m.topic, m.message_id LIMIT %(limit)s;
+
+-- name: no_taker_between: a page of one topic's rows that no group owed, by when that was decided
+SELECT m.topic, m.message_id, m.updated_at::text FROM mapped_stub m
+WHERE m.store = %(store)s::text AND m.topic = %(topic)s::text AND m.status = 'no_taker'
+    AND m.updated_at >= %(start)s::timestamptz AND m.updated_at < %(end)s::timestamptz
+    AND (m.updated_at, m.message_id) > (%(after_moved)s::timestamptz, %(after_id)s::text)
+ORDER BY m.updated_at, m.message_id
+LIMIT %(limit)s;
+
+-- name: promote: what a run decided, only where the status is as judged and no later run has judged; final states stay
+UPDATE mapped_stub s SET
+    status = CASE WHEN d.new_status IN ('unknown_state', 'not_unique') THEN s.status ELSE d.new_status END,
+    next_check_at = greatest(s.next_check_at, d.next_look), updated_at = clock_timestamp(),
+    judged_at = greatest(s.judged_at, %(as_of)s::timestamptz)
+FROM (
+    SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(old_statuses)s::text[], %(new_statuses)s::text[],
+            %(send_counts)s::integer[], %(next_looks)s::timestamptz[])
+        AS given (topic, message_id, old_status, new_status, send_count, next_look)
+    ORDER BY topic, message_id) d
+WHERE s.store = %(store)s::text AND s.topic = d.topic AND s.message_id = d.message_id AND d.send_count = 1
+    AND (s.status = d.old_status OR (s.status = 'pending' AND d.old_status IN ('unknown_state', 'not_unique')))
+    AND s.status NOT IN ('confirmed', 'voided')
+    AND d.new_status IN ('pending', 'confirmed', 'exhausted', 'voided', 'no_taker', 'unknown_state', 'not_unique')
+    AND (d.new_status = 'confirmed' OR s.judged_at IS NULL OR s.judged_at <= %(as_of)s::timestamptz);
+
+-- name: reopen: after a restore of a consumer's database, what was closed since is pending and due
+UPDATE mapped_stub m SET status = 'pending', next_check_at = clock_timestamp(), updated_at = clock_timestamp()
+WHERE m.store = %(store)s::text AND m.topic = ANY (%(topics)s::text[]) AND m.status IN ('confirmed', 'exhausted')
+    AND m.updated_at >= %(since)s::timestamptz;

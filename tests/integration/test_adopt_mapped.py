@@ -1,0 +1,149 @@
+"""A company's first quarter of an hour: its databases hold only its library's tables, and Backstop only reads them.
+
+Migrate the control database, check, reconcile; then ask where a message is.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+import yaml
+
+from backstop.cli.app import run_app
+from backstop.reconcile.run_once import run_once
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
+from mapped_world import LIBRARIES, make_mapped, settings_of
+from system import build_template, settings_dict, system
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
+        build_template(server)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    with Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as server:
+        yield server
+
+
+def test_from_nothing_to_where_is_my_message_without_touching_the_producer(
+    postgres: Postgres,
+    valkey: Valkey,
+    spark: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    changes = settings_of(LIBRARIES["cap"], consumer={"kept": "24h"})
+    with system(postgres, valkey, **changes) as running:
+        shop = make_mapped(postgres, running, LIBRARIES["cap"])
+        empty = f"control_{uuid.uuid4().hex[:10]}"
+        postgres.create_database(empty)
+        running.urls["control"] = postgres.admin_dsn(empty)
+        path = tmp_path / "backstop.yaml"
+        path.write_text(yaml.safe_dump(settings_dict(**changes)))
+        monkeypatch.setenv("BACKSTOP_CONFIG", str(path))
+        for name in ("control", "broker", "shop"):
+            monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", running.urls[name])
+
+        def cli(*arguments: str) -> tuple[int, Any]:
+            code = run_app([*arguments, "--json"])
+            out = capsys.readouterr().out
+            return code, json.loads(out)
+
+        def reconcile() -> Any:
+            return run_once(
+                running.settings,
+                running.connections,
+                lambda: spark,
+                lambda *_: None,
+            )
+
+        def judged_by_run() -> dict[str, tuple[str, str]]:
+            return {
+                message_id: (verdict, reason)
+                for message_id, verdict, reason in running.rows(
+                    "control", "SELECT message_id, verdict, reason FROM open_delivery"
+                )
+            }
+
+        # What happened before anybody heard of Backstop.
+        history = shop.send(shop.promise())
+        done = [shop.receive(shop.send(shop.promise())) for _ in range(3)]
+        written = shop.shown()
+
+        code, applied = cli("migrate")
+        assert code == 0 and [one["role"] for one in applied] == ["control"]
+        _, checked = cli("check")
+        found = {one["subject"]: one for one in checked["findings"]}
+        assert [
+            one
+            for name, one in found.items()
+            if name.startswith(("shard", "store")) and not one["good"]
+        ] == []
+        assert "rows stay 1d" in found["store billing_db: proves"]["says"]
+        assert "cap-msg-id" in found["shard shop: ids on the wire"]["says"]
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+            running.rows("shop", 'UPDATE cap.published SET "Retries" = 1')
+
+        running.pass_over("billing")
+        first = reconcile()
+        assert (first["mapped_tables_read"], first["confirmed"]) == (1, 3)
+        assert running.rows(
+            "control", "SELECT status, count(*) FROM mapped_stub GROUP BY 1 ORDER BY 1"
+        ) == [("confirmed", 3), ("pending", 1)]
+
+        # Business goes on: one message is lost, one is under way, one is done.
+        lost, under_way = shop.send(shop.promise()), shop.promise()
+        paused = shop.promise()
+        shop.run(
+            'UPDATE cap.published SET "StatusName" = \'Paused\' WHERE "Id" = %(id)s', id=int(paused)
+        )
+        done.append(shop.receive(shop.send(shop.promise())))
+        written_later = shop.shown()
+        second = reconcile()
+        assert second["mapped_tables_read"] == 1
+        shop.a_minute_later()
+        running.pass_over("billing")
+        third = reconcile()
+        assert third["unreachable"] == 0
+        assert judged_by_run() == {
+            history: ("UNKNOWN", "log_purged"),
+            lost: ("LOST", "passed_over"),
+            under_way: ("BACKLOGGED", "ahead_of_group"),
+        }
+
+        assert running.rows("control", "SELECT store, message_id, reason FROM quarantine") == [
+            ("shard shop", paused, "unknown_status")
+        ]
+
+        code, stories = cli("where", "orders", lost, done[-1], under_way)
+        assert code == 0
+        told = {
+            story["message_id"]: [one["verdict"] for one in story["deliveries"]]
+            for story in (stories if isinstance(stories, list) else [stories])
+        }
+        assert told == {lost: ["LOST"], done[-1]: ["CONFIRMED"], under_way: ["BACKLOGGED"]}
+
+        # Nothing is sent, nothing is written: not a row of theirs was touched.
+        assert running.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
+        assert shop.shown() == written_later and set(written) <= set(written_later)
+        postgres_drop(postgres, empty)
+
+
+def postgres_drop(postgres: Postgres, database: str) -> None:
+    connection = psycopg2.connect(postgres.admin_dsn())
+    connection.autocommit = True
+    with connection.cursor() as cursor:
+        cursor.execute(f"DROP DATABASE {database} WITH (FORCE)")
+    connection.close()

@@ -1,0 +1,424 @@
+"""Message tables of other programs: what a mapped row proves, and what it never proves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from backstop.config.mapped import LogMapping, StubMapping
+from backstop.model.errors import StoreUnavailable
+from backstop.model.records import Key
+from backstop.stores.mapped.logs import MappedLogs
+from backstop.stores.mapped.stubs import MappedStubs
+from backstop.stores.open import open_mapped_logs, open_mapped_stubs
+from backstop.stores.protocol import Claim, Scope
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
+from mapped_world import LIBRARIES, Mapped, make_mapped, settings_of
+from system import build_template, system
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
+        build_template(server)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    with Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as server:
+        yield server
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def mapped(postgres: Postgres, valkey: Valkey) -> Open:
+    @contextmanager
+    def opened(name: str, **changes: Any) -> Iterator[Mapped]:
+        library = LIBRARIES[name]
+        with system(postgres, valkey, **settings_of(library, **changes)) as running:
+            yield make_mapped(postgres, running, library)
+
+    return opened
+
+
+@pytest.mark.parametrize("name", sorted(LIBRARIES))
+def test_each_preset_tells_lost_rolled_back_under_way_and_done_apart(
+    mapped: Open, name: str
+) -> None:
+    with mapped(name, consumer={"kept": None}) as shop:
+        before = shop.receive(shop.send(shop.promise()))
+        shop.look()
+        lost, under_way = shop.send(shop.promise()), shop.promise()
+        done, begun = shop.send(shop.promise()), shop.send(shop.promise())
+        rolled_back = shop.library.id_of(99)
+        shop.receive(done)
+        shop.receive(begun, done=False)
+        shop.look()
+        shop.a_minute_later()
+        written = shop.shown()
+
+        shop.system.pass_over("billing")
+        found = shop.judge(before, lost, under_way, done, begun, rolled_back)
+        assert found.pop(before) == found.pop(done) == ("CONFIRMED", "consumed")
+        assert found.pop(under_way) == ("BACKLOGGED", "ahead_of_group")
+        if shop.library.receive:
+            assert found.pop(begun) == ("IN_PROGRESS", "lease_without_expiry")
+        else:
+            assert found.pop(begun) == found[lost]
+        assert found == {lost: ("UNKNOWN", "log_purged")}, "nothing was found done there before"
+
+        shop.prove(done)
+        assert shop.judge(lost, under_way, rolled_back) == {
+            lost: ("LOST", "passed_over"),
+            under_way: ("BACKLOGGED", "ahead_of_group"),
+        }
+        assert shop.shown() == written, "nothing may be written in the other program's tables"
+
+
+def test_what_was_sent_before_the_first_look_is_not_lost_where_logs_are_deleted(
+    mapped: Open,
+) -> None:
+    with mapped("cap", consumer={"kept": "24h"}) as shop:
+        done, old = shop.receive(shop.send(shop.promise())), shop.send(shop.promise())
+        shop.look()
+        new = shop.send(shop.promise())
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(done)
+        assert shop.judge(old, new) == {
+            old: ("UNKNOWN", "log_purged"),
+            new: ("LOST", "passed_over"),
+        }
+
+
+def test_a_log_that_may_be_deleted_by_now_denies_nothing(mapped: Open) -> None:
+    with mapped("cap", consumer={"kept": "24h"}) as shop:
+        done = shop.receive(shop.send(shop.promise()))
+        shop.look()
+        new = shop.send(shop.promise())
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(done)
+        shop.system.rows(
+            "control",
+            "UPDATE mapped_stub SET committed_after = committed_after - interval '23h 58m'",
+        )
+        assert shop.judge(new) == {new: ("UNKNOWN", "log_purged")}
+
+
+def test_a_row_that_was_touched_since_waits_for_another_copy(mapped: Open) -> None:
+    with mapped("cap", consumer={"kept": None}) as shop:
+        done, lost = shop.receive(shop.send(shop.promise())), shop.send(shop.promise())
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(done)
+        assert shop.judge(lost)[lost][0] == "LOST"
+        # A person sends it again on the library's own page, and its relay is done before anybody looks.
+        shop.run(
+            'UPDATE cap.published SET "StatusName" = \'Scheduled\' WHERE "Id" = %(id)s',
+            id=int(lost),
+        )
+        assert shop.judge(lost)[lost] == ("BACKLOGGED", "ahead_of_group")
+        shop.send(lost)
+        assert shop.judge(lost)[lost] == ("BACKLOGGED", "ahead_of_group")
+        shop.look()
+        assert shop.judge(lost)[lost] == ("BACKLOGGED", "ahead_of_group")
+        shop.a_minute_later()
+        assert shop.judge(lost)[lost][0] == "LOST"
+
+
+def test_a_row_that_is_gone_counts_from_when_it_was_missed(mapped: Open) -> None:
+    with mapped("cap", consumer={"kept": None}) as shop:
+        done = shop.receive(shop.send(shop.promise()))
+        sent, unsent = shop.send(shop.promise()), shop.promise()
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(done)
+        shop.run(
+            'DELETE FROM cap.published WHERE "Id" IN (%(a)s, %(b)s)', a=int(sent), b=int(unsent)
+        )
+        waits = ("BACKLOGGED", "ahead_of_group")
+        assert shop.judge(sent) == {sent: waits}
+        assert shop.judge(unsent)[unsent][0] in ("WAITING", "BACKLOGGED")
+        shop.look()
+        shop.a_minute_later()
+        assert shop.judge(sent, unsent) == {
+            sent: ("LOST", "passed_over"),
+            unsent: ("UNSENT", "not_stored"),
+        }
+
+
+def test_a_mistaken_mapping_makes_nothing_look_lost(mapped: Open) -> None:
+    """The id of the inbox's own rows in place of the message's: nothing is ever found, and so nothing is ever denied."""
+    with mapped("cap", consumer={"kept": None, "message_id": "Id"}) as shop:
+        done, lost = shop.receive(shop.send(shop.promise())), shop.send(shop.promise())
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(done, lost)
+        # As if the topic's ids had been found in another group's log.
+        shop.system.rows(
+            "control",
+            "UPDATE mapped_stub SET status = 'confirmed', updated_at = now() WHERE message_id = %s",
+            done,
+        )
+        assert shop.judge(lost) == {lost: ("UNKNOWN", "log_purged")}
+
+
+def test_a_producers_mistaken_id_makes_nothing_look_lost(mapped: Open) -> None:
+    """Where the log is Backstop's own, whose absence counts otherwise."""
+    own = {"consumers": {"billing_db": {"connection": "billing_db"}}}
+    with mapped("cap", producer={"message_id": "Retries"}, **own) as shop:
+        message_id = shop.send(shop.promise())
+        shop.system.log(Key("orders", message_id))
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove("0")
+        assert shop.judge("0") == {"0": ("UNKNOWN", "log_purged")}
+
+
+def test_no_verdict_rests_on_the_tables_own_clock_and_zone(mapped: Open) -> None:
+    """A zone that is eight hours off: rows lie in the future. `check` says so."""
+    with mapped("cap", consumer={"kept": None}, producer={"time_zone": "UTC"}) as shop:
+        done, under_way = shop.receive(shop.send(shop.promise())), shop.promise()
+        shop.look()
+        lost = shop.send(shop.promise())
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(done)
+        assert shop.judge(done, lost, under_way) == {
+            done: ("CONFIRMED", "consumed"),
+            lost: ("LOST", "passed_over"),
+            under_way: ("BACKLOGGED", "ahead_of_group"),
+        }
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
+            bad = [finding for finding in stubs.check() if not finding.good]
+        assert [finding.subject for finding in bad] == ["shard shop: times"]
+        assert "time_zone" in bad[0].do
+
+
+def test_rows_that_break_the_mapping_cost_only_themselves(mapped: Open) -> None:
+    with mapped("practice", consumer={"kept": None}) as shop:
+        shop.run(
+            'ALTER TABLE message_stub DROP CONSTRAINT message_stub_pkey, ALTER "messageId" DROP NOT NULL,'
+            ' ALTER "messageId" TYPE text'
+        )
+        done, twice = shop.receive(shop.send(shop.promise())), shop.send(shop.promise())
+        shop.run(
+            'INSERT INTO message_stub SELECT * FROM message_stub WHERE "messageId" = %(id)s',
+            id=twice,
+        )
+        shop.run(
+            "INSERT INTO message_stub (\"messageId\", created) VALUES (NULL, NULL), (repeat('x', 1025), now())"
+        )
+        shop.run(
+            "UPDATE message_stub SET created = 'infinity' WHERE \"messageId\" = %(id)s", id=done
+        )
+        odd = ["it's", '"', "{a,b}", "a%(x)s", "\u202ertl", "líne\nbreak", "NULL", " "]
+        for one in odd:
+            shop.run(shop.library.promise, id=one)
+            shop.send(one)
+        shop.receive(odd[0])
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(done)
+        found = shop.judge(done, twice, *odd)
+        assert found[done] == found[odd[0]] == ("CONFIRMED", "consumed")
+        assert found[twice] == ("BACKLOGGED", "ahead_of_group")
+        assert {found[one] for one in odd[1:]} == {("LOST", "passed_over")}
+        states = shop.system.rows("control", "SELECT message_id, state FROM mapped_stub")
+        assert (twice, "not_unique") in states and ("", "unsent") in states
+        assert shop.system.rows("control", "SELECT left_out FROM mapped_look") == [(1,)]
+
+
+def test_a_log_row_without_a_readable_id_may_be_any_message(mapped: Open) -> None:
+    with mapped("cap", consumer={"kept": None}) as shop:
+        done, lost = shop.receive(shop.send(shop.promise())), shop.send(shop.promise())
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(done)
+        other = "INSERT INTO cap.received VALUES (%(id)s, 'v1', 'orders', %(group)s, 'no json', 50, now(), NULL, 'Failed')"
+        shop.run(other, id=1, group="shipping.v1")
+        assert shop.judge(done, lost)[lost] == ("LOST", "passed_over")
+        shop.run(other, id=2, group="billing.v1")
+        assert shop.judge(done, lost) == {
+            done: ("CONFIRMED", "consumed"),
+            lost: ("UNKNOWN", "log_purged"),
+        }
+
+
+def test_a_state_that_nobody_named_proves_nothing(mapped: Open) -> None:
+    with mapped("cap", consumer={"kept": None}) as shop:
+        done, odd, logged = (shop.send(shop.promise()) for _ in range(3))
+        shop.receive(done)
+        shop.receive(logged, done=False)
+        shop.run(
+            'UPDATE cap.published SET "StatusName" = \'Paused\' WHERE "Id" = %(id)s', id=int(odd)
+        )
+        shop.run(
+            'UPDATE cap.received SET "StatusName" = \'Paused\' WHERE "Id" = %(id)s + 7000',
+            id=int(logged),
+        )
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(done)
+        assert shop.judge(odd, logged) == {
+            odd: ("BACKLOGGED", "ahead_of_group"),
+            logged: ("IN_PROGRESS", "lease_without_expiry"),
+        }
+        with open_mapped_logs(shop.system.settings, shop.system.connections, "billing_db") as logs:
+            (row,) = logs.log_table("billing", [Key("orders", logged)]).to_pylist()
+        assert row["log_broken"] == "a state that the mapping does not name"
+
+
+def test_an_id_that_the_column_cannot_hold_as_written_is_not_absent(mapped: Open) -> None:
+    with mapped("practice", consumer={"kept": None}) as shop:
+        shop.run("ALTER TABLE inbox ALTER message_id TYPE uuid USING message_id::uuid")
+        lower = "0f8fad5b-d9cb-469f-a165-70867728950e"
+        for one in (lower, lower.upper()):
+            shop.run(shop.library.promise, id=one)
+            shop.send(one)
+        shop.receive(lower)
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(lower)
+        assert shop.judge(lower, lower.upper()) == {
+            lower: ("CONFIRMED", "consumed"),
+            lower.upper(): ("IN_PROGRESS", "lease_without_expiry"),
+        }
+
+
+def test_the_scan_and_the_key_tell_the_same_of_each_row(mapped: Open) -> None:
+    with mapped("cap") as shop:
+        ids = [shop.promise() for _ in range(5)]
+        shop.send(ids[0])
+        shop.look()
+        shop.send(ids[1])
+        ids.append(shop.send(shop.promise()))
+        shop.run('DELETE FROM cap.published WHERE "Id" = %(id)s', id=int(ids[2]))
+        shop.look()
+        later = datetime.now(UTC)
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
+            shop.system.rows(
+                "control", "UPDATE mapped_look SET began_at = '2100-01-01', ended_at = '2100-01-01'"
+            )
+            with stubs.scan_due(later, Scope(), 1) as scan:
+                rows = [
+                    row
+                    for part in scan.parts
+                    for table in stubs.read_part(part, lambda _, table: table)
+                    for row in table.to_pylist()
+                ]
+            by_key = stubs.stub_table([Key("orders", one) for one in ids]).to_pylist()
+            assert stubs.stub_table([]).num_rows == 0
+        assert len(rows) == 6
+
+        def settled(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            # An unsent row is under way until a day from now, whenever that is asked.
+            return sorted(
+                (
+                    {**row, "attempt_deadline": row["settled"] and row["attempt_deadline"]}
+                    for row in found
+                ),
+                key=lambda row: str(row["message_id"]),
+            )
+
+        assert settled(rows) == settled(by_key)
+
+
+def test_a_dead_letter_without_an_id_holds_back_what_it_may_be(mapped: Open) -> None:
+    with mapped("cap", consumer={"kept": None}) as shop:
+        done, lost = shop.receive(shop.send(shop.promise())), shop.send(shop.promise())
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(done)
+        assert shop.judge(lost)[lost][0] == "LOST"
+        shop.system.rows(
+            "control",
+            "WITH b AS (INSERT INTO drain_batch (run_id, broker, queue, letters, acknowledged_at)"
+            " SELECT max(run_id), 'embedded', 'q', 1, now() FROM run RETURNING batch_id)"
+            " INSERT INTO dead_letter (batch_id, broker, queue, broker_id, topic, consumer_group, headers, content_bytes, invalid)"
+            " SELECT batch_id, 'embedded', 'q', 'x', 'orders', 'billing', '', 0, 'it has no header' FROM b",
+        )
+        assert shop.judge(lost)[lost] == ("UNKNOWN", "dlq_not_read")
+
+
+def test_silence_is_never_no_row_and_shows_no_password(mapped: Open) -> None:
+    url = "postgresql://backstop:s3cret-never-shown@127.0.0.1:1/gone"
+    stub_mapping = StubMapping.model_validate({"preset": "eventuate", "topics": ["orders"]})
+    log_mapping = LogMapping.model_validate({"preset": "eventuate"})
+    with mapped("eventuate") as shop:
+        control = shop.system.urls["control"]
+        stubs = MappedStubs("shop", url, control, stub_mapping)
+        logs = MappedLogs("billing_db", url, control, log_mapping)
+        keys, at = [Key("orders", "m")], datetime.now(UTC)
+        asks: list[Callable[[], object]] = [
+            stubs.clock,
+            lambda: stubs.stub_table(keys),
+            lambda: stubs.count_due(at, Scope(), 1),
+            lambda: stubs.scan_due(at, Scope(), 1),
+            lambda: stubs.scan_window("orders", at, at, 1),
+            logs.clock,
+            lambda: logs.log_table("billing", keys),
+            lambda: logs.logs("billing", keys),
+            lambda: logs.floor("billing"),
+        ]
+        for ask in asks:
+            with pytest.raises(StoreUnavailable) as caught:
+                ask()
+            assert caught.value.kept and caught.value.next_step
+            assert "s3cret" not in str(caught.value) + repr(stubs) + repr(logs)
+
+
+def test_no_number_is_ever_handed_out_and_nothing_is_withdrawn(mapped: Open) -> None:
+    with mapped("cap") as shop:
+        message_id = shop.promise()
+        shop.look()
+        written, key = shop.shown(), Key("orders", message_id)
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
+            claim = Claim(key, 2, "t", None, "request 1", 1, 1, 5, 5, False)
+            assert stubs.claim([claim]) == {} and not stubs.void(key)
+            assert not stubs.replace_content(key, 1, b"x") and not stubs.raise_max_sends(key, 9)
+        assert shop.shown() == written
+
+
+def test_a_look_that_was_overtaken_changes_nothing(mapped: Open) -> None:
+    """A run that was stopped between its read and its write wakes up after another has looked."""
+    from contextlib import closing
+    from tempfile import TemporaryFile
+
+    with mapped("cap") as shop:
+        message_id = shop.promise()
+        with (
+            open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs,
+            TemporaryFile() as rows,
+            closing(shop.system.control()) as control,
+        ):
+            began = datetime.now(UTC)
+            old = stubs.look(rows)
+            shop.send(message_id)
+            shop.look()
+            with control, control.cursor() as cursor:
+                late = datetime.now(UTC)
+                kept = shop.system.settings.policy_for(None).stub_retention
+                assert not stubs.remember(cursor, old, rows, began, late, late, 1, kept)
+        assert shop.system.rows("control", "SELECT state FROM mapped_stub") == [("sent",)]

@@ -1,0 +1,345 @@
+"""Databases that hold only other programs' tables, in the form that their libraries publish, read by a login that may only read."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg2
+
+from backstop.evidence.judge_by_key import Judge, Judged
+from backstop.evidence.sources import Sources
+from backstop.model.records import Key
+from backstop.reconcile.look_at_mapped import look_at_mapped, prove_mapped_logs
+from backstop.runs.run import close_run, open_run
+from backstop.stores.open import open_mapped_stubs
+from backstop.stores.protocol import StubOutcome
+from backstop_lab.servers.postgres import Postgres
+from system import System
+
+CAP = """
+CREATE SCHEMA cap;
+CREATE TABLE cap.published ("Id" BIGINT PRIMARY KEY NOT NULL, "Version" VARCHAR(20) NOT NULL, "Name" VARCHAR(200) NOT NULL,
+    "Content" TEXT NULL, "Retries" INT NOT NULL, "Added" TIMESTAMP NOT NULL, "ExpiresAt" TIMESTAMP NULL,
+    "StatusName" VARCHAR(50) NOT NULL);
+CREATE TABLE cap.received ("Id" BIGINT PRIMARY KEY NOT NULL, "Version" VARCHAR(20) NOT NULL, "Name" VARCHAR(200) NOT NULL,
+    "Group" VARCHAR(200) NULL, "Content" TEXT NULL, "Retries" INT NOT NULL, "Added" TIMESTAMP NOT NULL,
+    "ExpiresAt" TIMESTAMP NULL, "StatusName" VARCHAR(50) NOT NULL);
+"""
+_MODULITH = """
+CREATE TABLE {name} (id UUID NOT NULL PRIMARY KEY, listener_id TEXT NOT NULL, event_type TEXT NOT NULL,
+    serialized_event TEXT NOT NULL, publication_date TIMESTAMP WITH TIME ZONE NOT NULL, completion_date TIMESTAMP WITH TIME ZONE,
+    status TEXT, completion_attempts INT, last_resubmission_date TIMESTAMP WITH TIME ZONE);
+"""
+MODULITH = "".join(
+    _MODULITH.format(name=name) for name in ("event_publication", "event_publication_archive")
+)
+EVENTUATE = """
+CREATE SCHEMA eventuate;
+CREATE TABLE eventuate.message (id VARCHAR(1000) PRIMARY KEY, destination TEXT NOT NULL, headers JSON NOT NULL,
+    payload JSON NOT NULL, published SMALLINT DEFAULT 0, creation_time BIGINT);
+CREATE TABLE eventuate.received_messages (consumer_id VARCHAR(1000), message_id VARCHAR(1000), creation_time BIGINT,
+    published SMALLINT DEFAULT 0, PRIMARY KEY (consumer_id, message_id));
+"""
+PRACTICE = """
+CREATE TABLE message_stub ("messageId" varchar(64) PRIMARY KEY, content text, count int, status int, "offset" bigint,
+    "resendTime" timestamp, created timestamp);
+CREATE TABLE inbox (message_id text, state text, at timestamptz DEFAULT now());
+"""
+EXTERNALIZER = "org.example.Externalizer"
+
+
+@dataclass(frozen=True)
+class Library:
+    """How one library's tables are made, filled and mapped."""
+
+    tables: str
+    producer: Mapping[str, Any]
+    consumer: Mapping[str, Any]
+    promise: str
+    """Inserts a row that is not sent: %(id)s."""
+    send: str
+    """Marks it sent."""
+    receive: str
+    """What the consumer has at receipt; empty: nothing before it is done."""
+    finish: str
+    """What it has when the work is done."""
+    id_of: Callable[[int], str] = str
+
+
+LIBRARIES: dict[str, Library] = {
+    "cap": Library(
+        CAP,
+        {"preset": "cap", "topics": ["orders"], "time_zone": "Asia/Shanghai"},
+        {"preset": "cap", "time_zone": "Asia/Shanghai", "groups": {"billing": "billing.v1"}},
+        "INSERT INTO cap.published VALUES (%(id)s, 'v1', 'orders', '{}', 0, now() AT TIME ZONE 'Asia/Shanghai', NULL, 'Scheduled')",
+        'UPDATE cap.published SET "StatusName" = \'Succeeded\', "ExpiresAt" = "Added" + interval \'1 day\' WHERE "Id" = %(id)s',
+        "INSERT INTO cap.received VALUES (%(id)s + 7000, 'v1', 'orders', 'billing.v1',"
+        " jsonb_build_object('Headers', jsonb_build_object('cap-msg-id', %(id)s::text))::text, 0,"
+        " now() AT TIME ZONE 'Asia/Shanghai', NULL, 'Scheduled')",
+        'UPDATE cap.received SET "StatusName" = \'Succeeded\' WHERE "Id" = %(id)s + 7000',
+    ),
+    "modulith": Library(
+        MODULITH,
+        {
+            "preset": "modulith",
+            "only": {"listener_id": EXTERNALIZER},
+            "message_id": "serialized_event.orderId",
+            "topics": {"org.example.OrderPlaced": "orders"},
+        },
+        {
+            "preset": "modulith",
+            "message_id": "serialized_event.orderId",
+            "topics": {"org.example.OrderPlaced": "orders"},
+            "groups": {"billing": "org.example.Billing.on"},
+        },
+        "INSERT INTO event_publication SELECT gen_random_uuid(), '"
+        + EXTERNALIZER
+        + "', 'org.example.OrderPlaced',"
+        " jsonb_build_object('orderId', %(id)s)::text, now(), NULL",
+        "UPDATE event_publication SET completion_date = now() WHERE listener_id = '"
+        + EXTERNALIZER
+        + "'"
+        " AND serialized_event::jsonb ->> 'orderId' = %(id)s",
+        "INSERT INTO event_publication SELECT gen_random_uuid(), 'org.example.Billing.on', 'org.example.OrderPlaced',"
+        " jsonb_build_object('orderId', %(id)s)::text, now(), NULL",
+        "UPDATE event_publication SET completion_date = now() WHERE listener_id = 'org.example.Billing.on'"
+        " AND serialized_event::jsonb ->> 'orderId' = %(id)s",
+        lambda number: f"order-{number}",
+    ),
+    "modulith_archive": Library(
+        MODULITH,
+        {
+            "preset": "modulith_archive",
+            "only": {"listener_id": EXTERNALIZER},
+            "message_id": "serialized_event.orderId",
+            "topics": {"org.example.OrderPlaced": "orders"},
+        },
+        {
+            "preset": "modulith_archive",
+            "message_id": "serialized_event.orderId",
+            "topics": {"org.example.OrderPlaced": "orders"},
+            "groups": {"billing": "org.example.Billing.on"},
+        },
+        "INSERT INTO event_publication SELECT gen_random_uuid(), '"
+        + EXTERNALIZER
+        + "', 'org.example.OrderPlaced',"
+        " jsonb_build_object('orderId', %(id)s)::text, now(), NULL",
+        "WITH gone AS (DELETE FROM event_publication WHERE listener_id = '" + EXTERNALIZER + "'"
+        " AND serialized_event::jsonb ->> 'orderId' = %(id)s RETURNING *)"
+        " INSERT INTO event_publication_archive SELECT id, listener_id, event_type, serialized_event, publication_date, now() FROM gone",
+        "INSERT INTO event_publication SELECT gen_random_uuid(), 'org.example.Billing.on', 'org.example.OrderPlaced',"
+        " jsonb_build_object('orderId', %(id)s)::text, now(), NULL",
+        "WITH gone AS (DELETE FROM event_publication WHERE listener_id = 'org.example.Billing.on'"
+        " AND serialized_event::jsonb ->> 'orderId' = %(id)s RETURNING *)"
+        " INSERT INTO event_publication_archive SELECT id, listener_id, event_type, serialized_event, publication_date, now() FROM gone",
+        lambda number: f"order-{number}",
+    ),
+    "eventuate": Library(
+        EVENTUATE,
+        {"preset": "eventuate", "topics": ["orders"]},
+        {"preset": "eventuate", "groups": {"billing": "billing-consumer"}},
+        "INSERT INTO eventuate.message VALUES (%(id)s, 'orders', '{}', '{}', 0, (extract(epoch FROM now()) * 1000)::bigint)",
+        "UPDATE eventuate.message SET published = 1 WHERE id = %(id)s",
+        "",
+        "INSERT INTO eventuate.received_messages VALUES ('billing-consumer', %(id)s, (extract(epoch FROM now()) * 1000)::bigint)",
+        lambda number: f"0000018{number}-0242ac120002",
+    ),
+    "practice": Library(
+        PRACTICE,
+        {"preset": "practice", "topics": ["orders"], "time_zone": "UTC"},
+        {
+            "tables": ["inbox"],
+            "message_id": "message_id",
+            "state": "state",
+            "done": ["done"],
+            "working": ["begun"],
+            "failed": ["failed"],
+            "received_at": "at",
+        },
+        "INSERT INTO message_stub VALUES (%(id)s, '{}', 0, 0, NULL, NULL, now() AT TIME ZONE 'UTC')",
+        'UPDATE message_stub SET "offset" = 1, count = 1 WHERE "messageId" = %(id)s',
+        "INSERT INTO inbox VALUES (%(id)s, 'begun')",
+        "UPDATE inbox SET state = 'done' WHERE message_id = %(id)s",
+        lambda number: f"m:{number}%🚚",
+    ),
+}
+
+
+OUTBOX = """
+CREATE TABLE outboxevent (id uuid PRIMARY KEY, aggregatetype varchar(255) NOT NULL, aggregateid varchar(255) NOT NULL,
+    type varchar(255) NOT NULL, payload jsonb);
+CREATE TABLE inbox (message_id text, state text, at timestamptz DEFAULT now());
+"""
+DEBEZIUM = Library(
+    OUTBOX,
+    {"preset": "debezium", "topics": {"Order": "orders"}, "slot": "backstop_test"},
+    LIBRARIES["practice"].consumer,
+    # Inserted and deleted in one transaction, as its users do: nobody ever sees the row.
+    "WITH made AS (INSERT INTO outboxevent VALUES (%(id)s, 'Order', 'o-1', 'OrderPlaced', '{}') RETURNING 1) SELECT 1",
+    "",
+    LIBRARIES["practice"].receive,
+    LIBRARIES["practice"].finish,
+    lambda number: f"0f8fad5b-d9cb-469f-a165-{number:012}",
+)
+
+
+@dataclass
+class Mapped:
+    """A system of which one producer, shop, and one consumer, billing_db, are mapped tables of a library in one database."""
+
+    system: System
+    library: Library
+    database: str
+    owner: str
+    numbers: int = 100
+
+    def run(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        """One committed statement of the other program."""
+        with (
+            closing(psycopg2.connect(self.owner)) as connection,
+            connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(statement, values or None)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def promise(self) -> str:
+        """A message that its relay has not sent."""
+        self.numbers += 1
+        message_id = self.library.id_of(self.numbers)
+        self.run(self.library.promise, id=_value(message_id))
+        return message_id
+
+    def send(self, message_id: str) -> str:
+        self.run(self.library.send, id=_value(message_id))
+        return message_id
+
+    def receive(self, message_id: str, *, done: bool = True) -> str:
+        if self.library.receive:
+            self.run(self.library.receive, id=_value(message_id))
+        if done:
+            self.run(self.library.finish, id=_value(message_id))
+        return message_id
+
+    def look(self) -> None:
+        """A run's look, which answers."""
+        with closing(self.system.control()) as control:
+            run = open_run(control, "reconcile", "*", self.system.settings)
+            with Sources(self.system.settings, self.system.connections) as sources:
+                look_at_mapped(self.system.settings, self.system.connections, control, run, sources)
+                assert sources.unreachable == {}, sources.unreachable
+            close_run(control, run, "done", {})
+
+    def a_minute_later(self) -> None:
+        """As if every look so far had been a minute earlier."""
+        self.system.rows(
+            "control",
+            "UPDATE mapped_stub SET committed_after = committed_after - interval '1 minute',"
+            " first_seen_at = first_seen_at - interval '1 minute', state_seen_at = state_seen_at - interval '1 minute',"
+            " last_seen_at = last_seen_at - interval '1 minute', next_check_at = next_check_at - interval '1 minute'",
+        )
+        self.system.rows(
+            "control",
+            "UPDATE mapped_look SET began_at = began_at - interval '1 minute', ended_at = ended_at - interval '1 minute'",
+        )
+
+    def judge(self, *message_ids: str) -> dict[str, tuple[str, str]]:
+        """id -> (verdict, reason) for the group billing, by key."""
+        return {
+            one.message_id: (str(one.verdict), one.reason)
+            for one in self.judged(*message_ids)
+            if one.consumer_group == "billing"
+        }
+
+    def judged(self, *message_ids: str) -> list[Judged]:
+        with (
+            closing(self.system.control()) as control,
+            Judge(self.system.settings, self.system.connections, control) as judge,
+        ):
+            return judge.judge([Key("orders", message_id) for message_id in message_ids])
+
+    def prove(self, *message_ids: str) -> None:
+        """What a run keeps of these verdicts."""
+        judged = self.judged(*message_ids)
+        rows = [
+            {
+                "topic": one.topic,
+                "consumer_group": one.consumer_group,
+                "verdict": str(one.verdict),
+                "deliveries": 1,
+            }
+            for one in judged
+        ]
+        confirmed = [
+            StubOutcome(one.key, "pending", "confirmed", 1, None)
+            for one in judged
+            if one.verdict == "CONFIRMED"
+        ]
+        with open_mapped_stubs(self.system.settings, self.system.connections, "shop") as stubs:
+            assert stubs.promote(confirmed, datetime.now(UTC)) == len(confirmed)
+        with closing(self.system.control()) as control:
+            run = open_run(control, "reconcile", "*", self.system.settings)
+            prove_mapped_logs(self.system.settings, self.system.connections, control, run, rows)
+            close_run(control, run, "done", {})
+
+    def shown(self) -> list[tuple[Any, ...]]:
+        """Every row of the other program's tables, with the transaction that wrote it."""
+        tables = self.run(
+            "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables"
+            " WHERE schemaname NOT IN ('pg_catalog', 'information_schema') ORDER BY 1"
+        )
+        return [
+            (table, row)
+            for (table,) in tables
+            for row in self.run(f"SELECT xmin::text, t::text FROM {table} t ORDER BY 2")
+        ]
+
+
+def make_mapped(postgres: Postgres, running: System, library: Library) -> Mapped:
+    """Makes the database with the library's tables and a login that may only read; the system's connection `shop` is that."""
+    name = f"theirs_{uuid.uuid4().hex[:10]}"
+    postgres.create_database(name)
+    owner = postgres.admin_dsn(name)
+    with closing(psycopg2.connect(owner)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(library.tables)
+        cursor.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{name}'")
+        cursor.execute(f"GRANT CONNECT ON DATABASE {name} TO {name}")
+        cursor.execute(
+            "SELECT DISTINCT schemaname FROM pg_tables WHERE schemaname NOT IN ('pg_catalog', 'information_schema')"
+        )
+        for (schema,) in cursor.fetchall():
+            cursor.execute(f"GRANT USAGE ON SCHEMA {schema} TO {name}")
+            cursor.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {name}")
+    running.urls["shop"] = _as(owner, name)
+    return Mapped(running, library, name, owner)
+
+
+def settings_of(library: Library, **changes: Any) -> dict[str, Any]:
+    """The parts of a system's settings: producer shop and consumer billing_db are the library's tables."""
+    producer = {**library.producer, **changes.pop("producer", {})}
+    consumer = {**library.consumer, **changes.pop("consumer", {})}
+    return {
+        "producers": {"shop": {"kind": "mapped", "connection": "shop", "mapping": producer}},
+        "consumers": {"billing_db": {"kind": "mapped", "connection": "shop", "mapping": consumer}},
+        "groups": {"billing": {"store": "billing_db", "progress": "acknowledged"}},
+        "topics": {"orders": {"broker": "embedded", "groups": ["billing"], "mode": "observe"}},
+        **changes,
+    }
+
+
+def _as(dsn: str, role: str) -> str:
+    """The same address for another login, whose password is its name."""
+    from urllib.parse import urlsplit, urlunsplit
+
+    parts = urlsplit(dsn)
+    address = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, f"{role}:{role}@{address}", parts.path, parts.query, ""))
+
+
+def _value(message_id: str) -> Any:
+    return int(message_id) if message_id.isdigit() else message_id
