@@ -79,7 +79,7 @@ def _as_worker(
                 except BackstopError as raised:
                     # As a value: Spark would run the task again, and hide the error's class from the driver.
                     error = json.dumps(
-                        [type(raised).__name__, raised.what, raised.kept, raised.next_step]
+                        [type(raised).__name__, raised.what, raised.unaffected, raised.next_step]
                     )
                 yield pd.DataFrame(
                     {
@@ -95,7 +95,7 @@ def _as_worker(
 def _error(parts: list[str]) -> BackstopError:
     name, what, kept, next_step = parts
     kind: type[BackstopError] = getattr(errors, name)
-    return kind(what, kept=kept, next_step=next_step)
+    return kind(what, unaffected=kept, next_step=next_step)
 
 
 def _cores(spark: SparkSession) -> int:

@@ -254,7 +254,7 @@ class Platform:
             turn.close()
             raise ConfigurationError(
                 f"A platform over {self.root} is already running.",
-                kept="It was not disturbed.",
+                unaffected="It was not disturbed.",
                 next_step="Use it, or stop it with `make down`.",
             ) from None
         turn.truncate(0)

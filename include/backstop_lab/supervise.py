@@ -86,7 +86,7 @@ def _wait_until_ready(
         ):
             raise LocalServerError(
                 f"The platform did not start:\n{(root / 'supervisor.log').read_text().strip()}",
-                kept=f"Its data lies in {root} as it was.",
+                unaffected=f"Its data lies in {root} as it was.",
                 next_step="Correct what it names, then `make up` again.",
             )
         if time.monotonic() - started > UP_SECONDS:
@@ -95,7 +95,9 @@ def _wait_until_ready(
                 process.wait(DOWN_SECONDS)
             raise LocalServerError(
                 f"The platform was not ready after {UP_SECONDS:.0f} s.",
-                kept="It was stopped in order." if process is not None else "It is still starting.",
+                unaffected="It was stopped in order."
+                if process is not None
+                else "It is still starting.",
                 next_step=f"Read the logs in {root}, then `make up` again.",
             )
         now = _starting(root)
@@ -227,7 +229,7 @@ def supervise(root: Path, config: Path | None) -> int:
                 (root / "ready.json").unlink(missing_ok=True)
                 raise LocalServerError(
                     f"{' and '.join(dead)} ended by itself; the rest was stopped.",
-                    kept=f"The data lies in {root}.",
+                    unaffected=f"The data lies in {root}.",
                     next_step="Read the server's log there, then `make up` again.",
                 )
     finally:

@@ -90,7 +90,7 @@ class Worker:
         self._among[lease] = []
         assert ended >= set(others)
         if lease not in ended:
-            raise LeaseLost("It was not among those that ended.", kept="", next_step="")
+            raise LeaseLost("It was not among those that ended.", unaffected="", next_step="")
 
     def give_back(self, lease: Acquired) -> None:
         self.store.give_back([*self._among.pop(lease, []), lease])

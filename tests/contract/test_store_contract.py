@@ -1037,7 +1037,7 @@ def test_a_store_that_does_not_answer_says_so_in_three_parts_without_its_passwor
         with pytest.raises(StoreUnavailable) as caught:
             ask()
         error = caught.value
-        assert "shop_a" in error.what and error.kept and error.next_step
+        assert "shop_a" in error.what and error.unaffected and error.next_step
         assert PASSWORD not in str(error) + repr(error) + repr(error.__context__) + repr(store)
     store.close()
 

@@ -163,7 +163,9 @@ def test_a_store_that_is_away_at_the_start_leaves_an_incomplete_run_and_no_lease
     control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(work: Any) -> int:
-        raise StoreUnavailable("shop_b is away.", kept="Its stubs are.", next_step="Bring it back.")
+        raise StoreUnavailable(
+            "shop_b is away.", unaffected="Its stubs are.", next_step="Bring it back."
+        )
 
     with pytest.raises(StoreUnavailable):
         counting(monkeypatch, away)

@@ -234,7 +234,7 @@ def test_a_store_away_is_told_apart_without_spark_too(
 ) -> None:
     def away(_: object) -> None:
         raise StoreUnavailable(
-            "shop_a is away.", kept="All else was done.", next_step="Bring it back."
+            "shop_a is away.", unaffected="All else was done.", next_step="Bring it back."
         )
 
     duty: Duty[Any] = Duty(

@@ -673,7 +673,7 @@ class CutOff:
         if not self.is_cut:
             self.is_cut = True
             self._inner.close()
-            raise BrokerUnavailable("cut", kept="", next_step="")
+            raise BrokerUnavailable("cut", unaffected="", next_step="")
         self._inner.acknowledge(received)
 
 

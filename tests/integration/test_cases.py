@@ -160,7 +160,7 @@ def test_a_decision_that_fits_nothing_any_more_is_refused_in_three_parts(world: 
     with pytest.raises(DecisionRefused) as refused:
         decided(world, case_id, "discard")
     assert "a consumer is working on it now" in refused.value.what
-    assert refused.value.kept == "Nothing was applied."
+    assert refused.value.unaffected == "Nothing was applied."
     assert "decide by the present state" in refused.value.next_step
     assert refused.value.exit_code == 6
     case, _ = show(world.conn, case_id)
@@ -530,7 +530,7 @@ def test_a_case_that_was_left_stays_open_for_what_joined_it_while_a_decision_was
 
     def joins(*arguments: Any) -> None:
         found(world, "overdue", "late")
-        raise StoreUnavailable("away", kept="-", next_step="-")
+        raise StoreUnavailable("away", unaffected="-", next_step="-")
 
     monkeypatch.setattr("backstop.decisions.decide.settle_begun", joins)
     with pytest.raises(StoreUnavailable):

@@ -333,7 +333,7 @@ def test_when_the_database_is_away_everything_is_handed_back_uncounted(world: Wo
             with pytest.raises(StoreUnavailable) as raised:
                 while True:
                     consumer.run_once(given_back)
-    assert all((raised.value.what, raised.value.kept, raised.value.next_step))
+    assert all((raised.value.what, raised.value.unaffected, raised.value.next_step))
     assert (world.pending(), world.dead(), world.logs()) == (3, [], 0)
     with world.worker() as consumer:
         drain(consumer, lambda c: c.get("processed") == 3)

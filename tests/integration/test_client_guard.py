@@ -279,7 +279,7 @@ def test_nothing_is_changed_with_a_token_that_is_not_the_owners(world: World, ac
         action(world.connection, late)
     world.connection.commit()
     assert world.row() == before
-    assert all((raised.value.what, raised.value.kept, raised.value.next_step))
+    assert all((raised.value.what, raised.value.unaffected, raised.value.next_step))
 
 
 @pytest.mark.parametrize("state", ["FAILED", "PARKED", "CONSUMED"])

@@ -176,7 +176,7 @@ def test_an_id_that_was_recorded_before_is_refused(
     connection.commit()  # even then
     connection.close()
     assert stub(producer) == before
-    assert all((raised.value.what, raised.value.kept, raised.value.next_step))
+    assert all((raised.value.what, raised.value.unaffected, raised.value.next_step))
 
 
 def test_an_autocommit_connection_is_refused(producer: Database) -> None:
@@ -485,7 +485,7 @@ def test_values_that_are_not_allowed_are_refused_before_anything_is_written(
     connection.commit()
     connection.close()
     assert producer.run("SELECT 1 FROM message_stub") == []
-    assert all((raised.value.what, raised.value.kept, raised.value.next_step))
+    assert all((raised.value.what, raised.value.unaffected, raised.value.next_step))
 
 
 def test_an_attempt_that_could_end_before_its_send_is_refused() -> None:

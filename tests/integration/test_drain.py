@@ -618,7 +618,7 @@ class SharedReader:
 
     def acknowledge(self, letters: Sequence[DeadLetter]) -> None:
         if self._broker.fails:
-            raise BrokerUnavailable("The broker went away.", kept="-", next_step="-")
+            raise BrokerUnavailable("The broker went away.", unaffected="-", next_step="-")
         for letter in letters:
             self._queue[:] = [one for one in self._queue if one is not letter]
 

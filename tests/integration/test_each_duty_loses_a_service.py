@@ -145,7 +145,7 @@ def prove_by_key(work: Work[Any]) -> None:
         seen = judge.judgement([Key("orders", "lost")])
     if seen.unreachable:
         raise StoreUnavailable(
-            str(seen.unreachable), kept="Nothing was proven.", next_step="Bring it back."
+            str(seen.unreachable), unaffected="Nothing was proven.", next_step="Bring it back."
         )
 
 

@@ -385,7 +385,7 @@ def test_silence_is_never_no_row_and_shows_no_password(mapped: Open) -> None:
         for ask in asks:
             with pytest.raises(StoreUnavailable) as caught:
                 ask()
-            assert caught.value.kept and caught.value.next_step
+            assert caught.value.unaffected and caught.value.next_step
             assert "s3cret" not in str(caught.value) + repr(stubs) + repr(logs)
 
 

@@ -145,7 +145,7 @@ def test_a_server_is_remembered_also_when_the_look_was_refused_and_by_the_watch(
     world: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(self: Any, topic: str, group: str) -> Any:
-        raise BrokerUnavailable("There are several brokers.", kept="-", next_step="-")
+        raise BrokerUnavailable("There are several brokers.", unaffected="-", next_step="-")
 
     known = {"broker-a"}
     monkeypatch.setattr(RedisStreams, "servers", lambda self, topic: frozenset(known))

@@ -402,7 +402,7 @@ def test_a_failed_suite_says_what_happened_what_was_not_lost_and_what_to_do(
     with pytest.raises(AuditFailed) as failure:
         control.audit("verdicts")
     assert "names_known (1)" in failure.value.what
-    assert "promoted" in failure.value.kept
+    assert "promoted" in failure.value.unaffected
     assert f"{control.run_id}/verdicts/index.html" in failure.value.next_step
     assert failure.value.exit_code == 5
 

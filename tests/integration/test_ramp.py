@@ -399,7 +399,9 @@ def test_a_step_waits_when_nobody_can_say_how_old_its_dead_letters_are(
         if sys._getframe(2).f_code.co_filename.endswith(
             "earlier_dead_letters.py"
         ):  # behind what guards each broker
-            raise BrokerUnavailable("The broker is away.", kept="All.", next_step="Bring it back.")
+            raise BrokerUnavailable(
+                "The broker is away.", unaffected="All.", next_step="Bring it back."
+            )
         return answers(self, group, **options)
 
     with monkeypatch.context() as away, pytest.raises(Unavailable, match="broker"):

@@ -521,7 +521,7 @@ def test_a_control_database_that_is_away_ends_the_run_with_three_sentences(
             no_audit,
         )
     assert error.value.exit_code == 3
-    assert all((error.value.what, error.value.kept, error.value.next_step))
+    assert all((error.value.what, error.value.unaffected, error.value.next_step))
     with psycopg2.connect(world.urls["shop_a"]) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM message_stub")
 

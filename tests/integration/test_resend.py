@@ -432,7 +432,7 @@ def test_an_unreachable_shard_keeps_its_requests_and_the_others_go_out(world: Wo
     world.urls["backstop_producer_b"] = f"postgresql://u:secret-of-b@127.0.0.1:{free_port()}/x"
     with pytest.raises(Unavailable, match="shop_b") as caught:
         run_duty(world.settings, world.connections)
-    assert caught.value.exit_code == 3 and caught.value.kept and caught.value.next_step
+    assert caught.value.exit_code == 3 and caught.value.unaffected and caught.value.next_step
     assert "secret-of-b" not in str(caught.value)
     assert world.request("a1")["state"] == "sent" and world.request("b1")["state"] == "open"
     ((state, counts),) = world.sql("control", "SELECT state, counts FROM run")

@@ -250,7 +250,7 @@ def test_what_is_not_there_is_not_nothing_and_is_not_made_by_looking(tmp_path: P
         ):
             with pytest.raises(BrokerUnavailable) as raised:
                 look()
-            assert raised.value.kept and raised.value.next_step
+            assert raised.value.unaffected and raised.value.next_step
         assert world.retries.pending(topic, f"g-{topic}") == 0
         groups = json.loads(server.ask(201).body)["subscriptionGroupTable"]
         assert f"g-{topic}" in groups and "nobody" not in groups

@@ -504,7 +504,7 @@ class TestHandingBack:
 
         def away(*_: object) -> None:
             raise BrokerUnavailable(
-                "The master of the broker broker-b is away.", kept="", next_step=""
+                "The master of the broker broker-b is away.", unaffected="", next_step=""
             )
 
         monkeypatch.setattr("backstop.brokers.rocketmq.routes.find_origins.Origins.find", away)

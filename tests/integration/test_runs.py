@@ -269,7 +269,7 @@ def test_keep_alive_goes_on_after_the_control_database_was_away(
     conn: Any, open_connection: Callable[[], Any], settings: Settings
 ) -> None:
     run = open_run(conn, "reconcile", "*", settings)
-    failures = [StoreUnavailable("away.", kept="all.", next_step="wait.")] * 2
+    failures = [StoreUnavailable("away.", unaffected="all.", next_step="wait.")] * 2
     served = []
 
     def sometimes() -> Any:
@@ -309,7 +309,7 @@ def test_whatever_a_broker_said_is_stored_and_the_run_is_closed(
     """A remark of RocketMQ and an error of Jolokia are JSON, which can hold what PostgreSQL refuses."""
     with Sources(settings, Connections()) as sources:
         for number, error in enumerate(
-            (ValueError(said), BrokerUnavailable(f"It said {said}", kept="k", next_step="n"))
+            (ValueError(said), BrokerUnavailable(f"It said {said}", unaffected="k", next_step="n"))
         ):
             try:
                 with guarded("broker main", BrokerUnavailable):
@@ -338,7 +338,10 @@ def test_whatever_a_broker_said_is_stored_and_the_run_is_closed(
         ("broker 1", f"It said {shown}"),
     ]
     close_run(conn, run, "incomplete", Counts(), error=f"It said {said}")
-    for end in (ValueError(said), BrokerUnavailable(f"It said {said}", kept=said, next_step=said)):
+    for end in (
+        ValueError(said),
+        BrokerUnavailable(f"It said {said}", unaffected=said, next_step=said),
+    ):
         run = open_run(conn, "triage", "*", settings)
         close_run(conn, run, "failed", Counts(), error=end)
     assert rows(conn, "SELECT state, error FROM run ORDER BY run_id") == [
@@ -469,7 +472,7 @@ def test_what_a_database_quotes_of_contents_is_in_no_run_no_log_and_no_terminal(
             try:
                 raise ValueError("while that was handled")
             except ValueError as other:
-                raise StoreUnavailable("It failed.", kept="k", next_step="n") from other
+                raise StoreUnavailable("It failed.", unaffected="k", next_step="n") from other
 
     def logged(error: BaseException) -> str:
         return "".join(traceback.format_exception(error))

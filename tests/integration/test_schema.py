@@ -108,7 +108,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(url: str) -> None:
     before = rows(url, STRUCTURE)
     with pytest.raises(StoreUnavailable, match="already exists") as caught:
         migrate(url, "producer")
-    assert caught.value.kept and caught.value.next_step
+    assert caught.value.unaffected and caught.value.next_step
     assert rows(url, STRUCTURE) == before
 
 

@@ -296,7 +296,9 @@ def test_two_sweeps_at_once_free_each_row_once(table: Table) -> None:
 
 def test_nothing_is_freed_when_the_log_does_not_answer(table: Table) -> None:
     table.put("m-1")
-    away = StoreUnavailable("The database of billing_db did not answer.", kept="-", next_step="-")
+    away = StoreUnavailable(
+        "The database of billing_db did not answer.", unaffected="-", next_step="-"
+    )
     leases = opened("table", table.server.url())
     with pytest.raises(StoreUnavailable, match="billing_db"):
         leases.sweep(Log(error=away), limit=10, dry_run=False)
@@ -478,7 +480,7 @@ def refused(table: Table, url: str) -> StoreUnavailable:
     leases.close()
     assert PASSWORD not in str(error.value)
     assert "foreign_leases.table" in error.value.what
-    assert error.value.kept
+    assert error.value.unaffected
     assert error.value.next_step
     return error.value
 

@@ -382,7 +382,9 @@ def test_on_a_server_that_counts_our_reads_as_touches_values_are_read_only_by_th
 @BOTH
 def test_nothing_is_freed_when_the_log_does_not_answer(keys: Keys, name: str) -> None:
     keys.put(KEYS[name])
-    away = StoreUnavailable("The database of billing_db did not answer.", kept="-", next_step="-")
+    away = StoreUnavailable(
+        "The database of billing_db did not answer.", unaffected="-", next_step="-"
+    )
     leases = opened(name, keys.url)
     with pytest.raises(StoreUnavailable, match="billing_db"):
         leases.sweep(Log(error=away), limit=10, dry_run=False)
@@ -475,7 +477,7 @@ def refused(name: str, url: str) -> StoreUnavailable:
         leases.count(10)
     leases.close()
     assert f"foreign_leases.{name}" in error.value.what
-    assert error.value.kept
+    assert error.value.unaffected
     assert error.value.next_step
     return error.value
 

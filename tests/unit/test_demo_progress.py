@@ -77,7 +77,7 @@ def test_nothing_is_waited_for_when_what_goes_on_beside_the_story_has_failed() -
     stage = a_stage()
 
     def failed() -> None:
-        raise LocalServerError("Airflow ended.", kept="Its runs.", next_step="Read its log.")
+        raise LocalServerError("Airflow ended.", unaffected="Its runs.", next_step="Read its log.")
 
     stage.beside = failed
     with pytest.raises(LocalServerError, match=r"Airflow ended\."):

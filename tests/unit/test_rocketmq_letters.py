@@ -293,7 +293,7 @@ class Log:
     def fail(self) -> None:
         if self.fails:
             self.fails = False
-            raise BrokerUnavailable("It is away.", kept="-", next_step="-")
+            raise BrokerUnavailable("It is away.", unaffected="-", next_step="-")
 
 
 class NoOrigins:

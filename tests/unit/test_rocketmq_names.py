@@ -123,7 +123,7 @@ def test_what_cannot_be_a_name_there_is_refused() -> None:
     ):
         with pytest.raises(ContractBroken) as raised:
             encode(wrong)
-        assert raised.value.what and raised.value.kept and raised.value.next_step
+        assert raised.value.what and raised.value.unaffected and raised.value.next_step
 
 
 @given(st.integers(0, 50), st.integers(0, 9_999))

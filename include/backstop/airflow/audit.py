@@ -35,7 +35,7 @@ def open_audit(context: Mapping[str, Any], day: str | None) -> steps.Opened:
     except ValueError:
         raise ConfigurationError(
             f"{named!r} is not a date.",
-            kept="Nothing was started.",
+            unaffected="Nothing was started.",
             next_step="Write it as 2026-11-21.",
         ) from None
     audited: list[str] = []

@@ -41,7 +41,7 @@ def before() -> datetime:
     if keep < SHORTEST:
         raise ConfigurationError(
             f"BACKSTOP_CLEAN_KEEP is {text!r}.",
-            kept="Nothing was deleted.",
+            unaffected="Nothing was deleted.",
             next_step=f"Write two days or more: {ALLOWED}.",
         )
     return datetime.now(UTC) - keep
@@ -100,7 +100,7 @@ def database_url() -> str:
     if connection is None or kind is None:
         raise ConfigurationError(
             f"The connection {CONNECTION} is none to Airflow's own database.",
-            kept="Nothing was deleted.",
+            unaffected="Nothing was deleted.",
             next_step=f"Define it (AIRFLOW_CONN_{CONNECTION.upper()}), with PostgreSQL or MySQL.",
         )
     return f"{kind}://{connection.get_uri().partition('://')[2]}"

@@ -48,7 +48,7 @@ def log_errors(step: Callable[..., Any]) -> Callable[..., Any]:
         except BackstopError as error:
             for part, text in (
                 ("what", error.what),
-                ("kept", error.kept),
+                ("unaffected", error.unaffected),
                 ("next", error.next_step),
             ):
                 log.error("backstop %s: %s", part, text)

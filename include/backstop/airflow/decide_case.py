@@ -283,7 +283,7 @@ def options_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
     if CONTENT in inputs and CONTENT_BASE64 in inputs:
         raise DecisionRefused(
             "The new content is given twice.",
-            kept="Nothing was applied.",
+            unaffected="Nothing was applied.",
             next_step="Answer again with one of them.",
         )
     if CONTENT in inputs:
@@ -310,6 +310,6 @@ def _decoded(text: str) -> bytes:
     except (Error, ValueError) as error:
         raise DecisionRefused(
             f"The new content is no base64: {error}.",
-            kept="Nothing was applied.",
+            unaffected="Nothing was applied.",
             next_step="Answer again with the whole of it.",
         ) from error

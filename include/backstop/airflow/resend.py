@@ -64,7 +64,7 @@ def listed(
     if topic is None:
         raise ConfigurationError(
             "A list of ids is of one topic.",
-            kept="Nothing was started.",
+            unaffected="Nothing was started.",
             next_step="Name the topic.",
         )
 
@@ -72,13 +72,13 @@ def listed(
         if not run.dry_run and not young:
             raise DecisionRefused(
                 f"The run {dag_run_id} was triggered more than a day ago.",
-                kept="Nothing was asked for.",
+                unaffected="Nothing was asked for.",
                 next_step="Trigger another run: it asks in the name of who triggers it.",
             )
         if not run.dry_run and not may_trigger(settings, login, "resend", topic):
             raise DecisionRefused(
                 f"{login or 'Nobody that Airflow knows'} may not send a list of ids of {topic}.",
-                kept="Nothing was asked for.",
+                unaffected="Nothing was asked for.",
                 next_step="Let somebody trigger it who may decide: `people` in backstop.yaml, or the role op.",
             )
 

@@ -224,7 +224,7 @@ def client_hook(**options: Any) -> Any:
 
         raise ConfigurationError(
             "A Spark master on Kubernetes needs Airflow's Kubernetes provider, which is not installed.",
-            kept="Nothing was read or changed.",
+            unaffected="Nothing was read or changed.",
             next_step="Install apache-airflow-providers-cncf-kubernetes, or name another master.",
         ) from error
 
@@ -241,7 +241,7 @@ def check_master(conn_id: str) -> None:
     except Exception as error:
         raise ConfigurationError(
             f"Airflow has no connection {conn_id}, and Spark would be sent to a YARN that nobody named.",
-            kept="Nothing was read or changed.",
+            unaffected="Nothing was read or changed.",
             next_step=f"Define it, as in AIRFLOW_CONN_{conn_id.upper()}={EXAMPLE}.",
         ) from error
     host = connection.host or ""
@@ -250,13 +250,13 @@ def check_master(conn_id: str) -> None:
     ):
         raise ConfigurationError(
             f"The connection {conn_id} names no Spark master (host {host!r}).",
-            kept="Nothing was read or changed.",
+            unaffected="Nothing was read or changed.",
             next_step=f"Write it as JSON (a URI must be encoded): AIRFLOW_CONN_{conn_id.upper()}={EXAMPLE}.",
         )
     if connection.extra_dejson.get("deploy-mode", "client") != "client":
         raise ConfigurationError(
             f"The connection {conn_id} asks for deploy mode {connection.extra_dejson['deploy-mode']}.",
-            kept="Nothing was read or changed.",
+            unaffected="Nothing was read or changed.",
             next_step='Use "deploy-mode": "client": the driver reads a file beside the task.',
         )
 

@@ -131,7 +131,7 @@ def require_topic(room: Room, topic: str | None) -> None:
     if topic is not None and topic not in room.settings.topics:
         raise ConfigurationError(
             f"There is no topic {topic!r}.",
-            kept="Nothing was started.",
+            unaffected="Nothing was started.",
             next_step=f"Name one of: {', '.join(room.settings.topics)}.",
         )
 
@@ -221,7 +221,7 @@ def close(opened: Opened, tasks: EndedTasks) -> dict[str, Any]:
     said = [f"failed tasks: {', '.join(tasks.failed)}"] * bool(tasks.failed)
     said += [f"away: {'; '.join(f'{name}: {what}' for name, what in away.items())}"] * bool(away)
     errors: list[BaseException] = [
-        Unavailable(f"{name}: {what}", kept="", next_step="") for name, what in away.items()
+        Unavailable(f"{name}: {what}", unaffected="", next_step="") for name, what in away.items()
     ]
     errors += [AirflowFailException(". ".join(said))] * any(
         name not in away for name in tasks.failed

@@ -68,7 +68,7 @@ def undelivered(
             return None
         return AlertsUndelivered(
             f"{grave} alerts wait, and no channel is configured: nobody gets them.",
-            kept=kept,
+            unaffected=kept,
             next_step="Write one under `alerts.channels` in backstop.yaml (docs/how-to/alerts.md), or"
             " `alerts: {none_wanted: true}` if you want no alerts.",
         )
@@ -81,7 +81,7 @@ def undelivered(
     why += [f"{name}: its URL is not known here" for name in unknown]
     return AlertsUndelivered(
         f"{stuck} alerts wait, and no channel takes them ({'; '.join(why)}).",
-        kept=kept,
+        unaffected=kept,
         next_step="See whether these services are up and their connections still valid: backstop alerts test",
     )
 

@@ -35,7 +35,7 @@ def day_of(settings: Settings, as_of: datetime, day: date | None = None) -> Day:
     if day is not None and not as_of - kept - timedelta(days=1) < start < as_of:
         raise ConfigurationError(
             f"The day {chosen.isoformat()} cannot be audited: it has not begun, or what belongs to it is not kept any more.",
-            kept="Nothing was started.",
+            unaffected="Nothing was started.",
             next_step=f"Name a day of the last {written(kept)}.",
         )
     return Day(

@@ -64,7 +64,7 @@ def require_complete(control: Any, run: Run) -> None:
     if missed:
         raise StoreUnavailable(
             f"The audit could not read everything: {'; '.join(f'{place}: {why}' for place, why in sorted(missed.items()))}",
-            kept="What was read was checked and is recorded; nothing was changed.",
+            unaffected="What was read was checked and is recorded; nothing was changed.",
             next_step="Bring it back, then run the audit of the day again.",
         )
 

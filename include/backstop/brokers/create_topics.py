@@ -50,6 +50,6 @@ def open_by_url(url: str) -> Any:
         return RocketMQ(url)
     raise ConfigurationError(
         f"No broker has the scheme {scheme!r}.",
-        kept="Nothing was created.",
+        unaffected="Nothing was created.",
         next_step="Name a URL that begins with redis://, rediss://, stomp:// or rocketmq://.",
     )

@@ -115,7 +115,7 @@ def _open_installed(settings: Settings, connections: Connections, name: str) -> 
         raise ConfigurationError(
             f"brokers.{name}: the adapter for {broker.kind!r} has no {', '.join(missing)}, which"
             " backstop.brokers.protocol.Broker asks for.",
-            kept="Nothing was sent or read.",
+            unaffected="Nothing was sent or read.",
             next_step="Install a release of the adapter that was made for this version of Backstop.",
         )
     return opened
@@ -198,6 +198,6 @@ def _duration(path: str, value: object) -> timedelta:
 def _wrong(what: str) -> ConfigurationError:
     return ConfigurationError(
         what,
-        kept="Nothing was sent or read.",
+        unaffected="Nothing was sent or read.",
         next_step="Correct backstop.yaml and run this again.",
     )

@@ -115,7 +115,7 @@ def require_mine(cur: Any, intent: Intent) -> bool:
     if row is None:
         raise DecisionRefused(
             f"Somebody else began another decision of case {intent['case_id']} meanwhile.",
-            kept="What this one had changed in producer databases stays; requests and discards were not written.",
+            unaffected="What this one had changed in producer databases stays; requests and discards were not written.",
             next_step=f"Talk to them: backstop cases show {intent['case_id']}",
         )
     return bool(row[0])
@@ -171,4 +171,4 @@ def _append(cur: Any, intent: Intent, action: str, did: Mapping[str, Any]) -> No
 
 def refused(what: str, next_step: str) -> DecisionRefused:
     """A decision that was not begun, or of which nothing was applied."""
-    return DecisionRefused(what, kept="Nothing was applied.", next_step=next_step)
+    return DecisionRefused(what, unaffected="Nothing was applied.", next_step=next_step)

@@ -208,7 +208,7 @@ def _sqlalchemy_url(url: str) -> str:
 def _not_run(suite: str, check: str, run_id: int, why: str = "") -> AuditFailed:
     return AuditFailed(
         f"The check {check} of {suite} could not be run for run {run_id}{': ' if why else ''}{why.rstrip('.')}.",
-        kept="What it guards was not promoted.",
+        unaffected="What it guards was not promoted.",
         next_step="See that the control database is up (`backstop check`), and that the check names columns that there are; then"
         " clear this task.",
     )

@@ -117,7 +117,7 @@ def run_suite(
             f"The data check {suite_name} of run {run_id} failed: "
             + "; ".join(f"{f['name']} ({f['count']}): {f['must_hold']}" for f in failed)
             + ".",
-            kept=KEPT[suite_name],
+            unaffected=KEPT[suite_name],
             next_step=f"Read the report {found.report} (or data_check, run {run_id}), then run the duty again.",
         )
     return result
@@ -163,7 +163,7 @@ def _find_run(connection: Connection, run_id: int) -> None:
         if cursor.fetchone() is None:
             raise RunLost(
                 f"There is no run {run_id} to audit.",
-                kept="Nothing was promoted for it.",
+                unaffected="Nothing was promoted for it.",
                 next_step="Look at `backstop runs list`, then start the duty again.",
             )
 
@@ -209,6 +209,6 @@ def _keep(connection: Connection, run_id: int, result: SuiteResult) -> None:
 def _away(suite: str) -> StoreUnavailable:
     return StoreUnavailable(
         f"The control database did not answer during the data check {suite}.",
-        kept="What was staged is kept, and nothing was promoted on the strength of a check that did not run.",
+        unaffected="What was staged is kept, and nothing was promoted on the strength of a check that did not run.",
         next_step="See that the control database is up (`backstop check`), then clear this task.",
     )

@@ -77,7 +77,7 @@ def test_channels(
             f"There is no channel {', '.join(unknown)}."
             if isinstance(unknown, list)
             else "There is no channel.",
-            kept="Nothing was sent.",
+            unaffected="Nothing was sent.",
             next_step="Write it under `alerts.channels` in backstop.yaml.",
         )
     became: dict[str, str | None] = {}

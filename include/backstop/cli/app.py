@@ -114,7 +114,7 @@ def run_app(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except BackstopError as error:
-        _say(error.what, error.kept, error.next_step)
+        _say(error.what, error.unaffected, error.next_step)
         return error.exit_code
     except ModuleNotFoundError as missing:
         if not (extra := extra_of(missing.name)):
@@ -147,7 +147,7 @@ def _say_unexpected(error: Exception) -> int:
     return 1
 
 
-def _say(what: str, kept: str, next_step: str) -> None:
+def _say(what: str, unaffected: str, next_step: str) -> None:
     hide = context.hide_secrets
     if context.chosen.debug:
         import traceback
@@ -156,5 +156,5 @@ def _say(what: str, kept: str, next_step: str) -> None:
             drop_details(error)
         print(hide(traceback.format_exc()), file=sys.stderr)
     # Part by part: a password that is a word of ours must not eat the labels.
-    text = f"backstop: {hide(printable(what, lines=True))}\n  unaffected: {hide(kept)}\n  next: {hide(next_step)}"
+    text = f"backstop: {hide(printable(what, lines=True))}\n  unaffected: {hide(unaffected)}\n  next: {hide(next_step)}"
     print(text, file=sys.stderr)

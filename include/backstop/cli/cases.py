@@ -256,7 +256,7 @@ def show_proposed(
     if waits is None:
         raise DecisionRefused(
             f"Nothing is proposed of case {case_id}.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step=f"See: backstop cases show {case_id}",
         )
     print(out.printable(f"proposal {waits.proposal_id}: {waits}"), file=sys.stderr)
@@ -268,7 +268,7 @@ def show_proposed(
     if not old:
         raise DecisionRefused(
             "There is no undecided dead letter to compare with.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step=f"See the new content alone: backstop cases proposed {case_id}",
         )
     for letter in old:
@@ -304,7 +304,7 @@ def show_parked(
         if case.kind != "key_parked" or case.consumer_group not in settings.groups:
             raise DecisionRefused(
                 f"Case {case_id} is not about a parked key of a group in backstop.yaml.",
-                kept="Nothing was changed.",
+                unaffected="Nothing was changed.",
                 next_step="See: backstop cases list --kind key_parked",
             )
         store, key = (
@@ -374,7 +374,7 @@ def _content(path: str | None) -> bytes | None:
     except OSError as error:
         raise ConfigurationError(
             f"The content cannot be read: {error}.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step="Name a file that is there.",
         ) from None
 

@@ -133,19 +133,23 @@ def _rules_in(file: Path) -> list[dict[str, Any]]:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(
-            f"{file} cannot be read: {type(error).__name__}.", kept=kept, next_step=next_step
+            f"{file} cannot be read: {type(error).__name__}.", unaffected=kept, next_step=next_step
         ) from error
     if isinstance(content, dict) and isinstance(content.get("dead_letters"), dict):
         content = content["dead_letters"]
     if not isinstance(content, dict) or not isinstance(content.get("rules"), list):
-        raise ConfigurationError(f"{file} has no list `rules`.", kept=kept, next_step=next_step)
+        raise ConfigurationError(
+            f"{file} has no list `rules`.", unaffected=kept, next_step=next_step
+        )
     try:
         checked = DeadLetterSettings.model_validate({"rules": content["rules"]})
     except ValidationError as error:
         lines = "; ".join(
             f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()
         )
-        raise ConfigurationError(f"{file}: {lines}.", kept=kept, next_step=next_step) from None
+        raise ConfigurationError(
+            f"{file}: {lines}.", unaffected=kept, next_step=next_step
+        ) from None
     return [rule.plain() for rule in checked.rules]
 
 

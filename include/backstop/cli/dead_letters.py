@@ -140,7 +140,7 @@ def show_one(
             raise usage_error(
                 f"The content of dead letter {dead_letter_id} was purged.",
                 "The producer's stub may still have it: `backstop where`.",
-                kept="Nothing was written.",
+                unaffected="Nothing was written.",
             )
         out.content(content)
         return
@@ -212,7 +212,7 @@ def export(
         raise usage_error(
             f"{output} exists already.",
             "Name a new file, or remove this one first.",
-            kept="It was not touched.",
+            unaffected="It was not touched.",
         )
     wanted = _wanted(topic, group, state, every, category, cause, case, since)
     settings = context.load_settings()
@@ -239,7 +239,7 @@ def export(
         raise usage_error(
             f"{output} cannot be written: {error.strerror or error}.",
             "Name a place where you may write, with room for it.",
-            kept="Nothing is there under this name.",
+            unaffected="Nothing is there under this name.",
         ) from error
     if not written:
         explain_nothing(settings, [topic] if topic else [], [group] if group else [])

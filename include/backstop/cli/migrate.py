@@ -42,7 +42,7 @@ def migrate(
     if role is not None and role not in ROLES:
         raise ConfigurationError(
             f"There is no database role {role!r}.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step=f"Use one of: {', '.join(ROLES)}.",
         )
     from backstop.schema.migrate import as_sql as sql_of
@@ -101,7 +101,7 @@ def _print_capture(as_json: bool) -> None:
     if not texts:
         raise ConfigurationError(
             "backstop.yaml names no captured table.",
-            kept="Nothing was printed or changed.",
+            unaffected="Nothing was printed or changed.",
             next_step="Write `kind: captured` with `slot` or `deleted_when_sent` under producers.",
         )
     if as_json:

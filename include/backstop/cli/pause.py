@@ -54,7 +54,7 @@ def _name(topic: str | None, everything: bool) -> str:
     if everything == (topic is not None):
         raise ConfigurationError(
             "It is not clear what is meant.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step="Name one topic, or give --all.",
         )
     return "*" if topic is None else topic

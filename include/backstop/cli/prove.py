@@ -140,4 +140,4 @@ def _verify(folder: Path, key: Path | None) -> None:
 
 
 def _usage_error(what: str, next_step: str) -> ConfigurationError:
-    return ConfigurationError(what, kept="Nothing was read.", next_step=next_step)
+    return ConfigurationError(what, unaffected="Nothing was read.", next_step=next_step)

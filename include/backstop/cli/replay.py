@@ -166,4 +166,4 @@ def _refuse_choice(given: dict[str, object]) -> None:
 
 
 def _usage_error(what: str, next_step: str) -> ConfigurationError:
-    return ConfigurationError(what, kept="Nothing was started.", next_step=next_step)
+    return ConfigurationError(what, unaffected="Nothing was started.", next_step=next_step)

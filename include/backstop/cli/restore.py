@@ -59,7 +59,7 @@ def _instant(text: str) -> datetime:
     if instant is None or instant.tzinfo is None:
         raise ConfigurationError(
             f"--since {text}: not a time with a zone.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step="Write it as 2026-11-21T02:00Z.",
         )
     return instant

@@ -304,7 +304,7 @@ def audit(
     except ValueError:
         raise ConfigurationError(
             f"{day!r} is not a date.",
-            kept="Nothing was started.",
+            unaffected="Nothing was started.",
             next_step="Write it as 2026-11-21.",
         ) from None
 
@@ -351,7 +351,7 @@ def _listing(
     if not topic or len(topic) != 1:
         raise ConfigurationError(
             "A list of ids is of one topic.",
-            kept="Nothing was started.",
+            unaffected="Nothing was started.",
             next_step="Name it: --topic TOPIC.",
         )
     try:
@@ -365,7 +365,7 @@ def _listing(
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"{path} cannot be read: {error}.",
-            kept="Nothing was started.",
+            unaffected="Nothing was started.",
             next_step="Give a text file, one id a line.",
         ) from None
     return Listing(topic[0], read_ids("\n".join([text, *(named or ())])), who, why)
@@ -377,6 +377,6 @@ def _require_topics(known: Any, named: list[str] | None) -> None:
     if unknown := [name for name in named or () if name not in known]:
         raise ConfigurationError(
             f"There is no topic {', '.join(map(repr, unknown))}.",
-            kept="Nothing was started.",
+            unaffected="Nothing was started.",
             next_step=f"Name some of: {', '.join(known)}.",
         )

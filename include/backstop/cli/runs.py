@@ -73,7 +73,7 @@ def show_one(
     if not found["runs"]:
         raise ConfigurationError(
             f"There is no run {run_id}.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step="See: backstop runs list",
         )
     run = found.pop("runs")[0]

@@ -27,7 +27,7 @@ def migrate_one(known: Connections, role: str | None, database: str) -> list[str
     if role is None:
         raise ConfigurationError(
             "--database needs the role of that database.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step=f"Add --role with one of: {', '.join(ROLES)}.",
         )
     return migrate(url_of(known, database), role)
@@ -100,7 +100,7 @@ def run_without_platform(arguments: Sequence[str]) -> int:
     except BackstopError as error:
         print(
             known.hide(
-                f"backstop: {error.what}\n  unaffected: {error.kept}\n  next: {error.next_step}"
+                f"backstop: {error.what}\n  unaffected: {error.unaffected}\n  next: {error.next_step}"
             ),
             file=sys.stderr,
         )

@@ -14,9 +14,11 @@ LARGEST = 2**63 - 1
 """The largest number that an option for the database takes."""
 
 
-def usage_error(what: str, next_step: str, kept: str = "Nothing was read.") -> ConfigurationError:
+def usage_error(
+    what: str, next_step: str, unaffected: str = "Nothing was read."
+) -> ConfigurationError:
     """The error to raise for a wrong use of the command line."""
-    return ConfigurationError(what, kept=kept, next_step=next_step)
+    return ConfigurationError(what, unaffected=unaffected, next_step=next_step)
 
 
 def require_known(option: str, given: Iterable[str], known: Iterable[str]) -> None:

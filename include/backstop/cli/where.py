@@ -44,7 +44,7 @@ def where(
     if not ids:
         raise ConfigurationError(
             "No message id was given.",
-            kept="Nothing was read.",
+            unaffected="Nothing was read.",
             next_step="Name one or more, or give --file.",
         )
     settings, known = context.load_settings(), context.connections()
@@ -110,7 +110,7 @@ def _read_ids(file: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"The file {file} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}.",
-            kept="Nothing was read.",
+            unaffected="Nothing was read.",
             next_step="Name a file with one message id a line.",
         ) from None
     # Only the line's end is cut off: an id may contain blanks.

@@ -80,6 +80,6 @@ def _check_storable(name: str, value: str) -> None:
 def _broken(what: str, next_step: str) -> ContractBroken:
     return ContractBroken(
         f"The message is not allowed: {what}.",
-        kept="Nothing was written or sent.",
+        unaffected="Nothing was written or sent.",
         next_step=next_step,
     )

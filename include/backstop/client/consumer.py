@@ -99,7 +99,7 @@ class Consumer:
         if lease <= NOW or retry_after <= NOW or wait < NOW or batch < 1:
             raise ConfigurationError(
                 f"lease {lease}, retry_after {retry_after}, wait {wait} and batch {batch} do not make sense.",
-                kept="Nothing was started.",
+                unaffected="Nothing was started.",
                 next_step="Choose durations and a batch above zero.",
             )
         self._subscription = subscription

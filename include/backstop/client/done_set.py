@@ -99,6 +99,6 @@ class DoneSet:
 def _broken() -> ContractBroken:
     return ContractBroken(
         "A saved set of finished offsets cannot be read.",
-        kept="Nothing was taken for finished.",
+        unaffected="Nothing was taken for finished.",
         next_step="Drop it: the log answers for each message.",
     )

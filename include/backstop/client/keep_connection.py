@@ -95,7 +95,7 @@ class KeptConnection:
     def _refused(self, why: str, next_step: str) -> ContractBroken:
         return ContractBroken(
             f"The connection to the {self._name} {why}.",
-            kept="Nothing was executed, committed or rolled back on it.",
+            unaffected="Nothing was executed, committed or rolled back on it.",
             next_step=next_step,
         )
 
@@ -115,6 +115,6 @@ class KeptConnection:
     def _unavailable(self, error: BaseException) -> StoreUnavailable:
         return StoreUnavailable(
             f"The {self._name} did not answer ({type(error).__name__}).",
-            kept="What it has committed is kept; nothing is assumed from its silence.",
+            unaffected="What it has committed is kept; nothing is assumed from its silence.",
             next_step="See that it runs and can be reached; the work is taken up again by itself.",
         )

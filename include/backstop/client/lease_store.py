@@ -161,7 +161,7 @@ class InRedis:
     def completing(self, lease: Acquired) -> AbstractContextManager[Connection]:
         raise ConfigurationError(
             "A handler in one transaction with its end needs a consumer database, and its leases are in Redis alone.",
-            kept="The handler was not called.",
+            unaffected="The handler was not called.",
             next_step="Give `connect`, or declare the handler `leased`.",
         )
 
@@ -224,4 +224,4 @@ def lease_store(
 
 
 def _refused(what: str, next_step: str) -> ConfigurationError:
-    return ConfigurationError(what, kept="Nothing was started.", next_step=next_step)
+    return ConfigurationError(what, unaffected="Nothing was started.", next_step=next_step)

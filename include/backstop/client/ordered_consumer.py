@@ -815,11 +815,13 @@ def ordering_key(copy: Copy) -> str:
     if "\x00" in key or len(key.encode(errors="replace")) > KEY_BYTES:
         raise ContractBroken(
             f"Its ordering key has a NUL or more than {KEY_BYTES} bytes.",
-            kept="The message was not processed.",
+            unaffected="The message was not processed.",
             next_step="Look for it in the group's dead-letter queue, and fix the program that sent it.",
         )
     return key
 
 
 def _refused(what: str) -> ConfigurationError:
-    return ConfigurationError(what, kept="Nothing was started.", next_step="Choose other values.")
+    return ConfigurationError(
+        what, unaffected="Nothing was started.", next_step="Choose other values."
+    )

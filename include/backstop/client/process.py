@@ -102,7 +102,7 @@ class _NotLogged(BackstopError):
     def __init__(self) -> None:
         super().__init__(
             "The log did not take this end.",
-            kept="The effects were rolled back.",
+            unaffected="The effects were rolled back.",
             next_step="Ask the log.",
         )
 

@@ -124,7 +124,7 @@ class ProcessOnce:
         if self._rows is None and not isinstance(way, Leased):
             raise ConfigurationError(
                 "With leases in Redis alone there is no transaction for a handler.",
-                kept="The handler was not called.",
+                unaffected="The handler was not called.",
                 next_step="Mark it with @leased, or give `connect`.",
             )
 

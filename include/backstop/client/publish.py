@@ -202,6 +202,6 @@ def _storable(error: str | None) -> str | None:
 def _not_ours_to_send(one: Recorded, why: str, next_step: str) -> ContractBroken:
     return ContractBroken(
         f"{one.message.message_id!r} of {one.message.topic!r} {why}.",
-        kept="Nothing of this batch was published.",
+        unaffected="Nothing of this batch was published.",
         next_step=next_step,
     )

@@ -46,7 +46,7 @@ def _check_holdable(what: str, text: str) -> None:
     if "\x00" in text:
         raise ContractBroken(
             f"Its {what} has a NUL.",
-            kept="The message was not processed and not acknowledged.",
+            unaffected="The message was not processed and not acknowledged.",
             next_step="Look for it in the group's dead-letter queue, and fix the program that sent it.",
         )
 
@@ -74,6 +74,6 @@ def _version(text: str | None) -> int:
 def _broken(header: str, why: str) -> ContractBroken:
     return ContractBroken(
         f"The header {header!r} {why}.",
-        kept="The message was not processed and not acknowledged.",
+        unaffected="The message was not processed and not acknowledged.",
         next_step="Look for it in the group's dead-letter queue, and fix the program that sent it.",
     )

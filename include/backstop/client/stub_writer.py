@@ -53,7 +53,7 @@ class SendPolicy:
             raise ConfigurationError(
                 f"max_send_duration {self.max_send_duration}, attempt_timeout {self.attempt_timeout} and "
                 f"first_check {self.first_check} do not fit together.",
-                kept="Nothing was written.",
+                unaffected="Nothing was written.",
                 next_step="Choose 0 < max_send_duration < attempt_timeout, and at most first_check.",
             )
 
@@ -201,13 +201,13 @@ def _check(new: NewMessage, policy: SendPolicy, max_content_bytes: int) -> None:
     if new.deliver_at.utcoffset() is None:
         raise ContractBroken(
             f"deliver_at of {new.message_id!r} has no time zone.",
-            kept="Nothing was written or sent.",
+            unaffected="Nothing was written or sent.",
             next_step="Give an aware datetime, in UTC for example.",
         )
     if new.deliver_at > datetime.now(UTC) + policy.longest_delay:
         raise ContractBroken(
             f"deliver_at of {new.message_id!r} is {new.deliver_at}, more than longest_delay ({policy.longest_delay}) ahead.",
-            kept="Nothing was written or sent.",
+            unaffected="Nothing was written or sent.",
             next_step="Record it later, or raise longest_delay in the policy of the topic and here, with log_retention.",
         )
 
@@ -219,7 +219,7 @@ def _refuse_repeated(batch: Sequence[NewMessage]) -> None:
         if key in seen:
             raise ContractBroken(
                 f"The batch holds {new.message_id!r} of {new.topic!r} twice.",
-                kept="Nothing was written or sent.",
+                unaffected="Nothing was written or sent.",
                 next_step="Record every message once, under an id of its own.",
             )
         seen.add(key)
@@ -230,7 +230,7 @@ def _refuse_autocommit(connection: Connection) -> None:
     if getattr(connection, "autocommit", False) is True and not is_in_transaction(connection):
         raise ContractBroken(
             "The connection is in autocommit, so that the stub would not be in the business transaction.",
-            kept="Nothing was written or sent.",
+            unaffected="Nothing was written or sent.",
             next_step="Switch autocommit off, and commit the business change and the stub together.",
         )
 
@@ -243,7 +243,7 @@ def _recorded_before(connection: Connection, again: Sequence[NewMessage]) -> Con
     more = f" (and {len(again) - 1} more of this batch)" if len(again) > 1 else ""
     return ContractBroken(
         f"{first.message_id!r} of {first.topic!r} was recorded before, with {same}{more}.",
-        kept="The stub that is there is unchanged, and Backstop answers for it.",
+        unaffected="The stub that is there is unchanged, and Backstop answers for it.",
         next_step="Roll this transaction back: the same content means the request was done already; another "
         "content needs an id of its own.",
     )

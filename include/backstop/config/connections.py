@@ -133,7 +133,7 @@ def read_secrets_file(path: Path) -> dict[str, str]:
             ):
                 raise ConfigurationError(
                     f"The secrets file {path} can be read by others, or is not ours.",
-                    kept=_KEPT,
+                    unaffected=_KEPT,
                     next_step=f"Make it ours alone: chmod 600 {path}; change the passwords if others could have seen them.",
                 )
             content: dict[str, str] = json.load(file)
@@ -141,7 +141,7 @@ def read_secrets_file(path: Path) -> dict[str, str]:
         why = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise ConfigurationError(
             f"The secrets file {path} cannot be read: {why}.",
-            kept=_KEPT,
+            unaffected=_KEPT,
             next_step="Write it again, or unset BACKSTOP_SECRETS_FILE.",
         ) from None
     if not isinstance(content, dict) or not all(
@@ -149,7 +149,7 @@ def read_secrets_file(path: Path) -> dict[str, str]:
     ):
         raise ConfigurationError(
             f"The secrets file {path} does not hold text by connection id.",
-            kept=_KEPT,
+            unaffected=_KEPT,
             next_step='Write it as {"connection_id": "url"}.',
         )
     return content
@@ -181,7 +181,7 @@ def write_secrets_file(path: Path, urls: Mapping[str, str]) -> None:
 
 def _unknown(ref: str, why: str, next_step: str) -> ConfigurationError:
     return ConfigurationError(
-        f"The connection {ref} is not known: {why}.", kept=_KEPT, next_step=next_step
+        f"The connection {ref} is not known: {why}.", unaffected=_KEPT, next_step=next_step
     )
 
 

@@ -23,4 +23,4 @@ def read_instant(option: str, text: str) -> datetime:
 
 
 def _usage_error(what: str, next_step: str) -> ConfigurationError:
-    return ConfigurationError(what, kept="Nothing was read.", next_step=next_step)
+    return ConfigurationError(what, unaffected="Nothing was read.", next_step=next_step)

@@ -28,7 +28,7 @@ def load(path: Path | str | None = None) -> Settings:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"The configuration {chosen} cannot be read: {getattr(error, 'strerror', None) or error}.",
-            kept=_KEPT,
+            unaffected=_KEPT,
             next_step="Name the file with BACKSTOP_CONFIG, or run where a backstop.yaml lies.",
         ) from error
     return parse(text, str(chosen))
@@ -40,12 +40,14 @@ def parse(text: str, name: str = "backstop.yaml") -> Settings:
         content = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigurationError(
-            f"{name} is not YAML: {_place(error)}.", kept=_KEPT, next_step="Correct that line."
+            f"{name} is not YAML: {_place(error)}.",
+            unaffected=_KEPT,
+            next_step="Correct that line.",
         ) from None
     if not isinstance(content, dict):
         raise ConfigurationError(
             f"{name} holds no settings.",
-            kept=_KEPT,
+            unaffected=_KEPT,
             next_step="Begin with the backstop.yaml of the documentation.",
         )
     return from_mapping(content, name)
@@ -67,7 +69,7 @@ def _refused(name: str, found: Sequence[Problem]) -> ConfigurationError:
     count = "1 value is" if len(found) == 1 else f"{len(found)} values are"
     return ConfigurationError(
         f"{name}: {count} not allowed:{lines}\n",
-        kept=_KEPT,
+        unaffected=_KEPT,
         next_step="Change what the lines name, then run `backstop check`.",
     )
 

@@ -434,7 +434,7 @@ class Settings(_Frozen):
         except KeyError:
             raise ConfigurationError(
                 f"No policy names topic {topic!r} with group {group!r}.",
-                kept="Nothing was decided by a policy of somebody else.",
+                unaffected="Nothing was decided by a policy of somebody else.",
                 next_step="Name both under `topics` in backstop.yaml.",
             ) from None
 

@@ -39,6 +39,6 @@ def signing_key(settings: Settings) -> bytes | None:
 def _unfit(path: Path, why: str, next_step: str) -> ConfigurationError:
     return ConfigurationError(
         f"prove.signing_key: {path}: {why}.",
-        kept="Nothing was signed, and no proof was written.",
+        unaffected="Nothing was signed, and no proof was written.",
         next_step=next_step,
     )

@@ -88,14 +88,14 @@ def connect(
     if reason := refusal(why):
         raise StoreUnavailable(
             f"The control database ({settings.control}) refused the connection: {reason}.",
-            kept="Nothing was decided or sent; stubs and logs are untouched in their own databases.",
+            unaffected="Nothing was decided or sent; stubs and logs are untouched in their own databases.",
             next_step=AFTER_REFUSAL,
         )
     if REFUSED_BY_POOLER in why:
         next_step = TO_THE_SERVER
     raise StoreUnavailable(
         f"The control database ({settings.control}) did not answer: {why}.",
-        kept="Nothing was decided or sent; stubs and logs are untouched in their own databases.",
+        unaffected="Nothing was decided or sent; stubs and logs are untouched in their own databases.",
         next_step=next_step,
     )
 
@@ -108,6 +108,6 @@ def _require_tls(settings: Settings, connections: Connections) -> None:
     if open_ones := [f"{ref} ({why})" for ref, why in found.items() if why is not None]:
         raise ConfigurationError(
             f"Connections that others on the way could read: {'; '.join(open_ones)}.",
-            kept="Nothing was read or changed.",
+            unaffected="Nothing was read or changed.",
             next_step="Encrypt them as it says, or set require_tls: false in backstop.yaml.",
         )

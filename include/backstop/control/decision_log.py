@@ -24,7 +24,7 @@ def append(
     if len(why) > _WHY_AT_MOST:
         raise DecisionRefused(
             f"A reason has at most {_WHY_AT_MOST:,} characters.",
-            kept="Nothing was applied.",
+            unaffected="Nothing was applied.",
             next_step="Give a shorter reason, and put the rest into a note.",
         )
     told = json.dumps(dict(details), default=str)

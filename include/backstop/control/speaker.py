@@ -42,7 +42,7 @@ def speaker(conn: Any, said: str | None, default: str) -> str:
     if said is not None and said != login:
         raise DecisionRefused(
             f"The login {login} cannot decide in the name of {said}.",
-            kept="Nothing was applied.",
+            unaffected="Nothing was applied.",
             next_step="Leave --by out: the name is the login's.",
         )
     return login
@@ -64,7 +64,7 @@ def require_named(conn: Any, settings: Settings, login: str, action: str, topic:
     if named is not None and not any((one.name or one.id) == login for one in named):
         raise DecisionRefused(
             f"{login} may not decide to {action} in {topic}.",
-            kept="Nothing was applied.",
+            unaffected="Nothing was applied.",
             next_step="`people` in the backstop.yaml of the duties names who may.",
         )
 
@@ -98,7 +98,7 @@ def settings_for(conn: Any, settings: Settings) -> Settings:
         elif name in settings.topics:
             raise DecisionRefused(
                 f"By the duties' settings topic {name} needs what these settings do not name: {', '.join(missing)}.",
-                kept="Nothing was applied.",
+                unaffected="Nothing was applied.",
                 next_step="Name it as the backstop.yaml of the duties does.",
             )
     groups = {
@@ -118,7 +118,7 @@ def settings_for(conn: Any, settings: Settings) -> Settings:
     except ValidationError:
         raise DecisionRefused(
             "The duties' settings and these do not fit together.",
-            kept="Nothing was applied.",
+            unaffected="Nothing was applied.",
             next_step="Use the duties' version of Backstop, and of backstop.yaml.",
         ) from None
 
@@ -131,7 +131,7 @@ def _kept(conn: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     if row is None or row[1] is None:
         raise DecisionRefused(
             "What people may decide is not stored yet: no duty has run with this control database since it was migrated.",
-            kept="Nothing was applied.",
+            unaffected="Nothing was applied.",
             next_step="Let a duty run once: it stores who may decide.",
         )
     policy, kept = row

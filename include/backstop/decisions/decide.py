@@ -429,7 +429,7 @@ def _plan(
         if seen.unreachable:
             raise StoreUnavailable(
                 f"The present state could not be read: {', '.join(sorted(seen.unreachable))} did not answer.",
-                kept="Nothing was applied; the case is as it was.",
+                unaffected="Nothing was applied; the case is as it was.",
                 next_step="Bring it back, then decide again.",
             )
         _plan_batch(plan, settings, action, batch, seen)

@@ -95,7 +95,7 @@ def show(conn: Any, case_id: int, members: int = 100) -> tuple[Case, list[CaseMe
         if row is None:
             raise DecisionRefused(
                 f"There is no case {case_id}.",
-                kept="Nothing was changed.",
+                unaffected="Nothing was changed.",
                 next_step="See: backstop cases list --all",
             )
         cur.execute(_SQL["members"], {"case_id": case_id, "limit": members})

@@ -27,7 +27,7 @@ def add_note(conn: Any, case_id: int, who: str, text: str) -> None:
     if not who.strip() or not text.strip() or len(text) > _LONGEST or "\x00" in text:
         raise DecisionRefused(
             f"A note needs a name and a text of at most {_LONGEST} characters.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step="Say who writes (--by) and what (--text).",
         )
     with conn, conn.cursor() as cur:
@@ -35,7 +35,7 @@ def add_note(conn: Any, case_id: int, who: str, text: str) -> None:
         if cur.rowcount == 0:
             raise DecisionRefused(
                 f"There is no case {case_id}.",
-                kept="Nothing was changed.",
+                unaffected="Nothing was changed.",
                 next_step="See: backstop cases list --all",
             )
 

@@ -140,7 +140,7 @@ def begin(conn: Any, case_id: int, dag_run_id: str) -> Asked:
     if named is not None and int(named[1]) != case_id:
         raise DecisionRefused(
             f"The name {dag_run_id} is kept for a question about case {named[1]}.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step="Start another run, without a name of its own.",
         )
     found = asked(conn, dag_run_id)
@@ -155,13 +155,13 @@ def begin(conn: Any, case_id: int, dag_run_id: str) -> Asked:
         raise DecisionRefused(
             f"Case {case_id} is being asked about already"
             + (f", by the run {other[0]}." if other else "."),
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step="Answer that one.",
         )
     if found.question.case_id != case_id:
         raise DecisionRefused(
             f"The run {dag_run_id} belongs to case {found.question.case_id}, not to {case_id}.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step="Start another run, without a name of its own.",
         )
     return found
@@ -179,7 +179,7 @@ def _present(cur: Any, case_id: int) -> Present:
     if row is None:
         raise DecisionRefused(
             f"There is no case {case_id}.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step="See: backstop cases list --all",
         )
     return Present(*row)

@@ -53,6 +53,6 @@ def _require(
         return
     raise BrokerUnavailable(
         f"What the broker says of {subject} cannot be: {answer!a}.",
-        kept="Nothing was decided by it, and nothing else depends on it.",
+        unaffected="Nothing was decided by it, and nothing else depends on it.",
         next_step="Look what the broker stores about it; the next run reads it again.",
     )

@@ -27,7 +27,7 @@ def require_servers(
     if missing:
         raise BrokerUnavailable(
             f"Broker {broker} does not name {', '.join(missing)} any more, which had, or could have, a part of topic {topic}.",
-            kept="Nothing was decided without it.",
+            unaffected="Nothing was decided without it.",
             next_step="Start it again. If it is gone for good, name it in the option `removed` of the broker.",
         )
 

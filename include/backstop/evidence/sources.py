@@ -164,12 +164,12 @@ def _failed(
 ) -> Exception:
     """The error as an Unavailable; Backstop's own errors as they are, but for one in the configuration."""
     if isinstance(error, ConfigurationError):
-        return kind(error.what, kept=error.kept, next_step=error.next_step)
+        return kind(error.what, unaffected=error.unaffected, next_step=error.next_step)
     if isinstance(error, BackstopError):
         return error
     return kind(
         f"{subject[:1].upper()}{subject[1:]} failed: {reason(error).rstrip('.')}.",
-        kept="Nothing was decided without it, and nothing else depends on it.",
+        unaffected="Nothing was decided without it, and nothing else depends on it.",
         next_step="Correct what is named; the next run reads it again.",
     )
 

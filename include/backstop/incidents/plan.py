@@ -166,7 +166,7 @@ def read_plan(control: Any, incident_id: int) -> Plan:
         if row is None:
             raise DecisionRefused(
                 f"There is no plan {incident_id}.",
-                kept="Nothing was asked for.",
+                unaffected="Nothing was asked for.",
                 next_step="Make one: backstop replay --dry-run",
             )
         who, why, wanted, whole, wide, left_out = row
@@ -470,10 +470,12 @@ def _store(
 def _away(what: str) -> StoreUnavailable:
     return StoreUnavailable(
         f"The present state could not be read: {what} did not answer.",
-        kept="Nothing was asked for; the plan is not whole.",
+        unaffected="Nothing was asked for; the plan is not whole.",
         next_step="Bring it back, then plan again.",
     )
 
 
 def _refused(what: str, next_step: str) -> DecisionRefused:
-    return DecisionRefused(what, kept="Nothing was planned or asked for.", next_step=next_step)
+    return DecisionRefused(
+        what, unaffected="Nothing was planned or asked for.", next_step=next_step
+    )

@@ -277,4 +277,4 @@ def run_incident(
 
 
 def _refused(what: str, next_step: str) -> DecisionRefused:
-    return DecisionRefused(what, kept="Nothing was asked for.", next_step=next_step)
+    return DecisionRefused(what, unaffected="Nothing was asked for.", next_step=next_step)

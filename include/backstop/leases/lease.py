@@ -98,7 +98,7 @@ def refuse_repeated(arrivals: Sequence[Arrival]) -> None:
     if len({(arrival.topic, arrival.message_id) for arrival in arrivals}) < len(arrivals):
         raise ContractBroken(
             "One batch holds two copies of a message.",
-            kept="No lease was asked for.",
+            unaffected="No lease was asked for.",
             next_step="Begin the second copy when the first has ended.",
         )
 
@@ -113,6 +113,6 @@ def lost(lease: Acquired, verb: str) -> LeaseLost:
     return LeaseLost(
         f"The lease of {lease.message_id!r} in {lease.topic!r} for {lease.group!r} (fence {lease.fence}) "
         f"could not be {verb}: another worker took it over, or the work has ended.",
-        kept="The record is as its present owner left it.",
+        unaffected="The record is as its present owner left it.",
         next_step="Roll back, do not acknowledge: the broker delivers it again.",
     )

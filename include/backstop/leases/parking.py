@@ -80,7 +80,7 @@ class ParkingFull(BackstopError):
     def __init__(self, reached: str) -> None:
         super().__init__(
             f"No further ordering key can be parked: the limit of {reached} is reached.",
-            kept="Nothing was dropped; the queue stands at this message.",
+            unaffected="Nothing was dropped; the queue stands at this message.",
             next_step="Answer the parked keys' cases, or raise the limit.",
         )
         self.reached = reached
@@ -369,7 +369,7 @@ def _require_head(topic: str, key: str, found: Sequence[dict[str, Any]], head: s
     if head is not None and found[0]["message_id"] != head:
         raise DecisionRefused(
             f"The head of the ordering key {key!r} of {topic!r} is {found[0]['message_id']!r} now, not {head!r}.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step="Look at the key again and decide on what it is now.",
         )
 
@@ -490,6 +490,6 @@ def _fenced(lease: Acquired) -> dict[str, object]:
 def _not_parked(topic: str, key: str) -> DecisionRefused:
     return DecisionRefused(
         f"The ordering key {key!r} of {topic!r} is not parked, or its messages are being released.",
-        kept="Nothing was changed.",
+        unaffected="Nothing was changed.",
         next_step="List the parked keys again and decide on what they are now.",
     )

@@ -155,7 +155,7 @@ class QueueLost(LeaseLost):
     def __init__(self, queue: OwnedQueue) -> None:
         super().__init__(
             f"Queue {queue.queue_id} of {queue.topic!r} is no longer owned under fence {queue.fence}.",
-            kept="The transaction was rolled back; the present owner goes on with the queue.",
+            unaffected="The transaction was rolled back; the present owner goes on with the queue.",
             next_step="Nothing: if it happens often, prolong the lease or look for workers that stand still.",
         )
         self.queue = queue

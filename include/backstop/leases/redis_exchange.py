@@ -151,7 +151,7 @@ class RedisExchange:
             )
             raise StoreUnavailable(
                 f"Redis, which holds the leases, {said}: {why}.",
-                kept="Nothing was assumed from its silence.",
+                unaffected="Nothing was assumed from its silence.",
                 next_step="Restart it, or correct its connection; work then resumes by itself.",
             ) from None
 

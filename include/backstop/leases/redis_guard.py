@@ -63,7 +63,7 @@ class RedisGuard:
         if lease <= timedelta(0) or consuming_for < 2 * lease or consumed_for < consuming_for:
             raise ConfigurationError(
                 f"lease {lease}, consuming_for {consuming_for} and consumed_for {consumed_for} do not fit together.",
-                kept="Nothing was started.",
+                unaffected="Nothing was started.",
                 next_step="Choose lease > 0, consuming_for >= 2 leases, consumed_for >= consuming_for.",
             )
         self.group, self.lease = group, lease

@@ -84,7 +84,7 @@ class RedisKeys:
                     return Key(unquote(topic), message_id)
         raise ContractBroken(
             f"{key!r} is not a key of a message of {self.group!r}.",
-            kept="It was not touched.",
+            unaffected="It was not touched.",
             next_step="Give Backstop's guard a Redis database of its own.",
         )
 
@@ -118,7 +118,7 @@ def read_record(text: bytes) -> Record:
     except (ValueError, IndexError):
         raise ContractBroken(
             "A record of the guard in Redis cannot be read.",
-            kept="It was not touched.",
+            unaffected="It was not touched.",
             next_step="See which program writes under Backstop's prefix, and give each a database or a server of its own.",
         ) from None
 

@@ -39,17 +39,23 @@ class BackstopError(Exception):
 
     exit_code = 1
 
-    def __init__(self, what: str, *, kept: str, next_step: str) -> None:
-        self.what, self.kept, self.next_step = escaped(what), escaped(kept), escaped(next_step)
-        super().__init__(f"{self.what} {self.kept} {self.next_step}")
+    def __init__(self, what: str, *, unaffected: str, next_step: str) -> None:
+        self.what, self.unaffected, self.next_step = (
+            escaped(what),
+            escaped(unaffected),
+            escaped(next_step),
+        )
+        super().__init__(f"{self.what} {self.unaffected} {self.next_step}")
 
     def __reduce__(self) -> tuple[object, ...]:
         # Executors send errors to the driver by pickle, which would otherwise lose the keyword arguments.
-        return _rebuild, (type(self), self.what, self.kept, self.next_step)
+        return _rebuild, (type(self), self.what, self.unaffected, self.next_step)
 
 
-def _rebuild(kind: type[BackstopError], what: str, kept: str, next_step: str) -> BackstopError:
-    return kind(what, kept=kept, next_step=next_step)
+def _rebuild(
+    kind: type[BackstopError], what: str, unaffected: str, next_step: str
+) -> BackstopError:
+    return kind(what, unaffected=unaffected, next_step=next_step)
 
 
 class ConfigurationError(BackstopError):
@@ -97,8 +103,10 @@ class PublishFailed(BackstopError):
 class PublishRefused(PublishFailed):
     """The broker certainly does not have the message. `for_good`: asking again cannot help."""
 
-    def __init__(self, what: str, *, kept: str, next_step: str, for_good: bool = False) -> None:
-        super().__init__(what, kept=kept, next_step=next_step)
+    def __init__(
+        self, what: str, *, unaffected: str, next_step: str, for_good: bool = False
+    ) -> None:
+        super().__init__(what, unaffected=unaffected, next_step=next_step)
         self.for_good = for_good
 
 

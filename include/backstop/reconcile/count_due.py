@@ -35,7 +35,7 @@ class DueCount:
         if self.unreachable:
             raise StoreUnavailable(
                 f"{'; '.join(f'{name} ({why})' for name, why in sorted(self.unreachable.items()))}: not counted.",
-                kept="Its stubs stay as they are and nothing of them is resent; the other shards are not affected.",
+                unaffected="Its stubs stay as they are and nothing of them is resent; the other shards are not affected.",
                 next_step="Bring the database back; the next run judges its stubs.",
             )
 

@@ -139,7 +139,7 @@ class Failures:
         kind = StoreUnavailable if self.is_away else PromotionFailed
         raise kind(
             f"Run {run_id} could not promote everything: {subjects}.",
-            kept="Its verdicts, requests and cases are stored, and everything else was promoted.",
+            unaffected="Its verdicts, requests and cases are stored, and everything else was promoted.",
             next_step="Bring the database back, or correct what is named; the next run finishes the promotion.",
         ) from self.first
 
@@ -335,7 +335,7 @@ def _leave_unproven(
             f"topics {', '.join(topics)}",
             StoreUnavailable(
                 f"what the run saw done in store {store} may be lost: the server is another one now, went back, or does not answer",
-                kept="Nothing of these topics was promoted; their stubs stay due.",
+                unaffected="Nothing of these topics was promoted; their stubs stay due.",
                 next_step="The next run judges them again.",
             ),
         )

@@ -72,7 +72,7 @@ def window_of(
     if topic not in settings.topics:
         raise ConfigurationError(
             f"There is no topic {topic!r}.",
-            kept="Nothing was read.",
+            unaffected="Nothing was read.",
             next_step=f"Name one of: {', '.join(settings.topics)}.",
         )
     policy = settings.policy_for(topic)
@@ -85,7 +85,7 @@ def window_of(
                 if end <= start
                 else "producers may still commit stubs of it."
             ),
-            kept="Nothing was read.",
+            unaffected="Nothing was read.",
             next_step=f"Name a window that begins before it ends, and before {last.isoformat(timespec='seconds')}.",
         )
     return Window(topic, start, min(end, last))

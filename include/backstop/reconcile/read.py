@@ -311,6 +311,6 @@ def _as_unavailable(
         return gone
     return StoreFailed(
         f"The stubs of shard {shard} could not be read: {why.rstrip('.')}.",
-        kept="Its stubs stay due, and nothing of them is resent; the other shards were judged.",
+        unaffected="Its stubs stay due, and nothing of them is resent; the other shards were judged.",
         next_step="Correct what is named; the next run reads it again.",
     )

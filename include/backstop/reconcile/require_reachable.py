@@ -19,6 +19,6 @@ def require_all_reachable(control: Any, run: Run) -> None:
     if missed:
         raise StoreUnavailable(
             f"Run {run.run_id} could not read everything: {'; '.join(missed)}.",
-            kept="What depends on it is UNKNOWN or unread, nothing of it is resent, and the rest was judged.",
+            unaffected="What depends on it is UNKNOWN or unread, nothing of it is resent, and the rest was judged.",
             next_step="Bring it back; the next run judges what is still due.",
         )

@@ -81,7 +81,7 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
     if missed:
         raise StoreUnavailable(
             f"Stubs that were set aside could not be read or moved: {'; '.join(f'{shard}: {why}' for shard, why in missed.items())}",
-            kept="Everything else was judged; these stubs stay as they are, and their cases stay open.",
+            unaffected="Everything else was judged; these stubs stay as they are, and their cases stay open.",
             next_step="Fix the databases listed above; the next run reads them again.",
         )
     return counts

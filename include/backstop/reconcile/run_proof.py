@@ -64,7 +64,7 @@ def unproven(work: Work[ProveInput]) -> Unavailable | None:
         return None
     return ProofIncomplete(
         found[0],
-        kept="What was read is in the proof.",
+        unaffected="What was read is in the proof.",
         next_step="Bring back what did not answer, then prove again.",
     )
 

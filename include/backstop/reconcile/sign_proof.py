@@ -44,7 +44,7 @@ def verify(folder: Path, public_key: bytes | None = None) -> list[str]:
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"{folder} holds no proof: {type(error).__name__} at {MANIFEST}.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step="Name the folder that `backstop prove --export` wrote.",
         ) from error
     wrong = [] if public_key is None else _check_signature(folder, text, public_key)
@@ -123,7 +123,7 @@ def _private(pem: bytes) -> Any:
 def _no_key(kind: str) -> ConfigurationError:
     return ConfigurationError(
         f"The {kind} key is no Ed25519 key in PEM without a password.",
-        kept="No proof was signed or accepted by it.",
+        unaffected="No proof was signed or accepted by it.",
         next_step="Make a pair: openssl genpkey -algorithm ed25519 -out private.pem; openssl pkey -in private.pem -pubout.",
     )
 

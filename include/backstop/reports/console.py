@@ -190,7 +190,7 @@ def _read_place(after: str | None, key: Mapping[str, type]) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise ConfigurationError(
             "`after` names no place in this list.",
-            kept="Nothing was read.",
+            unaffected="Nothing was read.",
             next_step="Take it from `next` of the page before.",
         ) from None
     return {f"after_{number}": value for number, value in enumerate(values, 1)}

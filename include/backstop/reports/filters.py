@@ -81,4 +81,4 @@ def _since(text: str, allowed: Sequence[str]) -> timedelta:
 def _refused(what: str, allowed: Sequence[str]) -> ConfigurationError:
     names = ", ".join(f"{name}:…" for name in allowed)
     next_step = f"Filter by {names}." if names else "Leave the filter out."
-    return ConfigurationError(what, kept="Nothing was read.", next_step=next_step)
+    return ConfigurationError(what, unaffected="Nothing was read.", next_step=next_step)

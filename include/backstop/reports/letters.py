@@ -65,7 +65,7 @@ def show_letter(conn: Any, dead_letter_id: int) -> dict[str, Any]:
     if not found:
         raise ConfigurationError(
             f"There is no dead letter {dead_letter_id}.",
-            kept="Nothing was read or changed.",
+            unaffected="Nothing was read or changed.",
             next_step="`backstop dead-letters list --all` lists them; old ones are purged as the policy says.",
         )
     [letter] = found

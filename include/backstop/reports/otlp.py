@@ -39,7 +39,7 @@ def export(
     if settings.metrics is None or settings.metrics.otlp is None:
         raise ConfigurationError(
             "backstop.yaml names no OpenTelemetry collector.",
-            kept="Nothing was sent.",
+            unaffected="Nothing was sent.",
             next_step="Write metrics: {otlp: <a connection with the collector's URL>}.",
         )
     reference = settings.metrics.otlp
@@ -52,7 +52,7 @@ def export(
             raise
         raise ConfigurationError(
             "metrics.otlp is set, and OpenTelemetry's exporter is not installed.",
-            kept="Nothing was sent.",
+            unaffected="Nothing was sent.",
             next_step='Install "backstop-mq[otlp]" where the metrics are sent from.',
         ) from None
     families = read_families(conn, settings)
@@ -70,7 +70,7 @@ def export(
     if result is not MetricExportResult.SUCCESS:
         raise MetricsUndelivered(
             f"The OpenTelemetry collector (metrics.otlp: {reference}) did not take the metrics.",
-            kept=_KEPT,
+            unaffected=_KEPT,
             next_step="See whether it is up, and whether its URL and credentials are right; the exporter's log names the answer.",
         )
     return len(families)
@@ -82,7 +82,7 @@ def _endpoint(url: str, reference: str) -> tuple[str, dict[str, str] | None]:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigurationError(
             f"The connection {reference} (metrics.otlp) is not an http(s) URL.",
-            kept="Nothing was sent.",
+            unaffected="Nothing was sent.",
             next_step="Write it as https://:token@collector:4318/v1/metrics.",
         )
     where = parts.netloc.rpartition("@")[2]

@@ -61,7 +61,7 @@ def read_ids(text: str) -> tuple[str, ...]:
     if not found:
         raise ConfigurationError(
             "The list of ids is empty.",
-            kept="Nothing was started.",
+            unaffected="Nothing was started.",
             next_step="Give one id a line.",
         )
     return found
@@ -90,19 +90,19 @@ def ask_for_ids(
     if topic not in settings.topics:
         raise ConfigurationError(
             f"The duties' settings have no topic {topic}.",
-            kept="Nothing was asked for.",
+            unaffected="Nothing was asked for.",
             next_step="Add it to their backstop.yaml.",
         )
     if settings.topics[topic].mode != "repair":
         raise ConfigurationError(
             f"Topic {topic} is in mode observe, in which nothing is ever sent.",
-            kept="Nothing was asked for.",
+            unaffected="Nothing was asked for.",
             next_step="Set its mode to repair in backstop.yaml.",
         )
     if not who.strip() or not why.strip():
         raise ConfigurationError(
             "Sending a list of ids needs a name and a reason.",
-            kept="Nothing was asked for.",
+            unaffected="Nothing was asked for.",
             next_step="Say who asks (--by) and why (--why).",
         )
     require_may(control, settings, who, "resend", topic)
@@ -145,7 +145,7 @@ def _take_once(cursor: Any, run: Run, listed_in: str | None) -> None:
     if before := cursor.fetchone():
         raise DecisionRefused(
             f"The list of the run {listed_in} was taken before, by run {before[0]}.",
-            kept="Nothing was asked for.",
+            unaffected="Nothing was asked for.",
             next_step="Trigger another run: it asks in the name of who triggers it.",
         )
     cursor.execute(_SQL["take_list"], {"run_id": run.run_id, "listed_in": listed_in})
@@ -174,7 +174,7 @@ def _stay_within_radius(
         ):
             raise DecisionRefused(
                 f"{number} deliveries to {group} are more than the blast radius of {topic} allows without an approval.",
-                kept="Nothing was asked for.",
+                unaffected="Nothing was asked for.",
                 next_step="Plan them, and let somebody say yes to the plan: the DAG replay_incident, or backstop replay.",
             )
 
@@ -186,7 +186,7 @@ def _look(
     if seen.unreachable:
         raise Unavailable(
             f"The present state could not be read: {', '.join(sorted(seen.unreachable))} did not answer.",
-            kept="Nothing was asked for.",
+            unaffected="Nothing was asked for.",
             next_step="Bring it back, then send the list again.",
         )
     for message_id in ids:

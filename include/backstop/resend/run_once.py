@@ -379,7 +379,7 @@ def require_all_reachable(missed: Mapping[str, str]) -> None:
         raise Unavailable(
             "Not everything answered: "
             + "; ".join(f"{name}: {why}" for name, why in sorted(missed.items())),
-            kept="What could be sent was sent; the other requests are kept, no send number was used twice.",
+            unaffected="What could be sent was sent; the other requests are kept, no send number was used twice.",
             next_step="Bring back what is named; the next run recovers and goes on.",
         )
 

@@ -31,7 +31,7 @@ def restore_consumer(
     if store not in settings.consumers:
         raise ConfigurationError(
             f"There is no consumer database {store!r}.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step=f"Name one of: {', '.join(settings.consumers)}.",
         )
     place = f"consumer {store}"
@@ -51,7 +51,7 @@ def restore_consumer(
     if missed:
         raise Unavailable(
             f"Not every shard answered: {'; '.join(f'{name}: {why}' for name, why in sorted(missed.items()))}",
-            kept=f"{counts.get('reopened', 0)} stubs of the others are due again; nothing was sent.",
+            unaffected=f"{counts.get('reopened', 0)} stubs of the others are due again; nothing was sent.",
             next_step="Bring it back, and run this again: it is safe to run twice.",
         )
     end(control, place)

@@ -22,7 +22,9 @@ def pause(conn: Any, known: Iterable[str], topic: str, who: str, why: str) -> bo
     """Whether it was not paused before; commits. Honoured between two batches."""
     if not why.strip() or len(why) > _LONGEST or "\x00" in why:
         raise ConfigurationError(
-            "A pause needs a reason.", kept="Nothing was paused.", next_step='Say it: --why "..."'
+            "A pause needs a reason.",
+            unaffected="Nothing was paused.",
+            next_step='Say it: --why "..."',
         )
     _require_known(known, topic)
     who = speaker(conn, None, who)
@@ -67,6 +69,6 @@ def _require_known(known: Iterable[str], topic: str) -> None:
     if topic != EVERYTHING and topic not in names:
         raise ConfigurationError(
             f"There is no topic {topic!r}.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step=f"Name one of: {', '.join(names)}.",
         )

@@ -43,7 +43,7 @@ def require_finished(cursor: Any) -> None:
         ]
         raise DecisionRefused(
             "A database was restored, and not all of what others know of it was put back.",
-            kept="Nothing goes out.",
+            unaffected="Nothing goes out.",
             next_step=f"Finish it, which is safe to do twice: {'; '.join(commands)}",
         )
 
@@ -56,7 +56,7 @@ def _alone(cursor: Any) -> None:
 def _not_paused() -> DecisionRefused:
     return DecisionRefused(
         "Resends are not paused.",
-        kept="Nothing was changed.",
+        unaffected="Nothing was changed.",
         next_step='Pause them first: backstop pause --all --why "a database was restored"',
     )
 
@@ -76,13 +76,13 @@ def require_quiet(control: Any) -> None:
     if claimed:
         raise DecisionRefused(
             f"{claimed} requests are still claimed by a worker that may be at work.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step="Wait until the resend run has ended, or their claims have run out, and do it again.",
         )
     if alive:
         raise DecisionRefused(
             f"Runs are alive: {', '.join(alive)}.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step="Pause the DAGs, wait until the runs have ended (a dead one counts as ended after 2 minutes), do it again.",
         )
     with control, control.cursor() as cursor:

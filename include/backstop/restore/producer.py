@@ -36,7 +36,7 @@ def restore_producer(
     if shard not in settings.producers:
         raise ConfigurationError(
             f"There is no shard {shard!r}.",
-            kept="Nothing was changed.",
+            unaffected="Nothing was changed.",
             next_step=f"Name one of: {', '.join(settings.producers)}.",
         )
     place = f"producer {shard}"
@@ -118,7 +118,7 @@ def _kept(judge: Judge, begun: list[Key]) -> set[Key]:
     if seen.unreachable:
         raise StoreUnavailable(
             f"Not everything answered: {', '.join(sorted(seen.unreachable))}.",
-            kept="Send numbers were raised; nothing was sent.",
+            unaffected="Send numbers were raised; nothing was sent.",
             next_step="Bring it back, and run this again: it is safe to run twice.",
         )
     verdicts: dict[Key, set[Verdict]] = {}

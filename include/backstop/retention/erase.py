@@ -169,10 +169,10 @@ def _require_over(control: Any, shards: dict[str, StubPurge], key: Key) -> None:
 def _refused(key: Key, why: str) -> DecisionRefused:
     return DecisionRefused(
         f"The message {key.message_id} of {key.topic} was not erased: {why}.",
-        kept="Its content is as it was.",
+        unaffected="Its content is as it was.",
         next_step=f"`backstop where {key.topic} {key.message_id}` shows where it is.",
     )
 
 
 def _wrong(what: str, next_step: str) -> ConfigurationError:
-    return ConfigurationError(what, kept="Nothing was erased.", next_step=next_step)
+    return ConfigurationError(what, unaffected="Nothing was erased.", next_step=next_step)

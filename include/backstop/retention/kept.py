@@ -35,7 +35,7 @@ def require_safe(settings: Settings) -> None:
             if broken:
                 raise ConfigurationError(
                     f"The policy of {topic}{f' for {group}' if group else ''} would forget too soon: {'; '.join(broken)}.",
-                    kept="Nothing was purged.",
+                    unaffected="Nothing was purged.",
                     next_step="Lengthen it in backstop.yaml; what is kept longer harms nothing.",
                 )
 

@@ -127,6 +127,6 @@ def run_duty(
 def _away(counts: Counts, missed: Mapping[str, str]) -> StoreUnavailable:
     return StoreUnavailable(
         f"Not everything answered: {'; '.join(f'{name}: {why}' for name, why in sorted(missed.items()))}",
-        kept=f"What could not be asked for stays. Done: {counts}.",
+        unaffected=f"What could not be asked for stays. Done: {counts}.",
         next_step="Bring it back; the next run goes on.",
     )

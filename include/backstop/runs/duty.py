@@ -269,7 +269,7 @@ def control_answers(duty: Duty[Any], settings: Settings) -> Iterator[None]:
         why = str(error).strip().splitlines()
         raise StoreUnavailable(
             f"The control database ({settings.control}) did not answer: {why[0] if why else 'no reason'}.",
-            kept=duty.unaffected,
+            unaffected=duty.unaffected,
             next_step=duty.next_step,
         ) from error
 
@@ -281,7 +281,7 @@ def _require_duty_login(duty: Duty[T], control: Any, given: T, dry_run: bool) ->
         raise ConfigurationError(
             f"The login {login} does not run {duty.name}{' --dry-run' if dry_run else ''}:"
             " that writes what the duties' login alone may write.",
-            kept="Nothing was read or changed.",
+            unaffected="Nothing was read or changed.",
             next_step=duty.instead,
         )
 
@@ -345,7 +345,7 @@ def _worst(errors: Sequence[BaseException]) -> BaseException | None:
     kinds = {type(error) for error in missed}
     return (kinds.pop() if len(kinds) == 1 else Unavailable)(
         " ".join(dict.fromkeys(error.what for error in missed)),
-        kept=missed[-1].kept,
+        unaffected=missed[-1].unaffected,
         next_step=missed[-1].next_step,
     )
 

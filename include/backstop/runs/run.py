@@ -130,7 +130,7 @@ def open_run(
     except pg.InsufficientPrivilege as error:
         raise ConfigurationError(
             f"This login may not open the run: {drop_details(error)}.",
-            kept="Nothing was read or changed.",
+            unaffected="Nothing was read or changed.",
             next_step="With a login of your own use --dry-run, or name a topic. Runs over everything are the duties'.",
         ) from None
     return Run(run_id, token, as_of, duty, scope, dry_run, no_send)
@@ -147,7 +147,7 @@ def require_schema(conn: Any) -> None:
     if found is None or found[0] < head("control"):
         raise ConfigurationError(
             f"The control database is at revision {found[0] if found else 'none'}, and this program needs {head('control')}.",
-            kept="Nothing was read or changed.",
+            unaffected="Nothing was read or changed.",
             next_step="Run `backstop migrate --role control`, and the grants (schema/control/privileges.sql).",
         )
 
@@ -293,7 +293,7 @@ def _refused(duty: str, scope: str, holder: str) -> RunRefused:
     what = "everything" if scope == "*" else scope
     return RunRefused(
         f"Another {duty} over {what} is at work: {holder}.",
-        kept="It was not disturbed, and nothing was done twice.",
+        unaffected="It was not disturbed, and nothing was done twice.",
         next_step="Wait until it ends; if it has died, it is taken over once it has been silent for long enough.",
     )
 
@@ -301,6 +301,6 @@ def _refused(duty: str, scope: str, holder: str) -> RunRefused:
 def _lost(run_id: int) -> RunLost:
     return RunLost(
         f"Run {run_id} is closed, or was taken over by another one.",
-        kept="This process changed nothing since; what the run had committed stays valid.",
+        unaffected="This process changed nothing since; what the run had committed stays valid.",
         next_step="Let this process end; `backstop runs show` names the run that took over, and the next run goes on.",
     )

@@ -54,7 +54,7 @@ def topics_of(name: str) -> list[str] | None:
 
 
 def _no_window(what: str, next_step: str) -> ConfigurationError:
-    return ConfigurationError(what, kept="Nothing was started.", next_step=next_step)
+    return ConfigurationError(what, unaffected="Nothing was started.", next_step=next_step)
 
 
 def _text(instant: datetime | None) -> str | None:

@@ -80,7 +80,7 @@ def build_indexes(
             if time.monotonic() >= given_up:
                 raise StoreUnavailable(
                     f"Another migration has been building indexes here for {turn_seconds:g} s.",
-                    kept="Nothing was changed by this one.",
+                    unaffected="Nothing was changed by this one.",
                     next_step="Wait until it has ended (pg_stat_progress_create_index), then run `backstop migrate` again.",
                 )
             time.sleep(_LOOK_AGAIN)
@@ -102,7 +102,7 @@ def build_indexes(
                 except LockNotAvailable:
                     raise StoreUnavailable(
                         f"The index {index.name} waited {lock_seconds:g} s for a transaction that is still open.",
-                        kept="The schema is as it was, and the writers went on; what is there of the index is not used.",
+                        unaffected="The schema is as it was, and the writers went on; what is there of the index is not used.",
                         next_step="End it or wait for it (pg_stat_activity, the oldest xact_start), then run `backstop migrate`"
                         " again: it rebuilds the index.",
                     ) from None

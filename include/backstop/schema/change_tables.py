@@ -106,7 +106,7 @@ def change_tables(
                     if time.monotonic() >= given_up:
                         raise StoreUnavailable(
                             f"The table {change.table} was in use for {patience_seconds:g} s without a moment for its change.",
-                            kept="The writers went on, and what was changed before works with this and the earlier version.",
+                            unaffected="The writers went on, and what was changed before works with this and the earlier version.",
                             next_step="End the oldest transaction (pg_stat_activity, by xact_start), then run `backstop migrate`"
                             " again.",
                         ) from None

@@ -52,7 +52,7 @@ def migrate(url: str, role: str) -> list[str]:
         if before is not None and before not in known:
             raise StoreUnavailable(
                 f"The {role} database is at revision {before}, which this program does not know.",
-                kept="Nothing was changed.",
+                unaffected="Nothing was changed.",
                 next_step="Install the version of Backstop that made it, or a later one.",
             )
         coming = {
@@ -174,6 +174,6 @@ def _connected(url: str, role: str) -> Iterator[Connection]:
 def _unavailable(role: str, why: str) -> StoreUnavailable:
     return StoreUnavailable(
         f"The {role} database did not do it: {why}.",
-        kept="Each step is one transaction: nothing of it stayed.",
+        unaffected="Each step is one transaction: nothing of it stayed.",
         next_step="Fix the problem it names (this needs the owner's login), then run `backstop migrate` again.",
     )

@@ -23,7 +23,7 @@ def revisions(role: str) -> dict[str, str]:
     if role not in ROLES:
         raise ConfigurationError(
             f"There is no database role {role!r}.",
-            kept="No database was touched.",
+            unaffected="No database was touched.",
             next_step=f"Name one of {', '.join(ROLES)}.",
         )
     named = sorted(

@@ -41,7 +41,7 @@ def main_of(name: str, job: Job) -> None:
         counts = run_job(name, job, arguments.run_id, arguments.token)
     except BackstopError as error:
         print(
-            f"backstop: {error.what}\n  unaffected: {error.kept}\n  next: {error.next_step}",
+            f"backstop: {error.what}\n  unaffected: {error.unaffected}\n  next: {error.next_step}",
             file=sys.stderr,
             flush=True,
         )

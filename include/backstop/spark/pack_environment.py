@@ -86,7 +86,7 @@ def _closure(names: tuple[str, ...]) -> Iterator[Distribution]:
                 continue
             raise ConfigurationError(
                 f"The library {name} is not installed here, and executors need it.",
-                kept="No archive was written.",
+                unaffected="No archive was written.",
                 next_step='Install "backstop-mq[platform,spark]" into this environment, then pack again.',
             ) from None
         yield found

@@ -58,7 +58,7 @@ def start_session(name: str, master: str | None = None) -> SparkSession:
     elif not master.startswith("local") and not _authenticates():
         raise ConfigurationError(
             f"Spark's master is {master}, and nothing says that it authenticates: tasks carry the databases' connections.",
-            kept="Nothing was read or changed.",
+            unaffected="Nothing was read or changed.",
             next_step="Set _SPARK_AUTH_SECRET, or spark.authenticate=true for the cluster (docs/how-to/spark-clusters.md).",
         )
     if master.startswith("local"):
@@ -78,7 +78,7 @@ def start_session(name: str, master: str | None = None) -> SparkSession:
         if "JAVA" in str(error).upper():
             raise ConfigurationError(
                 "Spark could not start: no Java runtime was found.",
-                kept="Nothing was read or changed.",
+                unaffected="Nothing was read or changed.",
                 next_step="Install Java 17 (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME.",
             ) from error
         raise

@@ -301,7 +301,7 @@ class PostgresConnection:
         if reason := refusal(why):
             return StoreUnavailable(
                 f"The database of {self.subject} refused the connection: {reason.rstrip('.')}.",
-                kept="Nothing was decided without it; what it had committed is there.",
+                unaffected="Nothing was decided without it; what it had committed is there.",
                 next_step=AFTER_REFUSAL,
             )
         migrate = "Run `backstop migrate` and `backstop check` for it; the next run looks again."
@@ -310,7 +310,7 @@ class PostgresConnection:
         )
         return StoreUnavailable(
             f"The database of {self.subject} did not answer: {why.rstrip('.')}.",
-            kept="Nothing was decided from its silence; what it had committed is there.",
+            unaffected="Nothing was decided from its silence; what it had committed is there.",
             next_step=next_step or (migrate if refused else silence),
         )
 

@@ -91,7 +91,7 @@ def parameter_style(connection: object) -> str:
     if style not in STYLES:
         raise ContractBroken(
             f"A connection of {type(connection).__module__} has the parameter style {style!r}.",
-            kept="Nothing was executed.",
+            unaffected="Nothing was executed.",
             next_step=f"Use a driver with one of {', '.join(STYLES)}: psycopg2, psycopg or pg8000.",
         )
     return style

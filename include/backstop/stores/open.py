@@ -104,7 +104,7 @@ def _require_own(mapping: object, name: str) -> None:
     if mapping is not None:
         raise ConfigurationError(
             f"{name} is a mapped table of another program.",
-            kept="Nothing was changed there, and never is.",
+            unaffected="Nothing was changed there, and never is.",
             next_step="Leave it out; retention, leases and ordering keys there are its own program's.",
         )
 
@@ -113,6 +113,6 @@ def _not_named(section: str, name: str, known: object) -> ConfigurationError:
     names = ", ".join(known) if isinstance(known, dict) else ""
     return ConfigurationError(
         f"backstop.yaml names no {section} {name!r}.",
-        kept="Nothing was read or changed.",
+        unaffected="Nothing was read or changed.",
         next_step=f"Name it under {section}, or use one of: {names}.",
     )

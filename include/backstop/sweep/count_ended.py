@@ -61,7 +61,7 @@ class Counted:
             raise StoreUnavailable(
                 "Not everything answered: "
                 + "; ".join(f"{name}: {why}" for name, why in sorted(self.missed.items())),
-                kept="Leases in other places were taken back; the others stay as they are.",
+                unaffected="Leases in other places were taken back; the others stay as they are.",
                 next_step="Bring back what is named; the next sweep goes on.",
             )
 

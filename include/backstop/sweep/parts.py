@@ -48,7 +48,7 @@ def parts_of(settings: Settings, groups: Collection[str] | None = None) -> list[
     if unknown := [group for group in groups or () if group not in known]:
         raise ConfigurationError(
             f"There is no group {', '.join(map(repr, unknown))}.",
-            kept="Nothing was started.",
+            unaffected="Nothing was started.",
             next_step=f"Name some of: {', '.join(known)}.",
         )
     wanted = set(known if groups is None else groups)

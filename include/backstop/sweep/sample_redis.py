@@ -57,7 +57,7 @@ def _walk(node: Any, cursor: int) -> tuple[int, list[bytes]]:
     except (RedisError, OSError) as error:
         raise StoreUnavailable(
             f"Redis, which holds the leases, did not answer: {type(error).__name__}.",
-            kept="Nothing was changed in it.",
+            unaffected="Nothing was changed in it.",
             next_step="Bring it back; the next sweep goes on.",
         ) from None
     return cursor, sorted(names)

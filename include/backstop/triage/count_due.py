@@ -43,7 +43,7 @@ class Due:
         if self.silent:
             raise BrokerUnavailable(
                 f"The dead-letter queues could not be read: {'; '.join(self.silent)}.",
-                kept="Dead letters are with their broker, and nothing was decided about them.",
+                unaffected="Dead letters are with their broker, and nothing was decided about them.",
                 next_step="Bring it back; the next run empties its queues.",
             )
 
@@ -110,7 +110,7 @@ def unread_logs(control: Any, run: Run) -> Unavailable | None:
         return None
     return StoreUnavailable(
         f"Not every log could be read: {'; '.join(missed)}",
-        kept="The dead letters that need it wait, unclassified; the others were classified.",
+        unaffected="The dead letters that need it wait, unclassified; the others were classified.",
         next_step="Bring it back; the next run classifies them.",
     )
 

@@ -176,7 +176,7 @@ def _heartbeat_lost(trouble: Answer) -> BackstopError | None:
         return None
     return HeartbeatLost(
         f"{trouble.finding.title}: {trouble.finding.body.split('. ')[0]}.",
-        kept="What the watch found was stored with its alerts.",
+        unaffected="What the watch found was stored with its alerts.",
         next_step="See whether the service that takes the heartbeat is up and its URL still valid.",
     )
 
@@ -191,6 +191,6 @@ def _missed(sources: Sources) -> BackstopError | None:
     )
     return kind(
         f"The watch could not ask {', '.join(sorted(sources.unreachable))}.",
-        kept="What they would have shown is unknown, so no alert was closed for it; everything else was looked at.",
+        unaffected="What they would have shown is unknown, so no alert was closed for it; everything else was looked at.",
         next_step="Bring it back; `backstop check` says what does not answer.",
     )

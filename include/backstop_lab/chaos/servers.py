@@ -186,7 +186,7 @@ def find_faketime() -> Path:
             return library
     raise ConfigurationError(
         "libfaketime is not installed, so no server's clock can be moved.",
-        kept="Nothing was started.",
+        unaffected="Nothing was started.",
         next_step="Run `make setup`: it is one of the development dependencies.",
     )
 

@@ -46,7 +46,7 @@ def lease_redis(group: GroupSettings) -> str:
     if group.leases is None:
         raise ConfigurationError(
             "A group of the demo has no Redis in front of its leases.",
-            kept="Nothing was started.",
+            unaffected="Nothing was started.",
             next_step="Give each group `leases: {redis: backstop_leases}` in backstop.yaml.",
         )
     return group.leases.redis

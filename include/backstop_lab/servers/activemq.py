@@ -167,7 +167,7 @@ class ActiveMQServer:
         if not installed():
             raise LocalServerError(
                 f"ActiveMQ Classic is not at {HOME}.",
-                kept="Nothing was started.",
+                unaffected="Nothing was started.",
                 next_step="Run `make activemq`.",
             )
         for name in ("tmp", "data"):

@@ -223,7 +223,7 @@ class Airflow:
         if not ended or migration.returncode != 0:
             raise LocalServerError(
                 f"`airflow db migrate` {'failed' if ended else 'did not end'}:\n{migration.last_lines()}",
-                kept="Backstop's own databases were not touched.",
+                unaffected="Backstop's own databases were not touched.",
                 next_step=f"Read {migration.log}, then start again.",
             )
         marker.write_text(wanted)
@@ -243,7 +243,7 @@ class Airflow:
             if not child.running:
                 raise LocalServerError(
                     f"{child.name} ended while Airflow was starting:\n{child.last_lines()}",
-                    kept="Runs and their history are in its database.",
+                    unaffected="Runs and their history are in its database.",
                     next_step=f"Read {child.log}, then start again.",
                 )
         return self.ready

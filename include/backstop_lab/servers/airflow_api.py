@@ -20,8 +20,10 @@ FINISHED = frozenset({"success", "failed"})
 class AirflowUnavailable(Unavailable):
     """Airflow's API did not answer, or not with what was asked for. `status` is the HTTP status, or None."""
 
-    def __init__(self, what: str, *, kept: str, next_step: str, status: int | None = None) -> None:
-        super().__init__(what, kept=kept, next_step=next_step)
+    def __init__(
+        self, what: str, *, unaffected: str, next_step: str, status: int | None = None
+    ) -> None:
+        super().__init__(what, unaffected=unaffected, next_step=next_step)
         self.status = status
 
 
@@ -107,7 +109,7 @@ class AirflowApi:
                 }
                 raise AirflowUnavailable(
                     f"Run {run_id} of {dag} is {state} after {timeout:.0f} s ({states}).",
-                    kept="It goes on in Airflow.",
+                    unaffected="It goes on in Airflow.",
                     next_step="Look at its tasks in the UI, or wait longer.",
                 )
             time.sleep(POLL_SECONDS)
@@ -184,7 +186,7 @@ class AirflowApi:
 def _unavailable(what: str, status: int | None) -> AirflowUnavailable:
     return AirflowUnavailable(
         f"Airflow: {what}.",
-        kept="Runs that are under way go on, and nothing was started by this call.",
+        unaffected="Runs that are under way go on, and nothing was started by this call.",
         next_step="Check that Airflow is up (`make status`) and that the DAG has no import error.",
         status=status,
     )

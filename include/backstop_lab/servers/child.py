@@ -143,7 +143,7 @@ class Child:
     def _error(self, what: str, next_step: str) -> LocalServerError:
         return LocalServerError(
             f"{self.name} {what}.",
-            kept="Its data directory is as its last commit left it.",
+            unaffected="Its data directory is as its last commit left it.",
             next_step=f"{next_step[0].upper()}{next_step[1:]}",
         )
 
@@ -198,7 +198,7 @@ def wait_until_gone(pids: Sequence[int], seconds: float = 30.0) -> None:
     if not gone_within(pids, seconds):
         raise LocalServerError(
             f"Processes {[pid for pid in pids if is_alive(pid)]} did not end within {seconds:.0f} s.",
-            kept="Nothing was deleted.",
+            unaffected="Nothing was deleted.",
             next_step="End them by hand, then try again.",
         )
 

@@ -72,7 +72,7 @@ def _compile(sources: Sequence[Path], into: Path) -> None:
     if made.returncode != 0:
         raise LocalServerError(
             f"Java sources could not be compiled:\n{made.stdout}{made.stderr}",
-            kept="Nothing was started.",
+            unaffected="Nothing was started.",
             next_step="Fix the sources that it names.",
         )
 

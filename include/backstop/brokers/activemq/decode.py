@@ -214,4 +214,4 @@ def _text(written: str | None) -> str | None:
 
 
 def _broken(what: str, next_step: str) -> ContractBroken:
-    return ContractBroken(what, kept="It was not sent.", next_step=next_step)
+    return ContractBroken(what, unaffected="It was not sent.", next_step=next_step)

@@ -317,7 +317,7 @@ class ActiveMQSubscription:
         if any(one.position is not None for one in received):
             raise ContractBroken(
                 "This message was not received from an ActiveMQ subscription.",
-                kept="Nothing was acknowledged or handed back.",
+                unaffected="Nothing was acknowledged or handed back.",
                 next_step="Give back the objects that `fetch` returned.",
             )
         if received and self._session is None:

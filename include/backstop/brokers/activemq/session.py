@@ -44,7 +44,7 @@ class Address:
         if parts.scheme not in ("stomp", "stomp+ssl") or not parts.hostname:
             raise ConfigurationError(
                 "The connection of an ActiveMQ broker is not an address of STOMP.",
-                kept="Nothing was sent or read.",
+                unaffected="Nothing was sent or read.",
                 next_step="Write it as stomp://user:password@host:61613?jolokia=http%3A%2F%2Fhost%3A8161%2Fapi%2Fjolokia "
                 "(stomp+ssl:// for TLS).",
             )
@@ -59,7 +59,7 @@ class Address:
         ):  # its text holds what stands where the port should be: perhaps a piece of a password
             raise ConfigurationError(
                 "The port in the connection of an ActiveMQ broker, or in its Jolokia address, is not a number.",
-                kept="Nothing was sent or read.",
+                unaffected="Nothing was sent or read.",
                 next_step="Percent-encode the password; inside the Jolokia address, which is encoded as a whole, twice.",
             ) from None
         return cls(

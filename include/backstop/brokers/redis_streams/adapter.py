@@ -85,7 +85,7 @@ class RedisStreams:
         if wrong or (delivery_limit is not None and delivery_limit < 1):
             raise ConfigurationError(
                 f"Redis Streams cannot work with {', '.join(wrong) or f'delivery_limit {delivery_limit}'}.",
-                kept="Nothing was started.",
+                unaffected="Nothing was started.",
                 next_step="Use durations above zero, and a delivery limit of at least 1 or none.",
             )
         self._delivery_limit, self._visibility, self._retention = (

@@ -36,7 +36,7 @@ class Creator:
         if queues < 1 or (max_message_bytes is not None and max_message_bytes < 1):
             raise ConfigurationError(
                 f"The topic {topic!r} cannot have {queues} queues or a limit of {max_message_bytes} bytes.",
-                kept="Nothing was changed.",
+                unaffected="Nothing was changed.",
                 next_step="Give at least one queue, and a limit of at least one byte or none.",
             )
         doing = f"creating the topic {topic!r}"
@@ -44,7 +44,7 @@ class Creator:
         if present is not None and present > queues:
             raise ConfigurationError(
                 f"The topic {topic!r} has {present} queues and cannot be cut to {queues}.",
-                kept="Nothing was changed.",
+                unaffected="Nothing was changed.",
                 next_step=f"Ask for {present} queues or more, or delete the topic when its messages may go.",
             )
         limit: Any = max_message_bytes
@@ -88,7 +88,7 @@ class Creator:
         if present is None:
             raise ConfigurationError(
                 f"There is no topic {topic!r} for the group {group!r}.",
-                kept="Nothing was changed.",
+                unaffected="Nothing was changed.",
                 next_step="Create the topic first.",
             )
         for queue in range(present):

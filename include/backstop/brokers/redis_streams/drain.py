@@ -57,7 +57,7 @@ class Drain:
         if found is None:
             raise ConfigurationError(
                 f"{queue!r} is not a dead-letter queue of this Redis Streams broker.",
-                kept="Nothing was read or removed.",
+                unaffected="Nothing was read or removed.",
                 next_step="Use a name that its list of dead-letter queues gives.",
             )
         return RedisDeadLetters(self._exchange, queue, unquote(found[1]), unquote(found[2]))

@@ -165,7 +165,7 @@ def unavailable(doing: str, why: str, *, refused: bool = False) -> BrokerUnavail
     """`refused`: the server answered, and does not allow it (a wrong password, a missing privilege)."""
     return BrokerUnavailable(
         f"The Redis Streams broker {'refused' if refused else 'did not answer while'} {doing}: {why}.",
-        kept="Nothing was decided from its silence, and no message was lost by asking.",
+        unaffected="Nothing was decided from its silence, and no message was lost by asking.",
         next_step="Check that the server runs, that topic and group exist and that the login may use their "
         "keys; then run this again.",
     )

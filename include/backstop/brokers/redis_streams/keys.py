@@ -31,7 +31,7 @@ def encode(name: str) -> str:
     if not encoded:
         raise ContractBroken(
             f"{name!r} cannot name a topic or a group.",
-            kept="Nothing was stored or sent under it.",
+            unaffected="Nothing was stored or sent under it.",
             next_step="Use a name of at least one character that is valid Unicode.",
         )
     return encoded

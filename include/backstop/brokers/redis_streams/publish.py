@@ -264,14 +264,14 @@ def _pack(message: Message) -> tuple[bytes, bytes, bytes, bytes]:
     if not message.message_id:
         raise ContractBroken(
             "The message has no id.",
-            kept="It was not sent.",
+            unaffected="It was not sent.",
             next_step="Give it the business key of its stub.",
         )
     headers = {**message.headers, ID_HEADER: message.message_id}
     if any(not isinstance(part, str) for pair in headers.items() for part in pair):
         raise ContractBroken(
             "A header is not text.",
-            kept="The message was not sent.",
+            unaffected="The message was not sent.",
             next_step="Write header values as text.",
         )
     message.message_id.encode()  # ids are valid Unicode everywhere, or they could not be keys

@@ -243,7 +243,7 @@ def _place(received: Received) -> tuple[int, str, str]:
     if not entry_id:
         raise ContractBroken(
             "This message was not received from a Redis Streams subscription.",
-            kept="Nothing was acknowledged or handed back.",
+            unaffected="Nothing was acknowledged or handed back.",
             next_step="Give back the objects that `fetch` returned.",
         )
     # What has no position is of no life of ours: it comes again until it is a dead letter.

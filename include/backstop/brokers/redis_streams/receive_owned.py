@@ -201,7 +201,7 @@ def _entry(received: Received) -> tuple[int, str]:
     if not entry_id:
         raise ContractBroken(
             "This message was not received from a Redis Streams subscription.",
-            kept="Nothing was acknowledged.",
+            unaffected="Nothing was acknowledged.",
             next_step="Give back the objects that `fetch` returned.",
         )
     return int(number), entry_id

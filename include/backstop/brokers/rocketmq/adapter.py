@@ -85,7 +85,7 @@ class RocketMQ:
         if wrong is not None:
             raise ConfigurationError(
                 f"Invalid RocketMQ options: {wrong}.",
-                kept="Nothing was started.",
+                unaffected="Nothing was started.",
                 next_step="Correct the broker's options; docs/brokers/rocketmq.md has examples.",
             )
         self._delivery_limit, self._pull_batch, self._wanted = (

@@ -443,7 +443,7 @@ class FaultsOfTheServer(_Fixtures):
         for look in looks:
             with pytest.raises(BrokerUnavailable) as raised:
                 look()
-            assert raised.value.what and raised.value.kept and raised.value.next_step
+            assert raised.value.what and raised.value.unaffected and raised.value.next_step
         subscription.close()
 
     def test_what_a_consumer_held_at_a_crash_of_the_server_comes_again(

@@ -120,7 +120,7 @@ def with_own(suite: str, folder: Path | None) -> Suite:
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"The expectations in {path} cannot be used: {error}.",
-            kept="The step that they belong to was not passed; nothing was promoted by it.",
+            unaffected="The step that they belong to was not passed; nothing was promoted by it.",
             next_step="Correct the file as docs/how-to/data-checks.md describes, or take it away; then run the duty again.",
         ) from error
     return Suite(ours.rows, (*ours.checks, *added))

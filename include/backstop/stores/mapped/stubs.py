@@ -240,7 +240,7 @@ class MappedStubs:
         if last is None or last.began_at < as_of or last.mapping != self._mapping.fingerprint:
             raise StoreUnavailable(
                 f"The mapped table of shard {self._shard} was not looked at in this run.",
-                kept="Nothing was decided by what earlier looks saw; its messages stay due.",
+                unaffected="Nothing was decided by what earlier looks saw; its messages stay due.",
                 next_step="See why the look failed; the next run looks again.",
             )
         selects = {"stubs": f"{_SQL['stub_columns']} {_SQL['of_due']}"}
@@ -252,7 +252,7 @@ class MappedStubs:
     ) -> AbstractContextManager[Scan]:
         raise StoreUnavailable(
             f"Shard {self._shard} is a mapped table: what was deleted there before a look met it is not known.",
-            kept="Nothing was proved without it.",
+            unaffected="Nothing was proved without it.",
             next_step="A proof of the window needs stubs of Backstop's own; reconcile judges what the table holds.",
         )
 
@@ -455,7 +455,7 @@ class MappedStubs:
         if slot_at is None:
             raise StoreUnavailable(
                 f"Shard {self._shard} has no logical replication slot {self._mapping.slot}.",
-                kept="Nothing was decided: what its relay has sent is not known.",
+                unaffected="Nothing was decided: what its relay has sent is not known.",
                 next_step=f"Start the relay, or correct producers.{self._shard}.mapping.slot.",
             )
         return wal, slot_at
@@ -463,7 +463,7 @@ class MappedStubs:
     def _no_table(self) -> StoreUnavailable:
         return StoreUnavailable(
             f"Shard {self._shard} has no table {' or '.join(tables_of(self._mapping))}.",
-            kept="Nothing was decided without it.",
+            unaffected="Nothing was decided without it.",
             next_step=f"Correct producers.{self._shard}.mapping.tables, or run what `backstop migrate --capture` prints.",
         )
 

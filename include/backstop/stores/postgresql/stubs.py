@@ -204,7 +204,7 @@ class PostgresStubs:
         if len({claim.key for claim in claims}) != len(claims):
             raise ContractBroken(
                 "One batch claims two numbers of one message.",
-                kept="No number was handed out.",
+                unaffected="No number was handed out.",
                 next_step="Claim one number of a message at a time: the later one is not free yet.",
             )
         if not claims:

@@ -196,7 +196,7 @@ class MysqlRecords:
         why = mask_secrets(why, [str(self._login.get("password") or "")])
         return StoreUnavailable(
             f"The MySQL of foreign_leases.{self._name} did not answer: {why.rstrip('.')}.",
-            kept="Nothing was freed or marked on its silence; what was done before it is counted.",
+            unaffected="Nothing was freed or marked on its silence; what was done before it is counted.",
             next_step="Restart it, or correct its connection and its login's rights; the next sweep tries again.",
         )
 
@@ -208,7 +208,7 @@ def read_url(name: str, url: str) -> dict[str, Any]:
     if parts.scheme != "mysql" or not parts.hostname or not database:
         raise ConfigurationError(
             f"The connection of foreign_leases.{name} is not a MySQL database.",
-            kept="Nothing was read or changed.",
+            unaffected="Nothing was read or changed.",
             next_step="Write it as mysql://user:password@host:3306/database.",
         )
     options: dict[str, Any] = dict(parse_qsl(parts.query))

@@ -25,7 +25,7 @@ def open_foreign(settings: Settings, connections: Connections, name: str) -> For
     if name not in settings.foreign_leases:
         raise ConfigurationError(
             f"backstop.yaml names no foreign_leases {name!r}.",
-            kept="Nothing was read or changed.",
+            unaffected="Nothing was read or changed.",
             next_step=f"Name it under foreign_leases, or use one of: {', '.join(settings.foreign_leases)}.",
         )
     foreign = settings.foreign_leases[name]
@@ -42,7 +42,7 @@ def open_foreign(settings: Settings, connections: Connections, name: str) -> For
         if not url.startswith(("redis://", "rediss://")):
             raise ConfigurationError(
                 f"The connection of foreign_leases.{name} is not a Redis.",
-                kept="Nothing was read or changed.",
+                unaffected="Nothing was read or changed.",
                 next_step="Write it as redis://:password@host:6379/0.",
             )
         if isinstance(foreign, DedupListenerRedis):
@@ -73,7 +73,7 @@ def _mysql(
             raise
         raise ConfigurationError(
             f"foreign_leases.{name} is in MySQL, and PyMySQL is not installed.",
-            kept="Nothing was read or changed.",
+            unaffected="Nothing was read or changed.",
             next_step='Install "backstop-mq[mysql]" where the sweep runs.',
         ) from None
     return MysqlRecords(

@@ -196,7 +196,7 @@ class RedisRecords:
         why = mask_secrets(f"{type(error).__name__}: {error}", [password])
         return StoreUnavailable(
             f"The Redis of foreign_leases.{self._name} did not answer: {why.rstrip('.')}.",
-            kept="Nothing was freed or marked on its silence; what was done before it is counted.",
+            unaffected="Nothing was freed or marked on its silence; what was done before it is counted.",
             next_step="Restart it, or correct its connection and its login's rights; the next sweep tries again.",
         )
 

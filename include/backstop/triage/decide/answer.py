@@ -226,7 +226,7 @@ def _plan(
             if facts.unread is not None:
                 raise StoreUnavailable(
                     f"The present state could not be read: {facts.unread}.",
-                    kept="Nothing was applied; the case is open.",
+                    unaffected="Nothing was applied; the case is open.",
                     next_step="Bring it back, then decide again.",
                 )
             if facts.discarded is not None:

@@ -132,7 +132,7 @@ def decide_and_apply(
         raise Unavailable(
             "Not everything answered: "
             + "; ".join(f"{name}: {why}" for name, why in sorted(missed.items())),
-            kept="Dead letters that needed it wait, undecided; all others were decided.",
+            unaffected="Dead letters that needed it wait, undecided; all others were decided.",
             next_step="Bring back what is named; the next run decides them.",
         )
     return counts

@@ -68,7 +68,7 @@ class Drained:
             raise BrokerUnavailable(
                 "Some dead-letter queues could not be emptied: "
                 + "; ".join(f"{name}: {why}" for name, why in sorted(self.missed.items())),
-                kept="Stored dead letters stay; the others are with their broker, and nothing was decided about them.",
+                unaffected="Stored dead letters stay; the others are with their broker, and nothing was decided about them.",
                 next_step="Fix the queues listed above; the next drain resumes.",
             )
 

@@ -27,11 +27,13 @@ def guard_reader(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) ->
     except Unavailable:
         raise
     except ConfigurationError as error:  # of this broker alone
-        raise BrokerUnavailable(error.what, kept=error.kept, next_step=error.next_step) from error
+        raise BrokerUnavailable(
+            error.what, unaffected=error.unaffected, next_step=error.next_step
+        ) from error
     except Exception as error:
         raise Unreadable(
             f"Its dead letters cannot be read: {kind_and_place(error)}.",
-            kept="They stay with their broker.",
+            unaffected="They stay with their broker.",
             next_step="Check the queue's first messages with the broker's own tools, and report what they are.",
         ) from error
 

@@ -419,7 +419,7 @@ class RocketMQSubscription:
         if named is None:
             raise ContractBroken(
                 "This message was not received from a RocketMQ subscription.",
-                kept="Nothing was acknowledged or handed back.",
+                unaffected="Nothing was acknowledged or handed back.",
                 next_step="Give back the objects that `fetch` returned.",
             )
         held = self._out.get(received.broker_id)

@@ -66,7 +66,7 @@ class Drain:
         if not group:
             raise ConfigurationError(
                 f"{queue!r} is not a dead-letter topic of RocketMQ.",
-                kept="Nothing was read or acknowledged.",
+                unaffected="Nothing was read or acknowledged.",
                 next_step="Use a name that its list of dead-letter queues gives.",
             )
         return RocketMQLetters(self._queues, self._origins, queue, group)

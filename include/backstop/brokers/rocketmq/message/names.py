@@ -85,7 +85,7 @@ def queue_number(broker: str, queue_id: int, brokers: tuple[str, ...] | None) ->
     if broker not in brokers:
         raise ConfigurationError(
             f"The broker {broker!r} is not among the brokers of the settings.",
-            kept="Nothing was sent, and nothing was decided without its queues.",
+            unaffected="Nothing was sent, and nothing was decided without its queues.",
             next_step="Append it to the option `brokers` (never change the order: the queues are numbered by it).",
         )
     return brokers.index(broker) * QUEUES_OF_A_BROKER + queue_id
@@ -99,7 +99,7 @@ def _fitting(kind: str, name: str, longest: int) -> str:
     if not 0 < len(encoded) <= longest:
         raise ContractBroken(
             f"{name[:200]!r} cannot name a {kind} of RocketMQ: its name there would have {len(encoded)} characters.",
-            kept="Nothing was stored or sent under it.",
+            unaffected="Nothing was stored or sent under it.",
             next_step=f"Use a name of valid Unicode with 1 to {longest} characters; each byte of another character than a "
             "letter, a digit, '%', '|', '_' or '-' counts as three.",
         )

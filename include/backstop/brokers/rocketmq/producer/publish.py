@@ -259,7 +259,7 @@ class Publisher:
         except NoSuchTopic:
             return _refused(f"there is no topic {topic!r}", for_good=True)
         except ContractBroken as error:
-            return _refused(f"{error.what} {error.kept}", for_good=True)
+            return _refused(f"{error.what} {error.unaffected}", for_good=True)
         except (BrokerUnavailable, ConfigurationError) as error:
             return _refused(f"Nothing was sent: the topic could not be looked for: {error.what}")
 

@@ -242,7 +242,7 @@ class Routes:
         if self.brokers is None and len(masters) > 1:
             raise ConfigurationError(
                 f"There are several brokers: {', '.join(sorted(masters))}.",
-                kept="Nothing was sent, and nothing was decided.",
+                unaffected="Nothing was sent, and nothing was decided.",
                 next_step="Name all brokers of the cluster in the option `brokers`, in an order that never changes: the queues "
                 "are numbered by it.",
             )

@@ -95,7 +95,7 @@ def split_endpoint(text: str) -> tuple[str, int]:
 def _wrong(why: str) -> ConfigurationError:
     return ConfigurationError(
         f"The connection of a RocketMQ broker is not usable: {why}.",
-        kept="Nothing was sent or read.",
+        unaffected="Nothing was sent or read.",
         next_step="Write it as rocketmq://access:secret@namesrv-1:9876,namesrv-2:9876?tls=true&ca=/path/ca.pem; login, further "
         "name servers and everything after the question mark may be left out.",
     )

@@ -8,7 +8,7 @@ from backstop.model.errors import BrokerUnavailable
 def unavailable(doing: str, why: str) -> BrokerUnavailable:
     return BrokerUnavailable(
         f"RocketMQ gave no usable answer while {doing}: {why.rstrip('.')}.",
-        kept="Nothing was decided from its silence, and no message was lost by asking.",
+        unaffected="Nothing was decided from its silence, and no message was lost by asking.",
         next_step="Check that the name servers and every master broker run, that topic and group exist and that the login may "
         "use them; then run this again.",
     )
