@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg2
 import pytest
+import yaml
 
 from backstop_lab.demo.accounting import page, run_checker
 from backstop_lab.demo.stage import BOOKINGS, BOOKKEEPING
@@ -250,7 +251,12 @@ def databases(demo: Demo) -> Iterator[dict[str, Any]]:
             "shop_a": urls["backstop_producer_a"],
             "shop_b": urls["backstop_producer_b"],
         }
-        places["groups"] = {group: urls[f"backstop_consumer_{group}"] for group in places["groups"]}
+        written = yaml.safe_load((demo.folder / "backstop.yaml").read_text())
+        stores = {group: its["store"] for group, its in written["groups"].items()}
+        places["groups"] = {
+            group: urls[written["consumers"][stores[group]]["connection"]]
+            for group in places["groups"]
+        }
         (demo.folder / "places.json").write_text(json.dumps(places))
         yield places
     finally:
