@@ -45,7 +45,7 @@ PLACES: dict[str, tuple[Any, str, Any]] = {
     "before the cases are told": (apply, "refresh_cases", die),
     "in the settling's transaction": (settle_replays, "end_of", die),
     "after the settling's commit": (settle_replays, "hold", second(settle_replays.hold)),
-    "after the intention": (answer, "look_at", die),
+    "after the intention": (answer, "gather_evidence", die),
     "after the producer's commit": (answer, "_finish", die),
     "in the answer's transaction": (answer, "record", die_after(answer.record)),
     "after the answer's commit": (answer, "_finish", die_after(answer._finish)),
@@ -53,6 +53,7 @@ PLACES: dict[str, tuple[Any, str, Any]] = {
 
 if __name__ == "__main__":
     module, name, instead = PLACES[sys.argv[1]]
+    assert hasattr(module, name), name
     setattr(module, name, instead)
     settings, connections = load(None), Connections()
     control = connect(settings, connections)
