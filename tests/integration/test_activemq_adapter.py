@@ -268,7 +268,7 @@ def test_what_clients_in_java_write_is_read_or_left_to_the_broker_whole(
         assert (letter.message_id, letter.content) == ("empty text", b"")
         reader.acknowledge([letter])
         with pytest.raises(
-            BrokerUnavailable, match="1 letters are messages whose content STOMP does not show"
+            BrokerUnavailable, match="1 dead letters are messages whose content STOMP does not show"
         ):
             reader.read(10)
     assert world.depth(f"DLQ.{queue}") == 1
@@ -455,8 +455,8 @@ def test_more_letters_than_a_browser_shows_are_never_taken_for_all_and_the_drain
         assert [letter.message_id for letter in found] == frames
         browse = ProgressReader._browse
 
-        def drained_behind(reader: ProgressReader, queue: str, *more: Any) -> Any:
-            shown = browse(reader, queue, *more)
+        def drained_behind(browser: ProgressReader, queue: str, *more: Any) -> Any:
+            shown = browse(browser, queue, *more)
             reader.acknowledge(found[:1300])
             return shown
 

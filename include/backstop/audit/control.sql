@@ -88,11 +88,11 @@ SELECT w.topic || '/' || w.message_id, w.topic, w.message_id, NULL::text
 FROM withdrawal w JOIN case_file c USING (case_id)
 WHERE w.applied_at IS NULL AND w.begun_at < %(patient_since)s AND c.state <> 'open';
 
--- name: runs_end: no run is open that nobody has heard of for long
+-- name: runs_end: no open run has been silent for long
 SELECT r.run_id::text, NULL::text, NULL::text, NULL::text
 FROM run r WHERE r.finished_at IS NULL AND r.heartbeat_at < %(patient_since)s;
 
--- name: progress_grows: within one epoch no group went back, but where a REGRESSION says so
+-- name: progress_grows: within one epoch no offset of a group went back, unless a REGRESSION is recorded
 SELECT concat_ws('/', p.consumer_group, p.topic, p.queue_id, p.epoch), p.topic, NULL::text, p.consumer_group
 FROM (
     SELECT h.*, lag(h.next_offset) OVER (

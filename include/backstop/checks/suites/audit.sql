@@ -111,13 +111,13 @@ FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
 WHERE f.invariant = 'withdrawals_end';
 
--- name: runs_end: no run is open that nobody has heard of for long
+-- name: runs_end: no open run has been silent for long
 SELECT f.place, f.subject
 FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
 WHERE f.invariant = 'runs_end';
 
--- name: progress_grows: within one epoch no group went back, but where a REGRESSION says so
+-- name: progress_grows: within one epoch no offset of a group went back, unless a REGRESSION is recorded
 SELECT f.place, f.subject
 FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
