@@ -389,8 +389,8 @@ def check_airflow(platform: Platform, pid: int) -> None:
 def test_up_and_down_from_the_command_line_and_down_after_the_supervisor_was_killed(
     tmp_path: Path,
 ) -> None:
-    """Ctrl-C while it starts stops all of it, and so does `down` after its supervisor was killed; up, its DAGs run on the
-    intervals of backstop.yaml, all of Airflow is healthy, and the command line works at once."""
+    """Ctrl-C while it starts stops all of it, and so does `down` after its supervisor was killed; up, its DAGs run when
+    something is due and on slow schedules, all of Airflow is healthy, and the command line works at once."""
 
     def command(what: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -453,10 +453,9 @@ def test_up_and_down_from_the_command_line_and_down_after_the_supervisor_was_kil
         assert time.monotonic() < deadline, (sorted(dags), api.import_errors())
         time.sleep(0.2)
     assert [name for name, dag in dags.items() if dag["is_paused"]] == []
-    assert [dags[name]["timetable_summary"] for name in ("reconcile", "sweep")] == [
-        "0:00:10",
-        "0:00:05",
-    ]
+    assert {dags[name]["timetable_summary"] for name in ("reconcile", "sweep")} == {
+        "Asset or 0:45:00"
+    }
     check_airflow(platform, pid)
     asked = tmp_path / "asked.sh"
     asked.write_text("#!/bin/sh\nexec backstop check --json\n")
