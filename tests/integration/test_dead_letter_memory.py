@@ -35,7 +35,8 @@ def looked(world: World, ids: list[str] | None) -> tuple[Looks, float]:
     looks = Looks(NOW, groups={("orders", "billing"): GroupLook("orders", "billing", "embedded")})
     sources: Any = SimpleNamespace(
         settings=world.settings,
-        logs_of=lambda _: SimpleNamespace(floor=lambda _: NOW),
+        logs_of=lambda _: SimpleNamespace(floor=lambda *_: NOW),
+        shard=lambda _: SimpleNamespace(proves=lambda _: True),
         broker=lambda _: SimpleNamespace(dead_letters=stream),
         seen_dead_letters=defaultdict(SeenDeadLetters),
     )

@@ -24,7 +24,7 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.evidence.judge_by_key import Judge
 from backstop.incidents.replay import IncidentInput, Wanted
-from backstop.model.errors import StoreUnavailable, Unavailable
+from backstop.model.errors import ConfigurationError, StoreUnavailable, Unavailable
 from backstop.model.records import Key
 from backstop.reconcile.run_once import ReconcileInput
 from backstop.reconcile.run_proof import ProveInput, scope_now
@@ -83,6 +83,10 @@ class Addresses(Connections):
         self.urls = urls
 
     def url(self, ref: str) -> str:
+        if ref not in self.urls:
+            raise ConfigurationError(
+                f"There is no connection {ref}.", unaffected="", next_step="Name another."
+            )
         return self.urls[ref]
 
 

@@ -96,9 +96,9 @@ REFUSED = (
     (("run", "triage"), "--dry-run"),
     (("run", "triage", "--topic", "orders"), "--dry-run"),
     (("run", "retention", "--now"), "--dry-run"),
-    (("run", "audit"), "the duty itself"),
-    (("run", "watch"), "the duty itself"),
-    (("alerts", "deliver"), "the duty itself"),
+    (("run", "audit"), "the scheduled duty"),
+    (("run", "watch"), "the scheduled duty"),
+    (("alerts", "deliver"), "the scheduled duty"),
     (("prove", "orders", "--from", "2026-11-01T00:00Z", "--to", "2026-11-02T00:00Z"), "DAG prove"),
     (("erase", "--topic", "orders", "--id", "gone", "--why", "w"), "--by ann"),
 )
