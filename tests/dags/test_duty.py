@@ -339,7 +339,7 @@ def test_while_the_control_database_is_away_the_channels_are_told_once_an_hour_a
                 fails(dag, run)
         assert [notice["run"] for notice in hook.taken] == [
             "2"
-        ] and "once an hour at most" in hook.taken[0]["text"]
+        ] and "at most once an hour" in hook.taken[0]["text"]
         away = json.loads(kept[notify.AWAY])
         kept[notify.AWAY] = json.dumps(away | {"told": "2020-01-01T00:00:00+00:00"})
         fails("resend", "4")
