@@ -422,3 +422,30 @@ def test_a_look_that_was_overtaken_changes_nothing(mapped: Open) -> None:
                 kept = shop.system.settings.policy_for(None).stub_retention
                 assert not stubs.remember(cursor, old, rows, began, late, late, 1, kept)
         assert shop.system.rows("control", "SELECT state FROM mapped_stub") == [("sent",)]
+
+
+def due(shop: Mapped) -> int:
+    with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
+        return stubs.count_due(datetime.now(UTC), Scope(), 100)
+
+
+def test_no_row_hides_a_later_one_and_an_old_look_is_due_by_itself(mapped: Open) -> None:
+    """A row dated far ahead, and rows that committed late, would otherwise leave the table without a look for good."""
+    with mapped("cap", consumer={"kept": None}) as shop:
+        assert due(shop) == 1, "nobody has looked at it yet"
+        ahead = shop.promise()
+        shop.run("""UPDATE cap.published SET "Added" = '2999-12-31'""")
+        shop.look()
+        shop.system.rows("control", "UPDATE mapped_stub SET status = 'confirmed'")
+        assert due(shop) == 0, f"{ahead} was met, and is not new for ever"
+        shop.a_minute_later()
+        shop.promise()
+        assert due(shop) == 1
+        shop.look()
+        shop.system.rows("control", "UPDATE mapped_stub SET status = 'confirmed'")
+        assert due(shop) == 0
+        shop.system.rows(
+            "control", "UPDATE mapped_look SET ended_at = ended_at - interval '41 min'"
+        )
+        shop.run("""UPDATE cap.published SET "Added" = "Added" - interval '2 hours'""")
+        assert due(shop) == 1, "what committed late is met by a look alone"

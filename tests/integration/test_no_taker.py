@@ -144,3 +144,21 @@ def test_a_shard_that_cannot_be_read_is_looked_at_by_the_next_run(
     assert statuses(world) == {"mine": "no_taker"}
     revisit(world)
     assert statuses(world) == {"mine": "pending"}
+
+
+def test_what_a_run_set_aside_and_a_shard_has_not_heard_of_is_still_to_be_looked_at(
+    world: System,
+) -> None:
+    set_aside(world, mine="open")
+    world.rows(
+        "control",
+        "INSERT INTO staged_stub (run_id, stage, shard, topic, message_id, old_status, new_status, send_count, deliveries)"
+        " SELECT run_id, stage, 'shop_b', 'orders', 'away', 'pending', 'no_taker', 0, 0 FROM run ORDER BY run_id DESC LIMIT 1",
+    )
+    configure(world, topics(billing={"tags": ["paid", "open"]}))
+    assert revisit(world)["taken_up"] == 1
+    assert [case[3] for case in cases(world)] == ["open"], "one of its messages is on its way"
+    world.rows("control", "DELETE FROM staged_stub")
+    revisit(world)
+    assert [case[3] for case in cases(world)] == ["closed"]
+    assert world.rows("control", "SELECT * FROM no_taker") == []

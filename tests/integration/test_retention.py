@@ -11,10 +11,10 @@ import psycopg2
 import pytest
 
 from backstop.brokers.protocol import Received
+from backstop.config.kept import require_safe
 from backstop.config.settings import Settings
 from backstop.model.errors import ConfigurationError, Unavailable
 from backstop.model.records import Key, Message
-from backstop.retention.kept import require_safe
 from backstop.retention.run_once import run_duty
 from backstop.retention.window import time_left
 from backstop.stores.open import open_log_purge, open_log_store, open_stub_purge

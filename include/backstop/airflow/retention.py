@@ -22,7 +22,7 @@ def open_run(params: dict[str, Any]) -> dict[str, Any]:
 
 def open_retention(dry_run: bool, now: bool) -> steps.Opened | None:
     """Opens the run. Null: the window is shut, and the run is recorded as done."""
-    from backstop.retention.kept import require_safe
+    from backstop.config.kept import require_safe
     from backstop.retention.run_once import RetentionInput
 
     def scope(room: Room) -> str:

@@ -171,6 +171,11 @@ def _foreign_leases(settings: Settings) -> Iterator[Problem]:
                 f"{at}.group", foreign.group, f"one of groups: {', '.join(settings.groups)}"
             )
             continue
+        store = settings.consumers.get(settings.groups[foreign.group].store)
+        if store is not None and store.mapping is not None:
+            says = "a group whose log is Backstop's own: a mapped log cannot say whether a lease may be taken back"
+            yield Problem(f"{at}.group", foreign.group, says)
+            continue
         taken = settings.topics_of(foreign.group)
         for topic in foreign.topics or ():
             if topic not in taken:

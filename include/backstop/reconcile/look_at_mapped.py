@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
+from datetime import timedelta
 from tempfile import TemporaryFile
 from typing import Any, cast
 
 from backstop.config.connections import Connections
+from backstop.config.kept import no_taker_kept, stubs_kept
 from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources, guarded
 from backstop.model.errors import StoreFailed, Unavailable
@@ -34,7 +37,7 @@ def look_at_mapped(
                 began_at = control_now(control)
                 look = stubs.look(rows)
                 ended_at = control_now(control)
-                kept = settings.policy_for(None).stub_retention
+                kept = _kept(settings, store.mapping.topics.values())
                 with control, control.cursor() as cursor:
                     hold(cursor, run)
                     stubs.remember(
@@ -44,6 +47,16 @@ def look_at_mapped(
         except Unavailable as error:
             sources.missed(f"shard {name}", error)
     return counts
+
+
+def _kept(settings: Settings, topics: Iterable[str]) -> timedelta:
+    """How long rows that are over are remembered: as long as the stubs of any of these topics."""
+    of_topics = (
+        max(stubs_kept(settings, topic), no_taker_kept(settings, topic))
+        for topic in topics
+        if topic in settings.topics
+    )
+    return max((settings.policy_for(None).stub_retention, *of_topics))
 
 
 def prove_mapped_logs(

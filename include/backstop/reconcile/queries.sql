@@ -171,11 +171,16 @@ SELECT topic, since, groups_hash, run_id FROM no_taker
 WHERE %(topics)s::text[] IS NULL OR topic = ANY (%(topics)s::text[])
 ORDER BY topic;
 
--- name: looked_at_untaken: ... they have these groups now, and some of the messages are still nobody's
-UPDATE no_taker SET groups_hash = %(groups_hash)s WHERE topic = %(topic)s;
+-- name: looked_at_untaken: ... they have these groups now, and some of the messages are still nobody's; what a run has set aside
+-- and a shard has not heard of yet is still to be looked at
+UPDATE no_taker SET groups_hash = %(groups_hash)s WHERE topic = %(topic)s AND run_id = %(noted_by)s
+    AND NOT EXISTS (SELECT FROM staged_stub s JOIN run r USING (run_id, stage)
+        WHERE s.topic = %(topic)s AND s.new_status = 'no_taker');
 
--- name: none_untaken: ... none is left
-DELETE FROM no_taker WHERE topic = %(topic)s AND run_id = %(noted_by)s;
+-- name: none_untaken: ... none is left, and none is on its way
+DELETE FROM no_taker WHERE topic = %(topic)s AND run_id = %(noted_by)s
+    AND NOT EXISTS (SELECT FROM staged_stub s JOIN run r USING (run_id, stage)
+        WHERE s.topic = %(topic)s AND s.new_status = 'no_taker');
 
 -- name: findings: the deliveries that need a person, by case
 SELECT s.case_kind, s.topic, s.consumer_group, s.shard, s.message_id

@@ -11,12 +11,12 @@ from datetime import datetime
 from typing import Any
 
 from backstop.config.connections import Connections
+from backstop.config.kept import contents_kept, control_kept
 from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
 from backstop.model.records import Counts, Key
 from backstop.retention.held import held
-from backstop.retention.kept import contents_kept, control_kept
 from backstop.retention.pace import Pace
 from backstop.retention.purge_logs import still_open
 from backstop.runs.run import Run, hold

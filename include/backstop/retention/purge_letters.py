@@ -7,9 +7,9 @@ from typing import Any
 
 from psycopg2 import errors
 
+from backstop.config.kept import contents_kept, letters_kept
 from backstop.config.settings import Settings
 from backstop.model.records import Counts
-from backstop.retention.kept import contents_kept, letters_kept
 from backstop.retention.pace import Pace
 from backstop.runs.run import Run, hold
 from backstop.sql.named import load

@@ -8,12 +8,12 @@ from datetime import timedelta
 from typing import Any
 
 from backstop.config.connections import Connections
+from backstop.config.kept import logs_kept
 from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources, open_guarded
 from backstop.model.errors import Unavailable
 from backstop.model.records import Counts, Key, StubStatus
 from backstop.retention.held import held
-from backstop.retention.kept import logs_kept
 from backstop.retention.pace import Pace
 from backstop.stores.open import open_log_purge
 from backstop.stores.purge import FIRST_LOG, LogPlace, LogPurge, OldLog

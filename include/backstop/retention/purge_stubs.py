@@ -6,12 +6,12 @@ from contextlib import closing
 from typing import Any
 
 from backstop.config.connections import Connections
+from backstop.config.kept import no_taker_kept, stubs_kept
 from backstop.config.settings import Settings
 from backstop.evidence.sources import open_guarded
 from backstop.model.errors import Unavailable
 from backstop.model.records import Counts
 from backstop.retention.held import held
-from backstop.retention.kept import no_taker_kept, stubs_kept
 from backstop.retention.pace import Pace
 from backstop.stores.open import open_stub_purge
 from backstop.stores.purge import FIRST_STUB, StubPurge

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from backstop.config.connections import Connections
+from backstop.config.kept import control_kept, require_safe
 from backstop.config.settings import Settings
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Counts
-from backstop.retention.kept import control_kept, require_safe
 from backstop.retention.pace import Pace
 from backstop.retention.purge_control import purge_control
 from backstop.retention.purge_history import purge_history

@@ -64,6 +64,8 @@ _CHUNK = 10_000
 _EPOCH = datetime.fromtimestamp(0, EARLIEST.tzinfo)
 ZONES = timedelta(hours=26)
 """No two time zones are further apart: a wrong `time_zone` makes a row at most so much younger than it is."""
+_LOOK_AGAIN = timedelta(minutes=40)
+"""A look is due after this, whatever is new: less than the safety interval of the duties."""
 T = TypeVar("T")
 
 
@@ -214,6 +216,7 @@ class MappedStubs:
     # What is read to judge
 
     def count_due(self, as_of: datetime, scope: Scope, limit: int) -> int:
+        """Also 1 where the last look is old: rows that committed late, or have no time or a wrong one, are met by a look alone."""
         values = {**scope_values(as_of, scope), "store": self._shard, "limit": limit}
         ((remembered,),) = self._control.rows(_SQL["count_due"], values)
         last = self.last_look()
@@ -225,13 +228,18 @@ class MappedStubs:
                     **values,
                     **stub_values(self._mapping),
                     "window_from": datetime.now(EARLIEST.tzinfo) - self._mapping.lookback,
-                    "newest_at": last.newest_at if last else None,
+                    # A time after the look itself is wrong, and would hide every row to come.
+                    "newest_at": min(last.newest_at, last.ended_at)
+                    if last and last.newest_at
+                    else None,
                 },
             )
             ((number,),) = cursor.fetchall()
             return int(number)
 
-        return min(limit, int(remembered) + self._theirs.run(count))
+        ((now,),) = self._control.rows(_SQL["clock"])
+        is_old = last is None or now - last.ended_at > _LOOK_AGAIN
+        return min(limit, max(int(remembered) + self._theirs.run(count), int(is_old)))
 
     def scan_due(
         self, as_of: datetime, scope: Scope, partitions: int
