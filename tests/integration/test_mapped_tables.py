@@ -445,7 +445,8 @@ def test_no_row_hides_a_later_one_and_an_old_look_is_due_by_itself(mapped: Open)
         shop.system.rows("control", "UPDATE mapped_stub SET status = 'confirmed'")
         assert due(shop) == 0
         shop.system.rows(
-            "control", "UPDATE mapped_look SET ended_at = ended_at - interval '41 min'"
+            "control",
+            "UPDATE mapped_look SET began_at = began_at - interval '41 min', ended_at = ended_at - interval '41 min'",
         )
         shop.run("""UPDATE cap.published SET "Added" = "Added" - interval '2 hours'""")
         assert due(shop) == 1, "what committed late is met by a look alone"
