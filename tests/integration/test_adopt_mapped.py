@@ -127,6 +127,7 @@ def test_from_nothing_to_where_is_my_message_without_touching_the_producer(
             ("shard shop", paused, "unknown_status")
         ]
 
+        shop.a_minute_later()  # until its next look, what is under way is WAITING
         code, stories = cli("where", "orders", lost, done[-1], under_way)
         assert code == 0
         told = {
