@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from backstop.model.records import Key, Message
+from backstop.model.records import Counts, Key, Message
+from backstop.runs.run import close_run, open_run
 from backstop.sql.named import load
 from backstop_lab.chaos import checker
 from backstop_lab.servers.postgres import Postgres
@@ -138,6 +139,39 @@ def skewed(world: World) -> None:
     )
 
 
+def failed_check(world: World, name: str = "sources_fresh") -> None:
+    """A run whose data check of this name failed."""
+    control = world.its.control()
+    try:
+        run = open_run(control, "reconcile", "*", world.its.settings)
+        close_run(control, run, "failed", Counts())
+    finally:
+        control.close()
+    world.its.rows(
+        "control",
+        "INSERT INTO data_check (run_id, suite, passed, expectations, failed)"
+        " VALUES (%s, 'stub_contract', false, 2, jsonb_build_array(jsonb_build_object('name', %s)))",
+        run.run_id,
+        name,
+    )
+
+
+def event(victim: str) -> str:
+    """A line of the events: this server's clock was wrong all the time."""
+    return (
+        json.dumps(
+            {
+                "what": "skew_clock",
+                "victim": victim,
+                "how": "-25",
+                "since_wall": "2000-01-01T00:00:00+00:00",
+                "wall": "2999-01-01T00:00:00+00:00",
+            }
+        )
+        + "\n"
+    )
+
+
 BREAKS: dict[str, Callable[[World], object]] = {
     "send number published twice": lambda w: w.publish(1),
     "send number never handed out": lambda w: w.publish(7),
@@ -162,6 +196,7 @@ BREAKS: dict[str, Callable[[World], object]] = {
     ),
     "message still in somebody's hands": in_hand,
     "lost in the broker and not sent again": lambda w: w.ledger.append("lost_in_broker", [w.key]),
+    "data check failed": failed_check,
     "stub unaccounted for": lambda w: w.its.rows(
         w.home, "UPDATE message_stub SET status = 'pending'"
     ),
@@ -187,16 +222,17 @@ def test_a_late_copy_is_not_late_where_a_clock_was_wrong(world: World) -> None:
     skewed(world)
     told = world.check(as_program=True)
     assert not told["ok"] and world.check() == told
-    event = {
-        "what": "skew_clock",
-        "victim": "shops",
-        "how": "-25",
-        "since_wall": "2000-01-01T00:00:00+00:00",
-    }
-    (world.folder / "events.jsonl").write_text(
-        json.dumps({**event, "wall": "2999-01-01T00:00:00+00:00"}) + "\n"
-    )
+    (world.folder / "events.jsonl").write_text(event("shops"))
     assert world.check()["problems"] == []
+
+
+def test_a_source_that_is_not_fresh_is_no_problem_where_a_clock_was_wrong(world: World) -> None:
+    (world.folder / "events.jsonl").write_text(event("control"))
+    failed_check(world)
+    assert world.check()["problems"] == []
+    failed_check(world, "reads_counted")
+    [problem] = world.check()["problems"]
+    assert problem["rule"] == "data check failed" and "reads_counted" in str(problem)
 
 
 def test_it_imports_nothing_of_ours() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -99,11 +100,16 @@ def test_a_batch_that_takes_long_to_publish_stops_between_its_chunks_and_hands_t
     world.sql("control", "DELETE FROM pause")
     world.set("policy", "rate_limit", to=100_000)
     deadline = time.monotonic() + 120
-    while world.requests() != {"sent": 3_000}:  # on a busy machine a claim may run out of time
+    number = 1
+    while left := set(wanted) - {message_id for message_id, _ in world.copies()}:
         assert time.monotonic() < deadline, world.requests()
         with world.run() as run:
             run_once(world.settings, world.connections, run)
-    assert set(world.copies().values()) == {1} and len(world.copies()) == 3_000
+        if world.requests().keys() <= {"sent", "refused"}:
+            # On a busy machine a number runs out of time before it is published: the message is asked for again.
+            number += 1
+            world.ask(sorted(left), number=number)
+    assert set(Counter(message_id for message_id, _ in world.copies()).values()) == {1}
 
 
 @pytest.mark.parametrize(
