@@ -94,7 +94,7 @@ class Addresses(Connections):
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
     with (
         Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
     ):
         build_template(postgres)
         yield postgres, valkey

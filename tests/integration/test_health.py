@@ -42,7 +42,7 @@ TIMES = {
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
     with (
         Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
     ):
         build_template(postgres)
         yield postgres, valkey
@@ -67,9 +67,12 @@ class Watch:
 
     def later(self, seconds: float = 60.0) -> None:
         for database, tables in TIMES.items():
-            for table, columns in tables.items():
-                moved = ", ".join(f"{name} = {name} - %s * interval '1 second'" for name in columns)
-                self.world.rows(database, f"UPDATE {table} SET {moved}", *[seconds] * len(columns))
+            moved = [
+                f"UPDATE {table} SET "
+                + ", ".join(f"{name} = {name} - interval '{seconds} seconds'" for name in columns)
+                for table, columns in tables.items()
+            ]
+            self.world.rows(database, ";".join(moved))
 
     def flow(
         self,

@@ -29,7 +29,7 @@ LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with (
         Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
     ):
         build_template(postgres)
         with system(postgres, valkey) as running:

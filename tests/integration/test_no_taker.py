@@ -34,7 +34,7 @@ PAID = topics(billing={"tags": ["paid"]})
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with (
         Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
     ):
         build_template(postgres)
         with system(postgres, valkey, topics=PAID) as running:

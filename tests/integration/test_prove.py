@@ -32,7 +32,10 @@ HOUR = timedelta(hours=1)
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
     folder = tmp_path_factory.mktemp("prove")
-    with Postgres(folder / "pg") as postgres, Valkey(folder / "valkey") as valkey:
+    with (
+        Postgres(folder / "pg") as postgres,
+        Valkey(folder / "valkey", appendfsync="everysec") as valkey,
+    ):
         small.build_template(postgres)
         yield postgres, valkey
 

@@ -27,7 +27,7 @@ ODD = ["m-1", "", 'a "b", c', "line\nend", "back\\slash", "emoji-\U0001f69a", "\
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with (
         Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
     ):
         build_template(postgres)
         with system(postgres, valkey) as running:

@@ -240,7 +240,7 @@ def servers(
 ) -> Iterator[tuple[Postgres, Valkey, dict[str, str]]]:
     with (
         Postgres(tmp_path_factory.mktemp("postgres")) as server,
-        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
     ):
         urls = {"backstop_broker": valkey.url(), "backstop_leases": valkey.url(1)}
         for name, role in ROLES.items():

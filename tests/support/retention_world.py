@@ -19,7 +19,7 @@ _TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND table
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
     with (
         Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
+        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
     ):
         build_template(postgres)
         yield postgres, valkey

@@ -28,7 +28,10 @@ CLIENTS = {"0.1.0": str(HERE / "client_0.1.0.zip"), "today": str(HERE.parents[1]
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
     folder = tmp_path_factory.mktemp("clients")
-    with Postgres(folder / "pg") as postgres, Valkey(folder / "valkey") as valkey:
+    with (
+        Postgres(folder / "pg") as postgres,
+        Valkey(folder / "valkey", appendfsync="everysec") as valkey,
+    ):
         with RedisStreams(valkey.url()) as broker:
             broker.create_topic("orders", 2)
             broker.create_group("billing", "orders", "start")
