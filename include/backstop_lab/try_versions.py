@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -120,6 +121,7 @@ def start_tests(end: End, python: Path) -> subprocess.Popen[bytes]:
 
 def main() -> int:
     started = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     running: list[tuple[End, subprocess.Popen[bytes]]] = []
     try:
         for end in ENDS:
@@ -141,7 +143,7 @@ def main() -> int:
     finally:
         for _, process in running:
             if process.poll() is None:
-                process.terminate()
+                process.send_signal(signal.SIGINT)  # pytest then ends the servers of its fixtures
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(60)
 
