@@ -69,7 +69,7 @@ class Evidence:
     facts: dict[int, Facts] = field(default_factory=dict)
     verdicts: dict[Key, dict[str, str]] = field(default_factory=dict)
     """Of each message's groups, those that are known to be done, parked or dead-lettered: they decide the route."""
-    befores: Mapping[Key, Key] = field(default_factory=dict)
+    befores: dict[Key, Key] = field(default_factory=dict)
     """The first open message before this one in its ordering key."""
 
 
@@ -117,7 +117,7 @@ def gather_evidence(
         given_up=given_up,
     )
     dead = {(t, i, g) for t, i, g, *_ in open_letters}
-    evidence = Evidence(as_of, befores=stores.earlier)
+    evidence = Evidence(as_of, befores=dict(stores.earlier))
     for key, groups in stores.owed.items():
         evidence.verdicts[key] = _verdicts(key, groups, stores.logs, dead)
     for letter in letters:
