@@ -25,7 +25,7 @@ PYTEST = $(WITH_JAVA) $(PY) -m pytest
 JOBS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help mariadb browser activemq rocketmq setup bench demo chaos soak test test-unit test-brokers test-faults test-all collected \
+.PHONY: help mariadb browser activemq rocketmq setup bench demo chaos soak test test-unit test-brokers test-faults test-versions test-all collected \
   up down traffic status shell ui materials scan lint types lint-and-types env pin-images
 
 help: ## this list
@@ -70,6 +70,9 @@ test-brokers: setup activemq rocketmq ## what `make test` leaves out: RocketMQ b
 
 test-faults: setup ## that each fault of `make chaos` matters: without its protection the system is found broken
 	@$(PYTEST) -n $(JOBS) tests/chaos/test_each_fault_matters.py $(ARGS)
+
+test-versions: setup ## both ends of the declared versions: the oldest on Python 3.11, the newest on Python 3.13 (two environments below build/)
+	@$(PY) -m backstop_lab.try_versions
 
 test-all: setup mariadb browser activemq rocketmq ## everything, the long tests too (seeds, soaks)
 	@$(MAKE) -j 2 --no-print-directory lint-and-types collected

@@ -64,7 +64,9 @@ def run(
             # The refs are resolved here, so that executors elsewhere need neither file nor environment.
             carried = connections.carrying(settings.connection_refs())
             numbers = spark.range(0, len(ranges), 1, len(ranges))
-            letters = numbers.mapInArrow(_scan_letters(settings, carried, run, ranges), LETTERS)
+            letters = numbers.mapInArrow(
+                _scan_dead_letters(settings, carried, run, ranges), LETTERS
+            )
             classified = letters.groupBy(_bucket(len(ranges))).applyInArrow(
                 _classify(settings, carried, run, stage), REPORT
             )
@@ -82,10 +84,10 @@ def _bucket(buckets: int) -> Column:
     return f.pmod(f.hash("topic", known), f.lit(buckets))
 
 
-def _scan_letters(
+def _scan_dead_letters(
     settings: Settings, connections: Connections, run: Run, ranges: Sequence[tuple[int, int]]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def scan_letters(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def scan_dead_letters(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
         kinds = [pa.int64(), *[pa.string()] * 6]
@@ -102,7 +104,7 @@ def _scan_letters(
                         ]
                         yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    return scan_letters
+    return scan_dead_letters
 
 
 def _classify(

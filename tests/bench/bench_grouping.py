@@ -17,7 +17,7 @@ from backstop.config.load import from_mapping
 from backstop.control.connection import connect
 from backstop.runs.run import close_run, open_run
 from backstop.schema.revisions import whole
-from backstop.triage.causes.classify import classify_letters
+from backstop.triage.causes.classify import classify_dead_letters
 from backstop.triage.causes.group_texts import group_texts
 from backstop.triage.causes.promote_causes import promote_causes
 from backstop_lab.servers.postgres import Postgres
@@ -89,7 +89,7 @@ def rate(full: bool) -> list[Row]:
                 run = open_run(control, "triage", "*", settings)
                 began = time.perf_counter()
                 if way == "process":
-                    counts = classify_letters(control, settings, connections, run)
+                    counts = classify_dead_letters(control, settings, connections, run)
                 else:
                     counts = classify_on_spark(spark, settings, connections, run)
                 classified[way].append(time.perf_counter() - began)

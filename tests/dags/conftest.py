@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from contextlib import ExitStack
 from typing import Any
@@ -37,3 +38,4 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def pytest_sessionfinish() -> None:
     _people.close()
+    shutil.rmtree(os.environ["AIRFLOW_HOME"], ignore_errors=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backstop.audit import look_at_consumers as subject
+from backstop.audit import audit_consumers as subject
 from backstop.audit.day import day_of
 from backstop.audit.invariants import INVARIANTS, LATE
 from backstop.audit.run_once import run_duty
@@ -516,9 +516,7 @@ def test_of_a_day_with_too_many_confirmed_stubs_each_hour_has_a_share_and_the_cu
     day = day_of(world.settings, midnight + timedelta(days=1, hours=1))
     [look] = [
         one
-        for one in subject.look_at_consumers(
-            world.settings, world.connections, world.control(), day
-        )
+        for one in subject.audit_consumers(world.settings, world.connections, world.control(), day)
         if one.place == "shard shop_a"
     ]
     assert "orders/late/billing" in {breach.subject for breach in look.breaches}

@@ -21,7 +21,7 @@ from backstop.model.errors import AuditFailed, RunLost
 from backstop.model.records import Counts
 from backstop.runs.run import Run
 from backstop.triage.causes import classify as classify_module
-from backstop.triage.causes.classify import classify_letters
+from backstop.triage.causes.classify import classify_dead_letters
 from backstop.triage.causes.promote_causes import promote_causes
 from backstop.triage.causes.try_rules import try_rules
 from letter_world import (
@@ -302,8 +302,8 @@ def test_hostile_texts_are_classified_and_pass_the_audit(world: World, tmp_path:
 def test_a_retried_classify_stages_anew_and_promotes_once(world: World, tmp_path: Path) -> None:
     letters = [letter(world, f"m{number}", error=KEY_ERROR) for number in range(5)]
     with triage(world) as (control, run):
-        classify_letters(control, world.settings, world.connections, run, limit=3)
-        classify_letters(control, world.settings, world.connections, run)
+        classify_dead_letters(control, world.settings, world.connections, run, limit=3)
+        classify_dead_letters(control, world.settings, world.connections, run)
         run_suite("causes", world.urls["backstop_control"], run.run_id, None, tmp_path)
         promote_causes(control, run)
         promote_causes(control, run)
@@ -316,7 +316,7 @@ def test_a_letter_that_was_decided_before_the_promotion_keeps_what_it_was(world:
     letter(world, "a", error=KEY_ERROR)
     letter(world, "b", error=KEY_ERROR)
     with triage(world) as (control, run):
-        classify_letters(control, world.settings, world.connections, run)
+        classify_dead_letters(control, world.settings, world.connections, run)
         world.sql(
             "control",
             """UPDATE dead_letter SET state = 'discarded', proof = '{}', decided_by = 'ada', closed_at = now()
@@ -339,7 +339,7 @@ def test_two_promotions_at_once_count_every_letter_once(
     with world.run(duty="triage") as one, world.run(TOPIC, duty="triage") as two:
         controls = [connect(world.settings, world.connections) for _ in range(2)]
         for control, run in zip(controls, (one, two), strict=True):
-            classify_letters(control, world.settings, world.connections, run)
+            classify_dead_letters(control, world.settings, world.connections, run)
         failed: list[BaseException] = []
 
         def promote(control: Any, run: Run) -> None:
@@ -386,7 +386,7 @@ def test_a_promotion_killed_between_batches_is_finished_by_the_next_one(world: W
     for number in range(35):
         letter(world, f"m{number:02}", error=KEY_ERROR)
     with triage(world) as (control, run):
-        classify_letters(control, world.settings, world.connections, run)
+        classify_dead_letters(control, world.settings, world.connections, run)
         died = subprocess.run(
             [
                 sys.executable,
@@ -411,12 +411,12 @@ def test_a_promotion_killed_between_batches_is_finished_by_the_next_one(world: W
 def test_a_run_that_was_taken_over_stages_and_promotes_nothing_more(world: World) -> None:
     letter(world, "a", error=KEY_ERROR)
     with triage(world) as (control, run):
-        classify_letters(control, world.settings, world.connections, run)
+        classify_dead_letters(control, world.settings, world.connections, run)
         world.sql("control", "UPDATE duty_lease SET token = gen_random_uuid()")
         with pytest.raises(RunLost):
             promote_causes(control, run)
         with pytest.raises(RunLost):
-            classify_letters(control, world.settings, world.connections, run)
+            classify_dead_letters(control, world.settings, world.connections, run)
     assert categories(world) == {"a": None}
 
 
@@ -456,7 +456,7 @@ def test_the_audit_stops_what_does_not_hold(
     letter(world, "a", error=KEY_ERROR)
     letter(world, "b", error=KEY_ERROR)
     with triage(world) as (control, run):
-        classify_letters(control, world.settings, world.connections, run)
+        classify_dead_letters(control, world.settings, world.connections, run)
         world.sql("control", breach)
         with pytest.raises(AuditFailed):
             run_suite("causes", world.urls["backstop_control"], run.run_id, None, tmp_path)

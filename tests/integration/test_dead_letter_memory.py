@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from backstop.brokers.protocol import DeadLetterRef
-from backstop.evidence.evidence import GroupLook, Looks
-from backstop.evidence.read import look_after_logs
+from backstop.evidence.evidence import GroupProgress, Readings
+from backstop.evidence.read import read_after_logs
 from backstop.evidence.seen_dead_letters import SeenDeadLetters
 from control_world import World, servers, world  # noqa: F401
 from triage_world import letter
@@ -30,9 +30,11 @@ def stream(group: str, *, since: Any) -> Iterator[DeadLetterRef]:
         yield DeadLetterRef(group, topic, f"order-{n:09}", str(n), NOW, ("dead", str(n)))
 
 
-def looked(world: World, ids: list[str] | None) -> tuple[Looks, float]:
+def looked(world: World, ids: list[str] | None) -> tuple[Readings, float]:
     """What a look saw, and how many MB it held at its peak."""
-    looks = Looks(NOW, groups={("orders", "billing"): GroupLook("orders", "billing", "embedded")})
+    looks = Readings(
+        NOW, groups={("orders", "billing"): GroupProgress("orders", "billing", "embedded")}
+    )
     sources: Any = SimpleNamespace(
         settings=world.settings,
         logs_of=lambda _: SimpleNamespace(floor=lambda *_: NOW),
@@ -43,7 +45,7 @@ def looked(world: World, ids: list[str] | None) -> tuple[Looks, float]:
     tracemalloc.start()
     arrow = pa.total_allocated_bytes()
     with world.conn, world.conn.cursor() as cursor:
-        look_after_logs(looks, sources, cursor, ids)
+        read_after_logs(looks, sources, cursor, ids)
         _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return looks, (peak + pa.total_allocated_bytes() - arrow) / 1e6

@@ -22,7 +22,7 @@ import redis
 from backstop.brokers.protocol import DeadLetterRef
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.evidence.judge_by_key import Judge
-from backstop.evidence.read import look_at_groups
+from backstop.evidence.read import read_groups
 from backstop.evidence.recover_attempts import recover_attempts
 from backstop.evidence.sources import Sources
 from backstop.model.errors import PromotionFailed, Unavailable
@@ -367,7 +367,7 @@ def test_an_offset_that_a_log_only_claims_moves_its_group_past_nothing(
         conn = world.control()
         run = open_run(conn, "reconcile", "*", world.settings)
         with Sources(world.settings, world.connections) as sources, conn, conn.cursor() as cursor:
-            record_looks(cursor, run, look_at_groups(sources, cursor, run.as_of, {"orders"}))
+            record_looks(cursor, run, read_groups(sources, cursor, run.as_of, {"orders"}))
             # As if the settle grace had gone by since.
             cursor.execute("UPDATE progress_history SET recorded_at = recorded_at - interval '1 h'")
         close_run(conn, run, "done", Counts())
@@ -613,7 +613,7 @@ def test_the_first_life_of_a_queue_is_accepted_only_where_no_open_copy_has_anoth
     def accepted() -> dict[int, bool]:
         conn = world.control()
         with Sources(world.settings, world.connections) as sources, conn, conn.cursor() as cursor:
-            looks = look_at_groups(sources, cursor, datetime.now(UTC), {"orders"})
+            looks = read_groups(sources, cursor, datetime.now(UTC), {"orders"})
         conn.close()
         return {number: queue.accepted for number, queue in looks.queues["orders"].items()}
 
@@ -694,9 +694,7 @@ def test_what_a_broker_cannot_mean_is_unknown_of_its_group_or_topic_alone(
     conn = world.control()
     run = open_run(conn, "reconcile", "*", world.settings)
     with Sources(world.settings, world.connections) as sources, conn, conn.cursor() as cursor:
-        record_looks(
-            cursor, run, look_at_groups(sources, cursor, run.as_of, {"orders", "payments"})
-        )
+        record_looks(cursor, run, read_groups(sources, cursor, run.as_of, {"orders", "payments"}))
         assert any("cannot be" in why for why in sources.unreachable.values())
     close_run(conn, run, "done", Counts())
     recorded = "SELECT DISTINCT topic, consumer_group FROM progress"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
-from backstop.evidence.evidence import DelayLook, GroupLook, Looks
+from backstop.evidence.evidence import DelayReading, GroupProgress, Readings
 from backstop.evidence.judge_by_key import Judge
-from backstop.evidence.read import look_at_groups
+from backstop.evidence.read import read_groups
 from backstop.evidence.sources import Sources
 from backstop.model.records import Counts, Key, Message
 from backstop.reconcile.record import record_looks
@@ -72,12 +72,12 @@ def verdict(world: System, key: Key) -> tuple[str, bool]:
     return found
 
 
-def look(world: System) -> Looks:
+def look(world: System) -> Readings:
     """What a run of reconcile sees of the topic, recorded."""
     conn = world.control()
     run = open_run(conn, "reconcile", "*", world.settings)
     with Sources(world.settings, world.connections) as sources, conn, conn.cursor() as cursor:
-        looks = look_at_groups(sources, cursor, run.as_of, {"orders"})
+        looks = read_groups(sources, cursor, run.as_of, {"orders"})
         record_looks(cursor, run, looks)
     close_run(conn, run, "done", Counts())
     conn.close()
@@ -141,9 +141,9 @@ def test_of_each_due_instant_the_first_look_that_found_nothing_left_counts(
     def at(seconds: int) -> datetime:
         return LONG_AGO + timedelta(seconds=seconds)
 
-    seen = Looks(at(0))
-    seen.groups["orders", "billing"] = GroupLook("orders", "billing", "main")
-    seen.delays["orders"] = [DelayLook(at(one), at(until)) for one, until in looks]
+    seen = Readings(at(0))
+    seen.groups["orders", "billing"] = GroupProgress("orders", "billing", "main")
+    seen.delays["orders"] = [DelayReading(at(one), at(until)) for one, until in looks]
     found = [
         tuple(row[n] for n in ("due_after", "due_until", "seen_at")) for row in seen.delay_rows()
     ]

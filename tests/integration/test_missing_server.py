@@ -12,7 +12,7 @@ from backstop.brokers.redis_streams import RedisStreams
 from backstop.cases.open import open_case
 from backstop.decisions.decide import decide
 from backstop.evidence.judge_by_key import Judge
-from backstop.evidence.read import look_at_groups
+from backstop.evidence.read import read_groups
 from backstop.evidence.sources import Sources
 from backstop.model.errors import BrokerUnavailable
 from backstop.model.records import Key
@@ -66,7 +66,7 @@ def look(world: System) -> None:
     run = open_run(conn, "reconcile", "*", world.settings)
     with closing(conn), Sources(world.settings, world.connections) as sources:
         with conn, conn.cursor() as cursor:
-            record_looks(cursor, run, look_at_groups(sources, cursor, run.as_of, ["orders"]))
+            record_looks(cursor, run, read_groups(sources, cursor, run.as_of, ["orders"]))
         close_run(conn, run, "done", {})
 
 
@@ -132,7 +132,7 @@ def test_servers_that_a_broker_of_another_kind_had_under_the_same_name_are_not_w
             sources.broker("embedded")  # opened as what it is
             sources.settings = was
             with conn, conn.cursor() as cursor:
-                record_looks(cursor, run, look_at_groups(sources, cursor, run.as_of, ["orders"]))
+                record_looks(cursor, run, read_groups(sources, cursor, run.as_of, ["orders"]))
             close_run(conn, run, "done", {})
     assert world.rows("control", "SELECT kind, server FROM broker_server") == [
         ("rocketmq", "broker-a")

@@ -483,9 +483,9 @@ NOBODY_KNOWS = dict.fromkeys(
 )
 PASSES = {
     "stubs": (judging, "read_due"),
-    "look": (gather, "look_at_groups"),
+    "look": (gather, "read_groups"),
     "logs": (gather, "look_up"),
-    "floors": (gather, "look_after_logs"),
+    "floors": (gather, "read_after_logs"),
     "rule": (judging, "judge_and_stage"),
 }
 """What each pass of a judgement begins with."""

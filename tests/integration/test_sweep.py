@@ -652,9 +652,11 @@ def what_is_left(world: World) -> Any:
         if (text := server.get(name))
     }
     indexes = {
-        name for group in (GROUP, "mailer") for key in RedisKeys(group).expiry
+        name
+        for group in (GROUP, "mailer")
+        for key in RedisKeys(group).expiry
         for name in server.zrange(key, 0, -1)
-    }  # fmt: skip
+    }
     return states(world), records, indexes
 
 

@@ -398,6 +398,28 @@ def test_a_store_that_is_away_decides_nothing_for_its_group_and_holds_up_nobody_
     assert (letters(world)["a"]["decision"], letters(world)["b"]["state"]) == ("wait", "replaying")
 
 
+def test_logs_of_one_group_that_fail_in_an_unforeseen_way_hold_up_no_other_group_of_their_store(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backstop.stores.postgresql.logs import PostgresLogs
+
+    world.stub("p", topic="payments", sends=1)
+    letter(world, "p", "transient", "audit", "payments")
+    dead(world, "m")
+    whole = PostgresLogs.logs
+
+    def broken(self: Any, group: str, keys: Any) -> Any:
+        if group == "audit":
+            raise RuntimeError("a row that nobody foresaw")
+        return whole(self, group, keys)
+
+    monkeypatch.setattr(PostgresLogs, "logs", broken)
+    with pytest.raises(Unavailable, match="store billing_db"):
+        triage(world)
+    found = letters(world)
+    assert (found["p"]["decision"], found["m"]["state"]) == ("wait", "replaying")
+
+
 def in_order(world: World) -> None:
     world.run(
         "producer_a",

@@ -24,14 +24,14 @@ from backstop.model.records import Attempt, Key, Outcome, RequestState, Stub
 from backstop.requests.ask import Ask, ask
 from backstop.requests.policy import Decision, Send
 from backstop.resend import recover
-from backstop.resend.claim import Claimed, Lot, Request, Worker, claim_requests, take_numbers
+from backstop.resend.claim import Claimed, Request, TopicShard, Worker, claim_requests, take_numbers
 from backstop.resend.run_once import now, open_worker
 from backstop.resend.settle import End, end_requests, settle_attempts
 from backstop.runs.run import hold
 from backstop.sql.named import load
 from resend_world import TOPIC, World, servers, world  # noqa: F401
 
-LOT = Lot(TOPIC, "shop_a")
+LOT = TopicShard(TOPIC, "shop_a")
 ASKS, MAX_SENDS = 2, 2
 ALL = Send(None, "topic")
 DONE = ("idle", None, (), 0, "")

@@ -13,7 +13,7 @@ from backstop.checks.run import run_suite
 from backstop.control.connection import connect
 from backstop.model.records import Counts
 from backstop.runs.run import Run
-from backstop.triage.causes.classify import classify_letters
+from backstop.triage.causes.classify import classify_dead_letters
 from backstop.triage.causes.promote_causes import promote_causes
 from resend_world import TOPIC, World
 
@@ -96,7 +96,7 @@ def triage(world: World, *topics: str) -> Iterator[tuple[Any, Run]]:
 
 def classify(world: World, *topics: str, audit: Path | None = None) -> Counts:
     with triage(world, *topics) as (control, run):
-        counts = classify_letters(control, world.settings, world.connections, run)
+        counts = classify_dead_letters(control, world.settings, world.connections, run)
         if audit is not None:
             run_suite("causes", world.urls["backstop_control"], run.run_id, None, audit)
         return counts + promote_causes(control, run)

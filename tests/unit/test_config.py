@@ -514,3 +514,9 @@ def test_a_publish_may_not_take_longer_than_the_rule_counts_on() -> None:
     (line,) = refused(changed(("brokers/main/options", {"send_timeout": 3600})))
     assert line.startswith("brokers.main.options.send_timeout: 1h; allowed: <= max_send_duration")
     from_mapping(changed(("brokers/main/options", {"send_timeout": 30})))
+
+
+def test_alerts_are_watched_wherever_they_go_to_a_channel() -> None:
+    posted = from_mapping(changed(("notify/url", "env:HOOK")))
+    assert "deliver_alerts" in posted.watched_duties()
+    assert "deliver_alerts" not in from_mapping(SMALLEST).watched_duties()

@@ -10,7 +10,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from backstop.model.records import LetterState, LogState, RequestState, State, StubStatus, Verdict
+from backstop.model.records import (
+    DeadLetterState,
+    LogState,
+    RequestState,
+    State,
+    StubStatus,
+    Verdict,
+)
 from backstop.schema.revisions import whole
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,7 +107,7 @@ def checked(role: str, table: str, column: str) -> set[str]:
         ("Stub", "producer", "message_stub", "status", StubStatus),
         ("Lease", "consumer", "consumer_log", "state", LogState),
         ("Request", "control", "resend_request", "state", RequestState),
-        ("Dead letter", "control", "dead_letter", "state", LetterState),
+        ("Dead letter", "control", "dead_letter", "state", DeadLetterState),
         ("Case", "control", "case_file", "state", None),
     ],
 )

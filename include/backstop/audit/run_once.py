@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any
 
+from backstop.audit.audit_consumers import audit_consumers
+from backstop.audit.audit_control import audit_control
+from backstop.audit.audit_producers import audit_producers
 from backstop.audit.day import Day, day_of
-from backstop.audit.look_at_consumers import look_at_consumers
-from backstop.audit.look_at_control import look_at_control
-from backstop.audit.look_at_producers import look_at_producers
 from backstop.audit.record import Look, record
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
@@ -29,14 +29,14 @@ from backstop.sql.named import load
 _SQL = load("backstop.audit", "queries.sql")
 
 
-def look_everywhere(
+def audit_everywhere(
     settings: Settings, connections: Connections, control: Any, run: Run, day: Day
 ) -> Counts:
     """Every invariant at every place, recorded part by part; what did not answer is recorded as not read."""
     parts: Sequence[Callable[[], Sequence[Look]]] = (
-        lambda: look_at_control(settings, control, day),
-        lambda: look_at_producers(settings, connections, control, day),
-        lambda: look_at_consumers(settings, connections, control, day),
+        lambda: audit_control(settings, control, day),
+        lambda: audit_producers(settings, connections, control, day),
+        lambda: audit_consumers(settings, connections, control, day),
     )
     counts = Counts()
     for part in parts:
@@ -80,7 +80,7 @@ class AuditInput:
 def look(work: Work[AuditInput]) -> None:
     """Every invariant at every place; each part records what it found."""
     day = day_of(work.settings, work.run.as_of, work.input.day)
-    work.counts += look_everywhere(*work.parts, day)
+    work.counts += audit_everywhere(*work.parts, day)
     if newest := see_decisions(work.control, work.run):
         work.input.tell(newest)
     require_complete(work.control, work.run)

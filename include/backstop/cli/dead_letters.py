@@ -10,7 +10,7 @@ import typer
 from backstop.cli import causes, context, out
 from backstop.cli.usage_errors import LARGEST, explain_nothing, require_known, usage_error
 from backstop.config.instant import read_instant
-from backstop.model.records import Category, LetterState
+from backstop.model.records import Category, DeadLetterState
 
 if TYPE_CHECKING:
     from backstop.reports.letters import LetterFilter
@@ -261,7 +261,7 @@ def _wanted(
 ) -> LetterFilter:
     from backstop.reports.letters import UNDECIDED, LetterFilter
 
-    require_known("--state", states or [], LetterState)
+    require_known("--state", states or [], DeadLetterState)
     require_known("--category", [category] if category else [], Category)
     wanted = None if every else states or UNDECIDED
     return LetterFilter(

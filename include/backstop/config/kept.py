@@ -63,14 +63,14 @@ def control_kept(settings: Settings) -> timedelta:
     return max(_or_stubs(policy.control_retention, policy) for policy in _all(settings))
 
 
-def letters_kept(settings: Settings) -> dict[str, timedelta]:
+def dead_letters_kept(settings: Settings) -> dict[str, timedelta]:
     """By topic, how long decided dead letters are kept; '' stands for letters of no configured topic."""
     return _by_topic(settings, "dead_letter_retention")
 
 
 def contents_kept(settings: Settings) -> dict[str, timedelta]:
     """By topic, how long the content of what is over is kept, where that is less than the letter itself."""
-    letters = letters_kept(settings)
+    letters = dead_letters_kept(settings)
     return {
         topic: kept
         for topic, kept in _by_topic(settings, "content_retention").items()
@@ -80,13 +80,13 @@ def contents_kept(settings: Settings) -> dict[str, timedelta]:
 
 def _by_topic(settings: Settings, name: str) -> dict[str, timedelta]:
     kept = {
-        topic: max(_or_letters(policy, name) for policy in _policies(settings, topic))
+        topic: max(_or_dead_letters(policy, name) for policy in _policies(settings, topic))
         for topic in settings.topics
     }
-    return {**kept, "": max(_or_letters(policy, name) for policy in _all(settings))}
+    return {**kept, "": max(_or_dead_letters(policy, name) for policy in _all(settings))}
 
 
-def _or_letters(policy: Policy, name: str) -> timedelta:
+def _or_dead_letters(policy: Policy, name: str) -> timedelta:
     """The setting, else what stands in for it: the letters' time for contents, the stubs' for letters."""
     letters = _or_stubs(policy.dead_letter_retention, policy)
     if name == "dead_letter_retention":

@@ -242,7 +242,7 @@ class NotifySettings(_Frozen):
     url: ConnectionRef
 
 
-_ALERTS_TOLD = timedelta(minutes=15)
+_ALERTS_DELIVERED = timedelta(minutes=15)
 
 
 class WatchSettings(_Frozen):
@@ -448,8 +448,8 @@ class Settings(_Frozen):
         }
 
     def watched_duties(self) -> dict[str, timedelta]:
-        """How long ago each watched duty may have succeeded; with channels, alerts are among them whether written or not."""
-        implied = {"deliver_alerts": _ALERTS_TOLD} if self.alerts.channels else {}
+        """How long ago each watched duty may have succeeded; with channels, `notify.url` among them, so are alerts, written or not."""
+        implied = {"deliver_alerts": _ALERTS_DELIVERED} if self.channels() else {}
         return {**implied, **self.watch.allowed_age}
 
     def groups_of(self, topic: str) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from backstop.sweep.count_ended import any_ended, any_foreign_ended, any_guard_e
 from backstop.sweep.foreign.open import open_foreign
 from backstop.sweep.tell_people import any_failing
 from backstop.triage.causes.classify import rules_of
-from backstop.triage.count_due import any_letter, any_stored
+from backstop.triage.count_due import any_dead_letter, any_stored
 from backstop.triage.drain.drain import groups_of
 from backstop.triage.drain.guard_reader import guard_reader
 from backstop.watch.due_trigger import note_looked
@@ -187,7 +187,7 @@ def probes_of(settings: Settings, connections: Connections) -> Iterator[Probe]:
     def broker(name: str, groups: list[str]) -> Callable[[ExitStack], Callable[[datetime], Apart]]:
         def opened(stack: ExitStack) -> Callable[[datetime], Apart]:
             its = stack.enter_context(guard_reader(open_broker, settings, connections, name))
-            return lambda _: {"triage": MINUTE} if any_letter(its, groups) else {}
+            return lambda _: {"triage": MINUTE} if any_dead_letter(its, groups) else {}
 
         return opened
 

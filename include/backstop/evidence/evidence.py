@@ -23,7 +23,7 @@ _PACK = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class QueueLook:
+class QueueReading:
     """One queue as seen now, beside what the run before saw."""
 
     state: QueueState
@@ -33,7 +33,7 @@ class QueueLook:
     previous_read_at: datetime | None
 
 
-class DelayLook(NamedTuple):
+class DelayReading(NamedTuple):
     """Whatever was due before `delivered_until` had come to the topic's queues by `recorded_at`."""
 
     recorded_at: datetime
@@ -41,7 +41,7 @@ class DelayLook(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLook:
+class GroupProgress:
     """How far one group is in one topic; `problems` say what could not be read."""
 
     topic: str
@@ -100,27 +100,27 @@ class DeadLetters:
 
 
 @dataclass(slots=True)
-class Looks:
+class Readings:
     """All that one run, or one judgement by key, saw besides stubs and logs."""
 
     as_of: datetime
     to_judge: bool = True
-    queues: dict[str, dict[int, QueueLook]] = field(default_factory=dict)
-    gone: dict[str, dict[int, QueueLook]] = field(default_factory=dict)
+    queues: dict[str, dict[int, QueueReading]] = field(default_factory=dict)
+    gone: dict[str, dict[int, QueueReading]] = field(default_factory=dict)
     """By topic: queues of earlier looks that the broker does not name any more, as a life that a person must accept."""
-    delays: dict[str, list[DelayLook] | None] = field(default_factory=dict)
+    delays: dict[str, list[DelayReading] | None] = field(default_factory=dict)
     """By topic: how far earlier looks found its delay storage emptied; null: the broker keeps nothing back."""
-    delivered: dict[str, DelayLook] = field(default_factory=dict)
+    delivered: dict[str, DelayReading] = field(default_factory=dict)
     """By topic: what this look found, to be remembered."""
     servers: dict[tuple[str, str, str], frozenset[str]] = field(default_factory=dict)
     """(broker, its kind, topic) -> the servers that this look found, to be remembered."""
-    groups: dict[tuple[str, str], GroupLook] = field(default_factory=dict)
+    groups: dict[tuple[str, str], GroupProgress] = field(default_factory=dict)
     shards: dict[str, tuple[bool, bool]] = field(default_factory=dict)
     """shard -> (clock is good, attempts were read)"""
     dead: DeadLetters = field(default_factory=lambda: DeadLetters(()))
     unread: set[tuple[str, str, str]] = field(default_factory=set)
     """(topic, group, how `sources.unreachable` names it), where a broker answers, but not about this group"""
-    others: list[Looks] = field(default_factory=list)
+    others: list[Readings] = field(default_factory=list)
     """The same at each other configured broker that copies went to."""
     removed: set[tuple[str, str]] = field(default_factory=set)
     """(topic, broker) of copies whose broker is not configured any more, or is drained."""
@@ -150,17 +150,17 @@ class Looks:
         there is judged by time."""
         rows: list[Row] = [row for other in self.others for row in other.delay_rows()]
         brokers = {look.topic: look.broker for look in self.groups.values()}
-        for topic, looks in self.delays.items():
-            rows += _delay_rows(topic, brokers[topic], looks)
+        for topic, readings in self.delays.items():
+            rows += _delay_rows(topic, brokers[topic], readings)
         for topic, broker in self.removed:
             rows += _delay_rows(topic, broker, None)
         return rows
 
-    def lives(self, topic: str) -> dict[int, QueueLook]:
+    def lives(self, topic: str) -> dict[int, QueueReading]:
         """The topic's queues, and those that are gone."""
         return self.queues.get(topic, {}) | self.gone.get(topic, {})
 
-    def passed_until(self, look: GroupLook) -> datetime | None:
+    def passed_until(self, look: GroupProgress) -> datetime | None:
         """The settled instant over every queue of the topic; null when one queue is not known, or is gone and not accepted."""
         queues = self.queues.get(look.topic)
         if queues is None or set(look.settled) != set(queues):
@@ -236,10 +236,10 @@ class Looks:
         return rows
 
 
-def _delay_rows(topic: str, broker: str, looks: Sequence[DelayLook] | None) -> list[Row]:
+def _delay_rows(topic: str, broker: str, readings: Sequence[DelayReading] | None) -> list[Row]:
     """One row for each interval of due instants, with the first look that found nothing of it left."""
-    looks = [DelayLook(EARLIEST, LATEST)] if looks is None else looks
-    by_due = sorted(looks, key=lambda look: look.delivered_until)
+    readings = [DelayReading(EARLIEST, LATEST)] if readings is None else readings
+    by_due = sorted(readings, key=lambda look: look.delivered_until)
     first_seen = list(accumulate((look.recorded_at for look in reversed(by_due)), min))[::-1]
     after: int | None = None
     rows: list[Row] = []

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.evidence.read import look_after_logs, look_at_groups, look_at_shards
+from backstop.evidence.read import read_after_logs, read_groups, read_shard_clocks
 from backstop.evidence.read_logs import read_logs
 from backstop.evidence.read_owing import read_owing
 from backstop.evidence.sources import Sources
@@ -83,7 +83,7 @@ class Promise:
 class Judgement:
     """What a look by key found. The tables are Arrow's, by the relations of `frames`; everything else is read from them.
 
-    `unreachable` says what did not answer: what it would have told is unknown, and the verdicts say so.
+    `unreachable` says what did not answer: what it would have shown is unknown, and the verdicts say so.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Judgement:
         return [_judged(row) for row in self.judged_table.to_pylist()]
 
     @cached_property
-    def told(self) -> dict[tuple[str, str], tuple[DeliveryVerdict, ...]]:
+    def verdicts(self) -> dict[tuple[str, str], tuple[DeliveryVerdict, ...]]:
         """The verdicts of each message's deliveries, by key, without what they rest on: the quick way through a batch."""
         names = (
             "topic",
@@ -125,7 +125,7 @@ class Judgement:
             "next_look_at",
         )
         columns = (self.judged_table.column(name).to_pylist() for name in names)
-        # Most deliveries of a batch are told the same: one record for each thing told.
+        # Most deliveries of a batch have the same verdict: one record for each that differs.
         same: dict[tuple[Any, ...], DeliveryVerdict] = {}
         by_key: dict[tuple[str, str], tuple[DeliveryVerdict, ...]] = {}
         for topic, message_id, *what in zip(*columns, strict=True):
@@ -140,13 +140,15 @@ class Judgement:
 
     @cached_property
     def numbered(self) -> tuple[pa.Table, list[DeliveryVerdict]]:
-        """(topic, message_id and `told` of each delivery; what each number of `told` means): thousands of deliveries are told few
-        different things, and columns are quicker than records."""
+        """(topic, message_id and `verdict_number` of each delivery; what each number means): thousands of deliveries have few
+        different verdicts, and columns are quicker than records."""
         names = ("consumer_group", "verdict", "reason", "eligible", "next_look_at")
         numbers = _number_rows([self.judged_table.column(name) for name in names])
         places = [pc.index(numbers, number).as_py() for number in range(len(pc.unique(numbers)))]
         firsts = self.judged_table.select(names).take(pa.array(places, pa.int64()))
-        return self.judged_table.select(["topic", "message_id"]).append_column("told", numbers), [
+        return self.judged_table.select(["topic", "message_id"]).append_column(
+            "verdict_number", numbers
+        ), [
             DeliveryVerdict(group, Verdict(verdict), reason, eligible, instant(next_look_at))
             for group, verdict, reason, eligible, next_look_at in map(
                 dict.values, firsts.to_pylist()
@@ -242,15 +244,15 @@ class Judge:
             stubs, attempts, shards, without_attempts = self._read_stubs(keys)
             once = _first_of_each(stubs)
             topics = set(once.column("topic").to_pylist())
-            looks = look_at_groups(self.sources, cursor, as_of, topics, _went_to(once, attempts))
-            look_at_shards(looks, self.sources, cursor, shards, without_attempts)
+            readings = read_groups(self.sources, cursor, as_of, topics, _went_to(once, attempts))
+            read_shard_clocks(readings, self.sources, cursor, shards, without_attempts)
             owing = read_owing(cursor, self.settings, topics)
             owed = self.engine.run("deliveries", {**owing, "stub": once})
             logs, answered = read_logs(self.sources, owed, set())
             delivery = self.engine.run(
                 "delivery", {"owed": owed, "found_log": logs, "answered": answered}
             )
-            look_after_logs(looks, self.sources, cursor, once.column("message_id").to_pylist())
+            read_after_logs(readings, self.sources, cursor, once.column("message_id").to_pylist())
             names = {"topics": "topic", "ids": "message_id"}
             cursor.execute(
                 _SQL["decisions"],
@@ -268,12 +270,12 @@ class Judge:
                 "delivery": delivery,
                 "attempt": attempts,
                 "policy": owing["policy"],
-                "group_state": table(frames.GROUP_STATE, looks.group_state_rows()),
-                "shard_state": table(frames.SHARD_STATE, looks.shard_state_rows()),
-                "progress": table(frames.PROGRESS, looks.progress_rows()),
-                "waiting": table(frames.WAITING, looks.waiting_rows()),
-                "delay_look": table(frames.DELAY_LOOK, looks.delay_rows()),
-                "dead_letter": looks.dead.table(),
+                "group_state": table(frames.GROUP_STATE, readings.group_state_rows()),
+                "shard_state": table(frames.SHARD_STATE, readings.shard_state_rows()),
+                "progress": table(frames.PROGRESS, readings.progress_rows()),
+                "waiting": table(frames.WAITING, readings.waiting_rows()),
+                "delay_look": table(frames.DELAY_LOOK, readings.delay_rows()),
+                "dead_letter": readings.dead.table(),
                 "decision": table(frames.DECISION, decisions),
             },
         )
@@ -297,8 +299,8 @@ class Judge:
                 strict=True,
             )
         )
-        needed = {subject for topic, group, subject in looks.unread if (topic, group) in owed_by}
-        for _, _, subject in looks.unread:
+        needed = {subject for topic, group, subject in readings.unread if (topic, group) in owed_by}
+        for _, _, subject in readings.unread:
             if subject not in needed:
                 self.sources.unreachable.pop(
                     subject, None

@@ -53,14 +53,14 @@ SELECT topic, message_id, consumer_group
 FROM delivery_decision
 WHERE decision = 'discard' AND topic = ANY (%(topics)s);
 
--- name: stored_letters: dead letters that were drained and are not decided, of these topics
+-- name: stored_dead_letters: dead letters that were drained and are not decided, of these topics
 -- One of an unknown topic may be of any. `ids`: only these messages; null: all of the topics.
 SELECT topic, message_id, consumer_group
 FROM dead_letter
 WHERE state = 'open' AND message_id IS NOT NULL AND (topic = ANY (%(topics)s) OR topic IS NULL)
     AND (%(ids)s::text[] IS NULL OR message_id = ANY (%(ids)s::text[]));
 
--- name: unaddressed_letters: topics and groups (null: not known) of undecided dead letters without an id
+-- name: unaddressed_dead_letters: topics and groups (null: not known) of undecided dead letters without an id
 SELECT DISTINCT topic, consumer_group FROM dead_letter
 WHERE state = 'open' AND message_id IS NULL AND (topic = ANY (%(topics)s) OR topic IS NULL);
 

@@ -1,6 +1,6 @@
 """Reads the evidence that is not a row of a stub or a log from brokers and stores, in the order that makes it safe.
 
-Progress is read before the queues' offsets, and both before any log; the dead letters last (`look_after_logs`, which the
+Progress is read before the queues' offsets, and both before any log; the dead letters last (`read_after_logs`, which the
 caller calls after the logs). Whatever arrives in between can only turn a verdict towards waiting or CONFIRMED.
 """
 
@@ -20,7 +20,13 @@ from backstop.brokers.protocol import (
     QueueState,
     Retries,
 )
-from backstop.evidence.evidence import DeadLetters, DelayLook, GroupLook, Looks, QueueLook
+from backstop.evidence.evidence import (
+    DeadLetters,
+    DelayReading,
+    GroupProgress,
+    QueueReading,
+    Readings,
+)
 from backstop.evidence.require_possible import (
     require_possible_positions,
     require_possible_queues,
@@ -69,7 +75,7 @@ class Clocks:
         return self._cursor.fetchone()[0]  # type: ignore[no-any-return]
 
 
-def look_at_groups(
+def read_groups(
     sources: Sources,
     cursor: Any,
     as_of: datetime,
@@ -77,7 +83,7 @@ def look_at_groups(
     went_to: Iterable[tuple[str, str]] = (),
     *,
     to_judge: bool = True,
-) -> Looks:
+) -> Readings:
     """Clocks, progress, then offsets and retry depth of these topics; call it after the stubs and attempts were read.
 
     `went_to`: (topic, broker) of the copies, which are judged by their own broker as long as that one is configured. A broker or
@@ -85,11 +91,14 @@ def look_at_groups(
     of that group alone. `to_judge`: else how far the groups are is all that is wanted, and what waits in retries is not read.
     """
     settings = sources.settings
-    looks = Looks(as_of, to_judge)
+    readings = Readings(as_of, to_judge)
     cursor.execute(_SQL["drained"], {"topics": sorted(topics)})
-    looks.drained.update(cursor.fetchall())
-    _look(
-        looks, sources, cursor, {topic: settings.topics[topic].broker for topic in sorted(topics)}
+    readings.drained.update(cursor.fetchall())
+    _read_topics(
+        readings,
+        sources,
+        cursor,
+        {topic: settings.topics[topic].broker for topic in sorted(topics)},
     )
     elsewhere: dict[str, dict[str, str]] = {}
     for topic, name in sorted(set(went_to)):
@@ -98,36 +107,38 @@ def look_at_groups(
         if name in settings.brokers:
             elsewhere.setdefault(name, {})[topic] = name
         else:
-            looks.removed.add((topic, name))
+            readings.removed.add((topic, name))
     for there in elsewhere.values():
-        looks.others.append(Looks(as_of, to_judge))
-        _look(looks.others[-1], sources, cursor, there)
-    return looks
+        readings.others.append(Readings(as_of, to_judge))
+        _read_topics(readings.others[-1], sources, cursor, there)
+    return readings
 
 
-def _look(looks: Looks, sources: Sources, cursor: Any, brokers: Mapping[str, str]) -> None:
+def _read_topics(
+    readings: Readings, sources: Sources, cursor: Any, brokers: Mapping[str, str]
+) -> None:
     """The look at each topic at one broker; `brokers`: by topic."""
     clocks = Clocks(cursor)
     for topic, name in brokers.items():
         settings = sources.settings.topics[topic]
         for group in settings.groups:
-            looks.groups[topic, group] = GroupLook(topic, group, name)
+            readings.groups[topic, group] = GroupProgress(topic, group, name)
         try:
-            _look_at_topic(looks, sources, clocks, cursor, topic, name)
+            _read_topic(readings, sources, clocks, cursor, topic, name)
         except Unavailable as error:
             sources.missed(f"broker {name}", error)
-    _look_at_log_stores(looks, sources, clocks)
+    _compare_log_clocks(readings, sources, clocks)
 
 
-def _look_at_topic(
-    looks: Looks, sources: Sources, clocks: Clocks, cursor: Any, topic: str, name: str
+def _read_topic(
+    readings: Readings, sources: Sources, clocks: Clocks, cursor: Any, topic: str, name: str
 ) -> None:
     """Progress, queues, retry depth, in this order; what a broker does not say of one group is noted as that group's."""
     settings = sources.settings.topics[topic]
     broker = sources.broker(name)
     kind = sources.settings.brokers[name].kind
-    looks.servers[name, kind, topic] = broker.servers(topic)
-    require_servers(cursor, name, kind, topic, looks.servers[name, kind, topic])
+    readings.servers[name, kind, topic] = broker.servers(topic)
+    require_servers(cursor, name, kind, topic, readings.servers[name, kind, topic])
     live: dict[str, dict[int, GroupPosition]] = {}
     retry: dict[str, Retries] = {}
     unread: dict[str, Unavailable] = {}
@@ -137,24 +148,24 @@ def _look_at_topic(
         except Unavailable as error:
             broker.clock()  # raises when the broker itself is away: each further question would wait for its time-out
             unread[group] = error
-    queues, gone = _queues(broker, sources, cursor, name, topic, looks)
+    queues, gone = _queues(broker, sources, cursor, name, topic, readings)
     for group in live:
         try:
             retry[group] = (
-                _retries(broker, sources, cursor, looks.as_of, name, topic, group)
-                if looks.to_judge
+                _retries(broker, sources, cursor, readings.as_of, name, topic, group)
+                if readings.to_judge
                 else Retries(0, None, {})
             )
         except Unavailable as error:
             unread[group] = error
-    if looks.to_judge:
-        _look_at_delays(looks, broker, cursor, topic, name)
+    if readings.to_judge:
+        _read_delays(readings, broker, cursor, topic, name)
     broker_clock = clocks.within(broker, sources.settings.policy_for(topic).max_clock_skew)
-    looks.queues[topic], looks.gone[topic] = queues, gone
+    readings.queues[topic], readings.gone[topic] = queues, gone
     for group in retry:
         seen = retry[group]
         look = replace(
-            looks.groups[topic, group],
+            readings.groups[topic, group],
             progress_read=True,
             retry_pending=seen.count,
             waiting=seen.ids,
@@ -162,30 +173,39 @@ def _look_at_topic(
         )
         try:
             look = _with_progress(
-                look, broker, sources, cursor, looks.as_of, queues, live[group], seen.but_for_them
+                look,
+                broker,
+                sources,
+                cursor,
+                readings.as_of,
+                queues,
+                live[group],
+                seen.but_for_them,
             )
         except Unavailable as error:
             unread[group] = error
             continue
-        looks.groups[topic, group] = replace(look, clock_good=broker_clock)
+        readings.groups[topic, group] = replace(look, clock_good=broker_clock)
     for group, failure in unread.items():
         # The broker answered for the topic: it is this group that it does not know, or cannot report on.
         subject = f"group {group} of topic {topic} in broker {name}"
-        looks.unread.add((topic, group, subject))
+        readings.unread.add((topic, group, subject))
         sources.missed(subject, failure)
-        looks.groups[topic, group] = replace(looks.groups[topic, group], clock_good=broker_clock)
+        readings.groups[topic, group] = replace(
+            readings.groups[topic, group], clock_good=broker_clock
+        )
 
 
-def _look_at_delays(looks: Looks, broker: Broker, cursor: Any, topic: str, name: str) -> None:
+def _read_delays(readings: Readings, broker: Broker, cursor: Any, topic: str, name: str) -> None:
     """Which looks found the topic's delay storage emptied up to when: earlier ones as they were recorded, and this one."""
     if not broker.capabilities.delays_messages:
-        looks.delays[topic] = None
+        readings.delays[topic] = None
         return
     cursor.execute(_SQL["delay_looks"], {"broker": name, "topic": topic})
-    looks.delays[topic] = [DelayLook(*row) for row in cursor.fetchall()]
+    readings.delays[topic] = [DelayReading(*row) for row in cursor.fetchall()]
     delivered_until = cast(Delayer, broker).delivered_until(topic)
     cursor.execute(_SQL["control_clock"])
-    looks.delivered[topic] = DelayLook(cursor.fetchone()[0], delivered_until)
+    readings.delivered[topic] = DelayReading(cursor.fetchone()[0], delivered_until)
 
 
 def _position(broker: Broker, sources: Sources, topic: str, group: str) -> dict[int, GroupPosition]:
@@ -236,31 +256,31 @@ def _grace(broker: Broker, sources: Sources, topic: str, group: str) -> timedelt
 
 
 def _queues(
-    broker: Broker, sources: Sources, cursor: Any, name: str, topic: str, looks: Looks
-) -> tuple[dict[int, QueueLook], dict[int, QueueLook]]:
+    broker: Broker, sources: Sources, cursor: Any, name: str, topic: str, readings: Readings
+) -> tuple[dict[int, QueueReading], dict[int, QueueReading]]:
     """The queues that there are, and those of earlier looks that are gone."""
     cursor.execute(_SQL["present_epochs"], {"broker": name, "topic": topic})
     stored = {row[0]: row[1:] for row in cursor.fetchall()}
-    queues: dict[int, QueueLook] = {}
+    queues: dict[int, QueueReading] = {}
     states = require_possible_queues(f"topic {topic}", broker.queues(topic))
     first = {state.queue_id: state.epoch for state in states if state.queue_id not in stored}
-    accepted_first = _first_lives(sources, name, topic, first, looks.drained) if first else {}
+    accepted_first = _first_lives(sources, name, topic, first, readings.drained) if first else {}
     for state in states:
         unseen = (None, accepted_first.get(state.queue_id, False), None, None)
         epoch, accepted, next_offset, read_at = stored.get(state.queue_id, unseen)
         label, same = present_epoch(state.epoch, state.next_offset, epoch, next_offset)
         # A later life needs a person's consent.
         queues[state.queue_id] = (
-            QueueLook(state, label, bool(accepted), next_offset, read_at)
+            QueueReading(state, label, bool(accepted), next_offset, read_at)
             if same
-            else QueueLook(state, label, False, None, None)
+            else QueueReading(state, label, False, None, None)
         )
-    gone: dict[int, QueueLook] = {}
+    gone: dict[int, QueueReading] = {}
     for queue_id in set(stored) - set(queues):
         epoch, accepted, next_offset, read_at = stored[queue_id]
         label, same = present_epoch(epoch.partition("~")[0], _NO_OFFSET, epoch, next_offset)
-        state = QueueState(queue_id, epoch, None, _NO_OFFSET, looks.as_of)
-        gone[queue_id] = QueueLook(state, label, accepted and same, None, None)
+        state = QueueState(queue_id, epoch, None, _NO_OFFSET, readings.as_of)
+        gone[queue_id] = QueueReading(state, label, accepted and same, None, None)
     return queues, gone
 
 
@@ -301,15 +321,15 @@ def _first_lives(
 
 
 def _with_progress(
-    look: GroupLook,
+    look: GroupProgress,
     broker: Broker,
     sources: Sources,
     cursor: Any,
     as_of: datetime,
-    queues: Mapping[int, QueueLook],
+    queues: Mapping[int, QueueReading],
     positions: Mapping[int, GroupPosition],
     but_for_waiting: Sequence[GroupPosition] | None,
-) -> GroupLook:
+) -> GroupProgress:
     where = {"group": look.group, "broker": look.broker, "topic": look.topic}
     policy = sources.settings.policy_for(look.topic, look.group)
     declared = ProgressMeans(sources.settings.groups[look.group].progress)
@@ -341,7 +361,7 @@ def _with_progress(
 
 
 def _in_present_life(
-    positions: Iterable[GroupPosition], queues: Mapping[int, QueueLook]
+    positions: Iterable[GroupPosition], queues: Mapping[int, QueueReading]
 ) -> dict[int, Progress]:
     return {
         position.queue_id: Progress(
@@ -354,7 +374,11 @@ def _in_present_life(
 
 
 def _logged(
-    look: GroupLook, broker: Broker, sources: Sources, cursor: Any, queues: Mapping[int, QueueLook]
+    look: GroupProgress,
+    broker: Broker,
+    sources: Sources,
+    cursor: Any,
+    queues: Mapping[int, QueueReading],
 ) -> dict[int, Progress]:
     """The highest logged offset plus one, kept as a maximum for each epoch."""
     # Logs of two lives carry one epoch where it has a number here: their maximum says nothing.
@@ -381,9 +405,9 @@ def _logged(
     return {q: Progress(queues[q].epoch, offset, times[q]) for q, offset in offsets.items()}
 
 
-def _look_at_log_stores(looks: Looks, sources: Sources, clocks: Clocks) -> None:
+def _compare_log_clocks(readings: Readings, sources: Sources, clocks: Clocks) -> None:
     good: dict[str, bool] = {}
-    for (topic, group), look in looks.groups.items():
+    for (topic, group), look in readings.groups.items():
         store = sources.settings.groups[group].store
         try:
             logs = sources.logs_of(group)
@@ -391,14 +415,16 @@ def _look_at_log_stores(looks: Looks, sources: Sources, clocks: Clocks) -> None:
                 good[store] = clocks.within(
                     logs, sources.settings.policy_for(topic, group).max_clock_skew
                 )
-            looks.groups[topic, group] = replace(look, clock_good=look.clock_good and good[store])
+            readings.groups[topic, group] = replace(
+                look, clock_good=look.clock_good and good[store]
+            )
         except Unavailable as error:
             sources.missed(f"store {store}", error)
-            looks.groups[topic, group] = replace(look, clock_good=False)
+            readings.groups[topic, group] = replace(look, clock_good=False)
 
 
-def look_at_shards(
-    looks: Looks,
+def read_shard_clocks(
+    readings: Readings,
     sources: Sources,
     cursor: Any,
     shards: Iterable[str],
@@ -415,11 +441,11 @@ def look_at_shards(
         except Unavailable as error:
             sources.missed(f"shard {shard}", error)
             is_good = False
-        looks.shards[shard] = (is_good, shard not in without_attempts)
+        readings.shards[shard] = (is_good, shard not in without_attempts)
 
 
-def look_after_logs(
-    looks: Looks, sources: Sources, cursor: Any, ids: Sequence[str] | None = None
+def read_after_logs(
+    readings: Readings, sources: Sources, cursor: Any, ids: Sequence[str] | None = None
 ) -> None:
     """Each group's log floor, and its dead letters to the end they have now; call it after the logs were read. `ids`: of
     these messages alone, where that is cheaper; null: of all.
@@ -428,27 +454,28 @@ def look_after_logs(
     below the floor we read. The broker's queue comes before the letters that were drained: the drain stores a letter before
     it takes it from the queue, so that one which moves meanwhile is seen once at least.
     """
-    looks.dead = DeadLetters({topic for topic, _ in looks.groups}, ids)
-    for one in (looks, *looks.others):
-        one.dead = looks.dead
-        _look_at_floors_and_dead_letters(one, sources, ids)
-    _look_at_stored_letters(looks, cursor, ids)
+    readings.dead = DeadLetters({topic for topic, _ in readings.groups}, ids)
+    for one in (readings, *readings.others):
+        one.dead = readings.dead
+        _read_floors_and_dead_letters(one, sources, ids)
+    _read_stored_dead_letters(readings, cursor, ids)
     cursor.execute(
-        _SQL["unaddressed_letters"], {"topics": sorted({topic for topic, _ in looks.groups})}
+        _SQL["unaddressed_dead_letters"],
+        {"topics": sorted({topic for topic, _ in readings.groups})},
     )
     stored = set(cursor.fetchall())
-    for one in (looks, *looks.others):
+    for one in (readings, *readings.others):
         one.unaddressed |= stored
         _doubt_dead_letters(one, sources)
 
 
-def _look_at_floors_and_dead_letters(
-    looks: Looks, sources: Sources, ids: Sequence[str] | None
+def _read_floors_and_dead_letters(
+    readings: Readings, sources: Sources, ids: Sequence[str] | None
 ) -> None:
     read: dict[tuple[str, str], bool] = {}
     proven: dict[str, bool] = {}
-    looks.unaddressed.clear()
-    for (topic, group), look in looks.groups.items():
+    readings.unaddressed.clear()
+    for (topic, group), look in readings.groups.items():
         name, store = look.broker, sources.settings.groups[group].store
         try:
             floor = sources.logs_of(group).floor(group, topic)
@@ -458,9 +485,9 @@ def _look_at_floors_and_dead_letters(
         except Unavailable as error:
             sources.missed(f"store {store}", error)
         if (name, group) not in read:
-            read[name, group] = _look_at_dead_letters(looks, sources, name, group, ids)
-        looks.groups[topic, group] = replace(look, dead_letters_read=read[name, group])
-    _doubt_dead_letters(looks, sources)
+            read[name, group] = _read_dead_letters(readings, sources, name, group, ids)
+        readings.groups[topic, group] = replace(look, dead_letters_read=read[name, group])
+    _doubt_dead_letters(readings, sources)
 
 
 def _ids_are_proven(sources: Sources, topic: str) -> bool:
@@ -474,36 +501,38 @@ def _ids_are_proven(sources: Sources, topic: str) -> bool:
     return True
 
 
-def _doubt_dead_letters(looks: Looks, sources: Sources) -> None:
+def _doubt_dead_letters(readings: Readings, sources: Sources) -> None:
     """Where messages carry their id elsewhere than adapters read it, a dead letter without one may be any message of the topic."""
-    for (topic, group), look in looks.groups.items():
-        doubtful = any(t in (None, topic) and g in (None, group) for t, g in looks.unaddressed)
+    for (topic, group), look in readings.groups.items():
+        doubtful = any(t in (None, topic) and g in (None, group) for t, g in readings.unaddressed)
         if doubtful and not sources.settings.ids_on_the_wire(topic):
-            looks.groups[topic, group] = replace(look, dead_letters_read=False)
+            readings.groups[topic, group] = replace(look, dead_letters_read=False)
 
 
-def _look_at_stored_letters(looks: Looks, cursor: Any, ids: Sequence[str] | None) -> None:
+def _read_stored_dead_letters(readings: Readings, cursor: Any, ids: Sequence[str] | None) -> None:
     """Letters that were drained and are not decided; one that lost its topic may be of any topic its group takes."""
     values = {
-        "topics": sorted({topic for topic, _ in looks.groups}),
+        "topics": sorted({topic for topic, _ in readings.groups}),
         "ids": None if ids is None else array_literal(ids),
     }
     # On the server until they are read, a page at a time.
-    with cursor.connection.cursor(name="stored_letters") as rows:
+    with cursor.connection.cursor(name="stored_dead_letters") as rows:
         rows.itersize = _PAGE
-        rows.execute(_SQL["stored_letters"], values)
+        rows.execute(_SQL["stored_dead_letters"], values)
         for topic, message_id, group in rows:
             topics = (
-                [topic] if topic is not None else [t for t, g in looks.groups if group in (None, g)]
+                [topic]
+                if topic is not None
+                else [t for t, g in readings.groups if group in (None, g)]
             )
-            looks.dead.add(dict.fromkeys(topics), message_id, group)
+            readings.dead.add(dict.fromkeys(topics), message_id, group)
 
 
-def _look_at_dead_letters(
-    looks: Looks, sources: Sources, broker: str, group: str, ids: Sequence[str] | None
+def _read_dead_letters(
+    readings: Readings, sources: Sources, broker: str, group: str, ids: Sequence[str] | None
 ) -> bool:
     seen, since = None, None
-    blind = any(g == group and not sources.settings.ids_on_the_wire(t) for t, g in looks.groups)
+    blind = any(g == group and not sources.settings.ids_on_the_wire(t) for t, g in readings.groups)
     if ids is not None and not blind:
         seen = sources.seen_dead_letters[broker, group]
         since = seen.since(ids)
@@ -512,15 +541,15 @@ def _look_at_dead_letters(
             if seen is not None:
                 seen.add(letter)
             if letter.message_id is None:
-                looks.unaddressed.add((letter.topic, letter.group))
+                readings.unaddressed.add((letter.topic, letter.group))
                 continue
             # A dead letter that lost its topic may be of any topic the group takes.
             topics = (
                 [letter.topic]
                 if letter.topic is not None
-                else [t for t, g in looks.groups if g == group]
+                else [t for t, g in readings.groups if g == group]
             )
-            looks.dead.add(topics, letter.message_id, letter.group)
+            readings.dead.add(topics, letter.message_id, letter.group)
     except Unavailable as error:
         subject = f"dead letters of group {group} in broker {broker}"
         try:
@@ -528,7 +557,9 @@ def _look_at_dead_letters(
         except Unavailable:
             subject = f"broker {broker}"
         else:
-            looks.unread.update((topic, of, subject) for topic, of in looks.groups if of == group)
+            readings.unread.update(
+                (topic, of, subject) for topic, of in readings.groups if of == group
+            )
         sources.missed(subject, error)
         return False
     return True

@@ -123,8 +123,8 @@ def execute(
         hold(cur, run)
         close_settled(cur)
         if counts:
-            told = {**counts, "approved": approved}
-            append(cur, who, f"replay ({mode})", subject, found.why, told)
+            recorded = {**counts, "approved": approved}
+            append(cur, who, f"replay ({mode})", subject, found.why, recorded)
     return counts
 
 

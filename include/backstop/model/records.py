@@ -122,7 +122,7 @@ class RequestState(State):
     )
 
 
-class LetterState(State):
+class DeadLetterState(State):
     """Where a dead letter stands."""
 
     OPEN = "open", "undecided, or waiting: its delivery is DEAD_LETTERED"

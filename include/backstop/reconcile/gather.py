@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.evidence.evidence import Looks
-from backstop.evidence.read import look_after_logs, look_at_groups, look_at_shards
+from backstop.evidence.evidence import Readings
+from backstop.evidence.read import read_after_logs, read_groups, read_shard_clocks
 from backstop.evidence.read_owing import read_owing
 from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
@@ -122,8 +122,8 @@ def gather(
     phases.end("read")
 
     with control, control.cursor() as cursor:
-        looks = look_at_groups(sources, cursor, run.as_of, topics, went_to | due.attempts_went_to)
-        look_at_shards(looks, sources, cursor, due.shards)
+        looks = read_groups(sources, cursor, run.as_of, topics, went_to | due.attempts_went_to)
+        read_shard_clocks(looks, sources, cursor, due.shards)
     with control, control.cursor() as cursor:
         hold(cursor, run)
         record.record_looks(cursor, run, looks)
@@ -142,7 +142,7 @@ def gather(
     for row in told[MISSED]:
         sources.unreachable.setdefault(row["subject"], row["why"])
     with control, control.cursor() as cursor:
-        look_after_logs(looks, sources, cursor)
+        read_after_logs(looks, sources, cursor)
     read_at = _read_at(settings, sources, looks, due)
     broken = quarantine_stubs(told[BROKEN_STUBS], settings, control, run)
     quarantine_logs(told[BROKEN_LOGS], settings, control, run)
@@ -182,7 +182,9 @@ def gather(
     )
 
 
-def _read_at(settings: Settings, sources: Sources, looks: Looks, due: Due) -> dict[str, datetime]:
+def _read_at(
+    settings: Settings, sources: Sources, looks: Readings, due: Due
+) -> dict[str, datetime]:
     """When each source was read, by its own clock; a source whose clock is in doubt, or that is away, is absent."""
     found = {f"shard {name}": at for name, at in due.read_at.items() if looks.shards[name][0]}
     of_store = {
@@ -209,7 +211,9 @@ def _told(held: DataFrame) -> dict[str, list[dict[str, Any]]]:
     return told
 
 
-def _doubtful_clocks(settings: Settings, looks: Looks, away: Mapping[str, str]) -> dict[str, str]:
+def _doubtful_clocks(
+    settings: Settings, looks: Readings, away: Mapping[str, str]
+) -> dict[str, str]:
     """Who answered, and is too far from the control database's clock to judge by; what is away is no clock's fault."""
     problems: dict[str, str] = {}
     for (topic, group), seen in looks.groups.items():

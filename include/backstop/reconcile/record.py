@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from backstop.evidence.evidence import Looks
+from backstop.evidence.evidence import Readings
 from backstop.evidence.require_servers import record_servers
 from backstop.runs.run import Run
 from backstop.sql.named import load
@@ -14,7 +14,7 @@ from backstop.sql.named import load
 _SQL = load("backstop.evidence", "queries.sql")
 
 
-def record_looks(cursor: Any, run: Run, looks: Looks) -> None:
+def record_looks(cursor: Any, run: Run, looks: Readings) -> None:
     """Queues, epochs, progress and its history; an offset that went back within an epoch is a REGRESSION.
 
     What was seen stays true whether or not the run is promoted later. Progress carries the instant after it was read, never

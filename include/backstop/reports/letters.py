@@ -8,12 +8,12 @@ from datetime import datetime
 from typing import Any
 
 from backstop.model.errors import ConfigurationError
-from backstop.model.records import LetterState
+from backstop.model.records import DeadLetterState
 from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
 
 _SQL = load("backstop.reports", "letters.sql")
-UNDECIDED = (LetterState.OPEN, LetterState.REPLAYING)
+UNDECIDED = (DeadLetterState.OPEN, DeadLetterState.REPLAYING)
 
 
 @dataclass(frozen=True, slots=True)

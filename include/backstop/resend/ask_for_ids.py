@@ -198,7 +198,7 @@ def _look(
 
 def _answer(sources: Sources, seen: Judgement, key: Key, who: str, why: str) -> Listed:
     settings = sources.settings
-    shards, judged = seen.shards_of.get(key, []), seen.told.get(key, ())
+    shards, judged = seen.shards_of.get(key, []), seen.verdicts.get(key, ())
     if not shards:
         return Listed(key.message_id, "no shard has it")
     if len(shards) > 1:

@@ -40,8 +40,8 @@ _LONGEST_WAIT = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lot:
-    """Requests that are worked on together: one topic in one shard."""
+class TopicShard:
+    """One topic in one shard: its requests are claimed together."""
 
     topic: str
     shard: str
@@ -65,7 +65,7 @@ class Request:
 class Claimed:
     """What one claim got. `until` is this process's monotonic clock, never later than the stored deadline."""
 
-    lot: Lot
+    topic_shard: TopicShard
     token: str
     requests: Sequence[Request]
     not_before: float
@@ -126,8 +126,8 @@ def is_paused(worker: Worker, topic: str) -> bool:
         return bool(cursor.fetchone()[0])
 
 
-def find_due(worker: Worker, cut: datetime, *, with_held: bool = False) -> dict[Lot, int]:
-    """How many requests are due in each lot, oldest first; only topics in mode repair, of the run's scope,
+def find_due(worker: Worker, cut: datetime, *, with_held: bool = False) -> dict[TopicShard, int]:
+    """How many requests are due of each topic in each shard, oldest first; only topics in mode repair, of the run's scope,
     not paused; those that a ramp holds only when asked for."""
     scope = topics_of(worker.run.scope)
     topics = [
@@ -137,7 +137,7 @@ def find_due(worker: Worker, cut: datetime, *, with_held: bool = False) -> dict[
     ]
     with worker.control, worker.control.cursor() as cursor:
         cursor.execute(
-            _SQL["lots"],
+            _SQL["due_topic_shards"],
             {
                 "cut": cut,
                 "topics": topics,
@@ -145,20 +145,22 @@ def find_due(worker: Worker, cut: datetime, *, with_held: bool = False) -> dict[
                 "ids": _ids(worker),
             },
         )
-        return {Lot(topic, shard): number for topic, shard, number in cursor.fetchall()}
+        return {TopicShard(topic, shard): number for topic, shard, number in cursor.fetchall()}
 
 
-def claim_requests(worker: Worker, lot: Lot, cut: datetime, limit: int) -> Claimed:
-    """At most `limit` due requests of the lot, and their share of the topic's rate; committed.
+def claim_requests(worker: Worker, topic_shard: TopicShard, cut: datetime, limit: int) -> Claimed:
+    """At most `limit` due requests of the topic in the shard, and their share of the topic's rate; committed.
 
     The rate is one row a topic and broker: the instant up to which it is spoken for. Workers queue for that
     row, take as many requests as one second allows and move the instant by what they took, so that any number
     of workers keeps to it. A share that is not used (nothing to send after all) is not given back: the rate
     is a limit, not a target.
     """
-    policy, token = worker.policy(lot.topic), str(uuid.uuid4())
+    policy, token = worker.policy(topic_shard.topic), str(uuid.uuid4())
     limit = min(limit, max(1, int(policy.rate_limit)))
-    subject = "resend rate " + json.dumps([worker.broker_name(lot.topic), lot.topic])
+    subject = "resend rate " + json.dumps(
+        [worker.broker_name(topic_shard.topic), topic_shard.topic]
+    )
     claim_seconds = policy.claim_timeout.total_seconds()
     with worker.control, worker.control.cursor() as cursor:
         hold(cursor, worker.run)
@@ -168,17 +170,17 @@ def claim_requests(worker: Worker, lot: Lot, cut: datetime, limit: int) -> Claim
         # A claim that would spend its time waiting is not taken: others are before us, and we ask again.
         # One second at most, so that a pause is seen before the turn comes.
         if wait > min(_LONGEST_WAIT, claim_seconds / 4):
-            cursor.execute(_SQL["paused"], {"topic": lot.topic})
+            cursor.execute(_SQL["paused"], {"topic": topic_shard.topic})
             if cursor.fetchone()[0]:
-                return Claimed(lot, token, (), 0.0, 0.0)
-            return Claimed(lot, token, (), monotonic() + min(wait, _LONGEST_WAIT), 0.0)
+                return Claimed(topic_shard, token, (), 0.0, 0.0)
+            return Claimed(topic_shard, token, (), monotonic() + min(wait, _LONGEST_WAIT), 0.0)
         now = monotonic()
         cursor.execute(
             _SQL["claim"],
             {
                 "cut": cut,
-                "topic": lot.topic,
-                "shard": lot.shard,
+                "topic": topic_shard.topic,
+                "shard": topic_shard.shard,
                 "limit": limit,
                 "token": token,
                 "seconds": claim_seconds,
@@ -189,20 +191,22 @@ def claim_requests(worker: Worker, lot: Lot, cut: datetime, limit: int) -> Claim
         cursor.execute(
             _SQL["use_rate"], {"subject": subject, "seconds": len(requests) / policy.rate_limit}
         )
-    return Claimed(lot, token, requests, now + wait if requests else 0.0, now + claim_seconds)
+    return Claimed(
+        topic_shard, token, requests, now + wait if requests else 0.0, now + claim_seconds
+    )
 
 
-def look_at_requests(
-    worker: Worker, lot: Lot, cut: datetime, after: int, limit: int
+def read_due_requests(
+    worker: Worker, topic_shard: TopicShard, cut: datetime, after: int, limit: int
 ) -> list[Request]:
     """The same for a dry run: nothing is claimed, so nothing has to be given back."""
     with worker.control, worker.control.cursor() as cursor:
         cursor.execute(
-            _SQL["look"],
+            _SQL["due_requests"],
             {
                 "cut": cut,
-                "topic": lot.topic,
-                "shard": lot.shard,
+                "topic": topic_shard.topic,
+                "shard": topic_shard.shard,
                 "after": after,
                 "limit": limit,
                 "ids": _ids(worker),
@@ -219,7 +223,7 @@ def take_numbers(
 
     Raises StoreUnavailable: then some numbers may be taken, and recovery finds out.
     """
-    policy, topic = worker.policy(claimed.lot.topic), claimed.lot.topic
+    policy, topic = worker.policy(claimed.topic_shard.topic), claimed.topic_shard.topic
     attempt_seconds, delay = policy.attempt_timeout.total_seconds(), worker.delays.get(topic, 0.0)
     broker = worker.broker_name(topic)
     wanted, claims = {}, []

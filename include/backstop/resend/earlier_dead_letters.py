@@ -68,7 +68,7 @@ class EarlierDeadLetters:
         # The queues first, then what was drained from them: a dead letter that moves meanwhile is seen at least once.
         with self._worker.control, self._worker.control.cursor() as cursor:
             cursor.execute(
-                _SQL["stored_letters_since"], {"topic": self._topic, "since": self._since}
+                _SQL["stored_dead_letters_since"], {"topic": self._topic, "since": self._since}
             )
             new.update(cursor.fetchall())
         return new

@@ -21,7 +21,7 @@ from backstop.requests.policy import (
     is_by_incident,
     is_by_person,
 )
-from backstop.resend.claim import Lot, Request, Worker
+from backstop.resend.claim import Request, TopicShard, Worker
 from backstop.sql.named import load
 from backstop.verdicts.frames import instant, micros
 
@@ -38,22 +38,22 @@ _REQUEST = pa.schema(
         ("asker", pa.string()),
     ]
 )
-_LOT = pa.schema([("place", pa.int32()), ("shard", pa.string()), ("too_old", pa.int64())])
+_TOPIC_SHARD = pa.schema([("place", pa.int32()), ("shard", pa.string()), ("too_old", pa.int64())])
 
 
 def judge_again(
-    worker: Worker, lots: Sequence[tuple[Lot, Sequence[Request]]]
+    worker: Worker, topic_shards: Sequence[tuple[TopicShard, Sequence[Request]]]
 ) -> tuple[dict[int, Decision], Judgement]:
-    """What each request comes to, of all lots by one look; decisions by request id.
+    """What each request comes to, judged together; decisions by request id.
 
     Raises nothing for what does not answer: see the judgement's `unreachable`; what needs it is postponed.
     """
     judgement = worker.judge.judgement(
-        [request.key for _, requests in lots for request in requests]
+        [request.key for _, requests in topic_shards for request in requests]
     )
     decisions: dict[int, Decision] = {}
-    by_place = [_Decider(worker, lot, judgement) for lot, _ in lots]
-    for situation in _situations(worker, lots, judgement):
+    by_place = [_Decider(worker, topic_shard, judgement) for topic_shard, _ in topic_shards]
+    for situation in _situations(worker, topic_shards, judgement):
         decisions |= dict.fromkeys(
             situation["request_ids"], by_place[situation["place"]].decide(situation)
         )
@@ -61,12 +61,14 @@ def judge_again(
 
 
 def _situations(
-    worker: Worker, lots: Sequence[tuple[Lot, Sequence[Request]]], judgement: Judgement
+    worker: Worker,
+    topic_shards: Sequence[tuple[TopicShard, Sequence[Request]]],
+    judgement: Judgement,
 ) -> list[dict[str, Any]]:
     """Rows of situations.sql."""
     askers = {
         who: _asker(who)
-        for who in {request.requested_by for _, requests in lots for request in requests}
+        for who in {request.requested_by for _, requests in topic_shards for request in requests}
     }
     rows = [
         (
@@ -78,19 +80,27 @@ def _situations(
             r.requested_by,
             askers[r.requested_by],
         )
-        for place, (_, requests) in enumerate(lots)
+        for place, (_, requests) in enumerate(topic_shards)
         for r in requests
     ]
     if not rows:
         return []
-    too_old = [micros(judgement.as_of - worker.policy(lot.topic).replay_horizon) for lot, _ in lots]
+    too_old = [
+        micros(judgement.as_of - worker.policy(topic_shard.topic).replay_horizon)
+        for topic_shard, _ in topic_shards
+    ]
     stubs = judgement.stub_table
     found: list[dict[str, Any]] = worker.judge.engine.query(
         _SQL["situations"],
         {
             "request": pa.table(list(map(list, zip(*rows, strict=True))), schema=_REQUEST),
-            "lot": pa.table(
-                [list(range(len(lots))), [lot.shard for lot, _ in lots], too_old], schema=_LOT
+            "topic_shard": pa.table(
+                [
+                    list(range(len(topic_shards))),
+                    [topic_shard.shard for topic_shard, _ in topic_shards],
+                    too_old,
+                ],
+                schema=_TOPIC_SHARD,
             ),
             "stub": stubs.append_column("stub_place", pa.array(range(stubs.num_rows))),
             "delivery": judgement.numbered[0],
@@ -107,16 +117,22 @@ def _asker(requested_by: str) -> str:
 
 
 class _Decider:
-    """Decides the situations of one lot."""
+    """Decides the situations of one topic in one shard."""
 
-    def __init__(self, worker: Worker, lot: Lot, judgement: Judgement) -> None:
-        self._lot, self._as_of, self._policy = lot, judgement.as_of, worker.policy(lot.topic)
-        self._told = judgement.numbered[1]
-        self._duplicates = duplicates_of(worker.settings, lot.topic)
+    def __init__(self, worker: Worker, topic_shard: TopicShard, judgement: Judgement) -> None:
+        self._topic_shard, self._as_of, self._policy = (
+            topic_shard,
+            judgement.as_of,
+            worker.policy(topic_shard.topic),
+        )
+        self._verdicts = judgement.numbered[1]
+        self._duplicates = duplicates_of(worker.settings, topic_shard.topic)
         try:
-            self._own_retry_topic = sends_to_one_group(worker.judge.sources, lot.topic)
+            self._own_retry_topic = sends_to_one_group(worker.judge.sources, topic_shard.topic)
         except Unavailable as error:
-            judgement.unreachable.setdefault(f"broker {worker.broker_name(lot.topic)}", error.what)
+            judgement.unreachable.setdefault(
+                f"broker {worker.broker_name(topic_shard.topic)}", error.what
+            )
             self._own_retry_topic = False
 
     def decide(self, situation: Mapping[str, Any]) -> Decision:
@@ -127,8 +143,8 @@ class _Decider:
         )
         if len(shards) > 1:
             return Postpone(later, f"broken contract: on several shards: {', '.join(shards)}")
-        if shards != [self._lot.shard]:
-            return NotNeeded(f"shard {self._lot.shard} has no such stub")
+        if shards != [self._topic_shard.shard]:
+            return NotNeeded(f"shard {self._topic_shard.shard} has no such stub")
         if situation["is_later"]:
             return Postpone(later, "an earlier number of the same message is under way")
         replay_from = instant(situation["replay_from"])
@@ -136,7 +152,7 @@ class _Decider:
         return decide(
             None if groups is None else tuple(groups),
             situation["requested_by"],
-            [self._told[number] for number in situation["told"] or ()],
+            [self._verdicts[number] for number in situation["verdict_numbers"] or ()],
             as_of=self._as_of,
             replay_from=replay_from,
             policy=self._policy,

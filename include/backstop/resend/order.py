@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from backstop.cases.open import open_case
 from backstop.model.records import Key, Verdict
 from backstop.requests.policy import Decision, Send, is_by_person
-from backstop.resend.claim import Lot, Request, Worker
+from backstop.resend.claim import Request, TopicShard, Worker
 from backstop.resend.order_policy import STUCK, CaseKind, decide_order
 from backstop.runs.run import hold
 from backstop.stores.protocol import Neighbours
@@ -50,7 +50,10 @@ class Line:
 
 
 def keep_order(
-    worker: Worker, lot: Lot, requests: Sequence[Request], decisions: Mapping[int, Decision]
+    worker: Worker,
+    topic_shard: TopicShard,
+    requests: Sequence[Request],
+    decisions: Mapping[int, Decision],
 ) -> tuple[dict[int, Decision], list[OutOfOrder]]:
     """The decisions with what must wait postponed, and what a person must be asked; nothing is written.
 
@@ -60,21 +63,25 @@ def keep_order(
     sends = [(r, d) for r in requests if isinstance(d := decisions[r.request_id], Send)]
     if not sends:
         return kept, found
-    around = worker.judge.sources.shard(lot.shard).neighbours([request.key for request, _ in sends])
+    around = worker.judge.sources.shard(topic_shard.shard).neighbours(
+        [request.key for request, _ in sends]
+    )
     if not around:
         return kept, found
     heads: dict[str, set[Verdict]] = {}
-    wanted = {Key(lot.topic, n.open_before) for n in around.values() if n.open_before is not None}
+    wanted = {
+        Key(topic_shard.topic, n.open_before) for n in around.values() if n.open_before is not None
+    }
     if wanted:
         judgement = worker.judge.judgement(sorted(wanted))
         worker.miss_all(judgement.unreachable)
-        later = judgement.as_of + worker.policy(lot.topic).recheck
+        later = judgement.as_of + worker.policy(topic_shard.topic).recheck
         for judged in judgement.judged:
             heads.setdefault(judged.message_id, set()).add(judged.verdict)
     else:
-        later = worker.instant() + worker.policy(lot.topic).recheck
+        later = worker.instant() + worker.policy(topic_shard.topic).recheck
     lines = _lines_of_people(
-        worker, lot, [r for r, _ in sends if is_by_person(r.requested_by)], around, heads
+        worker, topic_shard, [r for r, _ in sends if is_by_person(r.requested_by)], around, heads
     )
     for request, send in sends:
         near = around.get(request.key)
@@ -83,7 +90,7 @@ def keep_order(
             near,
             heads.get(near.open_before, ()) if near and near.open_before else (),
             by_person=is_by_person(request.requested_by),
-            gap=worker.policy(lot.topic).ordering_gap,
+            gap=worker.policy(topic_shard.topic).ordering_gap,
             later=later,
             moving=lines[near.ordering_key].before(request.key.message_id)
             if near and near.ordering_key in lines and is_by_person(request.requested_by)
@@ -98,7 +105,7 @@ def keep_order(
 
 def _lines_of_people(
     worker: Worker,
-    lot: Lot,
+    topic_shard: TopicShard,
     requests: Sequence[Request],
     around: Mapping[Key, Neighbours],
     heads: Mapping[str, set[Verdict]],
@@ -113,15 +120,17 @@ def _lines_of_people(
         for n in near
         if n.open_before and STUCK.intersection(heads.get(n.open_before, ()))
     }
-    return {key: _line(worker, lot, key) for key in sorted(keys)}
+    return {key: _line(worker, topic_shard, key) for key in sorted(keys)}
 
 
-def _line(worker: Worker, lot: Lot, ordering_key: str) -> Line:
+def _line(worker: Worker, topic_shard: TopicShard, ordering_key: str) -> Line:
     """Walks along the open messages of a key to the first that is, for one group at least, neither done nor stuck. In a line
     so long that the claim would run out meanwhile, what lies beyond waits."""
-    store, stuck, last = worker.judge.sources.shard(lot.shard), set[str](), None
-    while page := store.open_in_line(lot.topic, ordering_key, last, _PAGE):
-        judgement = worker.judge.judgement([Key(lot.topic, message_id) for message_id in page])
+    store, stuck, last = worker.judge.sources.shard(topic_shard.shard), set[str](), None
+    while page := store.open_in_line(topic_shard.topic, ordering_key, last, _PAGE):
+        judgement = worker.judge.judgement(
+            [Key(topic_shard.topic, message_id) for message_id in page]
+        )
         worker.miss_all(judgement.unreachable)
         verdicts: dict[str, set[Verdict]] = {}
         for judged in judgement.judged:
@@ -137,7 +146,7 @@ def _line(worker: Worker, lot: Lot, ordering_key: str) -> Line:
     return Line(frozenset(stuck), None)
 
 
-def ask_people(worker: Worker, lot: Lot, found: Sequence[OutOfOrder]) -> int:
+def ask_people(worker: Worker, topic_shard: TopicShard, found: Sequence[OutOfOrder]) -> int:
     """One case for each key, in one transaction; returns how many."""
     by_key: dict[tuple[CaseKind, str], list[OutOfOrder]] = {}
     for one in found:
@@ -150,15 +159,21 @@ def ask_people(worker: Worker, lot: Lot, found: Sequence[OutOfOrder]) -> int:
             open_case(
                 cursor,
                 kind=kind,
-                topic=lot.topic,
+                topic=topic_shard.topic,
                 group="*",
                 subject=ordering_key,
                 severity="warning",
                 summary=_SUMMARIES[kind].format(
-                    n=len(members), topic=lot.topic, key=ordering_key, blocker=members[0].blocker
+                    n=len(members),
+                    topic=topic_shard.topic,
+                    key=ordering_key,
+                    blocker=members[0].blocker,
                 ),
                 evidence={"ordering_key": ordering_key, "in_the_way": members[0].blocker},
-                members=[(lot.shard, lot.topic, one.message.message_id, "*") for one in members],
+                members=[
+                    (topic_shard.shard, topic_shard.topic, one.message.message_id, "*")
+                    for one in members
+                ],
                 run_id=worker.run.run_id,
             )
     return len(by_key)

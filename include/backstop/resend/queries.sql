@@ -3,7 +3,7 @@
 -- name: clock: the instant up to which this worker takes what is due
 SELECT clock_timestamp();
 
--- name: lots: what is due, by shard and topic; paused topics wait, and so does what a ramp holds (a dry run shows it)
+-- name: due_topic_shards: what is due, by shard and topic; paused topics wait, and so does what a ramp holds (a dry run shows it)
 SELECT r.topic, r.shard, count(*)
 FROM resend_request r
 WHERE r.state = 'open' AND r.not_before <= %(cut)s AND r.topic = ANY (%(topics)s)
@@ -70,7 +70,7 @@ FROM due
 WHERE r.request_id = due.request_id
 RETURNING r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.reason, r.requested_by, r.held;
 
--- name: look: the same requests, only read, for a dry run
+-- name: due_requests: the same requests, only read, for a dry run
 SELECT r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.reason, r.requested_by, r.held
 FROM resend_request r
 WHERE r.state = 'open' AND r.not_before <= %(cut)s AND r.topic = %(topic)s AND r.shard = %(shard)s
@@ -160,7 +160,7 @@ FROM jsonb_to_recordset(%(ends)s::jsonb) AS x(request_id bigint, state text, err
 WHERE r.request_id = x.request_id AND r.state = 'claimed' AND r.claim_token = x.claim_token
     AND (x.state <> 'open' OR r.claim_deadline <= clock_timestamp());
 
--- name: stored_letters_since: drained dead letters of a topic that are not decided, and died since then or nobody knows when
+-- name: stored_dead_letters_since: drained dead letters of a topic that are not decided, and died since then or nobody knows when
 SELECT consumer_group, message_id FROM dead_letter
 WHERE state = 'open' AND message_id IS NOT NULL AND (topic = %(topic)s OR topic IS NULL)
     AND (died_at IS NULL OR died_at >= %(since)s);

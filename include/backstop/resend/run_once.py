@@ -26,13 +26,13 @@ from backstop.requests.policy import Decision, NotNeeded, Postpone, Send
 from backstop.resend.ask_for_ids import Listed, ask_for_ids
 from backstop.resend.claim import (
     Claimed,
-    Lot,
     Request,
+    TopicShard,
     Worker,
     claim_requests,
     find_due,
-    look_at_requests,
     measure_queue_delays,
+    read_due_requests,
 )
 from backstop.resend.count_due import count_due
 from backstop.resend.judge_again import judge_again
@@ -245,15 +245,19 @@ def drain_requests(
 ) -> Counts:
     """Round after round of what was due at `cut`, until nothing is left or nothing left can be reached.
 
-    `first` is the lot to begin with, so that workers side by side begin with different ones. Raises RunLost
+    `first` is the number of the topic in a shard to begin with, so that workers side by side begin with different ones. Raises RunLost
     as soon as it is known; then nothing more is published.
     """
-    counts, given_up = Counts(), set[Lot]()
+    counts, given_up = Counts(), set[TopicShard]()
     left = inf if limit is None else limit
     at_once = worker.settings.resend.batch_size
-    while lots := [lot for lot in find_due(worker, cut) if lot not in given_up]:
-        measure_queue_delays(worker, {lot.topic for lot in lots})
-        waiting = deque(lots[first % len(lots) :] + lots[: first % len(lots)])
+    while topic_shards := [
+        topic_shard for topic_shard in find_due(worker, cut) if topic_shard not in given_up
+    ]:
+        measure_queue_delays(worker, {topic_shard.topic for topic_shard in topic_shards})
+        waiting = deque(
+            topic_shards[first % len(topic_shards) :] + topic_shards[: first % len(topic_shards)]
+        )
         while waiting:
             if left <= 0:
                 return counts
@@ -263,34 +267,40 @@ def drain_requests(
             left -= number
             gone, seconds = _send_round(worker, claims, counts)
             given_up |= gone
-            waiting = deque(lot for lot in waiting if lot not in gone)
+            waiting = deque(topic_shard for topic_shard in waiting if topic_shard not in gone)
             at_once = _next_round(worker, number, seconds)
     return counts
 
 
-def _claim_round(worker: Worker, waiting: deque[Lot], cut: datetime, at_once: int) -> list[Claimed]:
-    """Claims of the first lots, `at_once` requests in all, which one look judges. A lot without requests is taken from
+def _claim_round(
+    worker: Worker, waiting: deque[TopicShard], cut: datetime, at_once: int
+) -> list[Claimed]:
+    """Claims of the first of them, `at_once` requests in all, which are judged together. One without requests is taken from
     `waiting`. Waits until their topics' rates have room for them; when none has, it returns nothing."""
     claims: list[Claimed] = []
     # Of each topic one second's worth at most: what waits to be judged must not go out in one burst.
-    rest = {lot.topic: max(1, int(worker.policy(lot.topic).rate_limit)) for lot in waiting}
+    rest = {
+        topic_shard.topic: max(1, int(worker.policy(topic_shard.topic).rate_limit))
+        for topic_shard in waiting
+    }
     ask_again = inf
-    for lot in list(waiting):
+    for topic_shard in list(waiting):
         has_room = True
         while (
             has_room
-            and (size := min(worker.settings.resend.batch_size, at_once, rest[lot.topic])) > 0
+            and (size := min(worker.settings.resend.batch_size, at_once, rest[topic_shard.topic]))
+            > 0
         ):
-            claimed = claim_requests(worker, lot, cut, size)
+            claimed = claim_requests(worker, topic_shard, cut, size)
             has_room = bool(claimed.requests) and claimed.not_before <= monotonic()
             at_once -= len(claimed.requests)
-            rest[lot.topic] -= len(claimed.requests)
+            rest[topic_shard.topic] -= len(claimed.requests)
             if claimed.requests:
                 claims.append(claimed)
             elif claimed.not_before:
                 ask_again = min(ask_again, claimed.not_before)
             else:
-                waiting.remove(lot)
+                waiting.remove(topic_shard)
     # The rate limit is a matter of time, not of a condition; a second at most, then the pause is read again. The look comes
     # after the wait: what was judged goes out at once.
     until = (
@@ -302,10 +312,10 @@ def _claim_round(worker: Worker, waiting: deque[Lot], cut: datetime, at_once: in
 
 def _send_round(
     worker: Worker, claims: Sequence[Claimed], counts: Counts
-) -> tuple[set[Lot], float]:
-    """Judges the requests of all claims by one look, then sends each claim; returns the lots to leave for this run, and the
+) -> tuple[set[TopicShard], float]:
+    """Judges the requests of all claims together, then sends each claim; returns which to leave for this run, and the
     seconds that sending took."""
-    gone: set[Lot] = set()
+    gone: set[TopicShard] = set()
     if not claims:
         return gone, 0.0
     try:
@@ -313,20 +323,26 @@ def _send_round(
     except Unavailable as error:
         # Their requests stay claimed until the claims run out.
         for claimed in claims:
-            worker.miss(f"topic {claimed.lot.topic} in shard {claimed.lot.shard}", error.what)
-        return {claimed.lot for claimed in claims}, 0.0
+            worker.miss(
+                f"topic {claimed.topic_shard.topic} in shard {claimed.topic_shard.shard}",
+                error.what,
+            )
+        return {claimed.topic_shard for claimed in claims}, 0.0
     begun = monotonic()
     for claimed in claims:
-        if claimed.lot in gone:
-            hand_back(worker, claimed, counts, "what its lot needs had gone away")
+        if claimed.topic_shard in gone:
+            hand_back(worker, claimed, counts, "what its topic and shard need had gone away")
             continue
         try:
             if not send_claimed(worker, claimed, looked, counts):
-                gone.add(claimed.lot)
+                gone.add(claimed.topic_shard)
         except Unavailable as error:
-            # Its requests stay claimed until the claim runs out; the other lots need nothing of it.
-            worker.miss(f"topic {claimed.lot.topic} in shard {claimed.lot.shard}", error.what)
-            gone.add(claimed.lot)
+            # Its requests stay claimed until the claim runs out; the others need nothing of it.
+            worker.miss(
+                f"topic {claimed.topic_shard.topic} in shard {claimed.topic_shard.shard}",
+                error.what,
+            )
+            gone.add(claimed.topic_shard)
     return gone, monotonic() - begun
 
 
@@ -347,7 +363,7 @@ def plan(
     """What a run would do now with each due request, judged as a claim would; nothing is written anywhere."""
     with open_worker(settings, connections, run) as worker:
         cut, left = now(worker), limit
-        for lot in find_due(worker, cut, with_held=True):
+        for topic_shard in find_due(worker, cut, with_held=True):
             after = 0
             while left is None or left > 0:
                 size = (
@@ -355,19 +371,19 @@ def plan(
                     if left is None
                     else min(settings.resend.batch_size, left)
                 )
-                requests = look_at_requests(worker, lot, cut, after, size)
+                requests = read_due_requests(worker, topic_shard, cut, after, size)
                 if not requests:
                     break
                 after, left = (
                     requests[-1].request_id,
                     None if left is None else left - len(requests),
                 )
-                decisions, judgement = judge_again(worker, [(lot, requests)])
+                decisions, judgement = judge_again(worker, [(topic_shard, requests)])
                 worker.miss_all(judgement.unreachable)
-                if f"shard {lot.shard}" not in judgement.unreachable:
-                    decisions, _ = keep_order(worker, lot, requests, decisions)
+                if f"shard {topic_shard.shard}" not in judgement.unreachable:
+                    decisions, _ = keep_order(worker, topic_shard, requests, decisions)
                 yield from (
-                    Planned(request, lot.shard, decisions[request.request_id])
+                    Planned(request, topic_shard.shard, decisions[request.request_id])
                     for request in requests
                 )
         require_all_reachable(worker.missed)

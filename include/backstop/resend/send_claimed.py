@@ -56,14 +56,14 @@ def look_again(worker: Worker, claims: Sequence[Claimed]) -> Looked:
     """Judges all their requests at once; what does not answer is noted."""
     at = monotonic()
     decisions, judgement = judge_again(
-        worker, [(claimed.lot, claimed.requests) for claimed in claims]
+        worker, [(claimed.topic_shard, claimed.requests) for claimed in claims]
     )
     worker.miss_all(judgement.unreachable)
     return Looked(at, decisions, judgement.unreachable)
 
 
 def send_claimed(worker: Worker, claimed: Claimed, looked: Looked, counts: Counts) -> bool:
-    """Does it; false when the lot should be left for this run, because its shard or broker is away or time
+    """Does it; false when the claim's topic and shard should be left for this run, because its shard or broker is away or time
     ran out. A look that is not fresh any more is taken again, for this claim.
 
     Raises RunLost before anything is published once the run is not ours any more.
@@ -73,16 +73,19 @@ def send_claimed(worker: Worker, claimed: Claimed, looked: Looked, counts: Count
     decisions: Mapping[int, Decision] = {
         r.request_id: looked.decisions[r.request_id] for r in claimed.requests
     }
-    broker_name = worker.broker_name(claimed.lot.topic)
-    away = {f"shard {claimed.lot.shard}", f"broker {broker_name}"} & looked.unreachable.keys()
+    broker_name = worker.broker_name(claimed.topic_shard.topic)
+    away = {
+        f"shard {claimed.topic_shard.shard}",
+        f"broker {broker_name}",
+    } & looked.unreachable.keys()
     if away:
         return hand_back(worker, claimed, counts, f"did not answer: {', '.join(sorted(away))}")
     try:
-        decisions, found = keep_order(worker, claimed.lot, claimed.requests, decisions)
+        decisions, found = keep_order(worker, claimed.topic_shard, claimed.requests, decisions)
     except StoreUnavailable as error:
-        worker.miss(f"shard {claimed.lot.shard}", error.what)
+        worker.miss(f"shard {claimed.topic_shard.shard}", error.what)
         return hand_back(worker, claimed, counts, "the shard did not answer")
-    if cases := ask_people(worker, claimed.lot, found):
+    if cases := ask_people(worker, claimed.topic_shard, found):
         counts.add("order_cases", cases)
     sends = {
         number: decision for number, decision in decisions.items() if isinstance(decision, Send)
@@ -95,7 +98,8 @@ def send_claimed(worker: Worker, claimed: Claimed, looked: Looked, counts: Count
         broker = worker.judge.sources.broker(broker_name)
         if not _has_time(worker, claimed, claimed.until):
             worker.miss(
-                f"topic {claimed.lot.topic}", "judging a batch took longer than its claim lasts"
+                f"topic {claimed.topic_shard.topic}",
+                "judging a batch took longer than its claim lasts",
             )
             return hand_back(worker, claimed, counts, "no time was left after judging")
         try:
@@ -108,17 +112,18 @@ def send_claimed(worker: Worker, claimed: Claimed, looked: Looked, counts: Count
         try:
             sizes = _sizes(worker, claimed, left)
         except StoreUnavailable as error:
-            worker.miss(f"shard {claimed.lot.shard}", error.what)
+            worker.miss(f"shard {claimed.topic_shard.shard}", error.what)
             return hand_back(worker, claimed, counts, "the shard did not answer")
         while left:
             # A stop is honoured here: what has not taken its number goes back, and nothing more is published.
-            if is_paused(worker, claimed.lot.topic):
+            if is_paused(worker, claimed.topic_shard.topic):
                 counts.add("handed_back", len(left))
                 ends |= dict.fromkeys(left, End(RequestState.OPEN, "the topic was paused"))
                 break
             if not _has_time(worker, claimed, claimed.until):
                 worker.miss(
-                    f"topic {claimed.lot.topic}", "sending a batch took longer than its claim lasts"
+                    f"topic {claimed.topic_shard.topic}",
+                    "sending a batch took longer than its claim lasts",
                 )
                 counts.add("handed_back", len(left))
                 ends |= dict.fromkeys(
@@ -134,7 +139,7 @@ def send_claimed(worker: Worker, claimed: Claimed, looked: Looked, counts: Count
             except StoreUnavailable as error:
                 # Numbers may be taken and copies published: recovery will tell, once attempts and claim have
                 # run out. Those that come after have taken none.
-                worker.miss(f"shard {claimed.lot.shard}", error.what)
+                worker.miss(f"shard {claimed.topic_shard.shard}", error.what)
                 counts.add("left_claimed", len(now))
                 ends |= {
                     number: End(RequestState.OPEN, "the shard went away before its turn")
@@ -162,9 +167,9 @@ def _send(
 ) -> dict[int, End]:
     """The ends of every request to send. Raises StoreUnavailable, after which only recovery knows, and
     RunLost."""
-    lot = claimed.lot
-    store = worker.judge.sources.shard(lot.shard)
-    attempt_until = monotonic() + worker.policy(lot.topic).attempt_timeout.total_seconds()
+    topic_shard = claimed.topic_shard
+    store = worker.judge.sources.shard(topic_shard.shard)
+    attempt_until = monotonic() + worker.policy(topic_shard.topic).attempt_timeout.total_seconds()
     chunk = replace(claimed, requests=[r for r in claimed.requests if r.request_id in sends])
     taken, refused = take_numbers(worker, store, chunk, decisions)
     ends = {
@@ -173,8 +178,8 @@ def _send(
     }
     if refused:
         why = next(iter(refused.values())).what
-        worker.miss(f"{len(refused)} stubs of shard {lot.shard}", why)
-        later = worker.instant() + worker.policy(lot.topic).backoff_base
+        worker.miss(f"{len(refused)} stubs of shard {topic_shard.shard}", why)
+        later = worker.instant() + worker.policy(topic_shard.topic).backoff_base
         ends |= dict.fromkeys(refused, End(RequestState.OPEN, f"not claimed: {why}", later))
     if not taken:
         return ends
@@ -192,8 +197,8 @@ def _send(
     outcomes = settle_attempts(
         store,
         claimed.token,
-        worker.broker_name(lot.topic),
-        worker.policy(lot.topic).max_send_duration,
+        worker.broker_name(topic_shard.topic),
+        worker.policy(topic_shard.topic).max_send_duration,
         {number: request for number, (request, _) in taken.items()},
         receipts,
     )
@@ -207,7 +212,7 @@ def _sizes(worker: Worker, claimed: Claimed, sends: Mapping[int, Send]) -> dict[
         for request in claimed.requests
         if request.request_id in sends
     }
-    found = worker.judge.sources.shard(claimed.lot.shard).sizes(by_key, above=_SMALL)
+    found = worker.judge.sources.shard(claimed.topic_shard.shard).sizes(by_key, above=_SMALL)
     return {by_key[key]: size for key, size in found.items()}
 
 
@@ -216,7 +221,7 @@ def _next_chunk(
 ) -> dict[int, Send]:
     """As many as go out in about a second, by what the chunk before took; within _CHUNK_BYTES."""
     chosen = list(
-        islice(left, worker.pace.get(worker.broker_name(claimed.lot.topic), _FIRST_CHUNK))
+        islice(left, worker.pace.get(worker.broker_name(claimed.topic_shard.topic), _FIRST_CHUNK))
     )
     total = accumulate(sizes.get(request_id, _SMALL) for request_id in chosen)
     fitting = sum(1 for size in total if size <= _CHUNK_BYTES)
@@ -232,7 +237,10 @@ def paced(number: int, seconds: float) -> int:
 
 def _has_time(worker: Worker, claimed: Claimed, until: float) -> bool:
     """Is more time left than a send may take?"""
-    return until - monotonic() > worker.policy(claimed.lot.topic).max_send_duration.total_seconds()
+    return (
+        until - monotonic()
+        > worker.policy(claimed.topic_shard.topic).max_send_duration.total_seconds()
+    )
 
 
 def hand_back(worker: Worker, claimed: Claimed, counts: Counts, why: str) -> bool:

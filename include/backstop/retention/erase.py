@@ -158,7 +158,9 @@ def _require_over(control: Any, shards: dict[str, StubPurge], key: Key) -> None:
         if found is not None and found[1]:
             raise _refused(key, "a send of it is under way: wait until it has ended")
     with control, control.cursor() as cursor:
-        cursor.execute(_SQL["waiting_letters"], {"topic": key.topic, "message_id": key.message_id})
+        cursor.execute(
+            _SQL["waiting_dead_letters"], {"topic": key.topic, "message_id": key.message_id}
+        )
         number = cursor.fetchone()[0]
     if number:
         raise _refused(

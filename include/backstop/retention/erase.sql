@@ -3,7 +3,7 @@
 -- name: begin: who asks for it and why, before anything is emptied
 INSERT INTO erasure (topic, message_id, asked_by, why) VALUES (%(topic)s, %(message_id)s, %(who)s, %(why)s);
 
--- name: waiting_letters: dead letters of a message that are not decided
+-- name: waiting_dead_letters: dead letters of a message that are not decided
 SELECT count(*) FROM dead_letter d
 WHERE d.topic = %(topic)s AND d.message_id = %(message_id)s AND d.state IN ('open', 'replaying');
 

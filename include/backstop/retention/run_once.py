@@ -20,8 +20,8 @@ from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Counts
 from backstop.retention.pace import Pace
 from backstop.retention.purge_control import purge_control
+from backstop.retention.purge_dead_letters import purge_dead_letters
 from backstop.retention.purge_history import purge_history
-from backstop.retention.purge_letters import purge_letters
 from backstop.retention.purge_logs import purge_logs
 from backstop.retention.purge_reports import purge_reports
 from backstop.retention.purge_stubs import purge_stubs
@@ -47,7 +47,7 @@ def purge(
     counts += purge_logs(settings, connections, control, pace, missed, dry_run=run.dry_run)
     counts += purge_stubs(settings, connections, control, pace, missed, dry_run=run.dry_run)
     counts += purge_history(settings, connections, control, run, pace, missed)
-    counts += purge_letters(settings, control, run, pace)
+    counts += purge_dead_letters(settings, control, run, pace)
     counts += purge_control(settings, control, run, pace)
     if reports is not None and not pace.is_over():
         counts += purge_reports(

@@ -7,8 +7,8 @@ from typing import Any, cast
 from backstop.brokers.protocol import Trimmer
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.evidence.evidence import Looks
-from backstop.evidence.read import look_at_groups
+from backstop.evidence.evidence import Readings
+from backstop.evidence.read import read_groups
 from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
 from backstop.model.records import Counts
@@ -41,7 +41,7 @@ def trim_queues(
                 with pace.step():
                     with control, control.cursor() as cursor:
                         cursor.execute("SELECT clock_timestamp()")
-                        looks = look_at_groups(
+                        looks = read_groups(
                             sources, cursor, cursor.fetchone()[0], [topic], to_judge=False
                         )
                     removed = cast(Trimmer, broker).trim(topic, _settled(settings, looks, topic))
@@ -52,7 +52,7 @@ def trim_queues(
     return counts
 
 
-def _settled(settings: Settings, looks: Looks, topic: str) -> dict[int, tuple[str, int]]:
+def _settled(settings: Settings, looks: Readings, topic: str) -> dict[int, tuple[str, int]]:
     """For each queue that every group has got on in: its epoch, and the first offset that one of them has not passed."""
     # One that has ended too: it still owes what was created before.
     groups = [looks.groups[topic, group] for group in settings.topics[topic].groups]

@@ -24,7 +24,7 @@ COUNTED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueDeadLetters:
     """`queues`: dead-letter queues with at least one letter; `silent`: brokers and queues that did not answer, and why.
     Letters and replays are counted up to COUNTED of each kind."""
 
@@ -48,7 +48,9 @@ class Due:
             )
 
 
-def count_due(settings: Settings, connections: Connections, control: Any, run: Run) -> Due:
+def count_due(
+    settings: Settings, connections: Connections, control: Any, run: Run
+) -> DueDeadLetters:
     """Looks at the first letter of each queue, takes none, and counts what is stored."""
     queues: list[str] = []
     silent: list[str] = []
@@ -60,12 +62,12 @@ def count_due(settings: Settings, connections: Connections, control: Any, run: R
             with guard_reader(open_broker, settings, connections, name) as broker:
                 for queue in guard_reader(broker.dead_letter_queues, groups):
                     try:
-                        queues += [queue] if guard_reader(_has_letters, broker, queue) else []
+                        queues += [queue] if guard_reader(_has_dead_letters, broker, queue) else []
                     except Unreadable as error:
                         silent.append(f"broker {name}, {queue}: {error.what}")
         except Unavailable as error:
             silent.append(f"broker {name}: {error.what}")
-    return Due(tuple(queues), *count_stored(settings, control, run), tuple(silent))
+    return DueDeadLetters(tuple(queues), *count_stored(settings, control, run), tuple(silent))
 
 
 def count_stored(
@@ -93,10 +95,10 @@ def any_stored(control: Any, version: str) -> bool:
         return any(cursor.fetchone())
 
 
-def any_letter(broker: Broker, groups: Sequence[str]) -> bool:
+def any_dead_letter(broker: Broker, groups: Sequence[str]) -> bool:
     """Whether a dead-letter queue of these groups holds a letter; takes none. Raises Unavailable."""
     return any(
-        guard_reader(_has_letters, broker, queue)
+        guard_reader(_has_dead_letters, broker, queue)
         for queue in guard_reader(broker.dead_letter_queues, groups)
     )
 
@@ -115,7 +117,7 @@ def unread_logs(control: Any, run: Run) -> Unavailable | None:
     )
 
 
-def _has_letters(broker: Any, queue: str) -> bool:
+def _has_dead_letters(broker: Any, queue: str) -> bool:
     reader = broker.open_dead_letters(queue)
     try:
         return bool(reader.read(1))

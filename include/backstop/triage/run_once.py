@@ -12,7 +12,7 @@ from backstop.model.records import Counts
 from backstop.runs.duty import Check, Duty, RunCheck, Step, Work, walk_duty
 from backstop.runs.run import DEAD_AFTER
 from backstop.runs.scope import name_of
-from backstop.triage.causes.classify import classify_letters
+from backstop.triage.causes.classify import classify_dead_letters
 from backstop.triage.causes.promote_causes import promote_causes
 from backstop.triage.count_due import count_due, unread_logs
 from backstop.triage.decide.apply import Decided, decide_and_apply
@@ -45,7 +45,7 @@ def due(work: Work[TriageInput]) -> int | None:
 
 
 def classify(work: Work[TriageInput]) -> Counts:
-    return classify_letters(work.control, work.settings, work.connections, work.run)
+    return classify_dead_letters(work.control, work.settings, work.connections, work.run)
 
 
 TRIAGE = Duty(

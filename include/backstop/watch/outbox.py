@@ -37,15 +37,13 @@ def note_failure(
         cursor.execute(_SQL["last_success_of"], {"duty": duty})
         first = f"duty/{duty}/failed/{cursor.fetchone()[0]}"
         cursor.execute(_SQL["told_since"], {"dedup_key": first})
-        told = cursor.fetchone()
-        if told is None:
+        announced = cursor.fetchone()
+        if announced is None:
             return _write(cursor, first, "warning", title, body, facts)
-        if (number := steps_passed(timedelta(seconds=told[0]), again)) == 0:
+        if (number := steps_passed(timedelta(seconds=announced[0]), again)) == 0:
             return False
         title = f"The duty {duty} still fails"
-        body = (
-            f"It has not succeeded since the first alert, {int(told[0] // 3600)} hours ago. {body}"
-        )
+        body = f"It has not succeeded since the first alert, {int(announced[0] // 3600)} hours ago. {body}"
         return _write(cursor, f"{first}/again/{number}", "critical", title, body, facts)
 
 

@@ -29,7 +29,7 @@ from backstop.watch.judge import judge
 from backstop.watch.owners import judge_books, keep_owners
 from backstop.watch.parked import judge_discards, look_for_parked, tell_of_parked
 from backstop.watch.retire import retired
-from backstop.watch.sample_groups import forget, look_at_shards, read_history, take_sample
+from backstop.watch.sample_groups import forget, read_history, sample_shards, take_sample
 from backstop.watch.samples import Answer, Finding
 from backstop.watch.size import judge_size
 from backstop.watch.tell import read_yardsticks, tell
@@ -56,7 +56,7 @@ def look(work: Work[Watched]) -> None:
             history = read_history(cursor, settings, run.as_of)
             take_sample(sources, cursor, run.as_of, history)
             blocks = look_for_blocked(sources, cursor, history, run.as_of)
-            look_at_shards(sources, cursor, run.as_of)
+            sample_shards(sources, cursor, run.as_of)
             forget(cursor, settings, run.as_of)
             yardsticks = read_yardsticks(cursor)
         seen = {

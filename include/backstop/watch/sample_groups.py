@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import Any
 
 from backstop.config.settings import Settings
-from backstop.evidence.evidence import GroupLook, QueueLook
-from backstop.evidence.read import look_at_groups
+from backstop.evidence.evidence import GroupProgress, QueueReading
+from backstop.evidence.read import read_groups
 from backstop.evidence.require_servers import record_servers
 from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
@@ -84,7 +84,7 @@ def take_sample(sources: Sources, cursor: Any, as_of: datetime, history: History
     not gets a sample without counts. A group that has ended, or has not begun, is not sampled.
     """
     settings = sources.settings
-    looks = look_at_groups(sources, cursor, as_of, list(settings.topics), to_judge=False)
+    looks = read_groups(sources, cursor, as_of, list(settings.topics), to_judge=False)
     record_servers(cursor, looks.servers)
     until = as_of - lag(settings)
     recorded = _each_since(
@@ -139,7 +139,7 @@ def take_sample(sources: Sources, cursor: Any, as_of: datetime, history: History
         history.queues[topic, group] = _queues(cursor, topic, group, standing, queues, as_of)
 
 
-def look_at_shards(sources: Sources, cursor: Any, as_of: datetime) -> None:
+def sample_shards(sources: Sources, cursor: Any, as_of: datetime) -> None:
     """Keeps since when the oldest due stub of each shard is due."""
     for shard in sources.settings.producers:
         try:
@@ -210,8 +210,8 @@ def _resent(cursor: Any, since: datetime) -> int | None:
 
 
 def _stand(
-    standing: GroupLook,
-    queues: dict[int, QueueLook],
+    standing: GroupProgress,
+    queues: dict[int, QueueReading],
     as_of: datetime,
     until: datetime,
     logged: int | None,
@@ -232,8 +232,8 @@ def _queues(
     cursor: Any,
     topic: str,
     group: str,
-    standing: GroupLook,
-    queues: dict[int, QueueLook],
+    standing: GroupProgress,
+    queues: dict[int, QueueReading],
     as_of: datetime,
 ) -> list[QueueSample]:
     """Where the group is in each queue, beside what earlier samples stored about it."""
@@ -273,5 +273,5 @@ def _queues(
     return found
 
 
-def _life(queues: dict[int, QueueLook]) -> str:
+def _life(queues: dict[int, QueueReading]) -> str:
     return ",".join(f"{queue_id}:{queue.epoch}" for queue_id, queue in sorted(queues.items()))

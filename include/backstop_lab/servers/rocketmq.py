@@ -280,7 +280,10 @@ def broker_settings(
 
 
 def command(directory: Path, *options: str, classes: Sequence[Path] = ()) -> list[str]:
-    """Java up to the program; `classes`: folders behind the jars."""
+    """Java up to the program; `classes`: folders behind the jars. The broker unpacks its native library below the directory, where
+    it goes with the rest if the process is killed."""
+    unpacked = directory / "tmp"
+    unpacked.mkdir(parents=True, exist_ok=True)
     return [
         str(java_program()),
         "-XX:TieredStopAtLevel=1",
@@ -290,6 +293,7 @@ def command(directory: Path, *options: str, classes: Sequence[Path] = ()) -> lis
         *shared_classes("rocketmq"),
         *options,
         f"-Duser.home={directory}",
+        f"-Djava.io.tmpdir={unpacked}",
         "-Drocketmq.log.level=WARN",
         "-cp",
         os.pathsep.join([*jars(), *map(str, classes)]),

@@ -251,7 +251,7 @@ class ActiveMQSubscription:
         session = self._held("burying a message")
         number = session.number()
         queue = self._names.queue(received.message.topic, self._group)
-        told = {
+        death_headers = {
             ORIGIN: f"queue://{queue}",
             DELIVERIES: str(received.deliveries),
             CAUSE: f"Delivery[{received.deliveries}] exceeds redelivery policy limit: given up by its consumer",
@@ -262,7 +262,13 @@ class ActiveMQSubscription:
             encode("BEGIN", {"transaction": number}),
             encode(
                 "SEND",
-                {"destination": to, "persistent": "true", "transaction": number, **headers, **told},
+                {
+                    "destination": to,
+                    "persistent": "true",
+                    "transaction": number,
+                    **headers,
+                    **death_headers,
+                },
                 received.message.content,
             ),
             encode("ACK", {"id": self._acks[received.broker_id], "transaction": number}),

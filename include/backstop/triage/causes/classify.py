@@ -195,7 +195,7 @@ def rules_of(settings: Settings) -> Rules:
     return Rules([rule.plain() for rule in settings.dead_letters.rules])
 
 
-def classify_letters(
+def classify_dead_letters(
     control: Any,
     settings: Settings,
     connections: Connections,
@@ -245,7 +245,7 @@ def stage_pages(
         done = classify_page(letters, logs, rules)
         with control, control.cursor() as cursor:
             hold(cursor, run)
-            stage_letters(cursor, run, stage, rules, done.staged)
+            stage_dead_letters(cursor, run, stage, rules, done.staged)
         looked, waits = looked + len(letters), waits + done.waits
     return looked, waits
 
@@ -317,7 +317,7 @@ def _scope(run: Run, rules: Rules) -> dict[str, Any]:
     return {"topics": topics_of(run.scope), "version": rules.version}
 
 
-def stage_letters(
+def stage_dead_letters(
     cursor: Any, run: Run, stage: int, rules: Rules, staged: Sequence[Staged]
 ) -> None:
     """By COPY, in the caller's transaction. A letter that is staged already stays as it is: it is the same."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from backstop.model.records import Counts, LetterState
+from backstop.model.records import Counts, DeadLetterState
 from backstop.runs.run import Run, add_counts, hold
 from backstop.sql.named import load
 from backstop.triage.causes.show_template import shown
@@ -49,7 +49,7 @@ def promote_causes(control: Any, run: Run) -> Counts:
                 _SQL["next_batch"], {"run_id": run.run_id, "after": after, "limit": BATCH}
             )
             rows = [_Row(*row) for row in cursor.fetchall()]
-            done = _promote(cursor, [row for row in rows if row.state == LetterState.OPEN])
+            done = _promote(cursor, [row for row in rows if row.state == DeadLetterState.OPEN])
         if not rows:
             break
         counts, after = counts + done, rows[-1].letter

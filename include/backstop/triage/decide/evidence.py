@@ -1,6 +1,5 @@
-"""Gathers what a decision needs of open dead letters, in an order in which a change meanwhile only makes it wait or discard.
-
-dead letters | decisions, replays, requests (control) | stubs (producers) | clocks and logs (consumers), last
+"""Gathers what a decision needs of open dead letters: the dead letters themselves, then what the control database has about them,
+then what producers' and consumers' databases know (`evidence.read_by_key` has the order).
 """
 
 from __future__ import annotations
@@ -11,19 +10,12 @@ from datetime import datetime
 from typing import Any
 
 from backstop.config.settings import Settings
+from backstop.evidence.read_by_key import Delivery, StoreAnswers, read_messages
 from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
 from backstop.model.records import Key, LogRow, LogState, Stub, StubStatus, Verdict
 from backstop.requests.ask import route_for
 from backstop.sql.named import load
-from backstop.triage.decide.ask_stores import (
-    Delivery,
-    bad_clocks,
-    befores_of,
-    logs_of,
-    owed_by,
-    stubs_of,
-)
 from backstop.triage.decide.decide import GIVEN_UP, Facts
 
 _SQL = load("backstop.triage.decide", "decide.sql")
@@ -109,27 +101,13 @@ def gather_evidence(
             asked.setdefault(Key(topic, message_id), []).append((number, state))
         open_letters = _fetch(cur, "open_deliveries", values)
         given_up = set(_fetch(cur, "given_up", values))
-    stubs, shards, missed = stubs_of(settings, sources, keys)
-    with control, control.cursor() as cur:
-        groups = {
-            letter.group
-            for letter in letters
-            if letter.group is not None and letter.group in settings.groups
-        }
-        clocks = bad_clocks(
-            settings, sources, cur, {stub.shard for stub in stubs.values()}, groups, missed
-        )
-        owed = owed_by(settings, cur, stubs)
-    befores = befores_of(sources, stubs, missed)
-    logs, floors = logs_of(settings, sources, _wanted_logs(settings, letters, owed), clocks)
+    stores = read_messages(
+        sources,
+        control,
+        [(letter.key, letter.group) for letter in letters if letter.key is not None],
+    )
     seen = _Seen(
-        stubs,
-        shards,
-        missed,
-        clocks,
-        owed,
-        logs,
-        floors,
+        stores,
         discarded,
         withdrawn,
         replays,
@@ -139,9 +117,9 @@ def gather_evidence(
         given_up=given_up,
     )
     dead = {(t, i, g) for t, i, g, *_ in open_letters}
-    evidence = Evidence(as_of, befores=befores)
-    for key, groups in owed.items():
-        evidence.verdicts[key] = _verdicts(key, groups, logs, dead)
+    evidence = Evidence(as_of, befores=dict(stores.earlier))
+    for key, groups in stores.owed.items():
+        evidence.verdicts[key] = _verdicts(key, groups, stores.logs, dead)
     for letter in letters:
         evidence.facts[letter.dead_letter_id] = _facts(sources, letter, evidence, seen)
     return evidence
@@ -149,15 +127,9 @@ def gather_evidence(
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What each store answered about one batch of dead letters."""
+    """What each store, and the control database, answered about one batch of dead letters."""
 
-    stubs: Mapping[Key, Stub]
-    shards: Mapping[Key, list[str]]
-    missed: Mapping[str, str]
-    clocks: Mapping[str, str]
-    owed: Mapping[Key, set[str]]
-    logs: Mapping[Delivery, LogRow]
-    floors: Mapping[str, datetime]
+    stores: StoreAnswers
     discarded: Mapping[Delivery, dict[str, Any]]
     withdrawn: Mapping[Key, dict[str, Any]]
     replays: Mapping[Delivery, int]
@@ -168,11 +140,11 @@ class _Seen:
 
 
 def _facts(sources: Sources, letter: OpenDeadLetter, evidence: Evidence, seen: _Seen) -> Facts:
-    settings = sources.settings
+    settings, stores = sources.settings, seen.stores
     key, delivery = letter.key, letter.delivery
-    stub = seen.stubs.get(key) if key is not None else None
+    stub = stores.stubs.get(key) if key is not None else None
     given_up = seen.discarded.get(delivery) if delivery is not None else None
-    alone = key is not None and len(seen.shards.get(key, ())) == 1
+    alone = key is not None and len(stores.shards.get(key, ())) == 1
     if (
         given_up is None
         and key is not None
@@ -189,8 +161,8 @@ def _facts(sources: Sources, letter: OpenDeadLetter, evidence: Evidence, seen: _
         barred=letter.barred,
         left=letter.left_in_case,
         discarded=given_up,
-        unaddressable=_unaddressable(settings, letter, seen.owed),
-        unread=_unread(settings, letter, stub, seen.missed, seen.clocks),
+        unaddressable=_unaddressable(settings, letter, stores.owed),
+        unread=_unread(settings, letter, stub, stores),
     )
     if key is None or delivery is None:
         return facts
@@ -211,10 +183,10 @@ def _facts(sources: Sources, letter: OpenDeadLetter, evidence: Evidence, seen: _
             unread = unread or f"broker {broker}"
     return replace(
         facts,
-        log=seen.logs.get(delivery),
+        log=stores.logs.get(delivery),
         stub=stub,
-        shards=tuple(seen.shards.get(key, ())),
-        log_floor=seen.floors.get(group),
+        shards=tuple(stores.shards.get(key, ())),
+        log_floor=stores.floors.get((key.topic, group)),
         left=letter.left_in_case or seen.left.get(delivery),
         barred=letter.barred
         or seen.barred.get(delivery)
@@ -246,24 +218,20 @@ def _unaddressable(
 
 
 def _unread(
-    settings: Settings,
-    letter: OpenDeadLetter,
-    stub: Stub | None,
-    missed: Mapping[str, str],
-    clocks: Mapping[str, str],
+    settings: Settings, letter: OpenDeadLetter, stub: Stub | None, stores: StoreAnswers
 ) -> str | None:
     """What stands in the way of deciding this letter. A stub that no shard has is certain only when every shard answered."""
     if letter.key is None or letter.key.topic not in settings.topics:
         return None
+    missed, doubted = stores.missed, stores.doubted
     away = [why for name, why in missed.items() if stub is None or name == stub.shard]
     # A second shard may have the message too: only all of them together say that it is on one.
     away = away or list(missed.values())
-    if stub is not None and stub.shard in clocks:
-        away.append(clocks[stub.shard])
-    if letter.group in settings.groups and (
-        why := clocks.get(f"store {settings.groups[letter.group].store}")
-    ):
-        away.append(why)
+    if stub is not None and stub.shard in doubted:
+        away.append(doubted[stub.shard])
+    if letter.group in settings.groups:
+        logs = (f"store {settings.groups[letter.group].store}", f"group {letter.group}")
+        away += [doubted[name] for name in logs if name in doubted]
     return away[0] if away else None
 
 
@@ -275,19 +243,6 @@ def _asked(stub: Stub | None, requests: Iterable[tuple[int, str]]) -> str | None
         if stub is not None and number != stub.send_count + 1:
             return "another send of it was asked for"
     return None
-
-
-def _wanted_logs(
-    settings: Settings, letters: Sequence[OpenDeadLetter], owed: Mapping[Key, set[str]]
-) -> dict[str, dict[Key, None]]:
-    """By group, the messages whose log is asked for: of the letters' own groups, and of all that owe them, for the route."""
-    by_group: dict[str, dict[Key, None]] = {}
-    for letter in letters:
-        if (key := letter.key) is not None:
-            for group in sorted({letter.group or "", *owed.get(key, ())}):
-                if group in settings.groups:
-                    by_group.setdefault(group, {})[key] = None
-    return by_group
 
 
 def _verdicts(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from backstop.model.records import Counts, LetterState, RequestState
+from backstop.model.records import Counts, DeadLetterState, RequestState
 from backstop.requests.ask import FOR_GOOD
 from backstop.runs.run import Run, hold
 from backstop.runs.scope import topics_of
@@ -35,7 +35,7 @@ def settle_replays(control: Any, run: Run) -> Counts:
             rows = [end_of(letter, group, *request) for letter, group, _, *request in found]
             cur.execute(_SQL["settle"], {"rows": json.dumps(rows)})
         for row in rows:
-            counts.add("replayed" if row["state"] == LetterState.REPLAYED else "open_again")
+            counts.add("replayed" if row["state"] == DeadLetterState.REPLAYED else "open_again")
     return counts
 
 
@@ -49,7 +49,7 @@ def end_of(
 ) -> dict[str, Any]:
     """What becomes of a replaying letter whose request ended so (pure). State null: the request is not there any more."""
     if state in _PUBLISHED and (groups is None or group in groups):
-        state = str(LetterState.REPLAYED)
+        state = str(DeadLetterState.REPLAYED)
         return {
             "dead_letter_id": dead_letter_id,
             "state": state,
@@ -66,7 +66,7 @@ def end_of(
         reason = _NO_ROUTE
     return {
         "dead_letter_id": dead_letter_id,
-        "state": str(LetterState.OPEN),
+        "state": str(DeadLetterState.OPEN),
         "reason": reason,
         "barred": reason if reason in STICKY else None,
         "look_at": None,

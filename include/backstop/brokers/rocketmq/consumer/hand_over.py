@@ -65,10 +65,12 @@ class Handover:
         if now >= self._ask_at:
             self._ask_at = now + ASK_SECONDS
             self._ask_holders()
-        told = self._told()
+        queues_of = self._read_answers()
         for queue, wait in self._waiting.items():
             free = {
-                member for member in wait.holders if member in told and queue not in told[member]
+                member
+                for member in wait.holders
+                if member in queues_of and queue not in queues_of[member]
             }
             self._waiting[queue] = _Wait(wait.since, wait.holders - free)
         return [
@@ -97,12 +99,12 @@ class Handover:
                 if number is not None:
                     self._asked[member] = (broker, number)
 
-    def _told(self) -> dict[str, Collection[MessageQueue]]:
+    def _read_answers(self) -> dict[str, Collection[MessageQueue]]:
         """What those have that answered just now: nothing, where one is gone or does not tell."""
-        told: dict[str, Collection[MessageQueue]] = {}
+        queues_of: dict[str, Collection[MessageQueue]] = {}
         for member, (broker, number) in list(self._asked.items()):
             answer = self._connections.taken(broker, number)
             if answer is not None:
                 del self._asked[member]
-                told[member] = queues_in(answer) if answer.code == ResponseCode.SUCCESS else ()
-        return told
+                queues_of[member] = queues_in(answer) if answer.code == ResponseCode.SUCCESS else ()
+        return queues_of

@@ -78,9 +78,9 @@ class Clock:
             ),
             strict=True,
         ):
-            told = self._as_proved(address, answer, doing)
-            if told is not None:
-                found[name] = told
+            millis = self._as_proved(address, answer, doing)
+            if millis is not None:
+                found[name] = millis
         rest = {name: address for name, address in masters.items() if name not in found}
         return {**found, **self._prove(rest, deadline, doing)} if rest else found
 
@@ -92,8 +92,8 @@ class Clock:
         now = time.monotonic()
         if answer.code != ResponseCode.SUCCESS or now - at > PROVED_SECONDS:
             return None
-        told = _told(answer, doing)
-        return told if abs(told - proved - (now - at) * 1000) < 1000 else None
+        millis = _read_millis(answer, doing)
+        return millis if abs(millis - proved - (now - at) * 1000) < 1000 else None
 
     def _prove(self, masters: Mapping[str, str], deadline: float, doing: str) -> dict[str, int]:
         begun = time.monotonic()
@@ -126,7 +126,7 @@ class Clock:
         read must have come into the queues before their ends are asked for.
         """
         ends: dict[str, int] = {}
-        told: dict[str, Runtime] = {}
+        runtimes: dict[str, Runtime] = {}
         waits, pause = dict(masters), 0.001
         while waits:
             doing = "looking whether its queues hold all that it stored"
@@ -136,7 +136,7 @@ class Clock:
             ]
             answers = require_answers(self._pool, requests, deadline, doing)
             for name, answer in zip(list(waits), answers, strict=True):
-                seen = told[name] = _runtime(answer, doing)
+                seen = runtimes[name] = _runtime(answer, doing)
                 end = ends.setdefault(name, seen.log_end)
                 hidden = seen.unflushed if self._shows_flushed(waits[name], seen, deadline) else 0
                 if seen.log_end - seen.behind - hidden >= end or seen.log_end < end:
@@ -148,7 +148,7 @@ class Clock:
                     pause
                 )  # it tells nobody when it has caught up: it is asked, ever more seldom
                 pause = min(2 * pause, 0.1)
-        return told
+        return runtimes
 
     def _shows_flushed(self, address: str, seen: Runtime, deadline: float) -> bool:
         """Whether only what is on disk comes into the queues; asked once in a broker's life."""
@@ -174,12 +174,12 @@ def _time(answer: Answer, seen: Runtime, took: int, doing: str) -> int:
     """The time that the answer tells, where the runtime agrees; else the whole second."""
     if answer.code != ResponseCode.SUCCESS:
         return seen.second
-    told = _told(answer, doing)
+    millis = _read_millis(answer, doing)
     # Both were asked for within `took`, in an order that nobody knows.
-    return told if seen.second - took <= told < seen.second + 1000 + took else seen.second
+    return millis if seen.second - took <= millis < seen.second + 1000 + took else seen.second
 
 
-def _told(answer: Answer, doing: str) -> int:
+def _read_millis(answer: Answer, doing: str) -> int:
     try:
         return int(answer.json()["consumeTimeSpanSet"][0]["delayTime"]) - 1
     except (Malformed, KeyError, IndexError, TypeError, ValueError) as error:

@@ -45,7 +45,7 @@ def holders(
     doing = f"looking for the consumers of the group {group!r}"
     name, masters, _ = reader.find(topic, doing, deadline)
     found: list[Holder] = []
-    for client, told in running_infos(pool, group, masters, doing, deadline).items():
+    for client, info in running_infos(pool, group, masters, doing, deadline).items():
         try:
             held = (
                 [
@@ -55,10 +55,10 @@ def holders(
                         locked,
                         at if locked else None,
                     )
-                    for queue, locked, at in _queues(told)
+                    for queue, locked, at in _queues(info)
                     if queue["topic"] == name
                 ]
-                if told is not None
+                if info is not None
                 else [Holder(client, None)]
             )
         except _UNREADABLE:
@@ -81,12 +81,12 @@ def why_no_retry(
     _, masters, _ = reader.find(topic, doing, deadline)
     locked, read = 0, set()
     infos = running_infos(pool, group, masters, doing, deadline)
-    for client, told in infos.items():
+    for client, info in infos.items():
         try:
-            if told is None:
+            if info is None:
                 raise ValueError(client)
-            locked += sum(one for _, one, _ in _queues(told))
-            read |= {str(one["topic"]) for one in told.get("subscriptionSet") or ()}
+            locked += sum(one for _, one, _ in _queues(info))
+            read |= {str(one["topic"]) for one in info.get("subscriptionSet") or ()}
         except _UNREADABLE:
             return f"its consumer {client} does not say whether the group consumes in order"
     if locked:
@@ -115,10 +115,10 @@ def running_infos(
         found[client] = None
         if isinstance(answer, Command) and answer.code == ResponseCode.SUCCESS:
             try:
-                told = answer.json()
+                info = answer.json()
             except Malformed:
                 continue
-            found[client] = told if isinstance(told, dict) else None
+            found[client] = info if isinstance(info, dict) else None
     return found
 
 
@@ -144,11 +144,11 @@ def _clients(
     return found
 
 
-def _queues(told: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], bool, datetime]]:
+def _queues(info: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], bool, datetime]]:
     """(queue, locked, when last) by one consumer's own word. Raises what _UNREADABLE names."""
     # A client calls every queue of its own locked; a lock it is in an ordered group only.
-    ordered = str((told.get("properties") or {}).get("PROP_CONSUMEORDERLY", "")).lower() == "true"
-    for table in (told.get("mqTable") or {}, told.get("mqPopTable") or {}):
+    ordered = str((info.get("properties") or {}).get("PROP_CONSUMEORDERLY", "")).lower() == "true"
+    for table in (info.get("mqTable") or {}, info.get("mqPopTable") or {}):
         for key, state in table.items():
             if not state.get("droped"):
                 locked = ordered and bool(state.get("locked"))

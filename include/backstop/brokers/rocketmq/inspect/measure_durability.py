@@ -180,7 +180,7 @@ class ConfigReader:
         infos = running_infos(self._pool, group, {at: at for at in masters}, doing, deadline)
         pops = (
             ["a consumer reports it"]
-            if any(told and told.get("mqPopTable") for told in infos.values())
+            if any(info and info.get("mqPopTable") for info in infos.values())
             else []
         )
         for retry in (one for topic in topics for one in pop_retry_topics(group, topic)):
@@ -190,7 +190,7 @@ class ConfigReader:
                 continue
             pops.append(f"there is a topic {retry}")
         return Consumers(
-            len(clients), subscriptions, pops, sum(told is None for told in infos.values())
+            len(clients), subscriptions, pops, sum(info is None for info in infos.values())
         )
 
 

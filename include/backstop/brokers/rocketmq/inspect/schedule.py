@@ -202,7 +202,9 @@ class Schedule:
         runtimes = self._clock.settle(masters, deadline)
         found: list[_Ends] = []
         stats = self._ask_stats(list(masters.values()), SCHEDULE, doing, deadline)
-        for (master, address), told, stored in zip(masters.items(), offsets, stats, strict=True):
+        for (master, address), offsets_answer, stored in zip(
+            masters.items(), offsets, stats, strict=True
+        ):
             if (
                 master not in self._masters
                 or self._masters[master].booted != runtimes[master].booted
@@ -213,7 +215,7 @@ class Schedule:
             try:
                 delivered = {
                     int(level) - 1: int(offset)
-                    for level, offset in told.json()["offsetTable"].items()
+                    for level, offset in offsets_answer.json()["offsetTable"].items()
                 }
             except (Malformed, KeyError, TypeError, ValueError, AttributeError) as error:
                 raise unavailable(

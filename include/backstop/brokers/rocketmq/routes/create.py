@@ -127,10 +127,10 @@ class Creator:
                         },
                     ),
                 )
-                for (queue, master), told, begin in zip(
+                for (queue, master), committed, begin in zip(
                     queues, answers[::2], answers[1::2], strict=True
                 )
-                if told.code == ResponseCode.QUERY_NOT_FOUND
+                if committed.code == ResponseCode.QUERY_NOT_FOUND
             ]
         except Malformed as error:
             raise unavailable(doing, str(error)) from error

@@ -1,12 +1,16 @@
-"""Asks the stores about messages by key: their promises, whose turn it is in their ordering key, who owes them, and the logs.
+"""Reads what the stores know of single messages, for decisions about their dead letters, in the order that makes it safe:
 
-What does not answer is noted and asked only once; it never counts as "no row".
+    stubs of every shard, clocks, who owes them, whose turn it is in their ordering key, logs, the logs' floors
+
+The caller has read the dead letters and the control database's decisions before. So whatever changes meanwhile can only make a
+decision wait or find the work done. What does not answer is noted and asked only once; it never counts as "no row".
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +18,7 @@ from backstop.config.settings import Settings
 from backstop.evidence.read import Clocks
 from backstop.evidence.read_owing import read_owing
 from backstop.evidence.sources import Sources
-from backstop.model.errors import Unavailable
+from backstop.model.errors import StoreFailed, Unavailable
 from backstop.model.records import Key, LogRow, Stub
 from backstop.stores.protocol import STUB_COLUMNS
 from backstop.verdicts import frames
@@ -37,7 +41,50 @@ _INSTANTS = frozenset(
 )
 
 
-def stubs_of(
+@dataclass(frozen=True, slots=True)
+class StoreAnswers:
+    """What the stores answered about some messages."""
+
+    stubs: Mapping[Key, Stub]
+    shards: Mapping[Key, list[str]]
+    """Every shard that has the message: more than one breaks the contract."""
+    owed: Mapping[Key, set[str]]
+    """The groups that owe it."""
+    earlier: Mapping[Key, Key]
+    """The first open message before it in its ordering key."""
+    logs: Mapping[Delivery, LogRow]
+    floors: Mapping[tuple[str, str], datetime]
+    """By topic and group: the largest `updated_at` of a log ever purged."""
+    missed: Mapping[str, str]
+    """By shard: what did not answer."""
+    doubted: Mapping[str, str]
+    """By shard, "store <name>" or "group <name>": what did not answer there, or whose clock is off."""
+
+
+def read_messages(
+    sources: Sources, control: Any, deliveries: Collection[tuple[Key, str | None]]
+) -> StoreAnswers:
+    """`deliveries`: messages, each with the group of its dead letter (null: unknown). Logs are read of these groups, and of all that
+    owe the messages. Commits the control connection, which it only reads; what does not answer is in `sources`, too."""
+    settings = sources.settings
+    keys = list(dict.fromkeys(key for key, _ in deliveries))
+    groups = {group for _, group in deliveries if group is not None and group in settings.groups}
+    stubs, shards, missed = _read_stubs(settings, sources, keys)
+    with control, control.cursor() as cur:
+        at = {stub.shard for stub in stubs.values()}
+        doubted = _compare_clocks(settings, sources, cur, at, groups, missed)
+        owed = _find_owing(settings, cur, stubs)
+    earlier = _find_earlier(sources, stubs, missed)
+    by_group: dict[str, dict[Key, None]] = {}
+    for key, of in deliveries:
+        for group in sorted({of or "", *owed.get(key, ())}):
+            if group in settings.groups:
+                by_group.setdefault(group, {})[key] = None
+    logs, floors = _read_logs(settings, sources, by_group, doubted)
+    return StoreAnswers(stubs, shards, owed, earlier, logs, floors, missed, doubted)
+
+
+def _read_stubs(
     settings: Settings, sources: Sources, keys: Sequence[Key]
 ) -> tuple[dict[Key, Stub], dict[Key, list[str]], dict[str, str]]:
     """Every shard is asked, because one id on two shards must not be replayed. (stubs, shards of each, what did not answer)"""
@@ -56,7 +103,7 @@ def stubs_of(
     return found, shards, missed
 
 
-def bad_clocks(
+def _compare_clocks(
     settings: Settings,
     sources: Sources,
     cur: Any,
@@ -87,26 +134,26 @@ def bad_clocks(
     return bad
 
 
-def befores_of(
+def _find_earlier(
     sources: Sources, stubs: Mapping[Key, Stub], missed: dict[str, str]
 ) -> dict[Key, Key]:
     by_shard: dict[str, list[Key]] = {}
     for key, stub in stubs.items():
         if stub.ordering_key is not None:
             by_shard.setdefault(stub.shard, []).append(key)
-    befores: dict[Key, Key] = {}
+    earlier: dict[Key, Key] = {}
     for name, keys in by_shard.items():
         try:
             for key, near in sources.shard(name).neighbours(keys).items():
                 if near.open_before is not None:
-                    befores[key] = Key(key.topic, near.open_before)
+                    earlier[key] = Key(key.topic, near.open_before)
         except Unavailable as error:
             sources.missed(f"shard {name}", error)
             missed[name] = f"shard {name}"
-    return befores
+    return earlier
 
 
-def owed_by(settings: Settings, cur: Any, stubs: Mapping[Key, Stub]) -> dict[Key, set[str]]:
+def _find_owing(settings: Settings, cur: Any, stubs: Mapping[Key, Stub]) -> dict[Key, set[str]]:
     """Which groups owe each message, by the rule that reconcile uses; `cur`: of the control database."""
     owed: dict[Key, set[str]] = {key: set() for key in stubs}
     if not stubs:
@@ -132,25 +179,31 @@ def owed_by(settings: Settings, cur: Any, stubs: Mapping[Key, Stub]) -> dict[Key
     return owed
 
 
-def logs_of(
+def _read_logs(
     settings: Settings,
     sources: Sources,
     by_group: Mapping[str, Collection[Key]],
-    clocks: dict[str, str],
-) -> tuple[dict[Delivery, LogRow], dict[str, datetime]]:
-    """(log rows of each group's keys, log floor of each group); what is away is added to `clocks`."""
+    doubted: dict[str, str],
+) -> tuple[dict[Delivery, LogRow], dict[tuple[str, str], datetime]]:
+    """(log rows of each group's keys, log floor of each topic and group); what is away is added to `doubted`."""
     found: dict[Delivery, LogRow] = {}
-    floors: dict[str, datetime] = {}
+    floors: dict[tuple[str, str], datetime] = {}
     for group, keys in by_group.items():
         store = settings.groups[group].store
-        if clocks.get(f"store {store}") == f"store {store}":
-            continue  # it is away: each further question would wait for its time-out and tell nothing new
+        if doubted.get(f"store {store}") == f"store {store}":
+            continue  # it is away: each further question would wait for its time-out and say nothing new
         try:
             for key, row in sources.logs_of(group).logs(group, list(keys)).items():
                 found[key.topic, key.message_id, group] = row
             # After the logs: a purge raises the floor before it deletes.
-            floors[group] = sources.logs_of(group).floor(group)
+            for topic in dict.fromkeys(key.topic for key in keys):
+                floors[topic, group] = sources.logs_of(group).floor(group, topic)
+        except (
+            StoreFailed
+        ) as error:  # of this group alone: the other groups of the store are still asked
+            sources.missed(f"store {store}", error)
+            doubted[f"group {group}"] = f"store {store}"
         except Unavailable as error:
             sources.missed(f"store {store}", error)
-            clocks[f"store {store}"] = f"store {store}"
+            doubted[f"store {store}"] = f"store {store}"
     return found, floors

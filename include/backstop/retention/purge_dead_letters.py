@@ -7,19 +7,19 @@ from typing import Any
 
 from psycopg2 import errors
 
-from backstop.config.kept import contents_kept, letters_kept
+from backstop.config.kept import contents_kept, dead_letters_kept
 from backstop.config.settings import Settings
 from backstop.model.records import Counts
 from backstop.retention.pace import Pace
 from backstop.runs.run import Run, hold
 from backstop.sql.named import load
 
-_SQL = load("backstop.retention", "letters.sql")
+_SQL = load("backstop.retention", "dead_letters.sql")
 
 
-def purge_letters(settings: Settings, control: Any, run: Run, pace: Pace) -> Counts:
+def purge_dead_letters(settings: Settings, control: Any, run: Run, pace: Pace) -> Counts:
     """Each step is a transaction that holds the run."""
-    letters = _by_topic(run.as_of, letters_kept(settings))
+    letters = _by_topic(run.as_of, dead_letters_kept(settings))
     if run.dry_run:
         with control, control.cursor() as cursor:
             cursor.execute(_SQL["would_go"], letters)

@@ -24,7 +24,7 @@ _SQL = load("backstop.audit", "queries.sql")
 PAGE = 5_000
 
 
-def look_at_producers(
+def audit_producers(
     settings: Settings, connections: Connections, control: Any, day: Day
 ) -> list[Look]:
     """One look for each invariant and shard; a shard that does not answer says so in each of them."""

@@ -12,7 +12,7 @@ from backstop.sql.named import load
 _SQL = load("backstop.audit", "control.sql")
 
 
-def look_at_control(settings: Settings, control: Any, day: Day) -> list[Look]:
+def audit_control(settings: Settings, control: Any, day: Day) -> list[Look]:
     """One look for each query of control.sql. The audit and retention themselves run once a day: they are not among the
     duties of which a run on the day is asked."""
     values = {

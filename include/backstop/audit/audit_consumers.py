@@ -36,7 +36,7 @@ SAMPLE = 50_000
 also what those before did not use; a cut is written down."""
 
 
-def look_at_consumers(
+def audit_consumers(
     settings: Settings, connections: Connections, control: Any, day: Day
 ) -> list[Look]:
     """One look for each invariant and place."""
