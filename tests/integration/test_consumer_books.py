@@ -204,3 +204,6 @@ def test_who_owns_each_queue_its_lag_and_who_drains_is_shown(
     )
     assert run_app(["where", TOPIC, "--queues"]) == 0
     assert "DRAINING" in capsys.readouterr().out
+    shop.world.run(DATABASE, "UPDATE queue_owner SET queue_id = 7 WHERE queue_id = 1")
+    assert run_app(["where", TOPIC, "--queues"]) == 0
+    assert "GONE" in capsys.readouterr().out, "the broker has no such queue"

@@ -25,7 +25,7 @@ from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.keep_leases import LeaseKeeper
 from backstop.client.lanes import Lane, Lanes
 from backstop.client.lease_store import InDatabase
-from backstop.client.own_queues import OwnQueues
+from backstop.client.own_queues import Holding, OwnQueues
 from backstop.client.process import told
 from backstop.client.read_headers import Copy, read_headers
 from backstop.client.ways import Handler, Leased, RowLock, Way, Work, way_of
@@ -65,6 +65,8 @@ IDLE = (0.005, 0.1)
 """Seconds between two reads of queues that are empty: from, and up to."""
 LOOK_FOR_ANSWERS = 1.0
 """Seconds between two looks for parked keys that a person has answered."""
+SILENT_AFTER = 1.0
+"""Seconds: a read that failed later than this was not refused: nothing else is asked of the broker in this round."""
 MOST_GAPS = 10_000
 """A queue with more unfinished intervals than this is not read on."""
 ALONE_FOR = 10.0
@@ -230,14 +232,16 @@ class OrderedConsumer:
         """One round; whether anything moved. Raises StoreUnavailable or BrokerUnavailable; no received message is lost by it."""
         self._keep_queues(counts)
         moved = self._collect(counts)
-        moved |= self._read(counts)
-        self._look_for_answers()
+        found, unread = self._read(counts)
+        self._look_for_answers(counts)
         moved |= self._start(counts)
         self._acknowledge()
         self._release_drained()
         if time.monotonic() - self._wrote_at >= books.EVERY.total_seconds():
             self._write_books()
-        return moved
+        if unread is not None:
+            raise unread
+        return moved or found
 
     def in_process(self) -> int:
         """Messages that were taken in and have no end yet."""
@@ -312,43 +316,81 @@ class OrderedConsumer:
     def _release_drained(self) -> None:
         for holding in list(self._queues.held.values()):
             if holding.draining and not self._lanes.in_work(holding.queue):
+                if holding.stopped_by is not None:  # its next owner, if there is one, says so again
+                    with self._store.short_transaction() as connection:
+                        parking.go_on(connection, holding.queue)
                 self._queues.release(
                     holding, self._finished.saved((holding.queue.topic, holding.queue.queue_id))
                 )
                 self._forget(holding.queue)
 
     def _hand_over(self, counts: Counts) -> None:
-        """A graceful stop: nothing new is started; what is in handlers is finished, acknowledged and released."""
-        try:
-            self._keep_queues(counts, leaving=True)
-            while self._in_pool:
-                self._wait_for_result(1.0)
-                self._collect(counts)
-                self._acknowledge()
-                self._release_drained()
-            self._acknowledge()
+        """A graceful stop: nothing new is started; what is in handlers is finished, acknowledged and released.
+
+        A database that is away is waited for as long as a handover may take. A broker is not: what it does not hear comes again.
+        """
+        until = time.monotonic() + self._queues.drain_within.total_seconds()
+        while True:
+            try:
+                self._finish(counts)
+                return
+            except StoreUnavailable as error:
+                counts.add("unavailable")
+                self._forget_finished()
+                if time.monotonic() >= until:
+                    log.warning("The queues are free when their lease ends. %s", error)
+                    return
+                self._limited.warning(str(error))
+                self._wait_for_result(IDLE[1])
+
+    def _finish(self, counts: Counts) -> None:
+        self._keep_queues(counts, leaving=True)
+        while self._in_pool:
+            self._wait_for_result(1.0)
+            self._collect(counts)
+            self._acknowledge_if_heard(counts)
             self._release_drained()
-            self._say_back()
-            self._write_books(has_ended=True)
-            self._queues.leave()
-        except Unavailable as error:
+        self._acknowledge_if_heard(counts)
+        self._release_drained()
+        self._say_back()
+        self._write_books(has_ended=True)
+        self._queues.leave()
+
+    def _acknowledge_if_heard(self, counts: Counts) -> None:
+        try:
+            self._acknowledge()
+        except BrokerUnavailable as error:
             counts.add("unavailable")
-            log.warning("The queues are free when their lease ends. %s", error)
+            self._limited.warning(
+                f"What was done last comes again, and is stopped by its log. {error}"
+            )
 
     # Reading
 
-    def _read(self, counts: Counts) -> bool:
-        found = False
+    def _read(self, counts: Counts) -> tuple[bool, BrokerUnavailable | None]:
+        """Whether anything came; the error where no queue could be read. One that is refused holds up no other."""
+        found = answered = False
+        refused: list[tuple[Holding, BrokerUnavailable]] = []
         for place, holding in list(self._queues.held.items()):
             room = self._fetch - self._lanes.held(holding.queue)
+            now = time.monotonic()
             if (
                 room <= 0
+                or holding.releases_only
                 or holding.stopped_by is not None
+                or now < holding.unread_until
                 or self._finished.gaps(place) > MOST_GAPS
                 or not self._queues.is_live(holding.queue)
             ):
                 continue
-            received = self._subscription.fetch(place, holding.queue.fence, room)
+            try:
+                received = self._subscription.fetch(place, holding.queue.fence, room)
+            except BrokerUnavailable as error:
+                refused.append((holding, error))
+                if time.monotonic() - now > SILENT_AFTER:
+                    break
+                continue
+            answered, holding.refusals = True, 0
             if received is None:  # somebody reads under a higher fence: the row will say so too
                 counts.add("reads_refused")
                 self._queues.held.pop(place)
@@ -360,7 +402,24 @@ class OrderedConsumer:
             for one in received:
                 self._sort(holding.queue, one, counts)
             found |= bool(received)
-        return found
+        return found, self._rest_refused(refused, answered, counts)
+
+    def _rest_refused(
+        self,
+        refused: Sequence[tuple[Holding, BrokerUnavailable]],
+        answered: bool,
+        counts: Counts,
+    ) -> BrokerUnavailable | None:
+        """A queue that cannot be read while others can rests, longer each time. Else the broker is away: its error."""
+        new = [error for holding, error in refused if not holding.refusals]
+        if new and not answered:
+            return new[0]
+        for holding, error in refused:
+            holding.refusals += 1
+            holding.unread_until = time.monotonic() + self._retries.after(holding.refusals)
+            counts.add("queues_unread")
+            self._limited.warning(f"Queue {holding.queue.queue_id} is not read. {error}")
+        return None
 
     def _sort(self, queue: OwnedQueue, received: Received, counts: Counts) -> None:
         self._finished.fetched(received)
@@ -386,19 +445,33 @@ class OrderedConsumer:
         else:
             self._lanes.add(queue, WHOLE_QUEUE if self._strict else key, copy)
 
-    def _look_for_answers(self) -> None:
+    def _look_for_answers(self, counts: Counts) -> None:
         now = time.monotonic()
         if now - self._looked_at < LOOK_FOR_ANSWERS:
             return
         self._looked_at = now
+        before = set(self._queues.held)
+        self._queues.take_left(list(self._topics), self._fetch)
+        left = [holding for holding in self._queues.held.values() if holding.releases_only]
+        for holding in left:
+            if (holding.queue.topic, holding.queue.queue_id) not in before:
+                counts.add("queues_taken_to_release")
+                with self._store.short_transaction() as connection:
+                    parking.go_on(connection, holding.queue)
         live = [
             holding.queue
             for holding in self._queues.held.values()
             if self._queues.is_live(holding.queue)
         ]
         with self._store.short_transaction() as connection:
-            for queue, key in parking.releasing(connection, self._group, live, self._fetch):
-                self._lanes.add(queue, key, None, releases=True)
+            released = parking.releasing(connection, self._group, live, self._fetch)
+        for queue, key in released:
+            self._lanes.add(queue, key, None, releases=True)
+        wanted = {queue for queue, _ in released}
+        for holding in left:
+            if holding.queue not in wanted and not self._lanes.in_work(holding.queue):
+                self._queues.release(holding)
+                self._forget(holding.queue)
 
     # Beginning
 
@@ -664,7 +737,10 @@ class OrderedConsumer:
             return "fenced_off"
         if result.tried is Tried.UNAVAILABLE:
             self._forget_finished()
-            lane.excused += 1
+            try:
+                self._give_back(result, None)  # nothing, if its end was committed after all
+            except StoreUnavailable:
+                lane.excused += 1
         self._again(lane, self._retry_after.total_seconds())
         return "handed_back"
 
