@@ -97,6 +97,9 @@ def test_a_key_that_was_parked_in_a_queue_that_is_gone_is_released_by_any_consum
         assert counts.get("queues_taken_to_release", 0) == 0
         age(world)
         two._queues.held.clear()
+        counts = rounds(world, 10, two)
+        assert counts.get("queues_taken_to_release", 0) == 0, "it has only just started"
+        two._queues.since = float("-inf")
         counts = world.step(two, until=lambda: world.parked() == {})
         if left:
             world.step(two, until=lambda: world.lag() == 0)
@@ -119,6 +122,7 @@ def test_a_released_head_of_a_queue_that_is_gone_is_parked_again_where_it_fails(
     world.answer("retry", key)
     age(world)
     with world.worker("w2") as two:
+        two._queues.since = float("-inf")
         world.step(two, until=lambda: world.parked()[key][0] == "PARKED")
         rounds(world, 5, two)
         assert world.owners()[1] is None
@@ -148,6 +152,7 @@ def test_a_queue_that_comes_back_while_a_key_of_it_is_released_is_read_by_its_ow
         write_effect(connection, message, "w2")
 
     with world.worker("w2", slow) as two:
+        two._queues.since = float("-inf")
         world.step(two, until=entered.is_set)
         make_again(world, 2)
         mine.append(f"{key}-003")
@@ -228,6 +233,7 @@ def test_a_limit_that_stopped_a_queue_is_forgotten_once_the_queue_is_gone(
     )
     age(world)
     with world.worker("w2") as two:
+        two._queues.since = float("-inf")
         world.step(two, until=lambda: world.stopped() == [])
 
 

@@ -129,6 +129,7 @@ class Worker:
         )
         self.pool = self.consumer._pool = ByHand(lambda: stage.connect(f"pool-{slot}"))  # type: ignore[assignment]
         self.consumer._keeper = NoKeeper()  # type: ignore[assignment]
+        self.consumer._queues.since = float("-inf")
 
     def step(self, knows: bool = True) -> None:
         """One round; without `knows` it has not heard since whether its queues are its own."""

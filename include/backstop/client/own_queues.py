@@ -44,6 +44,8 @@ class OwnQueues:
     lease: timedelta = queue_owner.LEASE
     drain_within: timedelta = queue_owner.DRAIN_TIMEOUT
     held: dict[Queue, Holding] = field(default_factory=dict)
+    since: float = field(default_factory=time.monotonic)
+    """Monotonic: when this member started."""
     _declared: dict[str, list[int]] = field(default_factory=dict)
 
     def beat(
@@ -112,8 +114,13 @@ class OwnQueues:
         return lost
 
     def take_left(self, topics: Sequence[str], limit: int) -> None:
-        """Takes queues that nobody wants although a key of theirs was released. Raises StoreUnavailable."""
+        """Takes queues that nobody wants although a key of theirs was released. Raises StoreUnavailable.
+
+        Nothing within the first lease: a broker that assigns the queues may not have done so yet.
+        """
         asked_at = time.monotonic()
+        if asked_at < self.since + self.lease.total_seconds():
+            return
         with self.store.short_transaction() as connection:
             taken = queue_owner.take_left(
                 connection, self.group, topics, self.member, limit, self.lease
