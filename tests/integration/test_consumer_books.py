@@ -94,7 +94,7 @@ def test_the_books_are_written_every_minute_and_tell_one_process_from_the_next(
     with shop.worker() as worker:
         shop.work(lambda: shop.lag() == 0, worker)
         assert shop.world.run(DATABASE, "SELECT * FROM consumer_books") == []
-        worker._wrote_at -= 60
+        worker._ledger._wrote_at -= 60
         worker.step(Counts())
         assert written(shop) == ({"received": 2, "done": 2}, 0, False)
     before = shop.world.run(DATABASE, "SELECT life, started_at FROM consumer_books")
