@@ -104,7 +104,7 @@ def test_the_books_are_written_every_minute_and_tell_one_process_from_the_next(
         " VALUES ('billing', 'gone', '', '{}', 0, now() - interval '2 days')",
     )
     with shop.worker() as worker:
-        worker._write_books()
+        worker._ledger.write(0)
     assert written(shop) == ({}, 0, False)
     assert shop.world.run(DATABASE, "SELECT life, started_at FROM consumer_books") != before
 
