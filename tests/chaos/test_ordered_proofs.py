@@ -81,7 +81,7 @@ class Proof:
             self.handle,
             member="one",
             workers=8,
-            beat=SOON,
+            beat=timedelta(seconds=1),
             retries=Retries(3, SOON, SOON),
             retry_after=SOON,
         )
