@@ -35,6 +35,7 @@ from rocketmq_server import RocketMQ as RocketMQServer
 TOPIC, GROUP = "orders", "billing"
 KEYS, QUEUES, MESSAGES, MANY = 1_000, 8, 4_000, 100_000
 HANDLER_SECONDS = 0.001
+PATIENCE = 3_600.0
 WORKERS = 16
 EFFECT = "CREATE TABLE effect (message_id text, queue integer, at float8, member text)"
 DEDUP = "; CREATE TABLE dedup (message_id text PRIMARY KEY)"
@@ -129,7 +130,9 @@ class Stage:
             subscription.close()
 
     def wait(self, done: Callable[[], Any], every: float = 0.05) -> None:
+        deadline = time.monotonic() + PATIENCE
         while not done():
+            assert time.monotonic() < deadline, f"not done after {PATIENCE} s"
             time.sleep(every)
 
     def is_empty(self) -> bool:

@@ -14,6 +14,8 @@ from typing import Any
 
 import psycopg2
 
+from backstop.brokers.redis_streams import RedisStreams
+from backstop.brokers.rocketmq.adapter import RocketMQ
 from backstop.client import OrderedConsumer, Retries, run_until_signal
 from client_world import GROUP, open_broker
 from ordered_world import write_effect
@@ -29,12 +31,12 @@ def main(given: dict[str, Any]) -> None:
             print(json.dumps(["waits", message.message_id]), flush=True)
             sys.stdin.readline()
 
-    lease = timedelta(seconds=given["lease"])
-    with open_broker(given["broker"]) as broker:
+    lease, group = timedelta(seconds=given["lease"]), given.get("group", GROUP)
+    with opened(given["broker"]) as broker:
         consumer = OrderedConsumer(
-            broker.subscribe_owned(GROUP, [given["topic"]], given["member"]),
+            broker.subscribe_owned(group, [given["topic"]], given["member"]),
             lambda: psycopg2.connect(given["consumer"]),
-            GROUP,
+            group,
             handle,
             member=given["member"],
             workers=2,
@@ -50,6 +52,10 @@ def main(given: dict[str, Any]) -> None:
         counts = run_until_signal(consumer, stop_within=timedelta(seconds=5))
         consumer.close()
     print(json.dumps(["ended", dict(counts)]), flush=True)
+
+
+def opened(url: str) -> RedisStreams | RocketMQ:
+    return RocketMQ(url) if url.startswith("rocketmq:") else open_broker(url)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class World:
         broker.create_topic(TOPIC, QUEUES)
         broker.create_group(GROUP, TOPIC, "start")
         self.broker, self.database, self.valkey = broker, database, valkey
-        self.published = 0
+        self.published, self.sent_rate = 0, 0.0
 
     def publish(self, size: int) -> None:
         numbers = range(self.published, self.published + size)
@@ -48,13 +48,15 @@ class World:
         self.published += size
 
     @contextmanager
-    def traffic(self, every: float = 0.02) -> Iterator[None]:
-        """Messages of all keys, all the while."""
-        stop = threading.Event()
+    def traffic(self, rate: float = 200.0) -> Iterator[None]:
+        """So many messages a second round all keys, all the while, by the clock."""
+        stop, before, begun = threading.Event(), self.published, time.monotonic()
 
         def send() -> None:
-            while not stop.wait(every):
-                self.publish(4)
+            while not stop.wait(0.02):
+                due = int((time.monotonic() - begun) * rate) - (self.published - before)
+                if due > 0:
+                    self.publish(due)
 
         thread = threading.Thread(target=send)
         thread.start()
@@ -63,6 +65,17 @@ class World:
         finally:
             stop.set()
             thread.join()
+            self.sent_rate = (self.published - before) / (time.monotonic() - begun)
+
+    def peak(self, size: int = 3_000) -> float:
+        """Messages a second that the consumers can do: of a burst, between its first and its last tenth."""
+        self.publish(size)
+        until("the peak", self.is_done, seconds=120)
+        row = self.database.one(
+            "SELECT extract(epoch FROM max(at) FILTER (WHERE place <= 0.9) - min(at) FILTER (WHERE place > 0.1))::float8 AS spent"
+            " FROM (SELECT at, percent_rank() OVER (ORDER BY number) AS place FROM ordered_effect) e"
+        )
+        return float(0.8 * size / row["spent"])
 
     @contextmanager
     def child(
@@ -227,11 +240,8 @@ def test_three_rolling_restarts_at_most_of_the_peak_do_nothing_twice(
             stack.enter_context(world.child(f"0-{n}", takes=HANDLER_SECONDS)) for n in range(5)
         ]
         until("five owners", lambda: len(world.owners() - {None}) == 5)
-        world.publish(2_000)
-        begun = time.monotonic()
-        until("the peak", world.is_done, seconds=120)
-        peak = 2_000 / (time.monotonic() - begun)
-        with world.traffic(every=4 / (0.7 * peak)):
+        peak = world.peak()
+        with world.traffic(rate=0.7 * peak):
             for turn in range(1, 4):
                 for n in range(5):
                     running[n].send_signal(signal.SIGTERM)
@@ -248,6 +258,9 @@ def test_three_rolling_restarts_at_most_of_the_peak_do_nothing_twice(
     total = {name: sum(one.get(name, 0) for one in counts) for one in counts for name in one}
     assert total["processed"] == world.published
     assert total.keys() <= {"processed", "queues_taken"}, "something was tried twice"
+    assert world.sent_rate > 0.65 * peak, "it was not at most of the peak"
+    stopped = consumer.one("SELECT sum(duplicates_stopped) AS stopped FROM consumer_log")["stopped"]
+    assert stopped == 0, "a duplicate reached the guard"
     pauses = [
         row["pause"]
         for row in consumer.run(
@@ -258,5 +271,7 @@ def test_three_rolling_restarts_at_most_of_the_peak_do_nothing_twice(
     ]
     p99 = statistics.quantiles(pauses, n=100)[98]
     middle = statistics.median(pauses)
-    print(f"\npeak {peak:.0f}/s, {world.published} messages, {len(pauses)} changes of owner")
+    print(
+        f"\npeak {peak:.0f}/s, sent at {world.sent_rate:.0f}/s, {world.published} messages, {len(pauses)} changes of owner"
+    )
     print(f"pause of a queue: p50 {middle:.2f} s, p99 {p99:.2f} s")

@@ -6,6 +6,7 @@ The small sizes are part of `make test`; the large ones (marker soak) print thei
 from __future__ import annotations
 
 import os
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -80,7 +81,7 @@ class Proof:
             self.handle,
             member="one",
             workers=8,
-            beat=SOON,
+            beat=timedelta(seconds=1),
             retries=Retries(3, SOON, SOON),
             retry_after=SOON,
         )
@@ -97,6 +98,15 @@ class Proof:
             subscription.close()
         assert made.books.difference(made.in_process()) == 0
         return counts
+
+    def release(self, key: str) -> None:
+        """The cause is repaired and a person answers: until everything of the key is done."""
+        self.poison = frozenset()
+        connection = self.database.connect()
+        with connection:
+            parking.answer_retry(connection, GROUP, TOPIC, key, "ann")
+        connection.close()
+        self.run(lambda _: until("the release", lambda: self.ordered.parked() == {}))
 
     def one(self, what: str, where: str = "") -> Any:
         return self.database.one(f"SELECT {what} AS found FROM proof_effect {where}")["found"]
@@ -135,12 +145,7 @@ def test_all_other_keys_are_done_while_one_of_a_thousand_is_poisoned(proof: Proo
     assert counts["parked_keys"] == 1
     assert proof.ordered.parked() == {"7": ("PARKED", ["7-0001007", "7-0002007", "7-0003007"])}
     assert proof.one("count(*)") == 4 * KEYS - 3
-    proof.poison = frozenset()
-    connection = proof.database.connect()
-    with connection:
-        parking.answer_retry(connection, GROUP, TOPIC, "7", "ann")
-    connection.close()
-    proof.run(lambda _: until("the release", lambda: proof.ordered.parked() == {}))
+    proof.release("7")
     assert (proof.one("count(DISTINCT message_id)"), proof.out_of_order()) == (4 * KEYS, 0)
 
 
@@ -163,15 +168,15 @@ def _copies(proof: Proof, messages: int, batch: int) -> None:
     kept: list[int] = []
 
     def send(made: OrderedConsumer) -> None:
-        while len(proof.sent) < messages:
-            proof.publish(batch, again=100)
+        def left() -> int:
             gaps.append(max(made._finished.gaps((TOPIC, queue)) for queue in range(QUEUES)))
             kept.append(made._finished.size())
-            until(
-                "room",
-                lambda: sum(proof.broker.lag(TOPIC, GROUP).values()) < 2 * batch,
-                seconds=600,
-            )
+            return sum(proof.broker.lag(TOPIC, GROUP).values())
+
+        while len(proof.sent) < messages:
+            proof.publish(batch, again=100)
+            until("room", lambda: left() < batch, seconds=600)
+        until("the end", lambda: left() == 0, seconds=600)
 
     begun = time.monotonic()
     counts = proof.run(send)
@@ -181,36 +186,48 @@ def _copies(proof: Proof, messages: int, batch: int) -> None:
         proof.out_of_order(),
     ) == (messages, messages, 0)
     assert counts["done"] + counts.get("done_before", 0) == messages // 100
-    assert max(gaps) < 2_000, "no more than what is in hand"
+    assert 0 < max(gaps) < 2_000, "no more than what is in hand"
     assert max(kept) < QUEUES * (2_000 + MOST_NOTED), "whatever the number of messages"
     spent = time.monotonic() - begun
     print(
-        f"\n{messages} messages in {spent:.0f} s; at most {max(gaps)} gaps in a done-set: {gaps[:3]} .. {gaps[-3:]},"
-        f" at most {max(kept)} offsets and ids kept"
+        f"\n{messages} messages in {spent:.0f} s; at most {max(gaps)} gaps in a done-set,"
+        f" at most {max(kept)} offsets and ids kept, in {len(kept)} looks"
     )
+
+
+TURNS = 4
 
 
 @pytest.mark.soak
 def test_poison_does_not_slow_the_other_keys(broker: RedisStreams, consumer: Database) -> None:
-    """The same traffic without and with a poisoned key, at half of what the consumer can do: p99 of the other keys."""
-    messages = MANY or 100_000
+    """The same traffic without and with a poisoned key, in turn, at half of what the consumer can do: p99 of the other keys."""
+    messages = (MANY or 100_000) // TURNS
     peak = Proof(broker, consumer)
     begun = time.monotonic()
     peak.run(lambda _: peak.publish(10_000))
     rate = 0.5 * 10_000 / (time.monotonic() - begun)
-    p99: dict[bool, float] = {}
-    for is_poisoned in (False, True):
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for is_poisoned in (False, True) * TURNS:
         broker.delete_topic(TOPIC)
         proof = Proof(broker, consumer)
         proof.poison = frozenset({"7-0001007"} if is_poisoned else ())
-        proof.run(steady(proof, messages, rate))
+        counts = proof.run(steady(proof, messages, rate))
         assert set(proof.ordered.parked()) == ({"7"} if is_poisoned else set())
-        others = proof.one("count(*)", "WHERE ordering_key <> '7'")
-        assert others == messages - messages // KEYS
-        p99[is_poisoned] = proof.one(
-            "percentile_disc(0.99) WITHIN GROUP (ORDER BY seconds)", "WHERE ordering_key <> '7'"
+        seconds[is_poisoned] += [
+            row["seconds"]
+            for row in consumer.run("SELECT seconds FROM proof_effect WHERE ordering_key <> '7'")
+        ]
+        assert (
+            counts.get("parked_keys", 0) == is_poisoned
+            and counts.get("failed", 0) == 3 * is_poisoned
         )
+        if is_poisoned:
+            proof.release("7")
+        assert (proof.one("count(DISTINCT message_id)"), proof.out_of_order()) == (messages, 0)
+    assert {len(found) for found in seconds.values()} == {TURNS * (messages - messages // KEYS)}
+    p99 = {which: statistics.quantiles(found, n=100)[98] for which, found in seconds.items()}
     print(
-        f"\n{messages} messages at {rate:.0f}/s: p99 {p99[False] * 1000:.0f} ms without poison, {p99[True] * 1000:.0f} ms with"
+        f"\n{TURNS} x {messages} messages at {rate:.0f}/s: p99 {p99[False] * 1000:.0f} ms without poison,"
+        f" {p99[True] * 1000:.0f} ms with"
     )
     assert p99[True] <= 1.2 * p99[False]

@@ -322,7 +322,7 @@ class TestDeadLetterEntry:
             ("m-1", 1),
             ("huge", None),
         ]
-        subscription.acknowledge(got)
+        subscription.acknowledge(got[:2])
         for retries in (own.broker.list_retries("t", "g"), None):
             [position] = (
                 own.broker.progress("t", "g") if retries is None else retries.but_for_them or ()

@@ -94,7 +94,7 @@ def test_the_books_are_written_every_minute_and_tell_one_process_from_the_next(
     with shop.worker() as worker:
         shop.work(lambda: shop.lag() == 0, worker)
         assert shop.world.run(DATABASE, "SELECT * FROM consumer_books") == []
-        worker._wrote_at -= 60
+        worker._ledger._wrote_at -= 60
         worker.step(Counts())
         assert written(shop) == ({"received": 2, "done": 2}, 0, False)
     before = shop.world.run(DATABASE, "SELECT life, started_at FROM consumer_books")
@@ -104,7 +104,7 @@ def test_the_books_are_written_every_minute_and_tell_one_process_from_the_next(
         " VALUES ('billing', 'gone', '', '{}', 0, now() - interval '2 days')",
     )
     with shop.worker() as worker:
-        worker._write_books()
+        worker._ledger.write(0)
     assert written(shop) == ({}, 0, False)
     assert shop.world.run(DATABASE, "SELECT life, started_at FROM consumer_books") != before
 
@@ -204,3 +204,6 @@ def test_who_owns_each_queue_its_lag_and_who_drains_is_shown(
     )
     assert run_app(["where", TOPIC, "--queues"]) == 0
     assert "DRAINING" in capsys.readouterr().out
+    shop.world.run(DATABASE, "UPDATE queue_owner SET queue_id = 7 WHERE queue_id = 1")
+    assert run_app(["where", TOPIC, "--queues"]) == 0
+    assert "GONE" in capsys.readouterr().out, "the broker has no such queue"

@@ -22,8 +22,8 @@ from backstop.client import (
     Retries,
     Work,
     leased,
-    ordered_consumer,
     row_lock,
+    suspects,
 )
 from backstop.leases import queue_owner
 from backstop.leases.queue_owner import QueueLost, share_of
@@ -314,7 +314,7 @@ def test_a_message_that_kills_its_process_parks_its_own_key_and_not_what_was_in_
 def test_a_suspect_that_hangs_holds_up_the_others_for_a_bounded_time_only(
     world: OrderedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ordered_consumer, "ALONE_FOR", 0.5)
+    monkeypatch.setattr(suspects, "ALONE_FOR", 0.5)
     hangs, go_on = threading.Event(), threading.Event()
 
     def handle(connection: Any, message: Message, work: Work) -> None:

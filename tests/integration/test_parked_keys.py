@@ -211,9 +211,34 @@ def test_a_discard_that_nobody_decided_changes_nothing_and_is_told_of(shop: Park
     )
     shop.watch()
     assert shop.world.control(decisions + " ORDER BY 1") == [("a-1", "ann"), ("a-2", "ann")]
+    assert [is_open for _, is_open in shop.world.control(findings)] == [True], (
+        "one finding while it is so"
+    )
     shop.world.run(DATABASE, "DELETE FROM parked_discard")
     shop.watch()
     assert [is_open for _, is_open in shop.world.control(findings)] == [False]
+
+
+def test_a_released_key_that_no_living_consumer_owns_is_found_until_one_comes(
+    shop: ParkedWorld,
+) -> None:
+    case_id = shop.park("a-1", "a-2", failing="a-1")
+    shop.failing = set()
+    shop.answer(case_id, "release")
+    shop.watch()
+    rule = "rule = 'release_stands'"
+    found = f"SELECT title, over_at IS NULL FROM watch_finding WHERE {rule}"
+    assert shop.world.control(found) == [], "its consumer may be starting just now"
+    shop.world.run(DATABASE, "UPDATE parked_key SET updated_at = updated_at - interval '1 hour'")
+    shop.world.run(DATABASE, "UPDATE queue_owner SET expires_at = now() - interval '1 hour'")
+    for _ in range(2):
+        shop.watch()
+        assert shop.world.control(found) == [
+            (f"1 released keys of {GROUP} wait for a consumer", True)
+        ]
+    shop.work(lambda: shop.parked() == {})
+    shop.watch()
+    assert [is_open for _, is_open in shop.world.control(found)] == [False]
 
 
 def test_a_queue_that_a_limit_stopped_is_a_critical_case_that_closes_when_it_goes_on(

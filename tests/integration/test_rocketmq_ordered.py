@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +24,7 @@ from backstop.leases import parking
 from backstop.model.records import Counts, Message
 from client_world import Database, consumer, postgres  # noqa: F401
 from ordered_world import make_empty, write_effect
+from rocketmq_java import JavaPeer
 from rocketmq_server import RocketMQ as Server
 
 pytestmark = pytest.mark.other_broker
@@ -26,6 +32,8 @@ pytestmark = pytest.mark.other_broker
 SOON = timedelta(milliseconds=50)
 KEYS = 12
 PATIENCE = 90.0
+TESTS = Path(__file__).resolve().parents[1]
+CHILD = TESTS / "chaos" / "ordered_worker_child.py"
 _numbers = count()
 
 
@@ -50,14 +58,54 @@ class World:
         self.published = 0
         self.failing: set[str] = set()
 
-    def publish(self, size: int) -> None:
+    def publish(self, size: int) -> dict[int, list[str]]:
+        """The ids, by the queue that each is in."""
         numbers = range(self.published, self.published + size)
         messages = [
             Message(self.topic, f"k{n % KEYS}-{n:06}", b"{}", partition_key=f"k{n % KEYS}")
             for n in numbers
         ]
-        assert all(receipt.position for receipt in self.broker.publish(messages))
+        stored: dict[int, list[str]] = {}
+        for message, receipt in zip(messages, self.broker.publish(messages), strict=True):
+            assert receipt.position, receipt.error
+            stored.setdefault(receipt.position.queue_id, []).append(message.message_id)
         self.published += size
+        return stored
+
+    def set_back(self) -> None:
+        """Sets the group's place to the beginning; its living consumers are told."""
+        self.server.ask(
+            222, {"topic": self.topic, "group": self.group, "timestamp": 0, "isForce": True}
+        )
+
+    @contextmanager
+    def child(self, member: str, waits: str, lease: float) -> Iterator[subprocess.Popen[str]]:
+        """A consumer in a process of its own, which stands in the handler of `waits` until a line comes."""
+        given = {
+            "broker": self.server.url(),
+            "consumer": self.database.dsn,
+            "member": member,
+            "waits": waits,
+            "topic": self.topic,
+            "group": self.group,
+            "lease": lease,
+            "takes": 0.0,
+        }
+        process = subprocess.Popen(
+            [sys.executable, str(CHILD), json.dumps(given)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={
+                "PYTHONPATH": f"{TESTS / 'support'}:{TESTS.parent / 'include'}",
+                "PATH": "/usr/bin:/bin",
+            },
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
     @contextmanager
     def running(
@@ -228,3 +276,152 @@ def test_a_consumer_that_ends_at_once_leaves_what_it_had_to_the_next(world: Worl
     with world.running("two"):
         until("the end", world.all_passed)
     world.assert_in_order_and_once()
+
+
+def said(process: subprocess.Popen[str], what: str) -> Any:
+    assert process.stdout is not None
+    for line in process.stdout:
+        found = json.loads(line)
+        if found[0] == what:
+            return found[-1]
+    raise AssertionError(f"the consumer ended before it said {what}")
+
+
+def test_the_effect_of_an_owner_that_was_frozen_is_refused_after_its_queue_was_taken(
+    world: World,
+) -> None:
+    """The brokers still count it as a member and wait for its word; its row, and then its effect, are lost."""
+    stored = world.publish(4 * KEYS)
+    waits = next(one[0] for queue, one in sorted(stored.items()) if queue >= 2)  # not its own share
+    with world.child("late", waits, lease=2.0) as late:
+        said(late, "waits")
+        late.send_signal(signal.SIGSTOP)
+        with world.running("next") as (_, _counts, _end):
+            until("the takeover", lambda: list(world.owners().values())[2:] == ["next", "next"])
+            theirs = {one for queue, ids in stored.items() if queue >= 2 for one in ids}
+            until(
+                "their effects",
+                lambda: theirs <= {one for ids in world.effects().values() for one in ids},
+            )
+            late.send_signal(signal.SIGCONT)
+            assert late.stdin is not None
+            late.stdin.write("\n")
+            late.stdin.flush()
+            late.send_signal(signal.SIGTERM)
+            counts = said(late, "ended")
+            until("the end", world.all_passed)
+    assert counts["fenced"] >= 1
+    world.assert_in_order_and_once()
+    row = world.database.one("SELECT member FROM ordered_effect WHERE message_id = %s", (waits,))
+    assert row["member"] == "next"
+
+
+def test_a_group_whose_place_is_set_back_and_forward_keeps_what_is_parked_and_does_nothing_twice(
+    world: World,
+) -> None:
+    stored = world.publish(4 * KEYS)
+    world.failing = {"k3-000003"}
+    with world.running("one") as (made, _counts, _end):
+        until("the end", world.all_passed)
+        waiting = [f"k3-{n:06}" for n in range(3, 4 * KEYS, KEYS)]
+        assert world.kept("k3") == waiting
+        received = made.books.counts["received"]
+        world.set_back()
+        until("all again", lambda: made.books.counts["received"] >= received + 4 * KEYS)
+        until("the end", world.all_passed)
+        assert world.kept("k3") == waiting
+        assert made.books.counts["done"] == 4 * KEYS - len(waiting)
+    world.assert_in_order_and_once(without="k3")
+    world.publish(2 * KEYS)
+    skipped = 2 * KEYS
+    for queue in world.broker.queues(world.topic):
+        world.server.ask(
+            15,
+            {
+                "consumerGroup": world.group,
+                "topic": world.topic,
+                "queueId": queue.queue_id,
+                "commitOffset": queue.next_offset,
+            },
+        )
+    world.failing = set()
+    with world.running("two"):
+        with world.database.connect() as connection:
+            parking.answer_retry(connection, world.group, world.topic, "k3", "ann")
+        connection.close()
+        until("the release", lambda: world.kept("k3") == [])
+        world.publish(KEYS)
+        until("the end", world.all_passed)
+    done = world.effects()
+    assert sum(map(len, done.values())) == world.published - skipped
+    assert all(ids == sorted(set(ids)) for ids in done.values()), "out of order, or twice"
+    assert done["k3"][:4] == waiting and len(stored) > 1
+
+
+def test_a_broker_that_restarts_in_a_handover_leads_to_nothing_lost_or_done_twice(
+    world: World,
+) -> None:
+    world.publish(10 * KEYS)
+    with ExitStack() as stack:
+        _, _, end_first = stack.enter_context(world.running("one", takes=0.2))
+        until("work", world.effects)
+        stack.enter_context(world.running("two", takes=0.02))
+        until("its share", lambda: "two" in world.owners().values())
+        ending = threading.Thread(target=end_first)
+        ending.start()
+        world.server.kill_broker()
+        world.server.start()
+        ending.join(PATIENCE)
+        assert not ending.is_alive()
+        until("the end", world.all_passed)
+    world.assert_in_order_and_once()
+
+
+def test_a_queue_that_the_topic_has_no_more_is_drained_and_its_parked_key_is_released(
+    world: World,
+) -> None:
+    stored = world.publish(4 * KEYS)
+    key = next(ids[0].partition("-")[0] for queue, ids in stored.items() if queue == 3)
+    mine = [one for one in stored[3] if one.startswith(f"{key}-")]
+    world.failing = {mine[0]}
+    with world.running("one") as (_, _counts, end):
+        until("the end", world.all_passed)
+        assert world.kept(key) == mine
+        end()
+    world.server.create_topic(world.topic, 2)
+    world.failing = set()
+    with world.database.connect() as connection:
+        parking.answer_retry(connection, world.group, world.topic, key, "ann")
+    connection.close()
+    world.database.run(
+        "UPDATE queue_owner SET updated_at = updated_at - interval '1 hour', expires_at = expires_at - interval '1 hour'"
+    )
+    fresh = RocketMQ(world.server.url(), delay_levels=world.server.settings["messageDelayLevel"])
+    world.broker.close()
+    world.broker = fresh
+    with world.running("two") as (made, _counts, _end):
+        made._queues.since = float("-inf")
+        until("the release", lambda: world.kept(key) == [])
+        until("its queues", lambda: list(world.owners().values()) == ["two", "two", None, None])
+    world.assert_in_order_and_once()
+
+
+def test_beside_a_java_consumer_the_queues_are_shared_and_change_hands_in_rocketmqs_own_way(
+    world: World, server: Server, tmp_path: Path
+) -> None:
+    with JavaPeer(server, tmp_path / "java") as java, world.running("one"):
+        until("all queues", lambda: list(world.owners().values()) == ["one"] * 4)
+        beside = java.consume(world.group, world.topic)
+        until("half of them", lambda: list(world.owners().values()).count("one") == 2)
+        world.publish(4 * KEYS)
+        until("the end", world.all_passed)
+        theirs = {one.keys for one in beside.done}
+        assert 0 < len(beside.done) < 4 * KEYS and len(theirs) == len(beside.done)
+        assert len(beside.done) + sum(map(len, world.effects().values())) == 4 * KEYS
+        beside.close()
+        until("all queues again", lambda: list(world.owners().values()) == ["one"] * 4)
+        world.publish(2 * KEYS)
+        until("the end", world.all_passed)
+    done = world.effects()
+    assert sum(map(len, done.values())) == 6 * KEYS - len(beside.done)
+    assert all(ids == sorted(set(ids)) for ids in done.values()), "out of order, or twice"

@@ -129,6 +129,7 @@ class Worker:
         )
         self.pool = self.consumer._pool = ByHand(lambda: stage.connect(f"pool-{slot}"))  # type: ignore[assignment]
         self.consumer._keeper = NoKeeper()  # type: ignore[assignment]
+        self.consumer._queues.since = float("-inf")
 
     def step(self, knows: bool = True) -> None:
         """One round; without `knows` it has not heard since whether its queues are its own."""
@@ -164,6 +165,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.failing: set[str] = set()
         self.lives = count()
         self.workers: list[Worker | None] = [None] * WORKERS
+        self.queues = QUEUES
 
     def handle(self, connection: Any, message: Message, work: Work) -> None:
         with connection.cursor() as cursor:
@@ -342,6 +344,32 @@ class OrderMachine(RuleBasedStateMachine):
         if leases_too:
             self._expire_leases()
 
+    @precondition(lambda self: self.queues == QUEUES)
+    @rule()
+    def lose_a_queue(self) -> None:
+        """The topic has one queue less: nothing waits in it but what is parked."""
+        last = QUEUES - 1
+        if self.stage.broker.lag(self.topic, self.group)[last]:
+            return
+        self.queues = last
+        broker = self.stage.broker
+        broker._exchange.ask(
+            [("HSET", broker._keys.topic(self.topic), "queues", last)], "losing a queue"
+        )
+        broker._publisher.forget(self.topic)
+        for worker in self.workers:
+            if worker is not None:
+                worker.consumer._subscription._read_queues_at = float("-inf")  # type: ignore[attr-defined]
+
+    @rule()
+    def pass_time(self) -> None:
+        """Longer than a lease: queues that nobody owns are wanted by nobody."""
+        self.stage.database.run(
+            "UPDATE queue_owner SET updated_at = updated_at - interval '1 day', expires_at = expires_at - interval '1 day'"
+            " WHERE consumer_group = %s AND (state = 'FREE' OR expires_at <= clock_timestamp())",
+            (self.group,),
+        )
+
     # What must hold at every moment
 
     @invariant()
@@ -371,6 +399,7 @@ class OrderMachine(RuleBasedStateMachine):
         for _ in range(200):
             self.go_on(0, 1)
             self._expire_leases()
+            self.pass_time()
             for key in KEYS:
                 self.answer(key, "retry")
             self.effects_are_in_order_and_once()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -68,9 +68,13 @@ class OrderedWorld:
 
     @contextmanager
     def worker(
-        self, member: str = "w1", handler: Any = None, **values: Any
+        self,
+        member: str = "w1",
+        handler: Any = None,
+        topics: Sequence[str] = (TOPIC,),
+        **values: Any,
     ) -> Iterator[OrderedConsumer]:
-        subscription = self.broker.subscribe_owned(GROUP, [TOPIC], member)
+        subscription = self.broker.subscribe_owned(GROUP, topics, member)
         values = {
             "retry_after": SOON,
             "beat": SOON,

@@ -16,7 +16,8 @@ class OwnedQueueNow(NamedTuple):
     group: str
     queue: int
     state: str
-    """FREE, OWNED, DRAINING (its owner hands it over), or EXPIRED (anybody may take it)."""
+    """FREE, OWNED, DRAINING (its owner hands it over), EXPIRED (anybody may take it), or GONE (FREE or EXPIRED, and the broker has
+    no such queue)."""
     owner: str | None
     since: datetime
     waiting: int | None
@@ -41,16 +42,22 @@ def read_queues(sources: Sources, topic: str) -> list[OwnedQueueNow]:
         except Unavailable as error:
             sources.missed(f"store {store}", error)
             continue
-        waiting = _waiting(sources, topic, group) if owners else {}
+        waiting = _waiting(sources, topic, group) if owners else None
         for one in owners:
-            behind = waiting.get(one.queue_id, (None, None))
-            found.append(
-                OwnedQueueNow(group, one.queue_id, one.state_now, one.owner, one.since, *behind)
-            )
+            behind: tuple[int | None, datetime | None] = (None, None)
+            state = one.state_now
+            if waiting is not None and one.queue_id in waiting:
+                behind = waiting[one.queue_id]
+            elif waiting is not None and state in ("FREE", "EXPIRED"):
+                state = "GONE"
+            found.append(OwnedQueueNow(group, one.queue_id, state, one.owner, one.since, *behind))
     return found
 
 
-def _waiting(sources: Sources, topic: str, group: str) -> dict[int, tuple[int, datetime | None]]:
+def _waiting(
+    sources: Sources, topic: str, group: str
+) -> dict[int, tuple[int | None, datetime | None]] | None:
+    """Of each queue that the broker has; null: it did not answer."""
     name = sources.settings.topics[topic].broker
     try:
         broker = sources.broker(name)
@@ -66,5 +73,5 @@ def _waiting(sources: Sources, topic: str, group: str) -> dict[int, tuple[int, d
         )
     except Unavailable as error:
         sources.missed(f"broker {name}", error)
-        return {}
-    return {queue: (number, since.get(queue)) for queue, number in behind.items()}
+        return None
+    return {queue: (behind.get(queue), since.get(queue)) for queue in stored}

@@ -9,7 +9,6 @@ message.
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import chain
@@ -17,13 +16,14 @@ from itertools import chain
 from backstop.brokers.protocol import Received, Subscription
 from backstop.client.check_message import check_text
 from backstop.client.finished import FinishedDeliveries
+from backstop.client.keep_books import BookKeeper
 from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.keep_leases import LeaseKeeper
 from backstop.client.lease_store import lease_store
 from backstop.client.process import Ended, process, process_under_row_lock, told
 from backstop.client.read_headers import Copy, read_headers
 from backstop.client.ways import Handler, Leased, RowLock, Transactional, Way, Work, way_of
-from backstop.leases import books, queue_owner
+from backstop.leases import queue_owner
 from backstop.leases.front import Front
 from backstop.leases.lease import (
     LEASE,
@@ -112,9 +112,11 @@ class Consumer:
         self._group = group
         self._retry_after, self._batch, self._wait = retry_after, batch, wait
         self._owner_host = owner_host
-        self.books = books.Books()
-        self._ledger = KeptConnection(connect, "consumer database") if connect and member else None
-        self._member, self._life, self._wrote_at = member or "", uuid.uuid4().hex, time.monotonic()
+        self._book_rows = (
+            KeptConnection(connect, "consumer database") if connect and member else None
+        )
+        self._ledger = BookKeeper(self._book_rows, group, member or "")
+        self.books = self._ledger.books
         self._limited = LimitedLog(log)
         self.stopping = threading.Event()
         self._done: list[Received] = []
@@ -130,14 +132,14 @@ class Consumer:
         while not self.stopping.is_set():
             try:
                 self.run_once(counts)
-                if time.monotonic() - self._wrote_at >= books.EVERY.total_seconds():
-                    self._write_books()
+                if self._ledger.is_due():
+                    self._ledger.write(0)
             except Unavailable as error:
                 counts.add("unavailable")
                 self._limited.warning(str(error))
                 self.stopping.wait(min(self._retry_after, LONGEST_PAUSE).total_seconds())
         try:
-            self._write_books(has_ended=True)
+            self._ledger.write(0, has_ended=True)
         except Unavailable as error:
             log.warning("The last books were not written. %s", error)
         return counts
@@ -186,33 +188,14 @@ class Consumer:
         if was_cut_short:
             self.books.add("handed_back", received)
 
-    def _write_books(self, *, has_ended: bool = False) -> None:
-        self._wrote_at = time.monotonic()
-        if self._ledger is None:
-            return
-        if missing := self.books.difference(0):
-            self._limited.warning(
-                f"The books do not balance: {missing} messages. {self.books.counts}"
-            )
-        with self._ledger.short_transaction() as connection:
-            books.write(
-                connection,
-                self._group,
-                self._member,
-                self._life,
-                self.books.counts,
-                0,
-                has_ended=has_ended,
-            )
-
     def close(self) -> None:
         """Stop renewing and close the connections; the subscription is its owner's to close."""
         self._keeper.close()
         self._store.close()
         if self._rows:
             self._rows.close()
-        if self._ledger:
-            self._ledger.close()
+        if self._book_rows:
+            self._book_rows.close()
 
     def _sort(self, fetched: Sequence[Received], counts: Counts) -> list[Copy]:
         """Ours to do. A copy for other groups is acknowledged untouched, a broken one will be a dead

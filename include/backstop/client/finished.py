@@ -16,6 +16,8 @@ from backstop.leases.lease import payload_hash
 
 MOST_NOTED = 10_000
 """Of finished messages above an unfinished one so many are known; the log answers for all others."""
+MOST_LIVES = 4
+"""Epochs of one queue: a foreign program may write another one into each entry; of the oldest the log answers."""
 _Life = tuple[str, int, str]
 """A topic, one of its queues, and an epoch of that."""
 
@@ -32,6 +34,8 @@ class FinishedOffsets:
         self._ids: dict[_Life, dict[int, str]] = {}
         self._fetched: dict[_Life, int] = {}
         """The highest offset that was fetched."""
+        self._lives: dict[Queue, list[_Life]] = {}
+        """Of each queue that was fetched from, the one met last at the end."""
 
     def fetched(self, received: Received) -> None:
         """It came. Fetches are in order: between two messages nothing is ours. One that goes back makes what was finished
@@ -40,6 +44,9 @@ class FinishedOffsets:
             return
         life, offset = _life(received), received.position.offset
         before = self._fetched.get(life)
+        lives = self._lives.setdefault(life[:2], [])
+        if not lives or lives[-1] != life:
+            self._meet(lives, life)
         if before is None or offset <= before:
             self._sets[life] = DoneSet(offset)
             if before is not None:
@@ -73,7 +80,7 @@ class FinishedOffsets:
 
     def gaps(self, queue: Queue) -> int:
         """How many intervals of unfinished offsets the queue has."""
-        return max((done.gaps for life, done in self._sets.items() if life[:2] == queue), default=0)
+        return max((self._sets[life].gaps for life in self._lives.get(queue, ())), default=0)
 
     def size(self) -> int:
         """Everything that is kept: intervals, and offsets with an id."""
@@ -81,7 +88,7 @@ class FinishedOffsets:
 
     def saved(self, queue: Queue) -> str | None:
         """What the next owner may receive again, because a broker keeps one place of a queue: the messages done above it."""
-        found = {life[2]: self._above_watermark(life) for life in self._sets if life[:2] == queue}
+        found = {life[2]: self._above_watermark(life) for life in self._lives.get(queue, ())}
         found = {epoch: ids for epoch, ids in found.items() if ids}
         return json.dumps(found) if found else None
 
@@ -92,10 +99,20 @@ class FinishedOffsets:
 
     def leave(self, queue: Queue) -> None:
         """The queue is its next owner's."""
-        for life in [life for life in {*self._sets, *self._ids} if life[:2] == queue]:
-            self._sets.pop(life, None)
-            self._ids.pop(life, None)
-            self._fetched.pop(life, None)
+        for life in [*self._lives.pop(queue, ()), *(one for one in self._ids if one[:2] == queue)]:
+            self._leave(life)
+
+    def _leave(self, life: _Life) -> None:
+        self._sets.pop(life, None)
+        self._ids.pop(life, None)
+        self._fetched.pop(life, None)
+
+    def _meet(self, lives: list[_Life], life: _Life) -> None:
+        if life in lives:
+            lives.remove(life)
+        lives.append(life)
+        while len(lives) > MOST_LIVES:
+            self._leave(lives.pop(0))
 
     def forget(self) -> None:
         """The consumer database may be an older self of its own: the log answers for each message."""

@@ -9,28 +9,30 @@ A crash at any `|` leaves messages that the next owner of the queue adopts befor
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
-from enum import Enum
 from queue import Empty, SimpleQueue
 
 from backstop.brokers.owned import OwnedSubscription
 from backstop.brokers.protocol import Received
 from backstop.client.blame import Blame
 from backstop.client.check_message import check_text
+from backstop.client.downstream import Downstream
 from backstop.client.finished import FinishedOffsets
+from backstop.client.keep_books import BookKeeper
 from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.keep_leases import LeaseKeeper
 from backstop.client.lanes import Lane, Lanes
 from backstop.client.lease_store import InDatabase
-from backstop.client.own_queues import OwnQueues
+from backstop.client.own_queues import Holding, OwnQueues
 from backstop.client.process import told
 from backstop.client.read_headers import Copy, read_headers
-from backstop.client.ways import Handler, Leased, RowLock, Way, Work, way_of
+from backstop.client.suspects import Suspects
+from backstop.client.try_head import Result, Tried, try_head
+from backstop.client.ways import Handler, RowLock, Way, Work, way_of
 from backstop.client.worker_pool import WorkerPool
-from backstop.leases import books, guard, parking, queue_owner
+from backstop.leases import guard, parking, queue_owner
 from backstop.leases.lease import (
     LEASE,
     RETRY_AFTER,
@@ -53,7 +55,6 @@ from backstop.model.errors import (
 )
 from backstop.model.log_limit import LimitedLog
 from backstop.model.records import GROUP_BYTES, Counts
-from backstop.sql.run import Connection
 
 log = logging.getLogger(__name__)
 
@@ -65,36 +66,12 @@ IDLE = (0.005, 0.1)
 """Seconds between two reads of queues that are empty: from, and up to."""
 LOOK_FOR_ANSWERS = 1.0
 """Seconds between two looks for parked keys that a person has answered."""
+SILENT_AFTER = 1.0
+"""Seconds: a read that failed later than this was not refused: nothing else is asked of the broker in this round."""
 MOST_GAPS = 10_000
 """A queue with more unfinished intervals than this is not read on."""
-ALONE_FOR = 10.0
-"""Seconds: so long others wait for a suspect, and it for what is in handlers; one that hangs must not stop its queue."""
 CRASHED = "Its worker ended, or lost its lease, each time it was tried."
 CONFLICT = "Conflict: its id came with another content than before; it was not applied"
-
-
-class Tried(Enum):
-    """How one try of a head ended."""
-
-    PROCESSED = "processed"
-    FAILED = "failed"
-    LEASE_LOST = "lease_lost"
-    FENCED = "fenced"
-    """Another member owns the queue: the effects were rolled back."""
-    UNAVAILABLE = "unavailable"
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What the pool says of one head."""
-
-    lane: Lane
-    head: InOrder
-    lease: Acquired
-    tried: Tried
-    error: Exception | None = None
-    database: int = 0
-    """Which life of the consumer database it was begun in, as this consumer counts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +136,10 @@ class OrderedConsumer:
             raise _refused(
                 f"A beat of {beat} does not renew a queue's lease of {queue_lease} in time."
             )
-        self._way = way_of(handler)
-        if isinstance(self._way, RowLock):
+        way = way_of(handler)
+        if isinstance(way, RowLock):
             raise _refused("A row_lock handler has no lease, which order needs.")
+        self._way = way
         self._subscription, self._group, self._member, self._host = (
             subscription,
             group,
@@ -179,17 +157,16 @@ class OrderedConsumer:
             connect, group, lease=lease, retry_after=retry_after, owner_host=owner_host
         )
         self._keeper = LeaseKeeper(renewals, lease)
-        self._blame = blame or Blame()
+        self._downstream = Downstream(
+            self._store, group, member, self._retries.after, blame or Blame()
+        )
         self._lanes = Lanes()
-        self.books = books.Books()
-        self._life, self._wrote_at = uuid.uuid4().hex, time.monotonic()
+        self._ledger = BookKeeper(self._store, group, member)
+        self.books = self._ledger.books
         self._results: SimpleQueue[Result] = SimpleQueue()
         self._arrived: list[Result] = []
         self._in_pool: set[Lane] = set()
-        self._alone: Lane | None = None
-        """A suspect that is in the pool: nothing else is started beside it until `_alone_until`."""
-        self._alone_until = float("-inf")
-        self._suspect_waits_since: float | None = None
+        self._suspects = Suspects()
         self._done: list[Received] = []
         self._unusable: list[tuple[Received, str]] = []
         """To become dead letters."""
@@ -199,7 +176,6 @@ class OrderedConsumer:
         self._database = 0
         """How often the consumer database was away, or became another server, so far."""
         self._beat_at = self._looked_at = float("-inf")
-        self._resume_at, self._rounds_away, self._said_away = float("-inf"), 0, False
         self._limited = LimitedLog(log)
         self.stopping = threading.Event()
 
@@ -230,14 +206,16 @@ class OrderedConsumer:
         """One round; whether anything moved. Raises StoreUnavailable or BrokerUnavailable; no received message is lost by it."""
         self._keep_queues(counts)
         moved = self._collect(counts)
-        moved |= self._read(counts)
-        self._look_for_answers()
+        found, unread = self._read(counts)
+        self._look_for_answers(counts)
         moved |= self._start(counts)
         self._acknowledge()
         self._release_drained()
-        if time.monotonic() - self._wrote_at >= books.EVERY.total_seconds():
-            self._write_books()
-        return moved
+        if self._ledger.is_due():
+            self._ledger.write(self.in_process())
+        if unread is not None:
+            raise unread
+        return moved or found
 
     def in_process(self) -> int:
         """Messages that were taken in and have no end yet."""
@@ -249,24 +227,6 @@ class OrderedConsumer:
         self._pool.close()
         self._keeper.close()
         self._store.close()
-
-    def _write_books(self, *, has_ended: bool = False) -> None:
-        in_process = self.in_process()
-        if missing := self.books.difference(in_process):
-            self._limited.warning(
-                f"The books do not balance: {missing} messages. {self.books.counts}, in process {in_process}"
-            )
-        with self._store.short_transaction() as connection:
-            books.write(
-                connection,
-                self._group,
-                self._member,
-                self._life,
-                self.books.counts,
-                in_process,
-                has_ended=has_ended,
-            )
-        self._wrote_at = time.monotonic()
 
     # Queues
 
@@ -312,43 +272,81 @@ class OrderedConsumer:
     def _release_drained(self) -> None:
         for holding in list(self._queues.held.values()):
             if holding.draining and not self._lanes.in_work(holding.queue):
+                if holding.stopped_by is not None:  # its next owner, if there is one, says so again
+                    with self._store.short_transaction() as connection:
+                        parking.go_on(connection, holding.queue)
                 self._queues.release(
                     holding, self._finished.saved((holding.queue.topic, holding.queue.queue_id))
                 )
                 self._forget(holding.queue)
 
     def _hand_over(self, counts: Counts) -> None:
-        """A graceful stop: nothing new is started; what is in handlers is finished, acknowledged and released."""
-        try:
-            self._keep_queues(counts, leaving=True)
-            while self._in_pool:
-                self._wait_for_result(1.0)
-                self._collect(counts)
-                self._acknowledge()
-                self._release_drained()
-            self._acknowledge()
+        """A graceful stop: nothing new is started; what is in handlers is finished, acknowledged and released.
+
+        A database that is away is waited for as long as a handover may take. A broker is not: what it does not hear comes again.
+        """
+        until = time.monotonic() + self._queues.drain_within.total_seconds()
+        while True:
+            try:
+                self._finish(counts)
+                return
+            except StoreUnavailable as error:
+                counts.add("unavailable")
+                self._forget_finished()
+                if time.monotonic() >= until:
+                    log.warning("The queues are free when their lease ends. %s", error)
+                    return
+                self._limited.warning(str(error))
+                self._wait_for_result(IDLE[1])
+
+    def _finish(self, counts: Counts) -> None:
+        self._keep_queues(counts, leaving=True)
+        while self._in_pool:
+            self._wait_for_result(1.0)
+            self._collect(counts)
+            self._acknowledge_if_heard(counts)
             self._release_drained()
-            self._say_back()
-            self._write_books(has_ended=True)
-            self._queues.leave()
-        except Unavailable as error:
+        self._acknowledge_if_heard(counts)
+        self._release_drained()
+        self._downstream.say_back()
+        self._ledger.write(self.in_process(), has_ended=True)
+        self._queues.leave()
+
+    def _acknowledge_if_heard(self, counts: Counts) -> None:
+        try:
+            self._acknowledge()
+        except BrokerUnavailable as error:
             counts.add("unavailable")
-            log.warning("The queues are free when their lease ends. %s", error)
+            self._limited.warning(
+                f"What was done last comes again, and is stopped by its log. {error}"
+            )
 
     # Reading
 
-    def _read(self, counts: Counts) -> bool:
-        found = False
+    def _read(self, counts: Counts) -> tuple[bool, BrokerUnavailable | None]:
+        """Whether anything came; the error where no queue could be read. One that is refused holds up no other."""
+        found = answered = False
+        refused: list[tuple[Holding, BrokerUnavailable]] = []
         for place, holding in list(self._queues.held.items()):
             room = self._fetch - self._lanes.held(holding.queue)
+            now = time.monotonic()
             if (
-                room <= 0
+                room < max(1, self._fetch // 4)  # each read is a round trip: none for a few
+                or holding.releases_only
                 or holding.stopped_by is not None
+                or now < holding.unread_until
                 or self._finished.gaps(place) > MOST_GAPS
                 or not self._queues.is_live(holding.queue)
             ):
                 continue
-            received = self._subscription.fetch(place, holding.queue.fence, room)
+            try:
+                received = self._subscription.fetch(place, holding.queue.fence, room)
+            except BrokerUnavailable as error:
+                refused.append((holding, error))
+                if time.monotonic() - now > SILENT_AFTER:
+                    break
+                continue
+            answered, holding.refusals = True, 0
             if received is None:  # somebody reads under a higher fence: the row will say so too
                 counts.add("reads_refused")
                 self._queues.held.pop(place)
@@ -360,7 +358,24 @@ class OrderedConsumer:
             for one in received:
                 self._sort(holding.queue, one, counts)
             found |= bool(received)
-        return found
+        return found, self._rest_refused(refused, answered, counts)
+
+    def _rest_refused(
+        self,
+        refused: Sequence[tuple[Holding, BrokerUnavailable]],
+        answered: bool,
+        counts: Counts,
+    ) -> BrokerUnavailable | None:
+        """A queue that cannot be read while others can rests, longer each time. Else the broker is away: its error."""
+        new = [error for holding, error in refused if not holding.refusals]
+        if new and not answered:
+            return new[0]
+        for holding, error in refused:
+            holding.refusals += 1
+            holding.unread_until = time.monotonic() + self._retries.after(holding.refusals)
+            counts.add("queues_unread")
+            self._limited.warning(f"Queue {holding.queue.queue_id} is not read. {error}")
+        return None
 
     def _sort(self, queue: OwnedQueue, received: Received, counts: Counts) -> None:
         self._finished.fetched(received)
@@ -386,34 +401,45 @@ class OrderedConsumer:
         else:
             self._lanes.add(queue, WHOLE_QUEUE if self._strict else key, copy)
 
-    def _look_for_answers(self) -> None:
+    def _look_for_answers(self, counts: Counts) -> None:
         now = time.monotonic()
         if now - self._looked_at < LOOK_FOR_ANSWERS:
             return
         self._looked_at = now
+        before = set(self._queues.held)
+        self._queues.take_left(list(self._topics), self._fetch)
+        left = [holding for holding in self._queues.held.values() if holding.releases_only]
+        for holding in left:
+            if (holding.queue.topic, holding.queue.queue_id) not in before:
+                counts.add("queues_taken_to_release")
+                with self._store.short_transaction() as connection:
+                    parking.go_on(connection, holding.queue)
         live = [
             holding.queue
             for holding in self._queues.held.values()
             if self._queues.is_live(holding.queue)
         ]
         with self._store.short_transaction() as connection:
-            for queue, key in parking.releasing(connection, self._group, live, self._fetch):
-                self._lanes.add(queue, key, None, releases=True)
+            released = parking.releasing(connection, self._group, live, self._fetch)
+        for queue, key in released:
+            self._lanes.add(queue, key, None, releases=True)
+        wanted = {queue for queue, _ in released}
+        for holding in left:
+            if holding.queue not in wanted and not self._lanes.in_work(holding.queue):
+                self._queues.release(holding)
+                self._forget(holding.queue)
 
     # Beginning
 
     def _start(self, counts: Counts) -> bool:
-        now = time.monotonic()
-        if self.stopping.is_set() or now < self._resume_at:
+        if self.stopping.is_set() or self._downstream.is_waited_for() or self._suspects.hold_up():
             return False
-        if self._alone is not None and now < self._alone_until:
-            return False
-        ready = self._lanes.start(now, self._at_once - len(self._in_pool))
-        lanes = self._only_one_if_suspect(ready, now)
+        ready = self._lanes.start(time.monotonic(), self._at_once - len(self._in_pool))
+        lanes = self._suspects.choose(ready, is_idle=not self._in_pool)
         live = [lane for lane in lanes if self._queues.is_live(lane.queue)]
-        for lane in lanes:
+        for lane in ready:
             if lane not in live:
-                self._again(lane, self._beat)
+                self._again(lane, self._beat if lane in lanes else 0.0)
         releases = [lane for lane in live if lane.releases]
         try:
             self._begin([lane for lane in live if not lane.releases], counts)
@@ -424,22 +450,6 @@ class OrderedConsumer:
                 self._again(lane, self._retry_after.total_seconds())
             raise
         return bool(live)
-
-    def _only_one_if_suspect(self, lanes: list[Lane], now: float) -> list[Lane]:
-        """What may have killed its worker is tried alone, so that it never takes others with it often enough to park them."""
-        suspect = next((lane for lane in lanes if lane.is_suspect), None)
-        if suspect is None:
-            return lanes
-        if self._suspect_waits_since is None:
-            self._suspect_waits_since = now
-        chosen: list[Lane] = []
-        if not self._in_pool or now - self._suspect_waits_since >= ALONE_FOR:
-            chosen.append(suspect)
-            self._suspect_waits_since = None
-        for lane in lanes:
-            if lane not in chosen:
-                self._again(lane, 0.0)
-        return chosen
 
     def _begin(self, lanes: Sequence[Lane], counts: Counts) -> None:
         asked: dict[tuple[str, str], tuple[Lane, InOrder]] = {}
@@ -535,14 +545,16 @@ class OrderedConsumer:
     ) -> None:
         work = Work(lease.fence, deliveries, lost, self.stopping, lease.attempts)
         self._in_pool.add(lane)
-        if lane.is_suspect:
-            self._alone, self._alone_until = lane, time.monotonic() + ALONE_FOR
-        database = self._database
-        self._pool.submit(
-            lambda store: self._results.put(
-                replace(self._work(store, lane, head, lease, work), database=database)
-            )
-        )
+        self._suspects.entered(lane)
+        way, database = self._way, self._database
+
+        def task(store: KeptConnection) -> None:
+            result = try_head(store, way, lane, head, lease, work, database)
+            if result.tried is Tried.PROCESSED:
+                self._keeper.release(lease)  # what is done is not renewed, and so not found lost
+            self._results.put(result)
+
+        self._pool.submit(task)
 
     def _answer(self, lane: Lane, outcome: object, counts: Counts) -> None:
         """What becomes of a head whose lease was not granted."""
@@ -572,46 +584,6 @@ class OrderedConsumer:
                 self._finished.add(copy.received)
                 self._lanes.ended(lane)
 
-    # In the pool
-
-    def _work(
-        self, store: KeptConnection, lane: Lane, head: InOrder, lease: Acquired, work: Work
-    ) -> Result:
-        """The handler, the comparison of the fence and the end of the work, in one transaction. Never raises."""
-        try:
-            if isinstance(self._way, Leased):
-                self._way.handler(head.message, work)
-                with store.short_transaction() as connection:
-                    self._complete(connection, lane, head, lease)
-            else:
-                assert not isinstance(self._way, RowLock)
-                with store.transaction() as connection:
-                    self._way.handler(connection, head.message, work)
-                    self._complete(connection, lane, head, lease)
-        except QueueLost as error:
-            log.warning("%s", error)
-            return Result(lane, head, lease, Tried.FENCED, error)
-        except LeaseLost as error:
-            log.warning("%s", error)
-            return Result(lane, head, lease, Tried.LEASE_LOST, error)
-        except StoreUnavailable as error:
-            return Result(lane, head, lease, Tried.UNAVAILABLE, error)
-        except Exception as error:
-            log.warning(
-                "The handler failed on %r in %r.", lease.message_id, lease.topic, exc_info=error
-            )
-            return Result(lane, head, lease, Tried.FAILED, error)
-        self._keeper.release(lease)  # what is done is not renewed, and so not found lost
-        return Result(lane, head, lease, Tried.PROCESSED)
-
-    @staticmethod
-    def _complete(connection: Connection, lane: Lane, head: InOrder, lease: Acquired) -> None:
-        if lane.releases:
-            parking.complete_released(connection, head, lease)
-        else:
-            queue_owner.compare(connection, head.queue)
-            guard.complete(connection, lease)
-
     # Ending
 
     def _wait_for_result(self, seconds: float) -> None:
@@ -627,8 +599,7 @@ class OrderedConsumer:
         while self._arrived:
             result = self._arrived.pop(0)
             self._in_pool.discard(result.lane)
-            if self._alone is result.lane:
-                self._alone = None
+            self._suspects.ended(result.lane)
             counts.add(result.tried.value)
             outcome = "handed_back"  # of one that is released: its content is kept until it is done
             try:
@@ -646,9 +617,7 @@ class OrderedConsumer:
         """What became of this try, as the books name it."""
         lane = result.lane
         if result.tried is Tried.PROCESSED:
-            self._blame.succeeded(lane.queue.topic, lane.key)
-            self._resume_at, self._rounds_away = float("-inf"), 0
-            self._say_back()
+            self._downstream.succeeded(lane.queue.topic, lane.key)
             if lane.releases:
                 self._again(lane, 0.0)  # the next one of the key
             else:
@@ -664,25 +633,18 @@ class OrderedConsumer:
             return "fenced_off"
         if result.tried is Tried.UNAVAILABLE:
             self._forget_finished()
-            lane.excused += 1
+            try:
+                self._give_back(result, None)  # nothing, if its end was committed after all
+            except StoreUnavailable:
+                lane.excused += 1
         self._again(lane, self._retry_after.total_seconds())
         return "handed_back"
 
     def _fail(self, result: Result, error: Exception, counts: Counts) -> str:
         """It is the downstream: all wait, and nothing is counted. Or the message: it is tried again, and then parked."""
         lane, text = result.lane, told(error)
-        if self._blame.failed(lane.queue.topic, lane.key, error):
+        if self._downstream.is_to_blame(lane.queue.topic, lane.key, error, text):
             counts.add("downstream_away")
-            now = time.monotonic()
-            if now >= self._resume_at:
-                self._rounds_away += 1
-                self._resume_at = now + self._retries.after(self._rounds_away)
-                self._limited.warning(
-                    f"A downstream seems to be away: nothing is parked, all queues wait. {text}"
-                )
-                with self._store.short_transaction() as connection:
-                    parking.say_away(connection, self._group, lane.queue.topic, self._member, text)
-                self._said_away = True
             self._give_back(result, text)
             self._again(lane, 0.0)
             return "handed_back"
@@ -702,12 +664,6 @@ class OrderedConsumer:
             log.warning("%s", lost)
         self._again(lane, self._retries.after(lane.failures))
         return "handed_back"
-
-    def _say_back(self) -> None:
-        if self._said_away:
-            with self._store.short_transaction() as connection:
-                parking.say_back(connection, self._group, self._member)
-            self._said_away = False
 
     def _park(self, result: Result, error: str, counts: Counts) -> str:
         lane = result.lane

@@ -1,10 +1,12 @@
 """Which queues this consumer owns now: take a fair share, renew, hand over what is too much.
 
 A handover drains: the owner stops starting messages of the queue, finishes those in its handlers, commits, acknowledges
-and releases. The next owner adopts what was left.
+and releases. The next owner adopts what was left. A queue that the broker has no more is drained as well; if a person releases
+a key that was parked in it, any member takes the queue for the time of that release.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -24,6 +26,12 @@ class Holding:
     draining: bool = False
     stopped_by: str | None = None
     """The ordering key at which a limit of parking stopped the queue."""
+    releases_only: bool = False
+    """Nobody is to read it, perhaps because the broker has it no more: taken to release what is parked in it."""
+    unread_until: float = float("-inf")
+    """Monotonic: its broker refused to read it while it answered for others."""
+    refusals: int = 0
+    """How often in a row."""
 
 
 @dataclass(slots=True)
@@ -36,6 +44,8 @@ class OwnQueues:
     lease: timedelta = queue_owner.LEASE
     drain_within: timedelta = queue_owner.DRAIN_TIMEOUT
     held: dict[Queue, Holding] = field(default_factory=dict)
+    since: float = field(default_factory=time.monotonic)
+    """Monotonic: when this member started."""
     _declared: dict[str, list[int]] = field(default_factory=dict)
 
     def beat(
@@ -52,18 +62,24 @@ class OwnQueues:
         with self.store.short_transaction() as connection:
             mine = [holding.queue for holding in self.held.values()]
             kept = queue_owner.renew(connection, self.group, self.member, mine, self.lease)
-            for topic, numbers in queues.items():
-                if leaving:
-                    drained += self._kept(topic, kept)
-                    continue
+            if leaving:
+                drained += self._kept(kept)
+            for topic, numbers in queues.items() if not leaving else ():
                 if self._declared.get(topic) != numbers:
                     queue_owner.declare(connection, self.group, topic, numbers)
-                members = queue_owner.join(connection, self.group, topic, self.member, self.lease)
-                owned = self._kept(topic, kept)
+                members = queue_owner.join(
+                    connection, self.group, topic, self.member, numbers, self.lease
+                )
+                owned = []
+                for holding in self._kept(kept):
+                    if holding.queue.topic == topic:
+                        is_there = holding.queue.queue_id in numbers
+                        # Another's, gone, or there again: then it is taken as any other.
+                        if is_there is holding.releases_only:
+                            drained.append(holding)
+                        elif is_there:
+                            owned.append(holding)
                 if assigned:
-                    drained += [
-                        holding for holding in owned if holding.queue.queue_id not in numbers
-                    ]
                     share = len(owned) + len(numbers)
                 else:
                     share = queue_owner.share_of(
@@ -97,6 +113,21 @@ class OwnQueues:
         self.held |= {_place(queue): Holding(queue, until) for queue in taken}
         return lost
 
+    def take_left(self, topics: Sequence[str], limit: int) -> None:
+        """Takes queues that nobody wants although a key of theirs was released. Raises StoreUnavailable.
+
+        Nothing within the first lease: a broker that assigns the queues may not have done so yet.
+        """
+        asked_at = time.monotonic()
+        if asked_at < self.since + self.lease.total_seconds():
+            return
+        with self.store.short_transaction() as connection:
+            taken = queue_owner.take_left(
+                connection, self.group, topics, self.member, limit, self.lease
+            )
+        until = asked_at + self.lease.total_seconds()
+        self.held |= {_place(queue): Holding(queue, until, releases_only=True) for queue in taken}
+
     def is_live(self, queue: OwnedQueue) -> bool:
         """Whether a message of the queue may be started: it is owned under this fence, renewed in time, not handed over."""
         holding = self.held.get(_place(queue))
@@ -118,11 +149,11 @@ class OwnQueues:
         with self.store.short_transaction() as connection:
             queue_owner.leave(connection, self.group, self.member)
 
-    def _kept(self, topic: str, kept: set[OwnedQueue]) -> list[Holding]:
+    def _kept(self, kept: set[OwnedQueue]) -> list[Holding]:
         return [
             holding
             for holding in self.held.values()
-            if holding.queue in kept and holding.queue.topic == topic and not holding.draining
+            if holding.queue in kept and not holding.draining
         ]
 
 

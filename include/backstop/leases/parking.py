@@ -138,20 +138,25 @@ def park(
     queue_owner.compare(connection, head.queue)
     size = _size(head.message)
     key = parked.get((head.queue.topic, head.key))
-    if key is None:
-        (counted,) = rows(connection, _SQL["count_keys"], _key(group, head))
-        if counted["keys"] >= limits.keys:
-            raise ParkingFull("keys")
-        rows(
-            connection,
-            _SQL["park_key"],
-            {**_key(group, head), "queue_id": head.queue.queue_id, "error": text},
-        )
-    elif reached := _reached(key, size, limits):
+    while key is None and not _park_key(connection, group, head, text, limits):
+        # Queues were added, and the owner of the key's other queue parked it since it was looked for.
+        parked = _lock_keys(connection, group, [(head.queue.topic, head.key)])
+        key = parked.get((head.queue.topic, head.key))
+    if key is not None and (reached := _reached(key, size, limits)):
         raise ParkingFull(reached)
     if not rows(connection, _SQL["park_log"], {**_fenced(lease), "error": text}):
         raise lost(lease, "parked")
     _keep(connection, group, head, size)
+
+
+def _park_key(
+    connection: Connection, group: str, head: InOrder, error: str, limits: Limits
+) -> bool:
+    (counted,) = rows(connection, _SQL["count_keys"], _key(group, head))
+    if counted["keys"] >= limits.keys:
+        raise ParkingFull("keys")
+    values = {**_key(group, head), "queue_id": head.queue.queue_id, "error": error}
+    return bool(rows(connection, _SQL["park_key"], values))
 
 
 def releasing(
@@ -214,7 +219,12 @@ def begin_released(
         "lease_seconds": lease.total_seconds(),
         "owner_host": owner_host,
     }
-    (row,) = rows(connection, _SQL["begin_head"], values)
+    granted = rows(connection, _SQL["begin_head"], values)
+    if (
+        not granted
+    ):  # its log was purged, and somebody who does not keep the order has just begun a copy
+        return Busy(retry_after)
+    (row,) = granted
     return head, Acquired(
         queue.group,
         queue.topic,

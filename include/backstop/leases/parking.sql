@@ -13,9 +13,10 @@ SELECT count(*)::integer AS keys
 FROM (SELECT pg_advisory_xact_lock(hashtextextended('backstop parking ' || %(group)s::text || ' ' || %(topic)s::text, 0))) l,
     LATERAL (SELECT FROM parked_key WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text) k;
 
--- name: park_key: the key waits for a person from now on
+-- name: park_key: the key waits for a person from now on; no row: the owner of another queue has just parked it
 INSERT INTO parked_key (consumer_group, topic, ordering_key, queue_id, state, messages, bytes, last_error)
 VALUES (%(group)s::text, %(topic)s::text, %(key)s::text, %(queue_id)s::integer, 'PARKED', 0, 0, %(error)s::text)
+ON CONFLICT (consumer_group, topic, ordering_key) DO NOTHING
 RETURNING ordering_key;
 
 -- name: park_log: the head's log, by the token of who tried it

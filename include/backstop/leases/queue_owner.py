@@ -31,13 +31,19 @@ class OwnedQueue:
 
 
 def join(
-    connection: Connection, group: str, topic: str, member: str, lease: timedelta = LEASE
+    connection: Connection,
+    group: str,
+    topic: str,
+    member: str,
+    queues: Collection[int],
+    lease: timedelta = LEASE,
 ) -> dict[str, int]:
-    """Says that the member lives; the living members, each with the number of queues that it owns and does not drain."""
+    """Says that the member lives; the living members, each with the number of `queues` that it owns and does not drain."""
     values = {
         "group": group,
         "topic": topic,
         "member": member,
+        "queues": sorted(queues),
         "lease_seconds": lease.total_seconds(),
     }
     return {row["member"]: row["owned"] for row in rows(connection, _SQL["join"], values)}
@@ -75,6 +81,29 @@ def take(
     return [
         OwnedQueue(group, topic, row["queue_id"], row["fence"])
         for row in rows(connection, _SQL["take"], values)
+    ]
+
+
+def take_left(
+    connection: Connection,
+    group: str,
+    topics: Sequence[str],
+    member: str,
+    limit: int,
+    lease: timedelta = LEASE,
+) -> list[OwnedQueue]:
+    """Takes at most `limit` queues of these topics that nobody has wanted for the time of a lease, although a person released
+    a key of theirs, or a limit of parking stopped them: the broker may not have them any more."""
+    values = {
+        "group": group,
+        "topics": list(topics),
+        "member": member,
+        "limit": limit,
+        "lease_seconds": lease.total_seconds(),
+    }
+    return [
+        OwnedQueue(group, row["topic"], row["queue_id"], row["fence"])
+        for row in rows(connection, _SQL["take_left"], values)
     ]
 
 
@@ -124,7 +153,8 @@ def finished(connection: Connection, queue: OwnedQueue) -> str | None:
 
 
 def server_life(connection: Connection) -> str:
-    """Which life of which server this is: another answer, and rows that were committed before may be gone."""
+    """Which life of which server, database and table of logs this is: another answer, and rows that were committed before may
+    be gone."""
     (row,) = rows(connection, _SQL["server_life"], {})
     return str(row["life"])
 

@@ -1,6 +1,6 @@
 -- Owning queues: one row for each group, topic and queue in the consumer database. The clock is the database's.
 
--- name: join: says that a member lives, and lists the living ones with the number of queues that each owns
+-- name: join: says that a member lives, and lists the living ones with the number of these queues that each owns
 WITH me AS (
     INSERT INTO group_member AS m (consumer_group, topic, member, expires_at)
     VALUES (%(group)s::text, %(topic)s::text, %(member)s::text,
@@ -12,7 +12,8 @@ WITH me AS (
         AND g.member <> %(member)s::text AND g.expires_at <= clock_timestamp()
 )
 SELECT m.member, (SELECT count(*) FROM queue_owner q WHERE q.consumer_group = %(group)s::text
-    AND q.topic = %(topic)s::text AND q.owner = m.member AND q.state = 'OWNED')::integer AS owned
+    AND q.topic = %(topic)s::text AND q.queue_id = ANY(%(queues)s::integer[]) AND q.owner = m.member AND q.state = 'OWNED')::integer
+    AS owned
 FROM (SELECT member FROM me UNION SELECT g.member FROM group_member g WHERE g.consumer_group = %(group)s::text
     AND g.topic = %(topic)s::text AND g.expires_at > clock_timestamp()) m
 ORDER BY m.member;
@@ -44,6 +45,29 @@ UPDATE queue_owner q SET
 FROM free
 WHERE q.consumer_group = free.consumer_group AND q.topic = free.topic AND q.queue_id = free.queue_id
 RETURNING q.queue_id, q.fence;
+
+-- name: take_left: takes queues that nobody has wanted for a while, although a person released a key of theirs, or a limit stopped them
+WITH left_over AS (
+    SELECT q.consumer_group, q.topic, q.queue_id FROM queue_owner q
+    WHERE q.consumer_group = %(group)s::text AND q.topic = ANY(%(topics)s::text[])
+        AND (q.state = 'FREE' OR q.expires_at <= clock_timestamp())
+        AND greatest(q.updated_at, q.expires_at) <= clock_timestamp() - %(lease_seconds)s::float8 * interval '1 second'
+        AND (EXISTS (SELECT FROM parked_key k WHERE k.consumer_group = q.consumer_group AND k.topic = q.topic
+                AND k.queue_id = q.queue_id AND k.state = 'RELEASING')
+            OR EXISTS (SELECT FROM parking_full f WHERE f.consumer_group = q.consumer_group AND f.topic = q.topic
+                AND f.queue_id = q.queue_id))
+    ORDER BY q.topic, q.queue_id LIMIT %(limit)s::integer
+    FOR UPDATE OF q SKIP LOCKED
+)
+UPDATE queue_owner q SET
+    owner = %(member)s::text,
+    fence = greatest(q.fence + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint),
+    state = 'OWNED',
+    expires_at = clock_timestamp() + %(lease_seconds)s::float8 * interval '1 second',
+    updated_at = clock_timestamp()
+FROM left_over l
+WHERE q.consumer_group = l.consumer_group AND q.topic = l.topic AND q.queue_id = l.queue_id
+RETURNING q.topic, q.queue_id, q.fence;
 
 -- name: renew: prolongs what is still ours; a queue that drains is not prolonged, but answered for
 UPDATE queue_owner q SET
@@ -84,6 +108,7 @@ WHERE q.consumer_group = %(group)s::text
 ORDER BY q.topic, q.queue_id
 FOR KEY SHARE OF q;
 
--- name: server_life: which life of which server this is; a restored, promoted or restarted one is another
+-- name: server_life: which life of which server, database and table this is; a restored, promoted or restarted one is another
 SELECT pg_postmaster_start_time()::text || ' ' || coalesce(inet_server_addr()::text, '') || ' '
-    || coalesce(inet_server_port(), 0) AS life;
+    || coalesce(inet_server_port(), 0) || ' ' || d.oid || ' ' || c.oid || ' ' || c.relfilenode AS life
+FROM pg_database d, pg_class c WHERE d.datname = current_database() AND c.oid = 'consumer_log'::regclass;

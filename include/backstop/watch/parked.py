@@ -37,6 +37,7 @@ KEY, FULL, AWAY = "key_parked", "parking_full", "downstream_away"
 MOST_KEYS = 10_000
 """Parked keys of one database of which one watch makes cases."""
 NO_DECISION = "discard_without_decision"
+STANDS = "release_stands"
 _MOST_DISCARDS = 1_000
 _MOST_UNDECIDED = 10_000
 _SHOWN = 20
@@ -127,6 +128,32 @@ def _judged_discards(group: str, odd: Sequence[Discard]) -> Answer:
             f"Rows of parked_discard of which the log of decisions says nothing: {shown}. They were written into the group's database"
             " beside Backstop, and change nothing: the verdicts of these messages are as before. Do: find out whose login wrote them,"
             " delete the rows, and decide the messages by their cases.",
+        ),
+    )
+
+
+def judge_releases(seen: Parked) -> list[Answer]:
+    """One answer for each group that was asked. Pure."""
+    return [
+        _judged_releases(group, [key for key in seen.keys if key.group == group and key.stands])
+        for group in seen.looked
+    ]
+
+
+def _judged_releases(group: str, standing: Sequence[ParkedKey]) -> Answer:
+    if not standing:
+        return Answer(STANDS, "*", group, None)
+    shown = "; ".join(f"{key.key[:200]!r} of {key.topic[:200]!r}" for key in standing[:3])
+    return Answer(
+        STANDS,
+        "*",
+        group,
+        Finding(
+            "warning",
+            f"{len(standing)} released keys of {group} wait for a consumer",
+            f"A person released them, and no living consumer owns their queues: {shown}. Nothing is lost: their contents are kept, and"
+            " followers are kept behind them. Do: start an ordered consumer of this group for the topic. It releases them in order, also"
+            " where the broker has their queue no more.",
         ),
     )
 

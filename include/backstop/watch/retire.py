@@ -9,6 +9,7 @@ from backstop.config.settings import Settings
 from backstop.sql.named import load
 from backstop.watch.due_trigger import NOBODY_LOOKS
 from backstop.watch.owners import RULE as BOOKS
+from backstop.watch.parked import NO_DECISION, STANDS
 from backstop.watch.samples import Answer
 from backstop.watch.size import RULE as SIZE
 
@@ -41,7 +42,7 @@ def _why(settings: Settings, rule: str, topic: str, group: str, as_of: datetime)
         return None if settings.heartbeat is not None else "No heartbeat is configured any more"
     if rule == NOBODY_LOOKS:
         return None  # its own answer says when it is over
-    if rule in (SIZE, BOOKS):
+    if rule in (SIZE, BOOKS, NO_DECISION, STANDS):
         return (
             None
             if group in ("*", *settings.groups)

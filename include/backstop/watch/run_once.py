@@ -27,7 +27,12 @@ from backstop.watch.duties import Standing, idle_duties, overdue, read_duties
 from backstop.watch.heartbeat import beat, with_heartbeat
 from backstop.watch.judge import judge
 from backstop.watch.owners import judge_books, keep_owners
-from backstop.watch.parked import judge_discards, look_for_parked, tell_of_parked
+from backstop.watch.parked import (
+    judge_discards,
+    judge_releases,
+    look_for_parked,
+    tell_of_parked,
+)
 from backstop.watch.retire import retired
 from backstop.watch.sample_groups import forget, read_history, sample_shards, take_sample
 from backstop.watch.samples import Answer, Finding
@@ -96,6 +101,7 @@ def look(work: Work[Watched]) -> None:
                 *sizes,
                 *judge_books(parked),
                 *judge_discards(parked),
+                *judge_releases(parked),
                 *retired(cursor, settings, run.as_of),
             ],
         )

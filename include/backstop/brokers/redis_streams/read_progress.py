@@ -10,7 +10,7 @@ from backstop.brokers.protocol import DeadLetterRef, GroupPosition, QueueState, 
 from backstop.brokers.redis_streams.decode import headers_of
 from backstop.brokers.redis_streams.exchange import Exchange, Script, unavailable
 from backstop.brokers.redis_streams.keys import Keys, encode, id_of, offset_of
-from backstop.model.errors import ContractBroken
+from backstop.model.errors import BrokerUnavailable, ContractBroken
 from backstop.model.records import id_in
 
 LOOK_QUEUE = Script.load("look_queue")
@@ -44,19 +44,20 @@ class ProgressReader:
         return instant_of(int(seconds) * 1_000_000 + int(micros))
 
     def queue_count(self, topic: str) -> int:
+        queues = self.find_queue_count(topic)
+        if queues is None:
+            raise no_topic(topic)
+        return queues
+
+    def find_queue_count(self, topic: str) -> int | None:
+        """None: there is no such topic."""
         doing = f"looking for the topic {topic!r}"
         try:
             key = self._keys.topic(topic)
         except ContractBroken as error:
             raise unavailable(doing, str(error)) from error
         [queues] = self._exchange.ask([("HGET", key, "queues")], doing)
-        if queues is None:
-            raise unavailable(
-                doing,
-                f"NOTOPIC there is no such topic (`backstop topics create {topic}`)",
-                refused=True,
-            )
-        return int(queues)
+        return None if queues is None else int(queues)
 
     def queues(self, topic: str) -> list[QueueState]:
         count = self.queue_count(topic)
@@ -184,3 +185,12 @@ def _numbers_of(entry_id: bytes) -> tuple[int, int]:
     """An entry's id, as the server orders them."""
     first, _, second = entry_id.partition(b"-")
     return int(first), int(second)
+
+
+def no_topic(topic: str) -> BrokerUnavailable:
+    """The error of whoever asks for a topic that is not there."""
+    return unavailable(
+        f"looking for the topic {topic!r}",
+        f"NOTOPIC there is no such topic (`backstop topics create {topic}`)",
+        refused=True,
+    )

@@ -22,8 +22,8 @@ from backstop.brokers.redis_streams.read_progress import ProgressReader
 from backstop.model.errors import BrokerUnavailable, ContractBroken
 
 REDELIVER = Script.load("bury", "redeliver")
-HAND_BACK = Script.load("bury", "hand_back")
-ACKNOWLEDGE = Script.load("acknowledge")
+HAND_BACK = Script.load("same_life", "bury", "hand_back")
+ACKNOWLEDGE = Script.load("same_life", "acknowledge")
 LEAVE = Script.load("leave")
 
 POLL_SECONDS = 0.1

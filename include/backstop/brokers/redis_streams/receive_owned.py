@@ -6,6 +6,7 @@ overtakes one before it. Entries are never handed back: their owner tries them i
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -16,7 +17,7 @@ from backstop.brokers.protocol import Received
 from backstop.brokers.redis_streams.decode import received
 from backstop.brokers.redis_streams.exchange import Exchange, Script
 from backstop.brokers.redis_streams.keys import Keys
-from backstop.brokers.redis_streams.read_progress import ProgressReader
+from backstop.brokers.redis_streams.read_progress import ProgressReader, no_topic
 from backstop.brokers.redis_streams.receive import (
     ACKNOWLEDGE,
     ERROR_CHARACTERS,
@@ -25,6 +26,9 @@ from backstop.brokers.redis_streams.receive import (
     QUEUES_SECONDS,
 )
 from backstop.model.errors import BrokerUnavailable, ContractBroken
+from backstop.model.log_limit import LimitedLog
+
+log = logging.getLogger(__name__)
 
 READ_OWNED = Script.load("read_owned")
 _ALL_ADOPTED, _NONE_ADOPTED = b"", b"-"
@@ -55,6 +59,7 @@ class OwnedRedisSubscription:
         """For each queue and fence, how far the entries of earlier owners were adopted."""
         self._in_hand: dict[Queue, set[_Place]] = {}
         self._left: set[Queue] = set()
+        self._limited = LimitedLog(log)
 
     def __enter__(self) -> Self:
         return self
@@ -68,11 +73,14 @@ class OwnedRedisSubscription:
         self.close()
 
     def queues(self) -> dict[str, list[int]]:
+        """A topic that is not there has none, and holds up no other."""
         now = time.monotonic()
         if now - self._read_queues_at >= QUEUES_SECONDS:
-            self._queues = {
-                topic: list(range(self._reader.queue_count(topic))) for topic in self._topics
-            }
+            found = {topic: self._reader.find_queue_count(topic) for topic in self._topics}
+            for topic, number in found.items():
+                if number is None:
+                    self._limited.warning(str(no_topic(topic)))
+            self._queues = {topic: list(range(number or 0)) for topic, number in found.items()}
             self._read_queues_at = now
         return self._queues
 

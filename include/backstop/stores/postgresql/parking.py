@@ -13,6 +13,8 @@ from backstop.sql.named import load
 _SQL = load("backstop.stores.postgresql", "parking.sql")
 SAID_LATELY = timedelta(minutes=5)
 """A consumer that waits says so at least every half minute."""
+STANDS_AFTER = timedelta(minutes=5)
+"""A released key of a queue that no living consumer owns: any consumer of the group takes it after a queue's lease."""
 T = TypeVar("T")
 
 
@@ -34,6 +36,8 @@ class ParkedKey(NamedTuple):
     head: str | None
     last_number: int | None
     """The number of its last message: what comes later has a higher one."""
+    stands: bool
+    """It was released, and no living consumer owns its queue."""
 
 
 class ParkedMessage(NamedTuple):
@@ -139,12 +143,24 @@ class PostgresParking:
 
     def parked_keys(self, groups: Sequence[str], limit: int) -> list[ParkedKey]:
         """The keys of these groups, the longest waiting first."""
-        values = {"groups": list(groups), "topic": None, "key": None, "limit": limit}
+        values = {
+            "groups": list(groups),
+            "topic": None,
+            "key": None,
+            "limit": limit,
+            "stands": STANDS_AFTER,
+        }
         return [ParkedKey(*row) for row in self._connection.rows(_SQL["parked_keys"], values)]
 
     def parked_key(self, group: str, topic: str, key: str) -> ParkedKey | None:
         """One key; null: it is not parked any more."""
-        values = {"groups": [group], "topic": topic, "key": key, "limit": 1}
+        values = {
+            "groups": [group],
+            "topic": topic,
+            "key": key,
+            "limit": 1,
+            "stands": STANDS_AFTER,
+        }
         found = self._connection.rows(_SQL["parked_keys"], values)
         return ParkedKey(*found[0]) if found else None
 

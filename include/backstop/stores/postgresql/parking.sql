@@ -1,8 +1,11 @@
 -- What stands in a consumer database about ordered consumption: parked keys, stopped queues, downstreams that are away.
 
--- name: parked_keys: keys that wait for a person or are being released, the longest waiting first, with the head and the last number
+-- name: parked_keys: keys that wait for a person or are being released, the longest waiting first, with the head, the last number and whether nobody releases it
 SELECT k.consumer_group, k.topic, k.ordering_key, k.queue_id, k.state, k.messages, k.bytes, k.times_parked, k.last_error, k.parked_at,
-    k.answered_by, k.answer, h.message_id, l.number
+    k.answered_by, k.answer, h.message_id, l.number,
+    k.state = 'RELEASING' AND k.updated_at <= clock_timestamp() - %(stands)s AND NOT EXISTS (SELECT FROM queue_owner q
+        WHERE (q.consumer_group, q.topic, q.queue_id) = (k.consumer_group, k.topic, k.queue_id)
+            AND q.state <> 'FREE' AND q.expires_at > clock_timestamp())
 FROM parked_key k
 LEFT JOIN LATERAL (
     SELECT m.message_id FROM parked_message m

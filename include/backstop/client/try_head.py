@@ -1,0 +1,97 @@
+"""Try the head of a lane: its handler, the comparison of its queue's fence and the end of its work, in one transaction."""
+
+import logging
+from dataclasses import dataclass
+from enum import Enum
+
+from backstop.client.keep_connection import KeptConnection
+from backstop.client.lanes import Lane
+from backstop.client.ways import Leased, Transactional, Work
+from backstop.leases import guard, parking, queue_owner
+from backstop.leases.lease import Acquired
+from backstop.leases.parking import InOrder
+from backstop.leases.queue_owner import QueueLost
+from backstop.model.errors import LeaseLost, StoreUnavailable
+from backstop.sql.run import Connection
+
+log = logging.getLogger(__name__)
+
+
+class Tried(Enum):
+    """How one try of a head ended."""
+
+    PROCESSED = "processed"
+    FAILED = "failed"
+    LEASE_LOST = "lease_lost"
+    FENCED = "fenced"
+    """Another member owns the queue: the effects were rolled back."""
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the pool says of one head."""
+
+    lane: Lane
+    head: InOrder
+    lease: Acquired
+    tried: Tried
+    error: Exception | None = None
+    database: int = 0
+    """Which life of the consumer database it was begun in, as this consumer counts them."""
+
+
+def try_head(
+    store: KeptConnection,
+    way: Transactional | Leased,
+    lane: Lane,
+    head: InOrder,
+    lease: Acquired,
+    work: Work,
+    database: int,
+) -> Result:
+    """In a thread of the pool. Never raises."""
+    tried, error = _try(store, way, lane, head, lease, work)
+    if tried in (Tried.FENCED, Tried.LEASE_LOST):
+        log.warning("%s", error)
+    elif tried is Tried.FAILED:
+        log.warning(
+            "The handler failed on %r in %r.", lease.message_id, lease.topic, exc_info=error
+        )
+    return Result(lane, head, lease, tried, error, database)
+
+
+def _try(
+    store: KeptConnection,
+    way: Transactional | Leased,
+    lane: Lane,
+    head: InOrder,
+    lease: Acquired,
+    work: Work,
+) -> tuple[Tried, Exception | None]:
+    try:
+        if isinstance(way, Leased):
+            way.handler(head.message, work)
+            with store.short_transaction() as connection:
+                _complete(connection, lane, head, lease)
+        else:
+            with store.transaction() as connection:
+                way.handler(connection, head.message, work)
+                _complete(connection, lane, head, lease)
+    except QueueLost as error:
+        return Tried.FENCED, error
+    except LeaseLost as error:
+        return Tried.LEASE_LOST, error
+    except StoreUnavailable as error:
+        return Tried.UNAVAILABLE, error
+    except Exception as error:  # noqa: BLE001 - whatever it was, it is the message's failure
+        return Tried.FAILED, error
+    return Tried.PROCESSED, None
+
+
+def _complete(connection: Connection, lane: Lane, head: InOrder, lease: Acquired) -> None:
+    if lane.releases:
+        parking.complete_released(connection, head, lease)
+    else:
+        queue_owner.compare(connection, head.queue)
+        guard.complete(connection, lease)
