@@ -197,10 +197,11 @@ def _drain_queue(
                     break
                 ahead = reading.read(bounds.page)
                 fitting = quota.fitting(letters, Queue(name, queue))
-                beyond += len(letters) - len(fitting)
-                beyond_bytes += sum(len(one.content) for one in letters) - sum(
-                    len(one.content) for one in fitting
-                )
+                if len(fitting) < len(letters):
+                    beyond += len(letters) - len(fitting)
+                    beyond_bytes += sum(len(one.content) for one in letters) - sum(
+                        len(one.content) for one in fitting
+                    )
                 for page in _store(
                     control, run, place, fitting, reading.forgotten(), first_batch, look, drained
                 ):

@@ -6,9 +6,8 @@ Only what this transaction committed may be acknowledged to the broker.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -19,14 +18,12 @@ from backstop.model.records import Counts
 from backstop.runs.run import Run, hold
 from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
+from backstop.triage.drain.binary_rows import binary_aside, binary_rows
 from backstop.triage.drain.redrain_match import Met, Stored, redrain_match
 from backstop.triage.drain.storable import is_storable, make_storable
 
 _SQL = load("backstop.triage.drain", "drain.sql")
 _COPY_BYTES = 1024 * 1024
-_D, _Q = "\x1f", "\x1e"
-"""Delimiter and quote of the rows that are copied: characters that texts hardly ever hold, so that one look at a row tells."""
-_json_text = json.encoder.encode_basestring
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +111,13 @@ def _decide(
 ) -> tuple[list[tuple[str, DeadLetter]], list[DeadLetter]]:
     """What is stored under which id, and what of the letters as they were given the broker may forget afterwards."""
     new: dict[str, DeadLetter] = {}
+    if not stored:
+        new = {letter.broker_id: letter for letter in ours}
+        if len(new) == len(
+            ours
+        ):  # as nearly every page is: nothing is stored, and each id is there once
+            return list(new.items()), list(letters)
+        new = {}
     taken: list[DeadLetter] = []
     met_here = set[str]()
     for given, letter in zip(letters, ours, strict=True):
@@ -179,85 +183,12 @@ def _copy(cursor: Any, place: Place, batch_id: int, new: Sequence[tuple[str, Dea
     """Returns how many contents were put aside."""
     if not new:
         return 0
-    head = f"{batch_id}{_D}{_quoted(place.broker)}{_D}{_quoted(place.queue)}{_D}"
-    asides = {
-        name: letter.content for name, letter in new if len(letter.content) > place.aside_bytes
-    }
-    rows = b"".join([_row(head, name, letter, name in asides) for name, letter in new])
+    rows, asides = binary_rows(batch_id, place.broker, place.queue, new, place.aside_bytes)
     cursor.copy_expert(_SQL["copy_letters"], io.BytesIO(rows), _COPY_BYTES)
     if asides:
         cursor.execute(_SQL["ids_of_batch"], {"batch_id": batch_id})
         numbers = dict(cursor.fetchall())
         for name, content in asides.items():
-            row = f"{numbers[name]}{_D}\\x{content.hex()}\n".encode()
-            cursor.copy_expert(_SQL["copy_asides"], io.BytesIO(row), _COPY_BYTES)
+            row = io.BytesIO(binary_aside(numbers[name], content))
+            cursor.copy_expert(_SQL["copy_asides"], row, _COPY_BYTES)
     return len(asides)
-
-
-def _row(head: str, name: str, letter: DeadLetter, aside: bool) -> bytes:
-    try:
-        written, quotes = _written(head, name, letter, aside)
-        row = written.encode()
-    except UnicodeEncodeError:
-        row, quotes = b"\0", 0
-    if b"\0" in row or b"\\u0000" in row or row.count(_Q.encode()) != quotes + head.count(_Q):
-        return _written(head, _doubled(name), _with_doubled_quotes(make_storable(letter)), aside)[
-            0
-        ].encode()
-    return row
-
-
-def _written(head: str, name: str, letter: DeadLetter, aside: bool) -> tuple[str, int]:
-    """The row, and how many quotes are in it if no text has one. Null is nothing at all; an empty text has its quotes."""
-    at, group, topic, message_id = letter.position, letter.group, letter.topic, letter.message_id
-    tag, key, invalid = letter.tag, letter.partition_key, letter.invalid
-    place = f"{_D}{_D}" if at is None else f"{at.queue_id}{_D}{at.offset}{_D}{_Q}{at.epoch}{_Q}"
-    content = "" if aside else "\\x" + letter.content.hex()
-    properties = ",".join(
-        [f"{_json_text(name)}:{_json_text(value)}" for name, value in letter.properties.items()]
-    )
-    deliveries = "" if letter.deliveries is None else letter.deliveries
-    died = "" if letter.died_at is None else letter.died_at.isoformat()
-    row = (
-        f"{head}{_Q}{name}{_Q}{_D}{_nullable(group)}{_D}{_nullable(topic)}{_D}{_nullable(message_id)}{_D}{place}{_D}"
-        f"{_nullable(tag)}{_D}{_nullable(key)}{_D}\\x{letter.headers.hex()}{_D}{content}{_D}{len(letter.content)}{_D}"
-        f"{'t' if aside else 'f'}{_D}{_Q}{{{properties}}}{_Q}{_D}{_Q}{letter.cause}{_Q}{_D}{_Q}{letter.error}{_Q}{_D}"
-        f"{deliveries}{_D}{died}{_D}{_nullable(invalid)}\n"
-    )
-    texts = (
-        4
-        + (at is not None)
-        + sum(text is not None for text in (group, topic, message_id, tag, key, invalid))
-    )
-    return row, 2 * texts
-
-
-def _nullable(text: str | None) -> str:
-    return "" if text is None else f"{_Q}{text}{_Q}"
-
-
-def _with_doubled_quotes(letter: DeadLetter) -> DeadLetter:
-    def doubled(text: str | None) -> str | None:
-        return None if text is None else _doubled(text)
-
-    at = letter.position
-    return replace(
-        letter,
-        group=doubled(letter.group),
-        topic=doubled(letter.topic),
-        message_id=doubled(letter.message_id),
-        position=None if at is None else replace(at, epoch=_doubled(at.epoch)),
-        tag=doubled(letter.tag),
-        partition_key=doubled(letter.partition_key),
-        cause=_doubled(letter.cause),
-        error=_doubled(letter.error),
-        invalid=doubled(letter.invalid),
-    )
-
-
-def _quoted(text: str) -> str:
-    return f"{_Q}{_doubled(text)}{_Q}"
-
-
-def _doubled(text: str) -> str:
-    return text.replace(_Q, _Q + _Q)
