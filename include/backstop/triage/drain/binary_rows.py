@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from struct import Struct
 
@@ -24,31 +24,27 @@ _EPOCH, _MICROSECOND = datetime(2000, 1, 1, tzinfo=UTC), timedelta(microseconds=
 _json_text = json.encoder.encode_basestring
 
 
-def binary_rows(
-    batch_id: int,
-    broker: str,
-    queue: str,
-    letters: Sequence[tuple[str, DeadLetter]],
-    aside_bytes: int,
-) -> tuple[bytes, dict[str, bytes]]:
-    """The rows of a page, in the order of drain.sql's copy_letters, and the contents that are kept aside, by broker id.
-
-    `letters`: each with the id that it is stored under. A text that no database can hold is escaped (storable.py).
-    """
-    head = _HEAD(_COLUMNS, 8, batch_id) + _text(broker) + _text(queue)
+def row_bodies(letters: Sequence[DeadLetter], aside_bytes: int) -> list[bytes]:
+    """Each letter's row but for its head, in the order of drain.sql's copy_letters. A content of more than `aside_bytes` is left
+    out, and a text that no database can hold is escaped (storable.py)."""
     repeated = _Written()
-    asides: dict[str, bytes] = {}
-    rows = [_BEGIN]
-    for name, letter in letters:
-        aside = len(letter.content) > aside_bytes
-        if aside:
-            asides[name] = letter.content
+    bodies = []
+    for letter in letters:
         try:
-            rows.append(_row(head, name, letter, aside, repeated))
+            bodies.append(_body(letter, aside_bytes, repeated))
         except ValueError:
-            rows.append(_row(head, name, make_storable(letter), aside, repeated))
+            bodies.append(_body(make_storable(letter), aside_bytes, repeated))
+    return bodies
+
+
+def binary_rows(batch_id: int, broker: str, queue: str, bodies: Iterable[bytes]) -> bytes:
+    """What copies these rows into one page."""
+    head = _HEAD(_COLUMNS, 8, batch_id) + _text(broker) + _text(queue)
+    rows = [_BEGIN]
+    for body in bodies:
+        rows += (head, body)
     rows.append(_END)
-    return b"".join(rows), asides
+    return b"".join(rows)
 
 
 def binary_aside(dead_letter_id: int, content: bytes) -> bytes:
@@ -66,9 +62,10 @@ class _Written(dict[str | None, bytes]):
         return written
 
 
-def _row(head: bytes, name: str, letter: DeadLetter, aside: bool, repeated: _Written) -> bytes:
+def _body(letter: DeadLetter, aside_bytes: int, repeated: _Written) -> bytes:
     """Raises ValueError for a text with a NUL or half of a surrogate pair."""
     at, died_at, size = letter.position, letter.died_at, len(letter.content)
+    aside = size > aside_bytes
     message_id, tag, key, deliveries = (
         letter.message_id,
         letter.tag,
@@ -77,8 +74,7 @@ def _row(head: bytes, name: str, letter: DeadLetter, aside: bool, repeated: _Wri
     )
     return b"".join(
         (
-            head,
-            _text(name),
+            _text(letter.broker_id),
             repeated[letter.group],
             repeated[letter.topic],
             _NULL if message_id is None else _text(message_id),

@@ -9,7 +9,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from psycopg2 import errors as pg
 
@@ -18,7 +18,7 @@ from backstop.model.records import Counts
 from backstop.runs.run import Run, hold
 from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
-from backstop.triage.drain.binary_rows import binary_aside, binary_rows
+from backstop.triage.drain.binary_rows import binary_aside, binary_rows, row_bodies
 from backstop.triage.drain.redrain_match import Met, Stored, redrain_match
 from backstop.triage.drain.storable import is_storable, make_storable
 
@@ -37,6 +37,33 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadPage:
+    """Dead letters of one queue in their order: as they were read, as the database can hold them, and the rows of these."""
+
+    given: Sequence[DeadLetter]
+    storable: Sequence[DeadLetter]
+    bodies: Sequence[bytes]
+
+    @classmethod
+    def of(cls, letters: Sequence[DeadLetter], aside_bytes: int) -> Self:
+        """Takes no database: it is done beside the storing of the page before."""
+        storable = [letter if is_storable(letter) else make_storable(letter) for letter in letters]
+        return cls(letters, storable, row_bodies(storable, aside_bytes))
+
+    def part(self, start: int, end: int) -> ReadPage:
+        """Some of them."""
+        return ReadPage(self.given[start:end], self.storable[start:end], self.bodies[start:end])
+
+
+class _New(NamedTuple):
+    """A letter to store, under the id that it gets, and its row."""
+
+    name: str
+    letter: DeadLetter
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """A page that is committed. `taken`: what the broker may now forget."""
 
@@ -51,7 +78,7 @@ def store_page(
     control: Any,
     run: Run,
     place: Place,
-    letters: Sequence[DeadLetter],
+    read: ReadPage,
     forgotten: Sequence[int],
     first_batch: int | None,
     look: bool = True,
@@ -62,13 +89,12 @@ def store_page(
     else that is asked when the database objects. Raises RunLost when the run is not ours any more, psycopg2.DataError or
     ProgramLimitExceeded for a page that no database can hold.
     """
-    ours = [letter if is_storable(letter) else make_storable(letter) for letter in letters]
     try:
         with control, control.cursor() as cursor:
             hold(cursor, run)
             cursor.execute(_SQL["lock_queue"], {"broker": place.broker, "queue": place.queue})
-            stored = _find(cursor, place, ours) if look else {}
-            new, taken = _decide(place, letters, ours, stored, first_batch)
+            stored = _find(cursor, place, read.storable) if look else {}
+            new, taken = _decide(place, read, stored, first_batch)
             cursor.execute(
                 _SQL["insert_batch"],
                 {
@@ -87,15 +113,15 @@ def store_page(
     except pg.UniqueViolation:
         if look:
             raise
-        return store_page(control, run, place, letters, forgotten, first_batch)
+        return store_page(control, run, place, read, forgotten, first_batch)
     counts = Counts()
     for count, number in {
-        "read": len(letters),
+        "read": len(read.given),
         "stored": len(new),
         "known": len(taken) - len(new),
-        "left": len(letters) - len(taken),
+        "left": len(read.given) - len(taken),
         "aside": asides,
-        "invalid": sum(letter.invalid is not None for _, letter in new),
+        "invalid": sum(one.letter.invalid is not None for one in new),
     }.items():
         if number:
             counts.add(count, number)
@@ -104,23 +130,19 @@ def store_page(
 
 def _decide(
     place: Place,
-    letters: Sequence[DeadLetter],
-    ours: Sequence[DeadLetter],
+    read: ReadPage,
     stored: dict[str, list[Stored]],
     first_batch: int | None,
-) -> tuple[list[tuple[str, DeadLetter]], list[DeadLetter]]:
+) -> tuple[list[_New], list[DeadLetter]]:
     """What is stored under which id, and what of the letters as they were given the broker may forget afterwards."""
-    new: dict[str, DeadLetter] = {}
     if not stored:
-        new = {letter.broker_id: letter for letter in ours}
-        if len(new) == len(
-            ours
-        ):  # as nearly every page is: nothing is stored, and each id is there once
-            return list(new.items()), list(letters)
-        new = {}
+        names = [letter.broker_id for letter in read.storable]
+        if len(set(names)) == len(names):  # as it is nearly always
+            return list(map(_New, names, read.storable, read.bodies)), list(read.given)
+    new: dict[str, _New] = {}
     taken: list[DeadLetter] = []
     met_here = set[str]()
-    for given, letter in zip(letters, ours, strict=True):
+    for given, letter, body in zip(read.given, read.storable, read.bodies, strict=True):
         name = letter.broker_id
         met = Met.NEW
         # A broker's id is not always unique: a queue that several groups share has their copies under one id, and a program can
@@ -139,10 +161,11 @@ def _decide(
         if met is Met.NEW:
             if name in stored or name in new:
                 name = _free(name, stored, new)
-            new[name] = letter
+                [body] = row_bodies([letter._replace(broker_id=name)], place.aside_bytes)
+            new[name] = _New(name, letter, body)
         if met is not Met.LEFT:
             taken.append(given)
-    return list(new.items()), taken
+    return list(new.values()), taken
 
 
 def _names(letter: DeadLetter | Stored) -> tuple[str | None, str | None, str | None]:
@@ -168,7 +191,7 @@ def _find(cursor: Any, place: Place, letters: Iterable[DeadLetter]) -> dict[str,
     return found
 
 
-def _free(base: str, stored: Mapping[str, list[Stored]], new: Mapping[str, DeadLetter]) -> str:
+def _free(base: str, stored: Mapping[str, list[Stored]], new: Mapping[str, _New]) -> str:
     number = len(stored.get(base, ())) + 1
     while _numbered(base, number) in new:
         number += 1
@@ -179,16 +202,17 @@ def _numbered(base: str, number: int) -> str:
     return base if number == 1 else f"{base}#{number}"
 
 
-def _copy(cursor: Any, place: Place, batch_id: int, new: Sequence[tuple[str, DeadLetter]]) -> int:
+def _copy(cursor: Any, place: Place, batch_id: int, new: Sequence[_New]) -> int:
     """Returns how many contents were put aside."""
     if not new:
         return 0
-    rows, asides = binary_rows(batch_id, place.broker, place.queue, new, place.aside_bytes)
+    rows = binary_rows(batch_id, place.broker, place.queue, [one.body for one in new])
     cursor.copy_expert(_SQL["copy_letters"], io.BytesIO(rows), _COPY_BYTES)
+    asides = [one for one in new if len(one.letter.content) > place.aside_bytes]
     if asides:
         cursor.execute(_SQL["ids_of_batch"], {"batch_id": batch_id})
         numbers = dict(cursor.fetchall())
-        for name, content in asides.items():
-            row = io.BytesIO(binary_aside(numbers[name], content))
+        for one in asides:
+            row = io.BytesIO(binary_aside(numbers[one.name], one.letter.content))
             cursor.copy_expert(_SQL["copy_asides"], row, _COPY_BYTES)
     return len(asides)
