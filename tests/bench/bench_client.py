@@ -87,9 +87,9 @@ def bench(full: bool) -> list[Row]:
 
 
 NOTES = {
-    "client.overhead.produce": "round trips: 3 (insert, commit, publish); ours 6 (and stub, look, settle)",
+    "client.overhead.produce": "round trips: 4 (begin, insert, commit, publish); ours 7 (and stub, look, settle)",
     "client.overhead.produce_batch": "batches of 500; round trips as above, for the whole batch",
-    "client.overhead.consume": "round trips: 2 (effect, commit); ours 5 (and begin, its commit, complete)",
+    "client.overhead.consume": "round trips: 3 (begin, effect, commit); ours 7 (and a transaction for the lease, and complete)",
 }
 _number = iter(range(10**9))
 

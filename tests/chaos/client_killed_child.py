@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg2
 from psycopg2.extensions import connection as Connection
+from psycopg2.extensions import cursor as Cursor
 
 from backstop.client import Consumer, SendPolicy, Work, record, send
 from backstop.model.records import Message
@@ -30,12 +31,31 @@ def die(boundary: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class DyingCursor(Cursor):
+    """The same for a statement that the server commits by itself."""
+
+    def execute(self, *given: Any) -> None:
+        if not self.connection.autocommit:
+            super().execute(*given)
+            return
+        name = Dying.name()
+        die(f"before the commit of {name}")
+        super().execute(*given)
+        die(f"after the commit of {name}")
+
+
 class Dying(Connection):
     """Kills its process before or after its commit; `name` tells which transaction that is."""
 
     name: Callable[[], str] = staticmethod(lambda: "")
 
+    def cursor(self, *given: Any, **named: Any) -> Any:
+        return super().cursor(*given, cursor_factory=DyingCursor, **named)
+
     def commit(self) -> None:
+        if self.autocommit:
+            super().commit()
+            return
         name = Dying.name()
         die(f"before the commit of {name}")
         super().commit()

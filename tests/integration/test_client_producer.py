@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg2
 import pytest
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from psycopg2.extensions import connection as PlainConnection
+from psycopg2.extensions import cursor as PlainCursor
 from psycopg2.extras import RealDictCursor
 
 from backstop.brokers.protocol import Receipt
@@ -308,6 +311,39 @@ def test_inside_the_uncommitted_transaction_nothing_is_sent_and_the_transaction_
         assert stored(broker) == []
         assert producer.run("SELECT 1 FROM message_stub") == []
     assert send(recorded, broker, kept).state == SendState.SENT
+    kept.close()
+
+
+class Logged(PlainConnection):
+    """Keeps whether the server was in a transaction after each statement, and what the connection was left as."""
+
+    seen: ClassVar[list[int]] = []
+
+    def cursor(self, *given: Any, **named: Any) -> Any:
+        return super().cursor(*given, cursor_factory=_LoggedCursor, **named)
+
+
+class _LoggedCursor(PlainCursor):
+    def execute(self, *given: Any) -> None:
+        super().execute(*given)
+        Logged.seen.append(self.connection.info.transaction_status)
+
+
+def test_the_look_and_the_settle_are_one_round_trip_each_and_leave_the_connection_as_it_was(
+    producer: Database, broker: RedisStreams
+) -> None:
+    recorded, connection = committed(producer), producer.connect(connection_factory=Logged)
+    Logged.seen.clear()
+    kept = KeptConnection(lambda: connection, "producer database")
+    assert send(recorded, broker, kept).settled
+    assert Logged.seen == [TRANSACTION_STATUS_IDLE] * 2, "the server committed each by itself"
+    assert stub(producer)["sent_at"] is not None and connection.autocommit is False
+    with pytest.raises(ContractBroken, match="not committed"):
+        send(replace(recorded, message=replace(recorded.message, message_id="no")), broker, kept)
+    assert connection.autocommit is False
+    connection.close()
+    with pytest.raises(StoreUnavailable):
+        kept.run("SELECT 1 AS one", {})
     kept.close()
 
 

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,11 +20,12 @@ from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.config.load import from_mapping
 from backstop.control.connection import connect
 from backstop.model.errors import BrokerUnavailable, RunLost
-from backstop.model.records import Counts
+from backstop.model.records import Counts, Position
 from backstop.runs.run import Run, close_run, open_run
 from backstop.triage.count_due import count_due
 from backstop.triage.drain.drain import Bounds, drain_all
 from backstop.triage.drain.quota import Queue, Quota, tell_quota
+from backstop.triage.drain.storable import make_storable
 from broken_checks import broken_checks
 from control_world import World, servers, world, written_settings  # noqa: F401  fixtures
 
@@ -642,6 +644,97 @@ def letter(
         headers=b"{}",
         invalid=None if message_id else "it has no id",
     )
+
+
+ODD_TEXTS = (
+    "",
+    "plain",
+    "\0",
+    "a\0b",
+    "half \ud800 a pair",
+    "\\u0000",
+    "\\x00",
+    '"quotes" and \\N and \t\r\n',
+    "\x1e\x1f",
+    "注文 \U0001f600",
+    "x" * 70_000,
+)
+
+
+def test_whatever_a_letter_holds_comes_back_as_it_was_or_escaped_in_its_own_column(
+    world: World,
+) -> None:
+    """Odd values in every field. Most letters have usual names and numbers, so that the row's own check of the others is met."""
+    chosen, odd = Random(5), [None, *ODD_TEXTS]
+    letters = [
+        DeadLetter(
+            queue="shared",
+            broker_id=f"ID:{number}",
+            group=chosen.choice([None, *["billing"] * 40, *ODD_TEXTS[2:]]),
+            topic=chosen.choice([None, *["orders"] * 40, *ODD_TEXTS[2:]]),
+            message_id=chosen.choice([*[f"m-{number}"] * 40, *odd]),
+            content=chosen.choice([b"", b"\0\xff" * 10, b"\\x00", bytes(300_000)]),
+            headers=chosen.choice([b"", b"{}", b"\0\xff{"]),
+            properties={
+                chosen.choice(["time", *ODD_TEXTS]): chosen.choice(ODD_TEXTS)
+                for _ in range(number % 3)
+            },
+            cause=chosen.choice(ODD_TEXTS),
+            error=chosen.choice(ODD_TEXTS),
+            deliveries=chosen.choice([None, *[0, 2**31 - 1] * 10, 2**31, -1]),
+            position=chosen.choice(
+                [
+                    None,
+                    *[Position(0, 0, chosen.choice(ODD_TEXTS))] * 10,
+                    *[Position(2**31 - 1, 2**63 - 1, "e1")] * 10,
+                    Position(-1, 5, "e1"),
+                    Position(1, 2**63, "e1"),
+                ]
+            ),
+            tag=chosen.choice(odd),
+            partition_key=chosen.choice(odd),
+            died_at=chosen.choice(
+                [
+                    None,
+                    datetime(1, 1, 1, tzinfo=UTC),
+                    datetime(1999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+                    datetime(9999, 12, 31, tzinfo=timezone(timedelta(hours=5))),
+                ]
+            ),
+            invalid=chosen.choice([None, "it is odd", "\0 in it"]),
+        )
+        for number in range(200)
+    ]
+    broker: Any = SharedQueues(shared=list(letters))
+    assert drain(world, brokers={"embedded": broker})["stored"] == len(letters)
+    columns = (
+        "l.broker_id, consumer_group, topic, message_id, coalesce(a.content, l.content), headers, properties, cause_text,"
+        " error, deliveries, queue_id, queue_offset, queue_epoch, tag, partition_key,"
+        " died_at AT TIME ZONE 'UTC', invalid, content_bytes"
+    )
+    found = world.control(
+        f"SELECT {columns} FROM dead_letter l LEFT JOIN dead_letter_aside a USING (dead_letter_id) ORDER BY l.dead_letter_id"
+    )
+    for row, given in zip(found, letters, strict=True):
+        kept = make_storable(given)
+        at = kept.position
+        assert row[:4] == (kept.broker_id, kept.group, kept.topic, kept.message_id)
+        assert (bytes(row[4]), bytes(row[5])) == (given.content, given.headers)
+        assert row[6:] == (
+            dict(kept.properties),
+            kept.cause,
+            kept.error,
+            kept.deliveries,
+            *((None,) * 3 if at is None else (at.queue_id, at.offset, at.epoch)),
+            kept.tag,
+            kept.partition_key,
+            kept.died_at and kept.died_at.astimezone(UTC).replace(tzinfo=None),
+            kept.invalid,
+            len(given.content),
+        )
+        texts = (given.cause, given.error, given.tag, given.partition_key, given.invalid)
+        if not any("\0" in text or "\ud800" in text for text in texts if text):
+            assert (row[7], row[8], row[13], row[14]) == texts[:4], "what fits is as it was"
 
 
 @pytest.mark.parametrize(("first", "second"), [("m-1", "lost"), (None, None)])

@@ -98,7 +98,7 @@ class InDatabase:
         return [next(rest) if known is None else known for known in early]
 
     def renew(self, leases: Sequence[Acquired]) -> set[Acquired]:
-        with self._renewals.short_transaction() as connection:
+        with self._renewals.one_statement() as connection:
             held = guard.renew_many(connection, self._group, leases, lease_seconds=self._seconds)
         if self._front:
             known = dict(self._arrivals)  # another thread's: one look
@@ -113,12 +113,12 @@ class InDatabase:
         self._tell(lease, done=True)
 
     def complete(self, lease: Acquired) -> None:
-        with self._store.short_transaction() as connection:
+        with self._store.one_statement() as connection:
             guard.complete(connection, lease)
         self._tell(lease, done=True)
 
     def fail(self, lease: Acquired, error: str) -> None:
-        with self._store.short_transaction() as connection:
+        with self._store.one_statement() as connection:
             guard.fail(connection, lease, error)
         self._tell(lease, done=False)
 

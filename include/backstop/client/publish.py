@@ -135,7 +135,7 @@ def _send_batch(
     batch: Sequence[Recorded], broker: Broker, store: KeptConnection, broker_name: str | None
 ) -> list[Sent]:
     looked_at = time.monotonic()
-    with store.short_transaction() as connection:
+    with store.one_statement() as connection:
         looked = rows(connection, _SQL["look_before_send"], _keys(batch))
         seen = {Key(row["topic"], row["message_id"]): row for row in looked}
         for one in batch:

@@ -75,13 +75,15 @@ class RedisKeys:
             for at in range(0, len(found), at_most):
                 yield bucket, found[at : at + at_most], keys[bucket][at : at + at_most]
 
-    def message(self, key: bytes) -> Key:
-        """The message of a key of ours. Raises ContractBroken for another key."""
-        for start in self._messages:
+    def message(self, key: bytes, bucket: int | None = None) -> Key:
+        """The message of a key of ours, most likely of this bucket. Raises ContractBroken for another key."""
+        for start in (
+            self._messages if bucket is None else (self._messages[bucket], *self._messages)
+        ):
             if key.startswith(start):
                 topic, colon, message_id = key[len(start) :].decode().partition(":")
                 if colon:
-                    return Key(unquote(topic), message_id)
+                    return Key(_decoded(topic), message_id)
         raise ContractBroken(
             f"{key!r} is not a key of a message of {self.group!r}.",
             unaffected="It was not touched.",
@@ -93,6 +95,11 @@ class RedisKeys:
 def encoded(name: str) -> str:
     """A name as it stands in a key: no ':', '{', '}' or '|' of its own."""
     return quote(name, safe="", errors="strict")
+
+
+@lru_cache(maxsize=4096)
+def _decoded(name: str) -> str:
+    return unquote(name)
 
 
 def hash_text(payload_hash: bytes | None) -> str:
@@ -113,7 +120,7 @@ def read_record(text: bytes) -> Record:
             int(record[30:34]),
             int(version),
             None if hash_ == "-" else hash_,
-            unquote(host),
+            _decoded(host),
         )
     except (ValueError, IndexError):
         raise ContractBroken(

@@ -16,7 +16,7 @@ from backstop.sql.array_literal import array_literal
 
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 _MARKS = {"format": "%s", "qmark": "?"}
-_IN_TRANSACTION = 2  # libpq's PQTRANS_INTRANS
+_IDLE, _IN_TRANSACTION = 0, 2  # libpq's PQTRANS_IDLE, PQTRANS_INTRANS
 STYLES = ("pyformat", *_MARKS)
 _PASSING = frozenset({"OperationalError", "InterfaceError"})
 _LIMITS = frozenset(
@@ -111,6 +111,19 @@ def _declared_by_module(connection: object) -> str | None:
 def is_in_transaction(connection: object) -> bool:
     """Whether a transaction is open, as far as the driver tells (psycopg2 and psycopg 3 do)."""
     return getattr(getattr(connection, "info", None), "transaction_status", None) == _IN_TRANSACTION
+
+
+def commits_by_itself(connection: object) -> bool:
+    """Whether the connection is in no transaction, and switching its autocommit on would let the server commit each statement.
+
+    True of psycopg2 and psycopg 3, whose classes have the switch and whose connections tell their state; for a wrapper the switch
+    would be an attribute of its own, and the driver would never hear of it.
+    """
+    return (
+        getattr(getattr(connection, "info", None), "transaction_status", None) == _IDLE
+        and hasattr(type(connection), "autocommit")
+        and getattr(connection, "autocommit", None) is False
+    )
 
 
 def is_unavailable(error: BaseException) -> bool:

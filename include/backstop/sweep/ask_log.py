@@ -36,7 +36,8 @@ class GroupLog:
         if self.missed is None:
             try:
                 found = self._leases.standing(self.group, keys)
-                return {key: _answer(found.get(key)) for key in keys}
+                said = {standing: _answer(standing) for standing in {None, *found.values()}}
+                return {key: said[found.get(key)] for key in keys}
             except StoreUnavailable as error:
                 self.missed = error.what
         return dict.fromkeys(keys, UNREAD)

@@ -100,7 +100,7 @@ class Bucket:
         except ContractBroken:
             record = None
         try:
-            key = self.keys.message(name)
+            key = self.keys.message(name, self.number)
         except (ContractBroken, UnicodeDecodeError):
             key, record = Key("?", repr(name)), None  # another program's member of our index
         return Seen(

@@ -59,33 +59,33 @@ def settle_ended(
                 [seen[n] for n in chosen], [actions[n] for n in chosen], open_ms=OPEN_MS
             )
         }
+    alike: dict[tuple[str, str, Decision], tuple[str, int]] = {}
+    """By topic, host and decision: one of the messages, and how many."""
     for number, (one, answer, decision) in enumerate(zip(seen, answers, decisions, strict=True)):
         if number in moved:
             tally.counts.add("moved_on")
-        elif one.record is None:
+            continue
+        if one.record is None:
             tally.counts.add("unreadable" if one.text else "vanished")
+            continue
+        told = one.key.topic, one.record.owner_host or "?", decision
+        if tally.tell:
+            why = f"ended {_ago(one)}; the log says {answer.state or answer.truth.value}"
+            tally.add(_line(place, bucket, *told), one.key.message_id, why)
         else:
-            why = (
-                f"ended {_ago(one)}; the log says {answer.state or answer.truth.value}"
-                if tally.tell
-                else ""
+            example, times = alike.get(told, (one.key.message_id, 0))
+            alike[told] = example, times + 1
+        if decision is Decision.REPAIR:
+            tally.differs.append(
+                Differs(place, bucket.keys.group, *one.key, "CONSUMING", answer.state, not dry_run)
             )
-            line = TallyKey(
-                place, bucket.keys.group, one.key.topic, one.record.owner_host or "?", decision
-            )
-            tally.add(line, one.key.message_id, why)
-            if decision is Decision.REPAIR:
-                tally.differs.append(
-                    Differs(
-                        place,
-                        bucket.keys.group,
-                        *one.key,
-                        "CONSUMING",
-                        answer.state,
-                        not dry_run,
-                    )
-                )
+    for told, (example, times) in alike.items():
+        tally.add(_line(place, bucket, *told), example, "", times)
     return len(seen) - (0 if dry_run else len(chosen) - len(moved))
+
+
+def _line(place: str, bucket: Bucket, topic: str, host: str, decision: Decision) -> TallyKey:
+    return TallyKey(place, bucket.keys.group, topic, host, decision)
 
 
 def _ask(log: GroupLog | None, seen: Sequence[Seen]) -> list[Answer]:

@@ -5,28 +5,33 @@
 SELECT
     (SELECT count(*) FROM (
         SELECT 1 FROM dead_letter d
-        WHERE d.state = 'open' AND d.classified_by IS NULL
+        WHERE d.state = 'open' AND d.cause_id IS NULL
             AND (%(topics)s::text[] IS NULL OR d.topic = ANY (%(topics)s::text[]))
         UNION ALL
         SELECT 1 FROM dead_letter d
-        WHERE d.state = 'open' AND d.classified_by < %(version)s
+        WHERE d.state = 'open' AND d.cause_id IS NOT NULL AND d.classified_by IS NULL
             AND (%(topics)s::text[] IS NULL OR d.topic = ANY (%(topics)s::text[]))
         UNION ALL
         SELECT 1 FROM dead_letter d
-        WHERE d.state = 'open' AND d.classified_by > %(version)s
+        WHERE d.state = 'open' AND d.cause_id IS NOT NULL AND d.classified_by < %(version)s
             AND (%(topics)s::text[] IS NULL OR d.topic = ANY (%(topics)s::text[]))
         UNION ALL
         SELECT 1 FROM dead_letter d
-        WHERE d.state = 'open' AND d.cause_id IS NULL AND d.classified_by = %(version)s
+        WHERE d.state = 'open' AND d.cause_id IS NOT NULL AND d.classified_by > %(version)s
             AND (%(topics)s::text[] IS NULL OR d.topic = ANY (%(topics)s::text[]))
         LIMIT %(limit)s) AS to_classify),
     (SELECT count(*) FROM (
         SELECT 1 FROM dead_letter d
-        WHERE d.state = 'open' AND d.look_at IS NULL
+        WHERE d.state = 'open' AND d.cause_id IS NULL
+            AND (d.look_at IS NULL OR d.look_at <= statement_timestamp())
             AND (%(topics)s::text[] IS NULL OR d.topic = ANY (%(topics)s::text[]))
         UNION ALL
         SELECT 1 FROM dead_letter d
-        WHERE d.state = 'open' AND d.look_at <= statement_timestamp()
+        WHERE d.state = 'open' AND d.cause_id IS NOT NULL AND d.look_at IS NULL
+            AND (%(topics)s::text[] IS NULL OR d.topic = ANY (%(topics)s::text[]))
+        UNION ALL
+        SELECT 1 FROM dead_letter d
+        WHERE d.state = 'open' AND d.cause_id IS NOT NULL AND d.look_at <= statement_timestamp()
             AND (%(topics)s::text[] IS NULL OR d.topic = ANY (%(topics)s::text[]))
         UNION ALL
         SELECT 1 FROM dead_letter d

@@ -7,9 +7,10 @@ backslashes), and `invalid` says so. An entry as `bury.lua` writes it is read by
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Self
 
 from backstop.brokers.protocol import DeadLetter
@@ -21,6 +22,8 @@ _MAX_MICROS = (datetime(9999, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UT
 )
 _INT, _BIGINT = 2**31 - 1, 2**63 - 1
 _JSON = json.JSONDecoder()
+_scan = _JSON.scan_once
+"""Of `raw_decode` without its wrapping: StopIteration where there is no value."""
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 _REGULAR = (
     b"time",
@@ -45,25 +48,24 @@ class Shape:
     """The names of an entry's fields, which are the same for most entries of a stream."""
 
     names: tuple[bytes, ...] = ()
-    places: tuple[int, ...] | None = None
-    """Where each of _REGULAR stands; null when a field of them is missing, or there is another one."""
+    pick: Callable[[Sequence[bytes]], tuple[bytes, ...]] | None = None
+    """An entry's values in the order of _REGULAR; null when a field of them is missing, or there is another one."""
 
     @classmethod
     def of(cls, names: tuple[bytes, ...]) -> Self:
-        return cls(
-            names, tuple(map(names.index, _REGULAR)) if sorted(names) == sorted(_REGULAR) else None
-        )
+        regular = sorted(names) == sorted(_REGULAR)
+        return cls(names, itemgetter(*map(names.index, _REGULAR)) if regular else None)
 
 
 def read_dead_letter(
     queue: str, topic: str, group: str, entry_id: str, shape: Shape, values: Sequence[bytes]
 ) -> DeadLetter:
     """`topic` and `group` are those of the stream. Of a field that is there twice the last one counts."""
-    if shape.places is None:
+    if shape.pick is None:
         return _read_any(queue, topic, group, entry_id, shape.names, values)
     try:
-        return _read_regular(queue, topic, group, entry_id, shape.places, values)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return _read_regular(queue, topic, group, entry_id, shape.pick(values))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, StopIteration):
         return _read_any(
             queue, topic, group, entry_id, shape.names, values
         )  # something is odd: each field by itself
@@ -74,8 +76,7 @@ def _read_regular(
     topic: str,
     group: str,
     entry_id: str,
-    places: Sequence[int],
-    values: Sequence[bytes],
+    values: tuple[bytes, ...],
 ) -> DeadLetter:
     """Raises for anything that `_read_any` would say a word about."""
     (
@@ -92,9 +93,9 @@ def _read_regular(
         cause,
         error,
         died,
-    ) = [values[place] for place in places]
+    ) = values
     text = headers.decode()
-    named, end = _JSON.raw_decode(text)
+    named, end = _scan(text, 0)
     if (
         end != len(text)
         or not (from_queue + offset + deliveries + died).isdigit()

@@ -77,14 +77,20 @@ WITH ended AS MATERIALIZED (
 )
 SELECT consumer_group, topic, owner_host, count(*), min(message_id) FROM taken GROUP BY 1, 2, 3 ORDER BY 1, 2, 3;
 
--- name: standing: what the log says of each message asked for, with the seconds that a live lease still has; no row: no log
-SELECT l.topic, l.message_id, l.state,
-    l.state = 'CONSUMING' AND coalesce(l.lease_expires_at > clock_timestamp(), true) AS is_alive,
-    extract(epoch FROM l.lease_expires_at - clock_timestamp())::float8 AS seconds_left
-FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
-CROSS JOIN LATERAL (
-    SELECT * FROM consumer_log m
-    WHERE m.consumer_group = %(group)s::text AND m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) l;
+-- name: standing: what the logs say of the messages asked for: a state, is it alive and for how many seconds still, and the numbers
+-- (from 1) of the messages of which that is so; without a log a message has no number
+SELECT f.state, f.is_alive, f.seconds_left, array_agg(f.number)
+FROM (
+    SELECT k.number, l.state, l.is_alive,
+        CASE WHEN l.is_alive THEN extract(epoch FROM l.lease_expires_at - clock_timestamp())::float8 END AS seconds_left
+    FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) WITH ORDINALITY AS k (topic, message_id, number)
+    CROSS JOIN LATERAL (
+        SELECT m.state, m.lease_expires_at,
+            m.state = 'CONSUMING' AND coalesce(m.lease_expires_at > clock_timestamp(), true) AS is_alive
+        FROM consumer_log m
+        WHERE m.consumer_group = %(group)s::text AND m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) l
+) f
+GROUP BY f.state, f.is_alive, f.seconds_left;
 
 -- name: failing: of each group and topic, messages that were begun so often, are not done, and moved within so many seconds
 SELECT l.consumer_group, l.topic, l.message_id, l.attempts, left(l.last_error, 200), l.first_received_at

@@ -10,8 +10,12 @@ SELECT d.dead_letter_id, d.broker, d.queue, d.consumer_group, d.topic, d.message
 FROM dead_letter d LEFT JOIN cause c USING (cause_id);
 
 -- name: due: open letters to look at now: new, waited long enough, or of another category than when they were decided
+-- Each case names whether there is a cause, because each index of open letters is of those with a cause, or of those without.
 WHERE d.state = 'open' AND d.dead_letter_id > %(after)s
-    AND (d.look_at IS NULL OR d.look_at <= %(cut)s OR d.classified_at > d.decided_at)
+    AND (d.cause_id IS NULL AND (d.look_at IS NULL OR d.look_at <= %(cut)s)
+        OR d.cause_id IS NOT NULL AND d.look_at IS NULL
+        OR d.cause_id IS NOT NULL AND d.look_at <= %(cut)s
+        OR d.classified_at > d.decided_at)
     AND (%(topics)s::text[] IS NULL OR d.topic = ANY (%(topics)s::text[]))
 ORDER BY d.dead_letter_id
 LIMIT %(limit)s;

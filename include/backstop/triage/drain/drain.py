@@ -18,7 +18,7 @@ import psycopg2
 from psycopg2 import errors as pg
 
 from backstop.brokers.open import open_broker
-from backstop.brokers.protocol import LETTERS_IN_HAND, Broker, DeadLetter, DeadLetterReader
+from backstop.brokers.protocol import LETTERS_IN_HAND, Broker, DeadLetterReader
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.evidence.require_servers import require_servers
@@ -31,7 +31,7 @@ from backstop.sql.named import load
 from backstop.triage.drain.guard_reader import guard_reader, kind_and_place
 from backstop.triage.drain.quota import Queue, Quota, read_quota, tell_quota
 from backstop.triage.drain.storable import QUEUE_BYTES
-from backstop.triage.drain.store_page import Page, Place, store_page
+from backstop.triage.drain.store_page import Page, Place, ReadPage, store_page
 
 _SQL = load("backstop.triage.drain", "drain.sql")
 
@@ -185,24 +185,26 @@ def _drain_queue(
     missed = len(drained.missed)
     read, first_batch, at_the_end, left, beyond, beyond_bytes = 0, None, False, 0, 0, 0
     with ThreadPoolExecutor(1, thread_name_prefix="dead letters") as thread:
-        reading = _Reading(
-            thread, thread.submit(guard_reader, broker.open_dead_letters, place.queue).result()
-        )
+        reader = thread.submit(guard_reader, broker.open_dead_letters, place.queue).result()
+        reading = _Reading(thread, reader, place.aside_bytes)
         try:
             ahead = reading.read(bounds.page)
             while read < bounds.letters and time.monotonic() < until:
-                letters = ahead.result()
+                page_read = ahead.result()
+                letters = page_read.given
                 if not letters:
                     at_the_end = True
                     break
                 ahead = reading.read(bounds.page)
                 fitting = quota.fitting(letters, Queue(name, queue))
-                beyond += len(letters) - len(fitting)
-                beyond_bytes += sum(len(one.content) for one in letters) - sum(
-                    len(one.content) for one in fitting
-                )
+                if len(fitting) < len(letters):
+                    beyond += len(letters) - len(fitting)
+                    beyond_bytes += sum(len(one.content) for one in letters) - sum(
+                        len(one.content) for one in fitting
+                    )
+                    page_read = ReadPage.of(fitting, place.aside_bytes)
                 for page in _store(
-                    control, run, place, fitting, reading.forgotten(), first_batch, look, drained
+                    control, run, place, page_read, reading.forgotten(), first_batch, look, drained
                 ):
                     first_batch, look = first_batch or page.batch_id, page.looked
                     drained.counts += page.counts
@@ -240,12 +242,17 @@ class _Reading:
 
     thread: ThreadPoolExecutor
     reader: DeadLetterReader
+    aside_bytes: int
     letters: int = 0
     """That the broker has forgotten."""
     under_way: list[tuple[Page, Future[None]]] = field(default_factory=list)
 
-    def read(self, limit: int) -> Future[list[DeadLetter]]:
-        return self.thread.submit(guard_reader, self.reader.read, limit)
+    def read(self, limit: int) -> Future[ReadPage]:
+        """The next page with its rows, which are written here while the caller waits for the database."""
+        return self.thread.submit(guard_reader, self._read, limit)
+
+    def _read(self, limit: int) -> ReadPage:
+        return ReadPage.of(self.reader.read(limit), self.aside_bytes)
 
     def acknowledge(self, page: Page) -> None:
         self.under_way.append(
@@ -274,7 +281,7 @@ def _store(
     control: Any,
     run: Run,
     place: Place,
-    letters: Sequence[DeadLetter],
+    read: ReadPage,
     forgotten: Sequence[int],
     first_batch: int | None,
     look: bool,
@@ -282,11 +289,12 @@ def _store(
 ) -> Iterator[Page]:
     """The pages in which these letters are stored: one, unless one of them is a letter that no database can hold, or there are
     none."""
+    letters = read.given
     if not letters:
         _finish(control, run, place, forgotten, False)
         return
     try:
-        yield store_page(control, run, place, letters, forgotten, first_batch, look)
+        yield store_page(control, run, place, read, forgotten, first_batch, look)
     except (psycopg2.DataError, pg.ProgramLimitExceeded, pg.UniqueViolation) as error:
         # The key: the number that a second letter of one id gets may be another letter's own id; a letter alone finds that.
         if len(letters) == 1:
@@ -298,7 +306,7 @@ def _store(
             _finish(control, run, place, forgotten, False)
             return
         half = len(letters) // 2
-        for some, done in ((letters[:half], forgotten), (letters[half:], ())):
+        for some, done in ((read.part(0, half), forgotten), (read.part(half, len(letters)), ())):
             for page in _store(control, run, place, some, done, first_batch, look, drained):
                 first_batch, look = first_batch or page.batch_id, page.looked
                 yield page

@@ -20,13 +20,13 @@ RETURNING batch_id;
 -- name: copy_letters: the rows of a page, in the order of the queue
 COPY dead_letter (batch_id, broker, queue, broker_id, consumer_group, topic, message_id, queue_id, queue_offset, queue_epoch,
     tag, partition_key, headers, content, content_bytes, aside, properties, cause_text, error, deliveries, died_at, invalid)
-FROM STDIN WITH (FORMAT csv, DELIMITER E'\x1f', QUOTE E'\x1e');
+FROM STDIN WITH (FORMAT binary);
 
 -- name: ids_of_batch: the numbers of letters whose contents are kept beside them
 SELECT broker_id, dead_letter_id FROM dead_letter WHERE batch_id = %(batch_id)s AND aside;
 
 -- name: copy_asides: large contents
-COPY dead_letter_aside (dead_letter_id, content) FROM STDIN WITH (FORMAT csv, DELIMITER E'\x1f', QUOTE E'\x1e');
+COPY dead_letter_aside (dead_letter_id, content) FROM STDIN WITH (FORMAT binary);
 
 -- name: mark_acknowledged: the broker has removed what these pages stored
 UPDATE drain_batch SET acknowledged_at = clock_timestamp() WHERE batch_id = ANY (%(batches)s::bigint[]) AND acknowledged_at IS NULL;

@@ -58,7 +58,23 @@ class Quota:
 
     def fitting(self, letters: Sequence[DeadLetter], queue: Queue) -> list[DeadLetter]:
         """Those that fit, in their order; after the first one of a group that does not, none of that group does."""
-        fits, kept = [], sum(self.used.values())
+        sizes: dict[str, int] = {}
+        for letter in letters:
+            group = letter.group or EVERYTHING
+            sizes[group] = sizes.get(group, 0) + len(letter.content) + ROW_BYTES
+        kept = sum(self.used.values())
+        if (
+            not self.full
+            and kept + sum(sizes.values()) <= self.total
+            and all(
+                group == EVERYTHING or self.used[group] + size <= self.each
+                for group, size in sizes.items()
+            )
+        ):
+            for group, size in sizes.items():
+                self.used[group] += size
+            return list(letters)
+        fits = []
         for letter in letters:
             group, size = letter.group or EVERYTHING, len(letter.content) + ROW_BYTES
             if kept + size > self.total:

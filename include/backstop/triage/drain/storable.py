@@ -92,8 +92,7 @@ def make_storable(letter: DeadLetter) -> DeadLetter:
         wrong.append("its deliveries are not a valid number")
         put("deliveries", str(deliveries))
         deliveries = None
-    return replace(
-        letter,
+    return letter._replace(
         broker_id=broker_id,
         topic=topic,
         group=group,

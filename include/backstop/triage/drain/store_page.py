@@ -6,11 +6,10 @@ Only what this transaction committed may be acknowledged to the broker.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from psycopg2 import errors as pg
 
@@ -19,14 +18,12 @@ from backstop.model.records import Counts
 from backstop.runs.run import Run, hold
 from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
+from backstop.triage.drain.binary_rows import binary_aside, binary_rows, row_bodies
 from backstop.triage.drain.redrain_match import Met, Stored, redrain_match
 from backstop.triage.drain.storable import is_storable, make_storable
 
 _SQL = load("backstop.triage.drain", "drain.sql")
 _COPY_BYTES = 1024 * 1024
-_D, _Q = "\x1f", "\x1e"
-"""Delimiter and quote of the rows that are copied: characters that texts hardly ever hold, so that one look at a row tells."""
-_json_text = json.encoder.encode_basestring
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +34,33 @@ class Place:
     queue: str
     began: datetime
     aside_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPage:
+    """Dead letters of one queue in their order: as they were read, as the database can hold them, and the rows of these."""
+
+    given: Sequence[DeadLetter]
+    storable: Sequence[DeadLetter]
+    bodies: Sequence[bytes]
+
+    @classmethod
+    def of(cls, letters: Sequence[DeadLetter], aside_bytes: int) -> Self:
+        """Takes no database: it is done beside the storing of the page before."""
+        storable = [letter if is_storable(letter) else make_storable(letter) for letter in letters]
+        return cls(letters, storable, row_bodies(storable, aside_bytes))
+
+    def part(self, start: int, end: int) -> ReadPage:
+        """Some of them."""
+        return ReadPage(self.given[start:end], self.storable[start:end], self.bodies[start:end])
+
+
+class _New(NamedTuple):
+    """A letter to store, under the id that it gets, and its row."""
+
+    name: str
+    letter: DeadLetter
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +78,7 @@ def store_page(
     control: Any,
     run: Run,
     place: Place,
-    letters: Sequence[DeadLetter],
+    read: ReadPage,
     forgotten: Sequence[int],
     first_batch: int | None,
     look: bool = True,
@@ -65,13 +89,12 @@ def store_page(
     else that is asked when the database objects. Raises RunLost when the run is not ours any more, psycopg2.DataError or
     ProgramLimitExceeded for a page that no database can hold.
     """
-    ours = [letter if is_storable(letter) else make_storable(letter) for letter in letters]
     try:
         with control, control.cursor() as cursor:
             hold(cursor, run)
             cursor.execute(_SQL["lock_queue"], {"broker": place.broker, "queue": place.queue})
-            stored = _find(cursor, place, ours) if look else {}
-            new, taken = _decide(place, letters, ours, stored, first_batch)
+            stored = _find(cursor, place, read.storable) if look else {}
+            new, taken = _decide(place, read, stored, first_batch)
             cursor.execute(
                 _SQL["insert_batch"],
                 {
@@ -90,15 +113,15 @@ def store_page(
     except pg.UniqueViolation:
         if look:
             raise
-        return store_page(control, run, place, letters, forgotten, first_batch)
+        return store_page(control, run, place, read, forgotten, first_batch)
     counts = Counts()
     for count, number in {
-        "read": len(letters),
+        "read": len(read.given),
         "stored": len(new),
         "known": len(taken) - len(new),
-        "left": len(letters) - len(taken),
+        "left": len(read.given) - len(taken),
         "aside": asides,
-        "invalid": sum(letter.invalid is not None for _, letter in new),
+        "invalid": sum(one.letter.invalid is not None for one in new),
     }.items():
         if number:
             counts.add(count, number)
@@ -107,16 +130,19 @@ def store_page(
 
 def _decide(
     place: Place,
-    letters: Sequence[DeadLetter],
-    ours: Sequence[DeadLetter],
+    read: ReadPage,
     stored: dict[str, list[Stored]],
     first_batch: int | None,
-) -> tuple[list[tuple[str, DeadLetter]], list[DeadLetter]]:
+) -> tuple[list[_New], list[DeadLetter]]:
     """What is stored under which id, and what of the letters as they were given the broker may forget afterwards."""
-    new: dict[str, DeadLetter] = {}
+    if not stored:
+        names = [letter.broker_id for letter in read.storable]
+        if len(set(names)) == len(names):  # as it is nearly always
+            return list(map(_New, names, read.storable, read.bodies)), list(read.given)
+    new: dict[str, _New] = {}
     taken: list[DeadLetter] = []
     met_here = set[str]()
-    for given, letter in zip(letters, ours, strict=True):
+    for given, letter, body in zip(read.given, read.storable, read.bodies, strict=True):
         name = letter.broker_id
         met = Met.NEW
         # A broker's id is not always unique: a queue that several groups share has their copies under one id, and a program can
@@ -135,10 +161,11 @@ def _decide(
         if met is Met.NEW:
             if name in stored or name in new:
                 name = _free(name, stored, new)
-            new[name] = letter
+                [body] = row_bodies([letter._replace(broker_id=name)], place.aside_bytes)
+            new[name] = _New(name, letter, body)
         if met is not Met.LEFT:
             taken.append(given)
-    return list(new.items()), taken
+    return list(new.values()), taken
 
 
 def _names(letter: DeadLetter | Stored) -> tuple[str | None, str | None, str | None]:
@@ -164,7 +191,7 @@ def _find(cursor: Any, place: Place, letters: Iterable[DeadLetter]) -> dict[str,
     return found
 
 
-def _free(base: str, stored: Mapping[str, list[Stored]], new: Mapping[str, DeadLetter]) -> str:
+def _free(base: str, stored: Mapping[str, list[Stored]], new: Mapping[str, _New]) -> str:
     number = len(stored.get(base, ())) + 1
     while _numbered(base, number) in new:
         number += 1
@@ -175,89 +202,17 @@ def _numbered(base: str, number: int) -> str:
     return base if number == 1 else f"{base}#{number}"
 
 
-def _copy(cursor: Any, place: Place, batch_id: int, new: Sequence[tuple[str, DeadLetter]]) -> int:
+def _copy(cursor: Any, place: Place, batch_id: int, new: Sequence[_New]) -> int:
     """Returns how many contents were put aside."""
     if not new:
         return 0
-    head = f"{batch_id}{_D}{_quoted(place.broker)}{_D}{_quoted(place.queue)}{_D}"
-    asides = {
-        name: letter.content for name, letter in new if len(letter.content) > place.aside_bytes
-    }
-    rows = b"".join([_row(head, name, letter, name in asides) for name, letter in new])
+    rows = binary_rows(batch_id, place.broker, place.queue, [one.body for one in new])
     cursor.copy_expert(_SQL["copy_letters"], io.BytesIO(rows), _COPY_BYTES)
+    asides = [one for one in new if len(one.letter.content) > place.aside_bytes]
     if asides:
         cursor.execute(_SQL["ids_of_batch"], {"batch_id": batch_id})
         numbers = dict(cursor.fetchall())
-        for name, content in asides.items():
-            row = f"{numbers[name]}{_D}\\x{content.hex()}\n".encode()
-            cursor.copy_expert(_SQL["copy_asides"], io.BytesIO(row), _COPY_BYTES)
+        for one in asides:
+            row = io.BytesIO(binary_aside(numbers[one.name], one.letter.content))
+            cursor.copy_expert(_SQL["copy_asides"], row, _COPY_BYTES)
     return len(asides)
-
-
-def _row(head: str, name: str, letter: DeadLetter, aside: bool) -> bytes:
-    try:
-        written, quotes = _written(head, name, letter, aside)
-        row = written.encode()
-    except UnicodeEncodeError:
-        row, quotes = b"\0", 0
-    if b"\0" in row or b"\\u0000" in row or row.count(_Q.encode()) != quotes + head.count(_Q):
-        return _written(head, _doubled(name), _with_doubled_quotes(make_storable(letter)), aside)[
-            0
-        ].encode()
-    return row
-
-
-def _written(head: str, name: str, letter: DeadLetter, aside: bool) -> tuple[str, int]:
-    """The row, and how many quotes are in it if no text has one. Null is nothing at all; an empty text has its quotes."""
-    at, group, topic, message_id = letter.position, letter.group, letter.topic, letter.message_id
-    tag, key, invalid = letter.tag, letter.partition_key, letter.invalid
-    place = f"{_D}{_D}" if at is None else f"{at.queue_id}{_D}{at.offset}{_D}{_Q}{at.epoch}{_Q}"
-    content = "" if aside else "\\x" + letter.content.hex()
-    properties = ",".join(
-        [f"{_json_text(name)}:{_json_text(value)}" for name, value in letter.properties.items()]
-    )
-    deliveries = "" if letter.deliveries is None else letter.deliveries
-    died = "" if letter.died_at is None else letter.died_at.isoformat()
-    row = (
-        f"{head}{_Q}{name}{_Q}{_D}{_nullable(group)}{_D}{_nullable(topic)}{_D}{_nullable(message_id)}{_D}{place}{_D}"
-        f"{_nullable(tag)}{_D}{_nullable(key)}{_D}\\x{letter.headers.hex()}{_D}{content}{_D}{len(letter.content)}{_D}"
-        f"{'t' if aside else 'f'}{_D}{_Q}{{{properties}}}{_Q}{_D}{_Q}{letter.cause}{_Q}{_D}{_Q}{letter.error}{_Q}{_D}"
-        f"{deliveries}{_D}{died}{_D}{_nullable(invalid)}\n"
-    )
-    texts = (
-        4
-        + (at is not None)
-        + sum(text is not None for text in (group, topic, message_id, tag, key, invalid))
-    )
-    return row, 2 * texts
-
-
-def _nullable(text: str | None) -> str:
-    return "" if text is None else f"{_Q}{text}{_Q}"
-
-
-def _with_doubled_quotes(letter: DeadLetter) -> DeadLetter:
-    def doubled(text: str | None) -> str | None:
-        return None if text is None else _doubled(text)
-
-    at = letter.position
-    return replace(
-        letter,
-        group=doubled(letter.group),
-        topic=doubled(letter.topic),
-        message_id=doubled(letter.message_id),
-        position=None if at is None else replace(at, epoch=_doubled(at.epoch)),
-        tag=doubled(letter.tag),
-        partition_key=doubled(letter.partition_key),
-        cause=_doubled(letter.cause),
-        error=_doubled(letter.error),
-        invalid=doubled(letter.invalid),
-    )
-
-
-def _quoted(text: str) -> str:
-    return f"{_Q}{_doubled(text)}{_Q}"
-
-
-def _doubled(text: str) -> str:
-    return text.replace(_Q, _Q + _Q)
