@@ -100,6 +100,7 @@ LISTS = {
         ("topic", "state"),
         {"state": ("ramping", "stopped", "done", "given_up")},
     ),
+    "replays": Listing("replays", {"plan": int}, ("topic", "run")),
     "runs": Listing("runs", {"run": int}, ("duty", "state"), {"state": _RUNS}),
     "queues": Listing("queues", {"topic": str, "group": str, "queue": int}, ("topic", "group")),
     "parked": Listing("parked", {"case": int}, ("topic", "group", "key")),
