@@ -83,7 +83,7 @@ const Console = () => {
         })}
       </Flex>
       <Box ref={content} key={pathname} minW={0}>
-        {page ? page(id) : <Empty>404</Empty>}
+        {page ? page(id) : <Empty>{texts.noPage}</Empty>}
       </Box>
     </Box>
   );

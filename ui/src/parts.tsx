@@ -16,9 +16,9 @@ export const pathOf = (page: string, query: Record<string, string> = {}): string
   return `${BASE}${page}${text ? `?${text}` : ""}`;
 };
 
-export const To = ({ to, children, label }: { to: string; children: ReactNode; label?: string }) => (
-  <Link asChild colorPalette="brand" textDecoration="underline" color="fg">
-    <RouterLink to={to} aria-label={label}>
+export const To = ({ to, children, label, current }: { to: string; children: ReactNode; label?: string; current?: boolean }) => (
+  <Link asChild colorPalette="brand" textDecoration="underline" color="fg" fontWeight={current ? "semibold" : undefined}>
+    <RouterLink to={to} aria-label={label} aria-current={current ? "true" : undefined}>
       {children}
     </RouterLink>
   </Link>

@@ -23,6 +23,11 @@ export const Cases = () => {
   return (
     <>
       <Title>{texts.cases.title}</Title>
+      <Flex gap={3} mb={2} wrap="wrap">
+        {texts.cases.states.map(([state, label]) => (
+          <To key={state} to={pathOf("/cases", { filter: state })} current={filter.split(/\s+/).includes(state)}>{label}</To>
+        ))}
+      </Flex>
       <FilterBar list="cases" />
       <Loaded got={got}>
         {(rows) => (
