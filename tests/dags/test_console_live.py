@@ -287,6 +287,10 @@ def test_a_case_is_answered_by_click_and_decided_in_the_name_of_who_clicked(
             show(page, shop, "cases")
             page.get_by_role("link", name=str(case_id), exact=True).click()
             page.get_by_test_id("answer-discard").click()
+            page.get_by_test_id("preview").click()
+            expect(page.get_by_test_id("previewed")).to_contain_text(
+                "At this moment it fits 1 of 1"
+            )
             page.get_by_test_id("why").fill("we know")
             page.get_by_test_id("send").click()
             page.get_by_test_id("taken").wait_for()

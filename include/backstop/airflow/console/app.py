@@ -7,7 +7,7 @@ and replays by a run of a DAG in the visitor's name. The API says how (`form`, `
 import base64
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from threading import BoundedSemaphore
 from typing import Annotated, Any, Literal
@@ -564,8 +564,10 @@ def preview_answer(
 
     row = _require_case(visited, case_id)
     require(visited.why_not_decide(action, row["topic"]))
-    with _story():
-        found = preview(visited.conn, visited.settings, visited.room.connections, case_id, action)
+    # What a dead letter died of may quote a content: the login that only reads does not see it.
+    reading = writing() if row["kind"] == "dead_letters" else nullcontext(visited.room)
+    with _story(), reading as room:
+        found = preview(room.control, room.settings, room.connections, case_id, action)
     if found is None:
         return m.Preview(about_case=True, read=0, open=0, fits=0, done=0, left_out=[])
     return m.Preview(
