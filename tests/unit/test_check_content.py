@@ -95,9 +95,9 @@ def test_of_few_others_no_shape_is_made() -> None:
 
 def test_the_schema_says_where_it_is_broken_and_the_shape_is_not_asked() -> None:
     assert said(b'{"order": 1}', schema=SCHEMA) == []
-    assert said(b'{"lines": {}}', schema=SCHEMA) == [
-        ("error", "$.lines", "{} is not of type 'array'"),
+    assert sorted(said(b'{"lines": {}}', schema=SCHEMA)) == [
         ("error", "$", "'order' is a required property"),
+        ("error", "$.lines", "{} is not of type 'array'"),
     ]
     many = {"type": "array", "items": {"type": "string"}}
     assert len(said(json.dumps(list(range(50))).encode(), schema=many)) == MOST + 1
