@@ -325,7 +325,6 @@ def test_a_resend_is_asked_for_by_click_as_a_run_of_the_dag_in_ones_own_name(
         shop.wait("resend", run)
 
 
-@pytest.mark.parametrize("name", ["vera", "uwe"])
 def test_the_flow_page_shows_owners_blocked_queues_and_parked_keys_and_leads_to_their_cases(
     browser: Browser, shop: Live
 ) -> None:
@@ -503,6 +502,7 @@ def test_all_that_match_are_planned_by_one_and_approved_by_another_who_sees_the_
         expect(page.get_by_test_id("sends")).to_be_visible()
 
 
+@pytest.mark.parametrize("name", ["vera", "uwe"])
 def test_who_may_only_look_finds_every_button_grey_with_the_reason(
     browser: Browser, shop: Live, name: str
 ) -> None:

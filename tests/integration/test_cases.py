@@ -762,4 +762,4 @@ def test_a_preview_says_what_a_decision_would_do_and_changes_nothing(world: Worl
     after = world.control("SELECT * FROM case_file"), world.control("SELECT * FROM decision_log")
     assert after == before and world.control("SELECT * FROM resend_request") == []
     counts = decided(world, case_id, "resend").counts
-    assert (counts["requested"], counts["left_out"]) == (seen.fits, len(seen.left_out))
+    assert (counts["requests"], counts["left_out"]) == (seen.fits, len(seen.left_out))

@@ -104,7 +104,7 @@ def test_the_schema_says_where_it_is_broken_and_the_shape_is_not_asked() -> None
 
 
 def test_a_schema_that_refers_to_another_address_fetches_nothing() -> None:
-    ((severity, _, what),) = said(b"{}", schema={"$ref": "http://127.0.0.1:1/other.json"})
+    ((severity, _, what),) = said(b"[]", schema={"$ref": "http://127.0.0.1:1/other.json"})
     assert severity == "error" and "not in its file" in what
 
 

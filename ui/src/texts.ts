@@ -251,6 +251,7 @@ export const texts = {
     empty: "No plan to replay an incident. Filter dead letters, then act on all that match.",
     deliveries: (number: number) => `${number} deliveries are planned`,
     cutShort: "It is not whole: its planning is under way or was cut short, and nothing of it is sent.",
+    warning: "warning",
     tooWide: "This is more than the blast radius of the policy.",
     leftOut: "Left out",
     examples: "For example",

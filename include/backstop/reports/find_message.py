@@ -18,7 +18,7 @@ from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
 from backstop.model.records import Key
-from backstop.reports.console import Sight, read_rows
+from backstop.reports.console import Sight, is_storable, read_rows
 
 MOST = 50
 """Messages that one shard names for one key."""
@@ -46,8 +46,9 @@ def find_messages(
 ) -> FoundMessages:
     """`topics`: those that are searched, which the asker may see. Each statement on a shard takes 5 s at most."""
     found = FoundMessages()
-    for row in read_rows(control, "messages", sight, text=text, topics=list(topics)):
-        found.places[row["topic"], row["message_id"]].append(row["found_in"])
+    if is_storable(text):
+        for row in read_rows(control, "messages", sight, text=text, topics=list(topics)):
+            found.places[row["topic"], row["message_id"]].append(row["found_in"])
     found.searched.append("control database")
     with Sources(settings, connections) as sources:
         for shard in settings.producers:

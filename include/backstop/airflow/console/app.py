@@ -704,7 +704,7 @@ def _export_rows(visited: Visit, text: str) -> m.Export:
         items += [m.ExportedDeadLetter(**row) for row in page.rows]
         after = page.next
         if after is None or len(items) >= EXPORTED:
-            return m.Export(items=items[:EXPORTED], more=after is not None)
+            return m.Export(items=items[:EXPORTED], more=after is not None or len(items) > EXPORTED)
 
 
 def _export_contents(visited: Visit, wanted: dict[str, Any], said: m.WantedExport) -> m.Export:
