@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg2
@@ -11,6 +12,7 @@ import pytest
 
 from backstop.cli.app import run_app
 from backstop.reports import find_message
+from backstop.reports.check_content import check_new_content
 from backstop.reports.console import Sight
 from backstop.sql.named import load
 from backstop.stores.postgresql import stubs
@@ -132,3 +134,36 @@ def test_the_command_line_lists_what_has_a_key_and_says_what_it_could_not_search
     capsys.readouterr()
     assert run_app(["where", "--key", "customer 7"]) == 0
     assert "shard shop_b, by message key" in capsys.readouterr().out
+
+
+def test_a_new_content_is_compared_with_the_contents_beside_it(
+    world: World, tmp_path: Path
+) -> None:
+    for number in range(8):
+        world.stub(f"m-{number}", shard="shop_b")
+        name(world, "producer_b", f"m-{number}", content=b'{"order": 7, "card": "4000"}')
+    name(world, "producer_b", "m-1", tag="other", content=b"<xml/>")
+    name(world, "producer_b", "m-2", content=b"")
+
+    def said(content: bytes) -> tuple[list[str], tuple[str, ...]]:
+        checked = check_new_content(world.settings, world.connections, "orders", "m-4", content)
+        return [f"{one.where} {one.what}" for one in checked.findings], checked.compared_with
+
+    assert said(b'{"order": 8, "card": "5000"}') == ([], ("JSON", "the shape of 5 other messages"))
+    assert said(b'{"order": 8}')[0] == ["$.card is missing; all 5 others have it"]
+    assert said(b"{")[0][0].startswith(" The content is not JSON")
+    schema = tmp_path / "orders.json"
+    schema.write_text('{"required": ["order"]}')
+    topic = world.settings.topics["orders"].model_copy(update={"content_schema": str(schema)})
+    world.settings = world.settings.model_copy(
+        update={"topics": {**world.settings.topics, "orders": topic}}
+    )
+    assert said(b'{"order": 8}') == ([], ("JSON", "the topic's JSON Schema"))
+    assert said(b"{}") == (
+        ["$ 'order' is a required property"],
+        ("JSON", "the topic's JSON Schema"),
+    )
+    schema.write_text("{")
+    assert "it is not JSON" in said(b'{"order": 8}')[0][0]
+    nobody = check_new_content(world.settings, world.connections, "orders", "nobody", b"x")
+    assert any("No shard" in one.what for one in nobody.findings)
