@@ -257,7 +257,7 @@ export const texts = {
     examples: "For example",
     requested: "Requested",
     changed: "Changed since",
-    sends: "What became of the first 10,000 requests",
+    sends: "What became of the first 2,000 requests",
     approved: "Approved",
     approve: "Approve",
     reject: "Reject",

@@ -2,12 +2,13 @@
 -- `of_teams`: the topics that belong to a team (null: everything may be seen); `readable`: those of them that the visitor may see;
 -- `others`: whether the visitor may see what belongs to no team. Every filter may be null: any. `after…`: the last key of the page
 -- before; null: the first page. One row more than `limit` says that there is a next page.
+-- Columns are compared with now(), which an index can look up once; clock_timestamp() is asked again for each row of a table.
 -- An id without a topic is looked for in each topic that the table knows, one step of its index each: no index begins with the id.
 
 -- name: tallies: how many open deliveries, dead letters and requests there are, by topic, group and state
 SELECT t.subject, t.topic, t.consumer_group AS "group", t.state, t.day, sum(t.number)::bigint AS number
 FROM tally t
-WHERE (t.subject <> 'request' OR t.state IN ('open', 'claimed') OR t.day = (clock_timestamp() AT TIME ZONE 'UTC')::date)
+WHERE (t.subject <> 'request' OR t.state IN ('open', 'claimed') OR t.day = (now() AT TIME ZONE 'UTC')::date)
     AND (t.subject <> 'dead_letter' OR t.state IN ('open', 'replaying'))
     AND (%(of_teams)s::text[] IS NULL OR CASE WHEN t.topic = ANY (%(of_teams)s) THEN t.topic = ANY (%(readable)s) ELSE %(others)s END)
 GROUP BY 1, 2, 3, 4, 5
@@ -62,7 +63,7 @@ SELECT max(taken_at) AS taken_at FROM watch_shard;
 -- name: history: deliveries by hour and verdict
 SELECT h.hour, h.verdict, sum(h.deliveries)::bigint AS deliveries
 FROM delivery_hour h
-WHERE h.hour >= date_trunc('hour', clock_timestamp(), 'UTC') - make_interval(hours => %(hours)s)
+WHERE h.hour >= date_trunc('hour', now(), 'UTC') - make_interval(hours => %(hours)s)
     AND (%(topic)s::text IS NULL OR h.topic = %(topic)s) AND (%(group)s::text IS NULL OR h.consumer_group = %(group)s)
     AND (%(of_teams)s::text[] IS NULL OR CASE WHEN h.topic = ANY (%(of_teams)s) THEN h.topic = ANY (%(readable)s) ELSE %(others)s END)
 GROUP BY 1, 2 ORDER BY 1, 2;
@@ -151,7 +152,7 @@ WHERE (%(topic)s::text IS NULL OR l.topic = %(topic)s) AND (%(group)s::text IS N
         WITH RECURSIVE known (topic) AS (SELECT min(topic) FROM dead_letter
             UNION ALL SELECT (SELECT min(x.topic) FROM dead_letter x WHERE x.topic > known.topic) FROM known WHERE known.topic IS NOT NULL)
         SELECT topic FROM known WHERE topic IS NOT NULL)))))
-    AND (%(since)s::interval IS NULL OR coalesce(l.died_at, l.drained_at) >= clock_timestamp() - %(since)s::interval)
+    AND (%(since)s::interval IS NULL OR coalesce(l.died_at, l.drained_at) >= now() - %(since)s::interval)
     AND (%(of_teams)s::text[] IS NULL
         OR CASE WHEN l.topic = ANY (%(of_teams)s) THEN l.topic = ANY (%(readable)s) ELSE %(others)s END)
     AND (%(after_1)s::bigint IS NULL OR l.dead_letter_id < %(after_1)s)
@@ -168,7 +169,7 @@ FROM (
         WITH RECURSIVE known (topic) AS (SELECT min(topic) FROM dead_letter
             UNION ALL SELECT (SELECT min(x.topic) FROM dead_letter x WHERE x.topic > known.topic) FROM known WHERE known.topic IS NOT NULL)
         SELECT topic FROM known WHERE topic IS NOT NULL)))))
-        AND (%(since)s::interval IS NULL OR coalesce(l.died_at, l.drained_at) >= clock_timestamp() - %(since)s::interval)
+        AND (%(since)s::interval IS NULL OR coalesce(l.died_at, l.drained_at) >= now() - %(since)s::interval)
         AND (%(of_teams)s::text[] IS NULL OR CASE WHEN l.topic = ANY (%(of_teams)s) THEN l.topic = ANY (%(readable)s) ELSE %(others)s END)
     LIMIT 10001
 ) d
@@ -246,11 +247,11 @@ FROM incident_delivery d WHERE d.run_id = %(run)s GROUP BY 1, 2 ORDER BY 3 DESC,
 -- name: replay_examples: its first messages
 SELECT d.message_id FROM incident_delivery d WHERE d.run_id = %(run)s ORDER BY d.place LIMIT 5;
 
--- name: replay_sends: what became of its requests, of the first 10,000
+-- name: replay_sends: what became of its requests, of the first 2,000
 SELECT q.state, count(*) AS number
 FROM (
     SELECT d.topic, d.message_id, d.send_number FROM incident_delivery d
-    WHERE d.run_id = %(run)s AND d.asked_at IS NOT NULL ORDER BY d.place LIMIT 10000
+    WHERE d.run_id = %(run)s AND d.asked_at IS NOT NULL ORDER BY d.place LIMIT 2000
 ) d
 JOIN resend_request q USING (topic, message_id, send_number)
 GROUP BY 1 ORDER BY 1;
@@ -292,7 +293,7 @@ SELECT g.topic, g.consumer_group AS "group", g.taken_at, g.waiting, g.expired, g
 FROM unnest(%(topics)s::text[], %(groups)s::text[]) AS k (topic, consumer_group)
 CROSS JOIN LATERAL (
     SELECT * FROM watch_group w
-    WHERE w.topic = k.topic AND w.consumer_group = k.consumer_group AND w.taken_at >= clock_timestamp() - interval '1 hour'
+    WHERE w.topic = k.topic AND w.consumer_group = k.consumer_group AND w.taken_at >= now() - interval '1 hour'
     ORDER BY w.taken_at DESC LIMIT 1) g
 LEFT JOIN LATERAL (
     SELECT w.life, w.passed, w.taken_at FROM watch_group w

@@ -505,7 +505,7 @@ class WholeReplay(Replay):
     left_out: dict[str, int] = Field(description="why -> deliveries that were not planned")
     examples: list[str]
     sends: dict[str, int] = Field(
-        description="state of the request -> how many, of the first 10,000 that were requested"
+        description="state of the request -> how many, of the first 2,000 that were requested"
     )
     actions: list[Action]
     form: Form | None = Field(description="null: Airflow asks nobody about this plan")
