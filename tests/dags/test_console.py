@@ -690,6 +690,49 @@ def test_a_message_is_found_by_its_id_or_its_brokers_and_what_is_away_is_named(b
     assert story["dead_letters"][0]["dead_letter_id"] == 1 and story["timeline"]
 
 
+@pytest.mark.parametrize(
+    ("query", "list_", "text", "condition"),
+    [
+        ("history", None, "", "hour >= (date_trunc('hour'"),
+        ("groups", None, "", "taken_at >= (now()"),
+        ("dead_letters", "dead_letters", "id:m-1", "message_id = 'm-1'"),
+        ("dead_letters", "dead_letters", "category:conflict", "category = 'conflict'"),
+        ("matching_dead_letters", "dead_letters", "topic:a state:open", "topic = 'a'"),
+        ("requests", "requests", "id:m-1", "message_id = 'm-1'"),
+        ("deliveries", "deliveries", "id:m-1", "message_id = 'm-1'"),
+    ],
+)
+def test_what_a_page_asks_is_looked_up_by_an_index(
+    control: dict[str, str], query: str, list_: str | None, text: str, condition: str
+) -> None:
+    """Tables here are small: the planner is told to read none of them whole where it can do otherwise."""
+    from backstop.reports import console as reports
+
+    values: dict[str, Any] = {
+        **reports.Sight().values(),
+        "hours": 24,
+        "topic": None,
+        "group": None,
+        "topics": ["a"],
+        "groups": ["b"],
+        "limit": 51,
+        "after_1": None,
+        "after_2": None,
+        "after_3": None,
+    }
+    if list_ is not None:
+        listing = LISTS[list_]
+        values |= read_filter(text, listing.filters, listing.choices)
+    connection = psycopg2.connect(control["owner"])
+    with connection, connection.cursor() as cursor:
+        cursor.execute("SET enable_seqscan = off")
+        cursor.execute(f"EXPLAIN {reports._SQL[query]}", values)
+        plan = "\n".join(line for (line,) in cursor.fetchall())
+    connection.close()
+    conditions = [line for line in plan.splitlines() if "Index Cond" in line]
+    assert any(condition in line for line in conditions), plan
+
+
 def test_a_list_that_takes_long_is_given_up(by: As, monkeypatch: pytest.MonkeyPatch) -> None:
     from datetime import timedelta
 

@@ -298,6 +298,7 @@ def test_a_case_is_answered_by_click_and_decided_in_the_name_of_who_clicked(
 
         def answer() -> int:
             show(page, shop, "cases")
+            expect(page.get_by_test_id("badge")).to_be_visible()
             page.get_by_role("link", name=str(case_id), exact=True).click()
             page.get_by_test_id("answer-discard").click()
             page.get_by_test_id("preview").click()
