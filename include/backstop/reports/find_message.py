@@ -72,9 +72,9 @@ def _search_shard(
         return
     found.searched.append(subject)
     for key in stubs:
-        found.places[tuple(key)].append(subject)
+        found.places[key.topic, key.message_id].append(subject)
     for key, named_by in named:
-        found.places[tuple(key)].append(f"{subject}, by {named_by}")
+        found.places[key.topic, key.message_id].append(f"{subject}, by {named_by}")
 
 
 def _search_sends(
@@ -91,4 +91,4 @@ def _search_sends(
         return
     found.searched.append(subject)
     for key, named_by in sent:
-        found.places[tuple(key)].append(f"shard {shard}, by {named_by}")
+        found.places[key.topic, key.message_id].append(f"shard {shard}, by {named_by}")
