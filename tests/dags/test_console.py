@@ -745,6 +745,15 @@ def test_a_list_that_takes_long_is_given_up(by: As, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(reports, "_SQL", {**reports._SQL, "cases": "SELECT pg_sleep(60)"})
     answer = visitor.get("/cases")
     assert answer.status_code == 503 and "busy" in answer.json()["what"]
+    # So does what the duties' login reads for a page.
+    from backstop.reports import export_letters
+
+    slow = {"export": "SELECT pg_sleep(60)"}
+    monkeypatch.setattr(export_letters, "_SQL", {**export_letters._SQL, **slow})
+    said = {"filter": "topic:orders", "contents": True}
+    olga = by(*EVERYTHING, answer=True)
+    answer = olga.post("/dead-letters/export", headers=ORIGIN, json=said)
+    assert answer.status_code == 503 and "busy" in answer.json()["what"]
 
 
 def test_the_description_is_whole_and_every_answer_is_typed(by: As) -> None:

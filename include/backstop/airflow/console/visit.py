@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from fastapi import HTTPException, Request
 
+from backstop.airflow import control_room as control
 from backstop.airflow.access import Visitor
 from backstop.airflow.console.models import Action
 from backstop.airflow.control_room import Room, control_room, reading_room
@@ -275,8 +276,12 @@ def visit(visitor: Visitor) -> Iterator[Visit]:
 
 @contextmanager
 def writing() -> Iterator[Room]:
-    """For what changes something: the duties' login, as the tasks that people start have."""
+    """For what changes something, or reads contents: the duties' login, as the tasks that people start have. Its statements end as
+    early as those of pages."""
+    from backstop.control.connection import limit_statements
+
     with control_room() as room:
+        limit_statements(room.control, control.READING)
         yield room
 
 
