@@ -342,6 +342,9 @@ def test_a_resend_is_asked_for_by_click_as_a_run_of_the_dag_in_ones_own_name(
 def test_the_flow_page_shows_owners_blocked_queues_and_parked_keys_and_leads_to_their_cases(
     browser: Browser, shop: Live
 ) -> None:
+    shop.rows(
+        "UPDATE case_file SET state = 'open', closed_at = NULL WHERE kind IN ('queue_blocked', 'key_parked')"
+    )
     with login(browser, shop, "vera") as page:
         show(page, shop, "flow")
         queues = page.locator("[role=region][aria-label=Queues]")

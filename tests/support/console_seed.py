@@ -58,7 +58,7 @@ CONTROL = (
     """INSERT INTO case_file (kind, topic, consumer_group, subject, summary, evidence)
        VALUES ('key_parked', 'orders', 'billing', 'customer ' || %(nasty)s, %(nasty)s, jsonb_build_object('messages', 3, 'queue', 0,
                'head', 'console-3', 'error', %(nasty)s::text, 'parked_at', '2026-11-24T10:00:00+00:00')),
-           ('queue_blocked', 'orders', 'billing', 'console', 'queue 2 stands: ' || %(nasty)s, '{}')""",
+           ('queue_blocked', 'orders', 'billing', 'queue 2', 'queue 2 stands: ' || %(nasty)s, '{}')""",
     """INSERT INTO delivery_hour SELECT date_trunc('hour', now(), 'UTC') - n * interval '1 h', 'orders', 'billing', v, n
        FROM generate_series(0, 30) n, unnest(ARRAY['LOST', 'CONFIRMED', 'BACKLOGGED']) v ON CONFLICT DO NOTHING""",
 )
