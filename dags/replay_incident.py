@@ -62,6 +62,14 @@ ONE_OF = ["LOST", "UNSENT", "STALLED", "DEAD_LETTERED"]
             title="Causes",
             description="Ids of causes of dead letters",
         ),
+        "category": one_of_all("Category", "Of dead letters; empty: every category"),
+        "case": Param(
+            None,
+            type=["null", "integer"],
+            minimum=1,
+            title="Case",
+            description="Dead letters of this case alone",
+        ),
         "group": one_of_all("Group", "Empty: every consumer group"),
         "limit": Param(
             None,

@@ -75,6 +75,14 @@ SEED = (
        SELECT 'key_parked', t, 'billing', %(nasty)s, 's', jsonb_build_object('messages', 3, 'queue', 0, 'head', %(nasty)s::text,
            'error', 'KeyError', 'parked_at', '2026-11-24T10:00:00+00:00')
        FROM unnest(ARRAY['orders', 'payments']) t""",
+    """INSERT INTO incident (run_id, wanted, planned_by, why, whole, too_wide, planned_in, left_out, shown)
+       SELECT r, jsonb_build_object('topic', t), 'olga', %(nasty)s, true, false, 'manual__' || t, '{"it is done": 2}',
+           jsonb_build_object('yes', 'replay plan ' || r || ' (full, 0123456789ab)')
+       FROM (VALUES (2, 'payments'), (4, 'orders')) v (r, t)""",
+    """INSERT INTO incident_delivery (run_id, place, shard, topic, message_id, consumer_group, send_number, route, reason, asked_at)
+       SELECT 4, n, 'shop_a', 'orders', 'orders-' || n, 'billing', 1, 'topic', 'dead letter: poison',
+           CASE WHEN n <= 3 THEN now() END
+       FROM generate_series(1, 5) n""",
     "INSERT INTO data_check VALUES (1, 'verdicts', false, 3, %(failed)s)",
     "INSERT INTO delivery_hour SELECT date_trunc('hour', now(), 'UTC') - n * interval '1 h', t, 'billing', 'LOST', 2"
     " FROM unnest(ARRAY['orders', 'payments']) t, generate_series(0, 30) n",
@@ -171,8 +179,9 @@ def asked(
         "/messages": "?text=orders-1",
         "/message": "?topic=orders&id=orders-1",
         "/filters": "?list=cases",
+        "/cases/{case_id}/preview": "?action=discard",
     }.get(path, "")
-    for name in ("case_id", "dead_letter_id", "run_id"):
+    for name in ("case_id", "dead_letter_id", "run_id", "plan"):
         path = path.replace(f"{{{name}}}", "1")
     return client.request(
         method, path + query, headers=headers, content=body if method != "GET" else None
@@ -206,7 +215,7 @@ def every(
 def test_no_route_answers_without_a_login_or_without_airflows_helpers(
     by: As, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len(routes()) >= 28
+    assert len(routes()) >= 34
     monkeypatch.undo()
     stranger = TestClient(console.make_app())
     for method, path in routes():
@@ -220,6 +229,8 @@ def test_no_route_answers_without_a_login_or_without_airflows_helpers(
 BODIES = {
     "/cases/{case_id}/notes": '{"note": "n"}',
     "/dead-letters/{dead_letter_id}/content": "{}",
+    "/dead-letters/{dead_letter_id}/check": '{"content": "{}"}',
+    "/dead-letters/export": '{"filter": "topic:orders", "contents": true, "why": "w"}',
     "/pauses": '{"topic": "orders", "why": "w"}',
     "/pauses/end": '{"topic": "orders"}',
 }
@@ -262,6 +273,8 @@ def test_what_somebody_may_do_is_done_in_their_name(by: As) -> None:
     assert by.rows("SELECT count(*) FROM pause") == [(0,)], "paused, and ended"
     assert by.rows("SELECT who, action, subject FROM decision_log ORDER BY entry") == [
         ("olga", "read contents", "dead letter 1"),
+        ("olga", "compare contents", "dead letter 1"),
+        ("olga", "read contents", "dead letters"),
         ("olga", "pause", "orders"),
         ("olga", "resume", "orders"),
     ]
@@ -326,6 +339,7 @@ LISTED = {
     "dead_letters": "/dead-letters",
     "requests": "/resends",
     "batches": "/batches",
+    "replays": "/replays",
     "queues": "/queues",
     "parked": "/parked-keys",
     "proofs": "/proofs",
@@ -360,9 +374,15 @@ def test_a_team_sees_its_own_topics_in_every_list_and_nothing_of_another_teams_b
     for method, path in (
         ("GET", "/cases/1"),
         ("GET", "/cases/1/members"),
+        ("GET", "/cases/1/preview?action=discard"),
         ("POST", "/cases/{case_id}/notes"),
         ("GET", "/dead-letters/1"),
         ("POST", "/dead-letters/{dead_letter_id}/content"),
+        ("POST", "/dead-letters/{dead_letter_id}/check"),
+        ("POST", "/dead-letters/export"),
+        ("GET", "/replays/4"),
+        ("GET", "/replays/manual__orders"),
+        ("GET", "/replays/99"),
         ("GET", "/message?topic=orders&id=orders-1"),
         ("POST", "/pauses"),
         ("POST", "/pauses/end"),
@@ -376,6 +396,147 @@ def test_a_team_sees_its_own_topics_in_every_list_and_nothing_of_another_teams_b
     assert a.get("/proofs/3").status_code == 404
     ids = a.get("/runs/1").json()["checks"][0]["failed"][0]["ids"]
     assert ids == [{"topic": "orders", "message_id": NASTY}]
+
+
+def action(found: dict[str, Any], name: str) -> dict[str, Any]:
+    (one,) = [one for one in found["actions"] if one["name"] == name]
+    return dict(one)
+
+
+def test_all_that_match_a_filter_are_counted_exported_and_planned_within_the_team(by: As) -> None:
+    olga, b = by(*EVERYTHING, run=True, answer=True), by(*OF_B, run=True, answer=True)
+    for visitor, text in (
+        (olga, "topic:orders state:open"),
+        (olga, "topic:orders state:open cause:2"),
+        (olga, "category:poison"),
+        (olga, "id:payments-3"),
+        (b, "state:open"),
+        (b, "topic:orders"),
+    ):
+        rows = every(visitor, "/dead-letters", text)
+        found = visitor.get("/dead-letters/matching", params={"filter": text}).json()
+        assert found["dead_letters"] == len(rows), text
+        export = visitor.post("/dead-letters/export", headers=ORIGIN, json={"filter": text}).json()
+        taken = ("headers", "text", "base64", "error")
+        assert all(one[name] is None for one in export["items"] for name in taken)
+        left = [{n: v for n, v in one.items() if n not in taken} for one in export["items"]]
+        assert (left, export["more"]) == (rows, False), text
+    matched = {"filter": "topic:orders state:open cause:2 since:1d"}
+    plan = action(olga.get("/dead-letters/matching", params=matched).json(), "plan_replay")
+    conf = plan["body"]["conf"]
+    assert plan["allowed"] and plan["href"] == "/api/v2/dags/replay_incident/dagRuns"
+    assert (conf["topic"], conf["verdicts"], conf["causes"], conf["mode"]) == (
+        "orders",
+        ["DEAD_LETTERED"],
+        [2],
+        "full",
+    )
+    assert "group" not in conf and conf["from"].endswith("+00:00")
+    for text, why in (
+        ("state:open", "Name one topic"),
+        ("topic:orders", "filter by state:open"),
+        ("topic:orders state:open id:orders-1", "For one message"),
+    ):
+        found = olga.get("/dead-letters/matching", params={"filter": text}).json()
+        assert not action(found, "plan_replay")["allowed"]
+        assert why in action(found, "plan_replay")["why_not"]
+    for visitor in (by(*EVERYTHING, answer=True), by(*EVERYTHING)):
+        found = visitor.get("/dead-letters/matching", params=matched).json()
+        assert not action(found, "plan_replay")["allowed"]
+    assert not action(found, "export_contents")["allowed"]
+
+
+def test_contents_are_exported_of_one_topic_by_who_may_change_them_and_never_in_silence(
+    by: As,
+) -> None:
+    olga = by(*EVERYTHING, answer=True)
+    said = {"filter": "topic:orders state:open cause:2", "contents": True, "why": "an audit"}
+    export = olga.post("/dead-letters/export", headers=ORIGIN, json=said).json()
+    rows = every(olga, "/dead-letters", said["filter"])
+    assert {one["dead_letter"] for one in export["items"]} == {one["dead_letter"] for one in rows}
+    assert {(one["text"], one["headers"]) for one in export["items"]} == {
+        ("the content", '{"h": "v"}')
+    }
+    last = "SELECT who, why, details FROM decision_log ORDER BY entry DESC LIMIT 1"
+    assert by.rows(last) == [("olga", "an audit", {"filter": said["filter"]})]
+    before = by.rows("SELECT count(*) FROM decision_log")
+    for visitor, text in (
+        (olga, "state:open"),
+        (by(*EVERYTHING), said["filter"]),
+        (by(*EVERYTHING, answer=True, name="uwe"), said["filter"]),
+    ):
+        answer = visitor.post("/dead-letters/export", headers=ORIGIN, json={**said, "filter": text})
+        assert answer.status_code == 403 and "the content" not in answer.text
+    assert by.rows("SELECT count(*) FROM decision_log") == before
+
+
+def test_an_export_is_bounded_and_says_that_there_is_more(
+    by: As, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    olga = by(*EVERYTHING, answer=True)
+    monkeypatch.setattr(console, "EXPORTED", 4)
+    for said in ({"filter": "topic:orders"}, {"filter": "topic:orders", "contents": True}):
+        export = olga.post("/dead-letters/export", headers=ORIGIN, json=said).json()
+        assert (len(export["items"]), export["more"]) == (4, True)
+    monkeypatch.setattr(console, "EXPORTED_BYTES", 45)
+    export = olga.post("/dead-letters/export", headers=ORIGIN, json=said).json()
+    assert (len(export["items"]), export["more"]) == (2, True)
+
+
+def test_a_new_content_is_compared_for_who_may_send_it_and_what_is_away_is_a_finding(
+    by: As,
+) -> None:
+    olga = by(*EVERYTHING, answer=True)
+    checked = olga.post("/dead-letters/1/check", headers=ORIGIN, json={"content": "{"}).json()
+    texts = [one["what"] for one in checked["findings"]]
+    assert sum("did not answer" in text for text in texts) == 2, "two shards"
+    assert {one["severity"] for one in checked["findings"]} == {"warning"}
+    assert action(olga.get("/dead-letters/1").json(), "check_edit")["allowed"]
+    viewer = by(*EVERYTHING)
+    assert not action(viewer.get("/dead-letters/1").json(), "check_edit")["allowed"]
+    broken = olga.post("/dead-letters/31/check", headers=ORIGIN, json={"content": "{}"})
+    assert broken.status_code == 422, "it names no message"
+
+
+def test_a_plan_is_shown_with_its_progress_and_the_answer_that_names_its_digest(by: As) -> None:
+    olga = by(*EVERYTHING, answer=True)
+    plan = olga.get("/replays/manual__orders").json()
+    assert plan == olga.get("/replays/4").json()
+    assert plan["parts"] == [
+        {
+            "group": "billing",
+            "reason": "dead letter: poison",
+            "deliveries": 5,
+            "requested": 3,
+            "left_out": 0,
+        }
+    ]
+    assert plan["left_out"] == {"it is done": 2} and plan["examples"][0] == "orders-1"
+    states = [row["state"] for row in every(olga, "/resends", "topic:orders")]
+    assert sum(plan["sends"].values()) == 3 and set(plan["sends"]) <= set(states)
+    assert plan["form"]["options"] == ["replay plan 4 (full, 0123456789ab)", "do nothing"]
+    assert plan["form"]["href"].startswith("/api/v2/dags/replay_incident/dagRuns/manual__orders/")
+    assert action(plan, "approve")["allowed"]
+    refused = by(*EVERYTHING, answer=True, name="uwe").get("/replays/4").json()
+    assert "your role is below op" in action(refused, "approve")["why_not"]
+    assert [row["plan"] for row in every(olga, "/replays")] == [4, 2]
+
+
+def test_a_preview_is_for_who_may_answer_and_what_cannot_be_read_is_said(by: As) -> None:
+    olga = by(*EVERYTHING, answer=True)
+    left = olga.get("/cases/1/preview", params={"action": "leave"}).json()
+    assert left["about_case"]
+    away = olga.get("/cases/1/preview", params={"action": "discard"})
+    assert away.status_code == 503 and "shard shop_a" in away.json()["what"]
+    assert olga.get("/cases/1/preview", params={"action": "replay"}).status_code == 409
+    for visitor in (by(*EVERYTHING), by(*EVERYTHING, answer=True, name="uwe")):
+        assert visitor.get("/cases/1/preview", params={"action": "discard"}).status_code == 403
+
+
+def test_the_badge_says_how_many_cases_wait_for_the_visitor(by: As) -> None:
+    for visitor in (by(*EVERYTHING, answer=True), by(*OF_A, answer=True), by(*EVERYTHING)):
+        waits = visitor.get("/overview").json()["waits_for_me"]
+        assert visitor.get("/waiting").json() == {"cases": waits}
 
 
 def test_every_number_is_the_number_of_the_rows_behind_it(by: As) -> None:
@@ -529,6 +690,49 @@ def test_a_message_is_found_by_its_id_or_its_brokers_and_what_is_away_is_named(b
     assert story["dead_letters"][0]["dead_letter_id"] == 1 and story["timeline"]
 
 
+@pytest.mark.parametrize(
+    ("query", "list_", "text", "condition"),
+    [
+        ("history", None, "", "hour >= (date_trunc('hour'"),
+        ("groups", None, "", "taken_at >= (now()"),
+        ("dead_letters", "dead_letters", "id:m-1", "message_id = 'm-1'"),
+        ("dead_letters", "dead_letters", "category:conflict", "category = 'conflict'"),
+        ("matching_dead_letters", "dead_letters", "topic:a state:open", "topic = 'a'"),
+        ("requests", "requests", "id:m-1", "message_id = 'm-1'"),
+        ("deliveries", "deliveries", "id:m-1", "message_id = 'm-1'"),
+    ],
+)
+def test_what_a_page_asks_is_looked_up_by_an_index(
+    control: dict[str, str], query: str, list_: str | None, text: str, condition: str
+) -> None:
+    """Tables here are small: the planner is told to read none of them whole where it can do otherwise."""
+    from backstop.reports import console as reports
+
+    values: dict[str, Any] = {
+        **reports.Sight().values(),
+        "hours": 24,
+        "topic": None,
+        "group": None,
+        "topics": ["a"],
+        "groups": ["b"],
+        "limit": 51,
+        "after_1": None,
+        "after_2": None,
+        "after_3": None,
+    }
+    if list_ is not None:
+        listing = LISTS[list_]
+        values |= read_filter(text, listing.filters, listing.choices)
+    connection = psycopg2.connect(control["owner"])
+    with connection, connection.cursor() as cursor:
+        cursor.execute("SET enable_seqscan = off")
+        cursor.execute(f"EXPLAIN {reports._SQL[query]}", values)
+        plan = "\n".join(line for (line,) in cursor.fetchall())
+    connection.close()
+    conditions = [line for line in plan.splitlines() if "Index Cond" in line]
+    assert any(condition in line for line in conditions), plan
+
+
 def test_a_list_that_takes_long_is_given_up(by: As, monkeypatch: pytest.MonkeyPatch) -> None:
     from datetime import timedelta
 
@@ -540,6 +744,15 @@ def test_a_list_that_takes_long_is_given_up(by: As, monkeypatch: pytest.MonkeyPa
     visitor = by(*EVERYTHING)
     monkeypatch.setattr(reports, "_SQL", {**reports._SQL, "cases": "SELECT pg_sleep(60)"})
     answer = visitor.get("/cases")
+    assert answer.status_code == 503 and "busy" in answer.json()["what"]
+    # So does what the duties' login reads for a page.
+    from backstop.reports import export_letters
+
+    slow = {"export": "SELECT pg_sleep(60)"}
+    monkeypatch.setattr(export_letters, "_SQL", {**export_letters._SQL, **slow})
+    said = {"filter": "topic:orders", "contents": True}
+    olga = by(*EVERYTHING, answer=True)
+    answer = olga.post("/dead-letters/export", headers=ORIGIN, json=said)
     assert answer.status_code == 503 and "busy" in answer.json()["what"]
 
 
@@ -574,7 +787,7 @@ def test_no_input_of_any_form_makes_the_api_fail(by: As) -> None:
     tried = 0
     for found in schema.get_all_operations():
         operation = found.ok()
-        if operation.path in ("/message", "/messages"):
+        if operation.path in ("/message", "/messages", "/cases/{case_id}/preview"):
             continue  # what asks stores and brokers that are away is slow, and has a test of its own
 
         @given(case=operation.as_strategy())

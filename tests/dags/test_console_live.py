@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -46,6 +48,9 @@ PAGES = (
     "proofs",
     "settings",
 )
+EDITED, REPLAYED = "console-11", "console-12"
+"""Of the dead letters those that have stubs, and were not asked for."""
+OLD, NEW = '{"order": 7, "card": "4000"}', '{"order": 7, "card": "5000"}'
 pytestmark = [
     pytest.mark.timeout(1500),
     pytest.mark.skipif(
@@ -80,7 +85,21 @@ def axe() -> Path:
 @pytest.fixture(scope="module")
 def shop(people: Live) -> Live:
     seed(people.rows)
-    people.case("info", MESSAGE)
+    people.case("info", MESSAGE, EDITED, REPLAYED)
+    people.rows(
+        "UPDATE message_stub SET message_key = 'customer 7', content = %s, created_at = created_at - interval '5 min',"
+        " first_seen_at = created_at - interval '5 min' WHERE message_id IN (%s, %s)",
+        OLD.encode(),
+        EDITED,
+        REPLAYED,
+        database="producer_a",
+    )
+    people.rows(
+        "UPDATE dead_letter SET content = %s WHERE message_id IN (%s, %s)",
+        OLD.encode(),
+        EDITED,
+        REPLAYED,
+    )
     return people
 
 
@@ -108,6 +127,18 @@ def login(
         assert "owned" not in page.title()
     finally:
         context.close()
+
+
+@pytest.fixture
+def two_people(shop: Live) -> Iterator[None]:
+    """Edits and whole replays take two people, as they do where the settings say nothing of it."""
+    config = shop.platform.config
+    one = config.read_text()
+    two = one.replace("second_person: []", "second_person: [edit, full_replay]")
+    assert two != one
+    config.write_text(two)
+    yield
+    config.write_text(one)
 
 
 def show(page: Page, live: Live, path: str = "") -> None:
@@ -159,6 +190,7 @@ def test_each_page_is_whole_in_light_and_dark_and_at_390_px(
             "cases/1",
             "runs/1",
             "dead-letters/1",
+            "dead-letters?filter=state:open",
             f"messages?topic=orders&id={MESSAGE}",
         ):
             show(page, shop, path)
@@ -266,8 +298,13 @@ def test_a_case_is_answered_by_click_and_decided_in_the_name_of_who_clicked(
 
         def answer() -> int:
             show(page, shop, "cases")
+            expect(page.get_by_test_id("badge")).to_be_visible()
             page.get_by_role("link", name=str(case_id), exact=True).click()
             page.get_by_test_id("answer-discard").click()
+            page.get_by_test_id("preview").click()
+            expect(page.get_by_test_id("previewed")).to_contain_text(
+                "At this moment it fits 1 of 1"
+            )
             page.get_by_test_id("why").fill("we know")
             page.get_by_test_id("send").click()
             page.get_by_test_id("taken").wait_for()
@@ -302,6 +339,193 @@ def test_a_resend_is_asked_for_by_click_as_a_run_of_the_dag_in_ones_own_name(
         shop.wait("resend", run)
 
 
+def test_the_flow_page_shows_owners_blocked_queues_and_parked_keys_and_leads_to_their_cases(
+    browser: Browser, shop: Live
+) -> None:
+    shop.rows(
+        "UPDATE case_file SET state = 'open', closed_at = NULL WHERE kind IN ('queue_blocked', 'key_parked')"
+    )
+    with login(browser, shop, "vera") as page:
+        show(page, shop, "flow")
+        queues = page.locator("[role=region][aria-label=Queues]")
+        expect(queues.locator("tbody tr")).to_have_count(
+            shop.rows("SELECT count(*) FROM watch_queue")[0][0]
+        )
+        expect(queues).to_contain_text("(OWNED)")
+        for name, kind in (("Blocked queues", "queue_blocked"), ("Parked keys", "key_parked")):
+            table = page.locator(f"[role=region][aria-label='{name}']")
+            case_ids = shop.rows(
+                "SELECT case_id FROM case_file WHERE kind = %s AND state = 'open' ORDER BY case_id DESC",
+                kind,
+            )
+            cells = table.locator("tbody tr td:first-child").all_text_contents()
+            assert [int(text) for text in cells] == [case_id for (case_id,) in case_ids], name
+            table.get_by_role("link", name=str(case_ids[0][0]), exact=True).click()
+            page.get_by_test_id("summary").wait_for()
+            assert page.url.endswith(f"/cases/{case_ids[0][0]}")
+            show(page, shop, "flow")
+
+
+def test_a_message_is_found_by_its_key_from_the_keyboard_alone(
+    browser: Browser, shop: Live
+) -> None:
+    with login(browser, shop, "vera") as page:
+        show(page, shop, "settings")
+        link = page.get_by_role("link", name="Where is my message?")
+        page.get_by_role("link", name="Is everything done?").focus()
+        page.keyboard.press("Tab")
+        expect(link).to_be_focused()
+        page.keyboard.press("Enter")
+        page.get_by_test_id("search").wait_for()
+        page.keyboard.press("/")
+        page.keyboard.type("customer 7")
+        page.keyboard.press("Enter")
+        page.get_by_text("shard shop_a, by message key").first.wait_for()
+        page.get_by_role("link", name=EDITED, exact=True).focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_test_id("sentence")).to_contain_text("billing")
+
+
+def test_dead_letters_that_match_are_exported_by_click(
+    browser: Browser, shop: Live, axe: Path
+) -> None:
+    with login(browser, shop, "olga") as page:
+        show(page, shop, "dead-letters?filter=topic:orders%20state:open%20category:poison")
+        page.get_by_test_id("act-on-all").click()
+        ((number,),) = shop.rows(
+            "SELECT count(*) FROM dead_letter WHERE topic = 'orders' AND state = 'open' AND category = 'poison'"
+        )
+        expect(page.get_by_test_id("matching")).to_contain_text(f"{number} dead letters match.")
+        assert serious(page, axe) == []
+        with page.expect_download() as download:
+            page.get_by_test_id("export").click()
+        rows = json.loads(Path(download.value.path()).read_text())
+        assert len(rows) == number and {row["text"] for row in rows} == {None}
+        page.get_by_role("button", name="Export with contents").click()
+        page.get_by_test_id("why").fill("an audit")
+        with page.expect_download() as download:
+            page.get_by_test_id("send").click()
+        rows = json.loads(Path(download.value.path()).read_text())
+        assert len(rows) == number and any("the content <img" in row["text"] for row in rows)
+        last = "SELECT who, subject, why FROM decision_log ORDER BY entry DESC LIMIT 1"
+        assert shop.rows(last) == [("olga", "dead letters", "an audit")]
+
+
+@pytest.mark.usefixtures("two_people")
+def test_a_content_is_edited_beside_the_old_one_and_sent_when_a_second_person_says_yes(
+    browser: Browser, shop: Live, axe: Path
+) -> None:
+    shop.forget_cases()
+    ((case_id, letter),) = shop.rows(
+        "SELECT case_id, dead_letter_id FROM dead_letter WHERE message_id = %s", EDITED
+    )
+    shop.rows(
+        "UPDATE case_file SET state = 'open', closed_at = NULL, severity = 'critical' WHERE case_id = %s",
+        case_id,
+    )
+    shop.look()
+    shop.question(case_id)
+    with login(browser, shop, "olga") as page:
+
+        def edit(content: str) -> None:
+            show(page, shop, f"dead-letters/{letter}")
+            page.get_by_test_id("read-content").click()
+            page.get_by_test_id("edit").click()
+            page.get_by_test_id("new-content").fill(content)
+            page.get_by_test_id("compare").click()
+            page.get_by_test_id("diff").wait_for()
+
+        edit("{broken")
+        expect(page.get_by_test_id("findings")).to_contain_text("is not JSON")
+        page.get_by_test_id("edit-why").fill("the card was wrong")
+        expect(page.get_by_test_id("send-edit")).to_be_disabled()
+        shot(page, "edit")
+        assert serious(page, axe) == []
+
+        def answer() -> int:
+            edit(NEW)
+            expect(page.get_by_test_id("diff").locator("del")).to_have_text('  "card": "4000"')
+            expect(page.get_by_test_id("diff").locator("ins")).to_have_text('  "card": "5000"')
+            page.get_by_test_id("edit-why").fill("the card was wrong")
+            page.get_by_test_id("send-edit").click()
+            page.get_by_test_id("edit-sent").wait_for()
+            return 200
+
+        run = shop.run_of(case_id)
+        answer()
+        shop.answers_again(run, answer)
+        assert shop.end_of(run)[""] == "success"
+    proposed = "SELECT action, who, why, convert_from(content, 'UTF8') FROM proposal WHERE case_id = %s AND ended_at IS NULL"
+    assert shop.rows(proposed, case_id) == [("edit", "olga", "the card was wrong", NEW)]
+    content = "SELECT convert_from(content, 'UTF8'), content_version FROM message_stub WHERE message_id = %s"
+    assert shop.rows(content, EDITED, database="producer_a") == [(OLD, 1)]
+    shop.look()
+    shop.question(case_id)
+    run = shop.run_of(case_id)
+    with login(browser, shop, "otto") as page:
+
+        def approve() -> int:
+            show(page, shop, f"cases/{case_id}")
+            expect(page.get_by_text("olga proposed to edit")).to_be_visible()
+            page.get_by_test_id("answer-approve").click()
+            page.get_by_test_id("why").fill("seen")
+            page.get_by_test_id("send").click()
+            page.get_by_test_id("taken").wait_for()
+            return 200
+
+        approve()
+        shop.answers_again(run, approve)
+        assert shop.end_of(run)[""] == "success"
+    assert shop.rows(content, EDITED, database="producer_a") == [(NEW, 2)]
+    state = "SELECT state, decided_by FROM dead_letter WHERE dead_letter_id = %s"
+    assert shop.rows(state, letter) == [("replaying", "olga, approved by otto")]
+
+
+@pytest.mark.usefixtures("two_people")
+def test_all_that_match_are_planned_by_one_and_approved_by_another_who_sees_the_digest(
+    browser: Browser, shop: Live, axe: Path
+) -> None:
+    with login(browser, shop, "olga") as page:
+        show(page, shop, "dead-letters?filter=topic:orders%20state:open%20category:poison")
+        page.get_by_test_id("act-on-all").click()
+        page.get_by_role("button", name="Plan a replay of all that match").click()
+        page.get_by_test_id("why").fill("the card service is back")
+        page.get_by_test_id("send").click()
+        page.get_by_test_id("planning").or_(page.get_by_test_id("planned")).wait_for()
+        run = unquote(page.url.rpartition("/")[2])
+        page.get_by_test_id("planned").wait_for(timeout=300_000)
+        shop.wait_until_parked("replay_incident", run, "approve")
+    ((plan, planned_by, yes),) = shop.rows(
+        "SELECT run_id, planned_by, shown ->> 'yes' FROM incident WHERE planned_in = %s", run
+    )
+    assert planned_by == "olga"
+    asked = "SELECT requested_by FROM resend_request WHERE message_id = %s AND requested_by LIKE '%%incident%%'"
+    assert shop.rows(asked, REPLAYED) == []
+    with login(browser, shop, "vera") as page:
+        show(page, shop, f"replays/{plan}")
+        expect(page.get_by_test_id("approve")).to_be_disabled()
+    with login(browser, shop, "otto") as page:
+
+        def approve() -> int:
+            show(page, shop, f"replays/{plan}")
+            expect(page.get_by_test_id("yes")).to_have_text(yes)
+            shot(page, "replay")
+            assert serious(page, axe) == []
+            page.get_by_test_id("approve").click()
+            page.get_by_test_id("taken").wait_for()
+            return 200
+
+        approve()
+        shop.answers_again(run, approve, "replay_incident", "approve")
+        assert shop.end_of(run, dag="replay_incident", task="approve")[""] == "success"
+        assert shop.rows(asked, REPLAYED) == [(f"otto (incident {plan})",)]
+        show(page, shop, "resends")
+        page.locator("[role=region][aria-label=Replays]").get_by_role(
+            "link", name=str(plan), exact=True
+        ).click()
+        expect(page.get_by_test_id("sends")).to_be_visible()
+
+
 @pytest.mark.parametrize("name", ["vera", "uwe"])
 def test_who_may_only_look_finds_every_button_grey_with_the_reason(
     browser: Browser, shop: Live, name: str
@@ -313,6 +537,12 @@ def test_who_may_only_look_finds_every_button_grey_with_the_reason(
             expect(button).to_be_disabled()
         show(page, shop, "dead-letters/1")
         expect(page.get_by_test_id("read-content")).to_be_disabled()
+        show(page, shop, "dead-letters?filter=topic:orders%20state:open")
+        page.get_by_test_id("act-on-all").click()
+        expect(page.get_by_role("button", name="Export with contents")).to_be_disabled()
+        plan = page.get_by_role("button", name="Plan a replay of all that match")
+        # Whoever may start its DAG may have a plan made; who may decide approves it.
+        expect(plan).to_be_enabled(enabled=name == "uwe")
         show(page, shop, "settings")
         expect(page.get_by_test_id("me")).to_contain_text(name)
         expect(page.get_by_text("no", exact=True).first).to_be_visible()

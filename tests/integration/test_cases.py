@@ -19,7 +19,7 @@ from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.control.connection import connect
 from backstop.decisions.actions import ACTIONS, actions_for
-from backstop.decisions.decide import Decided, decide
+from backstop.decisions.decide import Decided, decide, preview
 from backstop.decisions.list_cases import list_cases, show
 from backstop.model.errors import DecisionRefused, StoreUnavailable
 from backstop.runs.run import open_run
@@ -745,3 +745,21 @@ def test_a_number_that_no_form_allows_is_refused_when_it_is_applied(
     with pytest.raises(DecisionRefused, match="is a number from 1 to"):
         decided(world, case_id, "raise", **options)
     assert world.stub_now("a")["max_sends"] is None and state_of(world, case_id) == "open"
+
+
+def test_a_preview_says_what_a_decision_would_do_and_changes_nothing(world: World) -> None:
+    world.stub("unsent", sends=1)
+    case_id = found(world, "mass_loss", "unsent", "nowhere")
+    before = world.control("SELECT * FROM case_file"), world.control("SELECT * FROM decision_log")
+    seen = preview(world.conn, world.settings, world.connections, case_id, "resend")
+    assert seen is not None
+    assert (seen.read, seen.open, seen.fits, seen.done) == (2, 2, 1, 0)
+    assert seen.left_out == ("nowhere: no shard has its stub, or billing does not owe it",)
+    assert preview(world.conn, world.settings, world.connections, case_id, "leave") is None
+    with pytest.raises(DecisionRefused, match="cannot be decided by 'replay'"):
+        preview(world.conn, world.settings, world.connections, case_id, "replay")
+    assert run_app(["cases", "decide", str(case_id), "resend", "--why", "w", "--dry-run"]) == 0
+    after = world.control("SELECT * FROM case_file"), world.control("SELECT * FROM decision_log")
+    assert after == before and world.control("SELECT * FROM resend_request") == []
+    counts = decided(world, case_id, "resend").counts
+    assert (counts["requests"], counts["left_out"]) == (seen.fits, len(seen.left_out))

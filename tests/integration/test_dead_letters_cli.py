@@ -301,3 +301,24 @@ def test_where_tells_of_the_dead_letters_of_a_message(world: World, cli: Cli) ->
     letter(world, "only a letter")
     (story,) = cli.json("where", "orders", "only a letter")
     assert story["found"] and [one["state"] for one in story["letters"]] == ["open"]
+
+
+def test_a_new_content_is_compared_before_an_edit_and_the_reading_is_logged(
+    world: World, cli: Cli, tmp_path: Path
+) -> None:
+    number = letter(world, "m-1")
+    world.stub("m-1")
+    world.run(
+        "producer_a", "UPDATE message_stub SET content = '{\"a\": 1}' WHERE message_id = 'm-1'"
+    )
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text('{"a": 2}')
+    bad.write_text('{"a": ')
+    assert cli("dead-letters", "compare", str(number), "--content-file", str(good)) == 0
+    assert cli.out == "Compared with: JSON.\n"
+    found = cli.json("dead-letters", "compare", str(number), "--content-file", str(bad), code=1)
+    assert [one["severity"] for one in found["findings"]] == ["error"]
+    logged = world.control("SELECT action, subject FROM decision_log ORDER BY entry")
+    assert logged == [("read contents", f"dead letter {number}")] * 2
+    nameless = letter(world, None, invalid="no id")
+    assert cli("dead-letters", "compare", str(nameless), "--content-file", str(good)) == 2

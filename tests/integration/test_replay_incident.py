@@ -435,3 +435,21 @@ def test_the_command_line_shows_the_plan_before_it_asks_and_says_yes_to_a_shown_
         "1 deliveries of orders, 0 asked for already" in shown
         and "Asked for (full): requests 1" in shown
     )
+
+
+def test_dead_letters_are_planned_by_category_and_by_case(world: World) -> None:
+    for message_id, category in (("a", "transient"), ("b", "poison"), ("c", "conflict")):
+        dead(world, message_id, category)
+    by_category, _ = replayed(world, "dry_run", verdicts=("DEAD_LETTERED",), category="transient")
+    assert by_category.examples == ("a",)
+    triage(world)
+    ((case_id,),) = world.control("SELECT case_id FROM dead_letter WHERE message_id = 'b'")
+    by_case, _ = replayed(world, "dry_run", verdicts=("DEAD_LETTERED",), case=case_id)
+    assert (by_case.examples, by_case.left_out) == (("b",), {})
+    for wrong in (
+        {"verdicts": ("UNSENT",), "category": "poison"},
+        {"verdicts": ("UNSENT", "DEAD_LETTERED"), "case": case_id},
+        {"verdicts": ("DEAD_LETTERED",), "category": "poisno"},
+    ):
+        with pytest.raises(DecisionRefused):
+            replayed(world, "dry_run", **wrong)

@@ -48,6 +48,17 @@ CONTROL = (
            logged)
        VALUES ('orders', 'billing', now() - interval '1 min', 'l', 10, 90, 0, 60, now(), 1),
            ('orders', 'billing', now(), 'l', 40, 60, 0, 30, now(), 1)""",
+    """INSERT INTO watch_queue (topic, consumer_group, queue_id, epoch, passed, stands_since, stored_then, moved, taken_at)
+       SELECT 'orders', 'billing', q, 'e', 40 + q, now() - interval '5 min', 100, true, now() FROM generate_series(0, 3) q
+       ON CONFLICT (topic, consumer_group, queue_id) DO UPDATE SET passed = excluded.passed, taken_at = excluded.taken_at""",
+    """INSERT INTO watch_owner (topic, consumer_group, queue_id, owner, state, since, waiting, age_seconds, taken_at)
+       VALUES ('orders', 'billing', 0, %(nasty)s, 'OWNED', now(), 60, 30, now()),
+           ('orders', 'billing', 1, NULL, 'FREE', now(), 60, 30, now())
+       ON CONFLICT (topic, consumer_group, queue_id) DO UPDATE SET owner = excluded.owner, state = excluded.state""",
+    """INSERT INTO case_file (kind, topic, consumer_group, subject, summary, evidence)
+       VALUES ('key_parked', 'orders', 'billing', 'customer ' || %(nasty)s, %(nasty)s, jsonb_build_object('messages', 3, 'queue', 0,
+               'head', 'console-3', 'error', %(nasty)s::text, 'parked_at', '2026-11-24T10:00:00+00:00')),
+           ('queue_blocked', 'orders', 'billing', 'queue 2', 'queue 2 stands: ' || %(nasty)s, '{}')""",
     """INSERT INTO delivery_hour SELECT date_trunc('hour', now(), 'UTC') - n * interval '1 h', 'orders', 'billing', v, n
        FROM generate_series(0, 30) n, unnest(ARRAY['LOST', 'CONFIRMED', 'BACKLOGGED']) v ON CONFLICT DO NOTHING""",
 )

@@ -47,6 +47,17 @@ export const ask = async <T>(url: string, method = "GET", body?: unknown): Promi
   });
 };
 
+// Answers a form of Airflow, in whose record the answer is kept with who gave it. Fields that are not given stay empty.
+export type FormOf = { href: string; page: string; options: string[]; fields: string[] };
+export const answer = (form: FormOf, option: string, given: Record<string, string | number> = {}): Promise<unknown> =>
+  ask(address(form.href), "PATCH", {
+    chosen_options: [option],
+    params_input: Object.fromEntries(form.fields.map((name) => [name, given[name] ?? null])),
+  });
+
+export const problemOf = (error: unknown): Problem =>
+  error instanceof Failed ? error.problem : { what: String(error), unaffected: "", next_step: "", status: 0 };
+
 export type Got<T> = { data: T | null; problem: Problem | null; again: () => void; loading: boolean };
 
 // Asks again every `seconds` while the page is visible; what was shown stays while the next answer is under way.

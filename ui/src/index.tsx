@@ -1,7 +1,8 @@
 // The component that Airflow mounts at /plugin/backstop/*.
-import { Box, ChakraProvider, Flex } from "@chakra-ui/react";
+import { Badge, Box, ChakraProvider, Flex } from "@chakra-ui/react";
 import { useEffect, useRef, type ReactNode } from "react";
 import { NavLink, useLocation, useParams } from "react-router-dom";
+import { useGet } from "./api";
 import { BASE, Empty } from "./parts";
 import { Case, Cases } from "./pages/cases";
 import { DeadLetter, DeadLetters } from "./pages/dead_letters";
@@ -10,6 +11,7 @@ import { Flow } from "./pages/flow";
 import { Messages } from "./pages/messages";
 import { Card, Overview } from "./pages/overview";
 import { Proof, Proofs } from "./pages/proofs";
+import { Replay } from "./pages/replays";
 import { Resends } from "./pages/resends";
 import { Run, Runs } from "./pages/runs";
 import { Settings } from "./pages/settings";
@@ -32,7 +34,11 @@ const Console = () => {
   const [name = "", id] = rest;
   const { pathname } = useLocation();
   const content = useRef<HTMLDivElement>(null);
-  const page = name === "deliveries" ? () => <Deliveries /> : PAGES.find(([one]) => one === name)?.[2];
+  const page =
+    name === "deliveries" ? () => <Deliveries />
+    : name === "replays" ? (plan?: string) => (plan ? <Replay id={plan} /> : <Resends />)
+    : PAGES.find(([one]) => one === name)?.[2];
+  const waiting = useGet<{ cases: number }>("/waiting", 60).data?.cases ?? 0;
   // "/" goes to the box of the page: its search or its filter.
   useEffect(() => {
     const press = (event: KeyboardEvent) => {
@@ -66,13 +72,18 @@ const Console = () => {
             >
               <NavLink to={`${BASE}${one ? `/${one}` : ""}`} end aria-current={current ? "page" : undefined}>
                 {label}
+                {one === "cases" && waiting > 0 ? (
+                  <Badge ms={1} colorPalette="red" variant="solid" data-testid="badge" title={texts.cases.waiting(waiting)}>
+                    {waiting.toLocaleString()}
+                  </Badge>
+                ) : null}
               </NavLink>
             </Box>
           );
         })}
       </Flex>
       <Box ref={content} key={pathname} minW={0}>
-        {page ? page(id) : <Empty>404</Empty>}
+        {page ? page(id) : <Empty>{texts.noPage}</Empty>}
       </Box>
     </Box>
   );

@@ -2,7 +2,7 @@
 import { Alert, Badge, Box, Button, Flex, Heading, Input, Link, Spinner, Stack, Table, Text, Textarea } from "@chakra-ui/react";
 import { useEffect, useId, useState, type ReactNode } from "react";
 import { Link as RouterLink, useSearchParams } from "react-router-dom";
-import { Failed, address, ask, useGet, type Action, type Got, type Problem } from "./api";
+import { address, ask, problemOf, useGet, type Action, type Got, type Problem } from "./api";
 import { texts } from "./texts";
 
 export const BASE = "/plugin/backstop";
@@ -16,9 +16,9 @@ export const pathOf = (page: string, query: Record<string, string> = {}): string
   return `${BASE}${page}${text ? `?${text}` : ""}`;
 };
 
-export const To = ({ to, children, label }: { to: string; children: ReactNode; label?: string }) => (
-  <Link asChild colorPalette="brand" textDecoration="underline" color="fg">
-    <RouterLink to={to} aria-label={label}>
+export const To = ({ to, children, label, current }: { to: string; children: ReactNode; label?: string; current?: boolean }) => (
+  <Link asChild colorPalette="brand" textDecoration="underline" color="fg" fontWeight={current ? "semibold" : undefined}>
+    <RouterLink to={to} aria-label={label} aria-current={current ? "true" : undefined}>
       {children}
     </RouterLink>
   </Link>
@@ -270,7 +270,7 @@ export const Do = ({
       setOpen(false);
       setWhy("");
     } catch (error) {
-      setProblem(error instanceof Failed ? error.problem : { what: String(error), unaffected: "", next_step: "", status: 0 });
+      setProblem(problemOf(error));
     } finally {
       setBusy(false);
     }
@@ -331,7 +331,7 @@ export const Facts = ({ facts }: { facts: [string, ReactNode][] }) => (
 );
 
 export const Raw = ({ value }: { value: unknown }) => (
-  <Box as="pre" fontSize="xs" overflowX="auto" bg="bg.muted" p={3} borderRadius="md" tabIndex={0}>
-    {JSON.stringify(value, null, 2)}
+  <Box as="pre" fontSize="xs" overflowX="auto" whiteSpace="pre-wrap" bg="bg.muted" p={3} borderRadius="md" tabIndex={0}>
+    {typeof value === "string" ? value : JSON.stringify(value, null, 2)}
   </Box>
 );

@@ -36,7 +36,7 @@ class DutyDue(BaseEventTrigger):
 
     @classmethod
     async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Any]:
-        """Every duty as it is, once a second, for as long as anybody wants to know. An error ends nothing: it is looked again."""
+        """Every duty as it is, twice a second, for as long as anybody wants to know. An error ends nothing: it is looked again."""
         looking = _Looking()
         try:
             while True:

@@ -61,6 +61,8 @@ def store_plan(params: Mapping[str, Any], who: str, dag_run_id: str) -> dict[str
                 end=end,
                 verdicts=tuple(params["verdicts"] or ()),
                 causes=tuple(params["causes"] or ()),
+                category=params.get("category"),
+                case=params.get("case"),
                 group=params["group"],
                 limit=params["limit"],
                 rate=params["rate"],

@@ -6,12 +6,16 @@ import sys
 from contextlib import closing
 from difflib import unified_diff
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from backstop.cli import context, out
 from backstop.cli.usage_errors import LARGEST, explain_nothing, require_known
+
+if TYPE_CHECKING:
+    from backstop.config.connections import Connections
+    from backstop.config.settings import Settings
 
 app = typer.Typer(help="What a person must decide: list, show, decide, note.", no_args_is_help=True)
 
@@ -177,6 +181,10 @@ def decide_one(
             "--proposal", min=1, max=LARGEST, help="For approve: the proposal that you read."
         ),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only say which deliveries the decision would fit now."),
+    ] = False,
     as_json: out.Json = False,
 ) -> None:
     """Decide a case. The present state is read again first; a decision that does not fit it is refused."""
@@ -184,6 +192,9 @@ def decide_one(
     from backstop.decisions.decide import decide
 
     settings, known = context.load_settings(), context.connections()
+    if dry_run:
+        _preview(settings, known, case_id, action, as_json)
+        return
     options: dict[str, Any] = {}
     if more is not None:
         options["more"] = more
@@ -197,8 +208,8 @@ def decide_one(
         options["broker"] = broker
     if proposal is not None:
         options["proposal"] = proposal
-    if (content := _content(content_file)) is not None:
-        options["content"] = content
+    if content_file is not None:
+        options["content"] = read_content(content_file)
     with (
         context.control(settings, known) as conn,
         out.progress(f"case {case_id}: reading the present state"),
@@ -219,6 +230,29 @@ def decide_one(
         out.line(f"  and {len(decided.left_out) - 20} more")
     if decided.left_out:
         out.line("The case stays open for what was left out.")
+
+
+def _preview(
+    settings: Settings, known: Connections, case_id: int, action: str, as_json: bool
+) -> None:
+    from backstop.decisions.decide import preview
+
+    with (
+        context.control(settings, known) as conn,
+        out.progress(f"case {case_id}: reading the present state"),
+    ):
+        found = preview(conn, settings, known, case_id, action)
+    if as_json:
+        out.document(found)
+    elif found is None:
+        out.line(f"{action} is about case {case_id} as such: no delivery of it is read for it.")
+    else:
+        out.line(
+            f"Case {case_id}: {action} fits {found.fits} of {found.read} read ({found.open} open);"
+            f" {found.done} are done already. Nothing was changed."
+        )
+        for sentence in found.left_out:
+            out.line(f"  would be left out: {sentence}")
 
 
 @app.command("proposed")
@@ -363,12 +397,10 @@ def note_one(
     out.line(f"Noted with case {case_id}.")
 
 
-def _content(path: str | None) -> bytes | None:
+def read_content(path: str) -> bytes:
     """Never an argument: others on the machine see arguments, and shells keep them."""
     from backstop.model.errors import ConfigurationError
 
-    if path is None:
-        return None
     try:
         return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:

@@ -64,6 +64,7 @@ def find(settings: Settings, known: Connections, say: Callable[[str], None]) -> 
         f"mode repair: {', '.join(repair) or 'none'}",
     )
     yield from _transport(settings, known)
+    yield from _content_schemas(settings)
     try:
         control = context.control(settings, known, any_schema=True)
         conn = control.__enter__()
@@ -125,6 +126,23 @@ def _heartbeat(settings: Settings, known: Connections) -> str:
         "none: nobody outside learns when every duty stops, unless the metrics are watched."
         f" Put the URL of a dead man's switch into the connection {URL} (docs/how-to/watch.md)"
     )
+
+
+def _content_schemas(settings: Settings) -> Iterator[Finding]:
+    """Can the schemas be used with which a person's edit is compared?"""
+    from backstop.brokers.protocol import Finding
+    from backstop.config.content_schema import content_schema
+    from backstop.model.errors import ConfigurationError
+
+    for name, topic in settings.topics.items():
+        if topic.content_schema is None:
+            continue
+        try:
+            content_schema(settings, name)
+        except ConfigurationError as error:
+            yield Finding(f"topic {name}", False, error.what, error.next_step)
+        else:
+            yield Finding(f"topic {name}", True, f"content schema {topic.content_schema}")
 
 
 def _transport(settings: Settings, known: Connections) -> Iterator[Finding]:

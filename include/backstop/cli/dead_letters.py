@@ -178,6 +178,50 @@ def show_one(
         out.line(f"    {shown}")
 
 
+@app.command("compare")
+def compare(
+    dead_letter_id: Annotated[
+        int, typer.Argument(min=1, max=LARGEST, help="The dead letter's number.")
+    ],
+    content_file: Annotated[
+        str,
+        typer.Option("--content-file", help="A file with the new content; - reads it from stdin."),
+    ],
+    as_json: out.Json = False,
+) -> None:
+    """Compare a new content with the topic's JSON Schema, or with other contents of the topic, before an edit sends it.
+
+    Ends with 1 if it breaks JSON or the schema.
+    """
+    from backstop.cli.cases import read_content
+    from backstop.reports.check_content import check_new_content
+    from backstop.reports.letters import show_letter
+
+    settings, known = context.load_settings(), context.connections()
+    with context.control(settings, known) as conn:
+        letter = show_letter(conn, dead_letter_id)
+        topic, message_id = letter["topic"], letter["message_id"]
+        if topic is None or message_id is None:
+            raise usage_error(
+                f"Dead letter {dead_letter_id} names no message: it has no content to change.",
+                "Answer its case, or discard it.",
+                unaffected="Nothing was read.",
+            )
+        content = read_content(content_file)
+        subject = f"dead letter {dead_letter_id}"
+        context.note_reading(conn, subject, {"topic": topic, "id": message_id})
+    checked = check_new_content(settings, known, topic, message_id, content)
+    if as_json:
+        out.document(checked)
+    else:
+        for one in checked.findings:
+            colour = "red" if one.severity == "error" else "yellow"
+            out.line(f"{one.severity}: {f'{one.where} ' if one.where else ''}{one.what}", colour)
+        out.line(f"Compared with: {', '.join(checked.compared_with) or 'the old content alone'}.")
+    if any(one.severity == "error" for one in checked.findings):
+        raise typer.Exit(1)
+
+
 @app.command("export")
 def export(
     output: Annotated[

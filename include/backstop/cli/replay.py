@@ -30,6 +30,13 @@ def replay(
         list[int] | None,
         typer.Option("--cause", min=1, max=LARGEST, help="This cause; may be repeated."),
     ] = None,
+    category: Annotated[
+        str | None, typer.Option("--category", help="Only dead letters of this category.")
+    ] = None,
+    case: Annotated[
+        int | None,
+        typer.Option("--case", min=1, max=LARGEST, help="Only dead letters of this case."),
+    ] = None,
     group: Annotated[
         str | None, typer.Option("--group", help="Only for this consumer group.")
     ] = None,
@@ -91,6 +98,8 @@ def replay(
                 "--to": end,
                 "--verdict": verdict,
                 "--cause": cause,
+                "--category": category,
+                "--case": case,
                 "--group": group,
                 "--limit": limit,
                 "--rate": rate,
@@ -111,6 +120,8 @@ def replay(
             end=None if end is None else read_instant("--to", end),
             verdicts=tuple(verdict or ()),
             causes=tuple(cause or ()),
+            category=category,
+            case=case,
             group=group,
             limit=limit,
             rate=rate,

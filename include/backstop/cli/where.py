@@ -19,7 +19,9 @@ _BATCH = 500
 
 
 def where(
-    topic: Annotated[str, typer.Argument(help="The topic.")],
+    topic: Annotated[
+        str | None, typer.Argument(help="The topic; with --key every topic when it is left out.")
+    ] = None,
     message_id: Annotated[list[str] | None, typer.Argument(help="One or more message ids.")] = None,
     queues: Annotated[
         bool,
@@ -29,6 +31,12 @@ def where(
         Path | None,
         typer.Option("--file", help="A file with one message id a line; - reads stdin."),
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key", help="List the messages with this message key, ordering key, id, or broker id."
+        ),
+    ] = None,
     as_json: out.Json = False,
 ) -> None:
     """Show everything about each message: stub, attempts, each group's log and verdict, and what happens next.
@@ -37,6 +45,21 @@ def where(
     """
     from backstop.model.errors import ConfigurationError
 
+    if key is not None:
+        if message_id or file is not None or queues:
+            raise ConfigurationError(
+                "--key excludes message ids, --file and --queues.",
+                unaffected="Nothing was read.",
+                next_step="Find the message first, then ask where it is by topic and id.",
+            )
+        _find(topic, key, as_json)
+        return
+    if topic is None:
+        raise ConfigurationError(
+            "No topic was given.",
+            unaffected="Nothing was read.",
+            next_step="Name the topic and one or more message ids, or search all topics with --key.",
+        )
     if queues:
         _show_queues(topic, as_json)
         return
@@ -72,6 +95,42 @@ def where(
     if any(story.unreachable for story in stories):
         raise typer.Exit(3)
     if not all(story.found for story in stories):
+        raise typer.Exit(1)
+
+
+def _find(topic: str | None, key: str, as_json: bool) -> None:
+    """Ends with 1 if nothing has the key, with 3 if a shard that may have it could not be searched."""
+    from backstop.reports.console import Sight
+    from backstop.reports.find_message import find_messages
+
+    settings, known = context.load_settings(), context.connections()
+    require_known("topic", [] if topic is None else [topic], settings.topics)
+    topics = list(settings.topics) if topic is None else [topic]
+    with context.control(settings, known) as conn, out.progress("searching"):
+        found = find_messages(conn, settings, known, Sight(), topics, key)
+    messages = [
+        {"topic": name, "message_id": message_id, "found_in": places}
+        for (name, message_id), places in sorted(found.places.items())
+        if name in topics
+    ]
+    for subject, why in found.unreachable.items():
+        print(out.printable(f"not searched: {subject}: {why}"), file=sys.stderr)
+    if as_json:
+        out.document(
+            {
+                "messages": messages,
+                "searched": found.searched,
+                "unreachable": found.unreachable,
+            }
+        )
+    elif messages:
+        rows = [[one["topic"], one["message_id"], ", ".join(one["found_in"])] for one in messages]
+        out.table(["topic", "message", "found in"], rows)
+    else:
+        out.line(f"Nothing has this key. Searched: {', '.join(found.searched)}.")
+    if found.unreachable:
+        raise typer.Exit(3)
+    if not messages:
         raise typer.Exit(1)
 
 

@@ -227,6 +227,10 @@ class TopicSettings(_Frozen):
         description="the groups that take it: a list of names, or a mapping with settings for each"
     )
     mode: Literal["observe", "repair"] = "observe"
+    content_schema: Name | None = Field(
+        default=None,
+        description="a file with a JSON Schema; a content that a person edits is compared with it before it is sent",
+    )
     policy: Policy = Policy()
 
 

@@ -32,11 +32,18 @@ def connect_reader(settings: Settings, connections: Connections, limit: timedelt
         connect_timeout=5,
     )
     with connection, connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('default_transaction_read_only', 'on', false)")
+    limit_statements(connection, limit)
+    return connection
+
+
+def limit_statements(connection: Connection, limit: timedelta) -> None:
+    """From now on a statement of this session ends after `limit`; commits."""
+    with connection, connection.cursor() as cursor:
         cursor.execute(
-            "SELECT set_config('default_transaction_read_only', 'on', false), set_config('statement_timeout', %s, false)",
+            "SELECT set_config('statement_timeout', %s, false)",
             [str(int(limit.total_seconds() * 1000))],
         )
-    return connection
 
 
 def connect(

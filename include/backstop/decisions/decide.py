@@ -64,7 +64,7 @@ from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Counts, Key
 from backstop.requests.ask import Ask, ask, ramped_topics, route_for
 from backstop.sql.named import load
-from backstop.triage.decide.answer import answer
+from backstop.triage.decide.answer import answer, preview_answer
 
 _SQL = load("backstop.decisions", "queries.sql")
 _BATCH = 1_000
@@ -127,6 +127,60 @@ def decide(
         propose(conn, case_id, action, who, why, options)
         return Decided(case_id, f"propose to {action}", Counts(proposed=1))
     return _apply(conn, settings, connections, case, action, who, why, options)
+
+
+PREVIEWED = 1_000
+"""Deliveries, or dead letters, of a case that a preview reads again."""
+_WHOLE = ("leave", "accept", "drained", "go_on", "give_up")
+"""What is decided of the case as such: no delivery of it is read again for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What an answer would do at this moment: of `read` of the case's `open` deliveries (or dead letters) it fits `fits`, and `done`
+    are done already; `left_out` says why others would be left out, the first few of them."""
+
+    read: int
+    open: int
+    fits: int
+    done: int
+    left_out: tuple[str, ...]
+
+
+def preview(
+    conn: Any, settings: Settings, connections: Connections, case_id: int, action: str
+) -> Preview | None:
+    """Reads the present state as `decide` does, of the first deliveries alone, and changes nothing; null: the answer is about the
+    case as such. Raises DecisionRefused where the case does not take the answer, StoreUnavailable."""
+    case, _ = show(conn, case_id, members=0)
+    if action not in actions_for(case.kind):
+        raise refused(
+            f"A case of kind {case.kind} cannot be decided by {action!r}.",
+            f"Choose one of: {', '.join(actions_for(case.kind))}.",
+        )
+    if action in _WHOLE or case.kind == "key_parked":
+        return None
+    if case.kind == "dead_letters":
+        return Preview(*preview_answer(conn, settings, connections, case_id, action, PREVIEWED))
+    with conn, conn.cursor() as cur:
+        members = _open_members(cur, {"case_id": case_id, "shown_at": None})
+    batch, plan = [member[:4] for member in members[:PREVIEWED]], _Plan()
+    if batch:
+        with Judge(settings, connections, conn) as judge:
+            seen = judge.judgement(list(dict.fromkeys(Key(m[1], m[2]) for m in batch)))
+            if seen.unreachable:
+                raise _unread(seen)
+            _plan_batch(plan, settings, action, batch, seen)
+    fits, done = len(plan.fits), len(plan.done)
+    return Preview(len(batch), len(members), fits, done, tuple(plan.left_out[:20]))
+
+
+def _unread(seen: Judgement) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"The present state could not be read: {', '.join(sorted(seen.unreachable))} did not answer.",
+        unaffected="Nothing was applied; the case is as it was.",
+        next_step="Bring it back, then decide again.",
+    )
 
 
 def _adds_up(
@@ -427,11 +481,7 @@ def _plan(
     while batch := list(islice(rest, _BATCH)):
         seen = judge.judgement(list(dict.fromkeys(Key(m[1], m[2]) for m in batch)))
         if seen.unreachable:
-            raise StoreUnavailable(
-                f"The present state could not be read: {', '.join(sorted(seen.unreachable))} did not answer.",
-                unaffected="Nothing was applied; the case is as it was.",
-                next_step="Bring it back, then decide again.",
-            )
+            raise _unread(seen)
         _plan_batch(plan, settings, action, batch, seen)
     if not plan.fits and not plan.done:
         raise refused(

@@ -1,4 +1,4 @@
-"""Looks at everything once a second, so that a duty with nothing to do is never started to find that out.
+"""Looks at everything again and again, so that a duty with nothing to do is never started to find that out.
 
 What does not answer is not due: the duty's slow schedule finds it, and says that it is away. Each place is asked by a thread of
 its own, so that one that hangs keeps nobody else's work waiting, and never for more than a small share of its time.
@@ -23,7 +23,7 @@ from backstop.due.starts import DutySeen, Starts
 from backstop.model.errors import BackstopError
 
 log = logging.getLogger(__name__)
-EVERY = 1.0
+EVERY = 0.5
 """Seconds from one look to the next."""
 SHARE = 20
 """A place that takes a second to answer is asked every 20: looking takes five per cent of anybody's time at most."""

@@ -59,7 +59,7 @@ class Probe:
     name: str
     serves: frozenset[str]
     open: Callable[[ExitStack], Callable[[datetime], Apart]]
-    every: float = 1.0
+    every: float = 0.5
     """Seconds between two looks at least."""
     _stack: ExitStack | None = None
     _ask: Callable[[datetime], Apart] | None = None
@@ -202,4 +202,4 @@ def probes_of(settings: Settings, connections: Connections) -> Iterator[Probe]:
         yield Probe(f"foreign {name}", sweep, foreign(name), every=swept.total_seconds())
     for name in settings.brokers:
         if groups := groups_of(settings, name, None):
-            yield Probe(f"broker {name}", frozenset({"triage"}), broker(name, groups))
+            yield Probe(f"broker {name}", frozenset({"triage"}), broker(name, groups), every=1.0)

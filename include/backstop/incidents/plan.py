@@ -23,7 +23,7 @@ from backstop.evidence.judge_by_key import Judge, Judged, Judgement
 from backstop.evidence.sources import Sources
 from backstop.incidents.measure_radius import is_too_wide
 from backstop.model.errors import DecisionRefused, StoreUnavailable
-from backstop.model.records import Counts, Key, Verdict
+from backstop.model.records import Category, Counts, Key, Verdict
 from backstop.requests.ask import route_for
 from backstop.runs.run import Run, hold
 from backstop.sql.named import load
@@ -50,6 +50,10 @@ class Wanted:
     end: datetime | None = None
     verdicts: tuple[str, ...] = ()
     causes: tuple[int, ...] = ()
+    category: str | None = None
+    """Of dead letters."""
+    case: int | None = None
+    """Likewise."""
     group: str | None = None
     limit: int | None = None
     rate: float | None = None
@@ -227,6 +231,17 @@ def _check(settings: Settings, wanted: Wanted) -> None:
             f"{', '.join(unknown)} is not replayed by hand.",
             f"Name some of: {', '.join(sorted(allowed))}.",
         )
+    if (wanted.category is not None or wanted.case is not None) and not (
+        wanted.causes or wanted.verdicts == (str(Verdict.DEAD_LETTERED),)
+    ):
+        raise _refused(
+            "A category and a case are of dead letters alone.",
+            f"Name causes, or the verdict {Verdict.DEAD_LETTERED} and no other.",
+        )
+    if wanted.category is not None and wanted.category not in list(Category):
+        raise _refused(
+            f"There is no category {wanted.category!r}.", f"Name one of: {', '.join(Category)}."
+        )
     if not wanted.who.strip() or not wanted.why.strip():
         raise _refused(
             "A replay by hand needs a name and a reason.", "Say who asks (--by) and why (--why)."
@@ -270,6 +285,8 @@ def _by_letter(
                         "topic": wanted.topic,
                         "group": wanted.group,
                         "causes": list(wanted.causes) or None,
+                        "category": wanted.category,
+                        "case": wanted.case,
                         "start": wanted.start,
                         "end": wanted.end,
                         "limit": _BATCH,

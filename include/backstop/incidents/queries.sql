@@ -36,6 +36,7 @@ UPDATE incident SET whole = true, left_out = %(left_out)s::jsonb, too_wide = %(t
 WHERE d.state = 'open' AND d.dead_letter_id > %(after)s AND d.topic = %(topic)s
     AND (%(group)s::text IS NULL OR d.consumer_group = %(group)s::text)
     AND (%(causes)s::bigint[] IS NULL OR d.cause_id = ANY (%(causes)s::bigint[]))
+    AND (%(category)s::text IS NULL OR d.category = %(category)s::text) AND (%(case)s::bigint IS NULL OR d.case_id = %(case)s::bigint)
     AND (%(start)s::timestamptz IS NULL OR coalesce(d.died_at, d.drained_at) >= %(start)s::timestamptz)
     AND (%(end)s::timestamptz IS NULL OR coalesce(d.died_at, d.drained_at) < %(end)s::timestamptz)
 ORDER BY d.dead_letter_id

@@ -100,6 +100,7 @@ LISTS = {
         ("topic", "state"),
         {"state": ("ramping", "stopped", "done", "given_up")},
     ),
+    "replays": Listing("replays", {"plan": int}, ("topic", "run")),
     "runs": Listing("runs", {"run": int}, ("duty", "state"), {"state": _RUNS}),
     "queues": Listing("queues", {"topic": str, "group": str, "queue": int}, ("topic", "group")),
     "parked": Listing("parked", {"case": int}, ("topic", "group", "key")),
@@ -178,7 +179,7 @@ def _read_place(after: str | None, key: Mapping[str, type]) -> dict[str, Any]:
             and all(
                 type(value) is kind
                 and (
-                    _storable(value)
+                    is_storable(value)
                     if isinstance(value, str)
                     else isinstance(value, int) and abs(value) <= _LARGEST
                 )
@@ -196,7 +197,8 @@ def _read_place(after: str | None, key: Mapping[str, type]) -> dict[str, Any]:
     return {f"after_{number}": value for number, value in enumerate(values, 1)}
 
 
-def _storable(text: str) -> bool:
+def is_storable(text: str) -> bool:
+    """Whether a text can stand in PostgreSQL at all."""
     return "\x00" not in text and not any("\ud800" <= one <= "\udfff" for one in text)
 
 

@@ -2,11 +2,13 @@
 -- `of_teams`: the topics that belong to a team (null: everything may be seen); `readable`: those of them that the visitor may see;
 -- `others`: whether the visitor may see what belongs to no team. Every filter may be null: any. `after…`: the last key of the page
 -- before; null: the first page. One row more than `limit` says that there is a next page.
+-- Columns are compared with now(), which an index can look up once; clock_timestamp() is asked again for each row of a table.
+-- An id without a topic is looked for in each topic that the table knows, one step of its index each: no index begins with the id.
 
 -- name: tallies: how many open deliveries, dead letters and requests there are, by topic, group and state
 SELECT t.subject, t.topic, t.consumer_group AS "group", t.state, t.day, sum(t.number)::bigint AS number
 FROM tally t
-WHERE (t.subject <> 'request' OR t.state IN ('open', 'claimed') OR t.day = (clock_timestamp() AT TIME ZONE 'UTC')::date)
+WHERE (t.subject <> 'request' OR t.state IN ('open', 'claimed') OR t.day = (now() AT TIME ZONE 'UTC')::date)
     AND (t.subject <> 'dead_letter' OR t.state IN ('open', 'replaying'))
     AND (%(of_teams)s::text[] IS NULL OR CASE WHEN t.topic = ANY (%(of_teams)s) THEN t.topic = ANY (%(readable)s) ELSE %(others)s END)
 GROUP BY 1, 2, 3, 4, 5
@@ -61,7 +63,7 @@ SELECT max(taken_at) AS taken_at FROM watch_shard;
 -- name: history: deliveries by hour and verdict
 SELECT h.hour, h.verdict, sum(h.deliveries)::bigint AS deliveries
 FROM delivery_hour h
-WHERE h.hour >= date_trunc('hour', clock_timestamp(), 'UTC') - make_interval(hours => %(hours)s)
+WHERE h.hour >= date_trunc('hour', now(), 'UTC') - make_interval(hours => %(hours)s)
     AND (%(topic)s::text IS NULL OR h.topic = %(topic)s) AND (%(group)s::text IS NULL OR h.consumer_group = %(group)s)
     AND (%(of_teams)s::text[] IS NULL OR CASE WHEN h.topic = ANY (%(of_teams)s) THEN h.topic = ANY (%(readable)s) ELSE %(others)s END)
 GROUP BY 1, 2 ORDER BY 1, 2;
@@ -72,7 +74,10 @@ SELECT o.topic, o.message_id, o.consumer_group AS "group", o.shard, o.verdict, o
 FROM open_delivery o
 WHERE (%(topic)s::text IS NULL OR o.topic = %(topic)s) AND (%(group)s::text IS NULL OR o.consumer_group = %(group)s)
     AND (%(verdict)s::text IS NULL OR o.verdict = %(verdict)s) AND (%(shard)s::text IS NULL OR o.shard = %(shard)s)
-    AND (%(reason)s::text IS NULL OR o.reason = %(reason)s) AND (%(id)s::text IS NULL OR o.message_id = %(id)s)
+    AND (%(reason)s::text IS NULL OR o.reason = %(reason)s) AND (%(id)s::text IS NULL OR (o.message_id = %(id)s AND o.topic = ANY (ARRAY(
+        WITH RECURSIVE known (topic) AS (SELECT min(topic) FROM open_delivery
+            UNION ALL SELECT (SELECT min(x.topic) FROM open_delivery x WHERE x.topic > known.topic) FROM known WHERE known.topic IS NOT NULL)
+        SELECT topic FROM known WHERE topic IS NOT NULL))))
     AND (%(of_teams)s::text[] IS NULL OR CASE WHEN o.topic = ANY (%(of_teams)s) THEN o.topic = ANY (%(readable)s) ELSE %(others)s END)
     AND (%(after_1)s::text IS NULL OR (o.topic, o.message_id, o.consumer_group) > (%(after_1)s, %(after_2)s, %(after_3)s))
 ORDER BY o.topic, o.message_id, o.consumer_group LIMIT %(limit)s;
@@ -91,10 +96,10 @@ ORDER BY c.case_id DESC LIMIT %(limit)s;
 -- name: case: one case; of many members only the first are counted
 SELECT c.case_id AS "case", c.kind, c.topic, c.consumer_group AS "group", c.severity, c.state, c.summary, c.evidence, c.opened_at,
     c.opened_by_run AS run, c.last_seen_at, c.decision, c.decided_by, c.decided_at, c.why, c.closed_at, c.reopened,
-    (SELECT count(*) FROM (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id LIMIT 100001) m) AS members,
-    (SELECT count(*) FROM (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id AND m.settled_at IS NULL LIMIT 100001) m)
+    (SELECT count(*) FROM (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id LIMIT 10001) m) AS members,
+    (SELECT count(*) FROM (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id AND m.settled_at IS NULL LIMIT 10001) m)
         AS open_members,
-    (SELECT count(*) FROM (SELECT 1 FROM dead_letter d WHERE d.case_id = c.case_id LIMIT 100001) d) AS dead_letters,
+    (SELECT count(*) FROM (SELECT 1 FROM dead_letter d WHERE d.case_id = c.case_id LIMIT 10001) d) AS dead_letters,
     q.dag_run_id AS dag_run, q.shown_at AS asked_at,
     p.proposal_id AS proposal, p.action AS proposed, p.who AS proposed_by, p.why AS proposed_why, p.proposed_at
 FROM case_file c
@@ -143,12 +148,32 @@ FROM dead_letter l
 WHERE (%(topic)s::text IS NULL OR l.topic = %(topic)s) AND (%(group)s::text IS NULL OR l.consumer_group = %(group)s)
     AND (%(state)s::text IS NULL OR l.state = %(state)s) AND (%(category)s::text IS NULL OR l.category = %(category)s)
     AND (%(cause)s::bigint IS NULL OR l.cause_id = %(cause)s) AND (%(case)s::bigint IS NULL OR l.case_id = %(case)s)
-    AND (%(id)s::text IS NULL OR l.message_id = %(id)s)
-    AND (%(since)s::interval IS NULL OR coalesce(l.died_at, l.drained_at) >= clock_timestamp() - %(since)s::interval)
+    AND (%(id)s::text IS NULL OR (l.message_id = %(id)s AND (l.topic IS NULL OR l.topic = ANY (ARRAY(
+        WITH RECURSIVE known (topic) AS (SELECT min(topic) FROM dead_letter
+            UNION ALL SELECT (SELECT min(x.topic) FROM dead_letter x WHERE x.topic > known.topic) FROM known WHERE known.topic IS NOT NULL)
+        SELECT topic FROM known WHERE topic IS NOT NULL)))))
+    AND (%(since)s::interval IS NULL OR coalesce(l.died_at, l.drained_at) >= now() - %(since)s::interval)
     AND (%(of_teams)s::text[] IS NULL
         OR CASE WHEN l.topic = ANY (%(of_teams)s) THEN l.topic = ANY (%(readable)s) ELSE %(others)s END)
     AND (%(after_1)s::bigint IS NULL OR l.dead_letter_id < %(after_1)s)
 ORDER BY l.dead_letter_id DESC LIMIT %(limit)s;
+
+-- name: matching_dead_letters: how many match a filter, by case; only the first 10,001 are counted
+SELECT d."case", count(*) AS number
+FROM (
+    SELECT l.case_id AS "case" FROM dead_letter l
+    WHERE (%(topic)s::text IS NULL OR l.topic = %(topic)s) AND (%(group)s::text IS NULL OR l.consumer_group = %(group)s)
+        AND (%(state)s::text IS NULL OR l.state = %(state)s) AND (%(category)s::text IS NULL OR l.category = %(category)s)
+        AND (%(cause)s::bigint IS NULL OR l.cause_id = %(cause)s) AND (%(case)s::bigint IS NULL OR l.case_id = %(case)s)
+        AND (%(id)s::text IS NULL OR (l.message_id = %(id)s AND (l.topic IS NULL OR l.topic = ANY (ARRAY(
+        WITH RECURSIVE known (topic) AS (SELECT min(topic) FROM dead_letter
+            UNION ALL SELECT (SELECT min(x.topic) FROM dead_letter x WHERE x.topic > known.topic) FROM known WHERE known.topic IS NOT NULL)
+        SELECT topic FROM known WHERE topic IS NOT NULL)))))
+        AND (%(since)s::interval IS NULL OR coalesce(l.died_at, l.drained_at) >= now() - %(since)s::interval)
+        AND (%(of_teams)s::text[] IS NULL OR CASE WHEN l.topic = ANY (%(of_teams)s) THEN l.topic = ANY (%(readable)s) ELSE %(others)s END)
+    LIMIT 10001
+) d
+GROUP BY 1 ORDER BY 2 DESC, 1;
 
 -- name: dead_letter: one, without its content and headers
 SELECT l.dead_letter_id AS dead_letter, l.broker, l.queue, l.broker_id, l.topic, l.consumer_group AS "group", l.message_id, l.queue_id,
@@ -176,7 +201,10 @@ SELECT q.request_id AS request, q.topic, q.message_id, q.send_number AS send, q.
     q.batch_id AS batch, q.step, q.not_before, q.run_id AS run, q.closed_by_run, q.created_at, q.updated_at
 FROM resend_request q
 WHERE (%(topic)s::text IS NULL OR q.topic = %(topic)s) AND (%(state)s::text IS NULL OR q.state = %(state)s)
-    AND (%(id)s::text IS NULL OR q.message_id = %(id)s) AND (%(batch)s::bigint IS NULL OR q.batch_id = %(batch)s)
+    AND (%(id)s::text IS NULL OR (q.message_id = %(id)s AND q.topic = ANY (ARRAY(
+        WITH RECURSIVE known (topic) AS (SELECT min(topic) FROM resend_request
+            UNION ALL SELECT (SELECT min(x.topic) FROM resend_request x WHERE x.topic > known.topic) FROM known WHERE known.topic IS NOT NULL)
+        SELECT topic FROM known WHERE topic IS NOT NULL)))) AND (%(batch)s::bigint IS NULL OR q.batch_id = %(batch)s)
     AND (%(run)s::bigint IS NULL OR q.run_id = %(run)s)
     AND (%(day)s::date IS NULL OR (q.updated_at >= %(day)s::date::timestamp AT TIME ZONE 'UTC'
         AND q.updated_at < (%(day)s::date + 1)::timestamp AT TIME ZONE 'UTC'))
@@ -187,13 +215,46 @@ ORDER BY q.request_id DESC LIMIT %(limit)s;
 -- name: batches: resends that go out in steps, the newest first; of live ones how many wait
 SELECT b.batch_id AS batch, b.topic, b.state, b.step, b.step_size, b.released, b.released_at, b.created_at, b.ended_at, b.case_id AS "case",
     CASE WHEN b.state IN ('ramping', 'stopped') THEN (
-        SELECT count(*) FROM (SELECT 1 FROM resend_request q WHERE q.topic = b.topic AND q.state = 'open' AND q.held LIMIT 100001) h) END
+        SELECT count(*) FROM (SELECT 1 FROM resend_request q WHERE q.topic = b.topic AND q.state = 'open' AND q.held LIMIT 10001) h) END
         AS held
 FROM resend_batch b
 WHERE (%(topic)s::text IS NULL OR b.topic = %(topic)s) AND (%(state)s::text IS NULL OR b.state = %(state)s)
     AND (%(of_teams)s::text[] IS NULL OR CASE WHEN b.topic = ANY (%(of_teams)s) THEN b.topic = ANY (%(readable)s) ELSE %(others)s END)
     AND (%(after_1)s::bigint IS NULL OR b.batch_id < %(after_1)s)
 ORDER BY b.batch_id DESC LIMIT %(limit)s;
+
+-- name: replays: plans to send again what an incident lost, the newest first
+SELECT i.run_id AS plan, i.wanted ->> 'topic' AS topic, i.planned_by, i.planned_at, i.why, i.wanted, i.whole, i.too_wide, i.approved_by,
+    i.approved_at, i.planned_in AS dag_run
+FROM incident i
+WHERE (%(topic)s::text IS NULL OR i.wanted ->> 'topic' = %(topic)s) AND (%(run)s::bigint IS NULL OR i.run_id = %(run)s)
+    AND (%(of_teams)s::text[] IS NULL OR CASE WHEN i.wanted ->> 'topic' = ANY (%(of_teams)s) THEN i.wanted ->> 'topic' = ANY (%(readable)s) ELSE %(others)s END)
+    AND (%(after_1)s::bigint IS NULL OR i.run_id < %(after_1)s)
+ORDER BY i.run_id DESC LIMIT %(limit)s;
+
+-- name: replay: one plan, by its number or the newest of a run in Airflow, and the answer that approves it
+SELECT i.run_id AS plan, i.wanted ->> 'topic' AS topic, i.planned_by, i.planned_at, i.why, i.wanted, i.whole, i.too_wide, i.approved_by,
+    i.approved_at, i.planned_in AS dag_run, i.left_out, i.shown ->> 'yes' AS yes
+FROM incident i
+WHERE CASE WHEN %(run)s::bigint IS NULL THEN i.planned_in = %(dag_run)s ELSE i.run_id = %(run)s END
+    AND (%(of_teams)s::text[] IS NULL OR CASE WHEN i.wanted ->> 'topic' = ANY (%(of_teams)s) THEN i.wanted ->> 'topic' = ANY (%(readable)s) ELSE %(others)s END)
+ORDER BY i.run_id DESC LIMIT 1;
+
+-- name: replay_parts: what is in a plan, and how much of it was requested, or left out when it was to be
+SELECT d.consumer_group AS "group", d.reason, count(*) AS deliveries, count(d.asked_at) AS requested, count(d.left_out) AS left_out
+FROM incident_delivery d WHERE d.run_id = %(run)s GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT 200;
+
+-- name: replay_examples: its first messages
+SELECT d.message_id FROM incident_delivery d WHERE d.run_id = %(run)s ORDER BY d.place LIMIT 5;
+
+-- name: replay_sends: what became of its requests, of the first 2,000
+SELECT q.state, count(*) AS number
+FROM (
+    SELECT d.topic, d.message_id, d.send_number FROM incident_delivery d
+    WHERE d.run_id = %(run)s AND d.asked_at IS NOT NULL ORDER BY d.place LIMIT 2000
+) d
+JOIN resend_request q USING (topic, message_id, send_number)
+GROUP BY 1 ORDER BY 1;
 
 -- name: runs: the newest first; `busy` leaves out those that ended well and found nothing to do
 SELECT r.run_id AS run, r.duty, r.scope, r.state, r.dry_run, r.started_at, r.finished_at, r.heartbeat_at, r.counts, r.phases, r.error,
@@ -225,14 +286,15 @@ ORDER BY 1, 2, 3 LIMIT 1000;
 SELECT s.subject, s.detail FROM staged_read s JOIN run USING (run_id, stage)
 WHERE s.run_id = %(run_id)s AND NOT s.complete ORDER BY 1 LIMIT 200;
 
--- name: groups: the newest look at each group within an hour, and the one before it, for rates
+-- name: groups: of each topic and group of two lists the newest look within an hour, and the one before it, for rates
 SELECT g.topic, g.consumer_group AS "group", g.taken_at, g.waiting, g.expired, g.backlog_seconds,
     CASE WHEN b.life = g.life AND g.taken_at > b.taken_at
         THEN ((g.passed - b.passed) / extract(epoch FROM g.taken_at - b.taken_at))::float8 END AS rate
-FROM (
-    SELECT DISTINCT ON (topic, consumer_group) * FROM watch_group WHERE taken_at >= clock_timestamp() - interval '1 hour'
-    ORDER BY topic, consumer_group, taken_at DESC
-) g
+FROM unnest(%(topics)s::text[], %(groups)s::text[]) AS k (topic, consumer_group)
+CROSS JOIN LATERAL (
+    SELECT * FROM watch_group w
+    WHERE w.topic = k.topic AND w.consumer_group = k.consumer_group AND w.taken_at >= now() - interval '1 hour'
+    ORDER BY w.taken_at DESC LIMIT 1) g
 LEFT JOIN LATERAL (
     SELECT w.life, w.passed, w.taken_at FROM watch_group w
     WHERE w.topic = g.topic AND w.consumer_group = g.consumer_group AND w.taken_at < g.taken_at

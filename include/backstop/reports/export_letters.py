@@ -9,7 +9,7 @@ import base64
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,9 @@ def export_letters(
     return written
 
 
-def read_letters(conn: Any, wanted: LetterFilter, limit: int | None = None) -> Iterator[Row]:
+def read_letters(
+    conn: Any, wanted: LetterFilter, limit: int | None = None
+) -> Generator[Row, None, None]:
     """Each letter with its content, read from the database a few at a time."""
     with conn:
         with conn.cursor() as cursor:

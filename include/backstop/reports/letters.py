@@ -27,6 +27,7 @@ class LetterFilter:
     cause: int | None = None
     case: int | None = None
     since: datetime | None = None
+    message_id: str | None = None
 
     def values(self) -> dict[str, Any]:
         """As the queries take it."""
@@ -41,6 +42,7 @@ class LetterFilter:
             "cause": self.cause,
             "case": self.case,
             "since": self.since,
+            "id": self.message_id,
         }
 
 

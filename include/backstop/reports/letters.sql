@@ -10,6 +10,7 @@ WHERE (%(topic)s::text IS NULL OR l.topic = %(topic)s) AND (%(group)s::text IS N
     AND (%(category)s::text IS NULL OR l.category = %(category)s)
     AND (%(cause)s::bigint IS NULL OR l.cause_id = %(cause)s) AND (%(case)s::bigint IS NULL OR l.case_id = %(case)s)
     AND (%(since)s::timestamptz IS NULL OR coalesce(l.died_at, l.drained_at) >= %(since)s)
+    AND (%(id)s::text IS NULL OR l.message_id = %(id)s)
 GROUP BY l.cause_id, l.category, c.shown
 ORDER BY letters DESC, l.cause_id, l.category
 LIMIT %(limit)s;
@@ -23,6 +24,7 @@ WHERE (%(topic)s::text IS NULL OR l.topic = %(topic)s) AND (%(group)s::text IS N
     AND (%(category)s::text IS NULL OR l.category = %(category)s)
     AND (%(cause)s::bigint IS NULL OR l.cause_id = %(cause)s) AND (%(case)s::bigint IS NULL OR l.case_id = %(case)s)
     AND (%(since)s::timestamptz IS NULL OR coalesce(l.died_at, l.drained_at) >= %(since)s)
+    AND (%(id)s::text IS NULL OR l.message_id = %(id)s)
 ORDER BY l.dead_letter_id DESC
 LIMIT %(limit)s;
 
@@ -57,6 +59,7 @@ WHERE (%(topic)s::text IS NULL OR l.topic = %(topic)s) AND (%(group)s::text IS N
     AND (%(category)s::text IS NULL OR l.category = %(category)s)
     AND (%(cause)s::bigint IS NULL OR l.cause_id = %(cause)s) AND (%(case)s::bigint IS NULL OR l.case_id = %(case)s)
     AND (%(since)s::timestamptz IS NULL OR coalesce(l.died_at, l.drained_at) >= %(since)s)
+    AND (%(id)s::text IS NULL OR l.message_id = %(id)s)
 ORDER BY l.dead_letter_id
 LIMIT %(limit)s;
 

@@ -311,8 +311,25 @@ class StubStore(StubSource, Protocol):
         the first)."""
         ...
 
+    def named(self, topics: Sequence[str], text: str, limit: int) -> list[tuple[Key, str]]:
+        """Messages of these topics whose message key or ordering key is `text`, the newest first, each with which of the two
+        ("message key", "ordering key"); at most `limit`. By index; a store without such keys has none."""
+        ...
+
+    def sent_as(
+        self, topics: Sequence[str], broker_message_id: str, created_from: datetime, limit: int
+    ) -> list[tuple[Key, str]]:
+        """The same for the broker's id of the newest copy, of messages created since then: it reads all of these. Raises
+        StoreUnavailable where that takes too long."""
+        ...
+
     def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
-        """What to publish: the only method that reads payloads. The header backstop-content-version tells an edit's number."""
+        """What to publish. The header backstop-content-version tells an edit's number."""
+        ...
+
+    def contents_beside(self, key: Key, limit: int, most_bytes: int) -> list[bytes]:
+        """Contents of other messages of the same topic and tag, to compare one with: those whose ids are next to this one's,
+        at most `limit`, none of them empty or of more than `most_bytes` bytes."""
         ...
 
     def sizes(self, keys: Iterable[Key], above: int = -1) -> dict[Key, int]:

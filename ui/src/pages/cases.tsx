@@ -1,14 +1,13 @@
 import { Box, Button, Flex, Input, Stack, Text, Textarea } from "@chakra-ui/react";
 import { useState } from "react";
 import { useSearchParams } from "react-router-dom";
-import { Failed, address, api, ask, useGet, useList, type Problem, type Row } from "../api";
+import { answer, api, ask, problemOf, useGet, useList, type FormOf, type Problem, type Row } from "../api";
 import { Empty, Facts, Failure, FilterBar, Loaded, MessageLink, More, Raw, Rows, Section, Tag, Title, To, When, filterOf, pathOf } from "../parts";
 import { texts } from "../texts";
 
 type CaseRowOf = { case: number; kind: string; topic: string; group: string; severity: string; state: string; summary: string; opened_at: string; last_seen_at: string; decision: string | null; decided_by: string | null; decided_at: string | null; reopened: number };
 type AnswerOf = { name: string; does: string; allowed: boolean; why_not: string | null };
-type FormOf = { href: string; page: string; options: string[]; fields: string[] };
-type CaseOf = CaseRowOf & {
+export type CaseOf = CaseRowOf & {
   evidence: Row; run: number | null; why: string | null; members: number; open_members: number; dead_letters: number;
   proposed: string | null; proposed_by: string | null; proposed_why: string | null;
   actions: AnswerOf[]; form: FormOf | null;
@@ -24,6 +23,11 @@ export const Cases = () => {
   return (
     <>
       <Title>{texts.cases.title}</Title>
+      <Flex gap={3} mb={2} wrap="wrap">
+        {texts.cases.states.map(([state, label]) => (
+          <To key={state} to={pathOf("/cases", { filter: state })} current={filter.split(/\s+/).includes(state)}>{label}</To>
+        ))}
+      </Flex>
       <FilterBar list="cases" />
       <Loaded got={got}>
         {(rows) => (
@@ -49,7 +53,7 @@ export const Cases = () => {
   );
 };
 
-const number = (value: number): string => (value > 100_000 ? texts.cases.many : value.toLocaleString());
+const number = (value: number): string => (value > 10_000 ? texts.cases.many : value.toLocaleString());
 
 export const Case = ({ id }: { id: string }) => {
   const got = useGet<CaseOf>(`/cases/${encodeURIComponent(id)}`, 15);
@@ -67,7 +71,7 @@ export const Case = ({ id }: { id: string }) => {
               [texts.columns.group, row.group],
               [texts.columns.opened, <When at={row.opened_at} />],
               [texts.columns.last, <When at={row.last_seen_at} />],
-              [texts.cases.members, texts.cases.radius(row.open_members, row.members)],
+              [texts.cases.members, texts.cases.radius(number(row.open_members), number(row.members))],
               [texts.nav.deadLetters, row.dead_letters ? <To to={pathOf("/dead-letters", { filter: filterOf({ case: row.case }) })}>{number(row.dead_letters)}</To> : null],
               [texts.columns.decision, row.decision ? `${row.decision}, ${row.decided_by ?? ""}: ${row.why ?? ""}` : null],
             ]}
@@ -102,7 +106,8 @@ const FIELDS: Record<string, { label: string; lines?: boolean; number?: boolean;
   more: { label: texts.cases.more, number: true, of: ["raise"] },
   sample: { label: texts.cases.sample, number: true, of: ["replay_sample"] },
   broker: { label: texts.cases.broker, of: ["drained"] },
-  content: { label: texts.cases.content, lines: true, of: ["edit"] },
+  secret_content: { label: texts.cases.content, lines: true, of: ["edit", "edit_head"] },
+  secret_content_base64: { label: texts.cases.contentBase64, lines: true, of: ["edit", "edit_head"] },
 };
 
 // The answer is Airflow's own record of who answered what: it goes where Airflow's form sends it.
@@ -116,17 +121,17 @@ const Answers = ({ row, after }: { row: CaseOf; after: () => void }) => {
     if (form === null || chosen === null) return;
     setProblem(null);
     const inputs = Object.fromEntries(
-      form.fields.map((name) => {
-        const text = given[name]?.trim() ? given[name] : null;
-        return [name, text !== null && text !== undefined && FIELDS[name]?.number ? Number(text) : (text ?? null)];
+      form.fields.flatMap((name) => {
+        const text = given[name];
+        return text?.trim() ? [[name, FIELDS[name]?.number ? Number(text) : text]] : [];
       }),
     );
     try {
-      await ask(address(form.href), "PATCH", { chosen_options: [chosen], params_input: inputs });
+      await answer(form, chosen, inputs);
       setTaken(true);
       after();
     } catch (error) {
-      setProblem(error instanceof Failed ? error.problem : { what: String(error), unaffected: "", next_step: "", status: 0 });
+      setProblem(problemOf(error));
     }
   };
   const set = (name: string) => (event: { target: { value: string } }) => setGiven({ ...given, [name]: event.target.value });
@@ -166,6 +171,7 @@ const Answers = ({ row, after }: { row: CaseOf; after: () => void }) => {
               )}
             </Box>
           ))}
+          <Preview key={chosen} row={row} action={chosen} />
           <Button size="sm" alignSelf="start" disabled={!given["why"]?.trim()} onClick={() => void send()} data-testid="send">
             {`${texts.cases.answer}: ${chosen}`}
           </Button>
@@ -175,6 +181,31 @@ const Answers = ({ row, after }: { row: CaseOf; after: () => void }) => {
       {taken ? <Text role="status" data-testid="taken">{texts.cases.taken}</Text> : null}
       {form ? <Text fontSize="sm"><a href={form.page}>{texts.cases.inAirflow}</a></Text> : null}
     </Stack>
+  );
+};
+
+type PreviewOf = { about_case: boolean; read: number; open: number; fits: number; done: number; left_out: string[] };
+
+// What the answer would do now; approving and rejecting apply what was proposed, which has its own text.
+const Preview = ({ row, action }: { row: CaseOf; action: string }) => {
+  const [asked, setAsked] = useState(false);
+  const got = useGet<PreviewOf>(asked ? `/cases/${row.case}/preview?action=${encodeURIComponent(action)}` : null);
+  if (row.proposed) return null;
+  if (!asked)
+    return (
+      <Button size="sm" variant="outline" alignSelf="start" onClick={() => setAsked(true)} data-testid="preview">
+        {texts.cases.preview}
+      </Button>
+    );
+  return (
+    <Loaded got={got}>
+      {(found) => (
+        <Box data-testid="previewed">
+          <Text fontSize="sm">{found.about_case ? texts.cases.aboutCase : texts.cases.previewed(found.fits, found.read, found.open, found.done)}</Text>
+          {found.left_out.map((one) => <Text key={one} fontSize="xs">{`${texts.cases.leftOut}: ${one}`}</Text>)}
+        </Box>
+      )}
+    </Loaded>
   );
 };
 
@@ -211,7 +242,7 @@ const Notes = ({ row, after }: { row: CaseOf; after: () => void }) => {
       setText("");
       after();
     } catch (error) {
-      setProblem(error instanceof Failed ? error.problem : { what: String(error), unaffected: "", next_step: "", status: 0 });
+      setProblem(problemOf(error));
     }
   };
   return (

@@ -5,10 +5,12 @@ import { texts } from "../texts";
 type FlowOf = { topic: string; group: string; taken_at: string; waiting: number; expired: number; backlog_seconds: number; rate: number | null; empty_in_seconds: number | null; lost_in_seconds: number | null };
 type QueueOf = { topic: string; group: string; queue: number; passed: number; stored: number; stands_since: string; owner: string | null; owner_state: string | null };
 type ParkedOf = { case: number; topic: string; group: string; key: string; messages: number | null; head: string | null; error: string | null; parked_at: string | null };
+type BlockedOf = { case: number; topic: string; group: string; summary: string; opened_at: string };
 
 export const Flow = () => {
   const got = useGet<{ groups: FlowOf[] }>("/flow", 30);
   const queues = useList<QueueOf>("/queues");
+  const blocked = useList<BlockedOf>(`/cases?filter=${encodeURIComponent("kind:queue_blocked state:open")}`);
   const parked = useList<ParkedOf>("/parked-keys");
   return (
     <>
@@ -52,6 +54,25 @@ export const Flow = () => {
           )}
         </Loaded>
         <More next={queues.next} more={queues.more} />
+      </Section>
+      <Section title={texts.flow.blocked}>
+        <Loaded got={blocked}>
+          {(rows) => (
+            <Rows
+              label={texts.flow.blocked}
+              empty={texts.flow.noneBlocked}
+              rows={rows}
+              columns={[
+                { name: texts.columns.case, cell: (row) => <To to={pathOf(`/cases/${row.case}`)}>{row.case}</To> },
+                { name: texts.columns.topic, cell: (row) => row.topic },
+                { name: texts.columns.group, cell: (row) => row.group },
+                { name: texts.columns.summary, cell: (row) => row.summary },
+                { name: texts.columns.since, cell: (row) => <When at={row.opened_at} /> },
+              ]}
+            />
+          )}
+        </Loaded>
+        <More next={blocked.next} more={blocked.more} />
       </Section>
       <Section title={texts.flow.parked}>
         <Loaded got={parked}>

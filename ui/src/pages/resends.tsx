@@ -3,6 +3,7 @@ import { useSearchParams } from "react-router-dom";
 import { useGet, useList, type Action } from "../api";
 import { Do, FilterBar, Loaded, MessageLink, More, Rows, Section, Tag, Title, To, When, filterOf, pathOf } from "../parts";
 import { texts } from "../texts";
+import { Replays } from "./replays";
 
 type RequestOf = { request: number; topic: string; message_id: string; send: number; groups: string[] | null; reason: string; requested_by: string; state: string; batch: number | null; updated_at: string };
 type BatchOf = { batch: number; topic: string; state: string; step: number; step_size: number; released: number; held: number | null; case: number | null; created_at: string };
@@ -68,6 +69,7 @@ export const Resends = () => {
         </Loaded>
         <More next={batches.next} more={batches.more} />
       </Section>
+      <Replays />
       <FilterBar list="requests" />
       <Loaded got={got}>
         {(rows) => (

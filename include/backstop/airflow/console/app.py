@@ -4,24 +4,37 @@ What acts on messages is asked for where Airflow knows who asks: cases are answe
 and replays by a run of a DAG in the visitor's name. The API says how (`form`, `actions`), and whether the visitor may.
 """
 
+import base64
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from threading import BoundedSemaphore
 from typing import Annotated, Any, Literal
 
-from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi import Depends, FastAPI, HTTPException, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from backstop.airflow.access import Visitor, reader, visitor_of
 from backstop.airflow.console import models as m
-from backstop.airflow.console.visit import NOT_FOUND, Visit, require, same_origin, visit, writing
+from backstop.airflow.console.visit import (
+    NOT_FOUND,
+    REPLAY,
+    Visit,
+    require,
+    same_origin,
+    visit,
+    writing,
+)
 from backstop.airflow.decide_case import dag_for
 from backstop.airflow.links import PREFIX, base_url
+from backstop.airflow.replay_incident import NO
+from backstop.config.settings import Settings
 from backstop.decisions.actions import ACTIONS, actions_for
 from backstop.model.errors import BackstopError, ConfigurationError, DecisionRefused, Unavailable
 from backstop.reports.console import LISTS, MOST, filter_text, read_one, read_page, read_rows
+from backstop.reports.filters import read_filter
 
 # No postponed annotations: FastAPI reads them.
 API = f"{PREFIX}/api/v1"
@@ -29,6 +42,8 @@ STUCK_SECONDS = 120.0
 """As long as a run's lease lives without a heartbeat."""
 STORIES = BoundedSemaphore(2)
 """Each asks every store and broker, in a thread of Airflow's own server."""
+EXPORTED, EXPORTED_BYTES = 10_000, 16 * 1024 * 1024
+"""Dead letters of one export, and bytes of their contents."""
 _LARGEST = 2**63 - 1
 _NO_NUL = r"^[^\x00]*$"
 HEADERS = {"Cache-Control": "private, no-store", "X-Content-Type-Options": "nosniff"}
@@ -67,6 +82,7 @@ def make_app() -> FastAPI:
     )
     for path, answer in (
         ("/me", show_me),
+        ("/waiting", show_waiting),
         ("/overview", show_overview),
         ("/history", show_history),
         ("/deliveries", list_deliveries),
@@ -75,8 +91,10 @@ def make_app() -> FastAPI:
         ("/cases", list_cases),
         ("/cases/{case_id}", show_case),
         ("/cases/{case_id}/members", list_members),
+        ("/cases/{case_id}/preview", preview_answer),
         ("/causes", list_causes),
         ("/dead-letters", list_dead_letters),
+        ("/dead-letters/matching", match_dead_letters),
         ("/dead-letters/{dead_letter_id}", show_dead_letter),
         ("/filters", suggest_filters),
         ("/flow", show_flow),
@@ -84,6 +102,8 @@ def make_app() -> FastAPI:
         ("/parked-keys", list_parked),
         ("/resends", list_requests),
         ("/batches", list_batches),
+        ("/replays", list_replays),
+        ("/replays/{plan}", show_replay),
         ("/pauses", list_pauses),
         ("/runs", list_runs),
         ("/runs/{run_id}", show_run),
@@ -94,6 +114,8 @@ def make_app() -> FastAPI:
         app.get(path)(answer)
     app.post("/cases/{case_id}/notes")(add_note)
     app.post("/dead-letters/{dead_letter_id}/content")(read_content)
+    app.post("/dead-letters/{dead_letter_id}/check")(check_edit)
+    app.post("/dead-letters/export")(export_dead_letters)
     app.post("/pauses")(add_pause)
     app.post("/pauses/end")(end_pause)
     app.get("/openapi.json", include_in_schema=False)(lambda: JSONResponse(app.openapi()))
@@ -238,7 +260,7 @@ def show_overview(visited: Visiting) -> m.Overview:
     tallies = read_rows(conn, "tallies", sight)
     duties = read_rows(conn, "duties", sight, duties=list(visited.settings.watched_duties()))
     now = duties[0]["now"] if duties else datetime.now(UTC)
-    groups = read_rows(conn, "groups", sight)
+    groups = _groups_now(visited)
     pauses = [m.Pause(**row) for row in read_rows(conn, "pauses", sight)]
     open_cases = read_rows(conn, "open_cases", sight)
     newest = read_one(conn, "newest_look", sight)
@@ -252,15 +274,26 @@ def show_overview(visited: Visiting) -> m.Overview:
         duties=[_duty_age(visited, row) for row in duties],
         findings=[m.Finding(**row) for row in read_rows(conn, "findings", sight)],
         pauses=pauses,
-        waits_for_me=sum(
-            row["number"]
-            for row in open_cases
-            if any(
-                visited.why_not_decide(action, row["topic"]) is None
-                for action in actions_for(row["kind"])
-            )
-        ),
+        waits_for_me=_waits_for(visited, open_cases),
         oldest_backlog_seconds=max((row["backlog_seconds"] for row in groups), default=None),
+    )
+
+
+def show_waiting(visited: Visiting) -> m.Waiting:
+    """How many open cases you may decide."""
+    return m.Waiting(
+        cases=_waits_for(visited, read_rows(visited.conn, "open_cases", visited.sight))
+    )
+
+
+def _waits_for(visited: Visit, open_cases: list[dict[str, Any]]) -> int:
+    return sum(
+        row["number"]
+        for row in open_cases
+        if any(
+            visited.why_not_decide(action, row["topic"]) is None
+            for action in actions_for(row["kind"])
+        )
     )
 
 
@@ -364,6 +397,14 @@ def _duty_age(visited: Visit, row: dict[str, Any]) -> m.DutyAge:
     )
 
 
+def _groups_now(visited: Visit) -> list[dict[str, Any]]:
+    pairs = [
+        (topic, group) for topic in visited.topics for group in visited.settings.groups_of(topic)
+    ]
+    values = {"topics": [topic for topic, _ in pairs], "groups": [group for _, group in pairs]}
+    return read_rows(visited.conn, "groups", visited.sight, **values)
+
+
 def _newest_run(visited: Visit) -> m.NewestRun | None:
     rows = read_rows(visited.conn, "newest_reconcile", visited.sight)
     verdicts = {row["verdict"]: row["deliveries"] for row in rows if row["verdict"] is not None}
@@ -404,24 +445,35 @@ def list_deliveries(
 
 
 def find_messages(visited: Visiting, text: MessageId) -> m.Found:
-    """The messages that an id, or a broker's id of a dead letter, names: in the control database, and on every shard."""
-    from backstop.reports.find_message import find_stubs
+    """The messages that a text names: an id, a message key, an ordering key, or a broker's id; in the control database, and on
+    every shard, of the topics that you see. A broker's id is searched for in messages of the last day, when nothing else has it.
+    """
+    from backstop.reports import find_message
 
-    found: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for row in read_rows(visited.conn, "messages", visited.sight, text=text, topics=visited.topics):
-        found[row["topic"], row["message_id"]].append(row["found_in"])
-    on_shards, searched, unreachable = find_stubs(
-        visited.settings, visited.room.connections, visited.topics, text
-    )
-    for key, shard in on_shards:
-        found[key].append(f"shard {shard}")
+    with _story():
+        found = find_message.find_messages(
+            visited.conn,
+            visited.settings,
+            visited.room.connections,
+            visited.sight,
+            visited.topics,
+            text,
+        )
     messages = [
         m.FoundMessage(topic=topic, message_id=name, found_in=places)
-        for (topic, name), places in sorted(found.items())
+        for (topic, name), places in sorted(found.places.items())
     ]
-    return m.Found(
-        messages=messages, searched=["control database", *searched], unreachable=unreachable
-    )
+    return m.Found(messages=messages, searched=found.searched, unreachable=found.unreachable)
+
+
+@contextmanager
+def _story() -> Iterator[None]:
+    if not STORIES.acquire(timeout=5):
+        raise HTTPException(503, "Others are looking for their messages at this moment: try again.")
+    try:
+        yield
+    finally:
+        STORIES.release()
 
 
 def show_message(visited: Visiting, topic: TopicName, id: MessageId) -> m.Story:
@@ -431,13 +483,8 @@ def show_message(visited: Visiting, topic: TopicName, id: MessageId) -> m.Story:
     from backstop.evidence.judge_by_key import Judge
     from backstop.reports.story import tell
 
-    if not STORIES.acquire(timeout=5):
-        raise HTTPException(503, "Others are looking for their messages at this moment: try again.")
-    try:
-        with Judge(visited.settings, visited.room.connections, visited.conn) as judge:
-            [story] = tell(judge, visited.conn, topic, [id])
-    finally:
-        STORIES.release()
+    with _story(), Judge(visited.settings, visited.room.connections, visited.conn) as judge:
+        [story] = tell(judge, visited.conn, topic, [id])
     return story_of(story, [visited.resend(topic, [id]), visited.read_contents(topic)])
 
 
@@ -508,6 +555,31 @@ def list_members(
     return _page(visited, "members", m.Member, "", after, limit, case_id=case_id)
 
 
+def preview_answer(
+    visited: Visiting, case_id: Annotated[int, Id], action: Annotated[str, Query(max_length=40)]
+) -> m.Preview:
+    """What an answer would do at this moment: the present state of the case's first 1,000 deliveries is read again, as when the
+    answer is applied, and nothing is changed. For who may answer so."""
+    from backstop.decisions.decide import preview
+
+    row = _require_case(visited, case_id)
+    require(visited.why_not_decide(action, row["topic"]))
+    # What a dead letter died of may quote a content: the login that only reads does not see it.
+    reading = writing() if row["kind"] == "dead_letters" else nullcontext(visited.room)
+    with _story(), reading as room:
+        found = preview(room.control, room.settings, room.connections, case_id, action)
+    if found is None:
+        return m.Preview(about_case=True, read=0, open=0, fits=0, done=0, left_out=[])
+    return m.Preview(
+        about_case=False,
+        read=found.read,
+        open=found.open,
+        fits=found.fits,
+        done=found.done,
+        left_out=list(found.left_out),
+    )
+
+
 def add_note(visited: Visiting, case_id: Annotated[int, Id], said: m.NewNote) -> m.Changed:
     """Writes a note to a case, in your name. For who may answer cases of its topic."""
     from backstop.decisions.note import add_note as write_note
@@ -567,15 +639,194 @@ def show_dead_letter(visited: Visiting, dead_letter_id: Annotated[int, Id]) -> m
                 row["topic"], group=row["group"], causes=[row["cause"]] if row["cause"] else None
             )
         )
+    if row["topic"] is not None and row["message_id"] is not None:
+        actions.append(visited.check_edit(row["topic"], dead_letter_id))
     return m.DeadLetter(**row, actions=actions)
+
+
+def match_dead_letters(visited: Visiting, filter: Filter = "") -> m.Matching:
+    """What a filter matches: how many, in which cases, and what you may do with all of them."""
+    wanted = read_filter(filter, LISTS["dead_letters"].filters, LISTS["dead_letters"].choices)
+    rows = read_rows(visited.conn, "matching_dead_letters", visited.sight, **wanted)
+    cases = [
+        m.CaseOfDeadLetters(case=row["case"], dead_letters=row["number"])
+        for row in rows
+        if row["case"] is not None
+    ]
+    export = m.Action(
+        name="export",
+        allowed=True,
+        why_not=None,
+        method="POST",
+        href=f"{API}/dead-letters/export",
+        body={"filter": filter, "contents": False},
+    )
+    why_not = _why_not_export(visited, wanted["topic"])
+    contents = m.Action(
+        name="export_contents",
+        allowed=why_not is None,
+        why_not=why_not,
+        method="POST",
+        href=f"{API}/dead-letters/export",
+        body={"filter": filter, "contents": True, "why": ""},
+    )
+    return m.Matching(
+        dead_letters=sum(row["number"] for row in rows),
+        cases=cases[:50],
+        actions=[visited.plan_replay_of(wanted), export, contents],
+    )
+
+
+def _why_not_export(visited: Visit, topic: str | None) -> str | None:
+    if topic is None:
+        return "Name one topic in the filter: who may read contents is decided by topic."
+    return visited.why_not_read(topic)
+
+
+def export_dead_letters(visited: Visiting, said: m.WantedExport) -> m.Export:
+    """What a filter matches, as one document. Contents are for who may change contents of the topic, and that you read them is
+    logged first."""
+    listing = LISTS["dead_letters"]
+    wanted = read_filter(said.filter, listing.filters, listing.choices)
+    if not said.contents:
+        return _export_rows(visited, said.filter)
+    if wanted["topic"] is not None:
+        visited.require_sees(wanted["topic"])
+    require(_why_not_export(visited, wanted["topic"]))
+    return _export_contents(visited, wanted, said)
+
+
+def _export_rows(visited: Visit, text: str) -> m.Export:
+    items: list[m.ExportedDeadLetter] = []
+    after: str | None = None
+    while True:
+        page = read_page(visited.conn, "dead_letters", visited.sight, text, after, MOST)
+        items += [m.ExportedDeadLetter(**row) for row in page.rows]
+        after = page.next
+        if after is None or len(items) >= EXPORTED:
+            return m.Export(items=items[:EXPORTED], more=after is not None or len(items) > EXPORTED)
+
+
+def _export_contents(visited: Visit, wanted: dict[str, Any], said: m.WantedExport) -> m.Export:
+    from backstop.control.decision_log import append
+    from backstop.control.speaker import speaker
+    from backstop.reports.export_letters import read_letters
+    from backstop.reports.letters import LetterFilter
+
+    since = None if wanted["since"] is None else datetime.now(UTC) - wanted["since"]
+    chosen = LetterFilter(
+        wanted["topic"],
+        wanted["group"],
+        None if wanted["state"] is None else (wanted["state"],),
+        wanted["category"],
+        wanted["cause"],
+        wanted["case"],
+        since,
+        wanted["id"],
+    )
+    items: list[m.ExportedDeadLetter] = []
+    size, more = 0, False
+    with writing() as room:
+        who = speaker(room.control, None, visited.visitor.name)
+        with room.control, room.control.cursor() as cursor:
+            details = {"filter": said.filter}
+            append(cursor, who, "read contents", "dead letters", said.why, details)
+        letters = read_letters(room.control, chosen, EXPORTED + 1)
+        try:
+            for letter in letters:
+                size += letter["content_bytes"] + len(letter["headers"])
+                if more := len(items) == EXPORTED or (bool(items) and size > EXPORTED_BYTES):
+                    break
+                items.append(_exported(letter))
+        finally:
+            letters.close()
+    return m.Export(items=items, more=more)
+
+
+def _exported(letter: dict[str, Any]) -> m.ExportedDeadLetter:
+    text, encoded = _readable(letter["content"])
+    return m.ExportedDeadLetter(
+        dead_letter=letter["dead_letter_id"],
+        group=letter["consumer_group"],
+        cause=letter["cause_id"],
+        case=letter["case_id"],
+        classified_by=None,
+        invalid=letter["invalid"] is not None,
+        headers=letter["headers"].decode(errors="replace"),
+        text=text,
+        base64=encoded,
+        error=letter["error"] or letter["cause_text"] or "",
+        **{name: letter[name] for name in _AS_EXPORTED},
+    )
+
+
+_AS_EXPORTED = (
+    "broker",
+    "queue",
+    "topic",
+    "message_id",
+    "state",
+    "category",
+    "decision",
+    "reason",
+    "decided_by",
+    "decided_at",
+    "deliveries",
+    "content_bytes",
+    "died_at",
+    "drained_at",
+)
+
+
+def _readable(content: bytes | None) -> tuple[str | None, str | None]:
+    """(as text, else as base64); both null where it was purged."""
+    if content is None:
+        return None, None
+    try:
+        return content.decode(), None
+    except UnicodeDecodeError:
+        return None, base64.b64encode(content).decode()
+
+
+def check_edit(
+    visited: Visiting, dead_letter_id: Annotated[int, Id], said: m.NewContent
+) -> m.CheckedContent:
+    """Compares a new content with the topic's JSON Schema, or with other contents of the topic, before it is sent. For who may
+    change contents; that you compared is logged first."""
+    from backstop.control.decision_log import append
+    from backstop.control.speaker import speaker
+    from backstop.reports.check_content import check_new_content
+
+    row = _require_letter(visited, dead_letter_id)
+    require(visited.why_not_read(row["topic"]))
+    if row["topic"] is None or row["message_id"] is None:
+        raise HTTPException(422, "This dead letter names no message: it has no content to change.")
+    with writing() as room:
+        who = speaker(room.control, None, visited.visitor.name)
+        with room.control, room.control.cursor() as cursor:
+            details = {"topic": row["topic"], "id": row["message_id"]}
+            append(cursor, who, "compare contents", f"dead letter {dead_letter_id}", "", details)
+    with _story():
+        checked = check_new_content(
+            visited.settings,
+            visited.room.connections,
+            row["topic"],
+            row["message_id"],
+            said.content.encode(errors="surrogatepass"),
+        )
+    return m.CheckedContent(
+        findings=[
+            m.ContentFinding(severity=one.severity, where=one.where, what=one.what)
+            for one in checked.findings
+        ],
+        compared_with=list(checked.compared_with),
+    )
 
 
 def read_content(
     visited: Visiting, dead_letter_id: Annotated[int, Id], said: m.WhyRead
 ) -> m.Content:
     """Headers, content and what the consumer said, for who may change contents of the topic. That you read it is logged first."""
-    import base64
-
     from backstop.control.decision_log import append
     from backstop.control.speaker import speaker
     from backstop.reports.letters import show_letter
@@ -588,17 +839,13 @@ def read_content(
             details = {"topic": row["topic"], "id": row["message_id"]}
             append(cursor, who, "read contents", f"dead letter {dead_letter_id}", said.why, details)
         letter = show_letter(room.control, dead_letter_id)
-    content = letter["content"]
-    try:
-        text = None if content is None else content.decode()
-    except UnicodeDecodeError:
-        text = None
+    text, encoded = _readable(letter["content"])
     return m.Content(
         dead_letter=dead_letter_id,
         headers=letter["headers"].decode(errors="replace"),
         text=text,
         cause=letter["cause_text"] or "",
-        base64=None if content is None or text is not None else base64.b64encode(content).decode(),
+        base64=encoded,
         error=letter["error"] or "",
         content_bytes=letter["content_bytes"],
     )
@@ -613,8 +860,10 @@ def suggest_filters(
         "dead_letters",
         "requests",
         "batches",
+        "replays",
         "runs",
         "queues",
+        "parked",
         "proofs",
     ],
 ) -> dict[str, tuple[str, ...]]:
@@ -653,14 +902,9 @@ def suggest_filters(
 def show_flow(visited: Visiting) -> m.Flows:
     """How far each group is behind, how fast it goes, and when the broker's retention would remove what waits."""
     found = []
-    for row in read_rows(visited.conn, "groups", visited.sight):
+    for row in _groups_now(visited):
         topic, group, waiting = row["topic"], row["group"], row["waiting"]
-        known = group in visited.settings.groups_of(topic)
-        kept: timedelta = (
-            visited.settings.policy_for(topic, group if known else None).broker_retention
-            if (topic in visited.settings.topics)
-            else visited.settings.policy_for().broker_retention
-        )
+        kept: timedelta = visited.settings.policy_for(topic, group).broker_retention
         rate = row["rate"] if row["rate"] is None or row["rate"] >= 0 else None
         found.append(
             m.Flow(
@@ -701,6 +945,59 @@ def list_batches(
 ) -> m.Page[m.Batch]:
     """Resends that go out in steps, the newest first. Filters: topic, state."""
     return _page(visited, "batches", m.Batch, filter, after, limit)
+
+
+def list_replays(
+    visited: Visiting, filter: Filter = "", after: After = None, limit: Limit = 50
+) -> m.Page[m.Replay]:
+    """Plans to send again what an incident lost, the newest first. Filters: topic, run (of the plan)."""
+    return _page(visited, "replays", m.Replay, filter, after, limit)
+
+
+def show_replay(
+    visited: Visiting,
+    plan: Annotated[str, Path(max_length=1_000, pattern=_NO_NUL)],
+) -> m.WholeReplay:
+    """One plan, by its number or by the run of replay_incident that made it: what is in it, how far it is, and where Airflow takes
+    the approval. The approval names the digest of what is shown here."""
+    number = int(plan) if plan.isascii() and plan.isdigit() and int(plan) <= _LARGEST else None
+    row = read_one(
+        visited.conn, "replay", visited.sight, run=number, dag_run=None if number else plan
+    )
+    if row is None:
+        raise HTTPException(404, NOT_FOUND)
+    row["left_out"] = row["left_out"] or {}
+    yes, values = row.pop("yes"), {"run": row["plan"]}
+    parts = [
+        m.ReplayPart(**one)
+        for one in read_rows(visited.conn, "replay_parts", visited.sight, **values)
+    ]
+    examples = [
+        one["message_id"]
+        for one in read_rows(visited.conn, "replay_examples", visited.sight, **values)
+    ]
+    sends = {
+        one["state"]: one["number"]
+        for one in read_rows(visited.conn, "replay_sends", visited.sight, **values)
+    }
+    why_not = visited.why_not_approve(row["topic"])
+    form = None
+    if row["dag_run"] is not None and yes is not None and row["approved_at"] is None:
+        dag_run = _part(row["dag_run"])
+        form = m.Form(
+            href=f"/api/v2/dags/{REPLAY}/dagRuns/{dag_run}/taskInstances/approve/-1/hitlDetails",
+            page=f"{base_url()}/dags/{REPLAY}/runs/{dag_run}/tasks/approve/required_actions",
+            options=[yes, NO],
+            fields=[],
+        )
+    return m.WholeReplay(
+        **row,
+        parts=parts,
+        examples=examples,
+        sends=sends,
+        actions=[m.Action(name="approve", allowed=why_not is None, why_not=why_not)],
+        form=form,
+    )
 
 
 def list_pauses(visited: Visiting) -> list[m.Pause]:
@@ -813,15 +1110,26 @@ def show_proof(visited: Visiting, run_id: Annotated[int, Id]) -> m.WholeProof:
 
 def show_settings(visited: Visiting) -> m.EffectiveSettings:
     """The policy in force for each topic and group, and which part of backstop.yaml each value comes from."""
-    from backstop.reports.effective_policy import effective_policy
-
     policies = [
-        m.Policies(
-            topic=topic,
-            group=group,
-            settings=[m.Setting(**one) for one in effective_policy(visited.settings, topic, group)],
-        )
+        _policies(visited.settings, topic, group)
         for topic in visited.topics
         for group in visited.settings.groups_of(topic)
     ]
     return m.EffectiveSettings(version=visited.settings.version, policies=policies)
+
+
+def _policies(settings: Settings, topic: str, group: str) -> m.Policies:
+    """Made once for each version of the settings: there are a thousand lines of them where topics are many."""
+    from backstop.reports.effective_policy import effective_policy
+
+    if settings.version not in _made_policies:
+        _made_policies.clear()
+        _made_policies[settings.version] = {}
+    known = _made_policies[settings.version]
+    if (topic, group) not in known:
+        lines = [m.Setting(**one) for one in effective_policy(settings, topic, group)]
+        known[topic, group] = m.Policies(topic=topic, group=group, settings=lines)
+    return known[topic, group]
+
+
+_made_policies: dict[str, dict[tuple[str, str], m.Policies]] = {}

@@ -316,7 +316,7 @@ class Case(CaseRow):
     evidence: dict[str, Any]
     run: int | None
     why: str | None
-    members: int = Field(description="100001: more than that")
+    members: int = Field(description="10001: more than that")
     open_members: int
     dead_letters: int
     proposal: int | None
@@ -329,6 +329,17 @@ class Case(CaseRow):
     form: Form | None = Field(description="null: nobody is asked at the moment")
     notes: list[Note]
     questions: list[Question]
+
+
+class Preview(Answer):
+    """What an answer to a case would do at this moment."""
+
+    about_case: bool = Field(description="the answer reads no delivery: the counts say nothing")
+    read: int = Field(description="deliveries, or dead letters, that were read again")
+    open: int = Field(description="those of the case that are open")
+    fits: int
+    done: int = Field(description="done already: the answer only settles them")
+    left_out: list[str] = Field(description="why others would be left out; 20 at most")
 
 
 class Member(Answer):
@@ -409,6 +420,101 @@ class Content(Answer):
     cause: str
     error: str
     content_bytes: int
+
+
+class CaseOfDeadLetters(Answer):
+    """A case, and how many of some dead letters are in it."""
+
+    case: int
+    dead_letters: int
+
+
+class Matching(Answer):
+    """What a filter of dead letters matches, and what can be done with all of it."""
+
+    dead_letters: int = Field(description="10001: more than that")
+    cases: list[CaseOfDeadLetters] = Field(
+        description="those of the first 10,000: their answers discard, edit or leave them"
+    )
+    actions: list[Action]
+
+
+class ExportedDeadLetter(DeadLetterRow):
+    """A dead letter in an export; the last four are null where no contents were asked for."""
+
+    headers: str | None = None
+    text: str | None = None
+    base64: str | None = None
+    error: str | None = None
+
+
+class Export(Answer):
+    """What matches a filter, the newest first (with contents: the oldest first)."""
+
+    items: list[ExportedDeadLetter]
+    more: bool = Field(
+        description="there is more than one export holds: 10,000 dead letters, or 16 MiB of contents"
+    )
+
+
+class ContentFinding(Answer):
+    """Something about a new content. An error breaks JSON or the topic's schema; a warning is unlike other contents."""
+
+    severity: str
+    where: str = Field(description="a JSON path; empty: the whole content")
+    what: str
+
+
+class CheckedContent(Answer):
+    """What a new content was compared with, and what was found."""
+
+    findings: list[ContentFinding]
+    compared_with: list[str]
+
+
+class Replay(Answer):
+    """A plan to send again what an incident lost."""
+
+    plan: int = Field(description="the number of its run")
+    topic: str
+    planned_by: str
+    planned_at: datetime
+    why: str
+    wanted: dict[str, Any]
+    whole: bool = Field(description="false: its planning was cut short, or is under way")
+    too_wide: bool = Field(description="more than the blast radius of the policy")
+    approved_by: str | None
+    approved_at: datetime | None
+    dag_run: str | None = Field(description="of replay_incident; null: planned by command line")
+
+
+class ReplayPart(Answer):
+    """The deliveries of a plan to one group for one reason."""
+
+    group: str
+    reason: str
+    deliveries: int
+    requested: int
+    left_out: int = Field(description="because they changed between plan and request")
+
+
+class WholeReplay(Replay):
+    """A plan with its progress."""
+
+    parts: list[ReplayPart]
+    left_out: dict[str, int] = Field(description="why -> deliveries that were not planned")
+    examples: list[str]
+    sends: dict[str, int] = Field(
+        description="state of the request -> how many, of the first 2,000 that were requested"
+    )
+    actions: list[Action]
+    form: Form | None = Field(description="null: Airflow asks nobody about this plan")
+
+
+class Waiting(Answer):
+    """What waits for the visitor."""
+
+    cases: int
 
 
 class Request(Answer):
@@ -673,6 +779,22 @@ class WhyRead(BaseModel):
     """Why a content is read; it is kept with who read it."""
 
     model_config = ConfigDict(extra="forbid")
+    why: str = Field(default="", max_length=10_000, pattern=r"^[^\x00]*$")
+
+
+class NewContent(BaseModel):
+    """A content that is to replace the message's."""
+
+    model_config = ConfigDict(extra="forbid")
+    content: str = Field(max_length=4_000_000)
+
+
+class WantedExport(BaseModel):
+    """Which dead letters, and whether with headers and contents; then the filter names one topic."""
+
+    model_config = ConfigDict(extra="forbid")
+    filter: str = Field(default="", max_length=2_000)
+    contents: bool = False
     why: str = Field(default="", max_length=10_000, pattern=r"^[^\x00]*$")
 
 

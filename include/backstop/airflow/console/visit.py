@@ -3,14 +3,16 @@
 Everything about permission that the API asks is here; Airflow's own answers come with the visitor (backstop.airflow.access).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import HTTPException, Request
 
+from backstop.airflow import control_room as control
 from backstop.airflow.access import Visitor
 from backstop.airflow.console.models import Action
 from backstop.airflow.control_room import Room, control_room, reading_room
@@ -31,7 +33,10 @@ class Visit:
         self.visitor, self.room, self.settings = visitor, room, room.settings
         teams = self.settings.teams_by_topic()
         others = visitor.may_read(DAG)
-        readable = [topic for topic in teams if visitor.may_read(dag_for(self.settings, topic))]
+        # Asked once for each DAG: some auth managers ask a database each time.
+        dags = {topic: dag_for(self.settings, topic) for topic in teams}
+        may_read = {dag: visitor.may_read(dag) for dag in set(dags.values())}
+        readable = [topic for topic, dag in dags.items() if may_read[dag]]
         everything = others and len(readable) == len(teams)
         self.sight = Sight() if everything else Sight(list(teams), readable, others)
         self._asked: dict[tuple[object, ...], bool] = {}
@@ -141,13 +146,54 @@ class Visit:
             body=body,
         )
 
+    def plan_replay_of(self, wanted: Mapping[str, Any]) -> Action:
+        """The same for all dead letters that a filter matches, as it was read."""
+        topic = wanted["topic"]
+        why_not = None
+        if topic is None:
+            why_not = "Name one topic in the filter: a plan is of one topic."
+        elif wanted["state"] != "open":
+            why_not = "Only open dead letters are sent again: filter by state:open."
+        elif wanted["id"] is not None:
+            why_not = "For one message, open it and resend it there, or answer its case."
+        if why_not is not None:
+            return Action(name="plan_replay", allowed=False, why_not=why_not)
+        since = None if wanted["since"] is None else datetime.now(UTC) - wanted["since"]
+        return self.plan_replay(
+            topic,
+            group=wanted["group"],
+            causes=None if wanted["cause"] is None else [wanted["cause"]],
+            category=wanted["category"],
+            case=wanted["case"],
+            **{"from": None if since is None else since.isoformat()},
+        )
+
+    def why_not_approve(self, topic: str) -> str | None:
+        """Why the visitor may not say yes or no to a plan of the topic; null: they may."""
+        if not self.may_answer(REPLAY):
+            return f"Airflow does not let you answer what {REPLAY} asks."
+        named = self.settings.people.who_may("replay", topic)
+        if not self._ask(
+            ("decide", named),
+            lambda: may_decide(self.settings, self.visitor.id, "replay", topic),
+        ):
+            return f"`people` in backstop.yaml names others who may replay {topic}, or your role is below op."
+        return None
+
     def plan_replay(self, topic: str, **wanted: object) -> Action:
-        """How the visitor has a replay of all that match planned, shown and approved."""
+        """How the visitor has a replay of all dead letters that match planned, shown and approved. In mode `full` the plan is always
+        shown; with `canary` a few within the blast radius go at once where the visitor may decide that."""
         why_not = (
             None if self.may_run(REPLAY) else f"Airflow does not let you start runs of {REPLAY}."
         )
+        if why_not is None and (
+            topic not in self.settings.topics or self.settings.topics[topic].mode != "repair"
+        ):
+            why_not = f"{topic} is in mode observe, in which nothing is ever sent."
         conf = {
             "topic": topic,
+            "verdicts": ["DEAD_LETTERED"],
+            "mode": "full",
             "why": "",
             **{name: value for name, value in wanted.items() if value is not None},
         }
@@ -184,6 +230,18 @@ class Visit:
             body={"topic": topic},
         )
 
+    def check_edit(self, topic: str, dead_letter: int) -> Action:
+        """Whether the visitor may have a new content compared before they send it."""
+        why_not = self.why_not_read(topic)
+        return Action(
+            name="check_edit",
+            allowed=why_not is None,
+            why_not=why_not,
+            method="POST",
+            href=f"/backstop/api/v1/dead-letters/{dead_letter}/check",
+            body={"content": ""},
+        )
+
     def read_contents(self, topic: str | None, dead_letter: int | None = None) -> Action:
         """Whether the visitor may read contents."""
         why_not = self.why_not_read(topic)
@@ -218,8 +276,12 @@ def visit(visitor: Visitor) -> Iterator[Visit]:
 
 @contextmanager
 def writing() -> Iterator[Room]:
-    """For what changes something: the duties' login, as the tasks that people start have."""
+    """For what changes something, or reads contents: the duties' login, as the tasks that people start have. Its statements end as
+    early as those of pages."""
+    from backstop.control.connection import limit_statements
+
     with control_room() as room:
+        limit_statements(room.control, control.READING)
         yield room
 
 

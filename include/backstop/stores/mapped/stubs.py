@@ -345,8 +345,19 @@ class MappedStubs:
     ) -> list[str]:
         return []
 
+    def named(self, topics: Sequence[str], text: str, limit: int) -> list[tuple[Key, str]]:
+        return []
+
+    def sent_as(
+        self, topics: Sequence[str], broker_message_id: str, created_from: datetime, limit: int
+    ) -> list[tuple[Key, str]]:
+        return []
+
     def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
         return {}
+
+    def contents_beside(self, key: Key, limit: int, most_bytes: int) -> list[bytes]:
+        return []
 
     def sizes(self, keys: Iterable[Key], above: int = -1) -> dict[Key, int]:
         return {}

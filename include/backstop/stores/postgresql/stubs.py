@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -43,6 +43,8 @@ _CHUNK = 10_000
 _PROMOTED = 20_000
 """Rows of one commit of a promotion."""
 _ERROR_LENGTH = 2_000
+SEARCH_TIMEOUT = timedelta(seconds=5)
+"""A search by a person, who waits for it."""
 T = TypeVar("T")
 
 
@@ -190,6 +192,42 @@ class PostgresStubs:
     ) -> list[str]:
         values = {"topic": topic, "ordering_key": ordering_key, "after": after, "limit": limit}
         return [message_id for (message_id,) in self._connection.rows(_SQL["open_in_line"], values)]
+
+    def named(self, topics: Sequence[str], text: str, limit: int) -> list[tuple[Key, str]]:
+        return self._search("named", topics, text, limit)
+
+    def sent_as(
+        self, topics: Sequence[str], broker_message_id: str, created_from: datetime, limit: int
+    ) -> list[tuple[Key, str]]:
+        return self._search("sent_as", topics, broker_message_id, limit, created_from=created_from)
+
+    def _search(
+        self, query: str, topics: Sequence[str], text: str, limit: int, **values: Any
+    ) -> list[tuple[Key, str]]:
+        if not topics or not self._connection.storable_keys([Key(topics[0], text)]):
+            return []  # the database cannot hold it, and so has no row of it
+
+        def work(cursor: Cursor) -> list[tuple[Any, ...]]:
+            cursor.execute(
+                "SELECT set_config('statement_timeout', %s, true)",
+                (str(round(SEARCH_TIMEOUT.total_seconds() * 1000)),),
+            )
+            cursor.execute(
+                _SQL[query], {"topics": list(topics), "text": text, "limit": limit, **values}
+            )
+            return cursor.fetchall()
+
+        return [
+            (Key(topic, message_id), named_by)
+            for topic, message_id, named_by in self._connection.run(work)
+        ]
+
+    def contents_beside(self, key: Key, limit: int, most_bytes: int) -> list[bytes]:
+        if not self._connection.storable_keys([key]):
+            return []
+        values = {**key._asdict(), "limit": limit, "most_bytes": most_bytes}
+        found = self._connection.rows(_SQL["contents_beside"], values)
+        return [bytes(content) for (content,) in found]
 
     def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
         return dict(map(_published, self._by_key("contents", keys)))

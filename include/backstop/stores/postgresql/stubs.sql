@@ -207,6 +207,41 @@ WHERE m.topic = %(topic)s::text AND m.ordering_key = %(ordering_key)s::text AND 
 ORDER BY coalesce(m.sequence, 9223372036854775807), m.created_at, m.message_id
 LIMIT %(limit)s;
 
+-- name: named: messages of these topics that a text names by their own key or their ordering key, the newest first; by index
+SELECT t.topic, f.message_id, f.named_by
+FROM unnest(%(topics)s::text[]) AS t (topic)
+CROSS JOIN LATERAL (
+    (SELECT m.message_id, 'message key' AS named_by, m.created_at FROM message_stub m
+    WHERE m.topic = t.topic AND m.message_key = %(text)s::text
+    ORDER BY m.created_at DESC LIMIT %(limit)s)
+    UNION ALL
+    (SELECT m.message_id, 'ordering key', m.created_at FROM message_stub m
+    WHERE m.topic = t.topic AND m.ordering_key = %(text)s::text
+    ORDER BY coalesce(m.sequence, 9223372036854775807) DESC, m.created_at DESC, m.message_id DESC LIMIT %(limit)s)
+) f
+ORDER BY f.created_at DESC, t.topic, f.message_id
+LIMIT %(limit)s;
+
+-- name: sent_as: messages of these topics whose newest copy has this id at the broker, of those created since an instant
+SELECT m.topic, m.message_id, 'broker id'
+FROM message_stub m
+WHERE m.created_at >= %(created_from)s AND m.topic = ANY (%(topics)s::text[]) AND m.broker_message_id = %(text)s::text
+ORDER BY m.created_at DESC, m.topic, m.message_id
+LIMIT %(limit)s;
+
+-- name: contents_beside: contents of messages of the same topic and tag whose ids come just before or after this one's, confirmed ones first
+SELECT b.content FROM (
+    (SELECT m.content, m.status, m.tag FROM message_stub m
+    WHERE m.topic = %(topic)s::text AND m.message_id < %(message_id)s::text ORDER BY m.message_id DESC LIMIT %(limit)s)
+    UNION ALL
+    (SELECT m.content, m.status, m.tag FROM message_stub m
+    WHERE m.topic = %(topic)s::text AND m.message_id > %(message_id)s::text ORDER BY m.message_id LIMIT %(limit)s)
+) b
+WHERE octet_length(b.content) BETWEEN 1 AND %(most_bytes)s
+    AND b.tag IS NOT DISTINCT FROM (SELECT m.tag FROM message_stub m WHERE m.topic = %(topic)s::text AND m.message_id = %(message_id)s::text)
+ORDER BY b.status <> 'confirmed'
+LIMIT %(limit)s;
+
 -- name: contents: by key, what to publish
 SELECT s.topic, s.message_id, s.content, s.headers::text, s.tag, s.ordering_key, s.content_version
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)

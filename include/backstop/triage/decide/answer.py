@@ -111,6 +111,23 @@ def answer(
     return _finish(conn, settings, intent, plan, counts, rest)
 
 
+def preview_answer(
+    conn: Any, settings: Settings, connections: Connections, case_id: int, action: str, most: int
+) -> tuple[int, int, int, int, tuple[str, ...]]:
+    """(dead letters read, open ones, those that the answer fits, those that are done, why others would be left out) at this
+    moment, of the first `most`; it changes nothing. Raises StoreUnavailable."""
+    with conn, conn.cursor() as cur:
+        every = read_dead_letters(
+            cur, "of_case", {"case_id": case_id, "ids": None, "letters": None}
+        )
+    chosen = [one for one in every if one.left_in_case is None] or every
+    intent = {"case_id": case_id, "action": action}
+    with Sources(settings, connections) as sources:
+        plan = _plan(conn, settings, sources, intent, chosen[:most])
+    read = len(chosen[:most])
+    return read, len(chosen), len(plan.fits), len(plan.done), tuple(plan.left_out[:20])
+
+
 def _choose(
     conn: Any, settings: Settings, case: Case, intent: Intent, options: Mapping[str, Any]
 ) -> tuple[list[OpenDeadLetter], list[str], bool]:
