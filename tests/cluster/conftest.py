@@ -67,3 +67,13 @@ def masters(cluster: Cluster, packed: Path, events: Path) -> dict[str, dict[str,
             "extra": elsewhere,
         },
     }
+
+
+@pytest.fixture(scope="session")
+def beside(masters: dict[str, dict[str, object]]) -> dict[str, object]:
+    """The same cluster for tests of what dies in it: its executors find the libraries on this machine, and unpack nothing each time
+    that they are started."""
+    standalone = masters["standalone"]
+    extra = standalone["extra"]
+    assert isinstance(extra, dict)
+    return {**standalone, "extra": {"conf": extra["conf"]}}
