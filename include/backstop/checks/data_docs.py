@@ -138,7 +138,7 @@ def _no_rows() -> Any:
     counts them."""
     from great_expectations.expectations.core import UnexpectedRowsExpectation
 
-    class NoUnexpectedRows(UnexpectedRowsExpectation):
+    class NoUnexpectedRows(UnexpectedRowsExpectation):  # type: ignore[misc]
         metric_dependencies = ("unexpected_rows_query.row_count",)
 
         def _validate(self, metrics: dict[str, Any], *_: Any, **__: Any) -> dict[str, bool]:
