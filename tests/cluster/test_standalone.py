@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -253,8 +252,8 @@ def test_executors_lost_in_each_pass_of_a_sweep_leave_every_lease_taken_back_onc
     world: World, beside: dict[str, Any], cluster: Cluster, tmp_path: Path
 ) -> None:
     """A lock on the log holds them first where a database takes back its leases, then where the log is asked about what ended in
-    Redis, whose records the lost executors had scanned. A statement whose executor is gone may still lock rows, which a task that
-    runs again skips: the next sweep takes those back."""
+    Redis, whose records the lost executors had scanned; in between the driver waits to write what the first pass did. A statement
+    whose executor is gone may still lock rows, which a task that runs again skips: the next sweep takes those back."""
     world.sql("control", "TRUNCATE sweep_count, sweep_look, sweep_sample, sweep_place CASCADE")
     names = [f"stuck-{number}" for number in range(LEASES)]
     ended_leases(world, [*names, "done"])
@@ -267,35 +266,34 @@ def test_executors_lost_in_each_pass_of_a_sweep_leave_every_lease_taken_back_onc
         "consumer_billing",
         "UPDATE consumer_log SET lease_expires_at = now() + interval '1 hour' WHERE message_id = 'held'",
     )
-    log = world.urls["backstop_consumer_billing"]
+    log, counts = world.urls["backstop_consumer_billing"], world.urls["backstop_control"]
     submitter = Submitter(beside, tmp_path, cluster.secret)
     with (
-        ThreadPoolExecutor() as threads,
-        closing(psycopg2.connect(log)) as second,
-        closing(psycopg2.connect(log)) as first,
+        closing(psycopg2.connect(log)) as holder,
+        closing(psycopg2.connect(counts)) as between,
         world.run(duty="sweep") as run,
     ):
-        hold_back(first)
+        hold_back(between, "sweep_count")
+        hold_back(holder, "consumer_log")
         with submitter.submitted("sweep", run, world.written, world.urls) as job:
 
-            def kill_who_waits(but: set[int]) -> set[int]:
-                wait_for(lambda: bool(waiting(world) - but) or not job.running, 300)
+            def someone_waits(database: str, table: str, but: Collection[int] = ()) -> set[int]:
+                wait_for(
+                    lambda: bool(waiting(world, database, table) - {*but}) or not job.running, 300
+                )
                 assert job.running, job.text()[-4000:]
-                held = waiting(world)
-                assert cluster.kill_executors(2)
-                return held
+                return waiting(world, database, table)
 
-            lost = kill_who_waits(set())
-            wait_for(lambda: bool(waiting(world) - lost) or not job.running, 300)
-            assert job.running, job.text()[-4000:]
-            # Its task runs again, and is before `second` in the queue for the table.
-            again = waiting(world)
-            queued = threads.submit(hold_back, second)
-            wait_for(lambda: bool(waiting(world) - again), 60)
-            first.rollback()
-            queued.result(60)
-            kill_who_waits(set())
-            second.rollback()
+            lost = someone_waits("consumer_billing", "consumer_log")
+            assert cluster.kill_executors(2)
+            someone_waits("consumer_billing", "consumer_log", but=lost)  # its task runs again
+            holder.rollback()
+            someone_waits("control", "sweep_count")
+            hold_back(holder, "consumer_log")
+            between.rollback()
+            someone_waits("consumer_billing", "consumer_log")
+            assert cluster.kill_executors(2)
+            holder.rollback()
             assert job.wait() == 0, job.text()[-4000:]
         assert job.text().count("Lost executor") >= 2, job.text()[-4000:]
     run_sweep(world.settings, world.connections)
@@ -328,18 +326,19 @@ def ended_leases(made: World, names: list[str]) -> None:
     )
 
 
-def hold_back(connection: Any) -> None:
-    """Whoever reads or changes billing's log from now on waits."""
+def hold_back(connection: Any, table: str) -> None:
+    """Whoever reads or changes the table from now on waits."""
     with connection.cursor() as cursor:
-        cursor.execute("LOCK TABLE consumer_log IN ACCESS EXCLUSIVE MODE")
+        cursor.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
 
 
-def waiting(made: World) -> set[int]:
-    """The server's processes that wait for billing's log."""
+def waiting(made: World, database: str, table: str) -> set[int]:
+    """The server's processes that wait for the table."""
     found = made.sql(
-        "consumer_billing",
-        "SELECT pid FROM pg_locks WHERE NOT granted AND relation = 'consumer_log'::regclass"
+        database,
+        "SELECT pid FROM pg_locks WHERE NOT granted AND relation = %s::regclass"
         " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+        [table],
     )
     return {pid for (pid,) in found}
 
