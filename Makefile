@@ -78,8 +78,8 @@ test-all: setup mariadb browser activemq rocketmq ## everything, the long tests 
 	@$(MAKE) -j 2 --no-print-directory lint-and-types collected
 	@$(PYTEST) -n $(JOBS) $(ARGS)
 
-bench: setup rocketmq ## the benchmarks with their peers (FULL=1: the large sizes; ONLY=prefix); rows in build/bench/results.json
-	@PYTHONPATH=$(CURDIR)/include:$(CURDIR)/tests:$(CURDIR)/tests/support $(WITH_JAVA) $(PY) -m bench $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY))
+bench: setup rocketmq ## the benchmarks with their peers (FULL=1: the large sizes; ONLY=prefix; DATA=1: only make their data); rows in build/bench/results.json
+	@PYTHONPATH=$(CURDIR)/include:$(CURDIR)/tests:$(CURDIR)/tests/support $(WITH_JAVA) $(PY) -m bench $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY)) $(if $(DATA),--data)
 
 chaos: setup ## the system under fire: SEED=1, or SEEDS=20 for many, SECONDS=75 of it each
 	@$(WITH_JAVA) $(PY) -m backstop_lab.chaos --seed $(SEED) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS))

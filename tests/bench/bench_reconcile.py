@@ -6,6 +6,7 @@ Read, look, look up, judge and stage: what the peers do as well. Promotion and a
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from typing import Any
@@ -16,12 +17,17 @@ from backstop.reconcile.judge import judge
 from backstop.runs.run import close_run, open_run
 from backstop.spark.session import start_session
 from backstop.stores.protocol import Scope
-from bench.measure import RUNS, Row, alternating, median, said
+from bench.measure import Row, alternating, median, medians, said
 from bench.peers import obvious_spark_job, sql_by_hand
-from bench.world import World, world
+from bench.processes import cpu, each, highest
+from bench.world import World, make, world
 
-DUE = 50_000
+LARGE = int(os.environ.get("BACKSTOP_BENCH_STUBS") or 3_000_000)
+"""Stubs of the larger history; the smaller has a tenth of it."""
+DUE = min(50_000, LARGE // 60)
 PHASES: dict[str, list[float]] = {}
+SPENT: list[dict[str, float]] = []
+"""CPU of a delivery, of each of our runs of a row."""
 
 
 def judge_once(spark: Any, here: World) -> float:
@@ -29,9 +35,10 @@ def judge_once(spark: Any, here: World) -> float:
     control = connect(here.settings, here.connections)
     try:
         run = open_run(control, "reconcile", "*", here.settings, dry_run=True)
-        begun = time.perf_counter()
+        before, begun = cpu(), time.perf_counter()
         counts = judge(spark, here.settings, here.connections, control, run, Scope())
         spent = time.perf_counter() - begun
+        SPENT.append(each(before, cpu(), 2 * here.due))
         close_run(control, run, "done", counts)
         _require(counts, here)
         phases = here.sql("control", "SELECT phases FROM run WHERE run_id = %s", (run.run_id,))[0][
@@ -80,18 +87,38 @@ def _phases() -> dict[str, float]:
     return found
 
 
+def _spent() -> dict[str, float]:
+    found = medians(SPENT[1:] or SPENT)
+    SPENT.clear()
+    return found
+
+
+def prepare(full: bool) -> None:
+    """The two histories."""
+    for stubs, whole in _sizes(full).items():
+        make(stubs, DUE, everything_in_one=whole)
+
+
+def _sizes(full: bool) -> dict[int, bool]:
+    """Stubs of the smaller history and of the larger, and whether there is a database with everything in one."""
+    return {LARGE: False, 10 * LARGE: False} if full else {LARGE // 10: False, LARGE: True}
+
+
 def bench(full: bool) -> list[Row]:
     """history, naive and sql over one pair of sizes; ten times the history, the same due."""
-    small, large = (3_000_000, 30_000_000) if full else (300_000, 3_000_000)
+    small, large = _sizes(full)
     spark = start_session("bench", "local[2]")
     rows: list[Row] = []
     try:
-        with world(small, DUE) as less, world(large, DUE, everything_in_one=not full) as more:
+        with (
+            world(small, DUE) as less,
+            world(large, DUE, everything_in_one=_sizes(full)[large]) as more,
+        ):
             with said("history"):
                 ours, theirs = alternating(
                     lambda: judge_once(spark, more), lambda: judge_once(spark, less)
                 )
-            phases = _phases()
+            phases, spent = _phases(), _spent()
             ratio = round(median(ours) / median(theirs), 3)
             rows.append(
                 Row(
@@ -102,6 +129,8 @@ def bench(full: bool) -> list[Row]:
                     ratio <= 1.5,
                     rows=large,
                     phases=phases,
+                    cpu=spent,
+                    memory=highest(os.getpid()),
                     runs=ours,
                     peer=median(theirs),
                     peer_runs=theirs,
@@ -123,6 +152,7 @@ def bench(full: bool) -> list[Row]:
                     peer=median(theirs),
                     rows=large,
                     phases=_phases(),
+                    cpu=_spent(),
                     runs=ours,
                     peer_runs=theirs,
                 )
@@ -147,6 +177,7 @@ def bench(full: bool) -> list[Row]:
                         peer=median(theirs),
                         rows=large,
                         phases=_phases(),
+                        cpu=_spent(),
                         runs=ours,
                         peer_runs=theirs,
                         note=f"hash joins {'on' if best else 'off'}",
@@ -170,5 +201,4 @@ def _timed(work: Any, *arguments: Any) -> float:
     return spent
 
 
-assert RUNS >= 3
 BENCHMARKS = {("reconcile.history", "reconcile.naive", "reconcile.sql"): bench}

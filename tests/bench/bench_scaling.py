@@ -1,4 +1,4 @@
-"""reconcile.scaling: what a delivery costs when the same work is done by more executors, and over more shards.
+"""scaling: what a delivery costs when the same work is done by more executors, and over more shards.
 
 Executors are processes of their own (local-cluster), one core each. On a machine with fewer cores than executors nothing becomes
 faster; what must not grow is the CPU of a delivery, of all processes: driver, executors, Python workers and PostgreSQL.
@@ -9,16 +9,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from backstop.control.connection import connect
 from backstop.reconcile.judge import judge
 from backstop.runs.run import close_run, open_run
 from backstop.stores.protocol import Scope
-from bench.bench_memory import tree
-from bench.measure import RUNS, Row, median, said
-from bench.world import World, world
+from bench.measure import RUNS, Row, median, medians, said
+from bench.processes import cpu, each, highest
+from bench.world import World, make, world
 
 STUBS = int(os.environ.get("BACKSTOP_BENCH_STUBS") or 300_000)
 """All due, each for two groups."""
@@ -28,32 +28,48 @@ OPTIONS = "--conf spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1 pyspar
 """As an executor gets it for so little work; its second compiler's work would be counted as ours."""
 
 
+Found = Mapping[str, Any]
+"""Of one counted run: `cpu` and `memory` by kind and holder, `rate` in deliveries/s."""
+
+
+def prepare(full: bool) -> None:
+    """The same stubs over either number of shards."""
+    for shards in SHARDS:
+        make(_stubs(full), _stubs(full), every="consumed", shards=shards)
+
+
+def _stubs(full: bool) -> int:
+    return 10 * STUBS if full else STUBS
+
+
 def bench(full: bool) -> list[Row]:
     """Read to staged, after a run that is not counted; FULL: ten times as much."""
-    stubs = 10 * STUBS if full else STUBS
-    costs: dict[str, list[float]] = {}
+    stubs = _stubs(full)
+    found: dict[str, list[Found]] = {}
     with world(stubs, stubs, every="consumed") as here:
         for workers in WORKERS:
             with said(f"{workers} workers, {SHARDS[0]} shards"):
-                costs[f"workers {workers}"] = _costs(here, workers)
+                found[f"workers {workers}"] = _measure(here, workers)
     with (
         world(stubs, stubs, every="consumed", shards=SHARDS[1]) as here,
         said(f"2 workers, {SHARDS[1]} shards"),
     ):
-        costs[f"shards {SHARDS[1]}"] = _costs(here, 2)
-    took = {name: median(runs) for name, runs in costs.items()}
-    one, two = costs["workers 1"], costs["workers 2"]
-    more = max((costs[f"workers {workers}"] for workers in WORKERS[1:]), key=median)
+        found[f"shards {SHARDS[1]}"] = _measure(here, 2)
+    worst = max((f"workers {number}" for number in WORKERS[1:]), key=lambda of: _cost(found[of]))
     return [
-        _row("reconcile.scaling.workers", more, one, stubs, took),
-        _row("reconcile.scaling.shards", costs[f"shards {SHARDS[1]}"], two, stubs, took),
+        _row("scaling.workers", found, worst, "workers 1", stubs),
+        _row("scaling.shards", found, f"shards {SHARDS[1]}", "workers 2", stubs),
     ]
 
 
-def _row(
-    name: str, runs: list[float], peer: list[float], stubs: int, took: dict[str, float]
-) -> Row:
-    ratio = round(median(runs) / median(peer), 3)
+def _cost(runs: list[Found]) -> float:
+    return median([one["cpu"]["all"] for one in runs])
+
+
+def _row(name: str, found: Mapping[str, list[Found]], ours: str, peer: str, stubs: int) -> Row:
+    ratio = round(_cost(found[ours]) / _cost(found[peer]), 3)
+    costs = {of: [one["cpu"]["all"] for one in runs] for of, runs in found.items()}
+    rates = {of: median([one["rate"] for one in runs]) for of, runs in found.items()}
     return Row(
         name,
         ratio,
@@ -61,16 +77,19 @@ def _row(
         f"<= {MOST}",
         ratio <= MOST,
         rows=2 * stubs,
-        runs=runs,
-        peer=median(peer),
-        peer_runs=peer,
-        phases=took,
-        note="CPU of a delivery in us: driver, executors, Python workers and PostgreSQL",
+        runs=costs[ours],
+        peer=_cost(found[peer]),
+        peer_runs=costs[peer],
+        phases={of: median(runs) for of, runs in costs.items()},
+        cpu=medians([one["cpu"] for one in found[ours]]),
+        memory=medians([one["memory"] for one in found[ours]]),
+        note=f"CPU of a delivery in us with {ours}, beside {peer}; deliveries/s: "
+        + ", ".join(f"{of} {rate:,.0f}" for of, rate in rates.items()),
     )
 
 
-def _costs(here: World, workers: int) -> list[float]:
-    """Microseconds of CPU for each delivery of each counted run, by a job of its own."""
+def _measure(here: World, workers: int) -> list[Found]:
+    """The counted runs, by a job of its own."""
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     written = here.settings.model_dump(mode="json", exclude_unset=True)
@@ -83,7 +102,7 @@ def _costs(here: World, workers: int) -> list[float]:
     job.join()  # a few numbers: they wait in the pipe
     if job.exitcode != 0:
         raise AssertionError(f"the job ended with {job.exitcode}")
-    return [float(answers.get()) for _ in range(RUNS + 1)][1:]
+    return [answers.get() for _ in range(RUNS + 1)][1:]
 
 
 def _job(
@@ -106,9 +125,11 @@ def _job(
         for _ in range(RUNS + 1):
             control = connect(settings, connections)
             run = open_run(control, "reconcile", "*", settings, dry_run=True)
-            spent, begun = _cpu(server), time.perf_counter()
+            roots = (os.getpid(), server)
+            before, begun = cpu(roots), time.perf_counter()
             counts = judge(spark, settings, connections, control, run, Scope())
-            spent, took = _cpu(server) - spent, time.perf_counter() - begun
+            took = time.perf_counter() - begun
+            spent = each(before, cpu(roots), deliveries)
             close_run(control, run, "done", counts)
             with control, control.cursor() as cursor:
                 cursor.execute(
@@ -117,23 +138,10 @@ def _job(
             control.close()
             if counts["confirmed"] != deliveries:
                 raise AssertionError(f"not what was made: {counts}")
-            print(f"    {deliveries / took:,.0f} deliveries/s", flush=True)
-            answers.put(round(spent / deliveries * 1e6, 2))
+            print(f"    {deliveries / took:,.0f} deliveries/s, {spent['all']} us each", flush=True)
+            answers.put({"cpu": spent, "memory": highest(os.getpid()), "rate": deliveries / took})
     finally:
         spark.stop()
 
 
-def _cpu(server: int) -> float:
-    """Seconds that this process, the server and all below them have spent, those that ended included."""
-    total = 0
-    for root in (os.getpid(), server):
-        for pid in tree(root):
-            try:
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue  # it has ended; whoever waited for it has its time
-            total += sum(map(int, fields[11:15]))
-    return total / os.sysconf("SC_CLK_TCK")
-
-
-BENCHMARKS = {("reconcile.scaling.workers", "reconcile.scaling.shards"): bench}
+BENCHMARKS = {("scaling.workers", "scaling.shards"): bench}

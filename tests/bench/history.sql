@@ -44,6 +44,11 @@ JOIN unnest(%(topics)s::text[], %(queues)s::int[], %(epochs)s::text[]) AS e (top
 WHERE m.kind IN ('confirmed', 'consumed', 'stalled')
 ORDER BY m.topic, m.message_id;
 
+-- name: indexes: a table's indexes that no constraint needs
+SELECT i.indexrelid::regclass::text, pg_get_indexdef(i.indexrelid)
+FROM pg_index i
+WHERE i.indrelid = %(table)s::regclass AND NOT EXISTS (SELECT FROM pg_constraint c WHERE c.conindid = i.indexrelid);
+
 -- name: groups: who takes what, for the hand-written SQL
 CREATE TABLE topic_group AS
 SELECT 'topic_' || n AS topic, g AS consumer_group FROM generate_series(0, 9) n, unnest(%(groups)s::text[]) g;

@@ -14,8 +14,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "build" / "bench" / "results.json"
-RUNS = 3
-"""Counted runs of each side; the median is the figure."""
+RUNS = int(os.environ.get("BACKSTOP_BENCH_RUNS") or 3)
+"""Counted runs of each side; the median is the figure. Fewer than three are to see whether a benchmark works."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,10 @@ class Row:
     peer: float | None = None
     rows: int | None = None
     phases: Mapping[str, float] = field(default_factory=dict)
+    cpu: Mapping[str, float] = field(default_factory=dict)
+    """Microseconds of CPU for each of `rows`, or seconds of a run where there are none, by kind of process."""
+    memory: Mapping[str, float] = field(default_factory=dict)
+    """GiB at its highest, by who holds it."""
     runs: Sequence[float] = ()
     peer_runs: Sequence[float] = ()
     note: str = ""
@@ -61,6 +65,8 @@ def save(rows: Sequence[Row], where: Mapping[str, Any]) -> None:
             "rows": row.rows,
             "machine": dict(where),
             "phases": dict(row.phases),
+            "cpu": dict(row.cpu),
+            "memory": dict(row.memory),
             "runs": list(row.runs),
             "peer_runs": list(row.peer_runs),
             "note": row.note,
@@ -88,6 +94,12 @@ def alternating(
     ours(), theirs()
     pairs = [(ours(), theirs()) for _ in range(runs)]
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of figures by name, that of each name; a run without it counts as 0."""
+    names = dict.fromkeys(name for run in runs for name in run)
+    return {name: median([run.get(name, 0.0) for run in runs]) for name in names}
 
 
 def median(figures: Sequence[float]) -> float:

@@ -40,30 +40,41 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def masters(cluster: Cluster, packed: Path, events: Path) -> dict[str, dict[str, object]]:
-    """Airflow's Spark connection for each kind of master; only the executors' place differs."""
-    conf = {
+def conf(events: Path) -> dict[str, object]:
+    """Spark's settings of every job here."""
+    return {
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": f"file:{events}",
         "spark.ui.enabled": "false",
         "spark.eventLog.compress": "false",  # else a secret in it would not be seen
-    }
-    # Jobs of seconds: the second compiler and a parallel collector cost more than they give.
-    options = {
+        # Jobs of seconds: the second compiler and a parallel collector cost more than they give.
         "spark.executor.memory": "1g",
         "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
-    elsewhere = {"conf": {**conf, **options}, "archives": str(packed)}
+
+
+@pytest.fixture(scope="session")
+def masters(
+    cluster: Cluster, packed: Path, conf: dict[str, object]
+) -> dict[str, dict[str, object]]:
+    """Airflow's Spark connection for each kind of master; only the executors' place differs."""
+    elsewhere = {"conf": conf, "archives": str(packed)}
     return {
-        "standalone": {
-            "conn_type": "spark",
-            "host": f"spark://{LOOPBACK}",
-            "port": cluster.port,
-            "extra": elsewhere,
-        },
+        "standalone": {**standalone(cluster), "extra": elsewhere},
         "local-cluster": {
             "conn_type": "spark",
             "host": "local-cluster[2,1,1024]",
             "extra": elsewhere,
         },
     }
+
+
+@pytest.fixture(scope="session")
+def beside(cluster: Cluster, conf: dict[str, object]) -> dict[str, object]:
+    """The standalone cluster for tests of what dies in it: its executors find the libraries on this machine, and unpack nothing each
+    time that they are started."""
+    return {**standalone(cluster), "extra": {"conf": conf}}
+
+
+def standalone(cluster: Cluster) -> dict[str, object]:
+    return {"conn_type": "spark", "host": f"spark://{LOOPBACK}", "port": cluster.port}

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg2
 import pytest
+import redis
 from cluster_world import Cluster, Submitter, passwords
 
 from backstop.config.connections import Connections
+from backstop.leases import guard
+from backstop.leases.front import Front
+from backstop.leases.lease import Arrival
+from backstop.leases.redis_exchange import RedisExchange
+from backstop.leases.redis_records import RedisKeys
 from backstop.model.records import Counts
 from backstop.runs.run import close_run, open_run
+from backstop.sweep.run_once import run_duty as run_sweep
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
+from lease_records import end_records
 from resend_world import OTHER, TOPIC, World, ids, servers, world  # noqa: F401
 from system import System, build_template, settings_dict, system
 
+LEASES = 20
 STAGED = (
     "SELECT shard, topic, message_id, consumer_group, verdict, reason, eligible, send_count, case_kind FROM staged_verdict"
     " JOIN run USING (run_id, stage) WHERE run_id = %s ORDER BY 1, 2, 3, 4"
@@ -149,7 +159,7 @@ def test_reconcile_stages_the_same_rows_on_local_cluster(
 def test_an_executor_lost_in_any_pass_stages_the_right_rows_or_none_and_the_next_run_is_right(
     judged: System,
     by_threads: tuple[list[Any], list[Any]],
-    masters: dict[str, Any],
+    beside: dict[str, Any],
     cluster: Cluster,
     spark: Any,
     tmp_path: Path,
@@ -158,7 +168,7 @@ def test_an_executor_lost_in_any_pass_stages_the_right_rows_or_none_and_the_next
 ) -> None:
     """A table that is locked holds the executors in the pass that reads or writes it. What was read before and lies in them is
     gone with them: the run fails. The first pass has read nothing yet: its tasks run again."""
-    submitter = Submitter(masters["standalone"], tmp_path, cluster.secret)
+    submitter = Submitter(beside, tmp_path, cluster.secret)
     holder = psycopg2.connect(judged.urls[database])
 
     def kill_while_they_wait(job: Any) -> None:
@@ -214,12 +224,12 @@ def test_resend_sends_each_number_once_on_local_cluster(
 
 
 def test_an_executor_killed_while_publishing_sends_no_number_twice_and_leaves_nothing_behind(
-    world: World, masters: dict[str, Any], cluster: Cluster, tmp_path: Path
+    world: World, beside: dict[str, Any], cluster: Cluster, tmp_path: Path
 ) -> None:
     world.set("resend", to={"batch_size": 20})
     world.set("policy", "rate_limit", to=100)
     asked(world, 500)
-    submitter = Submitter(masters["standalone"], tmp_path, cluster.secret)
+    submitter = Submitter(beside, tmp_path, cluster.secret)
     with world.run() as run, submitter.submitted("resend", run, world.written, world.urls) as job:
         wait_for(lambda: len(world.published()) > 100 or not job.running, 300)
         killed = cluster.kill_executors(1)
@@ -236,6 +246,101 @@ def test_an_executor_killed_while_publishing_sends_no_number_twice_and_leaves_no
     assert world.sql(
         "producer_a", "SELECT count(*) FROM message_stub WHERE attempt_token IS NOT NULL"
     ) == [(0,)]
+
+
+def test_executors_lost_in_each_pass_of_a_sweep_leave_every_lease_taken_back_once(
+    world: World, beside: dict[str, Any], cluster: Cluster, tmp_path: Path
+) -> None:
+    """A lock on the log holds them first where a database takes back its leases, then where the log is asked about what ended in
+    Redis, whose records the lost executors had scanned; in between the driver waits to write what the first pass did. A statement
+    whose executor is gone may still lock rows, which a task that runs again skips: the next sweep takes those back."""
+    world.sql("control", "TRUNCATE sweep_count, sweep_look, sweep_sample, sweep_place CASCADE")
+    names = [f"stuck-{number}" for number in range(LEASES)]
+    ended_leases(world, [*names, "done"])
+    world.sql(
+        "consumer_billing",
+        "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'done'",
+    )
+    world.consume("held", "billing", state="CONSUMING")
+    world.sql(
+        "consumer_billing",
+        "UPDATE consumer_log SET lease_expires_at = now() + interval '1 hour' WHERE message_id = 'held'",
+    )
+    log, counts = world.urls["backstop_consumer_billing"], world.urls["backstop_control"]
+    submitter = Submitter(beside, tmp_path, cluster.secret)
+    with (
+        closing(psycopg2.connect(log)) as holder,
+        closing(psycopg2.connect(counts)) as between,
+        world.run(duty="sweep") as run,
+    ):
+        hold_back(between, "sweep_count")
+        hold_back(holder, "consumer_log")
+        with submitter.submitted("sweep", run, world.written, world.urls) as job:
+
+            def someone_waits(database: str, table: str, but: Collection[int] = ()) -> set[int]:
+                wait_for(
+                    lambda: bool(waiting(world, database, table) - {*but}) or not job.running, 300
+                )
+                assert job.running, job.text()[-4000:]
+                return waiting(world, database, table)
+
+            lost = someone_waits("consumer_billing", "consumer_log")
+            assert cluster.kill_executors(2)
+            someone_waits("consumer_billing", "consumer_log", but=lost)  # its task runs again
+            holder.rollback()
+            someone_waits("control", "sweep_count")
+            hold_back(holder, "consumer_log")
+            between.rollback()
+            someone_waits("consumer_billing", "consumer_log")
+            assert cluster.kill_executors(2)
+            holder.rollback()
+            assert job.wait() == 0, job.text()[-4000:]
+        assert job.text().count("Lost executor") >= 2, job.text()[-4000:]
+    run_sweep(world.settings, world.connections)
+    assert dict(world.sql("consumer_billing", "SELECT message_id, state FROM consumer_log")) == {
+        **dict.fromkeys(names, "EXPIRED"),
+        "done": "CONSUMED",
+        "held": "CONSUMING",
+    }
+    keys, leases = RedisKeys("billing"), redis.Redis.from_url(world.urls["backstop_leases"])
+    assert [name for index in keys.expiry for name in leases.zrange(index, 0, -1)] == []
+    counted = "SELECT decision, sum(leases)::int FROM sweep_count GROUP BY 1 ORDER BY 1"
+    assert world.sql("control", counted) == [("RECLAIM", 2 * LEASES), ("REPAIR", 1)]
+
+
+def ended_leases(made: World, names: list[str]) -> None:
+    """Leases of billing that ended a second ago, in its log and in Redis."""
+    connection = psycopg2.connect(made.urls["backstop_consumer_billing"])
+    arrivals = [Arrival(TOPIC, name) for name in names]
+    with closing(connection), connection:
+        begun = guard.begin_many(
+            connection, "billing", arrivals, lease_seconds=60, owner_host="host-1"
+        )
+    leases = made.urls["backstop_leases"]
+    front = Front(RedisExchange(leases), "billing", lease=timedelta(minutes=10))
+    front.held([(one, arrival) for one, arrival in zip(begun, arrivals, strict=True)])
+    assert end_records(redis.Redis.from_url(leases), "billing") == len(names)
+    made.sql(
+        "consumer_billing",
+        "UPDATE consumer_log SET lease_expires_at = clock_timestamp() - interval '1 second'",
+    )
+
+
+def hold_back(connection: Any, table: str) -> None:
+    """Whoever reads or changes the table from now on waits."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+
+
+def waiting(made: World, database: str, table: str) -> set[int]:
+    """The server's processes that wait for the table."""
+    found = made.sql(
+        database,
+        "SELECT pid FROM pg_locks WHERE NOT granted AND relation = %s::regclass"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+        [table],
+    )
+    return {pid for (pid,) in found}
 
 
 def asked(made: World, number: int) -> None:

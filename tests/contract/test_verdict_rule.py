@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from tests.contract import engines, random_deliveries, truth_table
 from tests.contract.truth_table import CASES, NOW
 
 import oracle
 from backstop.model.records import Verdict
+from backstop.reconcile.judge_proven import DECIDES, OUTCOME, judge_proven
 from backstop.verdicts import frames
+from backstop.verdicts.evaluate import RELATIONS, Engine, table
 
 ENGINES = ("duckdb", "postgresql", "spark")
 OF_VERDICTS = (*ENGINES, "packets")
@@ -168,6 +173,67 @@ def test_absence_is_not_evidence(runs: Mapping[str, engines.Run]) -> None:
         }
         assert after <= before, name
         assert name == "progress" or not after, name
+
+
+def test_what_logs_alone_decide_is_what_all_the_evidence_says(
+    random_tables: dict[str, Rows], of_random: dict[str, Rows]
+) -> None:
+    """Each stub whose every delivery is CONFIRMED by its log is decided without what is read after the logs, and no other is."""
+    rows = dict(random_tables)
+    topics = {row["topic"] for row in rows["delivery"]}
+    rows["no_taker"] = [dict.fromkeys(frames.NO_TAKER, 1) | {"topic": topic} for topic in topics]
+    given = {
+        name: table(columns, rows[name])
+        for text in ("verdict", "outcome")
+        for name, columns in RELATIONS[text].items()
+        if name not in ("stub", "judged")
+    }
+    seen = {row["stub_id"]: row for row in rows["delivery"]}
+    stubs = table(frames.STUB, [dict.fromkeys(frames.STUB) | row for row in seen.values()])
+    by_stub: dict[int, list[dict[str, Any]]] = {}
+    for row in of_random["duckdb"]:
+        by_stub.setdefault(row["stub_id"], []).append(row)
+    by_log = {
+        stub_id
+        for stub_id, judged in by_stub.items()
+        if all(
+            row["reason"] == "consumed" and log["log_valid"] and log["log_state"] == "CONSUMED"
+            for row, log in zip(
+                sorted(judged, key=identity),
+                sorted((d for d in rows["delivery"] if d["stub_id"] == stub_id), key=identity),
+                strict=True,
+            )
+        )
+    }
+    with closing(Engine()) as engine:
+        known = {name: given[name] for name in DECIDES}
+        found = judge_proven(known, engine, stubs, given["delivery"])
+        judged = [row for stub_id in by_log for row in by_stub[stub_id]]
+        whole = {
+            **known,
+            "stub": stubs.filter(pc.is_in(stubs["stub_id"], pa.array(by_log))),
+            "judged": table(frames.JUDGED, judged),
+        }
+        expected = engine.run("outcome", whole).select(OUTCOME)
+    assert found is not None
+    assert 20 < found.outcomes.num_rows == len(by_log) < stubs.num_rows / 2
+    assert set(map(str, found.outcomes.to_pylist())) == set(map(str, expected.to_pylist()))
+    assert set(found.rest["stub_id"].to_pylist()) == set(seen) - by_log
+    counted = Counter((row["topic"], row["consumer_group"], row["newly"]) for row in judged)
+    assert {row["verdict"] for row in found.counted.to_pylist()} == {"CONFIRMED"}
+    for row in found.counted.to_pylist():
+        one = row["topic"], row["consumer_group"]
+        assert (row["deliveries"], row["eligible"]) == (
+            counted[*one, True] + counted[*one, False],
+            0,
+        )
+        assert row["newly"] == counted[*one, True]
+    discarded = {(d["topic"], d["message_id"]) for d in rows["decision"]}
+    assert any(  # else the decisions were not needed
+        (seen[stub_id]["topic"], seen[stub_id]["message_id"]) in discarded
+        and all(row["log_state"] == "CONSUMED" for row in by_stub[stub_id])
+        for stub_id in set(by_stub) - by_log
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)

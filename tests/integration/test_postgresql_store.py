@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import time
 import uuid
@@ -21,8 +22,10 @@ from backstop.model.records import Key
 from backstop.sql.connection import PostgresConnection
 from backstop.sql.named import load
 from backstop.stores.postgresql import scan as postgresql_scan
+from backstop.stores.postgresql.logs import PostgresLogs
 from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import Scope
+from backstop.verdicts.frames import micros
 from backstop_lab.servers.child import descendants
 from store_world import PostgresWorld
 
@@ -236,6 +239,35 @@ def test_each_due_stub_is_read_once_through_the_scan(
     assert all(isinstance(row["next_check_at"], int) for row in rows)
 
 
+def test_instants_are_read_to_the_microsecond_by_whichever_arithmetic(
+    never_analysed: PostgresWorld,
+) -> None:
+    """Doubles within two centuries, numeric outside of them: both ends, and instants drawn from inside and beyond."""
+    draw = random.Random(41)
+    ends = [datetime(1900, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)]
+    beside = [end + timedelta(microseconds=by) for end in ends for by in (-1, 0, 1)]
+    span = ends[1] - ends[0]
+    drawn = [ends[0] + draw.random() * 1.1 * span for _ in range(20_000)]
+    instants = dict(enumerate([*beside, *drawn]))
+    never_analysed.run(
+        "consumer",
+        "INSERT INTO consumer_log (consumer_group, topic, message_id, state, consumed_at, lease_expires_at, updated_at)"
+        " SELECT 'instants', 'orders', n, 'CONSUMED', at, at, at FROM unnest(%s::text[], %s::timestamptz[]) AS r (n, at)",
+        ([str(number) for number in instants], list(instants.values())),
+    )
+    with PostgresLogs("billing_db", never_analysed.server.admin_dsn("consumer")) as logs:
+        found = logs.log_table("instants", [Key("orders", str(number)) for number in instants])
+    never_analysed.run("consumer", "DELETE FROM consumer_log WHERE consumer_group = 'instants'")
+    rows = found.to_pylist()
+    assert len(rows) == len(instants)
+    names = ("lease_expires_at", "log_updated_at", "log_consumed_at")
+    assert [
+        row
+        for row in rows
+        if {row[name] for name in names} != {micros(instants[int(row["message_id"])])}
+    ] == []
+
+
 def test_rows_that_row_level_security_would_hide_are_refused(running: PostgresWorld) -> None:
     server, secret = running.server, running.server.create_role("tenant")
     running.put_stub()
@@ -351,8 +383,6 @@ def test_a_commit_that_no_synchronous_standby_confirmed_is_not_called_done(
 
 def test_a_store_whose_tables_are_missing_is_silent_not_empty(running: PostgresWorld) -> None:
     running.server.create_database("bare")
-    from backstop.stores.postgresql.logs import PostgresLogs
-
     with PostgresLogs("billing_db", running.server.admin_dsn("bare")) as logs:
         with pytest.raises(StoreUnavailable, match="refused"):
             logs.logs("billing", [Key("orders", "m-1")])

@@ -14,6 +14,8 @@ from typing import Any
 import psycopg2
 import pytest
 from jinja2 import Environment
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from backstop.checks import SUITES, SuiteResult, run_suite
 from backstop.checks.run import BATCH, session_options
@@ -456,6 +458,39 @@ expectations:
     type: expect_column_values_to_be_in_set
     kwargs: {column: topic, value_set: [orders]}
 """
+
+
+def test_a_check_is_one_query_and_no_staged_row_is_fetched(control: Control) -> None:
+    """Millions of rows would come into the task's memory, and each check would take twice as long."""
+    control.stage()
+    control.insert(
+        "staged_stub",
+        shard="shop_a",
+        message_id="m-2",
+        old_status="pending",
+        new_status="pending",
+        send_count=1,
+        deliveries=0,
+    )
+    fetched: list[tuple[str, int]] = []
+
+    def note(_: Any, cursor: Any, statement: str, *__: Any) -> None:
+        fetched.append((" ".join(statement.split()), cursor.rowcount))
+
+    event.listen(Engine, "after_cursor_execute", note)
+    try:
+        for suite in ("stub_contract", "verdicts"):
+            control.audit(suite)
+    finally:
+        event.remove(Engine, "after_cursor_execute", note)
+    for suite in ("stub_contract", "verdicts"):
+        for check in checks_of(suite):
+            if check.sql is not None:
+                end = " ".join(check.sql.split())[-60:]
+                (its_own,) = [text for text, _ in fetched if end in text]
+                assert its_own.startswith("SELECT COUNT(*)"), its_own
+    of_rows = [count for text, count in fetched if text.startswith("SELECT s.* FROM")]
+    assert of_rows == [0]
 
 
 def test_expectations_of_a_team_stop_the_step_and_show_ids_alone(

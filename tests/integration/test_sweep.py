@@ -11,6 +11,7 @@ import psycopg2
 import pytest
 import redis
 
+import lease_records
 from backstop.checks.run import run_suite
 from backstop.control.connection import connect
 from backstop.leases import guard
@@ -76,18 +77,7 @@ def end_leases(world: World, seconds: float = 1) -> None:
 
 
 def end_records(world: World, group: str = GROUP) -> int:
-    """Time passes in Redis: every consuming record ended a second ago."""
-    server = leases(world)
-    keys, ended = RedisKeys(group), 0
-    for index in keys.expiry:
-        for name, ends in server.zrange(index, 0, -1, withscores=True):
-            record = server.get(name)
-            past = int(ends) - 3_600_000
-            server.zadd(index, {name: past})
-            if record:
-                server.set(name, record[:1] + b"%013d" % past + record[14:], keepttl=True)
-            ended += 1
-    return ended
+    return lease_records.end_records(leases(world), group)
 
 
 def leases(world: World) -> Any:

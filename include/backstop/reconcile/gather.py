@@ -1,6 +1,7 @@
 """Gathers what the rule needs of stubs that were read: look, look up. What a run due by time and a proof of a window share.
 
     stubs, attempts | progress | offsets, retry depth | logs (scanned or) by key | log floors, dead letters  ->  judge_batches.py
+                                                        decisions, logs of stubs that are all done           ->  judge_proven.py
 
 The order of reading is what makes the rule safe while messages flow; each bar is a read that ended before the next began.
 """
@@ -25,7 +26,17 @@ from backstop.model.errors import Unavailable
 from backstop.model.records import Counts
 from backstop.reconcile import record
 from backstop.reconcile.judge_batches import Rule
-from backstop.reconcile.lookup import BROKEN_LOGS, BROKEN_STUBS, HELD, LOOKED_UP, MISSED, look_up
+from backstop.reconcile.judge_proven import WORTH_PLANNING_TWICE
+from backstop.reconcile.lookup import (
+    BROKEN_LOGS,
+    BROKEN_STUBS,
+    COUNTS,
+    HELD,
+    LOOKED_UP,
+    MISSED,
+    OUTCOMES,
+    look_up,
+)
 from backstop.reconcile.packets import describe, unpack
 from backstop.reconcile.quarantine import quarantine_logs, quarantine_stubs
 from backstop.reconcile.read import Due
@@ -62,7 +73,7 @@ class Phases:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What was read, and what judges it: `held` are packets of lookup.HELD.
+    """What was read, and what judges it: `held` are packets of lookup.HELD, and of lookup.OUTCOMES where that was asked for.
 
     `missed`: what did not answer or cannot be judged by, and why.
     """
@@ -85,6 +96,8 @@ class Gathered:
     as asking for each key. Only below that a group is scanned."""
     lineages: Mapping[str, str]
     """Of each store that was scanned: its server and history, which a promotion must meet again."""
+    counted: list[dict[str, Any]]
+    """The verdicts of what OUTCOMES are of: rows of judge_and_stage.COUNTED."""
     read_at: Mapping[str, datetime]
     """By subject ("shard shop_a", "store billing_db"): as of which instant it was read, by a clock that can be trusted."""
 
@@ -109,9 +122,12 @@ def gather(
     due: Due,
     phases: Phases,
     partitions: int,
+    *,
+    evidence_of_all: bool = False,
 ) -> Gathered:
     """Every sound stub with its deliveries' logs, held fast, and the rule over them. Broken rows go to the quarantine, what
-    was seen of queues and groups to the progress tables; both writes hold the run's token (RunLost)."""
+    was seen of queues and groups to the progress tables; both writes hold the run's token (RunLost). `evidence_of_all`: of stubs
+    that are all done, too, the evidence is kept, not the outcome alone."""
     topics = {one.topic for one in due.read if one.sound and one.topic is not None}
     went_to = {
         (one.topic, broker)
@@ -128,6 +144,12 @@ def gather(
         hold(cursor, run)
         record.record_looks(cursor, run, looks)
         owing = read_owing(cursor, settings, topics)
+        known = {
+            "policy": owing["policy"],
+            "instant": table(frames.INSTANT, [{"as_of": frames.micros(run.as_of)}]),
+            "no_taker": table(frames.NO_TAKER, frames.no_taker_rows(settings)),
+            "decision": _decisions(cursor, topics),
+        }
     phases.end("look")
 
     scans = choose_scans(settings, sources, due, partitions)
@@ -135,9 +157,11 @@ def gather(
         spark, "log scan, cogroup by bucket, the rest by key" if scans.parts else "logs by key"
     )
     logs = scanned_logs(spark, settings, connections, scans, due.buckets)
-    held = look_up(due.packets, logs, due.buckets, owing, settings, connections).localCheckpoint(
-        eager=True
-    )
+    is_worth = sum(one.rows for one in due.read) >= WORTH_PLANNING_TWICE
+    decides = known if is_worth and not evidence_of_all else None
+    held = look_up(
+        due.packets, logs, due.buckets, owing, settings, connections, decides
+    ).localCheckpoint(eager=True)
     told = _told(held)
     for row in told[MISSED]:
         sources.unreachable.setdefault(row["subject"], row["why"])
@@ -147,20 +171,17 @@ def gather(
     broken = quarantine_stubs(told[BROKEN_STUBS], settings, control, run)
     quarantine_logs(told[BROKEN_LOGS], settings, control, run)
     with control, control.cursor() as cursor:
-        cursor.execute(_SQL["every_decision"], {"topics": sorted(topics)})
-        decisions = [dict(zip(frames.DECISION, row, strict=True)) for row in cursor.fetchall()]
+        decisions = _decisions(cursor, topics)  # again: somebody may have decided since
     rule = Rule(
         {
-            "policy": owing["policy"],
-            "instant": table(frames.INSTANT, [{"as_of": frames.micros(run.as_of)}]),
+            **known,
             "group_state": table(frames.GROUP_STATE, looks.group_state_rows()),
             "shard_state": table(frames.SHARD_STATE, looks.shard_state_rows()),
             "progress": table(frames.PROGRESS, looks.progress_rows()),
             "waiting": table(frames.WAITING, looks.waiting_rows()),
             "delay_look": table(frames.DELAY_LOOK, looks.delay_rows()),
             "dead_letter": looks.dead.table(),
-            "decision": table(frames.DECISION, decisions),
-            "no_taker": table(frames.NO_TAKER, frames.no_taker_rows(settings)),
+            "decision": decisions,
         }
     )
     phases.end("lookup")
@@ -178,7 +199,16 @@ def gather(
         scans.estimate,
         scans.worth,
         scans.lineages,
+        told[COUNTS],
         read_at,
+    )
+
+
+def _decisions(cursor: Any, topics: set[str]) -> Any:
+    """The deliveries of these topics that people discarded, as rows of DECISION."""
+    cursor.execute(_SQL["every_decision"], {"topics": sorted(topics)})
+    return table(
+        frames.DECISION, [dict(zip(frames.DECISION, row, strict=True)) for row in cursor.fetchall()]
     )
 
 
@@ -202,11 +232,13 @@ def _read_at(
 
 
 def _told(held: DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """The rows of all packets but HELD, by kind."""
+    """The rows of all packets but HELD and OUTCOMES, by kind."""
     told: dict[str, list[dict[str, Any]]] = {
-        kind: [] for kind in (BROKEN_STUBS, BROKEN_LOGS, MISSED, LOOKED_UP)
+        kind: [] for kind in (BROKEN_STUBS, BROKEN_LOGS, MISSED, LOOKED_UP, COUNTS)
     }
-    for row in held.where(f"kind <> '{HELD}'").select("kind", "packet").collect():
+    for row in (
+        held.where(f"kind NOT IN ('{HELD}', '{OUTCOMES}')").select("kind", "packet").collect()
+    ):
         told[row["kind"]] += unpack(bytes(row["packet"])).to_pylist()
     return told
 

@@ -3,6 +3,7 @@
 stubs = mapInArrow(scan_stubs)                                             read.py, a scan and a checkpoint a shard
 logs  = mapInArrow(scan_logs)                                              scan_logs.py, where much is due
 held  = stubs.groupBy("bucket").cogroup(logs.groupBy("bucket")).applyInArrow(prove_and_ask)   lookup.py, checkpointed
+                                                                           judge_proven.py: what is all done is judged here
 held.mapInArrow(judge)                                                     judge_and_stage.py: verdict.sql, outcome.sql
 """
 
@@ -66,7 +67,7 @@ def judge(
         away = len(sources.unreachable)
     describe(spark, "rule and staging")
     by_verdict, share = judge_and_stage(
-        gathered.held, gathered.rule, run.run_id, stage, settings, connections
+        gathered.held, gathered.rule, run.run_id, stage, settings, connections, gathered.counted
     )
     prove_mapped_logs(settings, connections, control, run, by_verdict)
     phases.end("judge")

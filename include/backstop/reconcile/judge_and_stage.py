@@ -1,16 +1,17 @@
-"""Judges what was held fast, counts the verdicts and stages them, in one pass on the executors."""
+"""Judges what was held fast, counts the verdicts and stages them, with what was judged before, in one pass on the executors."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.reconcile.judge_batches import Rule, judge_batches, outcomes_of
+from backstop.reconcile.judge_batches import Rule, judge_held, outcomes_of
+from backstop.reconcile.lookup import HELD, OUTCOMES, tables_of
 from backstop.reconcile.stage import connect_staging, copy_stubs, copy_verdicts, take_part
 from backstop.sql.named import load
 
@@ -38,19 +39,26 @@ def judge_and_stage(
     stage: int,
     settings: Settings,
     connections: Connections,
+    counted: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[list[dict[str, Any]], float]:
-    """Judges packets of lookup.HELD and stages verdicts and stub outcomes; returns rows of COUNTED, and which share of the time
-    was spent on staging."""
+    """Judges packets of lookup.HELD, and stages their verdicts and every stub's outcome; returns rows of COUNTED, and which share
+    of the time was spent on staging. `counted`: such rows of the packets of lookup.OUTCOMES, which were judged before."""
     url = connections.url(settings.control)
     schema = ", ".join(f"`{name}` {kind}" for name, kind in {**COUNTED, **_SPENT}.items())
     counts: Counter[tuple[str, str, str, str]] = Counter()
     seconds = staging = 0.0
+
+    def add(row: Any) -> None:
+        for what in ("deliveries", "eligible", "newly"):
+            counts[row["topic"], row["consumer_group"], row["verdict"], what] += int(row[what])
+
+    for row in counted:
+        add(row)
     for row in held.mapInArrow(_judge(url, rule, run_id, stage), schema).collect():
         if row["topic"] is None:
             seconds, staging = seconds + row["seconds"], staging + row["staging"]
-            continue
-        for what in ("deliveries", "eligible", "newly"):
-            counts[row["topic"], row["consumer_group"], row["verdict"], what] += row[what]
+        else:
+            add(row)
     found = [
         {
             "topic": topic,
@@ -77,11 +85,15 @@ def _judge(url: str, rule: Rule, run_id: int, stage: int) -> Callable[[Batches],
         counted, staging, begun = [], 0.0, monotonic()
         with closing(Engine()) as engine, ExitStack() as opened:
             staged = _Staging(url, run_id, stage, opened)
-            for batch in judge_batches(rule, engine, batches):
-                outcomes = outcomes_of(rule, engine, batch)
-                counted.append(engine.query(_SQL["counted"], {"judged": batch.judged}))
+            for kind, table in tables_of(batches, {HELD, OUTCOMES}):
+                verdicts, outcomes = None, table
+                if kind == HELD:
+                    batch = judge_held(rule, engine, table)
+                    outcomes = outcomes_of(rule, engine, batch)
+                    counted.append(engine.query(_SQL["counted"], {"judged": batch.judged}))
+                    verdicts = engine.query(_SQL["kept"], {"judged": batch.judged})
                 since = monotonic()
-                staged.write(engine.query(_SQL["kept"], {"judged": batch.judged}), outcomes)
+                staged.write(verdicts, outcomes)
                 staging += monotonic() - since
             since = monotonic()
         ended = monotonic()
@@ -101,12 +113,13 @@ class _Staging:
         self._cursor: Any = None
         self._is_mine = False
 
-    def write(self, verdicts: pa.Table, stubs: pa.Table) -> None:
+    def write(self, verdicts: pa.Table | None, stubs: pa.Table) -> None:
         """Adds rows of STAGED_VERDICT and STAGED_STUB, unless the part was staged by an earlier try of this task."""
         if self._cursor is None:
             self._open()
-        if self._is_mine:
+        if self._is_mine and verdicts is not None:
             copy_verdicts(self._cursor, self._run_id, self._stage, verdicts)
+        if self._is_mine:
             copy_stubs(self._cursor, self._run_id, self._stage, stubs)
 
     def _open(self) -> None:

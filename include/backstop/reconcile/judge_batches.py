@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backstop.reconcile.lookup import deliveries_of, held_tables
+from backstop.reconcile.lookup import HELD, deliveries_of, tables_of
 from backstop.verdicts import frames
 
 if TYPE_CHECKING:
@@ -35,27 +35,32 @@ def judge_batches(
     rule: Rule, engine: Engine, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[JudgedBatch]:
     """Packets of lookup.HELD -> judged, one table after the other."""
+    for _, held in tables_of(batches, {HELD}):
+        yield judge_held(rule, engine, held)
+
+
+def judge_held(rule: Rule, engine: Engine, held: pa.Table) -> JudgedBatch:
+    """One table of lookup.HELD -> judged."""
     import pyarrow.compute as pc
 
-    for held in held_tables(batches):
-        stubs = held.drop_columns(["deliveries"])
-        # These may be many: only those of these messages are given to the engine.
-        mine = {
-            name: rule.tables[name].filter(
-                pc.is_in(rule.tables[name].column("message_id"), stubs.column("message_id"))
-            )
-            for name in ("waiting", "dead_letter", "decision")
-        }
-        judged = engine.run(
-            "verdict",
-            {
-                **rule.tables,
-                **mine,
-                "attempt": _attempts(stubs),
-                "delivery": deliveries_of(held),
-            },
+    stubs = held.drop_columns(["deliveries"])
+    # These may be many: only those of these messages are given to the engine.
+    mine = {
+        name: rule.tables[name].filter(
+            pc.is_in(rule.tables[name].column("message_id"), stubs.column("message_id"))
         )
-        yield JudgedBatch(stubs, judged)
+        for name in ("waiting", "dead_letter", "decision")
+    }
+    judged = engine.run(
+        "verdict",
+        {
+            **rule.tables,
+            **mine,
+            "attempt": _attempts(stubs),
+            "delivery": deliveries_of(held),
+        },
+    )
+    return JudgedBatch(stubs, judged)
 
 
 def outcomes_of(rule: Rule, engine: Engine, batch: JudgedBatch) -> pa.Table:

@@ -3,17 +3,19 @@
 Stubs and the log rows that a scan found meet by bucket (a cogroup). The scan proves, the key denies: a valid CONSUMED row is
 final, whenever it was read. Whatever it does not prove is asked by key on the primary, now; only such an answer can say that
 a row is absent or in another state. A scan may therefore miss rows or fail: that costs lookups, never a false verdict.
+A stub whose every delivery is proven needs no further evidence and is judged here, where that is asked for (judge_proven.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
+from backstop.reconcile.judge_proven import judge_proven
 from backstop.reconcile.packets import PACKETS, Packet, as_batch, no_packets, of_kind, pack, unpack
 from backstop.sql.named import load
 from backstop.verdicts import frames
@@ -28,8 +30,12 @@ _BROKEN_STUB = ["shard", "topic", "message_id", "status", "send_count", "broken"
 HELD = "held"
 """A table of whole stubs, each once, with the list of its attempts and that of its deliveries: each group that owes it with the
 group's log row."""
+OUTCOMES = "outcomes"
+"""What becomes of stubs that were judged here: rows of judge_proven.OUTCOME."""
 BROKEN_STUBS, BROKEN_LOGS, MISSED, LOOKED_UP = "broken_stubs", "broken_logs", "missed", "looked_up"
 """Rows that break their contract; what did not answer (subject, why); how many deliveries were proven and asked."""
+COUNTS = "counts"
+"""How many deliveries of OUTCOMES got which verdict: rows of judge_and_stage.COUNTED."""
 _SQL = load("backstop.reconcile", "packets.sql")
 
 
@@ -40,24 +46,25 @@ def look_up(
     tables: Mapping[str, Any],
     settings: Settings,
     connections: Connections,
+    decides: Mapping[str, Any] | None = None,
 ) -> DataFrame:
     """Packets of stubs and attempts, and packets of scanned logs -> packets of HELD and of the other kinds above.
 
-    `tables`: policy, group_tag and start_offset, as Arrow tables. A store that does not answer leaves `log_answered` false,
-    never "no row".
+    `tables`: policy, group_tag and start_offset, as Arrow tables. `decides`: the relations of judge_proven.DECIDES, with which
+    what is proven is judged here; null: every stub is held. A store that does not answer leaves `log_answered` false, never
+    "no row".
     """
-    prove_and_ask = _look_up(dict(tables), settings, connections)
+    prove_and_ask = _look_up(dict(tables), decides, settings, connections)
     if (
         buckets == 1 and logs is None
     ):  # most runs: one task asks by key, and there is nothing to shuffle
         return stubs.coalesce(1).mapInArrow(_whole(prove_and_ask), PACKETS)
-    # So many more partitions than buckets that two of them seldom share a task.
-    tasks = 1 if buckets == 1 else 4 * buckets
     logs = no_packets(stubs.sparkSession) if logs is None else logs
-    by_bucket = stubs.repartition(tasks, "bucket").groupBy("bucket")
-    return by_bucket.cogroup(logs.repartition(tasks, "bucket").groupBy("bucket")).applyInArrow(
-        prove_and_ask, PACKETS
+    # By its number, not by a hash of it: a task for each bucket, and none without one.
+    by_bucket, logs_of_bucket = (
+        packets.repartitionById(buckets, "bucket").groupBy("bucket") for packets in (stubs, logs)
     )
+    return by_bucket.cogroup(logs_of_bucket).applyInArrow(prove_and_ask, PACKETS)
 
 
 def _whole(
@@ -76,20 +83,26 @@ def _whole(
     return ask
 
 
-def held_tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The HELD tables of these batches of packets, one at a time."""
+def tables_of(
+    batches: Iterator[pa.RecordBatch], kinds: Collection[str]
+) -> Iterator[tuple[str, pa.Table]]:
+    """The tables of these kinds in batches of packets, each with its kind, one at a time."""
     for batch in batches:
         for kind, packet in zip(batch.column("kind"), batch.column("packet"), strict=True):
-            if kind.as_py() == HELD:
-                yield unpack(packet)
+            if kind.as_py() in kinds:
+                yield kind.as_py(), unpack(packet)
 
 
 def _look_up(
-    tables: Mapping[str, Any], settings: Settings, connections: Connections
+    tables: Mapping[str, Any],
+    decides: Mapping[str, Any] | None,
+    settings: Settings,
+    connections: Connections,
 ) -> Callable[[pa.Table, pa.Table], pa.Table]:
     job = uuid4().hex
 
     def prove_and_ask(stubs: pa.Table, logs: pa.Table) -> pa.Table:
+        import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -105,13 +118,14 @@ def _look_up(
         away = set(why_away)
         engine = Engine()
         try:
-            part = {"part": pa.concat_tables(given)}
-            twice = engine.query(_SQL["met_twice"], part).num_rows
-            every = engine.query(_SQL["numbered" if twice else "numbered_once"], part)
+            every = pa.concat_tables(given)
+            if engine.query(_SQL["met_twice"], {"part": every}).num_rows:
+                every = engine.query(_SQL["numbered"], {"part": every})
+            else:
+                every = every.append_column("stub_id", pa.array(np.arange(every.num_rows)))
             broken = every.filter(pc.is_valid(every.column("broken")))
-            sound = every.filter(pc.is_null(every.column("broken"))).drop_columns(["broken"])
-            attempts = pa.concat_tables([table(frames.ATTEMPT, []), *of_kind(stubs, "attempts")])
-            sound = engine.query(_SQL["with_attempts"], {"part": sound, "attempt": attempts})
+            sound = every.filter(pc.is_null(every.column("broken"))) if broken.num_rows else every
+            sound = sound.drop_columns(["broken"])
             owed = engine.run("deliveries", {**tables, "stub": sound})
             scanned = pa.concat_tables([table(frames.FOUND_LOG, []), *of_kind(logs, "logs")])
             rest = engine.query(_SQL["not_proven"], {"owed": owed, "scanned": scanned})
@@ -127,7 +141,8 @@ def _look_up(
                 }
             # Of a group whose every key is proven nothing was asked, and nothing is open.
             groups, asked = (
-                set(rows.column("consumer_group").to_pylist()) for rows in (owed, answered)
+                set(pc.unique(rows.column("consumer_group")).to_pylist())
+                for rows in (owed, answered)
             )
             all_proven = table(
                 frames.ANSWERED,
@@ -140,6 +155,10 @@ def _look_up(
             delivery = engine.run(
                 "delivery", {"owed": owed, "found_log": logged, "answered": answered}
             )
+            decided = judge_proven(decides, engine, sound, delivery) if decides else None
+            left = sound if decided is None else decided.rest
+            attempts = pa.concat_tables([table(frames.ATTEMPT, []), *of_kind(stubs, "attempts")])
+            held = engine.query(_SQL["with_attempts"], {"part": left, "attempt": attempts})
         finally:
             engine.close()
         packets = [
@@ -151,8 +170,11 @@ def _look_up(
                 ),
             ),
         ]
-        if sound.num_rows:
-            packets.append(Packet(0, HELD, pack(with_deliveries(sound, delivery))))
+        if held.num_rows:
+            packets.append(Packet(0, HELD, pack(with_deliveries(held, delivery))))
+        if decided is not None:
+            packets.append(Packet(0, OUTCOMES, pack(decided.outcomes)))
+            packets.append(Packet(0, COUNTS, pack(decided.counted)))
         if broken.num_rows:
             packets.append(Packet(0, BROKEN_STUBS, pack(broken.select(_BROKEN_STUB))))
         odd = delivery.filter(pc.is_valid(delivery.column("log_broken")))
@@ -173,12 +195,15 @@ def _look_up(
 
 def with_deliveries(stubs: pa.Table, delivery: pa.Table) -> pa.Table:
     """Each stub with the list of its deliveries' groups and log rows (`deliveries`, of `_FOUND`), which is empty where nobody
-    owes it."""
+    owes it. Deliveries of other stubs are left out."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
     places = pc.index_in(delivery.column("stub_id"), stubs.column("stub_id").combine_chunks())
+    if places.null_count:
+        mine = pc.is_valid(places)
+        delivery, places = delivery.filter(mine), places.filter(mine)
     found = delivery.select(list(_FOUND)).take(pc.sort_indices(places))
     counts = np.bincount(np.asarray(places), minlength=stubs.num_rows)
     ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

@@ -6,11 +6,12 @@ rows of one key are in one bucket, whichever store they came from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backstop.model.records import EARLIEST, ID_BYTES, LATEST, TOPIC_BYTES
+from backstop.sql.named import load
 from backstop.stores.protocol import LAST_NUMBER
 from backstop.verdicts.frames import micros
 
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from backstop.verdicts.evaluate import Engine
+
 PACKETS = "`bucket` int, `kind` string, `packet` binary"
 DELIVERIES_OF_BUCKET = 150_000
 """With more the engine gains nothing, with 20,000 half its time goes into planning; so many take some 80 MB."""
 FEW_DELIVERIES = 20_000
+_SQL = load("backstop.reconcile", "packets.sql")
 
 
 def buckets_for(deliveries: int, partitions: int) -> int:
@@ -83,6 +87,24 @@ def of_kind(packets: pa.Table, kind: str) -> list[pa.Table]:
         unpack(packet)
         for packet in packets.filter(pc.equal(packets.column("kind"), kind)).column("packet")
     ]
+
+
+def deal(kind: str, part: pa.Table, given: Mapping[str, Any], engine: Engine) -> pa.Table:
+    """The rows with what packets.sql says of them under `kind`: their bucket, and of stubs how they are broken. `given`: `limits`.
+
+    Their own columns never pass the engine: to copy twenty of them there and back costs more than all that it finds out.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    places = np.arange(part.num_rows)
+    found = engine.query(_SQL[kind], {"part": part.append_column("at", pa.array(places)), **given})
+    if not np.array_equal(found.column("at").to_numpy(), places):
+        found = found.sort_by("at")
+    for name in found.column_names:
+        if name != "at":
+            part = part.append_column(name, found.column(name))
+    return part
 
 
 def by_bucket(kind: str, table: pa.Table) -> list[Packet]:

@@ -1,9 +1,10 @@
 -- Queries over rows on their way into packets, for DuckDB in the executors. All of them deal keys to the same buckets.
+-- `at` is a row's place in the table that is dealt.
 
--- name: stubs: each stub with its bucket and how it breaks its contract, null when it keeps it
+-- name: stubs: of each stub its bucket, and how it breaks its contract, null when it keeps it
 -- Broken: a topic or id longer than the contract allows, text that is no UTF-8, no id, no topic, a topic that no policy names,
 -- a status that nobody knows, more refusals than sends, or an instant from which no horizon would ever come.
-SELECT s.*, (hash(s.topic, s.message_id) % d.buckets)::int AS bucket,
+SELECT s.at, (hash(s.topic, s.message_id) % d.buckets)::int AS bucket,
     CASE
         WHEN strlen(s.message_id) > b.id_bytes OR strlen(s.topic) > b.topic_bytes THEN 'key_too_long'
         WHEN s.status = 'unreadable' THEN 'not_utf8'
@@ -24,11 +25,11 @@ SELECT shard, topic, status, broken IS NULL AS sound, count(*) AS rows, quantile
     list(DISTINCT broker) AS brokers
 FROM part GROUP BY ALL;
 
--- name: attempts: each attempt with its bucket
-SELECT a.*, (hash(a.topic, a.message_id) % d.buckets)::int AS bucket FROM part a CROSS JOIN dealt d;
+-- name: attempts: the bucket of each attempt
+SELECT a.at, (hash(a.topic, a.message_id) % d.buckets)::int AS bucket FROM part a CROSS JOIN dealt d;
 
--- name: logs: each log row with its bucket
-SELECT l.*, (hash(l.topic, l.message_id) % d.buckets)::int AS bucket FROM part l CROSS JOIN dealt d;
+-- name: logs: the bucket of each log row
+SELECT l.at, (hash(l.topic, l.message_id) % d.buckets)::int AS bucket FROM part l CROSS JOIN dealt d;
 
 -- name: sent_to: where attempts went
 SELECT DISTINCT topic, broker FROM part WHERE broker IS NOT NULL;
@@ -36,12 +37,8 @@ SELECT DISTINCT topic, broker FROM part WHERE broker IS NOT NULL;
 -- name: met_twice: whether a key has more than one row
 SELECT 1 FROM part GROUP BY topic, message_id HAVING count(*) > 1 LIMIT 1;
 
--- name: numbered_once: the stubs of a bucket, numbered, where no key is met twice: the windows of `numbered` cost twice as much
-SELECT s.* EXCLUDE (broken), row_number() OVER () AS stub_id, s.broken
-FROM (SELECT * FROM part ORDER BY shard, topic, message_id) s;
-
--- name: numbered: the stubs of a bucket, numbered; one id on two shards is broken, because which of the two promises is the real
--- one, a machine cannot know
+-- name: numbered: the stubs of a bucket in which a key is met twice, numbered; one id on two shards is broken, because which of
+-- the two promises is the real one, a machine cannot know
 SELECT s.* EXCLUDE (broken), row_number() OVER (ORDER BY s.shard, s.topic, s.message_id) AS stub_id,
     coalesce(s.broken, CASE
         WHEN count(*) OVER (PARTITION BY s.topic, s.message_id) > 1 THEN 'on_two_shards' END) AS broken
@@ -53,7 +50,7 @@ FROM (
 ) s;
 
 -- name: not_proven: the owed deliveries that the scan did not show to be done
-SELECT o.* FROM owed o ANTI JOIN scanned l
+SELECT o.consumer_group, o.topic, o.message_id FROM owed o ANTI JOIN scanned l
     ON l.consumer_group = o.consumer_group AND l.topic = o.topic AND l.message_id = o.message_id;
 
 -- name: proven: the log rows of owed deliveries among those that were scanned

@@ -33,7 +33,7 @@ from backstop.model.errors import (
     StoreUnavailable,
     Unavailable,
 )
-from backstop.model.records import Counts, Key
+from backstop.model.records import Counts
 from backstop.reconcile.find_gaps import find_gaps
 from backstop.reconcile.find_takers import ask_about_untaken
 from backstop.reconcile.lineage import not_continued, topics_of
@@ -49,7 +49,7 @@ from backstop.requests.ask import (
 )
 from backstop.runs.run import Run, hold
 from backstop.sql.named import load
-from backstop.stores.protocol import LAST_NUMBER, StubOutcome, StubStore
+from backstop.stores.protocol import LAST_NUMBER, StubOutcome, StubOutcomes, StubStore
 from backstop.verdicts.blast_radius import Radius, too_wide
 
 _SQL = load("backstop.reconcile", "queries.sql")
@@ -405,9 +405,12 @@ def _promote_shard(
     with control, control.cursor(name="staged") as rows:
         rows.execute(_SQL["staged_stubs"], {"run_id": run_id, "shard": name})
         while chunk := rows.fetchmany(_STUBS):
-            outcomes = [StubOutcome(Key(row[0], row[1]), *row[2:]) for row in chunk]
             moved += sum(
-                apply_apart(outcomes, lambda some: store.promote(some, as_of, own_as_of), refused)
+                apply_apart(
+                    StubOutcomes.of_rows(chunk),
+                    lambda some: store.promote(some, as_of, own_as_of),
+                    refused,
+                )
             )
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["forget_shard"], {"run_id": run_id, "shard": name})

@@ -125,7 +125,16 @@ def prove(
             partitions,
         )
         gathered = gather(
-            spark, settings, connections, control, run, sources, due, phases, partitions
+            spark,
+            settings,
+            connections,
+            control,
+            run,
+            sources,
+            due,
+            phases,
+            partitions,
+            evidence_of_all=True,  # a proof shows each delivery's
         )
     if sum(one.rows for one in due.read) >= _WORTH_COMPILING:
         spark.conf.set("spark.sql.codegen.wholeStage", "true")

@@ -27,6 +27,7 @@ from backstop.reconcile.packets import (
     Packet,
     buckets_for,
     by_bucket,
+    deal,
     describe,
     in_batches,
     limits,
@@ -273,7 +274,7 @@ def _scan_stubs(
         engine = Engine()
 
         def packets_of(kind: str, part: pa.Table) -> list[Packet]:
-            dealt = engine.query(_SQL[kind], {"part": part, **given})
+            dealt = deal(kind, part, given, engine)
             about = "read" if kind == "stubs" else "sent_to"
             return [
                 *by_bucket(kind, dealt),

@@ -17,15 +17,13 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
-from backstop.reconcile.packets import PACKETS, Packet, by_bucket, in_batches, limits
+from backstop.reconcile.packets import PACKETS, Packet, by_bucket, deal, in_batches, limits
 from backstop.reconcile.read import Due
-from backstop.sql.named import load
 from backstop.verdicts.frames import instant
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_SQL = load("backstop.reconcile", "packets.sql")
 KEYS_WORTH_A_SCAN = 20_000
 """With fewer due of a group, asking by key is over before a scan would have begun."""
 ROWS_FOR_A_KEY = 15 / 3.5
@@ -105,7 +103,7 @@ def _scan_logs(
         engine = Engine()
 
         def packets_of(kind: str, part: pa.Table) -> list[Packet]:
-            return by_bucket(kind, engine.query(_SQL[kind], {"part": part, **given}))
+            return by_bucket(kind, deal(kind, part, given, engine))
 
         try:
             with Sources(settings, connections) as sources:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar, overload
 
 from backstop.brokers.protocol import Finding
 from backstop.model.records import Attempt, Key, LogRow, Message, Outcome, Position, Stub
@@ -176,6 +176,55 @@ class StubOutcome(NamedTuple):
     send_count: int
     next_look_at: datetime | None
     """next_check_at becomes max(old, this); null leaves it (an eligible stub, whose next look only the claim moves)."""
+
+
+class StubOutcomes(Sequence[StubOutcome]):
+    """Many of them, by column: to make an object for each of millions takes a third as long as to change their rows."""
+
+    NAMES: Final = (
+        "topics",
+        "message_ids",
+        "old_statuses",
+        "new_statuses",
+        "send_counts",
+        "next_looks",
+    )
+    """Of the columns, as statements take them."""
+
+    def __init__(self, columns: Sequence[Sequence[Any]]) -> None:
+        """Topics, message ids, and then as StubOutcome; all of one length."""
+        self.columns = columns
+
+    @classmethod
+    def of(cls, outcomes: Sequence[StubOutcome]) -> Self:
+        """The same by column."""
+        if isinstance(outcomes, cls):
+            return outcomes
+        rows = [
+            (*one.key, str(one.old_status), str(one.new_status), one.send_count, one.next_look_at)
+            for one in outcomes
+        ]
+        return cls.of_rows(rows)
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Sequence[Any]]) -> Self:
+        """Rows of topic, message id, and then as StubOutcome."""
+        return cls(list(zip(*rows, strict=True)) or [()] * 6)
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    @overload
+    def __getitem__(self, which: int) -> StubOutcome: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> Self: ...
+
+    def __getitem__(self, which: int | slice) -> StubOutcome | Self:
+        if isinstance(which, slice):
+            return type(self)([column[which] for column in self.columns])
+        topic, message_id, *rest = (column[which] for column in self.columns)
+        return StubOutcome(Key(topic, message_id), *rest)
 
 
 @dataclass(frozen=True, slots=True)

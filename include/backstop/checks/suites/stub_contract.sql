@@ -1,11 +1,19 @@
 -- What crosses tables or shards; the expectations over single rows are in stub_contract.yaml.
 
 -- name: no_stub_twice: no message id is judged on two shards
--- By itself, because expect_compound_columns_to_be_unique takes three times as long over millions of rows.
+-- By itself, because expect_compound_columns_to_be_unique takes three times as long over millions of rows. Numbers are sorted, and
+-- only what they name is looked at as text; the first thousand of them are enough to stop a run.
 SELECT s.topic, s.message_id
 FROM {batch} AS run
 JOIN staged_stub AS s USING (run_id, stage)
-WHERE s.deliveries > 0
+WHERE s.deliveries > 0 AND hashtextextended(s.message_id, hashtext(s.topic)) = ANY (ARRAY(
+    SELECT hashtextextended(o.message_id, hashtext(o.topic))
+    FROM {batch} AS run_of
+    JOIN staged_stub AS o USING (run_id, stage)
+    WHERE o.deliveries > 0
+    GROUP BY 1
+    HAVING count(*) > 1
+    LIMIT 1000))
 GROUP BY s.topic, s.message_id
 HAVING count(*) > 1;
 

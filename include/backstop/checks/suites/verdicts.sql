@@ -41,7 +41,8 @@ WHERE coalesce(staged.deliveries, 0) <> coalesce(counted.deliveries, 0)
    OR coalesce(staged.eligible, 0) <> coalesce(counted.eligible, 0);
 
 -- name: verdicts_have_stubs: every verdict belongs to a stub of this run, as it was read
-SELECT found.topic, found.message_id, min(found.consumer_group) AS consumer_group
+-- IS TRUE keeps it one look by key for each stub, and only stubs that have a verdict are sorted.
+SELECT v.topic, v.message_id, min(v.consumer_group) AS consumer_group
 FROM (
     SELECT v.shard, v.topic, v.message_id, v.send_count, v.consumer_group
     FROM {batch} AS run
@@ -50,9 +51,13 @@ FROM (
     SELECT s.shard, s.topic, s.message_id, s.send_count, NULL
     FROM {batch} AS run
     JOIN staged_stub AS s USING (run_id, stage)
-) AS found
-GROUP BY found.shard, found.topic, found.message_id, found.send_count
-HAVING count(*) = count(found.consumer_group);
+    WHERE (EXISTS (
+        SELECT 1 FROM staged_verdict AS o
+        WHERE o.run_id = s.run_id AND o.stage = s.stage AND o.shard = s.shard AND o.topic = s.topic
+          AND o.message_id = s.message_id)) IS TRUE
+) AS v
+GROUP BY v.shard, v.topic, v.message_id, v.send_count
+HAVING count(*) = count(v.consumer_group);
 
 -- name: confirmed_is_complete: a stub becomes confirmed only when every delivery is CONFIRMED or VOIDED
 SELECT s.topic, s.message_id

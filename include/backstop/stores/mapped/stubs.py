@@ -30,6 +30,7 @@ from backstop.model.records import (
     Message,
     Stub,
 )
+from backstop.sql.array_literal import array_literal
 from backstop.sql.connection import BULK_TIMEOUT, PostgresConnection, columns, readable
 from backstop.sql.named import load
 from backstop.stores.mapped.check import check_stubs
@@ -50,6 +51,7 @@ from backstop.stores.protocol import (
     Scope,
     Settlement,
     StubOutcome,
+    StubOutcomes,
 )
 
 _SQL = load("backstop.stores.mapped", "stubs.sql")
@@ -367,25 +369,15 @@ class MappedStubs:
     def promote(
         self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None
     ) -> int:
-        rows = [
-            (*o.key, str(o.old_status), str(o.new_status), o.send_count, o.next_look_at)
-            for o in outcomes
-        ]
-        names = (
-            "topics",
-            "message_ids",
-            "old_statuses",
-            "new_statuses",
-            "send_counts",
-            "next_looks",
-        )
+        given = map(array_literal, StubOutcomes.of(outcomes).columns)
+        by_name = dict(zip(StubOutcomes.NAMES, given, strict=True))
 
         def move(cursor: Cursor) -> int:
-            values = {**columns(rows, names), "store": self._shard, "as_of": as_of}
+            values = {**by_name, "store": self._shard, "as_of": as_of}
             cursor.execute(_SQL["promote"], values)
             return cursor.rowcount
 
-        return self._control.run(move) if rows else 0
+        return self._control.run(move) if outcomes else 0
 
     def reopen(self, topics: Sequence[str], since: datetime) -> int:
         def move(cursor: Cursor) -> int:

@@ -24,12 +24,18 @@ l.first_received_at, l.updated_at, l.consumed_at, l.conflicts, l.last_error, l.o
 
 -- name: rule_columns: what the rule needs; instants in microseconds, those that no calendar holds as its ends
 l.topic, l.message_id, coalesce(l.state, '') AS log_state,
-CASE WHEN l.lease_expires_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
-    least(l.lease_expires_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS lease_expires_at,
-CASE WHEN l.updated_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
-    least(l.updated_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS log_updated_at,
-CASE WHEN l.consumed_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
-    least(l.consumed_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS log_consumed_at;
+CASE WHEN l.lease_expires_at BETWEEN timestamptz '1900-01-01Z' AND timestamptz '2100-01-01Z'
+    THEN (date_part('epoch', l.lease_expires_at) * 1000000)::bigint
+    WHEN l.lease_expires_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01Z',
+        least(l.lease_expires_at, timestamptz '9000-01-01Z'))) * 1000000)::bigint END AS lease_expires_at,
+CASE WHEN l.updated_at BETWEEN timestamptz '1900-01-01Z' AND timestamptz '2100-01-01Z'
+    THEN (date_part('epoch', l.updated_at) * 1000000)::bigint
+    WHEN l.updated_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01Z',
+        least(l.updated_at, timestamptz '9000-01-01Z'))) * 1000000)::bigint END AS log_updated_at,
+CASE WHEN l.consumed_at BETWEEN timestamptz '1900-01-01Z' AND timestamptz '2100-01-01Z'
+    THEN (date_part('epoch', l.consumed_at) * 1000000)::bigint
+    WHEN l.consumed_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01Z',
+        least(l.consumed_at, timestamptz '9000-01-01Z'))) * 1000000)::bigint END AS log_consumed_at;
 
 -- name: of_keys: one group's rows by key, each through the primary key, whatever the planner guesses of the table
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)

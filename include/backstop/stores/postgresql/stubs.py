@@ -15,6 +15,7 @@ from psycopg2.extensions import cursor as Cursor
 from backstop.brokers.protocol import Finding
 from backstop.model.errors import ContractBroken
 from backstop.model.records import VERSION_HEADER, Attempt, Key, Message, Outcome, Stub
+from backstop.sql.array_literal import array_literal
 from backstop.sql.connection import PostgresConnection, columns
 from backstop.sql.named import load
 from backstop.stores.postgresql.check import check
@@ -34,6 +35,7 @@ from backstop.stores.protocol import (
     Scope,
     Settlement,
     StubOutcome,
+    StubOutcomes,
 )
 
 _SQL = load("backstop.stores.postgresql", "stubs.sql")
@@ -338,22 +340,14 @@ class PostgresStubs:
     def promote(
         self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None
     ) -> int:
-        names = (
-            "topics",
-            "message_ids",
-            "old_statuses",
-            "new_statuses",
-            "send_counts",
-            "next_looks",
-        )
         moved = 0
         for start in range(0, len(outcomes), _PROMOTED):
-            chunk = outcomes[start : start + _PROMOTED]
-            rows = [
-                (*o.key, str(o.old_status), str(o.new_status), o.send_count, o.next_look_at)
-                for o in chunk
-            ]
-            values = {**columns(rows, names), "as_of": as_of, "own_as_of": own_as_of or as_of}
+            given = StubOutcomes.of(outcomes[start : start + _PROMOTED]).columns
+            values = {
+                **dict(zip(StubOutcomes.NAMES, map(array_literal, given), strict=True)),
+                "as_of": as_of,
+                "own_as_of": own_as_of or as_of,
+            }
             moved += self._connection.run(partial(self._promote, values))
         return moved
 

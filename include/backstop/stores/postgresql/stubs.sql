@@ -26,22 +26,38 @@ WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz
 
 -- name: stub_columns: begins a table for the rule: the columns of STUB_COLUMNS
 SELECT %(shard)s::text AS shard, s.topic, s.message_id, s.tag, s.status, s.send_count, s.refusals, s.max_sends,
-    CASE WHEN s.next_check_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
-        least(s.next_check_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS next_check_at,
-    CASE WHEN s.created_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
-        least(s.created_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS created_at,
-    CASE WHEN s.first_seen_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
-        least(s.first_seen_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS first_seen_at,
-    CASE WHEN s.judged_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
-        least(s.judged_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS judged_at,
-    CASE WHEN s.deliver_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
-        least(s.deliver_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS deliver_at,
-    CASE WHEN s.attempted_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
-        least(s.attempted_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS attempted_at,
-    CASE WHEN s.sent_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
-        least(s.sent_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS sent_at,
-    CASE WHEN s.attempt_deadline IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
-        least(s.attempt_deadline, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END
+    CASE WHEN s.next_check_at BETWEEN timestamptz '1900-01-01Z' AND timestamptz '2100-01-01Z'
+        THEN (date_part('epoch', s.next_check_at) * 1000000)::bigint
+        WHEN s.next_check_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01Z',
+            least(s.next_check_at, timestamptz '9000-01-01Z'))) * 1000000)::bigint END AS next_check_at,
+    CASE WHEN s.created_at BETWEEN timestamptz '1900-01-01Z' AND timestamptz '2100-01-01Z'
+        THEN (date_part('epoch', s.created_at) * 1000000)::bigint
+        WHEN s.created_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01Z',
+            least(s.created_at, timestamptz '9000-01-01Z'))) * 1000000)::bigint END AS created_at,
+    CASE WHEN s.first_seen_at BETWEEN timestamptz '1900-01-01Z' AND timestamptz '2100-01-01Z'
+        THEN (date_part('epoch', s.first_seen_at) * 1000000)::bigint
+        WHEN s.first_seen_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01Z',
+            least(s.first_seen_at, timestamptz '9000-01-01Z'))) * 1000000)::bigint END AS first_seen_at,
+    CASE WHEN s.judged_at BETWEEN timestamptz '1900-01-01Z' AND timestamptz '2100-01-01Z'
+        THEN (date_part('epoch', s.judged_at) * 1000000)::bigint
+        WHEN s.judged_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01Z',
+            least(s.judged_at, timestamptz '9000-01-01Z'))) * 1000000)::bigint END AS judged_at,
+    CASE WHEN s.deliver_at BETWEEN timestamptz '1900-01-01Z' AND timestamptz '2100-01-01Z'
+        THEN (date_part('epoch', s.deliver_at) * 1000000)::bigint
+        WHEN s.deliver_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01Z',
+            least(s.deliver_at, timestamptz '9000-01-01Z'))) * 1000000)::bigint END AS deliver_at,
+    CASE WHEN s.attempted_at BETWEEN timestamptz '1900-01-01Z' AND timestamptz '2100-01-01Z'
+        THEN (date_part('epoch', s.attempted_at) * 1000000)::bigint
+        WHEN s.attempted_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01Z',
+            least(s.attempted_at, timestamptz '9000-01-01Z'))) * 1000000)::bigint END AS attempted_at,
+    CASE WHEN s.sent_at BETWEEN timestamptz '1900-01-01Z' AND timestamptz '2100-01-01Z'
+        THEN (date_part('epoch', s.sent_at) * 1000000)::bigint
+        WHEN s.sent_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01Z',
+            least(s.sent_at, timestamptz '9000-01-01Z'))) * 1000000)::bigint END AS sent_at,
+    CASE WHEN s.attempt_deadline BETWEEN timestamptz '1900-01-01Z' AND timestamptz '2100-01-01Z'
+        THEN (date_part('epoch', s.attempt_deadline) * 1000000)::bigint
+        WHEN s.attempt_deadline IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01Z',
+            least(s.attempt_deadline, timestamptz '9000-01-01Z'))) * 1000000)::bigint END
         AS attempt_deadline,
     s.attempt_token IS NULL AS settled, s.broker, s.queue_id, s.queue_offset, s.queue_epoch,
     CASE WHEN s.send_count <= 1 THEN s.broker ELSE s.first_broker END AS first_broker,
@@ -82,10 +98,14 @@ CROSS JOIN LATERAL (
 SELECT a.topic, a.message_id, a.send_number, g.consumer_group, a.outcome,
     coalesce(a.broker, CASE WHEN a.send_number > 1 THEN NULL WHEN s.send_count > 1 THEN s.first_broker ELSE s.broker END) AS broker,
     a.queue_id, a.queue_offset, a.queue_epoch,
-    CASE WHEN a.started_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
-        least(a.started_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS started_at,
-    CASE WHEN a.finished_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
-        least(a.finished_at, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END AS finished_at;
+    CASE WHEN a.started_at BETWEEN timestamptz '1900-01-01Z' AND timestamptz '2100-01-01Z'
+        THEN (date_part('epoch', a.started_at) * 1000000)::bigint
+        WHEN a.started_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01Z',
+            least(a.started_at, timestamptz '9000-01-01Z'))) * 1000000)::bigint END AS started_at,
+    CASE WHEN a.finished_at BETWEEN timestamptz '1900-01-01Z' AND timestamptz '2100-01-01Z'
+        THEN (date_part('epoch', a.finished_at) * 1000000)::bigint
+        WHEN a.finished_at IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01Z',
+            least(a.finished_at, timestamptz '9000-01-01Z'))) * 1000000)::bigint END AS finished_at;
 
 -- name: attempts_of_due: ... of due stubs that were sent more than once, or first to some groups alone
 , s.next_check_at AS cut_at
