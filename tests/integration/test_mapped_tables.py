@@ -101,6 +101,64 @@ def test_each_preset_tells_lost_rolled_back_under_way_and_done_apart(
         assert shop.shown() == written, "nothing may be written in the other program's tables"
 
 
+UNDER_WAY, PAST = ("unsent", "paused"), ("sent", "gone_sent", "gone_unsent")
+LOGGED = ("none", "working", "odd", "failed", "done")
+
+
+def verdict_of(row: str, log: str, a_minute_later: bool) -> str:
+    """The truth table of a row and of its log, once the group has passed all that was stored."""
+    if log == "done":
+        return "CONFIRMED"
+    if log in ("working", "odd"):  # somebody may finish it without a new copy
+        return "IN_PROGRESS"
+    if row in UNDER_WAY or not a_minute_later:  # a copy may be stored later than what was passed
+        return "BACKLOGGED"
+    if log == "failed":
+        return "STALLED"
+    return "UNSENT" if row == "gone_unsent" else "LOST"
+
+
+def test_the_truth_table_holds_for_each_state_of_a_row_and_of_its_log(mapped: Open) -> None:
+    states = {"working": ["Scheduled"], "failed": ["Failed"], "kept": None}
+    with mapped("cap", consumer=states) as shop:
+        made = {shop.promise(): (row, log) for row in (*UNDER_WAY, *PAST) for log in LOGGED}
+        for message_id, (row, log) in made.items():
+            if row in ("sent", "gone_sent"):
+                shop.send(message_id)
+            elif row == "paused":
+                shop.run(
+                    'UPDATE {published} SET "StatusName" = \'Paused\' WHERE "Id" = %(id)s',
+                    id=int(message_id),
+                )
+            if log != "none":
+                shop.receive(message_id, done=log == "done")
+            if log in ("odd", "failed"):
+                shop.run(
+                    'UPDATE {received} SET "StatusName" = %(state)s, "Added" = "Added" - {two_hours}'
+                    ' WHERE "Id" = %(id)s + 7000',
+                    state=log.capitalize(),
+                    id=int(message_id),
+                )
+        shop.look()
+        for message_id, (row, _) in made.items():
+            if row.startswith("gone"):
+                shop.run('DELETE FROM {published} WHERE "Id" = %(id)s', id=int(message_id))
+        shop.look()
+        shop.system.pass_over("billing")
+        shop.prove(next(one for one, (_, log) in made.items() if log == "done"))
+        found = shop.judge(*made)
+        for one, (row, log) in made.items():
+            verdict = verdict_of(row, log, a_minute_later=False)
+            # No copy is known, and it was met a moment ago: a long transaction commits late.
+            unsent = verdict == "BACKLOGGED" and not row.endswith("_sent") and row != "sent"
+            assert found[one][0] in ({verdict, "WAITING"} if unsent else {verdict}), (row, log)
+        shop.a_minute_later()
+        found = shop.judge(*made)
+        assert {made[one]: found[one][0] for one in made} == {
+            kind: verdict_of(*kind, a_minute_later=True) for kind in made.values()
+        }
+
+
 def test_what_was_sent_before_the_first_look_is_not_lost_where_logs_are_deleted(
     mapped: Open,
 ) -> None:
