@@ -191,7 +191,7 @@ def test_names_and_values_in_mysql_are_quoted_and_parameters() -> None:
     shop = settings.producers["shop"].mapping
     assert shop is not None
     types = {
-        name: ColumnType(name, "varchar", "varchar(9)", "utf8mb4", 9, True, "")
+        name: ColumnType(name, "varchar", "varchar(9)", "utf8mb4", 9, True)
         for name in ("a`b%", "doc", "c'd", "name", "added")
     }
     values: dict[str, object] = {}
@@ -202,7 +202,7 @@ def test_names_and_values_in_mysql_are_quoted_and_parameters() -> None:
     assert """'$."x''y\\\\"\\\\\\\\z"'""" in writer.state() and "DROP" not in writer.state()
     assert table_of("`cap.published`") == "`cap.published`" and table_of("a.b") == "`a`.`b`"
     assert writer.changed_by_a_send() == [], "no column is left that a second send would change"
-    types["retries"] = ColumnType("Retries", "int", "int(11)", None, None, False, "")
+    types["retries"] = ColumnType("Retries", "int", "int(11)", None, None, False)
     assert writer.changed_by_a_send() == ["Retries"]
 
 

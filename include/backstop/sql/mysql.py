@@ -39,7 +39,6 @@ _ASKED = (
     "server_id",
     "server_uuid",
     "server_uid",
-    "lower_case_table_names",
     "read_only",
     "super_read_only",
     "innodb_read_only",
@@ -232,11 +231,6 @@ def server_of(cursor: Any) -> str:
     ((started,),) = cursor.fetchall()
     names = ("hostname", "port", "server_id", "server_uuid", "server_uid")
     return " ".join([*(known.get(name, "-") for name in names), str(started)])
-
-
-def folds_table_names(cursor: Any) -> bool:
-    """Whether `Message` and `message` name one table."""
-    return _variables(cursor).get("lower_case_table_names", "0") != "0"
 
 
 def _variables(cursor: Any) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
 from backstop.config.mapped import LogMapping, StubMapping, table_parts
@@ -156,14 +157,12 @@ class MysqlTable:
 
         rows: list[dict[str, Any]] = []
         for chunk in _chunks(keys):
-            rows += self._connection.run(
-                lambda cursor, chunk=chunk: self._logs_of(cursor, mapping, group, chunk)
-            )
+            rows += self._connection.run(partial(self._logs_of, mapping, group, chunk))
         shown = [{name: row[name] for name in wanted} for row in rows]
         return pa.Table.from_pylist(shown, schema=arrow_schema(wanted))
 
     def _logs_of(
-        self, cursor: Any, mapping: LogMapping, group: str, keys: Sequence[Key]
+        self, mapping: LogMapping, group: str, keys: Sequence[Key], cursor: Any
     ) -> list[dict[str, Any]]:
         now, zone = _clock(cursor), zone_of(mapping)
         names = {
@@ -411,10 +410,8 @@ def _clock(cursor: Any) -> datetime:
 def _types(cursor: Any, table: str) -> dict[str, ColumnType]:
     cursor.execute(_SQL["columns"], _named(table))
     return {
-        name.lower(): ColumnType(
-            name, kind.lower(), written, charset, length, bool(required), extra.lower()
-        )
-        for name, kind, written, charset, length, required, extra in cursor.fetchall()
+        name.lower(): ColumnType(name, kind.lower(), written, charset, length, bool(required))
+        for name, kind, written, charset, length, required in cursor.fetchall()
     }
 
 

@@ -62,7 +62,6 @@ class ColumnType:
     charset: str | None
     length: int | None
     required: bool
-    extra: str
 
     @property
     def is_text(self) -> bool:

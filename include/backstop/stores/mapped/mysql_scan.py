@@ -119,7 +119,7 @@ def read_range(
     for theirs, its_id, its_group, done_at in cursor:
         named, message_id, group = as_text(theirs), as_text(its_id), as_text(its_group)
         topic = None if named is None else ours(named)
-        if topic is not None and message_id is not None and group in part.groups:
+        if topic and message_id is not None and group is not None and group in part.groups:
             at = min(utc_micros(done_at, zone) or latest, latest)
             rows.append(
                 {
