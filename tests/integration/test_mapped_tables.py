@@ -1,4 +1,4 @@
-"""Message tables of other programs: what a mapped row proves, and what it never proves."""
+"""Message tables of other programs on PostgreSQL and MariaDB alike: what a mapped row proves, and what it never proves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from backstop.stores.open import open_mapped_logs, open_mapped_stubs
 from backstop.stores.protocol import Claim, Scope
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from mapped_world import LIBRARIES, Mapped, make_mapped, settings_of
+from mapped_world import SERVERS, Mapped, make_mapped, settings_of
+from mariadb import MariaDB
 from system import build_template, system
 
 
@@ -35,21 +36,38 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
+    with MariaDB(tmp_path_factory.mktemp("mariadb")) as server:
+        yield server
+
+
 Open = Callable[..., Any]
 
 
-@pytest.fixture
-def mapped(postgres: Postgres, valkey: Valkey) -> Open:
+@pytest.fixture(params=sorted(SERVERS))
+def mapped(
+    request: pytest.FixtureRequest, postgres: Postgres, valkey: Valkey, mariadb: MariaDB
+) -> Open:
     @contextmanager
     def opened(name: str, **changes: Any) -> Iterator[Mapped]:
-        library = LIBRARIES[name]
+        library = SERVERS[request.param][name]
         with system(postgres, valkey, **settings_of(library, **changes)) as running:
-            yield make_mapped(postgres, running, library)
+            server = mariadb if library.server == "mariadb" else postgres
+            yield make_mapped(server, running, library)
 
     return opened
 
 
-@pytest.mark.parametrize("name", sorted(LIBRARIES))
+on_postgresql = pytest.mark.parametrize("mapped", ["postgresql"], indirect=True)
+on_mariadb = pytest.mark.parametrize("mapped", ["mariadb"], indirect=True)
+
+
+@pytest.mark.parametrize(
+    ("mapped", "name"),
+    [(server, name) for server, libraries in SERVERS.items() for name in sorted(libraries)],
+    indirect=["mapped"],
+)
 def test_each_preset_tells_lost_rolled_back_under_way_and_done_apart(
     mapped: Open, name: str
 ) -> None:
@@ -81,6 +99,64 @@ def test_each_preset_tells_lost_rolled_back_under_way_and_done_apart(
             under_way: ("BACKLOGGED", "ahead_of_group"),
         }
         assert shop.shown() == written, "nothing may be written in the other program's tables"
+
+
+UNDER_WAY, PAST = ("unsent", "paused"), ("sent", "gone_sent", "gone_unsent")
+LOGGED = ("none", "working", "odd", "failed", "done")
+
+
+def verdict_of(row: str, log: str, a_minute_later: bool) -> str:
+    """The truth table of a row and of its log, once the group has passed all that was stored."""
+    if log == "done":
+        return "CONFIRMED"
+    if log in ("working", "odd"):  # somebody may finish it without a new copy
+        return "IN_PROGRESS"
+    if row in UNDER_WAY or not a_minute_later:  # a copy may be stored later than what was passed
+        return "BACKLOGGED"
+    if log == "failed":
+        return "STALLED"
+    return "UNSENT" if row == "gone_unsent" else "LOST"
+
+
+def test_the_truth_table_holds_for_each_state_of_a_row_and_of_its_log(mapped: Open) -> None:
+    states = {"working": ["Scheduled"], "failed": ["Failed"], "kept": None}
+    with mapped("cap", consumer=states) as shop:
+        made = {shop.promise(): (row, log) for row in (*UNDER_WAY, *PAST) for log in LOGGED}
+        for message_id, (row, log) in made.items():
+            if row in ("sent", "gone_sent"):
+                shop.send(message_id)
+            elif row == "paused":
+                shop.run(
+                    'UPDATE {published} SET "StatusName" = \'Paused\' WHERE "Id" = %(id)s',
+                    id=int(message_id),
+                )
+            if log != "none":
+                shop.receive(message_id, done=log == "done")
+            if log in ("odd", "failed"):
+                shop.run(
+                    'UPDATE {received} SET "StatusName" = %(state)s, "Added" = "Added" - {two_hours}'
+                    ' WHERE "Id" = %(id)s + 7000',
+                    state=log.capitalize(),
+                    id=int(message_id),
+                )
+        shop.look()
+        for message_id, (row, _) in made.items():
+            if row.startswith("gone"):
+                shop.run('DELETE FROM {published} WHERE "Id" = %(id)s', id=int(message_id))
+        shop.look()
+        shop.system.pass_over("billing")
+        shop.prove(next(one for one, (_, log) in made.items() if log == "done"))
+        found = shop.judge(*made)
+        for one, (row, log) in made.items():
+            verdict = verdict_of(row, log, a_minute_later=False)
+            # No copy is known, and it was met a moment ago: a long transaction commits late.
+            unsent = verdict == "BACKLOGGED" and not row.endswith("_sent") and row != "sent"
+            assert found[one][0] in ({verdict, "WAITING"} if unsent else {verdict}), (row, log)
+        shop.a_minute_later()
+        found = shop.judge(*made)
+        assert {made[one]: found[one][0] for one in made} == {
+            kind: verdict_of(*kind, a_minute_later=True) for kind in made.values()
+        }
 
 
 def test_what_was_sent_before_the_first_look_is_not_lost_where_logs_are_deleted(
@@ -126,7 +202,7 @@ def test_a_row_that_was_touched_since_waits_for_another_copy(mapped: Open) -> No
         assert shop.judge(lost)[lost][0] == "LOST"
         # A person sends it again on the library's own page, and its relay is done before anybody looks.
         shop.run(
-            'UPDATE cap.published SET "StatusName" = \'Scheduled\' WHERE "Id" = %(id)s',
+            'UPDATE {published} SET "StatusName" = \'Scheduled\' WHERE "Id" = %(id)s',
             id=int(lost),
         )
         assert shop.judge(lost)[lost] == ("BACKLOGGED", "ahead_of_group")
@@ -146,9 +222,7 @@ def test_a_row_that_is_gone_counts_from_when_it_was_missed(mapped: Open) -> None
         shop.a_minute_later()
         shop.system.pass_over("billing")
         shop.prove(done)
-        shop.run(
-            'DELETE FROM cap.published WHERE "Id" IN (%(a)s, %(b)s)', a=int(sent), b=int(unsent)
-        )
+        shop.run('DELETE FROM {published} WHERE "Id" IN (%(a)s, %(b)s)', a=int(sent), b=int(unsent))
         waits = ("BACKLOGGED", "ahead_of_group")
         assert shop.judge(sent) == {sent: waits}
         assert shop.judge(unsent)[unsent][0] in ("WAITING", "BACKLOGGED")
@@ -180,14 +254,14 @@ def test_a_mistaken_mapping_makes_nothing_look_lost(mapped: Open) -> None:
 def test_a_producers_mistaken_id_makes_nothing_look_lost(mapped: Open) -> None:
     """Where the log is Backstop's own, whose absence counts otherwise."""
     own = {"consumers": {"billing_db": {"connection": "billing_db"}}}
-    with mapped("cap", producer={"message_id": "Retries"}, **own) as shop:
+    with mapped("cap", producer={"message_id": "Version"}, **own) as shop:
         message_id = shop.send(shop.promise())
         shop.system.log(Key("orders", message_id))
         shop.look()
         shop.a_minute_later()
         shop.system.pass_over("billing")
-        shop.prove("0")
-        assert shop.judge("0") == {"0": ("UNKNOWN", "log_purged")}
+        shop.prove("v1")
+        assert shop.judge("v1") == {"v1": ("UNKNOWN", "log_purged")}
 
 
 def test_no_verdict_rests_on_the_tables_own_clock_and_zone(mapped: Open) -> None:
@@ -211,6 +285,7 @@ def test_no_verdict_rests_on_the_tables_own_clock_and_zone(mapped: Open) -> None
         assert "time_zone" in bad[0].do
 
 
+@on_postgresql
 def test_rows_that_break_the_mapping_cost_only_themselves(mapped: Open) -> None:
     with mapped("practice", consumer={"kept": None}) as shop:
         shop.run(
@@ -253,7 +328,7 @@ def test_a_log_row_without_a_readable_id_may_be_any_message(mapped: Open) -> Non
         shop.a_minute_later()
         shop.system.pass_over("billing")
         shop.prove(done)
-        other = "INSERT INTO cap.received VALUES (%(id)s, 'v1', 'orders', %(group)s, 'no json', 50, now(), NULL, 'Failed')"
+        other = "INSERT INTO {received} VALUES (%(id)s, 'v1', 'orders', %(group)s, 'no json', 50, now(), NULL, 'Failed')"
         shop.run(other, id=1, group="shipping.v1")
         assert shop.judge(done, lost)[lost] == ("LOST", "passed_over")
         shop.run(other, id=2, group="billing.v1")
@@ -269,10 +344,10 @@ def test_a_state_that_nobody_named_proves_nothing(mapped: Open) -> None:
         shop.receive(done)
         shop.receive(logged, done=False)
         shop.run(
-            'UPDATE cap.published SET "StatusName" = \'Paused\' WHERE "Id" = %(id)s', id=int(odd)
+            'UPDATE {published} SET "StatusName" = \'Paused\' WHERE "Id" = %(id)s', id=int(odd)
         )
         shop.run(
-            'UPDATE cap.received SET "StatusName" = \'Paused\' WHERE "Id" = %(id)s + 7000',
+            'UPDATE {received} SET "StatusName" = \'Paused\' WHERE "Id" = %(id)s + 7000',
             id=int(logged),
         )
         shop.look()
@@ -288,6 +363,7 @@ def test_a_state_that_nobody_named_proves_nothing(mapped: Open) -> None:
         assert row["log_broken"] == "a state that the mapping does not name"
 
 
+@on_postgresql
 def test_an_id_that_the_column_cannot_hold_as_written_is_not_absent(mapped: Open) -> None:
     with mapped("practice", consumer={"kept": None}) as shop:
         shop.run("ALTER TABLE inbox ALTER message_id TYPE uuid USING message_id::uuid")
@@ -313,7 +389,7 @@ def test_the_scan_and_the_key_tell_the_same_of_each_row(mapped: Open) -> None:
         shop.look()
         shop.send(ids[1])
         ids.append(shop.send(shop.promise()))
-        shop.run('DELETE FROM cap.published WHERE "Id" = %(id)s', id=int(ids[2]))
+        shop.run('DELETE FROM {published} WHERE "Id" = %(id)s', id=int(ids[2]))
         shop.look()
         later = datetime.now(UTC)
         with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
@@ -363,10 +439,12 @@ def test_a_dead_letter_without_an_id_holds_back_what_it_may_be(mapped: Open) -> 
 
 
 def test_silence_is_never_no_row_and_shows_no_password(mapped: Open) -> None:
-    url = "postgresql://backstop:s3cret-never-shown@127.0.0.1:1/gone"
-    stub_mapping = StubMapping.model_validate({"preset": "eventuate", "topics": ["orders"]})
-    log_mapping = LogMapping.model_validate({"preset": "eventuate"})
     with mapped("eventuate") as shop:
+        dialect = "mysql" if shop.library.server == "mariadb" else "postgresql"
+        url = f"{dialect}://backstop:s3cret-never-shown@127.0.0.1:1/gone"
+        given = {"preset": "eventuate", "dialect": dialect}
+        stub_mapping = StubMapping.model_validate({**given, "topics": ["orders"]})
+        log_mapping = LogMapping.model_validate(given)
         control = shop.system.urls["control"]
         stubs = MappedStubs("shop", url, control, stub_mapping)
         logs = MappedLogs("billing_db", url, control, log_mapping)
@@ -434,7 +512,7 @@ def test_no_row_hides_a_later_one_and_an_old_look_is_due_by_itself(mapped: Open)
     with mapped("cap", consumer={"kept": None}) as shop:
         assert due(shop) == 1, "nobody has looked at it yet"
         ahead = shop.promise()
-        shop.run("""UPDATE cap.published SET "Added" = '2999-12-31'""")
+        shop.run("""UPDATE {published} SET "Added" = '2999-12-31'""")
         shop.look()
         shop.system.rows("control", "UPDATE mapped_stub SET status = 'confirmed'")
         assert due(shop) == 0, f"{ahead} was met, and is not new for ever"
@@ -448,5 +526,5 @@ def test_no_row_hides_a_later_one_and_an_old_look_is_due_by_itself(mapped: Open)
             "control",
             "UPDATE mapped_look SET began_at = began_at - interval '41 min', ended_at = ended_at - interval '41 min'",
         )
-        shop.run("""UPDATE cap.published SET "Added" = "Added" - interval '2 hours'""")
+        shop.run("""UPDATE {published} SET "Added" = "Added" - {two_hours}""")
         assert due(shop) == 1, "what committed late is met by a look alone"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import psycopg2
+import pymysql
 
 from backstop.evidence.judge_by_key import Judge, Judged
 from backstop.evidence.sources import Sources
@@ -18,7 +19,9 @@ from backstop.reconcile.look_at_mapped import look_at_mapped, prove_mapped_logs
 from backstop.runs.run import close_run, open_run
 from backstop.stores.open import open_mapped_stubs
 from backstop.stores.protocol import StubOutcome
+from backstop_lab.servers.ports import LOOPBACK
 from backstop_lab.servers.postgres import Postgres
+from mariadb import PASSWORD, MariaDB
 from system import System
 
 CAP = """
@@ -69,6 +72,9 @@ class Library:
     finish: str
     """What it has when the work is done."""
     id_of: Callable[[int], str] = str
+    words: Mapping[str, str] = field(default_factory=dict)
+    """What a test's own statements name in braces, as this server has it."""
+    server: str = "postgresql"
 
 
 LIBRARIES: dict[str, Library] = {
@@ -82,6 +88,11 @@ LIBRARIES: dict[str, Library] = {
         " jsonb_build_object('Headers', jsonb_build_object('cap-msg-id', %(id)s::text))::text, 0,"
         " now() AT TIME ZONE 'Asia/Shanghai', NULL, 'Scheduled')",
         'UPDATE cap.received SET "StatusName" = \'Succeeded\' WHERE "Id" = %(id)s + 7000',
+        words={
+            "published": "cap.published",
+            "received": "cap.received",
+            "two_hours": "interval '2 hours'",
+        },
     ),
     "modulith": Library(
         MODULITH,
@@ -170,6 +181,154 @@ LIBRARIES: dict[str, Library] = {
 }
 
 
+CAP_MYSQL = """
+CREATE TABLE "cap.received" ("Id" bigint NOT NULL, "Version" varchar(20) DEFAULT NULL, "Name" varchar(400) NOT NULL,
+    "Group" varchar(200) DEFAULT NULL, "Content" longtext, "Retries" int(11) DEFAULT NULL, "Added" datetime NOT NULL,
+    "ExpiresAt" datetime DEFAULT NULL, "StatusName" varchar(50) NOT NULL, PRIMARY KEY ("Id"), INDEX "IX_ExpiresAt" ("ExpiresAt"))
+    ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
+CREATE TABLE "cap.published" ("Id" bigint NOT NULL, "Version" varchar(20) DEFAULT NULL, "Name" varchar(200) NOT NULL,
+    "Content" longtext, "Retries" int(11) DEFAULT NULL, "Added" datetime NOT NULL, "ExpiresAt" datetime DEFAULT NULL,
+    "StatusName" varchar(40) NOT NULL, PRIMARY KEY ("Id"), INDEX "IX_ExpiresAt" ("ExpiresAt"))
+    ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
+"""
+_MODULITH_MYSQL = """
+CREATE TABLE {name} (ID VARCHAR(36) NOT NULL, LISTENER_ID VARCHAR(512) NOT NULL, EVENT_TYPE VARCHAR(512) NOT NULL,
+    SERIALIZED_EVENT VARCHAR(4000) NOT NULL, PUBLICATION_DATE TIMESTAMP(6) NOT NULL, COMPLETION_DATE TIMESTAMP(6) NULL DEFAULT NULL,
+    STATUS VARCHAR(20), COMPLETION_ATTEMPTS INT, LAST_RESUBMISSION_DATE TIMESTAMP(6) NULL DEFAULT NULL, PRIMARY KEY (ID));
+"""
+MODULITH_MYSQL = "".join(
+    _MODULITH_MYSQL.format(name=name) for name in ("EVENT_PUBLICATION", "EVENT_PUBLICATION_ARCHIVE")
+)
+EVENTUATE_MYSQL = """
+DROP DATABASE IF EXISTS eventuate;
+CREATE DATABASE eventuate CHARACTER SET utf8mb4;
+CREATE TABLE eventuate.message (id VARCHAR(767) PRIMARY KEY, destination LONGTEXT NOT NULL,
+    headers LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci NOT NULL,
+    payload LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci NOT NULL, published SMALLINT DEFAULT 0,
+    message_partition SMALLINT, creation_time BIGINT);
+CREATE TABLE eventuate.received_messages (consumer_id VARCHAR(255), message_id VARCHAR(255), creation_time BIGINT,
+    published SMALLINT DEFAULT 0, PRIMARY KEY (consumer_id, message_id));
+"""
+PRACTICE_MYSQL = """
+CREATE TABLE message_stub ("messageId" varchar(64) PRIMARY KEY, content text, count int, status int, "offset" bigint,
+    "resendTime" datetime, created datetime(3)) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
+CREATE TABLE inbox (message_id varchar(255), state varchar(20), at timestamp(6) DEFAULT CURRENT_TIMESTAMP(6), INDEX (message_id))
+    ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
+"""
+DEDUP_LISTENER = """
+CREATE TABLE t_rocketmq_dedup (application_name varchar(255) NOT NULL, topic varchar(255) NOT NULL, tag varchar(16) NOT NULL,
+    msg_uniq_key varchar(255) NOT NULL, status varchar(16) NOT NULL, expire_time bigint(20) NOT NULL,
+    UNIQUE KEY uniq_key (application_name, topic, tag, msg_uniq_key) USING BTREE) ENGINE=InnoDB DEFAULT CHARSET=utf8
+    ROW_FORMAT=COMPACT;
+"""
+_EVENT = "JSON_UNQUOTE(JSON_EXTRACT(SERIALIZED_EVENT, '$.orderId')) = %(id)s"
+_PUBLICATION = (
+    "INSERT INTO EVENT_PUBLICATION SELECT UUID(), '{listener}', 'org.example.OrderPlaced',"
+    " JSON_OBJECT('orderId', %(id)s), NOW(6), NULL, 'PUBLISHED', 0, NULL"
+)
+_COMPLETION = "UPDATE EVENT_PUBLICATION SET COMPLETION_DATE = NOW(6) WHERE LISTENER_ID = '{listener}' AND {event}"
+_ARCHIVING = (
+    "INSERT INTO EVENT_PUBLICATION_ARCHIVE SELECT ID, LISTENER_ID, EVENT_TYPE, SERIALIZED_EVENT, PUBLICATION_DATE, NOW(6),"
+    " 'COMPLETED', 1, NULL FROM EVENT_PUBLICATION WHERE LISTENER_ID = '{listener}' AND {event};"
+    " DELETE FROM EVENT_PUBLICATION WHERE LISTENER_ID = '{listener}' AND {event}"
+)
+_LISTENER = "org.example.Billing.on"
+
+
+def _on_mysql(
+    name: str,
+    tables: str,
+    promise: str,
+    send: str,
+    receive: str,
+    finish: str,
+    words: Mapping[str, str] | None = None,
+) -> Library:
+    """The library's mappings are those of PostgreSQL, in the other dialect."""
+    its = LIBRARIES[name]
+    producer, consumer = (
+        {**mapping, "dialect": "mysql"} for mapping in (its.producer, its.consumer)
+    )
+    return Library(
+        tables,
+        producer,
+        consumer,
+        promise,
+        send,
+        receive,
+        finish,
+        its.id_of,
+        words or {},
+        "mariadb",
+    )
+
+
+_PRACTICE = _on_mysql(
+    "practice",
+    PRACTICE_MYSQL,
+    "INSERT INTO message_stub VALUES (%(id)s, '{}', 0, 0, NULL, NULL, UTC_TIMESTAMP(3))",
+    'UPDATE message_stub SET "offset" = 1, count = count + 1 WHERE BINARY "messageId" = BINARY %(id)s',
+    "INSERT INTO inbox (message_id, state) VALUES (%(id)s, 'begun')",
+    "UPDATE inbox SET state = 'done' WHERE CONVERT(message_id USING utf8mb4) COLLATE utf8mb4_bin = %(id)s",
+)
+ON_MARIADB: dict[str, Library] = {
+    "cap": _on_mysql(
+        "cap",
+        CAP_MYSQL,
+        "INSERT INTO {published} VALUES (%(id)s, 'v1', 'orders', '{}', 0, UTC_TIMESTAMP() + INTERVAL 8 HOUR, NULL, 'Scheduled')",
+        # As its relay does: each send is known by when the row expires.
+        'UPDATE {published} SET "StatusName" = \'Succeeded\', "Retries" = "Retries" + 1,'
+        ' "ExpiresAt" = UTC_TIMESTAMP() + INTERVAL 32 HOUR WHERE "Id" = %(id)s',
+        "INSERT INTO {received} VALUES (%(id)s + 7000, 'v1', 'orders', 'billing.v1',"
+        " CONCAT('{\"Headers\": {\"cap-msg-id\": \"', %(id)s, '\"}}'), 0, UTC_TIMESTAMP() + INTERVAL 8 HOUR, NULL, 'Scheduled')",
+        'UPDATE {received} SET "StatusName" = \'Succeeded\' WHERE "Id" = %(id)s + 7000',
+        {
+            "published": '"cap.published"',
+            "received": '"cap.received"',
+            "two_hours": "INTERVAL 2 HOUR",
+        },
+    ),
+    "modulith": _on_mysql(
+        "modulith",
+        MODULITH_MYSQL,
+        _PUBLICATION.format(listener=EXTERNALIZER),
+        _COMPLETION.format(listener=EXTERNALIZER, event=_EVENT),
+        _PUBLICATION.format(listener=_LISTENER),
+        _COMPLETION.format(listener=_LISTENER, event=_EVENT),
+    ),
+    "modulith_archive": _on_mysql(
+        "modulith_archive",
+        MODULITH_MYSQL,
+        _PUBLICATION.format(listener=EXTERNALIZER),
+        _ARCHIVING.format(listener=EXTERNALIZER, event=_EVENT),
+        _PUBLICATION.format(listener=_LISTENER),
+        _ARCHIVING.format(listener=_LISTENER, event=_EVENT),
+    ),
+    "eventuate": _on_mysql(
+        "eventuate",
+        EVENTUATE_MYSQL,
+        "INSERT INTO eventuate.message VALUES (%(id)s, 'orders', '{}', '{}', 0, NULL, ROUND(UNIX_TIMESTAMP(NOW(4)) * 1000))",
+        "UPDATE eventuate.message SET published = 1 WHERE id = %(id)s",
+        "",
+        "INSERT INTO eventuate.received_messages VALUES ('billing-consumer', %(id)s, ROUND(UNIX_TIMESTAMP(NOW(4)) * 1000), 0)",
+    ),
+    "practice": _PRACTICE,
+    "dedup_listener": replace(
+        _PRACTICE,
+        tables=PRACTICE_MYSQL + DEDUP_LISTENER,
+        consumer={
+            "dialect": "mysql",
+            "preset": "dedup_listener",
+            "groups": {"billing": "billing-app"},
+        },
+        receive="INSERT INTO t_rocketmq_dedup VALUES ('billing-app', 'orders', '', %(id)s, 'CONSUMING', 1)",
+        finish="UPDATE t_rocketmq_dedup SET status = 'CONSUMED' WHERE msg_uniq_key = %(id)s",
+        id_of=lambda number: f"m-{number}:%é",
+    ),
+}
+SERVERS = {"postgresql": LIBRARIES, "mariadb": ON_MARIADB}
+
+
 OUTBOX = """
 CREATE TABLE outboxevent (id uuid PRIMARY KEY, aggregatetype varchar(255) NOT NULL, aggregateid varchar(255) NOT NULL,
     type varchar(255) NOT NULL, payload jsonb);
@@ -195,11 +354,24 @@ class Mapped:
     system: System
     library: Library
     database: str
-    owner: str
+    owner: Any
+    """PostgreSQL's URL, or the server of MariaDB."""
     numbers: int = 100
 
     def run(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
-        """One committed statement of the other program."""
+        """One committed statement of the other program; {words} as its server has them."""
+        for word, here in self.library.words.items():
+            statement = statement.replace("{" + word + "}", here)
+        if isinstance(self.owner, MariaDB):
+            with (
+                closing(connect_mariadb(self.owner, self.database)) as theirs,
+                theirs.cursor() as their_cursor,
+            ):
+                their_cursor.execute(statement, values or None)
+                found = list(their_cursor.fetchall())
+                while their_cursor.nextset():
+                    pass
+                return found
         with (
             closing(psycopg2.connect(self.owner)) as connection,
             connection,
@@ -207,6 +379,23 @@ class Mapped:
         ):
             cursor.execute(statement, values or None)
             return list(cursor.fetchall()) if cursor.description else []
+
+    def can_write(self, statement: str) -> bool:
+        """Whether Backstop's own login could change these tables."""
+        for word, here in self.library.words.items():
+            statement = statement.replace("{" + word + "}", here)
+        try:
+            if isinstance(self.owner, MariaDB):
+                with closing(
+                    connect_mariadb(self.owner, self.database, user=self.database)
+                ) as theirs:
+                    theirs.cursor().execute(statement)
+            else:
+                self.system.rows("shop", statement)
+        except (psycopg2.errors.InsufficientPrivilege, pymysql.err.OperationalError) as error:
+            assert "denied" in str(error)
+            return False
+        return True
 
     def promise(self) -> str:
         """A message that its relay has not sent."""
@@ -288,7 +477,18 @@ class Mapped:
             close_run(control, run, "done", {})
 
     def shown(self) -> list[tuple[Any, ...]]:
-        """Every row of the other program's tables, with the transaction that wrote it."""
+        """Every row of the other program's tables, with the transaction that wrote it where the server keeps that."""
+        if isinstance(self.owner, MariaDB):
+            theirs = self.run(
+                "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA IN (%(mine)s, 'eventuate')"
+                " ORDER BY 1, 2",
+                mine=self.database,
+            )
+            return [
+                (table, row)
+                for schema, table in theirs
+                for row in sorted(self.run(f'SELECT * FROM "{schema}"."{table}"'), key=repr)
+            ]
         tables = self.run(
             "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables"
             " WHERE schemaname NOT IN ('pg_catalog', 'information_schema') ORDER BY 1"
@@ -300,11 +500,13 @@ class Mapped:
         ]
 
 
-def make_mapped(postgres: Postgres, running: System, library: Library) -> Mapped:
+def make_mapped(server: Postgres | MariaDB, running: System, library: Library) -> Mapped:
     """Makes the database with the library's tables and a login that may only read; the system's connection `shop` is that."""
     name = f"theirs_{uuid.uuid4().hex[:10]}"
-    postgres.create_database(name)
-    owner = postgres.admin_dsn(name)
+    if isinstance(server, MariaDB):
+        return _make_on_mariadb(server, running, library, name)
+    server.create_database(name)
+    owner = server.admin_dsn(name)
     with closing(psycopg2.connect(owner)) as connection, connection, connection.cursor() as cursor:
         cursor.execute(library.tables)
         cursor.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{name}'")
@@ -317,6 +519,36 @@ def make_mapped(postgres: Postgres, running: System, library: Library) -> Mapped
             cursor.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {name}")
     running.urls["shop"] = _as(owner, name)
     return Mapped(running, library, name, owner)
+
+
+def _make_on_mariadb(server: MariaDB, running: System, library: Library, name: str) -> Mapped:
+    with closing(connect_mariadb(server, "dedup")) as connection, connection.cursor() as cursor:
+        cursor.execute("DROP DATABASE IF EXISTS eventuate")
+        cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+        cursor.execute(f"USE {name}")
+        cursor.execute(library.tables)
+        while cursor.nextset():
+            pass
+        cursor.execute(f"CREATE USER {name}@'{LOOPBACK}' IDENTIFIED BY '{PASSWORD}'")
+        for schema in (name, "eventuate"):
+            cursor.execute(f"GRANT SELECT ON {schema}.* TO {name}@'{LOOPBACK}'")
+    running.urls["shop"] = server.url(name, name)
+    return Mapped(running, library, name, server)
+
+
+def connect_mariadb(server: MariaDB, database: str, user: str = "admin") -> Any:
+    """As the other program, whose statements quote names as PostgreSQL's do."""
+    return pymysql.connect(
+        host=LOOPBACK,
+        port=server.port,
+        user=user,
+        password=PASSWORD,
+        database=database,
+        autocommit=True,
+        charset="utf8mb4",
+        client_flag=pymysql.constants.CLIENT.MULTI_STATEMENTS,
+        init_command="SET SESSION sql_mode = 'ANSI_QUOTES'",
+    )
 
 
 def settings_of(library: Library, **changes: Any) -> dict[str, Any]:

@@ -137,8 +137,9 @@ class MariaDB:
             connect_timeout=5,
         )
 
-    def url(self) -> str:
-        return f"mysql://sweeper:{PASSWORD.replace('@', '%40').replace('/', '%2F')}@{LOOPBACK}:{self.port}/dedup"
+    def url(self, user: str = "sweeper", database: str = "dedup") -> str:
+        password = PASSWORD.replace("@", "%40").replace("/", "%2F")
+        return f"mysql://{user}:{password}@{LOOPBACK}:{self.port}/{database}"
 
     def _answers(self) -> bool:
         try:

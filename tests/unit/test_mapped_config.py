@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from backstop.config.load import from_mapping
-from backstop.config.mapped import LOG_PRESETS, STUB_PRESETS
+from backstop.config.mapped import LOG_PRESETS, STUB_PRESETS, table_parts
 from backstop.model.errors import ConfigurationError
 from backstop.stores.mapped.columns import log_rows, stub_rows
+from backstop.stores.mapped.mysql_columns import ColumnType, Writer, table_of, utc_micros
 
 BOTH: dict[str, Any] = {
     "control": "backstop_control",
@@ -83,7 +85,19 @@ def test_a_preset_fills_in_what_is_not_written_beside_it() -> None:
         ([("producers/shop/mapping/column", "x")], "no such setting"),
         ([("producers/shop/mapping/tables", ["a.b.c"])], "schema.table"),
         ([("topics/orders/groups", {"billing": {"tags": ["a"]}})], "a row of shop has no tag"),
+        ([("producers/shop/mapping/tables", ["`a.b"])], "schema.table"),
+        ([("producers/shop/mapping/dialect", "oracle")], "dialect"),
         ([("producers/shop/kind", "captured")], "`kind: captured` with `slot`"),
+        (
+            [
+                ("producers/shop/kind", "captured"),
+                (
+                    "producers/shop/mapping",
+                    {"preset": "debezium", "topics": ["orders"], "slot": "s", "dialect": "mysql"},
+                ),
+            ],
+            "captured tables in PostgreSQL alone",
+        ),
         ([("producers/shop/mapping/slot", "s")], "captured"),
         (
             [
@@ -149,10 +163,69 @@ def test_names_from_the_file_are_quoted_and_values_are_parameters() -> None:
     assert "pg_input_is_valid" in log_rows(inbox, 160_000)
 
 
+def test_a_preset_knows_what_the_library_names_otherwise_in_mysql() -> None:
+    settings = from_mapping(
+        changed(
+            ("producers/shop/mapping/dialect", "mysql"),
+            ("consumers/billing_db/mapping/dialect", "mysql"),
+        )
+    )
+    shop, inbox = settings.producers["shop"].mapping, settings.consumers["billing_db"].mapping
+    assert shop is not None and inbox is not None
+    assert (shop.tables, inbox.tables) == (("`cap.published`",), ("`cap.received`",))
+    assert table_parts(shop.tables[0]) == (None, "cap.published")
+    assert table_parts("`a.b`.c") == ("a.b", "c") and table_parts("a.b") == ("a", "b")
+    other = from_mapping(changed()).producers["shop"].mapping
+    assert other is not None and other.fingerprint != shop.fingerprint
+
+
+def test_names_and_values_in_mysql_are_quoted_and_parameters() -> None:
+    settings = from_mapping(
+        changed(
+            ("producers/shop/mapping/dialect", "mysql"),
+            ("producers/shop/mapping/message_id", "a`b%"),
+            ("producers/shop/mapping/state", "doc.x'y\"\\z"),
+            ("producers/shop/mapping/only", {"c'd": "x'; DROP TABLE y; --"}),
+        )
+    )
+    shop = settings.producers["shop"].mapping
+    assert shop is not None
+    types = {
+        name: ColumnType(name, "varchar", "varchar(9)", "utf8mb4", 9, True)
+        for name in ("a`b%", "doc", "c'd", "name", "added")
+    }
+    values: dict[str, object] = {}
+    writer = Writer(shop, types, values, 0)
+    assert "t.`a``b%%`" in writer.exact(shop.message_id)
+    assert writer.only() == ["CAST(CONVERT(t.`c'd` USING utf8mb4) AS BINARY) = %(only_0)s"]
+    assert values["only_0"] == b"x'; DROP TABLE y; --"
+    assert """'$."x''y\\\\"\\\\\\\\z"'""" in writer.state() and "DROP" not in writer.state()
+    assert table_of("`cap.published`") == "`cap.published`" and table_of("a.b") == "`a`.`b`"
+    assert writer.changed_by_a_send() == [], "no column is left that a second send would change"
+    types["retries"] = ColumnType("Retries", "int", "int(11)", None, None, False)
+    assert writer.changed_by_a_send() == ["Retries"]
+
+
+def test_a_local_time_becomes_the_instant_that_its_zone_says() -> None:
+    berlin = ZoneInfo("Europe/Berlin")
+
+    def micros(text: str) -> int:
+        return int(datetime.fromisoformat(text).timestamp() * 1_000_000)
+
+    assert utc_micros(micros("2026-07-01 12:00+00:00"), berlin) == micros("2026-07-01 10:00+00:00")
+    # An hour that comes twice is the first of the two, so that a later row is never taken for an earlier one.
+    assert utc_micros(micros("2026-10-25 02:30+00:00"), berlin) == micros("2026-10-25 00:30+00:00")
+    assert utc_micros(None, berlin) is None
+    for text in ("1000-01-01 00:00+00:00", "9999-12-31 23:59+00:00"):
+        assert isinstance(utc_micros(micros(text), berlin), int)
+
+
 def test_every_preset_is_whole_but_for_what_only_its_user_knows() -> None:
     own = {"message_id": "serialized_event.orderId", "topics": ["orders"], "time_zone": "UTC"}
     for name in set(STUB_PRESETS) - {"debezium"}:
         mapping = {"preset": name, **own} if "modulith" in name else {**own, "preset": name}
         from_mapping(changed(("producers/shop/mapping", mapping)))
     for name in LOG_PRESETS:
+        mysql = {"preset": name, "dialect": "mysql", **own}
+        from_mapping(changed(("consumers/billing_db/mapping", mysql)))
         from_mapping(changed(("consumers/billing_db/mapping", {"preset": name, **own})))

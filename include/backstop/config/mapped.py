@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
@@ -32,6 +33,16 @@ _States = tuple[_Text, ...]
 
 
 CAPTURED_AT = "captured_at"
+_PARTS = re.compile(r"(?:(`[^`]+`|[^.`]+)\.)?(`[^`]+`|[^.`]+)")
+
+
+def table_parts(name: str) -> tuple[str | None, str]:
+    """(schema, table) of a name as the file has it: in backquotes a part may hold dots. ValueError for anything else."""
+    found = _PARTS.fullmatch(name)
+    if found is None:
+        raise ValueError(name)
+    schema, table = (part and part.strip("`") for part in found.groups())
+    return schema, table
 
 
 def _by_name(value: Any) -> Any:
@@ -144,14 +155,36 @@ LOG_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "received_at": "creation_time",
         "times": "milliseconds",
     },
+    # RocketMQDedupListener's: CONSUMING is whoever holds the message; its user's job deletes rows, a day after they were done.
+    "dedup_listener": {
+        "tables": ["t_rocketmq_dedup"],
+        "message_id": "msg_uniq_key",
+        "topic": "topic",
+        "group": "application_name",
+        "state": "status",
+        "done": ["CONSUMED"],
+        "working": ["CONSUMING"],
+        "kept": "24h",
+    },
 }
+_MYSQL: Mapping[str, Mapping[str, Any]] = {
+    # A dot in the name, not a schema.
+    "cap": {"tables": ["`cap.{0}`"]},
+    "modulith": {"tables": ["EVENT_PUBLICATION"]},
+    "modulith_archive": {"tables": ["EVENT_PUBLICATION", "EVENT_PUBLICATION_ARCHIVE"]},
+}
+"""What the same libraries name otherwise in MySQL; {0}: published, or received."""
 
 
 class _Mapping(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    dialect: Literal["postgresql", "mysql"] = Field(
+        default="postgresql", description="what its server speaks; MariaDB: mysql"
+    )
     tables: tuple[_Text, ...] = Field(
-        min_length=1, description="the table, as schema.table; an archive of it beside it"
+        min_length=1,
+        description="the table, as schema.table; an archive of it beside it; `in backquotes` where a name has a dot",
     )
     message_id: _Text = Field(description="the column of the id that travels with the message")
     topic: _Text | None = Field(
@@ -162,7 +195,8 @@ class _Mapping(BaseModel):
     )
     times: Literal["instant", "local", "milliseconds"] = Field(
         default="instant",
-        description="what its times are: timestamp with time zone; timestamp without (then `time_zone`); milliseconds since 1970",
+        description="what its times are: timestamp with time zone (MySQL: timestamp); timestamp without (MySQL: datetime; then "
+        "`time_zone`); milliseconds since 1970",
     )
     time_zone: _Text | None = Field(
         default=None, description="the zone of times without one, for example Asia/Shanghai"
@@ -177,8 +211,10 @@ class _Mapping(BaseModel):
     @classmethod
     def _has_at_most_a_schema(cls, tables: tuple[str, ...]) -> tuple[str, ...]:
         for table in tables:
-            if not all(table.split(".")) or table.count(".") > 1:
-                raise PydanticCustomError("table", "table, or schema.table")
+            try:
+                table_parts(table)
+            except ValueError:
+                raise PydanticCustomError("table", "table, or schema.table") from None
         return tables
 
     @field_validator("time_zone")
@@ -206,10 +242,13 @@ class _Mapping(BaseModel):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _with_preset(presets: Mapping[str, Mapping[str, Any]], given: Any) -> Any:
+def _with_preset(presets: Mapping[str, Mapping[str, Any]], given: Any, part: str) -> Any:
+    """`part`: what the library calls this one of its tables in MySQL."""
     if not isinstance(given, Mapping) or given.get("preset") not in presets:
         return given
-    return {**presets[given["preset"]], **given}
+    other = _MYSQL.get(given["preset"], {}) if given.get("dialect") == "mysql" else {}
+    named = {name: [text.format(part) for text in texts] for name, texts in other.items()}
+    return {**presets[given["preset"]], **named, **given}
 
 
 class StubMapping(_Mapping):
@@ -249,7 +288,7 @@ class StubMapping(_Mapping):
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, given: Any) -> Any:
-        return _with_preset(STUB_PRESETS, given)
+        return _with_preset(STUB_PRESETS, given, "published")
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -259,6 +298,11 @@ class StubMapping(_Mapping):
             raise PydanticCustomError("state", "with `sent`, the column `state`")
         if self.slot is not None and self.deleted_when_sent:
             raise PydanticCustomError("slot", "one of `slot` and `deleted_when_sent`")
+        if self.is_captured and self.dialect != "postgresql":
+            says = (
+                "captured tables in PostgreSQL alone: in MySQL and MariaDB map one whose rows stay"
+            )
+            raise PydanticCustomError("dialect", says)
         if self.is_captured:
             names = [self.message_id, self.topic or "", *self.only]
             if any("." in name for name in names) or self.only or len(self.tables) != 1:
@@ -289,7 +333,9 @@ class StubMapping(_Mapping):
 class LogMapping(_Mapping):
     """A consumer's inbox: a row says that a group received, or did, a message. Nothing is ever written there."""
 
-    preset: Literal["cap", "modulith", "modulith_archive", "eventuate"] | None = None
+    preset: Literal["cap", "modulith", "modulith_archive", "eventuate", "dedup_listener"] | None = (
+        None
+    )
     topics: _Names = Field(
         default={}, description="their name -> the topic's name here; others are called the same"
     )
@@ -313,7 +359,7 @@ class LogMapping(_Mapping):
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, given: Any) -> Any:
-        return _with_preset(LOG_PRESETS, given)
+        return _with_preset(LOG_PRESETS, given, "received")
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

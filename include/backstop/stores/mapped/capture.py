@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 
-from backstop.config.mapped import StubMapping
+from backstop.config.mapped import StubMapping, table_parts
 from backstop.sql.named import load
 from backstop.stores.mapped.columns import table_of
 
@@ -33,7 +33,7 @@ def capture_sql(mapping: StubMapping, login: str) -> str:
     }
     parts = ["BEGIN", _SQL["place"], _SQL["trigger"], _SQL["grants"]]
     if mapping.deleted_when_sent:
-        schema = table_of(name.rpartition(".")[0] or "public").replace("%%", "%")
+        schema = _name(table_parts(name)[0] or "public")
         parts += [
             f"GRANT USAGE ON SCHEMA {schema} TO {words['login']}",
             f"GRANT SELECT ({words['id']}) ON {words['table']} TO {words['login']}",

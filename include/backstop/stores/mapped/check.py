@@ -4,45 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
-
-from psycopg2.extensions import cursor as Cursor
+from typing import TYPE_CHECKING
 
 from backstop.brokers.protocol import Finding
 from backstop.config.durations import written
 from backstop.config.mapped import LogMapping, StubMapping
-from backstop.sql.connection import PostgresConnection
-from backstop.sql.named import load
 from backstop.stores.mapped.capture import function_of
-from backstop.stores.mapped.columns import columns_of, stub_rows, stub_values, tables_of
+from backstop.stores.mapped.columns import columns_of
+from backstop.stores.mapped.table import Column, Table
 
 if TYPE_CHECKING:
     from backstop.stores.mapped.stubs import LastLook
 
-_SQL = load("backstop.stores.mapped", "check.sql")
 _AHEAD = timedelta(minutes=1)
-_INSTANTS = {
-    "instant": ("timestamp with time zone",),
-    "local": ("timestamp without time zone",),
-    "milliseconds": ("bigint", "numeric"),
-}
 
 
-def check_stubs(
-    connection: PostgresConnection, mapping: StubMapping, last: LastLook | None
-) -> list[Finding]:
+def check_stubs(table: Table, mapping: StubMapping, last: LastLook | None) -> list[Finding]:
     """Of a producer's table: its columns, our privileges, its times, and what its rows prove."""
-    at = connection.subject
-    columns = _columns(connection, mapping)
+    at = table.subject
     key: list[str | None] = [mapping.message_id, mapping.topic]
     if mapping.is_captured:
         key = ["message_id", "topic"]
-    findings = _common(connection, mapping, columns, [mapping.created_at], key)
+    findings = _common(table, mapping, [mapping.created_at], key)
     if mapping.is_captured:
-        findings += _capture(connection, mapping)
+        findings += _capture(table, mapping)
     if not all(finding.good for finding in findings[:1]):
         return findings
-    newest, ahead = _newest(connection, mapping)
+    newest, seconds = table.newest(mapping)
+    ahead = None if seconds is None else timedelta(seconds=seconds)
     findings.append(
         Finding(
             f"{at}: times",
@@ -59,6 +48,13 @@ def check_stubs(
     else:
         says = "no row says that it was sent: only CONFIRMED can be told, and what is open becomes a case"
         findings.append(Finding(f"{at}: proves", True, says))
+    changed = table.changed_by_a_send(mapping)
+    if mapping.knows_when_sent and changed is not None:
+        says = (
+            f"a row that is sent again is noticed by a change of {', '.join(changed) or 'nothing'}: if none of these changes, "
+            "a row that was set back and sent again between two looks looks untouched, and its second copy is not waited for"
+        )
+        findings.append(Finding(f"{at}: updates", True, says))
     if not mapping.reads_ids_on_the_wire:
         says = (
             f"the id travels in {mapping.wire_header}, which brokers' adapters do not read: while a message waits for another "
@@ -87,13 +83,12 @@ def check_stubs(
     return findings
 
 
-def check_logs(connection: PostgresConnection, mapping: LogMapping) -> list[Finding]:
+def check_logs(table: Table, mapping: LogMapping) -> list[Finding]:
     """Of a consumer's inbox: its columns, our privileges, and what absence there proves."""
-    at = connection.subject
-    columns = _columns(connection, mapping)
+    at = table.subject
     times = [name for name in (mapping.received_at, mapping.done_at) if name is not None]
     key = [mapping.message_id, mapping.topic, mapping.group]
-    findings = _common(connection, mapping, columns, times, key)
+    findings = _common(table, mapping, times, key)
     says = (
         "its rows are never deleted"
         if mapping.kept is None
@@ -111,38 +106,24 @@ def check_logs(connection: PostgresConnection, mapping: LogMapping) -> list[Find
 
 
 def _common(
-    connection: PostgresConnection,
-    mapping: StubMapping | LogMapping,
-    columns: Mapping[tuple[str, str], tuple[str, bool]],
-    times: list[str],
-    key: list[str | None],
+    table: Table, mapping: StubMapping | LogMapping, times: list[str], key: list[str | None]
 ) -> list[Finding]:
-    at = connection.subject
-    tables = _read_tables(mapping)
+    at = table.subject
+    tables, columns = table.tables(mapping), table.columns(mapping)
     missing = [
-        f"{table}.{column}"
-        for table in tables
+        f"{name}.{column}"
+        for name in tables
         for column in columns_of(mapping)
-        if (table, column) not in columns
+        if (name, column) not in columns
     ]
     if missing:
         says = f"not there, or not to be read: {', '.join(missing)}"
         do = "Correct the mapping (names are as the database writes them), or GRANT SELECT on the table to this login."
         return [Finding(f"{at}: columns", False, says, do)]
-    wrong = [
-        f"{column} is {columns[table, column][0]}"
-        for table in tables
-        for column in times
-        if columns[table, column][0] not in _INSTANTS[mapping.times]
-    ]
-    do = "Set mapping.times to what the column is." if wrong else ""
-    said = ", ".join(wrong) or f"there: {', '.join(columns_of(mapping))}"
-    findings = [Finding(f"{at}: columns", not wrong, said, do)]
-    may = connection.rows(_SQL["writes"], {"tables": tables})
+    findings = [_types(table, mapping, columns, times)]
+    may = table.writes(mapping)
     says = (
-        ", ".join(f"{privilege} on {table}" for table, privilege in may)
-        if may
-        else "only to be read"
+        ", ".join(f"{privilege} on {name}" for name, privilege in may) if may else "only to be read"
     )
     findings.append(
         Finding(
@@ -152,7 +133,7 @@ def _common(
             "Give Backstop a login that may only SELECT here; it never writes." if may else "",
         )
     )
-    ((standby,),) = connection.rows(_SQL["standby"])
+    standby = table.is_standby()
     findings.append(
         Finding(
             f"{at}: primary",
@@ -161,8 +142,7 @@ def _common(
             "Name the primary." if standby else "",
         )
     )
-    plain = [name for name in key if name is not None]
-    ((unique,),) = connection.rows(_SQL["unique"], {"table": tables[0], "columns": plain})
+    unique = table.is_unique(mapping, [name for name in key if name is not None])
     says = (
         "an index holds one row for one key"
         if unique
@@ -177,11 +157,33 @@ def _common(
     return findings
 
 
-def _capture(connection: PostgresConnection, mapping: StubMapping) -> list[Finding]:
+def _types(
+    table: Table,
+    mapping: StubMapping | LogMapping,
+    columns: Mapping[tuple[str, str], Column],
+    times: list[str],
+) -> Finding:
+    wrong = [
+        f"{column} is {columns[name, column].kind}"
+        for name in table.tables(mapping)
+        for column in times
+        if columns[name, column].kind not in table.instants[mapping.times]
+    ]
+    return Finding(
+        f"{table.subject}: columns",
+        not wrong,
+        ", ".join(wrong) or f"there: {', '.join(columns_of(mapping))}",
+        "Set mapping.times to what the column is." if wrong else "",
+    )
+
+
+def _capture(table: Table, mapping: StubMapping) -> list[Finding]:
     """Whether the trigger fires, and the relay's slot is there."""
-    at = connection.subject
-    schema, _, name = mapping.tables[0].rpartition(".")
-    found = connection.rows(_SQL["trigger"], {"name": name, "schema": schema or None})
+    from backstop.stores.mapped.postgresql import PostgresTable  # where alone tables are captured
+
+    assert isinstance(table, PostgresTable)
+    at = table.subject
+    found = table.trigger(mapping)
     wanted = function_of(mapping)
     fires = found in ([("O", wanted)], [("A", wanted)])
     says = "fires for each row"
@@ -198,37 +200,14 @@ def _capture(connection: PostgresConnection, mapping: StubMapping) -> list[Findi
         )
     ]
     if mapping.slot is not None:
-        slots = connection.rows(_SQL["slot"], {"slot": mapping.slot})
-        active = slots == [(True,)]
-        says = "a relay reads it" if active else "no relay reads it" if slots else "is not there"
-        do = "" if active else "Start the relay: until then nothing counts as sent."
-        findings.append(Finding(f"{at}: slot {mapping.slot}", active, says, do))
-    return findings
-
-
-def _read_tables(mapping: StubMapping | LogMapping) -> list[str]:
-    """Those whose columns are checked: of a captured table, where the trigger writes."""
-    captured = isinstance(mapping, StubMapping) and mapping.is_captured
-    return tables_of(mapping)[:1] if captured else tables_of(mapping)
-
-
-def _columns(
-    connection: PostgresConnection, mapping: StubMapping | LogMapping
-) -> dict[tuple[str, str], tuple[str, bool]]:
-    values = {"tables": _read_tables(mapping), "columns": list(columns_of(mapping))}
-    return {
-        (table, column): (kind, required)
-        for table, column, kind, required in connection.rows(_SQL["columns"], values)
-    }
-
-
-def _newest(connection: PostgresConnection, mapping: StubMapping) -> tuple[Any, Any]:
-    def ask(cursor: Cursor) -> tuple[Any, Any]:
-        text = _SQL["newest"].replace(
-            "{rows}", stub_rows(mapping, cursor.connection.server_version)
+        active = table.slot(mapping.slot)
+        says = (
+            "a relay reads it"
+            if active
+            else "is not there"
+            if active is None
+            else "no relay reads it"
         )
-        cursor.execute(text, stub_values(mapping))
-        (row,) = cursor.fetchall()
-        return row[0], row[1]
-
-    return connection.run(ask)
+        do = "" if active else "Start the relay: until then nothing counts as sent."
+        findings.append(Finding(f"{at}: slot {mapping.slot}", bool(active), says, do))
+    return findings

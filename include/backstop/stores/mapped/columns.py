@@ -1,4 +1,4 @@
-"""Writes the SELECT over another program's table: its columns by our names, its states in our words.
+"""Writes the SELECT over another program's table in PostgreSQL: its columns by our names, its states in our words.
 
 Names come from backstop.yaml and are quoted as identifiers; every value is a parameter. A `%` is doubled, because the text goes
 through the driver's parameters.
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backstop.config.mapped import CAPTURED_AT, LogMapping, StubMapping
+from backstop.config.mapped import CAPTURED_AT, LogMapping, StubMapping, table_parts
+from backstop.stores.mapped.states import log_kind, stub_state
 
 CHECKS_JSON = 160_000
 """The server version that can say whether a text is JSON before it is read as such."""
@@ -25,23 +26,30 @@ _EARLIEST_MS, _LATEST_MS = -62_135_596_800_000, 221_845_392_000_000
 
 def table_of(name: str) -> str:
     """A table's name, quoted."""
-    return ".".join(map(_quoted, name.split(".")))
+    return ".".join(_quoted(part) for part in table_parts(name) if part is not None)
+
+
+class _Words:
+    """See states.Words."""
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+
+    def text(self, column: str) -> str:
+        return _text(column, self._version)
+
+    def is_set(self, column: str) -> str:
+        return f"t.{_quoted(column)} IS NOT NULL"
+
+    def one_of(self, text: str, values: str) -> str:
+        return f"{text} = ANY (%({values})s::text[])"
 
 
 def stub_rows(mapping: StubMapping, version: int) -> str:
     """A SELECT of topic, message_id, created_at (microseconds), state and row_version; its parameters are `stub_values`."""
     if mapping.is_captured:
         return _captured_rows(mapping)
-    if mapping.sent_when_set is not None:
-        state = f"CASE WHEN t.{_quoted(mapping.sent_when_set)} IS NOT NULL THEN 'sent' ELSE 'unsent' END"
-    elif mapping.state is None:
-        state = "'unsent'"
-    else:
-        column = _text(mapping.state, version)
-        state = (
-            f"CASE WHEN {column} = ANY (%(sent)s::text[]) THEN 'sent'"
-            f" WHEN {column} = ANY (%(unsent)s::text[]) THEN 'unsent' ELSE 'unknown_state' END"
-        )
+    state = stub_state(mapping, _Words(version))
     theirs = "%(only_topic)s::text" if mapping.topic is None else _text(mapping.topic, version)
     tables = [
         f"SELECT {theirs} AS theirs, {_text(mapping.message_id, version)} AS message_id,"
@@ -88,20 +96,7 @@ def stub_values(mapping: StubMapping) -> dict[str, Any]:
 def log_rows(mapping: LogMapping, version: int) -> str:
     """A SELECT of theirs (the topic), message_id, its_group, kind (done, working, failed, unknown), received_at and done_at;
     its parameters are `log_values`."""
-    if mapping.done_when_set is not None:
-        kind = f"CASE WHEN t.{_quoted(mapping.done_when_set)} IS NOT NULL THEN 'done' ELSE 'working' END"
-    elif mapping.state is None:
-        kind = "'done'"
-    else:
-        column = _text(mapping.state, version)
-        kind = (
-            "CASE "
-            + " ".join(
-                f"WHEN {column} = ANY (%({name})s::text[]) THEN '{name}'"
-                for name in ("done", "working", "failed")
-            )
-            + " ELSE 'unknown' END"
-        )
+    kind = log_kind(mapping, _Words(version))
     theirs, group = (
         "NULL::text" if column is None else _text(column, version)
         for column in (mapping.topic, mapping.group)

@@ -31,10 +31,10 @@ from backstop.model.records import (
     Stub,
 )
 from backstop.sql.array_literal import array_literal
-from backstop.sql.connection import BULK_TIMEOUT, PostgresConnection, columns, readable
+from backstop.sql.connection import PostgresConnection, columns, storable_keys
 from backstop.sql.named import load
 from backstop.stores.mapped.check import check_stubs
-from backstop.stores.mapped.columns import stub_rows, stub_values, tables_of
+from backstop.stores.mapped.table import Look, open_table
 from backstop.stores.postgresql.scan import scan
 from backstop.stores.postgresql.stubs import scope_values
 from backstop.stores.protocol import (
@@ -55,13 +55,6 @@ from backstop.stores.protocol import (
 )
 
 _SQL = load("backstop.stores.mapped", "stubs.sql")
-_ROW = {
-    "topic": "string",
-    "message_id": "string",
-    "created_at": "bigint",
-    "state": "string",
-    "row_version": "string",
-}
 _CHUNK = 10_000
 _EPOCH = datetime.fromtimestamp(0, EARLIEST.tzinfo)
 ZONES = timedelta(hours=26)
@@ -69,17 +62,6 @@ ZONES = timedelta(hours=26)
 _LOOK_AGAIN = timedelta(minutes=40)
 """A look is due after this, whatever is new: less than the safety interval of the duties."""
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What a look at the table read beside its rows."""
-
-    server: str
-    window_from: datetime
-    wal: str | None = None
-    slot_at: str | None = None
-    """How far the relay's slot is, where a relay reads the log; `wal`: the end of the log then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +92,8 @@ class MappedStubs:
     ) -> None:
         """`doubt`: how much earlier than its time says a row may have been committed that the first look met; only logs that are
         purged by age need it."""
-        self._shard, self._mapping, self._url, self._doubt = shard, mapping, url, doubt
-        self._theirs = PostgresConnection(f"shard {shard}", url)
+        self._shard, self._mapping, self._doubt = shard, mapping, doubt
+        self._theirs = open_table(f"shard {shard}", url, mapping)
         self._control = PostgresConnection("control", control_url)
 
     def __repr__(self) -> str:
@@ -122,43 +104,14 @@ class MappedStubs:
         return self._shard
 
     def clock(self) -> datetime:
-        ((now,),) = self._theirs.rows(_SQL["clock"])
-        return now  # type: ignore[no-any-return]
+        return self._theirs.clock()
 
     # A look
 
     def look(self, into: BinaryIO) -> Look:
         """Writes the rows of the window into a file, as CSV for `remember`: one snapshot of the primary. Raises
         StoreUnavailable."""
-        reader = PostgresConnection(
-            f"shard {self._shard}", self._url, statement_timeout=BULK_TIMEOUT
-        )
-
-        def read(cursor: Cursor) -> Look:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            cursor.execute(
-                _SQL["window"],
-                {
-                    "lookback": self._mapping.lookback,
-                    "tables": tables_of(self._mapping),
-                },
-            )
-            ((window_from, server),) = cursor.fetchall()
-            if server is None:
-                raise self._no_table()
-            into.seek(0)
-            into.truncate()
-            text = readable(cursor, self._rows_sql("rows_of_window", cursor), _ROW)
-            values = {**stub_values(self._mapping), "window_from": window_from}
-            cursor.copy_expert(
-                f"COPY ({cursor.mogrify(text, values).decode()}) TO STDOUT (FORMAT csv)", into
-            )
-            return Look(server, window_from, *self._wal(cursor))
-
-        try:
-            return reader.run(read)
-        finally:
-            reader.close()
+        return self._theirs.look(self._mapping, into)
 
     def remember(
         self,
@@ -223,25 +176,16 @@ class MappedStubs:
         ((remembered,),) = self._control.rows(_SQL["count_due"], values)
         last = self.last_look()
 
-        def count(cursor: Cursor) -> int:
-            cursor.execute(
-                self._rows_sql("newer", cursor),
-                {
-                    **values,
-                    **stub_values(self._mapping),
-                    "window_from": datetime.now(EARLIEST.tzinfo) - self._mapping.lookback,
-                    # A time after the look itself is wrong, and would hide every row to come.
-                    "newest_at": min(last.newest_at, last.ended_at)
-                    if last and last.newest_at
-                    else None,
-                },
-            )
-            ((number,),) = cursor.fetchall()
-            return int(number)
-
         ((now,),) = self._control.rows(_SQL["clock"])
+        newest_at = None
+        if last is not None and last.newest_at is not None:
+            # A time after the look itself is wrong, and would hide every row to come.
+            newest_at = min(last.newest_at, last.ended_at)
+        newer = self._theirs.count_newer(
+            self._mapping, now - self._mapping.lookback, newest_at, scope.topics, limit
+        )
         is_old = last is None or now - last.ended_at > _LOOK_AGAIN
-        return min(limit, max(int(remembered) + self._theirs.run(count), int(is_old)))
+        return min(limit, max(int(remembered) + newer, int(is_old)))
 
     def scan_due(
         self, as_of: datetime, scope: Scope, partitions: int
@@ -273,7 +217,7 @@ class MappedStubs:
         from backstop.sql.arrow import concat  # needs pyarrow, which not every caller has
 
         select = f"SELECT {', '.join(STUB_COLUMNS)} FROM ({_SQL['stub_columns']} {_SQL['of_keys']}) AS found"
-        asked = self._theirs.storable_keys(keys)
+        asked = storable_keys(keys)
         chunks = [asked[start : start + _CHUNK] for start in range(0, len(asked), _CHUNK)] or [[]]
         return concat(
             [self._control.copy(select, self._met(chunk), STUB_COLUMNS) for chunk in chunks]
@@ -432,22 +376,9 @@ class MappedStubs:
     ) -> None:
         self.close()
 
-    def _rows_sql(self, name: str, cursor: Cursor) -> str:
-        return _SQL[name].replace(
-            "{rows}", stub_rows(self._mapping, cursor.connection.server_version)
-        )
-
     def _met(self, keys: Sequence[Key]) -> dict[str, Any]:
         """The parameters of `of_keys`: what the table says of these messages now."""
-
-        def read(cursor: Cursor) -> tuple[list[tuple[Any, ...]], str | None]:
-            # Before the rows: what the slot passes meanwhile is seen next time.
-            _, slot_at = self._wal(cursor)
-            values = {**stub_values(self._mapping), **columns(keys, ("topics", "message_ids"))}
-            cursor.execute(self._rows_sql("rows_of_keys", cursor), values)
-            return cursor.fetchall(), slot_at
-
-        met, slot_at = self._theirs.run(read) if keys else ([], None)
+        met, slot_at = self._theirs.rows_of_keys(self._mapping, keys) if keys else ([], None)
         names = ("met_topics", "met_ids", "met_created", "met_states", "met_versions")
         return {
             "store": self._shard,
@@ -456,27 +387,6 @@ class MappedStubs:
             **columns(keys, ("topics", "message_ids")),
             **columns(met, names),
         }
-
-    def _wal(self, cursor: Cursor) -> tuple[str | None, str | None]:
-        """The end of the log and how far the slot is; nulls without a slot. Raises StoreUnavailable when it is gone."""
-        if self._mapping.slot is None:
-            return None, None
-        cursor.execute(_SQL["wal"], {"slot": self._mapping.slot})
-        ((wal, slot_at),) = cursor.fetchall()
-        if slot_at is None:
-            raise StoreUnavailable(
-                f"Shard {self._shard} has no logical replication slot {self._mapping.slot}.",
-                unaffected="Nothing was decided: what its relay has sent is not known.",
-                next_step=f"Start the relay, or correct producers.{self._shard}.mapping.slot.",
-            )
-        return wal, slot_at
-
-    def _no_table(self) -> StoreUnavailable:
-        return StoreUnavailable(
-            f"Shard {self._shard} has no table {' or '.join(tables_of(self._mapping))}.",
-            unaffected="Nothing was decided without it.",
-            next_step=f"Correct producers.{self._shard}.mapping.tables, or run what `backstop migrate --capture` prints.",
-        )
 
 
 class MappedStubAudit:

@@ -1,36 +1,7 @@
--- What runs remember of a producer's mapped table, in the control database; and the few questions to that table itself.
--- {rows} is the SELECT of columns.stub_rows. Every instant but created_at is the control database's.
+-- What runs remember of a producer's mapped table, in the control database. Every instant but created_at is that database's.
 
--- name: clock: the server's own time
+-- name: clock: the control database's time
 SELECT clock_timestamp();
-
--- name: wal: (to the mapped table) the end of the log, which every row that the snapshot has lies before; how far the relay's slot is
-SELECT pg_current_wal_insert_lsn()::text, (SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %(slot)s::text);
-
--- name: window: (to the mapped table) from when rows are read, by its own clock, and which table on which server this is
-SELECT clock_timestamp() - %(lookback)s::interval,
-    pg_postmaster_start_time() || ' ' || (
-        SELECT string_agg(c.oid || '/' || coalesce(pg_relation_filenode(c.oid), 0), ' ' ORDER BY c.oid)
-        FROM pg_class c WHERE c.oid = ANY (SELECT to_regclass(n)::oid FROM unnest(%(tables)s::text[]) AS n));
-
--- name: rows_of_window: (to the mapped table) the rows of the window; one without a time is always in it
-SELECT topic, message_id, created_at, state, row_version FROM ({rows}) w
-WHERE w.created IS NULL OR w.created >= %(window_from)s::timestamptz;
-
--- name: rows_of_keys: (to the mapped table) the rows of these messages
-SELECT w.topic, w.message_id, w.created_at, w.state, w.row_version FROM ({rows}) w
-JOIN (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[])) AS k (topic, message_id)
-    ON k.topic = w.topic AND k.message_id = w.message_id;
-
--- name: newer: (to the mapped table) how many rows were created after the newest that a look has met, counted up to a limit
-SELECT count(*) FROM (
-    SELECT 1 FROM ({rows}) w
-    WHERE w.created >= %(window_from)s::timestamptz
-        AND (%(newest_at)s::timestamptz IS NULL OR w.created > %(newest_at)s::timestamptz)
-        -- A row dated further ahead is met by the next look, and must not be new for ever.
-        AND w.created <= clock_timestamp() + interval '1 minute'
-        AND (%(topics)s::text[] IS NULL OR w.topic = ANY (%(topics)s::text[]))
-    LIMIT %(limit)s) n;
 
 -- name: last_look: the newest complete look at a store
 SELECT mapping, server, began_at, ended_at, window_from, newest_at, rows_read, left_out

@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
 
 from backstop.model.errors import ConfigurationError, StoreUnavailable
 from backstop.model.mask_secrets import mask_secrets
 from backstop.model.records import Counts, Key
+from backstop.sql.mysql import read_mysql_url
 from backstop.sql.named import load
 from backstop.sweep.foreign.decide import Decision, Expiry, Held, Record
 from backstop.sweep.foreign.records import Page, Seen
@@ -203,26 +203,14 @@ class MysqlRecords:
 
 def read_url(name: str, url: str) -> dict[str, Any]:
     """PyMySQL's arguments out of mysql://user:password@host:port/database?ssl_ca=...; ConfigurationError without a database."""
-    parts = urlsplit(url)
-    database = unquote(parts.path.lstrip("/"))
-    if parts.scheme != "mysql" or not parts.hostname or not database:
+    login = read_mysql_url(url)
+    if login is None:
         raise ConfigurationError(
             f"The connection of foreign_leases.{name} is not a MySQL database.",
             unaffected="Nothing was read or changed.",
             next_step="Write it as mysql://user:password@host:3306/database.",
         )
-    options: dict[str, Any] = dict(parse_qsl(parts.query))
-    for name_of_flag in ("ssl_verify_cert", "ssl_verify_identity"):
-        if name_of_flag in options:
-            options[name_of_flag] = options[name_of_flag].lower() in ("1", "true")
-    return {
-        "host": parts.hostname,
-        "port": parts.port or 3306,
-        "database": database,
-        "user": unquote(parts.username or ""),
-        "password": unquote(parts.password or ""),
-        **options,
-    }
+    return login
 
 
 def _place(topic: str, after: tuple[str, str] | None) -> str:
