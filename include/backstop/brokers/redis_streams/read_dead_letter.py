@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
-from typing import Self
+from typing import Any, Self
 
 from backstop.brokers.protocol import DeadLetter
 from backstop.brokers.redis_streams.read_progress import instant_of
@@ -22,7 +22,7 @@ _MAX_MICROS = (datetime(9999, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UT
 )
 _INT, _BIGINT = 2**31 - 1, 2**63 - 1
 _JSON = json.JSONDecoder()
-_scan = _JSON.scan_once
+_scan: Callable[[str, int], tuple[Any, int]] = _JSON.scan_once  # type: ignore[attr-defined]
 """Of `raw_decode` without its wrapping: StopIteration where there is no value."""
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 _REGULAR = (
