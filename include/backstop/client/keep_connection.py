@@ -68,16 +68,16 @@ class KeptConnection:
         trip in place of three (begin, statement, commit)."""
         connection: Any = self._get()
         if not commits_by_itself(connection):
-            with self.short_transaction() as same:
-                yield same
+            with self.short_transaction() as ours:
+                yield ours
             return
         connection.autocommit = True
         try:
             with self.short_transaction():
                 yield connection
         finally:
-            broken = self._open is not connection  # and closed
-            if not broken:
+            is_kept = self._open is connection  # else it broke, and was closed
+            if is_kept:
                 connection.autocommit = False
 
     def run(self, statement: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
