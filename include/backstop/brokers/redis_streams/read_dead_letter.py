@@ -21,13 +21,8 @@ _MAX_MICROS = (datetime(9999, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UT
     microseconds=1
 )
 _INT, _BIGINT = 2**31 - 1, 2**63 - 1
-<<<<<<< HEAD
-_JSON: Any = json.JSONDecoder()
-_scan = _JSON.scan_once
-=======
 _JSON = json.JSONDecoder()
 _scan: Callable[[str, int], tuple[Any, int]] = _JSON.scan_once  # type: ignore[attr-defined]
->>>>>>> writes
 """Of `raw_decode` without its wrapping: StopIteration where there is no value."""
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 _REGULAR = (
