@@ -22,7 +22,7 @@ END;
 l.topic, l.message_id, l.state, l.owner_token::text, l.lease_expires_at, l.attempts, l.duplicates_stopped,
 l.first_received_at, l.updated_at, l.consumed_at, l.conflicts, l.last_error, l.owner_host, encode(l.payload_hash, 'hex');
 
--- name: rule_columns: what the rule needs; instants in microseconds, those that no calendar holds as its ends
+-- name: rule_columns: what the rule needs; instants in microseconds (by doubles where exact, ADR 41), out of the calendar as its ends
 l.topic, l.message_id, coalesce(l.state, '') AS log_state,
 CASE WHEN l.lease_expires_at BETWEEN timestamptz '1900-01-01Z' AND timestamptz '2100-01-01Z'
     THEN (date_part('epoch', l.lease_expires_at) * 1000000)::bigint

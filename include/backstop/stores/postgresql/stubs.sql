@@ -24,7 +24,7 @@ WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz
     AND (%(created_from)s::timestamptz IS NULL OR s.created_at >= %(created_from)s::timestamptz)
     AND (%(created_to)s::timestamptz IS NULL OR s.created_at < %(created_to)s::timestamptz);
 
--- name: stub_columns: begins a table for the rule: the columns of STUB_COLUMNS
+-- name: stub_columns: begins a table for the rule: the columns of STUB_COLUMNS; instants by doubles where those are exact (ADR 41)
 SELECT %(shard)s::text AS shard, s.topic, s.message_id, s.tag, s.status, s.send_count, s.refusals, s.max_sends,
     CASE WHEN s.next_check_at BETWEEN timestamptz '1900-01-01Z' AND timestamptz '2100-01-01Z'
         THEN (date_part('epoch', s.next_check_at) * 1000000)::bigint
