@@ -60,9 +60,14 @@ def look_up(
     ):  # most runs: one task asks by key, and there is nothing to shuffle
         return stubs.coalesce(1).mapInArrow(_whole(prove_and_ask), PACKETS)
     logs = no_packets(stubs.sparkSession) if logs is None else logs
-    # By its number, not by a hash of it: a task for each bucket, and none without one.
+    # By its number, not by a hash of it: a task for each bucket, and none without one. Spark 4.0 has only the hash.
     by_bucket, logs_of_bucket = (
-        packets.repartitionById(buckets, "bucket").groupBy("bucket") for packets in (stubs, logs)
+        (
+            packets.repartitionById(buckets, "bucket")
+            if hasattr(packets, "repartitionById")
+            else packets
+        ).groupBy("bucket")
+        for packets in (stubs, logs)
     )
     return by_bucket.cogroup(logs_of_bucket).applyInArrow(prove_and_ask, PACKETS)
 
