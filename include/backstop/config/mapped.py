@@ -238,7 +238,9 @@ class _Mapping(BaseModel):
     @property
     def fingerprint(self) -> str:
         """Sixteen hex digits that change with anything that is mapped: what was learned by another mapping is not believed."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        # PostgreSQL's mappings had no dialect at first, and keep what was learned by them.
+        without = {"dialect"} if self.dialect == "postgresql" else None
+        text = json.dumps(self.model_dump(mode="json", exclude=without), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -162,6 +162,7 @@ def preview(
         return None
     if case.kind == "dead_letters":
         return Preview(*preview_answer(conn, settings, connections, case_id, action, PREVIEWED))
+    _require_mode(settings, case, action)
     with conn, conn.cursor() as cur:
         members = _open_members(cur, {"case_id": case_id, "shown_at": None})
     batch, plan = [member[:4] for member in members[:PREVIEWED]], _Plan()
@@ -467,11 +468,7 @@ def _plan(
     _require_members(case, wanted, members)
     # What came after the person saw the case is only decided where they named it.
     chosen = [m[:4] for m in members if (not m[4] if wanted is None else m[2] in set(wanted))]
-    if action == "resend" and settings.topics[case.topic].mode != "repair":
-        raise refused(
-            f"Topic {case.topic} is in mode observe, in which nothing is ever sent.",
-            "Set its mode to repair in backstop.yaml, or decide otherwise.",
-        )
+    _require_mode(settings, case, action)
     late = (
         []
         if wanted is not None
@@ -489,6 +486,15 @@ def _plan(
             f"Look again (backstop cases show {case.case_id}) and decide by the present state.",
         )
     return plan, len(chosen) < len(members)
+
+
+def _require_mode(settings: Settings, case: Case, action: str) -> None:
+    """Raises DecisionRefused for an answer that sends in a topic in which nothing is ever sent."""
+    if action == "resend" and settings.topics[case.topic].mode != "repair":
+        raise refused(
+            f"Topic {case.topic} is in mode observe, in which nothing is ever sent.",
+            "Set its mode to repair in backstop.yaml, or decide otherwise.",
+        )
 
 
 def _plan_batch(

@@ -232,11 +232,11 @@ def _check(settings: Settings, wanted: Wanted) -> None:
             f"Name some of: {', '.join(sorted(allowed))}.",
         )
     if (wanted.category is not None or wanted.case is not None) and not (
-        wanted.causes or wanted.verdicts == (str(Verdict.DEAD_LETTERED),)
+        set(wanted.verdicts) <= {str(Verdict.DEAD_LETTERED)}
     ):
         raise _refused(
             "A category and a case are of dead letters alone.",
-            f"Name causes, or the verdict {Verdict.DEAD_LETTERED} and no other.",
+            f"Name causes or the verdict {Verdict.DEAD_LETTERED}, and no other verdict.",
         )
     if wanted.category is not None and wanted.category not in list(Category):
         raise _refused(

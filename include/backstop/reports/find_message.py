@@ -65,14 +65,13 @@ def _search_shard(
     subject = f"shard {shard}"
     try:
         store = sources.shard(shard)
-        stubs = store.stubs([Key(topic, text) for topic in topics])
+        for key in store.stubs([Key(topic, text) for topic in topics]):
+            found.places[key.topic, key.message_id].append(subject)
         named = store.named(topics, text, MOST)
     except Unavailable as error:
         found.unreachable[subject] = error.what
         return
     found.searched.append(subject)
-    for key in stubs:
-        found.places[key.topic, key.message_id].append(subject)
     for key, named_by in named:
         found.places[key.topic, key.message_id].append(f"{subject}, by {named_by}")
 

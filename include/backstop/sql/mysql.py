@@ -47,14 +47,17 @@ _ASKED = (
     *_OPTIONAL,
 )
 _VARIABLES = "SHOW GLOBAL VARIABLES WHERE Variable_name IN %(names)s"
-_REPLICATES = "SHOW GLOBAL STATUS WHERE Variable_name IN ('Slave_running', 'Slaves_running')"
+_REPLICATES = {
+    True: "SHOW GLOBAL STATUS WHERE Variable_name IN ('Slave_running', 'Slaves_running')",
+    False: "SELECT CHANNEL_NAME, SERVICE_STATE FROM performance_schema.replication_connection_status",
+}
 _STARTED = {
     True: "SELECT CAST(UNIX_TIMESTAMP() - VARIABLE_VALUE AS SIGNED) FROM information_schema.GLOBAL_STATUS"
     " WHERE VARIABLE_NAME = 'UPTIME'",
     False: "SELECT CAST(UNIX_TIMESTAMP() - VARIABLE_VALUE AS SIGNED) FROM performance_schema.global_status"
     " WHERE VARIABLE_NAME = 'Uptime'",
 }
-"""Of MariaDB, of MySQL. Both numbers are of one statement, so that their difference is the same each time."""
+"""Of MariaDB, of MySQL, as `_REPLICATES`. Both numbers are of one statement, so that their difference is the same each time."""
 
 
 class MysqlConnection:
@@ -216,7 +219,7 @@ def not_primary(cursor: Any) -> str | None:
         "group_replication_group_name"
     ):
         return "it is one of a cluster, whose members may lag behind one another"
-    cursor.execute(_REPLICATES)
+    cursor.execute(_REPLICATES[_is_mariadb(cursor)])
     if any(value.upper() not in ("OFF", "0", "") for _, value in cursor.fetchall()):
         return "it is a replica of another server"
     return None
@@ -225,12 +228,16 @@ def not_primary(cursor: Any) -> str | None:
 def server_of(cursor: Any) -> str:
     """Names this server and its present life: another text after a restart or a failover."""
     known = _variables(cursor)
-    cursor.execute("SELECT VERSION()")
-    ((version,),) = cursor.fetchall()
-    cursor.execute(_STARTED["MariaDB" in version])
+    cursor.execute(_STARTED[_is_mariadb(cursor)])
     ((started,),) = cursor.fetchall()
     names = ("hostname", "port", "server_id", "server_uuid", "server_uid")
     return " ".join([*(known.get(name, "-") for name in names), str(started)])
+
+
+def _is_mariadb(cursor: Any) -> bool:
+    cursor.execute("SELECT VERSION()")
+    ((version,),) = cursor.fetchall()
+    return "MariaDB" in version
 
 
 def _variables(cursor: Any) -> dict[str, str]:

@@ -27,7 +27,7 @@ SELECT {newest} FROM {table} t WHERE {where};
 SELECT {topic} AS topic, {message_id} AS message_id, {kind} AS kind, {received_at} AS received_at, {done_at} AS done_at
 FROM {table} t WHERE {where};
 
--- name: log_rows: one group's rows, all of a key as one; done by any of them is done
+-- name: log_rows: one group's rows, all of a key as one; done by any of them is done; topics are compared as they are written
 -- In state: CONSUMING without a lease's end wherever somebody may still finish it without a new copy.
 SELECT g.topic, g.message_id,
     CASE WHEN g.done THEN 'CONSUMED' WHEN g.is_unknown THEN '' WHEN g.working THEN 'CONSUMING' ELSE 'FAILED' END AS log_state,
@@ -38,7 +38,7 @@ FROM (
         MAX(l.kind = 'working') AS working, COUNT(*) AS copies, MAX(COALESCE(l.done_at, l.received_at)) AS updated_at,
         MIN(COALESCE(l.received_at, l.done_at)) AS received_at
     FROM ({rows}) l
-    GROUP BY l.topic, l.message_id) g;
+    GROUP BY CAST(l.topic AS BINARY), l.message_id) g;
 
 -- name: nameless: whether a row of the group has no id that can be read: it may be of any message
 SELECT EXISTS (SELECT 1 FROM {table} t WHERE {where});

@@ -130,6 +130,8 @@ def _against_schema(value: Any, schema: Mapping[str, Any] | bool) -> Iterator[Co
             yield _error(_cut(error.json_path), _cut(error.message))
     except Unresolvable as error:
         yield _error("", f"The schema refers to what is not in its file: {_cut(str(error))}")
+    except RecursionError:
+        yield _error("", "The content is nested too deep to be compared with the schema.")
 
 
 def _against_shape(value: Any, others: Sequence[Any]) -> Iterator[ContentFinding]:
