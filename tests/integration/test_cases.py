@@ -289,8 +289,11 @@ def test_nothing_is_asked_for_what_may_still_come_nor_in_mode_observe(world: Wor
     with pytest.raises(DecisionRefused, match="IN_PROGRESS"):
         decided(world, found(world, "unknown", "busy"), "resend")
     world.stub("seen", topic="refunds")
+    case_id = found(world, "unknown", "seen", topic="refunds")
     with pytest.raises(DecisionRefused, match="mode observe"):
-        decided(world, found(world, "unknown", "seen", topic="refunds"), "resend")
+        decided(world, case_id, "resend")
+    with pytest.raises(DecisionRefused, match="mode observe"):
+        preview(world.conn, world.settings, world.connections, case_id, "resend")
     assert world.control("SELECT count(*) FROM resend_request") == [(0,)]
 
 

@@ -443,12 +443,19 @@ def test_dead_letters_are_planned_by_category_and_by_case(world: World) -> None:
     by_category, _ = replayed(world, "dry_run", verdicts=("DEAD_LETTERED",), category="transient")
     assert by_category.examples == ("a",)
     triage(world)
-    ((case_id,),) = world.control("SELECT case_id FROM dead_letter WHERE message_id = 'b'")
+    ((case_id, cause),) = world.control(
+        "SELECT case_id, cause_id FROM dead_letter WHERE message_id = 'b'"
+    )
     by_case, _ = replayed(world, "dry_run", verdicts=("DEAD_LETTERED",), case=case_id)
     assert (by_case.examples, by_case.left_out) == (("b",), {})
     for wrong in (
         {"verdicts": ("UNSENT",), "category": "poison"},
         {"verdicts": ("UNSENT", "DEAD_LETTERED"), "case": case_id},
+        {
+            "verdicts": ("LOST",),
+            "causes": (cause,),
+            "case": case_id,
+        },  # the lost ones are of no case
         {"verdicts": ("DEAD_LETTERED",), "category": "poisno"},
     ):
         with pytest.raises(DecisionRefused):
