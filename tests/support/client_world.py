@@ -79,7 +79,7 @@ def consumer(postgres: Postgres) -> Database:
 
 @pytest.fixture(scope="module")
 def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as server:
+    with Valkey(tmp_path_factory.mktemp("valkey")) as server:
         yield server
 
 

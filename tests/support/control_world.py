@@ -162,7 +162,7 @@ class World:
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
     with (
         Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
+        Valkey(tmp_path_factory.mktemp("valkey")) as valkey,
     ):
         for database, role in ROLES.items():
             postgres.create_database(database)

@@ -59,9 +59,9 @@ ODD = [
 
 def test_a_regular_entry_goes_the_short_way() -> None:
     assert sorted(REGULAR) == sorted(_REGULAR)
-    assert Shape.of(tuple(REGULAR)).places is not None
-    assert Shape.of((*REGULAR, b"tag")).places is None
-    assert Shape.of((*REGULAR, b"died")).places is None
+    assert Shape.of(tuple(REGULAR)).pick is not None
+    assert Shape.of((*REGULAR, b"tag")).pick is None
+    assert Shape.of((*REGULAR, b"died")).pick is None
 
 
 @pytest.mark.parametrize("seed", range(20))

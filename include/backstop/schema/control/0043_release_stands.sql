@@ -6,7 +6,7 @@ BEGIN
     SELECT pg_get_expr(conbin, conrelid) INTO STRICT known FROM pg_constraint
     WHERE conrelid = 'watch_finding'::regclass AND conname = 'watch_finding_rule_check';
     ALTER TABLE watch_finding DROP CONSTRAINT watch_finding_rule_check;
-    EXECUTE format('ALTER TABLE watch_finding ADD CONSTRAINT watch_finding_rule_check CHECK (%s OR rule = %L)',
-        known, 'release_stands');
+    EXECUTE 'ALTER TABLE watch_finding ADD CONSTRAINT watch_finding_rule_check CHECK (' || known || ' OR rule = '
+        || quote_literal('release_stands') || ')';
 END
 $$;
