@@ -191,7 +191,7 @@ def claims_exclude_nobody() -> None:
     requests["claim"] = requests["claim"].replace(
         "WHERE r.state = 'open'", "WHERE r.state IN ('open', 'claimed')"
     )
-    requests["lots"] = requests["lots"].replace(
+    requests["due_topic_shards"] = requests["due_topic_shards"].replace(
         "WHERE r.state = 'open'", "WHERE r.state IN ('open', 'claimed')"
     )
     claim._SQL = requests
