@@ -68,19 +68,19 @@ def settle_ended(
         if one.record is None:
             tally.counts.add("unreadable" if one.text else "vanished")
             continue
-        told = one.key.topic, one.record.owner_host or "?", decision
+        finding = one.key.topic, one.record.owner_host or "?", decision
         if tally.tell:
             why = f"ended {_ago(one)}; the log says {answer.state or answer.truth.value}"
-            tally.add(_line(place, bucket, *told), one.key.message_id, why)
+            tally.add(_line(place, bucket, *finding), one.key.message_id, why)
         else:
-            example, times = alike.get(told, (one.key.message_id, 0))
-            alike[told] = example, times + 1
+            example, times = alike.get(finding, (one.key.message_id, 0))
+            alike[finding] = example, times + 1
         if decision is Decision.REPAIR:
             tally.differs.append(
                 Differs(place, bucket.keys.group, *one.key, "CONSUMING", answer.state, not dry_run)
             )
-    for told, (example, times) in alike.items():
-        tally.add(_line(place, bucket, *told), example, "", times)
+    for finding, (example, times) in alike.items():
+        tally.add(_line(place, bucket, *finding), example, "", times)
     return len(seen) - (0 if dry_run else len(chosen) - len(moved))
 
 

@@ -143,7 +143,7 @@ def _against_shape(value: Any, others: Sequence[Any]) -> Iterator[ContentFinding
         for where, found in shape.items():
             kinds.setdefault(where, set()).update(found)
             times[where] = times.get(where, 0) + 1
-    told, apart = 0, set(mine) ^ set(kinds)
+    shown, apart = 0, set(mine) ^ set(kinds)
     for where in sorted({*mine, *kinds}):
         if any(where.startswith((f"{above}.", f"{above}[")) for above in apart):
             continue  # said of what it is in
@@ -155,8 +155,8 @@ def _against_shape(value: Any, others: Sequence[Any]) -> Iterator[ContentFinding
             what = f"is {_listed(mine[where])}; in the others {_listed(kinds[where])}"
         else:
             continue
-        told += 1
-        if told > MOST:
+        shown += 1
+        if shown > MOST:
             yield ContentFinding("warning", "", f"More than {MOST} places differ.")
             return
         yield ContentFinding("warning", where, what)
