@@ -17,9 +17,10 @@ from backstop_lab.chaos.run import run_chaos
 from backstop_lab.chaos.schedule import DUTIES, KINDS, Fault
 from backstop_lab.chaos.servers import can_mount
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 WEAKENED = Path(__file__).with_name("weakened_child.py")
+TRIES = 3
 UNFINISHED = {"stuck", "stub unaccounted for", "delivery without a verdict"}
 """What a run without Backstop's duties cannot come to an end with; the rest holds without them."""
 
@@ -194,12 +195,12 @@ def test_without_its_protection_the_checker_finds_it(name: str, tmp_path: Path) 
     case = CASES[name]
     if name == "fill_disk" and not can_mount(tmp_path):
         pytest.skip("small disks need root")
-    found = run(case, case.switch, tmp_path / "run", duties=case.duties)
-    if case.duties and case.rule not in rules(
-        found
-    ):  # on a busy machine a race of two duties need not happen at the first try
-        found = run(case, case.switch, tmp_path / "again", duties=True)
-    assert case.rule in rules(found), found["problems"]
+    # A fault hits a worker at its work, or two duties at the same number by chance.
+    for attempt in range(TRIES):
+        found = run(case, case.switch, tmp_path / f"run-{attempt}", duties=case.duties)
+        if case.rule in rules(found):
+            return
+    pytest.fail(f"{case.rule!r} was not found in {TRIES} runs; the last: {found['problems']}")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -106,7 +106,7 @@ class Child:
         if self._process is None:
             return
         if self.wait(seconds):
-            self._kill_session(self._process.pid)
+            kill_session(self._process.pid)
         else:
             self.kill()
 
@@ -122,7 +122,7 @@ class Child:
         )
         for pid in family:
             kill_if_there(pid)
-        self._kill_session(self._process.pid)
+        kill_session(self._process.pid)
         self._process.wait()
         wait_until_gone(family)
 
@@ -133,19 +133,47 @@ class Child:
             else ""
         )
 
-    @staticmethod
-    def _kill_session(leader: int) -> None:
-        try:
-            os.killpg(leader, signal.SIGKILL)
-        except ProcessLookupError:
-            return  # nobody of it is left, which is what was wanted
-
     def _error(self, what: str, next_step: str) -> LocalServerError:
         return LocalServerError(
             f"{self.name} {what}.",
             unaffected="Its data directory is as its last commit left it.",
             next_step=f"{next_step[0].upper()}{next_step[1:]}",
         )
+
+
+def run_to_end(
+    argv: Sequence[str], *, env: Mapping[str, str], seconds: float
+) -> "subprocess.CompletedProcess[str]":
+    """Run a program that makes something and ends. Interrupted, or out of time, it leaves no process of its own behind.
+
+    Raises what interrupted it, or subprocess.TimeoutExpired.
+    """
+    with subprocess.Popen(
+        argv,
+        env=env,
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        except BaseException:
+            family = [process.pid, *descendants(process.pid)]
+            kill_session(process.pid)
+            process.wait()
+            wait_until_gone(family)
+            raise
+    return subprocess.CompletedProcess(argv, process.returncode, output, errors)
+
+
+def kill_session(leader: int) -> None:
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # nobody of it is left, which is what was wanted
 
 
 def kill_if_there(pid: int) -> None:

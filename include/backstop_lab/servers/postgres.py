@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +16,7 @@ import psycopg2
 from psycopg2 import extensions, sql
 
 from backstop.model.private_file import read_or_generate, write_private
-from backstop_lab.servers.child import Child, LocalServerError, end_leftover
+from backstop_lab.servers.child import Child, LocalServerError, end_leftover, run_to_end
 from backstop_lab.servers.ports import LOOPBACK, free_port
 from backstop_lab.servers.unprivileged import choose_run_as
 
@@ -184,7 +183,7 @@ class Postgres:
         handed_over = self.directory / "initdb.password"
         write_private(handed_over, self._password(), owner)
         try:
-            done = subprocess.run(
+            done = run_to_end(
                 [
                     *prefix,
                     str(self._bin / "initdb"),
@@ -199,12 +198,8 @@ class Postgres:
                     f"--pwfile={handed_over}",
                     "--no-instructions",
                 ],
-                cwd="/",
                 env=server_environment(),
-                check=False,
-                capture_output=True,
-                text=True,
-                timeout=120,
+                seconds=120,
             )
         finally:
             handed_over.unlink()
