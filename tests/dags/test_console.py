@@ -19,6 +19,7 @@ from fastapi.testclient import TestClient
 from backstop.airflow import access
 from backstop.airflow.console import app as console
 from backstop.airflow.console import visit
+from backstop.airflow.console.routes import matching
 from backstop.model.errors import ConfigurationError
 from backstop.reports.console import LISTS
 from backstop.reports.filters import read_filter
@@ -215,7 +216,7 @@ def every(
 def test_no_route_answers_without_a_login_or_without_airflows_helpers(
     by: As, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len(routes()) >= 34
+    assert len(routes()) >= 37
     monkeypatch.undo()
     stranger = TestClient(console.make_app())
     for method, path in routes():
@@ -398,6 +399,43 @@ def test_a_team_sees_its_own_topics_in_every_list_and_nothing_of_another_teams_b
     assert ids == [{"topic": "orders", "message_id": NASTY}]
 
 
+OF_ANOTHER_TEAM = (
+    "/cases/{case_id}",
+    "/cases/{case_id}/members",
+    "/cases/{case_id}/preview",
+    "/cases/{case_id}/notes",
+    "/dead-letters/{dead_letter_id}",
+    "/dead-letters/{dead_letter_id}/content",
+    "/dead-letters/{dead_letter_id}/check",
+    "/dead-letters/export",
+    "/message",
+    "/pauses/end",
+    "/replays/{plan}",
+    "/runs/{run_id}",
+    "/proofs/{run_id}",
+)
+"""Routes that the tests ask about something of team a."""
+
+
+def test_no_route_answers_one_team_with_anything_of_another(by: As) -> None:
+    """Every route that there is: a new one is either refused, or shows nothing of team a."""
+    b = by(*OF_B, run=True, answer=True)
+    shown = []
+    for method, path in routes():
+        answer = asked(b, method, path, body=BODIES.get(path, "{}"))
+        if path in OF_ANOTHER_TEAM or (method, path) == ("POST", "/pauses"):
+            assert answer.status_code == 404, path
+        elif path == "/check":
+            assert answer.status_code == 403 and "every team" in answer.json()["what"]
+        elif path != "/openapi.json":
+            assert answer.status_code == 200, (path, answer.text)
+            shown.append(path)
+        assert "secret template" not in answer.text
+        if path != "/openapi.json":
+            assert "orders" not in answer.text.replace("decide_case__a", ""), path
+    assert len(shown) > 20
+
+
 def action(found: dict[str, Any], name: str) -> dict[str, Any]:
     (one,) = [one for one in found["actions"] if one["name"] == name]
     return dict(one)
@@ -474,11 +512,11 @@ def test_an_export_is_bounded_and_says_that_there_is_more(
     by: As, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     olga = by(*EVERYTHING, answer=True)
-    monkeypatch.setattr(console, "EXPORTED", 4)
+    monkeypatch.setattr(matching, "EXPORTED", 4)
     for said in ({"filter": "topic:orders"}, {"filter": "topic:orders", "contents": True}):
         export = olga.post("/dead-letters/export", headers=ORIGIN, json=said).json()
         assert (len(export["items"]), export["more"]) == (4, True)
-    monkeypatch.setattr(console, "EXPORTED_BYTES", 45)
+    monkeypatch.setattr(matching, "EXPORTED_BYTES", 45)
     export = olga.post("/dead-letters/export", headers=ORIGIN, json=said).json()
     assert (len(export["items"]), export["more"]) == (2, True)
 
@@ -533,10 +571,65 @@ def test_a_preview_is_for_who_may_answer_and_what_cannot_be_read_is_said(by: As)
         assert visitor.get("/cases/1/preview", params={"action": "discard"}).status_code == 403
 
 
-def test_the_badge_says_how_many_cases_wait_for_the_visitor(by: As) -> None:
-    for visitor in (by(*EVERYTHING, answer=True), by(*OF_A, answer=True), by(*EVERYTHING)):
+def test_the_badge_says_how_many_cases_wait_for_the_visitor_and_leads_to_them(by: As) -> None:
+    for visitor, waiting in (
+        (by(*EVERYTHING, answer=True), True),
+        (by(*OF_A, answer=True), True),
+        (by(*EVERYTHING), False),
+    ):
         waits = visitor.get("/overview").json()["waits_for_me"]
+        assert (waits > 0) is waiting
         assert visitor.get("/waiting").json() == {"cases": waits}
+        assert len(every(visitor, "/cases", "waits:me")) == waits
+
+
+def test_a_cause_is_shown_with_its_rule_and_how_many_waited_a_day_ago(by: As) -> None:
+    (before,) = {cause["day_ago"] for cause in every(by(*EVERYTHING), "/causes")}
+    assert before is None, "nobody counted then"
+    by.rows(
+        """INSERT INTO cause_hour (hour, topic, consumer_group, cause_id, category, dead_letters)
+           SELECT date_trunc('hour', now(), 'UTC') - interval '24 hours', t, 'billing', 1, 'poison', 2
+           FROM unnest(ARRAY['orders', 'payments']) t RETURNING hour"""
+    )
+    by.rows(
+        "UPDATE dead_letter SET classified_by = 'poison: a rule' WHERE cause_id = 1 RETURNING dead_letter_id"
+    )
+    everything = {cause["cause"]: cause for cause in every(by(*EVERYTHING), "/causes")}
+    assert (everything[1]["day_ago"], everything[2]["day_ago"]) == (4, 0)
+    assert (everything[1]["rule"], everything[2]["rule"]) == ("poison: a rule", None)
+    of_a = {cause["cause"]: cause for cause in every(by(*OF_A), "/causes")}
+    assert of_a[1]["day_ago"] == 2, "of the team's own topics alone"
+    by.rows("DELETE FROM cause_hour RETURNING hour")
+
+
+def test_the_settings_page_checks_the_installation_for_who_sees_all_of_it(by: As) -> None:
+    olga = by(*EVERYTHING)
+    assert action(olga.get("/me").json(), "check")["allowed"]
+    checked = olga.get("/check").json()
+    found = {one["subject"]: one for one in checked["findings"]}
+    assert not checked["good"]
+    assert not found["shard shop_a"]["good"] and found["shard shop_a"]["do"]
+    assert found["control: schema"]["good"] and found["configuration"]["good"]
+    assert "x:y" not in olga.get("/check").text, "a password of a connection"
+    assert not action(by(*OF_A).get("/me").json(), "check")["allowed"]
+    assert by(*OF_A).get("/check").status_code == 403
+
+
+def test_a_proof_is_shown_with_the_manifest_and_the_signature_of_its_export(
+    by: As, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BACKSTOP_PROOFS", str(tmp_path))
+    olga = by(*EVERYTHING)
+    proof = olga.get("/proofs/3").json()
+    assert (proof["manifest"], proof["signature"]) == (None, None)
+    folder = tmp_path / "run-3"
+    folder.mkdir()
+    (folder / "manifest.json").write_text('{"digest": "another"}')
+    (folder / "manifest.sig").write_text("00ff\n")
+    assert olga.get("/proofs/3").json()["manifest"] is None, "another proof of that number"
+    (folder / "manifest.json").write_text('{"digest": "d"}')
+    proof = olga.get("/proofs/3").json()
+    assert (proof["manifest"], proof["signature"]) == ('{"digest": "d"}', "00ff\n")
 
 
 def test_every_number_is_the_number_of_the_rows_behind_it(by: As) -> None:
@@ -556,10 +649,14 @@ def test_every_number_is_the_number_of_the_rows_behind_it(by: As) -> None:
             )
         for cause in every(visitor, "/causes"):
             rows = every(visitor, "/dead-letters", cause["rows"]["filter"])
-            if cause["cause"] is not None:
-                assert cause["dead_letters"] == sum(
-                    row["state"] in ("open", "replaying") for row in rows
-                )
+            assert cause["dead_letters"] == len(rows) > 0, cause
+        for pair in overview["pairs"]:
+            of = f"topic:{pair['topic']} group:{pair['group']}"
+            rows = every(visitor, "/dead-letters", f"{of} state:undecided")
+            if pair["topic"] != "*":
+                assert pair["dead_letters"] == len(rows), pair
+            for verdict, number in pair["verdicts"].items():
+                assert number == len(every(visitor, "/deliveries", f"{of} verdict:{verdict}")), of
     everything = by(*EVERYTHING).get("/overview").json()
     by_name = {n["name"]: n["number"] for n in everything["numbers"]}
     # By hand: 9 messages, 2 groups, 3 topics; 15 dead letters each, every fourth decided, and one that is of no topic.
@@ -784,15 +881,16 @@ def test_no_input_of_any_form_makes_the_api_fail(by: As) -> None:
 
     app = by(*EVERYTHING, run=True, answer=True).app
     schema = schemathesis.openapi.from_asgi("/openapi.json", app=app)
-    tried = 0
+    tried, asked_of = 0, set()
     for found in schema.get_all_operations():
         operation = found.ok()
-        if operation.path in ("/message", "/messages", "/cases/{case_id}/preview"):
-            continue  # what asks stores and brokers that are away is slow, and has a test of its own
+        asked_of.add(operation.path)
+        # What asks stores and brokers waits for servers that are away.
+        slow = operation.path in ("/message", "/messages", "/cases/{case_id}/preview", "/check")
 
         @given(case=operation.as_strategy())
         @settings(
-            max_examples=12,
+            max_examples=3 if slow else 12,
             deadline=None,
             database=None,
             derandomize=True,
@@ -803,7 +901,9 @@ def test_no_input_of_any_form_makes_the_api_fail(by: As) -> None:
             nonlocal tried
             tried += 1
             answer = case.call(headers=ORIGIN)
-            assert answer.status_code < 500, (case.as_curl_command(), answer.text)
+            # 503 is an answer of ours: a store that is away, with what still holds.
+            known = answer.status_code == 503 and answer.json()["what"] and slow
+            assert answer.status_code < 500 or known, (case.as_curl_command(), answer.text)
 
         answers()
-    assert tried > 200
+    assert tried > 200 and asked_of == {path for _, path in routes() if path != "/openapi.json"}

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from backstop.decisions.propose import propose
 from console_seed import MESSAGE, seed
 from live_people import Live
 
@@ -48,7 +49,7 @@ PAGES = (
     "proofs",
     "settings",
 )
-EDITED, REPLAYED = "console-11", "console-12"
+EDITED, REPLAYED, REJECTED = "console-11", "console-12", "console-13"
 """Of the dead letters those that have stubs, and were not asked for."""
 OLD, NEW = '{"order": 7, "card": "4000"}', '{"order": 7, "card": "5000"}'
 pytestmark = [
@@ -180,10 +181,13 @@ def number_of(page: Page, tile: str) -> int:
     )
 
 
-@pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 1280), (False, 390)])
+@pytest.mark.parametrize(
+    ("dark", "width"), [(False, 1280), (True, 1280), (False, 390), (True, 390)]
+)
 def test_each_page_is_whole_in_light_and_dark_and_at_390_px(
     browser: Browser, shop: Live, axe: Path, dark: bool, width: int
 ) -> None:
+    ((seeded,),) = shop.rows("SELECT max(run_id) FROM proof")
     with login(browser, shop, "olga", dark=dark, width=width) as page:
         for path in (
             *PAGES,
@@ -192,10 +196,25 @@ def test_each_page_is_whole_in_light_and_dark_and_at_390_px(
             "dead-letters/1",
             "dead-letters?filter=state:open",
             f"messages?topic=orders&id={MESSAGE}",
+            "messages?text=customer%207",
+            "pairs?topic=orders&group=billing",
+            f"proofs/{seeded}",
+            f"replays/{seeded}",
+            "replays/99999999",
+            "nowhere",
         ):
             show(page, shop, path)
-            expect(page.get_by_test_id("failure")).to_have_count(0)
-            expect(page.locator("h1").first).to_be_visible()
+            missing = path in ("nowhere", "replays/99999999")
+            if missing:
+                expect(
+                    page.get_by_test_id("empty")
+                    .or_(page.get_by_test_id("planning"))
+                    .or_(page.get_by_test_id("failure"))
+                    .first
+                ).to_be_visible()
+            else:
+                expect(page.get_by_test_id("failure")).to_have_count(0)
+                expect(page.locator("h1").first).to_be_visible()
             shot(
                 page,
                 f"{path.replace('/', '-').partition('?')[0] or 'overview'}{'-dark' if dark else ''}-{width}",
@@ -284,6 +303,112 @@ def test_a_pause_a_note_and_a_reading_are_done_by_click_in_ones_own_name(
             "SELECT who, subject FROM decision_log ORDER BY entry DESC LIMIT 1"
         )
         assert (who, what) == ("olga", f"dead letter {letter}")
+
+
+def test_an_admin_pauses_everything_by_click_and_goes_on(browser: Browser, shop: Live) -> None:
+    with login(browser, shop, "admin") as page:
+        show(page, shop, "settings")
+        expect(page.get_by_test_id("me")).to_contain_text("admin")
+        show(page, shop, "resends")
+        page.get_by_role("button", name="Pause everything").click()
+        page.get_by_test_id("why").fill("the broker is rebuilt")
+        page.get_by_test_id("send").click()
+        page.get_by_test_id("paused-*").wait_for()
+        pauses = "SELECT topic, paused_by, why FROM pause"
+        assert shop.rows(pauses) == [("*", "admin", "the broker is rebuilt")]
+        show(page, shop)
+        expect(page.get_by_text("paused by admin: the broker is rebuilt")).to_be_visible()
+        show(page, shop, "resends")
+        page.get_by_role("button", name="Resume all").click()
+        page.get_by_test_id("no-pause").wait_for()
+        assert shop.rows(pauses) == []
+
+
+def test_what_backstop_check_finds_is_shown_by_click(
+    browser: Browser, shop: Live, axe: Path
+) -> None:
+    with login(browser, shop, "admin") as page:
+        show(page, shop, "settings")
+        page.get_by_test_id("check").click()
+        page.get_by_test_id("checked").wait_for()
+        found = page.locator("[role=region][aria-label='What backstop check finds']")
+        expect(found).to_contain_text("shard shop_a")
+        assert serious(page, axe) == []
+
+
+@pytest.fixture
+def one_shard_away(shop: Live) -> Iterator[None]:
+    """A shard whose connection nobody knows."""
+    config = shop.platform.config
+    whole = config.read_text()
+    without = whole.replace("connection: backstop_producer_b", "connection: backstop_nowhere")
+    assert without != whole
+    config.write_text(without)
+    yield
+    config.write_text(whole)
+
+
+@pytest.mark.usefixtures("one_shard_away")
+def test_a_search_while_a_shard_is_away_names_it_and_shows_the_rest(
+    browser: Browser, shop: Live, axe: Path
+) -> None:
+    with login(browser, shop, "vera") as page:
+        show(page, shop, f"messages?topic=orders&id={MESSAGE}")
+        expect(page.get_by_test_id("away")).to_contain_text("shard shop_b")
+        expect(page.get_by_test_id("timeline")).to_contain_text("recorded on shop_a")
+        assert serious(page, axe) == []
+        show(page, shop, "messages?text=nobody-knows-this")
+        expect(page.get_by_test_id("empty")).to_contain_text("Nothing has a trace of this id.")
+        expect(page.get_by_text("shard shop_b").first).to_be_visible()
+        # What needs no store is as it was.
+        show(page, shop)
+        expect(page.get_by_test_id("failure")).to_have_count(0)
+
+
+@pytest.mark.usefixtures("two_people")
+def test_a_second_person_rejects_by_click_and_the_case_waits_again(
+    browser: Browser, shop: Live
+) -> None:
+    shop.forget_cases()
+    ((case_id,),) = shop.rows("SELECT case_id FROM case_file WHERE subject = 'console'")
+    shop.rows(
+        "UPDATE case_file SET state = 'open', closed_at = NULL, severity = 'critical' WHERE case_id = %s",
+        case_id,
+    )
+    ((letter,),) = shop.rows(
+        "SELECT dead_letter_id FROM dead_letter WHERE message_id = %s", REJECTED
+    )
+    connection = shop.control()
+    propose(
+        connection,
+        case_id,
+        "edit",
+        "olga",
+        "the card was wrong",
+        {"letters": [letter], "content": b"{}"},
+    )
+    connection.close()
+    shop.look()
+    shop.question(case_id)
+    run = shop.run_of(case_id)
+    with login(browser, shop, "otto") as page:
+
+        def reject() -> int:
+            show(page, shop, f"cases/{case_id}")
+            page.get_by_test_id("answer-reject").click()
+            page.get_by_test_id("why").fill("the customer changed their mind")
+            page.get_by_test_id("send").click()
+            page.get_by_test_id("taken").wait_for()
+            return 200
+
+        reject()
+        shop.answers_again(run, reject)
+        assert shop.end_of(run)[""] == "success"
+    ended = "SELECT how, ended_by FROM proposal WHERE case_id = %s ORDER BY proposal_id DESC LIMIT 1"
+    assert shop.rows(ended, case_id) == [("rejected", "otto")]
+    assert shop.rows("SELECT state FROM case_file WHERE case_id = %s", case_id) == [("open",)]
+    state = "SELECT state FROM dead_letter WHERE dead_letter_id = %s"
+    assert shop.rows(state, letter) == [("open",)], "nothing was applied"
 
 
 def test_a_case_is_answered_by_click_and_decided_in_the_name_of_who_clicked(
@@ -479,6 +604,28 @@ def test_a_content_is_edited_beside_the_old_one_and_sent_when_a_second_person_sa
     assert shop.rows(content, EDITED, database="producer_a") == [(NEW, 2)]
     state = "SELECT state, decided_by FROM dead_letter WHERE dead_letter_id = %s"
     assert shop.rows(state, letter) == [("replaying", "olga, approved by otto")]
+
+
+def test_a_few_within_the_radius_are_replayed_by_click_without_an_approval(
+    browser: Browser, shop: Live
+) -> None:
+    with login(browser, shop, "olga") as page:
+        show(page, shop, "dead-letters?filter=topic:orders%20state:open%20category:poison")
+        page.get_by_test_id("act-on-all").click()
+        page.get_by_role("button", name="Replay the first few that match").click()
+        page.get_by_test_id("why").fill("a first try")
+        page.get_by_test_id("send").click()
+        page.get_by_test_id("planning").or_(page.get_by_test_id("planned")).wait_for()
+        run = unquote(page.url.rpartition("/")[2])
+    conf = shop.airflow(
+        "SELECT triggering_user_name, conf FROM dag_run WHERE dag_id = 'replay_incident' AND run_id = %s",
+        run,
+    )
+    assert conf[0][0] == "olga" and conf[0][1]["mode"] == "canary"
+    shop.wait_for(
+        lambda: shop.rows("SELECT 1 FROM incident WHERE planned_in = %s AND whole", run),
+        "a stored plan",
+    )
 
 
 @pytest.mark.usefixtures("two_people")

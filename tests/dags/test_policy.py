@@ -107,6 +107,43 @@ print("FACTS" + json.dumps([
 ]))
 """
 
+IDLE_DAY = """
+import asyncio, json, sys
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from airflow.dag_processing.dagbag import DagBag
+from airflow.serialization.serialized_objects import DagSerialization
+from backstop.airflow import due_trigger
+from backstop.due.look import EVERY
+from backstop.due.starts import DutySeen
+
+def infos(dag, first, last):
+    known = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+    return [str(one.run_after) for one in known.iter_dagrun_infos_between(first, last)]
+
+async def looks(duty, seconds, seen):
+    for number in range(int(seconds / EVERY)):
+        clock[0] = number * EVERY
+        yield {duty: seen(clock[0])}
+
+async def starts(duty, seconds, seen):
+    return [event async for event in due_trigger.DutyDue(duty).filter_shared_stream(looks(duty, seconds, seen))]
+
+clock = [0.0]
+due_trigger.time = SimpleNamespace(monotonic=lambda: clock[0])
+first = datetime(2026, 11, 25, tzinfo=UTC)
+last = first + timedelta(days=1) - timedelta(seconds=1)
+bag = DagBag(dag_folder=sys.argv[1])
+watched = [name for name, dag in bag.dags.items() if getattr(dag.timetable, "asset_condition", None)]
+idle = lambda at: DutySeen(None, began=2700.0)
+busy = lambda at: DutySeen(timedelta(minutes=1), began=7200.0)
+print("FACTS" + json.dumps({
+    "scheduled": {name: len(infos(dag, first, last)) for name, dag in bag.dags.items() if dag.timetable.can_be_scheduled},
+    "started": {name: len(asyncio.run(starts(name, 86_400, idle))) for name in watched},
+    "started_when_due": len(asyncio.run(starts("triage", 3_600, busy))),
+}))
+"""
+
 NO_DATABASE = """
 import json, sys, importlib.util
 import airflow.sdk
@@ -317,6 +354,22 @@ def test_judging_goes_on_whatever_happened_to_the_messages_of_open_cases(
     assert {name for name, task in tasks.items() if "judge" in task["downstream"]} == {"revisit"}
 
 
+def test_an_idle_day_has_fewer_than_300_runs(airflow: Airflow) -> None:
+    """Airflow's own timetables walk a day, and the triggers see 172,800 looks at a system in which nothing is due."""
+    day = airflow.facts(IDLE_DAY, str(ROOT / "dags"))
+    assert sum(day["started"].values()) == 0 and len(day["started"]) == 7
+    assert {name: number for name, number in day["scheduled"].items() if number} == {
+        **dict.fromkeys(
+            ("reconcile", "resend", "sweep", "triage", "deliver_alerts", "ask_people"), 32
+        ),
+        "watch": 96,
+        **dict.fromkeys(("retention", "audit", "clean_airflow"), 1),
+    }
+    assert 200 < sum(day["scheduled"].values()) < 300
+    # The same trigger fires for a duty that has something to do, and again every five minutes while no run comes of it.
+    assert day["started_when_due"] == 12
+
+
 def test_duties_that_would_mostly_find_nothing_are_started_by_an_asset_with_a_slow_schedule_beneath(
     bag: dict[str, Any],
 ) -> None:
@@ -332,8 +385,6 @@ def test_duties_that_would_mostly_find_nothing_are_started_by_an_asset_with_a_sl
         "deliver_alerts": (["backstop_something_to_tell"], 2700.0),
         "ask_people": (["backstop_somebody_to_ask"], 2700.0),
     }
-    # Beside them retention, audit and clean_airflow run once a day each.
-    assert sum(86400 / every for _, every in woken.values()) + 3 < 300
     # The trigger of each looks for the duty of its DAG, and all of them are one look.
     assert {name: bag["dags"][name]["watched"] for name in woken} == {
         name: [["backstop.airflow.due_trigger.DutyDue", {"duty": name}]] for name in woken

@@ -11,6 +11,7 @@ import psycopg2
 import pytest
 
 from backstop.cli.app import run_app
+from backstop.evidence.sources import Sources
 from backstop.reports import find_message
 from backstop.reports.check_content import check_new_content
 from backstop.reports.console import Sight
@@ -29,14 +30,10 @@ def name(world: World, database: str, message_id: str, **columns: Any) -> None:
 
 
 def found(world: World, text: str, *topics: str) -> find_message.FoundMessages:
-    return find_message.find_messages(
-        world.conn,
-        world.settings,
-        world.connections,
-        Sight(),
-        topics or tuple(world.settings.topics),
-        text,
-    )
+    with Sources(world.settings, world.connections) as sources:
+        return find_message.find_messages(
+            world.conn, sources, Sight(), topics or tuple(world.settings.topics), text
+        )
 
 
 @pytest.fixture
@@ -146,7 +143,8 @@ def test_a_new_content_is_compared_with_the_contents_beside_it(
     name(world, "producer_b", "m-2", content=b"")
 
     def said(content: bytes) -> tuple[list[str], tuple[str, ...]]:
-        checked = check_new_content(world.settings, world.connections, "orders", "m-4", content)
+        with Sources(world.settings, world.connections) as sources:
+            checked = check_new_content(sources, "orders", "m-4", content)
         return [f"{one.where} {one.what}" for one in checked.findings], checked.compared_with
 
     assert said(b'{"order": 8, "card": "5000"}') == ([], ("JSON", "the shape of 5 other messages"))
@@ -165,5 +163,6 @@ def test_a_new_content_is_compared_with_the_contents_beside_it(
     )
     schema.write_text("{")
     assert "it is not JSON" in said(b'{"order": 8}')[0][0]
-    nobody = check_new_content(world.settings, world.connections, "orders", "nobody", b"x")
+    with Sources(world.settings, world.connections) as sources:
+        nobody = check_new_content(sources, "orders", "nobody", b"x")
     assert any("No shard" in one.what for one in nobody.findings)

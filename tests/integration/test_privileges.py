@@ -15,10 +15,10 @@ import pytest
 from psycopg2 import errors
 
 from backstop.brokers.protocol import Finding
-from backstop.cli.check import _is_closed
 from backstop.config.load import load as load_settings
 from backstop.model.errors import StoreUnavailable, Unavailable
 from backstop.model.records import Key, Outcome, Position
+from backstop.reports.check_system import _is_closed
 from backstop.reports.metrics import render
 from backstop.schema.migrate import grant, grants_sql, migrate
 from backstop.schema.revisions import ROLES

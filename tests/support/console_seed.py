@@ -44,6 +44,11 @@ CONTROL = (
        FROM run""",
     """INSERT INTO proof (run_id, topic, window_from, window_to, answer, sentence, stubs, owed_stubs, broken, deliveries, digest)
        SELECT max(run_id), 'orders', now() - interval '1 h', now(), 'nothing_lost', %(nasty)s, '{}', 1, 0, 1, 'd' FROM run""",
+    """INSERT INTO incident (run_id, wanted, planned_by, why, whole, planned_in)
+       SELECT max(run_id), '{"topic": "orders"}', 'olga', %(nasty)s, true, 'manual__seed' FROM run""",
+    """INSERT INTO incident_delivery (run_id, place, shard, topic, message_id, consumer_group, send_number, route, reason)
+       SELECT (SELECT max(run_id) FROM run), n, 'shop_a', 'orders', 'console-' || n, 'billing', 1, 'topic', %(nasty)s
+       FROM generate_series(1, 3) n""",
     """INSERT INTO watch_group (topic, consumer_group, taken_at, life, passed, waiting, expired, backlog_seconds, counted_until,
            logged)
        VALUES ('orders', 'billing', now() - interval '1 min', 'l', 10, 90, 0, 60, now(), 1),

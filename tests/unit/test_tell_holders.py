@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from backstop.brokers.protocol import Holder
-from backstop.cli.tell_holders import tell_holders
+from backstop.reports.tell_holders import tell_holders
 
 AT = datetime(2030, 1, 1, 12, 30, 5, tzinfo=UTC)
 

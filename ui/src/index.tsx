@@ -10,6 +10,7 @@ import { Deliveries } from "./pages/deliveries";
 import { Flow } from "./pages/flow";
 import { Messages } from "./pages/messages";
 import { Card, Overview } from "./pages/overview";
+import { Pair } from "./pages/pair";
 import { Proof, Proofs } from "./pages/proofs";
 import { Replay } from "./pages/replays";
 import { Resends } from "./pages/resends";
@@ -36,6 +37,7 @@ const Console = () => {
   const content = useRef<HTMLDivElement>(null);
   const page =
     name === "deliveries" ? () => <Deliveries />
+    : name === "pairs" ? () => <Pair />
     : name === "replays" ? (plan?: string) => (plan ? <Replay id={plan} /> : <Resends />)
     : PAGES.find(([one]) => one === name)?.[2];
   const waiting = useGet<{ cases: number }>("/waiting", 60).data?.cases ?? 0;

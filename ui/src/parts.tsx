@@ -72,6 +72,7 @@ const COLOURS: Record<string, string> = {
   EXHAUSTED: "red",
   critical: "red",
   failed: "red",
+  bad: "red",
   FAILED: "red",
   stopped: "red",
   STALLED: "orange",
@@ -85,6 +86,7 @@ const COLOURS: Record<string, string> = {
   done: "green",
   sent: "green",
   passed: "green",
+  good: "green",
 };
 export const Tag = ({ children }: { children: string }) => (
   <Badge colorPalette={COLOURS[children] ?? "gray"} variant="subtle">

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,9 +16,12 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backstop.airflow.kept import Kept
+
 if TYPE_CHECKING:
     from backstop.config.connections import Connections
     from backstop.config.settings import Settings
+    from backstop.evidence.sources import Sources
 
 log = logging.getLogger(__name__)
 
@@ -95,47 +96,60 @@ def reading_room() -> Iterator[Room]:
         from backstop.control.connection import connect_reader
 
         control = connect_reader(settings, connections, READING)
-    whole = False
     try:
         yield Room(settings, connections, control)
-        whole = True
-    finally:
-        if whole and not control.closed:
+        if not control.closed:
             control.rollback()
-            with _keeping:
-                idle = _idle.setdefault(key, [])
-                if len(idle) < MOST_IDLE:
-                    idle.append((time.monotonic(), control))
-                    control = None
+            _controls.put_back(key, control)
+            control = None
+    finally:
         if control is not None:
             control.close()
 
 
-MOST_IDLE = 4
+@contextmanager
+def reading_sources(room: Room) -> Iterator[Sources]:
+    """The stores and brokers for one question of a page, which only reads. They are kept open for the next question: to open them
+    takes longer than to ask them."""
+    from backstop.evidence.sources import Sources
+
+    settings = room.settings
+    named = (*settings.producers.values(), *settings.consumers.values(), *settings.brokers.values())
+    urls = room.connections.known([settings.control, *(one.connection for one in named)])
+    key = (id(settings), tuple(sorted(urls.items())))
+    sources = _sources.take(key) or Sources(settings, room.connections, READING)
+    # Whoever asks now has seen no dead letter yet, and nothing is away before it was asked.
+    sources.seen_dead_letters.clear()
+    sources.unreachable.clear()
+    try:
+        yield sources
+    except BaseException:
+        sources.close()
+        raise
+    if sources.unreachable:
+        sources.close()
+    else:
+        _sources.put_back(key, sources)
+
+
 IDLE_SECONDS = 60.0
-"""Connections that wait for the next page: so many, and so long."""
-_keeping = threading.Lock()
-_idle: dict[Any, list[tuple[float, Any]]] = {}
+"""So long a connection waits for the next page."""
+_controls: Kept[Any] = Kept(4, IDLE_SECONDS, lambda control: control.close())
+_sources: Kept[Sources] = Kept(2, IDLE_SECONDS, lambda sources: sources.close())
 _read: dict[str, tuple[tuple[int, int, int], Any]] = {}
 
 
 def _take(key: Any) -> Any:
-    """A connection that was kept and still answers; null: there is none. Those that waited long are closed."""
-    oldest = time.monotonic() - IDLE_SECONDS
-    while True:
-        with _keeping:
-            found = _idle.get(key, [])
-            since, control = found.pop() if found else (0.0, None)
-        if control is None:
-            return None
+    """A connection that was kept and still answers; null: there is none."""
+    while (control := _controls.take(key)) is not None:
         try:
-            if since >= oldest:
-                with control, control.cursor() as cursor:
-                    cursor.execute("VALUES (1)")
-                return control
+            with control, control.cursor() as cursor:
+                cursor.execute("VALUES (1)")
+            return control
         except Exception:  # noqa: BLE001 - whatever is wrong with it, a new one is made
             log.info("backstop: a connection that was kept does not answer any more")
-        control.close()
+            control.close()
+    return None
 
 
 def current_settings() -> Settings:

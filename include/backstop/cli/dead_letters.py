@@ -194,6 +194,7 @@ def compare(
     Ends with 1 if it breaks JSON or the schema.
     """
     from backstop.cli.cases import read_content
+    from backstop.evidence.sources import Sources
     from backstop.reports.check_content import check_new_content
     from backstop.reports.letters import show_letter
 
@@ -210,7 +211,8 @@ def compare(
         content = read_content(content_file)
         subject = f"dead letter {dead_letter_id}"
         context.note_reading(conn, subject, {"topic": topic, "id": message_id})
-    checked = check_new_content(settings, known, topic, message_id, content)
+    with Sources(settings, known) as sources:
+        checked = check_new_content(sources, topic, message_id, content)
     if as_json:
         out.document(checked)
     else:

@@ -100,14 +100,19 @@ def where(
 
 def _find(topic: str | None, key: str, as_json: bool) -> None:
     """Ends with 1 if nothing has the key, with 3 if a shard that may have it could not be searched."""
+    from backstop.evidence.sources import Sources
     from backstop.reports.console import Sight
     from backstop.reports.find_message import find_messages
 
     settings, known = context.load_settings(), context.connections()
     require_known("topic", [] if topic is None else [topic], settings.topics)
     topics = list(settings.topics) if topic is None else [topic]
-    with context.control(settings, known) as conn, out.progress("searching"):
-        found = find_messages(conn, settings, known, Sight(), topics, key)
+    with (
+        context.control(settings, known) as conn,
+        Sources(settings, known) as sources,
+        out.progress("searching"),
+    ):
+        found = find_messages(conn, sources, Sight(), topics, key)
     messages = [
         {"topic": name, "message_id": message_id, "found_in": places}
         for (name, message_id), places in sorted(found.places.items())

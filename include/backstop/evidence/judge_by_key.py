@@ -226,9 +226,17 @@ class Judgement:
 class Judge:
     """Holds the stores and brokers open; `control` is a connection to the control database, left without a transaction."""
 
-    def __init__(self, settings: Settings, connections: Connections, control: Any) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        connections: Connections,
+        control: Any,
+        sources: Sources | None = None,
+    ) -> None:
+        """`sources`: stores and brokers that the caller opened, and closes; null: the judge's own."""
         self.settings, self._control = settings, control
-        self.sources = Sources(settings, connections)
+        self._own = sources is None
+        self.sources = Sources(settings, connections) if sources is None else sources
         self.engine = Engine()
 
     def judge(self, keys: Sequence[Key]) -> list[Judged]:
@@ -348,7 +356,6 @@ class Judge:
         )
 
     def __enter__(self) -> Self:
-        self.sources.__enter__()
         return self
 
     def __exit__(
@@ -358,7 +365,8 @@ class Judge:
         trace: TracebackType | None,
     ) -> None:
         self.engine.close()
-        self.sources.__exit__(kind, error, trace)
+        if self._own:
+            self.sources.close()
 
 
 def _went_to(*copies: pa.Table) -> set[tuple[str, str]]:

@@ -6,9 +6,14 @@ its configuration must never end the reading of the others.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+import time
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from math import inf
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, cast
 
@@ -25,8 +30,26 @@ from backstop.model.errors import (
     StoreUnavailable,
     Unavailable,
 )
+from backstop.sql.connection import STATEMENT_TIMEOUT
 from backstop.stores.open import open_log_store, open_stub_store
 from backstop.stores.protocol import LogStore, StubStore
+
+ANSWER_SECONDS = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, inf)
+"""Bounds of the histogram of answers."""
+
+
+@dataclass(slots=True)
+class AnswerTimes:
+    """How long one store or broker took: how many answers, and their seconds, by the smallest bound that each fitted into."""
+
+    by_bound: Counter[float] = field(default_factory=Counter)
+    seconds: defaultdict[float, float] = field(default_factory=lambda: defaultdict(float))
+
+    def add(self, seconds: float) -> None:
+        """One more answer."""
+        bound = ANSWER_SECONDS[bisect_left(ANSWER_SECONDS, seconds)]
+        self.by_bound[bound] += 1
+        self.seconds[bound] += seconds
 
 
 class Sources:
@@ -35,8 +58,17 @@ class Sources:
     `unreachable` maps a subject ("shard shop_a", "store billing_db", "broker embedded") to why it did not answer.
     """
 
-    def __init__(self, settings: Settings, connections: Connections) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        connections: Connections,
+        patience: timedelta = STATEMENT_TIMEOUT,
+    ) -> None:
+        """`patience`: so long may a statement in a store take."""
         self.settings, self.connections = settings, connections
+        self._patience = patience
+        self.answers: defaultdict[tuple[str, str], AnswerTimes] = defaultdict(AnswerTimes)
+        """How long each took to answer, by subject and outcome ("answered", "failed")."""
         self.unreachable: dict[str, str] = {}
         self._stack = ExitStack()
         self._shards: dict[str, StubStore] = {}
@@ -52,11 +84,13 @@ class Sources:
         if name not in self._shards:
             try:
                 store = self._stack.enter_context(
-                    open_stub_store(self.settings, self.connections, name)
+                    open_stub_store(self.settings, self.connections, name, self._patience)
                 )
             except Exception as error:
                 raise _failed(f"shard {name}", error, StoreFailed) from error
-            self._shards[name] = cast(StubStore, _Guarded(store, f"shard {name}", StoreFailed))
+            self._shards[name] = cast(
+                StubStore, _Guarded(store, f"shard {name}", StoreFailed, self.answers)
+            )
         return self._shards[name]
 
     def logs_of(self, group: str) -> LogStore:
@@ -65,11 +99,13 @@ class Sources:
         if store not in self._logs:
             try:
                 logs = self._stack.enter_context(
-                    open_log_store(self.settings, self.connections, store)
+                    open_log_store(self.settings, self.connections, store, self._patience)
                 )
             except Exception as error:
                 raise _failed(f"store {store}", error, StoreFailed) from error
-            self._logs[store] = cast(LogStore, _Guarded(logs, f"store {store}", StoreFailed))
+            self._logs[store] = cast(
+                LogStore, _Guarded(logs, f"store {store}", StoreFailed, self.answers)
+            )
         return self._logs[store]
 
     def broker(self, name: str) -> Broker:
@@ -81,13 +117,17 @@ class Sources:
             except Exception as error:
                 raise _failed(f"broker {name}", error, BrokerUnavailable) from error
             self._brokers[name] = cast(
-                Broker, _Guarded(opened, f"broker {name}", BrokerUnavailable)
+                Broker, _Guarded(opened, f"broker {name}", BrokerUnavailable, self.answers)
             )
         return self._brokers[name]
 
     def missed(self, subject: str, error: Unavailable) -> None:
         """Something did not answer: what it would have said stays unknown."""
         self.unreachable[subject] = error.what
+
+    def close(self) -> None:
+        """Closes all of them."""
+        self._stack.close()
 
     def __enter__(self) -> Self:
         return self
@@ -98,7 +138,7 @@ class Sources:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stack.close()
+        self.close()
 
 
 class _Closeable(Protocol):
@@ -124,9 +164,13 @@ class _Guarded:
     """A store or broker whose every error is an Unavailable, or one of Backstop's own that says more."""
 
     def __init__(
-        self, inner: Any, subject: str, kind: type[StoreUnavailable | BrokerUnavailable]
+        self,
+        inner: Any,
+        subject: str,
+        kind: type[StoreUnavailable | BrokerUnavailable],
+        answers: Mapping[tuple[str, str], AnswerTimes] | None = None,
     ) -> None:
-        self._inner, self._subject, self._kind = inner, subject, kind
+        self._inner, self._subject, self._kind, self._answers = inner, subject, kind, answers
 
     def __getattr__(self, name: str) -> Any:
         with guarded(self._subject, self._kind):
@@ -135,13 +179,20 @@ class _Guarded:
             return value
 
         def call(*arguments: Any, **options: Any) -> Any:
+            began = time.perf_counter()
             try:
                 answer = value(*arguments, **options)
             except Exception as error:
+                self._note("failed", began)
                 raise _failed(self._subject, error, self._kind) from error
+            self._note("answered", began)
             return self._each(answer) if isinstance(answer, Iterator) else answer
 
         return call
+
+    def _note(self, outcome: str, began: float) -> None:
+        if self._answers is not None:
+            self._answers[self._subject, outcome].add(time.perf_counter() - began)
 
     def _each(self, answer: Iterator[Any]) -> Iterator[Any]:
         try:

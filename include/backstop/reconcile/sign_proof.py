@@ -33,6 +33,18 @@ def write_manifest(
         (folder / SIGNATURE).write_text(_private(key).sign(text).hex() + "\n", encoding="ascii")
 
 
+def read_signed(folder: Path, digest: str) -> tuple[str, str | None] | None:
+    """The manifest of the export with this digest, and its signature, as they were written; null: there is none to be read here."""
+    try:
+        text = (folder / MANIFEST).read_text(encoding="utf-8")
+        if json.loads(text)["digest"] != digest:
+            return None
+        signature = folder / SIGNATURE
+        return text, signature.read_text(encoding="ascii") if signature.exists() else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
 def verify(folder: Path, public_key: bytes | None = None) -> list[str]:
     """What does not agree, a sentence each; none: everything does. With a public key (PEM) an unsigned proof does not agree.
 

@@ -73,8 +73,12 @@ LISTS = {
     "cases": Listing(
         "cases",
         {"case": int},
-        ("topic", "group", "kind", "state", "severity"),
-        {"state": ("open", "decided", "closed"), "severity": ("info", "warning", "critical")},
+        ("topic", "group", "kind", "state", "severity", "waits"),
+        {
+            "state": ("open", "decided", "closed"),
+            "severity": ("info", "warning", "critical"),
+            "waits": ("me",),
+        },
     ),
     "members": Listing("members", _DELIVERY, ()),
     "causes": Listing(
@@ -86,7 +90,7 @@ LISTS = {
         "dead_letters",
         {"dead_letter": int},
         ("topic", "group", "state", "category", "cause", "case", "id", "since"),
-        {"state": ("open", "replaying", "replayed", "discarded")},
+        {"state": ("undecided", "open", "replaying", "replayed", "discarded")},
     ),
     "requests": Listing(
         "requests",

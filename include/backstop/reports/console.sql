@@ -89,6 +89,7 @@ FROM case_file c
 WHERE (%(topic)s::text IS NULL OR c.topic = %(topic)s) AND (%(group)s::text IS NULL OR c.consumer_group = %(group)s)
     AND (%(kind)s::text IS NULL OR c.kind = %(kind)s) AND (%(state)s::text IS NULL OR c.state = %(state)s)
     AND (%(severity)s::text IS NULL OR c.severity = %(severity)s)
+    AND (%(waits)s::text IS NULL OR c.state = 'open' AND (c.topic, c.kind) IN (SELECT * FROM unnest(%(my_topics)s::text[], %(my_kinds)s::text[])))
     AND (%(of_teams)s::text[] IS NULL OR CASE WHEN c.topic = ANY (%(of_teams)s) THEN c.topic = ANY (%(readable)s) ELSE %(others)s END)
     AND (%(after_1)s::bigint IS NULL OR c.case_id < %(after_1)s)
 ORDER BY c.case_id DESC LIMIT %(limit)s;
@@ -124,18 +125,28 @@ FROM case_question q WHERE q.case_id = %(case_id)s ORDER BY q.number DESC LIMIT 
 
 -- name: causes: what undecided dead letters died of, the most frequent first; those that are not classified yet under no cause
 SELECT t.cause_id AS cause, t.category, c.shown AS template, c.fingerprint, c.first_seen_at, c.last_seen_at, t.number AS dead_letters,
-    t.places
+    t.places, CASE WHEN h.counted THEN h.dead_letters END AS day_ago,
+    (SELECT l.classified_by FROM dead_letter l WHERE l.cause_id = t.cause_id AND l.state = 'open' LIMIT 1) AS rule
 FROM (
     SELECT t.cause_id, t.category, sum(t.number)::bigint AS number, count(DISTINCT (t.topic, t.consumer_group)) AS places
     FROM tally t
     WHERE t.subject = 'dead_letter' AND t.state IN ('open', 'replaying')
         AND (%(topic)s::text IS NULL OR t.topic = %(topic)s) AND (%(group)s::text IS NULL OR t.consumer_group = %(group)s)
-        AND (%(category)s::text IS NULL OR t.category = %(category)s)
+        AND (%(category)s::text IS NULL OR t.category = %(category)s OR %(category)s = 'none' AND t.category IS NULL)
         AND (%(of_teams)s::text[] IS NULL
             OR CASE WHEN t.topic = ANY (%(of_teams)s) THEN t.topic = ANY (%(readable)s) ELSE %(others)s END)
     GROUP BY 1, 2 HAVING sum(t.number) > 0
 ) t
 LEFT JOIN cause c ON c.cause_id = t.cause_id
+CROSS JOIN LATERAL (
+    SELECT EXISTS (SELECT 1 FROM cause_hour x WHERE x.hour = date_trunc('hour', now(), 'UTC') - interval '24 hours') AS counted,
+        coalesce(sum(x.dead_letters), 0)::bigint AS dead_letters
+    FROM cause_hour x
+    WHERE x.hour = date_trunc('hour', now(), 'UTC') - interval '24 hours'
+        AND x.cause_id = coalesce(t.cause_id, 0) AND x.category = coalesce(t.category, '')
+        AND (%(topic)s::text IS NULL OR x.topic = %(topic)s) AND (%(group)s::text IS NULL OR x.consumer_group = %(group)s)
+        AND (%(of_teams)s::text[] IS NULL
+            OR CASE WHEN x.topic = ANY (%(of_teams)s) THEN x.topic = ANY (%(readable)s) ELSE %(others)s END)) h
 WHERE %(after_1)s::bigint IS NULL OR (-t.number, coalesce(t.cause_id, 0), coalesce(t.category, ''))
     > (-%(after_1)s::bigint, %(after_2)s::bigint, %(after_3)s::text)
 ORDER BY -t.number, coalesce(t.cause_id, 0), coalesce(t.category, '') LIMIT %(limit)s;
@@ -146,8 +157,8 @@ SELECT l.dead_letter_id AS dead_letter, l.broker, l.queue, l.topic, l.consumer_g
     l.content_bytes, l.died_at, l.drained_at, l.invalid IS NOT NULL AS invalid
 FROM dead_letter l
 WHERE (%(topic)s::text IS NULL OR l.topic = %(topic)s) AND (%(group)s::text IS NULL OR l.consumer_group = %(group)s)
-    AND (%(state)s::text IS NULL OR l.state = %(state)s) AND (%(category)s::text IS NULL OR l.category = %(category)s)
-    AND (%(cause)s::bigint IS NULL OR l.cause_id = %(cause)s) AND (%(case)s::bigint IS NULL OR l.case_id = %(case)s)
+    AND (%(state)s::text IS NULL OR l.state = %(state)s OR %(state)s = 'undecided' AND l.state IN ('open', 'replaying')) AND (%(category)s::text IS NULL OR l.category = %(category)s OR %(category)s = 'none' AND l.category IS NULL)
+    AND (%(cause)s::bigint IS NULL OR l.cause_id = %(cause)s OR %(cause)s = 0 AND l.cause_id IS NULL) AND (%(case)s::bigint IS NULL OR l.case_id = %(case)s)
     AND (%(id)s::text IS NULL OR (l.message_id = %(id)s AND (l.topic IS NULL OR l.topic = ANY (ARRAY(
         WITH RECURSIVE known (topic) AS (SELECT min(topic) FROM dead_letter
             UNION ALL SELECT (SELECT min(x.topic) FROM dead_letter x WHERE x.topic > known.topic) FROM known WHERE known.topic IS NOT NULL)
@@ -163,8 +174,8 @@ SELECT d."case", count(*) AS number
 FROM (
     SELECT l.case_id AS "case" FROM dead_letter l
     WHERE (%(topic)s::text IS NULL OR l.topic = %(topic)s) AND (%(group)s::text IS NULL OR l.consumer_group = %(group)s)
-        AND (%(state)s::text IS NULL OR l.state = %(state)s) AND (%(category)s::text IS NULL OR l.category = %(category)s)
-        AND (%(cause)s::bigint IS NULL OR l.cause_id = %(cause)s) AND (%(case)s::bigint IS NULL OR l.case_id = %(case)s)
+        AND (%(state)s::text IS NULL OR l.state = %(state)s OR %(state)s = 'undecided' AND l.state IN ('open', 'replaying')) AND (%(category)s::text IS NULL OR l.category = %(category)s OR %(category)s = 'none' AND l.category IS NULL)
+        AND (%(cause)s::bigint IS NULL OR l.cause_id = %(cause)s OR %(cause)s = 0 AND l.cause_id IS NULL) AND (%(case)s::bigint IS NULL OR l.case_id = %(case)s)
         AND (%(id)s::text IS NULL OR (l.message_id = %(id)s AND (l.topic IS NULL OR l.topic = ANY (ARRAY(
         WITH RECURSIVE known (topic) AS (SELECT min(topic) FROM dead_letter
             UNION ALL SELECT (SELECT min(x.topic) FROM dead_letter x WHERE x.topic > known.topic) FROM known WHERE known.topic IS NOT NULL)

@@ -17,6 +17,8 @@ _LONGEST = 2_000
 _LARGEST = 2**63 - 1
 INTEGERS = frozenset({"cause", "case", "batch", "run", "send"})
 """Qualifiers whose value is a number of ours."""
+NONE = "none"
+"""Of `cause` (read as 0) and `category`: rows without one."""
 
 
 def read_filter(
@@ -54,6 +56,8 @@ def _value(
         raise _refused(
             f"{name}:{text}: there is no such value; there are {', '.join(choices[name])}.", allowed
         )
+    if name == "cause" and text == NONE:
+        return 0
     if name in INTEGERS:
         if not text.isascii() or not text.isdigit() or not 0 < int(text) <= _LARGEST:
             raise _refused(f"{name}:{text}: that is no number of ours.", allowed)

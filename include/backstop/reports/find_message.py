@@ -13,11 +13,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from backstop.config.connections import Connections
-from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
-from backstop.model.records import Key
 from backstop.reports.console import Sight, is_storable, read_rows
 
 MOST = 50
@@ -38,24 +35,23 @@ class FoundMessages:
 
 def find_messages(
     control: Any,
-    settings: Settings,
-    connections: Connections,
+    sources: Sources,
     sight: Sight,
     topics: Sequence[str],
     text: str,
 ) -> FoundMessages:
-    """`topics`: those that are searched, which the asker may see. Each statement on a shard takes 5 s at most."""
-    found = FoundMessages()
+    """`topics`: those that are searched, which the asker may see. Each statement on a shard takes 5 s at most, in a mapped table as
+    long as `sources` lets it."""
+    found, producers = FoundMessages(), sources.settings.producers
     if is_storable(text):
         for row in read_rows(control, "messages", sight, text=text, topics=list(topics)):
             found.places[row["topic"], row["message_id"]].append(row["found_in"])
     found.searched.append("control database")
-    with Sources(settings, connections) as sources:
-        for shard in settings.producers:
-            _search_shard(found, sources, shard, topics, text)
-        if not found.places:
-            for shard in settings.producers:
-                _search_sends(found, sources, shard, topics, text)
+    for shard in producers:
+        _search_shard(found, sources, shard, topics, text)
+    if not found.places:
+        for shard in producers:
+            _search_sends(found, sources, shard, topics, text)
     return found
 
 
@@ -65,15 +61,14 @@ def _search_shard(
     subject = f"shard {shard}"
     try:
         store = sources.shard(shard)
-        for key in store.stubs([Key(topic, text) for topic in topics]):
-            found.places[key.topic, key.message_id].append(subject)
         named = store.named(topics, text, MOST)
     except Unavailable as error:
         found.unreachable[subject] = error.what
         return
     found.searched.append(subject)
     for key, named_by in named:
-        found.places[key.topic, key.message_id].append(f"{subject}, by {named_by}")
+        place = subject if named_by == "id" else f"{subject}, by {named_by}"
+        found.places[key.topic, key.message_id].append(place)
 
 
 def _search_sends(

@@ -5,7 +5,7 @@ Read from the control database alone when asked: no state of its own, so any pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from backstop.config.settings import Settings
 from backstop.control.kept_bytes import read_kept_bytes
+from backstop.evidence.sources import ANSWER_SECONDS
 from backstop.sql.named import load
 from backstop.watch.duties import EVERYTHING, read_duties
 
@@ -193,7 +194,24 @@ def _gauges(cursor: Any, settings: Settings) -> Iterator[Metric]:
         "backstop_dead_letter_outcomes",
         "Dead letters drained, discarded and replayed",
     )
-    yield _durations(cursor)
+    yield _durations(
+        cursor,
+        "runs",
+        HistogramMetricFamily(
+            "backstop_run_duration_seconds", "How long runs took", labels=("duty", "state")
+        ),
+        RUN_SECONDS,
+    )
+    yield _durations(
+        cursor,
+        "stores",
+        HistogramMetricFamily(
+            "backstop_store_answer_seconds",
+            "How long stores and brokers took to answer the watch",
+            labels=("server", "outcome"),
+        ),
+        ANSWER_SECONDS,
+    )
     yield from _sizes(cursor, settings)
 
 
@@ -205,18 +223,17 @@ def _counter(cursor: Any, metric: str, name: str, what: str) -> Metric:
     return family
 
 
-def _durations(cursor: Any) -> Metric:
-    """Cumulative buckets, from counts by the smallest bound that each run fitted into."""
-    family = HistogramMetricFamily(
-        "backstop_run_duration_seconds", "How long runs took", labels=("duty", "state")
-    )
-    cursor.execute(_SQL["run_durations"])
+def _durations(
+    cursor: Any, metric: str, family: HistogramMetricFamily, bounds: Sequence[float]
+) -> Metric:
+    """Cumulative buckets, from counts by the smallest bound that each run or answer fitted into."""
+    cursor.execute(_SQL["durations"], {"metric": metric})
     counted: dict[tuple[str, str], dict[float, tuple[float, float]]] = {}
-    for duty, state, bound, number, took in cursor.fetchall():
-        counted.setdefault((duty, state), {})[float(bound)] = (number, took)
+    for subject, outcome, bound, number, took in cursor.fetchall():
+        counted.setdefault((subject, outcome), {})[float(bound)] = (number, took)
     for labels, by_bound in counted.items():
         buckets, so_far = [], 0.0
-        for bound in RUN_SECONDS:
+        for bound in bounds:
             so_far += by_bound.get(bound, (0.0, 0.0))[0]
             buckets.append(("+Inf" if bound == inf else f"{bound:g}", so_far))
         family.add_metric(

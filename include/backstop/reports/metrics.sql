@@ -46,8 +46,8 @@ GROUP BY 1, 2, 3 HAVING sum(number) > 0;
 -- name: totals: sends and dead letters that ever were, by outcome
 SELECT subject, outcome, sum(number) FROM total WHERE metric = %(metric)s GROUP BY 1, 2 ORDER BY 1, 2;
 
--- name: run_durations: how long runs took, by the bound that each fitted into
-SELECT subject, outcome, bucket, sum(number)::float8, sum(seconds) FROM total WHERE metric = 'runs' GROUP BY 1, 2, 3 ORDER BY 1, 2, 3;
+-- name: durations: how long runs, or answers of stores, took, by the bound that each fitted into
+SELECT subject, outcome, bucket, sum(number)::float8, sum(seconds) FROM total WHERE metric = %(metric)s GROUP BY 1, 2, 3 ORDER BY 1, 2, 3;
 
 -- name: database_size: of the control database, in bytes
 SELECT pg_database_size(current_database());

@@ -7,6 +7,7 @@ from datetime import timedelta
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.model.errors import ConfigurationError
+from backstop.sql.connection import STATEMENT_TIMEOUT
 from backstop.stores.audit import StubAudit
 from backstop.stores.mapped.logs import MappedLogs
 from backstop.stores.mapped.stubs import ZONES, MappedStubAudit, MappedStubs
@@ -20,16 +21,27 @@ from backstop.stores.protocol import LogStore, StubStore
 from backstop.stores.purge import LogPurge, StubPurge
 
 
-def open_stub_store(settings: Settings, connections: Connections, shard: str) -> StubStore:
-    """The producer database `shard`; nothing is connected before its first use. Raises ConfigurationError."""
+def open_stub_store(
+    settings: Settings,
+    connections: Connections,
+    shard: str,
+    patience: timedelta = STATEMENT_TIMEOUT,
+) -> StubStore:
+    """The producer database `shard`, each of whose statements may take `patience`; nothing is connected before its first use. Raises
+    ConfigurationError."""
     if shard not in settings.producers:
         raise _not_named("producers", shard, settings.producers)
     if settings.producers[shard].mapping is not None:
-        return open_mapped_stubs(settings, connections, shard)
-    return PostgresStubs(shard, connections.url(settings.producers[shard].connection))
+        return open_mapped_stubs(settings, connections, shard, patience)
+    return PostgresStubs(shard, connections.url(settings.producers[shard].connection), patience)
 
 
-def open_mapped_stubs(settings: Settings, connections: Connections, shard: str) -> MappedStubs:
+def open_mapped_stubs(
+    settings: Settings,
+    connections: Connections,
+    shard: str,
+    patience: timedelta = STATEMENT_TIMEOUT,
+) -> MappedStubs:
     """The mapped table `shard`, to be looked at; nothing is connected before its first use. Raises ConfigurationError."""
     store = settings.producers[shard]
     assert store.mapping is not None
@@ -38,24 +50,37 @@ def open_mapped_stubs(settings: Settings, connections: Connections, shard: str) 
     logs = [settings.consumers[settings.groups[group].store].mapping for group in groups]
     kept_for_good = all(log is not None and log.kept is None for log in logs)
     doubt = timedelta(0) if kept_for_good else ZONES
-    return MappedStubs(shard, connections.url(store.connection), control, store.mapping, doubt)
+    return MappedStubs(
+        shard, connections.url(store.connection), control, store.mapping, doubt, patience
+    )
 
 
-def open_mapped_logs(settings: Settings, connections: Connections, store: str) -> MappedLogs:
+def open_mapped_logs(
+    settings: Settings,
+    connections: Connections,
+    store: str,
+    patience: timedelta = STATEMENT_TIMEOUT,
+) -> MappedLogs:
     """The mapped inbox `store`; nothing is connected before its first use. Raises ConfigurationError."""
     its = settings.consumers[store]
     assert its.mapping is not None
     control = connections.url(settings.control)
-    return MappedLogs(store, connections.url(its.connection), control, its.mapping)
+    return MappedLogs(store, connections.url(its.connection), control, its.mapping, patience)
 
 
-def open_log_store(settings: Settings, connections: Connections, store: str) -> LogStore:
-    """The consumer database `store`; nothing is connected before its first use. Raises ConfigurationError."""
+def open_log_store(
+    settings: Settings,
+    connections: Connections,
+    store: str,
+    patience: timedelta = STATEMENT_TIMEOUT,
+) -> LogStore:
+    """The consumer database `store`, each of whose statements may take `patience`; nothing is connected before its first use. Raises
+    ConfigurationError."""
     if store not in settings.consumers:
         raise _not_named("consumers", store, settings.consumers)
     if settings.consumers[store].mapping is not None:
-        return open_mapped_logs(settings, connections, store)
-    return PostgresLogs(store, connections.url(settings.consumers[store].connection))
+        return open_mapped_logs(settings, connections, store, patience)
+    return PostgresLogs(store, connections.url(settings.consumers[store].connection), patience)
 
 
 def open_leases(settings: Settings, connections: Connections, store: str) -> PostgresLeases:

@@ -361,8 +361,9 @@ class StubStore(StubSource, Protocol):
         ...
 
     def named(self, topics: Sequence[str], text: str, limit: int) -> list[tuple[Key, str]]:
-        """Messages of these topics whose message key or ordering key is `text`, the newest first, each with which of the two
-        ("message key", "ordering key"); at most `limit`. By index; a store without such keys has none."""
+        """Messages of these topics whose id, message key or ordering key is `text`, the newest first, each with which of them ("id",
+        "message key", "ordering key"); at most `limit` by each. By index; a store without such keys has none. Raises StoreUnavailable
+        where that takes too long."""
         ...
 
     def sent_as(

@@ -5,6 +5,7 @@ DuckDB takes some 50 ms for 10,000 deliveries, and no database is loaded by it.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -55,6 +56,63 @@ def table(columns: Columns, rows: Sequence[Mapping[str, object]]) -> pa.Table:
     )
 
 
+class _Relation:
+    """One relation of a prepared text: each execution reads the table that it has then."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._schema = arrow_schema(columns)
+        self.table = self._schema.empty_table()
+
+    def clear(self) -> None:
+        """Gives the table's memory back."""
+        self.table = self._schema.empty_table()
+
+    def __arrow_c_schema__(self) -> object:
+        return self._schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+class _Prepared:
+    """A portable text with its plan, which takes longer to make than to execute over a few rows. It knows the relations' columns and
+    nothing of their rows: no statistics of one execution can be wrong for another."""
+
+    def __init__(self, name: str) -> None:
+        self._db = _database(os.getpid()).cursor()
+        self._relations = {
+            relation: _Relation(columns) for relation, columns in RELATIONS[name].items()
+        }
+        for relation, rows in self._relations.items():
+            self._db.register(relation, rows)
+        self._db.execute(f"PREPARE portable AS {frames.portable_sql(name)}")
+
+    def close(self) -> None:
+        """Forgets the plan."""
+        self._db.close()
+
+    def run(self, tables: Mapping[str, Any]) -> Any:
+        """The answer over these tables."""
+        for relation, rows in self._relations.items():
+            rows.table = tables[relation]
+        try:
+            return self._db.sql("EXECUTE portable").to_arrow_table()
+        finally:
+            for rows in self._relations.values():
+                rows.clear()
+
+
+_idle: dict[tuple[int, str], list[_Prepared]] = {}
+"""Prepared texts that no engine uses at the moment, by process and name. Lists are appended to and popped from by threads at once."""
+
+
+@atexit.register
+def _close_idle() -> None:
+    for texts in [texts for (process, _), texts in _idle.items() if process == os.getpid()]:
+        while texts:
+            texts.pop().close()
+
+
 @cache
 def _database(process: int) -> duckdb.DuckDBPyConnection:
     """This process's own; to open one takes longer than most of our queries. It must not cross a fork."""
@@ -74,7 +132,14 @@ class Engine:
             relation: tables[relation].select(list(columns)).cast(arrow_schema(columns))
             for relation, columns in RELATIONS[name].items()
         }
-        return self.query(frames.portable_sql(name), given)
+        idle = _idle.setdefault((os.getpid(), name), [])
+        try:
+            prepared = idle.pop()
+        except IndexError:
+            prepared = _Prepared(name)
+        answer = prepared.run(given)
+        idle.append(prepared)
+        return answer
 
     def query(self, statement: str, tables: Mapping[str, Any]) -> Any:
         """One SELECT over Arrow tables by their names -> an Arrow table."""

@@ -190,6 +190,21 @@ WHERE h.hour = date_trunc('hour', clock_timestamp(), 'UTC') AND h.verdict <> 'CO
 -- name: forget_hours: hours that no chart shows any more
 DELETE FROM delivery_hour WHERE hour < clock_timestamp() - interval '35 days';
 
+-- name: forget_causes: counts that no page shows any more
+DELETE FROM cause_hour WHERE hour < clock_timestamp() - interval '27 hours';
+
+-- name: count_causes: the dead letters that wait for a decision now, by cause, as the counts of this hour, once in it
+INSERT INTO cause_hour (hour, topic, consumer_group, cause_id, category, dead_letters)
+SELECT date_trunc('hour', clock_timestamp(), 'UTC'), topic, consumer_group, coalesce(cause_id, 0), coalesce(category, ''), sum(number)
+FROM tally WHERE subject = 'dead_letter' AND state IN ('open', 'replaying')
+    AND NOT EXISTS (SELECT 1 FROM cause_hour WHERE hour = date_trunc('hour', clock_timestamp(), 'UTC'))
+GROUP BY 1, 2, 3, 4, 5 HAVING sum(number) > 0;
+
+-- name: count_answers: how long stores and brokers took to answer
+INSERT INTO total (metric, subject, outcome, bucket, number, seconds)
+SELECT 'stores', t.* FROM unnest(%(subjects)s::text[], %(outcomes)s::text[], %(bounds)s::float8[], %(numbers)s::bigint[],
+    %(seconds)s::float8[]) AS t;
+
 -- name: note_looked: somebody looks for due work
 INSERT INTO watermark (subject, reached) VALUES (%(subject)s, clock_timestamp())
 ON CONFLICT (subject) DO UPDATE SET reached = excluded.reached;

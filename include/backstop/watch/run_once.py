@@ -20,7 +20,7 @@ from backstop.model.errors import (
 from backstop.model.records import Counts
 from backstop.runs.duty import Duty, Step, Work, walk_duty
 from backstop.runs.run import hold
-from backstop.watch.add_up import add_up
+from backstop.watch.add_up import add_up, count_answers
 from backstop.watch.blocked import look_for_blocked, tell_of_blocked
 from backstop.watch.due_trigger import judge_silence, read_silence
 from backstop.watch.duties import Standing, idle_duties, overdue, read_duties
@@ -105,6 +105,7 @@ def look(work: Work[Watched]) -> None:
                 *retired(cursor, settings, run.as_of),
             ],
         )
+        count_answers(cursor, sources)
         add_up(cursor)
     for name, number in (*blocked.items(), *waiting.items()):
         counts.add(name, number)

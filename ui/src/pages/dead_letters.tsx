@@ -7,7 +7,7 @@ import { Do, Empty, Facts, Failure, FilterBar, Loaded, MessageLink, More, Raw, R
 import { texts } from "../texts";
 import type { CaseOf } from "./cases";
 
-type CauseOf = { cause: number | null; category: string | null; template: string | null; dead_letters: number; places: number; first_seen_at: string | null; last_seen_at: string | null; rows: RowsOf };
+type CauseOf = { cause: number | null; category: string | null; template: string | null; dead_letters: number; day_ago: number | null; rule: string | null; places: number; first_seen_at: string | null; last_seen_at: string | null; rows: RowsOf };
 type LetterOf = { dead_letter: number; topic: string | null; group: string | null; message_id: string | null; state: string; category: string | null; cause: number | null; classified_by: string | null; decision: string | null; reason: string | null; case: number | null; died_at: string | null; drained_at: string; content_bytes: number };
 type WholeOf = LetterOf & { template: string | null; broker: string; queue: string; broker_id: string; queue_offset: number | null; deliveries: number | null; emptied_at: string | null; actions: Action[] };
 type MatchingOf = { dead_letters: number; cases: { case: number; dead_letters: number }[]; actions: Action[] };
@@ -124,6 +124,14 @@ const Exports = ({ actions }: { actions: Action[] }) => {
   );
 };
 
+// Whether a cause grows: what waits now beside what waited a day ago.
+const trend = (row: CauseOf): string => {
+  if (row.day_ago === null) return "–";
+  if (row.day_ago === 0) return texts.deadLetters.trendNew;
+  const more = row.dead_letters - row.day_ago;
+  return more > 0 ? `+${more.toLocaleString()}` : more.toLocaleString();
+};
+
 const Causes = () => {
   const got = useList<CauseOf>("/causes");
   return (
@@ -137,7 +145,9 @@ const Causes = () => {
             columns={[
               { name: texts.columns.cause, cell: (row) => <To to={pathOf(row.rows.list, { filter: row.rows.filter || "state:open" })}>{row.template ?? texts.deadLetters.unclassified}</To> },
               { name: texts.columns.category, cell: (row) => row.category ?? "" },
+              { name: texts.columns.rule, cell: (row) => row.rule ?? "" },
               { name: texts.columns.count, number: true, cell: (row) => row.dead_letters.toLocaleString() },
+              { name: texts.deadLetters.trend, number: true, cell: (row) => trend(row) },
               { name: texts.columns.first, cell: (row) => <When at={row.first_seen_at} /> },
               { name: texts.columns.last, cell: (row) => <When at={row.last_seen_at} /> },
             ]}

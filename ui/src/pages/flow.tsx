@@ -1,15 +1,17 @@
+import { useSearchParams } from "react-router-dom";
 import { useGet, useList } from "../api";
 import { FilterBar, Loaded, MessageLink, More, Rows, Section, Title, To, When, duration, pathOf } from "../parts";
 import { texts } from "../texts";
 
-type FlowOf = { topic: string; group: string; taken_at: string; waiting: number; expired: number; backlog_seconds: number; rate: number | null; empty_in_seconds: number | null; lost_in_seconds: number | null };
-type QueueOf = { topic: string; group: string; queue: number; passed: number; stored: number; stands_since: string; owner: string | null; owner_state: string | null };
+export type FlowOf = { topic: string; group: string; taken_at: string; waiting: number; expired: number; backlog_seconds: number; rate: number | null; empty_in_seconds: number | null; lost_in_seconds: number | null };
+export type QueueOf = { topic: string; group: string; queue: number; passed: number; stored: number; stands_since: string; owner: string | null; owner_state: string | null };
 type ParkedOf = { case: number; topic: string; group: string; key: string; messages: number | null; head: string | null; error: string | null; parked_at: string | null };
 type BlockedOf = { case: number; topic: string; group: string; summary: string; opened_at: string };
 
 export const Flow = () => {
   const got = useGet<{ groups: FlowOf[] }>("/flow", 30);
-  const queues = useList<QueueOf>("/queues");
+  const [search] = useSearchParams();
+  const queues = useList<QueueOf>(`/queues?filter=${encodeURIComponent(search.get("filter") ?? "")}`);
   const blocked = useList<BlockedOf>(`/cases?filter=${encodeURIComponent("kind:queue_blocked state:open")}`);
   const parked = useList<ParkedOf>("/parked-keys");
   return (
@@ -23,7 +25,7 @@ export const Flow = () => {
             rows={data.groups}
             columns={[
               { name: texts.columns.topic, cell: (row) => row.topic },
-              { name: texts.columns.group, cell: (row) => row.group },
+              { name: texts.columns.group, cell: (row) => <To to={pathOf("/pairs", { topic: row.topic, group: row.group })}>{row.group}</To> },
               { name: texts.columns.waiting, number: true, cell: (row) => row.waiting.toLocaleString() },
               { name: texts.columns.age, cell: (row) => duration(row.backlog_seconds) },
               { name: texts.columns.rate, number: true, cell: (row) => (row.rate === null ? "–" : row.rate.toFixed(1)) },

@@ -6,12 +6,12 @@ import { Empty, Loaded, Rows, Section, Tag, Title, To, When, duration, filterOf,
 import { texts } from "../texts";
 
 type Counted = { number: number; rows: RowsOf };
-type OverviewOf = {
+export type OverviewOf = {
   now: string;
   newest_look_at: string | null;
   newest_run: { run: number; as_of: string; read: number; verdicts: Record<string, number> } | null;
   numbers: (Counted & { name: string })[];
-  pairs: { topic: string; group: string; verdicts: Record<string, number>; dead_letters: number }[];
+  pairs: PairOf[];
   cases: (Counted & { severity: string; oldest: string })[];
   duties: { duty: string; succeeded_at: string | null; success_run: number | null; failure_run: number | null; failed_at: string | null; allowed_seconds: number; overdue: boolean }[];
   findings: { finding: number; severity: string; title: string; topic: string; group: string; began_at: string }[];
@@ -72,6 +72,23 @@ export const History = ({ topic, group }: { topic?: string; group?: string }) =>
   );
 };
 
+export type PairOf = { topic: string; group: string; verdicts: Record<string, number>; dead_letters: number };
+
+export const Verdicts = ({ pair }: { pair: PairOf }) => (
+  <Flex gap={2} wrap="wrap">
+    {Object.entries(pair.verdicts).map(([verdict, number]) => (
+      <To key={verdict} to={pathOf("/deliveries", { filter: filterOf({ topic: pair.topic, group: pair.group, verdict }) })}>
+        <Tag>{verdict}</Tag> {number.toLocaleString()}
+      </To>
+    ))}
+    {Object.keys(pair.verdicts).length === 0 ? texts.none : null}
+  </Flex>
+);
+
+export const DeadLettersOf = ({ pair }: { pair: PairOf }) => (
+  <To to={pathOf("/dead-letters", { filter: filterOf({ topic: pair.topic, group: pair.group, state: "undecided" }) })}>{pair.dead_letters.toLocaleString()}</To>
+);
+
 export const Overview = () => {
   const got = useGet<OverviewOf>("/overview", 15);
   return (
@@ -95,7 +112,7 @@ export const Overview = () => {
                 {data.cases.map((one) => (
                   <Tile key={one.severity} label={texts.severities[one.severity] ?? one.severity} number={one.number} to={pageOf(one.rows)} bad={one.severity === "critical"} />
                 ))}
-                <Tile label={texts.overview.waitsForMe} number={data.waits_for_me} to={pathOf("/cases", { filter: "state:open" })} bad />
+                <Tile label={texts.overview.waitsForMe} number={data.waits_for_me} to={pathOf("/cases", { filter: "waits:me" })} bad />
                 {data.oldest_backlog_seconds === null ? null : (
                   <Box borderWidth={1} borderRadius="md" p={3}>
                     <Text fontSize="xs" color="fg.muted">{texts.overview.oldest}</Text>
@@ -112,21 +129,9 @@ export const Overview = () => {
                   rows={data.pairs}
                   columns={[
                     { name: texts.columns.topic, cell: (pair) => <To to={pathOf("/deliveries", { filter: filterOf({ topic: pair.topic }) })}>{pair.topic}</To> },
-                    { name: texts.columns.group, cell: (pair) => <To to={pathOf("/deliveries", { filter: filterOf({ topic: pair.topic, group: pair.group }) })}>{pair.group}</To> },
-                    {
-                      name: texts.columns.verdict,
-                      cell: (pair) => (
-                        <Flex gap={2} wrap="wrap">
-                          {Object.entries(pair.verdicts).map(([verdict, number]) => (
-                            <To key={verdict} to={pathOf("/deliveries", { filter: filterOf({ topic: pair.topic, group: pair.group, verdict }) })}>
-                              <Tag>{verdict}</Tag> {number.toLocaleString()}
-                            </To>
-                          ))}
-                          {Object.keys(pair.verdicts).length === 0 ? texts.none : null}
-                        </Flex>
-                      ),
-                    },
-                    { name: texts.columns.deadLetters, number: true, cell: (pair) => <To to={pathOf("/dead-letters", { filter: filterOf({ topic: pair.topic, group: pair.group }) })}>{pair.dead_letters.toLocaleString()}</To> },
+                    { name: texts.columns.group, cell: (pair) => <To to={pathOf("/pairs", { topic: pair.topic, group: pair.group })}>{pair.group}</To> },
+                    { name: texts.columns.verdict, cell: (pair) => <Verdicts pair={pair} /> },
+                    { name: texts.columns.deadLetters, number: true, cell: (pair) => <DeadLettersOf pair={pair} /> },
                   ]}
                 />
                 <Text mt={2} fontSize="sm" data-testid="conservation">
@@ -196,7 +201,7 @@ export const Card = () => {
         {bad.map((one) => (
           <To key={one.name} to={pageOf(one.rows)}>{`${texts.numbers[one.name] ?? one.name}: ${one.number.toLocaleString()}`}</To>
         ))}
-        {got.data.waits_for_me > 0 ? <To to={pathOf("/cases")}>{`${texts.overview.waitsForMe}: ${got.data.waits_for_me}`}</To> : null}
+        {got.data.waits_for_me > 0 ? <To to={pathOf("/cases", { filter: "waits:me" })}>{`${texts.overview.waitsForMe}: ${got.data.waits_for_me}`}</To> : null}
       </Flex>
     </Box>
   );

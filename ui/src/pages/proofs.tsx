@@ -1,11 +1,11 @@
-import { Link, Text } from "@chakra-ui/react";
+import { Box, Link, Stack, Text } from "@chakra-ui/react";
 import { useSearchParams } from "react-router-dom";
 import { useGet, useList } from "../api";
-import { Facts, FilterBar, Loaded, More, Rows, Section, Tag, Title, To, When, pathOf } from "../parts";
+import { Facts, FilterBar, Loaded, More, Raw, Rows, Section, Tag, Title, To, When, pathOf } from "../parts";
 import { texts } from "../texts";
 
 type ProofOf = { run: number; topic: string; window_from: string; window_to: string; answer: string; sentence: string; deliveries: number; digest: string; proved_at: string };
-type WholeOf = ProofOf & { counts: { group: string; standing: string; verdict: string; reason: string; deliveries: number }[] };
+type WholeOf = ProofOf & { manifest: string | null; signature: string | null; counts: { group: string; standing: string; verdict: string; reason: string; deliveries: number }[] };
 
 export const Proofs = () => {
   const [search] = useSearchParams();
@@ -36,6 +36,13 @@ export const Proofs = () => {
   );
 };
 
+// The very bytes: a signature is of them.
+const Download = ({ name, content, children }: { name: string; content: string; children: string }) => (
+  <Link textDecoration="underline" href={`data:application/octet-stream;charset=utf-8,${encodeURIComponent(content)}`} download={name}>
+    {children}
+  </Link>
+);
+
 export const Proof = ({ id }: { id: string }) => {
   const got = useGet<WholeOf>(`/proofs/${encodeURIComponent(id)}`);
   return (
@@ -49,6 +56,7 @@ export const Proof = ({ id }: { id: string }) => {
               [texts.columns.answer, <Tag>{texts.proofs.answers[proof.answer] ?? proof.answer}</Tag>],
               [texts.columns.window, <><When at={proof.window_from} /> <When at={proof.window_to} /></>],
               [texts.proofs.digest, proof.digest],
+              [texts.proofs.signature, <Box as="span" wordBreak="break-all" data-testid="signature">{proof.manifest === null ? texts.proofs.noExport : (proof.signature ?? texts.proofs.unsigned)}</Box>],
               [texts.columns.run, <To to={pathOf(`/runs/${proof.run}`)}>{proof.run}</To>],
             ]}
           />
@@ -66,9 +74,17 @@ export const Proof = ({ id }: { id: string }) => {
               ]}
             />
           </Section>
-          <Link textDecoration="underline" href={`data:application/json;charset=utf-8,${encodeURIComponent(JSON.stringify(proof, null, 2))}`} download={`proof-${proof.run}.json`}>
-            {texts.proofs.download}
-          </Link>
+          <Stack gap={1} align="start">
+            <Download name={`proof-${proof.run}.json`} content={JSON.stringify(proof, null, 2)}>{texts.proofs.download}</Download>
+            {proof.manifest === null ? null : <Download name="manifest.json" content={proof.manifest}>{texts.proofs.manifest}</Download>}
+            {proof.signature === null ? null : <Download name="manifest.sig" content={proof.signature}>{texts.proofs.downloadSignature}</Download>}
+          </Stack>
+          {proof.manifest === null ? null : (
+            <>
+              <Text mt={3} fontSize="sm">{texts.proofs.verify}</Text>
+              <Raw value={`backstop prove --verify run-${proof.run}${proof.signature === null ? "" : " --key public.pem"}`} />
+            </>
+          )}
         </>
       )}
     </Loaded>

@@ -1,4 +1,4 @@
-import { Button, Text } from "@chakra-ui/react";
+import { Box, Button, Text } from "@chakra-ui/react";
 import { useState } from "react";
 import { useGet, type Action } from "../api";
 import { Loaded, Rows, Section, Tag, Title } from "../parts";
@@ -7,6 +7,45 @@ import { texts } from "../texts";
 type MeOf = { id: string; name: string; topics: { topic: string; team: string | null; mode: string; actions: Action[] }[]; actions: Action[] };
 type SettingOf = { name: string; value: string; source: string; description: string };
 type SettingsOf = { version: string; policies: { topic: string; group: string; settings: SettingOf[] }[] };
+
+type CheckOf = { good: boolean; findings: { subject: string; good: boolean; says: string; do: string }[] };
+
+// Asked for by a click: it asks every store and broker. What is bad stands first.
+const Check = ({ action }: { action: Action | undefined }) => {
+  const [asked, setAsked] = useState(false);
+  const got = useGet<CheckOf>(asked ? "/check" : null);
+  if (action === undefined) return null;
+  if (!asked)
+    return (
+      <Box>
+        <Button size="sm" disabled={!action.allowed} onClick={() => setAsked(true)} data-testid="check">{texts.settings.checkNow}</Button>
+        <Text fontSize="xs" color="fg.muted">{action.allowed ? texts.settings.checkHelp : `${texts.greyed}: ${action.why_not ?? ""}`}</Text>
+      </Box>
+    );
+  return (
+    <Loaded got={got}>
+      {(data) => {
+        const bad = data.findings.filter((one) => !one.good);
+        return (
+          <>
+            <Text mb={2} data-testid="checked">{texts.settings.checked(data.findings.length, bad.length)}</Text>
+            <Rows
+              label={texts.settings.check}
+              empty={texts.none}
+              rows={[...bad, ...data.findings.filter((one) => one.good)]}
+              columns={[
+                { name: texts.columns.state, cell: (one) => <Tag>{one.good ? texts.settings.good : texts.settings.bad}</Tag> },
+                { name: texts.settings.subject, cell: (one) => one.subject },
+                { name: texts.columns.what, cell: (one) => one.says },
+                { name: texts.failed.next, cell: (one) => one.do },
+              ]}
+            />
+          </>
+        );
+      }}
+    </Loaded>
+  );
+};
 
 export const Settings = () => {
   const me = useGet<MeOf>("/me");
@@ -34,6 +73,9 @@ export const Settings = () => {
             </>
           )}
         </Loaded>
+      </Section>
+      <Section title={texts.settings.check}>
+        <Loaded got={me}>{(data) => <Check action={data.actions.find((one) => one.name === "check")} />}</Loaded>
       </Section>
       <Section title={texts.settings.policy}>
         <Button size="xs" variant="outline" mb={2} onClick={() => setWhole(!whole)}>

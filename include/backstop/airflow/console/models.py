@@ -363,6 +363,10 @@ class Cause(Answer):
     first_seen_at: datetime | None
     last_seen_at: datetime | None
     dead_letters: int
+    day_ago: int | None = Field(
+        description="how many waited 24 hours ago, to the hour; null: nobody counted then"
+    )
+    rule: str | None = Field(description="the rule that named the category of one that waits")
     places: int
     rows: Rows
 
@@ -723,6 +727,12 @@ class WholeProof(Proof):
     """A proof with its counts."""
 
     counts: list[ProofCount]
+    manifest: str | None = Field(
+        description="manifest.json of the export; null: Airflow's server does not share its folder"
+    )
+    signature: str | None = Field(
+        description="manifest.sig, an Ed25519 signature of the manifest; null: it is not signed"
+    )
 
 
 class Setting(Answer):
@@ -747,6 +757,22 @@ class EffectiveSettings(Answer):
 
     version: str
     policies: list[Policies]
+
+
+class SystemFinding(Answer):
+    """One finding of `backstop check`."""
+
+    subject: str
+    good: bool
+    says: str
+    do: str = Field(description="what to do about it; empty where it is good")
+
+
+class CheckedSystem(Answer):
+    """What `backstop check` finds, asked from Airflow's server with the connections that it has."""
+
+    good: bool
+    findings: list[SystemFinding]
 
 
 class NewNote(BaseModel):

@@ -20,6 +20,7 @@ from backstop.airflow.decide_case import DAG, dag_for
 from backstop.airflow.deciders import may_decide, may_trigger
 from backstop.airflow.links import base_url
 from backstop.reports.console import Sight
+from backstop.reports.filters import NONE
 
 RESEND, REPLAY = "resend", "replay_incident"
 READ_ONLY = ("GET", "HEAD", "OPTIONS")
@@ -156,6 +157,10 @@ class Visit:
             why_not = "Only open dead letters are sent again: filter by state:open."
         elif wanted["id"] is not None:
             why_not = "For one message, open it and resend it there, or answer its case."
+        elif wanted["cause"] == 0 or wanted["category"] == NONE:
+            why_not = (
+                "Leave cause:none and category:none out: triage classifies a dead letter first."
+            )
         if why_not is not None:
             return Action(name="plan_replay", allowed=False, why_not=why_not)
         since = None if wanted["since"] is None else datetime.now(UTC) - wanted["since"]
@@ -228,6 +233,19 @@ class Visit:
             method="POST",
             href="/backstop/api/v1/pauses/end",
             body={"topic": topic},
+        )
+
+    def check(self) -> Action:
+        """Whether the visitor may have the whole installation checked."""
+        why_not = None
+        if len(self.topics) < len(self.settings.topics) or self.sight.of_teams is not None:
+            why_not = "The findings are about every team's stores, brokers and topics."
+        return Action(
+            name="check",
+            allowed=why_not is None,
+            why_not=why_not,
+            method="GET",
+            href="/backstop/api/v1/check",
         )
 
     def check_edit(self, topic: str, dead_letter: int) -> Action:

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from backstop.brokers.protocol import Finding
 from backstop.config.mapped import LogMapping
 from backstop.model.records import EARLIEST, LATEST, Key, LogRow
-from backstop.sql.connection import PostgresConnection, storable_keys
+from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, storable_keys
 from backstop.sql.named import load
 from backstop.stores.mapped.check import check_logs
 from backstop.stores.mapped.table import open_table
@@ -28,10 +28,18 @@ class MappedLogs:
     """A mapped inbox; see stores.protocol.LogStore. A row proves what it says. Absence proves something only of a group and topic
     of which this mapping has found a message done before: else a mistake in it would make every message look lost."""
 
-    def __init__(self, store: str, url: str, control_url: str, mapping: LogMapping) -> None:
+    def __init__(
+        self,
+        store: str,
+        url: str,
+        control_url: str,
+        mapping: LogMapping,
+        patience: timedelta = STATEMENT_TIMEOUT,
+    ) -> None:
+        """`patience`: so long may a statement take."""
         self._store, self._mapping = store, mapping
-        self._theirs = open_table(f"store {store}", url, mapping)
-        self._control = PostgresConnection("control", control_url)
+        self._theirs = open_table(f"store {store}", url, mapping, patience)
+        self._control = PostgresConnection("control", control_url, statement_timeout=patience)
 
     def __repr__(self) -> str:
         return f"MappedLogs({self._theirs.subject})"

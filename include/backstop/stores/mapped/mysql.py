@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 from backstop.config.mapped import LogMapping, StubMapping, table_parts
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import EARLIEST, LATEST, Key
-from backstop.sql.connection import BULK_TIMEOUT
+from backstop.sql.connection import BULK_TIMEOUT, STATEMENT_TIMEOUT
 from backstop.sql.mysql import MysqlConnection, server_of
 from backstop.sql.named import load
 from backstop.stores.mapped.columns import columns_of
@@ -48,9 +48,9 @@ class MysqlTable:
         "milliseconds": ("bigint", "decimal"),
     }
 
-    def __init__(self, subject: str, url: str) -> None:
+    def __init__(self, subject: str, url: str, patience: timedelta = STATEMENT_TIMEOUT) -> None:
         self.subject, self._url = subject, url
-        self._connection = MysqlConnection(subject, url)
+        self._connection = MysqlConnection(subject, url, statement_timeout=patience)
 
     def clock(self) -> datetime:
         return self._connection.run(_clock)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from io import BytesIO
 from typing import Any, BinaryIO, TypeVar
 
@@ -13,7 +13,13 @@ from psycopg2.extensions import cursor as Cursor
 from backstop.config.mapped import LogMapping, StubMapping, table_parts
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Key
-from backstop.sql.connection import BULK_TIMEOUT, PostgresConnection, columns, readable
+from backstop.sql.connection import (
+    BULK_TIMEOUT,
+    STATEMENT_TIMEOUT,
+    PostgresConnection,
+    columns,
+    readable,
+)
 from backstop.sql.named import load
 from backstop.stores.mapped.columns import (
     columns_of,
@@ -53,9 +59,9 @@ class PostgresTable:
         "milliseconds": ("bigint", "numeric"),
     }
 
-    def __init__(self, subject: str, url: str) -> None:
+    def __init__(self, subject: str, url: str, patience: timedelta = STATEMENT_TIMEOUT) -> None:
         self.subject, self._url = subject, url
-        self._connection = PostgresConnection(subject, url)
+        self._connection = PostgresConnection(subject, url, statement_timeout=patience)
         self._id_type: str | None = None
 
     def clock(self) -> datetime:

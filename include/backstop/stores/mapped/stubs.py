@@ -31,7 +31,7 @@ from backstop.model.records import (
     Stub,
 )
 from backstop.sql.array_literal import array_literal
-from backstop.sql.connection import PostgresConnection, columns, storable_keys
+from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, columns, storable_keys
 from backstop.sql.named import load
 from backstop.stores.mapped.check import check_stubs
 from backstop.stores.mapped.table import Look, open_table
@@ -89,12 +89,13 @@ class MappedStubs:
         control_url: str,
         mapping: StubMapping,
         doubt: timedelta = ZONES,
+        patience: timedelta = STATEMENT_TIMEOUT,
     ) -> None:
         """`doubt`: how much earlier than its time says a row may have been committed that the first look met; only logs that are
-        purged by age need it."""
+        purged by age need it. `patience`: so long may a statement take."""
         self._shard, self._mapping, self._doubt = shard, mapping, doubt
-        self._theirs = open_table(f"shard {shard}", url, mapping)
-        self._control = PostgresConnection("control", control_url)
+        self._theirs = open_table(f"shard {shard}", url, mapping, patience)
+        self._control = PostgresConnection("control", control_url, statement_timeout=patience)
 
     def __repr__(self) -> str:
         return f"MappedStubs({self._shard})"
@@ -292,7 +293,7 @@ class MappedStubs:
         return []
 
     def named(self, topics: Sequence[str], text: str, limit: int) -> list[tuple[Key, str]]:
-        return []
+        return [(key, "id") for key in self.stubs([Key(topic, text) for topic in topics])][:limit]
 
     def sent_as(
         self, topics: Sequence[str], broker_message_id: str, created_from: datetime, limit: int

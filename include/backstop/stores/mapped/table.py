@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 from backstop.config.mapped import LogMapping, StubMapping
@@ -142,15 +142,17 @@ class Table(Protocol):
     def close(self) -> None: ...
 
 
-def open_table(subject: str, url: str, mapping: StubMapping | LogMapping) -> Table:
+def open_table(
+    subject: str, url: str, mapping: StubMapping | LogMapping, patience: timedelta
+) -> Table:
     """Nothing is connected before the first question."""
     if mapping.dialect == "mysql":
         from backstop.stores.mapped.mysql import MysqlTable
 
-        return MysqlTable(subject, url)
+        return MysqlTable(subject, url, patience)
     from backstop.stores.mapped.postgresql import PostgresTable
 
-    return PostgresTable(subject, url)
+    return PostgresTable(subject, url, patience)
 
 
 def missing_table(subject: str, tables: Sequence[str]) -> StoreUnavailable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -13,7 +13,7 @@ from psycopg2.extensions import cursor as Cursor
 
 from backstop.brokers.protocol import Finding
 from backstop.model.records import Key, LogRow
-from backstop.sql.connection import PostgresConnection, columns, readable
+from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, columns, readable
 from backstop.sql.named import load
 from backstop.stores.postgresql.check import check, check_identity
 from backstop.stores.postgresql.privileges import CONSUMER
@@ -33,8 +33,9 @@ T = TypeVar("T")
 class PostgresLogs:
     """The logs of one consumer database; see stores.protocol.LogStore."""
 
-    def __init__(self, store: str, url: str) -> None:
-        self._connection = PostgresConnection(f"store {store}", url)
+    def __init__(self, store: str, url: str, patience: timedelta = STATEMENT_TIMEOUT) -> None:
+        """`patience`: so long may a statement take."""
+        self._connection = PostgresConnection(f"store {store}", url, statement_timeout=patience)
 
     def __repr__(self) -> str:
         return f"PostgresLogs({self._connection.subject})"

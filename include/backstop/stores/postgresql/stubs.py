@@ -16,7 +16,7 @@ from backstop.brokers.protocol import Finding
 from backstop.model.errors import ContractBroken
 from backstop.model.records import VERSION_HEADER, Attempt, Key, Message, Outcome, Stub
 from backstop.sql.array_literal import array_literal
-from backstop.sql.connection import PostgresConnection, columns
+from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, columns
 from backstop.sql.named import load
 from backstop.stores.postgresql.check import check
 from backstop.stores.postgresql.privileges import PRODUCER
@@ -57,9 +57,10 @@ class PostgresStubs:
     `sent` fills them. What became of earlier numbers is in send_attempt.
     """
 
-    def __init__(self, shard: str, url: str) -> None:
+    def __init__(self, shard: str, url: str, patience: timedelta = STATEMENT_TIMEOUT) -> None:
+        """`patience`: so long may a statement take."""
         self._shard = shard
-        self._connection = PostgresConnection(f"shard {shard}", url)
+        self._connection = PostgresConnection(f"shard {shard}", url, statement_timeout=patience)
 
     def __repr__(self) -> str:
         return f"PostgresStubs({self._shard})"

@@ -227,11 +227,14 @@ WHERE m.topic = %(topic)s::text AND m.ordering_key = %(ordering_key)s::text AND 
 ORDER BY coalesce(m.sequence, 9223372036854775807), m.created_at, m.message_id
 LIMIT %(limit)s;
 
--- name: named: messages of these topics that a text names by their own key or their ordering key, the newest first; by index
+-- name: named: messages of these topics that a text names by their id, their own key or their ordering key, the newest first; by index
 SELECT t.topic, f.message_id, f.named_by
 FROM unnest(%(topics)s::text[]) AS t (topic)
 CROSS JOIN LATERAL (
-    (SELECT m.message_id, 'message key' AS named_by, m.created_at FROM message_stub m
+    (SELECT m.message_id, 'id' AS named_by, m.created_at FROM message_stub m
+    WHERE m.topic = t.topic AND m.message_id = %(text)s::text)
+    UNION ALL
+    (SELECT m.message_id, 'message key', m.created_at FROM message_stub m
     WHERE m.topic = t.topic AND m.message_key = %(text)s::text
     ORDER BY m.created_at DESC LIMIT %(limit)s)
     UNION ALL
@@ -239,7 +242,7 @@ CROSS JOIN LATERAL (
     WHERE m.topic = t.topic AND m.ordering_key = %(text)s::text
     ORDER BY coalesce(m.sequence, 9223372036854775807) DESC, m.created_at DESC, m.message_id DESC LIMIT %(limit)s)
 ) f
-ORDER BY f.created_at DESC, t.topic, f.message_id
+ORDER BY f.named_by <> 'id', f.created_at DESC, t.topic, f.message_id
 LIMIT %(limit)s;
 
 -- name: sent_as: messages of these topics whose newest copy has this id at the broker, of those created since an instant

@@ -1,0 +1,83 @@
+"""Plans to send again what an incident lost."""
+
+from typing import Annotated
+
+from fastapi import HTTPException, Path
+
+from backstop.airflow.console import models as m
+from backstop.airflow.console.parameters import (
+    LARGEST,
+    NO_NUL,
+    After,
+    Filter,
+    Limit,
+    Routes,
+    Visiting,
+    page_of,
+    part,
+)
+from backstop.airflow.console.visit import NOT_FOUND, REPLAY
+from backstop.airflow.links import base_url
+from backstop.airflow.replay_incident import NO
+from backstop.reports.console import read_one, read_rows
+
+# No postponed annotations: FastAPI reads them.
+
+
+def list_replays(
+    visited: Visiting, filter: Filter = "", after: After = None, limit: Limit = 50
+) -> m.Page[m.Replay]:
+    """Plans to send again what an incident lost, the newest first. Filters: topic, run (of the plan)."""
+    return page_of(visited, "replays", m.Replay, filter, after, limit)
+
+
+def show_replay(
+    visited: Visiting,
+    plan: Annotated[str, Path(max_length=1_000, pattern=NO_NUL)],
+) -> m.WholeReplay:
+    """One plan, by its number or by the run of replay_incident that made it: what is in it, how far it is, and where Airflow takes
+    the approval. The approval names the digest of what is shown here."""
+    number = int(plan) if plan.isascii() and plan.isdigit() and int(plan) <= LARGEST else None
+    row = read_one(
+        visited.conn, "replay", visited.sight, run=number, dag_run=None if number else plan
+    )
+    if row is None:
+        raise HTTPException(404, NOT_FOUND)
+    row["left_out"] = row["left_out"] or {}
+    yes, values = row.pop("yes"), {"run": row["plan"]}
+    parts = [
+        m.ReplayPart(**one)
+        for one in read_rows(visited.conn, "replay_parts", visited.sight, **values)
+    ]
+    examples = [
+        one["message_id"]
+        for one in read_rows(visited.conn, "replay_examples", visited.sight, **values)
+    ]
+    sends = {
+        one["state"]: one["number"]
+        for one in read_rows(visited.conn, "replay_sends", visited.sight, **values)
+    }
+    why_not = visited.why_not_approve(row["topic"])
+    form = None
+    if row["dag_run"] is not None and yes is not None and row["approved_at"] is None:
+        dag_run = part(row["dag_run"])
+        form = m.Form(
+            href=f"/api/v2/dags/{REPLAY}/dagRuns/{dag_run}/taskInstances/approve/-1/hitlDetails",
+            page=f"{base_url()}/dags/{REPLAY}/runs/{dag_run}/tasks/approve/required_actions",
+            options=[yes, NO],
+            fields=[],
+        )
+    return m.WholeReplay(
+        **row,
+        parts=parts,
+        examples=examples,
+        sends=sends,
+        actions=[m.Action(name="approve", allowed=why_not is None, why_not=why_not)],
+        form=form,
+    )
+
+
+ROUTES: Routes = (
+    ("GET", "/replays", list_replays),
+    ("GET", "/replays/{plan}", show_replay),
+)

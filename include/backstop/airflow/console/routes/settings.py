@@ -1,0 +1,69 @@
+"""What is in force."""
+
+from backstop.airflow.console import models as m
+from backstop.airflow.console.parameters import (
+    Routes,
+    Visiting,
+    asking_stores,
+)
+from backstop.airflow.console.visit import require
+from backstop.config.settings import Settings
+
+# No postponed annotations: FastAPI reads them.
+
+
+def show_settings(visited: Visiting) -> m.EffectiveSettings:
+    """The policy in force for each topic and group, and which part of backstop.yaml each value comes from."""
+    policies = [
+        _policies(visited.settings, topic, group)
+        for topic in visited.topics
+        for group in visited.settings.groups_of(topic)
+    ]
+    return m.EffectiveSettings(version=visited.settings.version, policies=policies)
+
+
+def check_system(visited: Visiting) -> m.CheckedSystem:
+    """What `backstop check` finds: every store and broker is asked, with the connections of Airflow's server. For who sees every
+    topic."""
+    from backstop.airflow.control_room import READING
+    from backstop.reports.check_system import find
+
+    require(visited.check().why_not)
+    known = visited.room.connections
+    with asking_stores():
+        found = list(find(visited.settings, known, lambda _: None, READING))
+    return m.CheckedSystem(
+        good=all(one.good for one in found),
+        findings=[
+            m.SystemFinding(
+                subject=one.subject,
+                good=one.good,
+                says=known.hide(one.says),
+                do="" if one.good else known.hide(one.do),
+            )
+            for one in found
+        ],
+    )
+
+
+def _policies(settings: Settings, topic: str, group: str) -> m.Policies:
+    """Made once for each version of the settings: there are a thousand lines of them where topics are many."""
+    from backstop.reports.effective_policy import effective_policy
+
+    if settings.version not in _made_policies:
+        _made_policies.clear()
+        _made_policies[settings.version] = {}
+    known = _made_policies[settings.version]
+    if (topic, group) not in known:
+        lines = [m.Setting(**one) for one in effective_policy(settings, topic, group)]
+        known[topic, group] = m.Policies(topic=topic, group=group, settings=lines)
+    return known[topic, group]
+
+
+_made_policies: dict[str, dict[tuple[str, str], m.Policies]] = {}
+
+
+ROUTES: Routes = (
+    ("GET", "/settings", show_settings),
+    ("GET", "/check", check_system),
+)
