@@ -404,7 +404,9 @@ def test_a_second_person_rejects_by_click_and_the_case_waits_again(
         reject()
         shop.answers_again(run, reject)
         assert shop.end_of(run)[""] == "success"
-    ended = "SELECT how, ended_by FROM proposal WHERE case_id = %s ORDER BY proposal_id DESC LIMIT 1"
+    ended = (
+        "SELECT how, ended_by FROM proposal WHERE case_id = %s ORDER BY proposal_id DESC LIMIT 1"
+    )
     assert shop.rows(ended, case_id) == [("rejected", "otto")]
     assert shop.rows("SELECT state FROM case_file WHERE case_id = %s", case_id) == [("open",)]
     state = "SELECT state FROM dead_letter WHERE dead_letter_id = %s"

@@ -114,8 +114,11 @@ def reading_sources(room: Room) -> Iterator[Sources]:
     from backstop.evidence.sources import Sources
 
     settings = room.settings
-    named = (*settings.producers.values(), *settings.consumers.values(), *settings.brokers.values())
-    urls = room.connections.known([settings.control, *(one.connection for one in named)])
+    named = [settings.control]
+    named += [one.connection for one in settings.producers.values()]
+    named += [one.connection for one in settings.consumers.values()]
+    named += [one.connection for one in settings.brokers.values()]
+    urls = room.connections.known(named)
     key = (id(settings), tuple(sorted(urls.items())))
     sources = _sources.take(key) or Sources(settings, room.connections, READING)
     # Whoever asks now has seen no dead letter yet, and nothing is away before it was asked.
