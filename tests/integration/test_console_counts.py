@@ -243,6 +243,45 @@ def test_open_deliveries_to_a_group_that_left_the_settings_are_forgotten(world: 
     conn.close()
 
 
+def test_the_causes_of_what_waits_are_counted_once_an_hour_and_forgotten_after_a_day(
+    world: System,
+) -> None:
+    conn = world.control()
+    close_run(conn, open_run(conn, "triage", "*", world.settings), "done", {})
+    hours = (
+        "SELECT hour = date_trunc('hour', now(), 'UTC'), topic, cause_id, category, dead_letters"
+        " FROM cause_hour ORDER BY hour, topic"
+    )
+    add(world)
+    assert world.rows("control", hours) == [], "nothing waits"
+    letters(world, "orders", 3)
+    letters(world, "payments", 2)
+    discard = (
+        "UPDATE dead_letter SET state = 'discarded', proof = '{}', decided_by = 'x', closed_at = now()"
+        " WHERE message_id = 'm-1'"
+    )
+    world.rows("control", discard)
+    counted = [(True, "orders", 0, "", 2), (True, "payments", 0, "", 1)]
+    add(world)
+    assert world.rows("control", hours) == counted
+    letters(world, "orders", 7)
+    add(world)
+    assert world.rows("control", hours) == counted, "as the hour began"
+    for ago, left in (("24 hours", 2), ("28 hours", 0)):
+        world.rows(
+            "control",
+            "UPDATE cause_hour SET hour = date_trunc('hour', now(), 'UTC') - %s::interval",
+            ago,
+        )
+        add(world)
+        old = "SELECT count(*) FROM cause_hour WHERE hour < date_trunc('hour', now(), 'UTC')"
+        assert world.rows("control", old) == [(left,)]
+        world.rows(
+            "control", "DELETE FROM cause_hour WHERE hour = date_trunc('hour', now(), 'UTC')"
+        )
+    conn.close()
+
+
 def test_totals_only_grow_and_a_histogram_has_each_run_once(world: System) -> None:
     from backstop.reports.metrics import render
 

@@ -75,6 +75,25 @@ def test_each_duty_says_when_it_last_succeeded_and_one_that_never_did_says_zero(
     assert samples(openmetrics.decode(), read_openmetrics).keys() == found.keys()
 
 
+def test_the_watch_counts_how_long_each_store_and_broker_took_to_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answers(server: str, outcome: str) -> float:
+        found = samples(render(world.conn, world.settings)[0].decode())
+        return found.get(("backstop_store_answer_seconds_count", *sorted((server, outcome))), 0.0)
+
+    assert main_says(["run", "watch"]) == 0
+    first = answers("shard shop_a", "answered")
+    assert first > 0 and answers("broker embedded", "answered") > 0
+    assert answers("shard shop_a", "failed") == 0
+    assert main_says(["run", "watch"]) == 0
+    assert answers("shard shop_a", "answered") > first
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_PRODUCER_A", "postgresql://x:y@127.0.0.1:1/gone")
+    assert main_says(["run", "watch"]) == 3
+    assert answers("shard shop_a", "failed") > 0
+    assert answers("shard shop_b", "failed") == 0
+
+
 def test_cases_requests_and_alerts_that_wait_are_counted_whatever_their_names_hold(
     world: World,
 ) -> None:

@@ -2,6 +2,7 @@
 -- `of_teams`: the topics that belong to a team (null: everything may be seen); `readable`: those of them that the visitor may see;
 -- `others`: whether the visitor may see what belongs to no team. Every filter may be null: any. `after…`: the last key of the page
 -- before; null: the first page. One row more than `limit` says that there is a next page.
+-- `topic` and `group` of a dead letter may be `*`: it names none, as counts say it. `cause` 0 and `category` none: not classified.
 -- Columns are compared with now(), which an index can look up once; clock_timestamp() is asked again for each row of a table.
 -- An id without a topic is looked for in each topic that the table knows, one step of its index each: no index begins with the id.
 
@@ -156,7 +157,7 @@ SELECT l.dead_letter_id AS dead_letter, l.broker, l.queue, l.topic, l.consumer_g
     l.cause_id AS cause, l.classified_by, l.decision, l.reason, l.decided_by, l.decided_at, l.case_id AS "case", l.deliveries,
     l.content_bytes, l.died_at, l.drained_at, l.invalid IS NOT NULL AS invalid
 FROM dead_letter l
-WHERE (%(topic)s::text IS NULL OR l.topic = %(topic)s) AND (%(group)s::text IS NULL OR l.consumer_group = %(group)s)
+WHERE (%(topic)s::text IS NULL OR l.topic = %(topic)s OR %(topic)s = '*' AND l.topic IS NULL) AND (%(group)s::text IS NULL OR l.consumer_group = %(group)s OR %(group)s = '*' AND l.consumer_group IS NULL)
     AND (%(state)s::text IS NULL OR l.state = %(state)s OR %(state)s = 'undecided' AND l.state IN ('open', 'replaying')) AND (%(category)s::text IS NULL OR l.category = %(category)s OR %(category)s = 'none' AND l.category IS NULL)
     AND (%(cause)s::bigint IS NULL OR l.cause_id = %(cause)s OR %(cause)s = 0 AND l.cause_id IS NULL) AND (%(case)s::bigint IS NULL OR l.case_id = %(case)s)
     AND (%(id)s::text IS NULL OR (l.message_id = %(id)s AND (l.topic IS NULL OR l.topic = ANY (ARRAY(
@@ -173,7 +174,7 @@ ORDER BY l.dead_letter_id DESC LIMIT %(limit)s;
 SELECT d."case", count(*) AS number
 FROM (
     SELECT l.case_id AS "case" FROM dead_letter l
-    WHERE (%(topic)s::text IS NULL OR l.topic = %(topic)s) AND (%(group)s::text IS NULL OR l.consumer_group = %(group)s)
+    WHERE (%(topic)s::text IS NULL OR l.topic = %(topic)s OR %(topic)s = '*' AND l.topic IS NULL) AND (%(group)s::text IS NULL OR l.consumer_group = %(group)s OR %(group)s = '*' AND l.consumer_group IS NULL)
         AND (%(state)s::text IS NULL OR l.state = %(state)s OR %(state)s = 'undecided' AND l.state IN ('open', 'replaying')) AND (%(category)s::text IS NULL OR l.category = %(category)s OR %(category)s = 'none' AND l.category IS NULL)
         AND (%(cause)s::bigint IS NULL OR l.cause_id = %(cause)s OR %(cause)s = 0 AND l.cause_id IS NULL) AND (%(case)s::bigint IS NULL OR l.case_id = %(case)s)
         AND (%(id)s::text IS NULL OR (l.message_id = %(id)s AND (l.topic IS NULL OR l.topic = ANY (ARRAY(

@@ -153,6 +153,8 @@ class Visit:
         why_not = None
         if topic is None:
             why_not = "Name one topic in the filter: a plan is of one topic."
+        elif topic == "*" or wanted["group"] == "*":
+            why_not = "A plan is of messages whose topic and group are known."
         elif wanted["state"] != "open":
             why_not = "Only open dead letters are sent again: filter by state:open."
         elif wanted["id"] is not None:

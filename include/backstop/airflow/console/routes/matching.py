@@ -56,6 +56,8 @@ def match_dead_letters(visited: Visiting, filter: Filter = "") -> m.Matching:
 def _why_not_export(visited: Visit, wanted: dict[str, Any]) -> str | None:
     if wanted["topic"] is None:
         return "Name one topic in the filter: who may read contents is decided by topic."
+    if wanted["topic"] == "*" or wanted["group"] == "*":
+        return "Contents are exported of one topic: leave topic:* and group:* out."
     if wanted["cause"] == 0 or wanted["category"] == NONE:
         return "Leave cause:none and category:none out: what is not classified is not exported."
     return visited.why_not_read(wanted["topic"])
