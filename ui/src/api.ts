@@ -95,10 +95,10 @@ export const useGet = <T>(path: string | null, seconds = 0): Got<T> => {
   return { data: fits ? state.data : null, problem: fits ? state.problem : null, again, loading: state.loading };
 };
 
-// A list with the pages that were asked for so far.
-export const useList = <T>(path: string): Got<T[]> & { next: string | null; more: () => void } => {
-  const first = useGet<Page<T>>(path);
+// A list with the pages that were asked for so far; it is asked for again every `seconds` while only the first is shown.
+export const useList = <T>(path: string, seconds = 0): Got<T[]> & { next: string | null; more: () => void } => {
   const [rest, setRest] = useState<{ of: Page<T> | null; items: T[]; next: string | null }>({ of: null, items: [], next: null });
+  const first = useGet<Page<T>>(path, rest.items.length > 0 ? 0 : seconds);
   const [problem, setProblem] = useState<Problem | null>(null);
   const mine = rest.of === first.data ? rest : { of: first.data, items: [], next: first.data?.next ?? null };
   const more = () => {

@@ -14,7 +14,7 @@ export const Resends = () => {
   const [search] = useSearchParams();
   const filter = search.get("filter") ?? "";
   const got = useList<RequestOf>(`/resends?filter=${encodeURIComponent(filter)}`);
-  const batches = useList<BatchOf>("/batches");
+  const batches = useList<BatchOf>("/batches", 15);
   const pauses = useGet<PauseOf[]>("/pauses", 15);
   const me = useGet<MeOf>("/me");
   const offered = (topic: string, name: "pause" | "resume"): Action | undefined =>

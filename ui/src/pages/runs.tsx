@@ -17,7 +17,7 @@ export const Runs = () => {
   const [search, setSearch] = useSearchParams();
   const filter = search.get("filter") ?? "";
   const empty = search.get("empty") === "true";
-  const got = useList<RunRowOf>(`/runs?empty=${empty}&filter=${encodeURIComponent(filter)}`);
+  const got = useList<RunRowOf>(`/runs?empty=${empty}&filter=${encodeURIComponent(filter)}`, 15);
   return (
     <>
       <Title
