@@ -1,9 +1,11 @@
 """Cases: what each answer does, who may give it, and where Airflow takes it."""
 
 from contextlib import nullcontext
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import HTTPException, Query
+from pydantic import BaseModel, ConfigDict, Field
 
 from backstop.airflow.console import models as m
 from backstop.airflow.console.parameters import (
@@ -24,12 +26,113 @@ from backstop.decisions.actions import ACTIONS, actions_for
 from backstop.reports.console import LISTS, read_one, read_rows
 from backstop.reports.filters import read_filter
 
-# No postponed annotations: FastAPI reads them.
+# No postponed annotations: FastAPI and Pydantic read them.
+
+
+class CaseRow(m.Answer):
+    """A case in the list."""
+
+    case: int
+    kind: str
+    topic: str
+    group: str
+    severity: str
+    state: str
+    summary: str
+    opened_at: datetime
+    last_seen_at: datetime
+    decision: str | None
+    decided_by: str | None
+    decided_at: datetime | None
+    closed_at: datetime | None
+    reopened: int
+
+
+class CaseAction(m.Answer):
+    """An answer that the case takes."""
+
+    name: str
+    does: str
+    allowed: bool
+    why_not: str | None
+
+
+class Note(m.Answer):
+    """What somebody wrote about a case."""
+
+    number: int
+    written_at: datetime
+    written_by: str
+    note: str
+
+
+class Question(m.Answer):
+    """When people were asked about a case, and what they answered."""
+
+    number: int
+    dag_run: str
+    asked_at: datetime
+    shown_at: datetime | None
+    answered_by: str | None
+    answer: str | None
+    ended_at: datetime | None
+    how: str | None
+    said: str | None
+
+
+class Case(CaseRow):
+    """One case."""
+
+    evidence: dict[str, Any]
+    run: int | None
+    why: str | None
+    members: int = Field(description="10001: more than that")
+    open_members: int
+    dead_letters: int
+    proposal: int | None
+    proposed: str | None
+    proposed_by: str | None
+    proposed_why: str | None
+    proposed_at: datetime | None
+    asked_at: datetime | None
+    actions: list[CaseAction]
+    form: m.Form | None = Field(description="null: nobody is asked at the moment")
+    notes: list[Note]
+    questions: list[Question]
+
+
+class Preview(m.Answer):
+    """What an answer to a case would do at this moment."""
+
+    about_case: bool = Field(description="the answer reads no delivery: the counts say nothing")
+    read: int = Field(description="deliveries, or dead letters, that were read again")
+    open: int = Field(description="those of the case that are open")
+    fits: int
+    done: int = Field(description="done already: the answer only settles them")
+    left_out: list[str] = Field(description="why others would be left out; 20 at most")
+
+
+class Member(m.Answer):
+    """A delivery of a case."""
+
+    topic: str
+    message_id: str
+    group: str
+    shard: str
+    added_at: datetime
+    settled_at: datetime | None
+
+
+class NewNote(BaseModel):
+    """What to write about a case."""
+
+    model_config = ConfigDict(extra="forbid")
+    note: str = Field(min_length=1, max_length=10_000, pattern=r"^[^\x00]*$")
 
 
 def list_cases(
     visited: Visiting, filter: Filter = "", after: After = None, limit: Limit = 50
-) -> m.Page[m.CaseRow]:
+) -> m.Page[CaseRow]:
     """Cases, the newest first. Filters: topic, group, kind, state, severity, waits (for `me`: open ones that you may decide)."""
     mine: list[dict[str, Any]] = []
     if read_filter(filter, LISTS["cases"].filters, LISTS["cases"].choices)["waits"] is not None:
@@ -37,7 +140,7 @@ def list_cases(
     return page_of(
         visited,
         "cases",
-        m.CaseRow,
+        CaseRow,
         filter,
         after,
         limit,
@@ -65,14 +168,14 @@ def _require_case(visited: Visit, case_id: int) -> dict[str, Any]:
     return row
 
 
-def show_case(visited: Visiting, case_id: Annotated[int, Id]) -> m.Case:
+def show_case(visited: Visiting, case_id: Annotated[int, Id]) -> Case:
     """One case: its evidence, what each answer does, whether you may give it, and where Airflow takes it."""
     row = _require_case(visited, case_id)
     dag_run, proposed = row.pop("dag_run"), row["proposal"] is not None
     undecided = row["state"] == "open" or (row["state"] == "decided" and row["decision"] == "leave")
     names = ("approve", "reject") if proposed else actions_for(row["kind"]) if undecided else ()
     actions = [
-        m.CaseAction(name=name, does=ACTIONS[name], allowed=why is None, why_not=why)
+        CaseAction(name=name, does=ACTIONS[name], allowed=why is None, why_not=why)
         for name in names
         for why in [visited.why_not_decide(row["proposed"] if proposed else name, row["topic"])]
     ]
@@ -86,13 +189,13 @@ def show_case(visited: Visiting, case_id: Annotated[int, Id]) -> m.Case:
             fields=_fields(row["kind"], tuple(names)),
         )
     notes = [
-        m.Note(**one) for one in read_rows(visited.conn, "notes", visited.sight, case_id=case_id)
+        Note(**one) for one in read_rows(visited.conn, "notes", visited.sight, case_id=case_id)
     ]
     questions = [
-        m.Question(**one)
+        Question(**one)
         for one in read_rows(visited.conn, "questions", visited.sight, case_id=case_id)
     ]
-    return m.Case(**row, actions=actions, form=form, notes=notes, questions=questions)
+    return Case(**row, actions=actions, form=form, notes=notes, questions=questions)
 
 
 def _fields(kind: str, names: tuple[str, ...]) -> list[str]:
@@ -103,15 +206,15 @@ def _fields(kind: str, names: tuple[str, ...]) -> list[str]:
 
 def list_members(
     visited: Visiting, case_id: Annotated[int, Id], after: After = None, limit: Limit = 50
-) -> m.Page[m.Member]:
+) -> m.Page[Member]:
     """A case's deliveries."""
     _require_case(visited, case_id)
-    return page_of(visited, "members", m.Member, "", after, limit, case_id=case_id)
+    return page_of(visited, "members", Member, "", after, limit, case_id=case_id)
 
 
 def preview_answer(
     visited: Visiting, case_id: Annotated[int, Id], action: Annotated[str, Query(max_length=40)]
-) -> m.Preview:
+) -> Preview:
     """What an answer would do at this moment: the present state of the case's first 1,000 deliveries is read again, as when the
     answer is applied, and nothing is changed. For who may answer so."""
     from backstop.decisions.decide import preview
@@ -123,8 +226,8 @@ def preview_answer(
     with asking_stores(), reading as room:
         found = preview(room.control, room.settings, room.connections, case_id, action)
     if found is None:
-        return m.Preview(about_case=True, read=0, open=0, fits=0, done=0, left_out=[])
-    return m.Preview(
+        return Preview(about_case=True, read=0, open=0, fits=0, done=0, left_out=[])
+    return Preview(
         about_case=False,
         read=found.read,
         open=found.open,
@@ -134,7 +237,7 @@ def preview_answer(
     )
 
 
-def add_note(visited: Visiting, case_id: Annotated[int, Id], said: m.NewNote) -> m.Changed:
+def add_note(visited: Visiting, case_id: Annotated[int, Id], said: NewNote) -> m.Changed:
     """Writes a note to a case, in your name. For who may answer cases of its topic."""
     from backstop.decisions.note import add_note as write_note
 

@@ -3,6 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from backstop.airflow.console import models as m
 from backstop.airflow.console.parameters import (
     API,
@@ -15,17 +17,63 @@ from backstop.airflow.console.visit import Visit, require, writing
 from backstop.reports.console import LISTS, MOST, read_page, read_rows
 from backstop.reports.filters import NONE, read_filter
 
-# No postponed annotations: FastAPI reads them.
+# No postponed annotations: FastAPI and Pydantic read them.
+
+
+class CaseOfDeadLetters(m.Answer):
+    """A case, and how many of some dead letters are in it."""
+
+    case: int
+    dead_letters: int
+
+
+class Matching(m.Answer):
+    """What a filter of dead letters matches, and what can be done with all of it."""
+
+    dead_letters: int = Field(description="10001: more than that")
+    cases: list[CaseOfDeadLetters] = Field(
+        description="those of the first 10,000: their answers discard, edit or leave them"
+    )
+    actions: list[m.Action]
+
+
+class ExportedDeadLetter(m.DeadLetterRow):
+    """A dead letter in an export; the last four are null where no contents were asked for."""
+
+    headers: str | None = None
+    text: str | None = None
+    base64: str | None = None
+    error: str | None = None
+
+
+class Export(m.Answer):
+    """What matches a filter, the newest first (with contents: the oldest first)."""
+
+    items: list[ExportedDeadLetter]
+    more: bool = Field(
+        description="there is more than one export holds: 10,000 dead letters, or 16 MiB of contents"
+    )
+
+
+class WantedExport(BaseModel):
+    """Which dead letters, and whether with headers and contents; then the filter names one topic."""
+
+    model_config = ConfigDict(extra="forbid")
+    filter: str = Field(default="", max_length=2_000)
+    contents: bool = False
+    why: str = Field(default="", max_length=10_000, pattern=r"^[^\x00]*$")
+
+
 EXPORTED, EXPORTED_BYTES = 10_000, 16 * 1024 * 1024
 """Dead letters of one export, and bytes of their contents."""
 
 
-def match_dead_letters(visited: Visiting, filter: Filter = "") -> m.Matching:
+def match_dead_letters(visited: Visiting, filter: Filter = "") -> Matching:
     """What a filter matches: how many, in which cases, and what you may do with all of them."""
     wanted = read_filter(filter, LISTS["dead_letters"].filters, LISTS["dead_letters"].choices)
     rows = read_rows(visited.conn, "matching_dead_letters", visited.sight, **wanted)
     cases = [
-        m.CaseOfDeadLetters(case=row["case"], dead_letters=row["number"])
+        CaseOfDeadLetters(case=row["case"], dead_letters=row["number"])
         for row in rows
         if row["case"] is not None
     ]
@@ -46,7 +94,7 @@ def match_dead_letters(visited: Visiting, filter: Filter = "") -> m.Matching:
         href=f"{API}/dead-letters/export",
         body={"filter": filter, "contents": True, "why": ""},
     )
-    return m.Matching(
+    return Matching(
         dead_letters=sum(row["number"] for row in rows),
         cases=cases[:50],
         actions=[visited.plan_replay_of(wanted), export, contents],
@@ -63,7 +111,7 @@ def _why_not_export(visited: Visit, wanted: dict[str, Any]) -> str | None:
     return visited.why_not_read(wanted["topic"])
 
 
-def export_dead_letters(visited: Visiting, said: m.WantedExport) -> m.Export:
+def export_dead_letters(visited: Visiting, said: WantedExport) -> Export:
     """What a filter matches, as one document. Contents are for who may change contents of the topic, and that you read them is
     logged first."""
     listing = LISTS["dead_letters"]
@@ -76,18 +124,18 @@ def export_dead_letters(visited: Visiting, said: m.WantedExport) -> m.Export:
     return _export_contents(visited, wanted, said)
 
 
-def _export_rows(visited: Visit, text: str) -> m.Export:
-    items: list[m.ExportedDeadLetter] = []
+def _export_rows(visited: Visit, text: str) -> Export:
+    items: list[ExportedDeadLetter] = []
     after: str | None = None
     while True:
         page = read_page(visited.conn, "dead_letters", visited.sight, text, after, MOST)
-        items += [m.ExportedDeadLetter(**row) for row in page.rows]
+        items += [ExportedDeadLetter(**row) for row in page.rows]
         after = page.next
         if after is None or len(items) >= EXPORTED:
-            return m.Export(items=items[:EXPORTED], more=after is not None or len(items) > EXPORTED)
+            return Export(items=items[:EXPORTED], more=after is not None or len(items) > EXPORTED)
 
 
-def _export_contents(visited: Visit, wanted: dict[str, Any], said: m.WantedExport) -> m.Export:
+def _export_contents(visited: Visit, wanted: dict[str, Any], said: WantedExport) -> Export:
     from backstop.control.decision_log import append
     from backstop.control.speaker import speaker
     from backstop.reports.export_letters import read_letters
@@ -104,7 +152,7 @@ def _export_contents(visited: Visit, wanted: dict[str, Any], said: m.WantedExpor
         since,
         wanted["id"],
     )
-    items: list[m.ExportedDeadLetter] = []
+    items: list[ExportedDeadLetter] = []
     size, more = 0, False
     with writing() as room:
         who = speaker(room.control, None, visited.visitor.name)
@@ -120,7 +168,7 @@ def _export_contents(visited: Visit, wanted: dict[str, Any], said: m.WantedExpor
                 items.append(_exported(letter))
         finally:
             letters.close()
-    return m.Export(items=items, more=more)
+    return Export(items=items, more=more)
 
 
 def _states(state: str | None) -> tuple[str, ...] | None:
@@ -131,9 +179,9 @@ def _states(state: str | None) -> tuple[str, ...] | None:
     return UNDECIDED if state == "undecided" else (state,)
 
 
-def _exported(letter: dict[str, Any]) -> m.ExportedDeadLetter:
+def _exported(letter: dict[str, Any]) -> ExportedDeadLetter:
     text, encoded = readable(letter["content"])
-    return m.ExportedDeadLetter(
+    return ExportedDeadLetter(
         dead_letter=letter["dead_letter_id"],
         group=letter["consumer_group"],
         cause=letter["cause_id"],

@@ -7,10 +7,29 @@ from backstop.airflow.console.parameters import (
 )
 from backstop.decisions.actions import ACTIONS
 
-# No postponed annotations: FastAPI reads them.
+# No postponed annotations: FastAPI and Pydantic read them.
 
 
-def show_me(visited: Visiting) -> m.Me:
+class Topic(m.Answer):
+    """A topic that the visitor sees, and what they may do with it."""
+
+    topic: str
+    team: str | None
+    mode: str
+    groups: list[str]
+    actions: list[m.Action]
+
+
+class Me(m.Answer):
+    """Who asks, as Airflow knows them, and what they may do."""
+
+    id: str
+    name: str
+    topics: list[Topic]
+    actions: list[m.Action]
+
+
+def show_me(visited: Visiting) -> Me:
     """Who you are to Airflow, the topics that you see, and what you may do with each."""
     teams = visited.settings.teams_by_topic()
     topics = []
@@ -33,7 +52,7 @@ def show_me(visited: Visiting) -> m.Me:
             visited.read_contents(topic),
         ]
         topics.append(
-            m.Topic(
+            Topic(
                 topic=topic,
                 team=teams.get(topic),
                 mode=visited.settings.topics[topic].mode,
@@ -50,7 +69,7 @@ def show_me(visited: Visiting) -> m.Me:
         for seen in [set(visited.duties())]
         for duty in ("reconcile", "resend", "sweep", "triage", "watch", "prove")
     ]
-    return m.Me(
+    return Me(
         id=visited.visitor.id,
         name=visited.visitor.name,
         topics=topics,

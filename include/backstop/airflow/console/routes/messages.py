@@ -9,10 +9,26 @@ from backstop.airflow.console.parameters import (
     reading_stores,
 )
 
-# No postponed annotations: FastAPI reads them.
+# No postponed annotations: FastAPI and Pydantic read them.
 
 
-def find_messages(visited: Visiting, text: MessageId) -> m.Found:
+class FoundMessage(m.Answer):
+    """A message that a search found."""
+
+    topic: str
+    message_id: str
+    found_in: list[str]
+
+
+class Found(m.Answer):
+    """What a search found, and what could not be searched."""
+
+    messages: list[FoundMessage]
+    searched: list[str]
+    unreachable: dict[str, str]
+
+
+def find_messages(visited: Visiting, text: MessageId) -> Found:
     """The messages that a text names: an id, a message key, an ordering key, or a broker's id; in the control database, and on
     every shard, of the topics that you see. A broker's id is searched for in messages of the last day, when nothing else has it.
     """
@@ -23,10 +39,10 @@ def find_messages(visited: Visiting, text: MessageId) -> m.Found:
             visited.conn, sources, visited.sight, visited.topics, text
         )
     messages = [
-        m.FoundMessage(topic=topic, message_id=name, found_in=places)
+        FoundMessage(topic=topic, message_id=name, found_in=places)
         for (topic, name), places in sorted(found.places.items())
     ]
-    return m.Found(messages=messages, searched=found.searched, unreachable=found.unreachable)
+    return Found(messages=messages, searched=found.searched, unreachable=found.unreachable)
 
 
 def show_message(visited: Visiting, topic: TopicName, id: MessageId) -> m.Story:

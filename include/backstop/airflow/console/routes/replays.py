@@ -1,8 +1,10 @@
 """Plans to send again what an incident lost."""
 
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Any
 
 from fastapi import HTTPException, Path
+from pydantic import Field
 
 from backstop.airflow.console import models as m
 from backstop.airflow.console.parameters import (
@@ -21,20 +23,59 @@ from backstop.airflow.links import base_url
 from backstop.airflow.replay_incident import NO
 from backstop.reports.console import read_one, read_rows
 
-# No postponed annotations: FastAPI reads them.
+# No postponed annotations: FastAPI and Pydantic read them.
+
+
+class Replay(m.Answer):
+    """A plan to send again what an incident lost."""
+
+    plan: int = Field(description="the number of its run")
+    topic: str
+    planned_by: str
+    planned_at: datetime
+    why: str
+    wanted: dict[str, Any]
+    whole: bool = Field(description="false: its planning was cut short, or is under way")
+    too_wide: bool = Field(description="more than the blast radius of the policy")
+    approved_by: str | None
+    approved_at: datetime | None
+    dag_run: str | None = Field(description="of replay_incident; null: planned by command line")
+
+
+class ReplayPart(m.Answer):
+    """The deliveries of a plan to one group for one reason."""
+
+    group: str
+    reason: str
+    deliveries: int
+    requested: int
+    left_out: int = Field(description="because they changed between plan and request")
+
+
+class WholeReplay(Replay):
+    """A plan with its progress."""
+
+    parts: list[ReplayPart]
+    left_out: dict[str, int] = Field(description="why -> deliveries that were not planned")
+    examples: list[str]
+    sends: dict[str, int] = Field(
+        description="state of the request -> how many, of the first 2,000 that were requested"
+    )
+    actions: list[m.Action]
+    form: m.Form | None = Field(description="null: Airflow asks nobody about this plan")
 
 
 def list_replays(
     visited: Visiting, filter: Filter = "", after: After = None, limit: Limit = 50
-) -> m.Page[m.Replay]:
+) -> m.Page[Replay]:
     """Plans to send again what an incident lost, the newest first. Filters: topic, run (of the plan)."""
-    return page_of(visited, "replays", m.Replay, filter, after, limit)
+    return page_of(visited, "replays", Replay, filter, after, limit)
 
 
 def show_replay(
     visited: Visiting,
     plan: Annotated[str, Path(max_length=1_000, pattern=NO_NUL)],
-) -> m.WholeReplay:
+) -> WholeReplay:
     """One plan, by its number or by the run of replay_incident that made it: what is in it, how far it is, and where Airflow takes
     the approval. The approval names the digest of what is shown here."""
     number = int(plan) if plan.isascii() and plan.isdigit() and int(plan) <= LARGEST else None
@@ -46,7 +87,7 @@ def show_replay(
     row["left_out"] = row["left_out"] or {}
     yes, values = row.pop("yes"), {"run": row["plan"]}
     parts = [
-        m.ReplayPart(**one)
+        ReplayPart(**one)
         for one in read_rows(visited.conn, "replay_parts", visited.sight, **values)
     ]
     examples = [
@@ -67,7 +108,7 @@ def show_replay(
             options=[yes, NO],
             fields=[],
         )
-    return m.WholeReplay(
+    return WholeReplay(
         **row,
         parts=parts,
         examples=examples,

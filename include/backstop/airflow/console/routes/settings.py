@@ -1,5 +1,7 @@
 """What is in force."""
 
+from pydantic import Field
+
 from backstop.airflow.console import models as m
 from backstop.airflow.console.parameters import (
     Routes,
@@ -9,20 +11,60 @@ from backstop.airflow.console.parameters import (
 from backstop.airflow.console.visit import require
 from backstop.config.settings import Settings
 
-# No postponed annotations: FastAPI reads them.
+# No postponed annotations: FastAPI and Pydantic read them.
 
 
-def show_settings(visited: Visiting) -> m.EffectiveSettings:
+class Setting(m.Answer):
+    """One setting of the policy, and which part of backstop.yaml it comes from."""
+
+    name: str
+    value: str
+    source: str
+    description: str
+
+
+class Policies(m.Answer):
+    """The effective policy of one topic and group."""
+
+    topic: str
+    group: str
+    settings: list[Setting]
+
+
+class EffectiveSettings(m.Answer):
+    """What is in force."""
+
+    version: str
+    policies: list[Policies]
+
+
+class SystemFinding(m.Answer):
+    """One finding of `backstop check`."""
+
+    subject: str
+    good: bool
+    says: str
+    do: str = Field(description="what to do about it; empty where it is good")
+
+
+class CheckedSystem(m.Answer):
+    """What `backstop check` finds, asked from Airflow's server with the connections that it has."""
+
+    good: bool
+    findings: list[SystemFinding]
+
+
+def show_settings(visited: Visiting) -> EffectiveSettings:
     """The policy in force for each topic and group, and which part of backstop.yaml each value comes from."""
     policies = [
         _policies(visited.settings, topic, group)
         for topic in visited.topics
         for group in visited.settings.groups_of(topic)
     ]
-    return m.EffectiveSettings(version=visited.settings.version, policies=policies)
+    return EffectiveSettings(version=visited.settings.version, policies=policies)
 
 
-def check_system(visited: Visiting) -> m.CheckedSystem:
+def check_system(visited: Visiting) -> CheckedSystem:
     """What `backstop check` finds: every store and broker is asked, with the connections of Airflow's server. For who sees every
     topic."""
     from backstop.airflow.control_room import READING
@@ -32,10 +74,10 @@ def check_system(visited: Visiting) -> m.CheckedSystem:
     known = visited.room.connections
     with asking_stores():
         found = list(find(visited.settings, known, lambda _: None, READING))
-    return m.CheckedSystem(
+    return CheckedSystem(
         good=all(one.good for one in found),
         findings=[
-            m.SystemFinding(
+            SystemFinding(
                 subject=one.subject,
                 good=one.good,
                 says=known.hide(one.says),
@@ -46,7 +88,7 @@ def check_system(visited: Visiting) -> m.CheckedSystem:
     )
 
 
-def _policies(settings: Settings, topic: str, group: str) -> m.Policies:
+def _policies(settings: Settings, topic: str, group: str) -> Policies:
     """Made once for each version of the settings: there are a thousand lines of them where topics are many."""
     from backstop.reports.effective_policy import effective_policy
 
@@ -55,12 +97,12 @@ def _policies(settings: Settings, topic: str, group: str) -> m.Policies:
         _made_policies[settings.version] = {}
     known = _made_policies[settings.version]
     if (topic, group) not in known:
-        lines = [m.Setting(**one) for one in effective_policy(settings, topic, group)]
-        known[topic, group] = m.Policies(topic=topic, group=group, settings=lines)
+        lines = [Setting(**one) for one in effective_policy(settings, topic, group)]
+        known[topic, group] = Policies(topic=topic, group=group, settings=lines)
     return known[topic, group]
 
 
-_made_policies: dict[str, dict[tuple[str, str], m.Policies]] = {}
+_made_policies: dict[str, dict[tuple[str, str], Policies]] = {}
 
 
 ROUTES: Routes = (
