@@ -22,7 +22,7 @@ type StoryOf = {
 
 const Away = ({ unreachable }: { unreachable: Record<string, string> }) =>
   Object.entries(unreachable).map(([name, why]) => (
-    <Text key={name} color="fg.error" data-testid="away">{`${texts.messages.away}: ${name}: ${why}`}</Text>
+    <Text key={name} color="red.fg" data-testid="away">{`${texts.messages.away}: ${name}: ${why}`}</Text>
   ));
 
 export const Messages = () => {
