@@ -12,6 +12,8 @@ import pytest
 
 from backstop.cli.app import run_app
 from backstop.evidence.sources import Sources
+from backstop.model.errors import StoreUnavailable
+from backstop.model.records import Key
 from backstop.reports import find_message
 from backstop.reports.check_content import check_new_content
 from backstop.reports.console import Sight
@@ -90,6 +92,27 @@ def test_a_search_that_takes_long_is_given_up_and_named_with_what_was_searched(
     }
     assert looked.searched == ["control database", "shard shop_a", "shard shop_b"]
     assert len(found(shop, "customer 7").places) == 3
+
+
+def test_an_id_is_looked_for_within_the_searchs_time_too(
+    shop: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock that another session holds is waited for as long as a statement may take, and not longer."""
+    monkeypatch.setattr(stubs, "SEARCH_TIMEOUT", timedelta(milliseconds=300))
+    holder = psycopg2.connect(shop.postgres.admin_dsn("producer_a"))
+    with holder.cursor() as cursor:
+        cursor.execute("LOCK message_stub IN ACCESS EXCLUSIVE MODE")
+        looked = found(shop, "k-1")
+        assert set(looked.unreachable) == {"shard shop_a"} and looked.places == {}
+        # So is everything else that is asked of a store for a page.
+        with (
+            Sources(shop.settings, shop.connections, timedelta(milliseconds=300)) as sources,
+            pytest.raises(StoreUnavailable, match="timeout"),
+        ):
+            sources.shard("shop_a").stubs([Key("orders", "k-1")])
+        assert sources.answers["shard shop_a", "failed"].by_bound.total() == 1
+    holder.close()
+    assert found(shop, "k-1").places == {("orders", "k-1"): ["shard shop_a"]}
 
 
 def test_the_search_by_key_costs_the_same_however_many_messages_there_are(shop: World) -> None:
