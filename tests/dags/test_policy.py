@@ -363,9 +363,10 @@ def test_an_idle_day_has_fewer_than_300_runs(airflow: Airflow) -> None:
             ("reconcile", "resend", "sweep", "triage", "deliver_alerts", "ask_people"), 32
         ),
         "watch": 96,
-        **dict.fromkeys(("retention", "audit", "clean_airflow"), 1),
+        **dict.fromkeys(("retention", "audit"), 1),
     }
-    assert 200 < sum(day["scheduled"].values()) < 300
+    # Others run when somebody starts them; clean_airflow once a day where it has a schedule.
+    assert sum(day["scheduled"].values()) + 1 < 300
     # The same trigger fires for a duty that has something to do, and again every five minutes while no run comes of it.
     assert day["started_when_due"] == 12
 
