@@ -9,6 +9,7 @@ from backstop.config.settings import Settings
 from backstop.model.errors import ConfigurationError
 from backstop.stores.audit import StubAudit
 from backstop.stores.mapped.logs import MappedLogs
+from backstop.stores.mapped.overlaid import OverlaidStubs
 from backstop.stores.mapped.stubs import ZONES, MappedStubAudit, MappedStubs
 from backstop.stores.postgresql.audit import PostgresStubAudit
 from backstop.stores.postgresql.leases import PostgresLeases
@@ -38,7 +39,10 @@ def open_mapped_stubs(settings: Settings, connections: Connections, shard: str) 
     logs = [settings.consumers[settings.groups[group].store].mapping for group in groups]
     kept_for_good = all(log is not None and log.kept is None for log in logs)
     doubt = timedelta(0) if kept_for_good else ZONES
-    return MappedStubs(shard, connections.url(store.connection), control, store.mapping, doubt)
+    at = connections.url(store.connection)
+    if store.level == "observe":
+        return MappedStubs(shard, at, control, store.mapping, doubt)
+    return OverlaidStubs(shard, at, control, store.mapping, doubt, store.level)
 
 
 def open_mapped_logs(settings: Settings, connections: Connections, store: str) -> MappedLogs:
