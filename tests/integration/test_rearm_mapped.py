@@ -200,6 +200,26 @@ def test_two_workers_at_once_set_a_row_back_once(repaired: Open) -> None:
         assert shop.handed_out() == {lost: (2, True)} and shop.relay() == [lost]
 
 
+def test_a_copy_that_would_reach_a_group_that_takes_none_is_a_persons_to_decide(
+    repaired: Open,
+) -> None:
+    """Also where the broker can send to one group alone: their relay cannot."""
+    changes = repair_settings("cap")
+    changes["consumers"]["shipping_db"] = {"connection": "shipping_db"}
+    changes["groups"]["shipping"] = {"store": "shipping_db", "progress": "acknowledged"}
+    changes["topics"]["orders"]["groups"] = ["billing", "shipping"]
+    with repaired(**{name: changes[name] for name in ("consumers", "groups", "topics")}) as shop:
+        lost = shop.a_lost_one()
+        shop.system.log(Key("orders", lost), "shipping")
+        written = shop.shown()
+        shop.ask(lost)
+        assert "rearmed" not in shop.resend()
+        assert shop.shown() == written
+        assert shop.system.rows("control", "SELECT state, error FROM resend_request") == [
+            ("not_needed", "no_route")
+        ]
+
+
 def test_a_row_that_is_gone_is_a_persons_to_decide(repaired: Open) -> None:
     with repaired() as shop:
         lost = shop.a_lost_one()
