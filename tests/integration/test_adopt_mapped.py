@@ -1,6 +1,6 @@
 """A company's first quarter of an hour: its databases hold only its library's tables, and Backstop only reads them.
 
-Migrate the control database, check, reconcile; then ask where a message is.
+Migrate the control database, check, reconcile; then ask where a message is. Later, a lost message is sent once more.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from backstop.reconcile import scan_logs
 from backstop.reconcile.run_once import run_once
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from mapped_world import SERVERS, make_mapped, settings_of
+from mapped_world import LIBRARIES, SERVERS, make_mapped, settings_of
 from mariadb import MariaDB
+from rearm_world import REARMED, Repaired, repair_settings, run_as_dba
 from system import build_template, settings_dict, system
 
 
@@ -155,6 +156,74 @@ def test_from_nothing_to_where_is_my_message_without_touching_the_producer(
         assert running.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
         assert shop.shown() == written_later and set(written) <= set(written_later)
         postgres_drop(postgres, empty)
+
+
+@pytest.mark.parametrize("preset", REARMED)
+def test_a_lost_message_is_found_and_sent_once_more_by_its_own_relay(
+    preset: str,
+    postgres: Postgres,
+    valkey: Valkey,
+    spark: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The producer is not touched: a DBA runs what is printed, and its relay does what it always does."""
+    changes = repair_settings(preset)
+    with system(postgres, valkey, **changes) as running:
+        made = make_mapped(postgres, running, LIBRARIES[preset])
+        shop = Repaired(running, made.library, made.database, made.owner)
+        path = tmp_path / "backstop.yaml"
+        path.write_text(yaml.safe_dump(settings_dict(**changes)))
+        monkeypatch.setenv("BACKSTOP_CONFIG", str(path))
+        for name in ("control", "broker", "shop"):
+            monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", running.urls[name])
+
+        def cli(*arguments: str) -> Any:
+            run_app([*arguments, "--json"])
+            return json.loads(capsys.readouterr().out)
+
+        def bad() -> list[str]:
+            found = cli("check")["findings"]
+            return [
+                one["subject"]
+                for one in found
+                if one["subject"].startswith(("shard", "store")) and not one["good"]
+            ]
+
+        def reconcile() -> Any:
+            return run_once(running.settings, running.connections, lambda: spark, lambda *_: None)
+
+        assert bad() == ["shard shop: overlay privileges"], "what the DBA has to do is named"
+        run_as_dba(made, cli("migrate", "--overlay")["shop"])
+        assert bad() == []
+
+        done = [shop.receive(shop.send(shop.promise())) for _ in range(3)]
+        assert reconcile()["confirmed"] == 3
+        lost, rolled_back = shop.send(shop.promise()), shop.library.id_of(99)
+        reconcile()
+        shop.a_minute_later()
+        running.pass_over("billing")
+        assert reconcile()["requests"] == 1
+        under_way = shop.promise()
+        assert shop.resend()["rearmed"] == 1
+        assert "rearmed" not in shop.resend()
+
+        reconcile()
+        assert sorted(shop.relay()) == sorted([lost, under_way])
+        assert sorted(shop.deliver()) == sorted([lost, under_way])
+        shop.a_minute_later()
+        shop.resend()
+        assert reconcile()["confirmed"] == 2
+        assert shop.requests() == [(lost, 2, "sent")]
+        assert shop.outcomes(lost) == [(1, "sent"), (2, "sent")]
+        assert shop.relay() == [] and running.consume("billing") == []
+        stories = {
+            story["message_id"]: [one["verdict"] for one in story["deliveries"]]
+            for story in cli("where", "orders", lost, done[0], under_way, rolled_back)
+        }
+        assert stories.pop(rolled_back) == [None]
+        assert set(map(tuple, stories.values())) == {("CONFIRMED",)}
 
 
 def postgres_drop(postgres: Postgres, database: str) -> None:

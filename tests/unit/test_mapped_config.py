@@ -138,6 +138,95 @@ def test_a_mapping_that_could_mislead_is_refused(
     assert says in refused(*changes)
 
 
+REPAIR = (("topics/orders/mode", "repair"), ("consumers/billing_db/mapping/kept", "21d"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ([], "observe: shop is a mapped table of level observe"),
+        ([("producers/shop/level", "overlay")], "level overlay, which hands out no send numbers"),
+        (
+            [
+                ("producers/shop/level", "rearm"),
+                ("producers/shop/mapping/dialect", "mysql"),
+                ("producers/shop/mapping/sent", []),
+                ("producers/shop/mapping/rearm", {"StatusName": "Succeeded"}),
+            ],
+            "tables of MySQL and MariaDB are only read in this version; no row says that it was sent (`sent`, or `sent_when_set`); "
+            "`rearm` does not make a sent row unsent",
+        ),
+        (
+            [
+                ("producers/shop/level", "publish"),
+                (
+                    "producers/shop/mapping",
+                    {"preset": "eventuate", "topics": ["orders"]},
+                ),
+            ],
+            "no column holds what is published (`content`)",
+        ),
+        (
+            [
+                ("producers/shop/level", "rearm"),
+                (
+                    "producers/shop/mapping",
+                    {"preset": "modulith_archive", "message_id": "id", "topics": ["orders"]},
+                ),
+            ],
+            "a sent row is in an archive, where its relay does not look (`tables`); `rearm` does not make",
+        ),
+        (
+            [
+                ("producers/shop/level", "rearm"),
+                ("producers/shop/kind", "captured"),
+                (
+                    "producers/shop/mapping",
+                    {"preset": "debezium", "topics": ["orders"], "slot": "s"},
+                ),
+            ],
+            "a captured row has no content",
+        ),
+        (
+            [("producers/shop", {"connection": "shop", "level": "rearm"})],
+            "`level` is for kind mapped alone",
+        ),
+        (
+            [("producers/shop/mapping/rearm", {"Name": "x"})],
+            "what names a message is never changed",
+        ),
+        (
+            [
+                ("producers/shop/level", "rearm"),
+                ("consumers/billing_db/mapping/kept", "20d"),
+            ],
+            "its rows stay 20d, and a copy can come for 21d",
+        ),
+    ],
+)
+def test_a_level_that_would_not_be_safe_is_refused_with_every_reason(
+    changes: list[tuple[str, object]], says: str
+) -> None:
+    assert says in refused(*REPAIR, *changes)
+
+
+def test_a_level_changes_nothing_of_what_was_learned_of_a_table() -> None:
+    observed = from_mapping(changed()).producers["shop"]
+    repaired = from_mapping(changed(*REPAIR, ("producers/shop/level", "rearm"))).producers["shop"]
+    assert observed.mapping is not None and repaired.mapping is not None
+    assert observed.mapping.fingerprint == repaired.mapping.fingerprint == "7603d541e0ead4e8"
+    assert not observed.repairs and repaired.repairs
+    overlaid = changed(
+        *(
+            ("producers/shop/level", "overlay"),
+            ("producers/other", copy.deepcopy(BOTH)["producers"]["shop"]),
+        )
+    )
+    overlaid["producers"]["other"]["level"] = "overlay"
+    with pytest.raises(ConfigurationError, match="its overlay would be the same tables"):
+        from_mapping(overlaid)
+
+
 def test_what_was_learned_by_another_mapping_is_known_as_such() -> None:
     one, other = (
         from_mapping(changed(*changes)).producers["shop"].mapping

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -24,6 +24,13 @@ def migrate(
         typer.Option(
             "--capture",
             help="Only print the triggers of captured tables (kind: captured), for a DBA to run.",
+        ),
+    ] = False,
+    overlay: Annotated[
+        bool,
+        typer.Option(
+            "--overlay",
+            help="Only print the tables and grants of mapped producers above level observe, for a DBA to run.",
         ),
     ] = False,
     database: Annotated[
@@ -48,8 +55,8 @@ def migrate(
     from backstop.schema.migrate import as_sql as sql_of
     from backstop.schema.migrate import migrate as bring_up
 
-    if capture:
-        _print_capture(as_json)
+    if capture or overlay:
+        _print_for_dba("captured" if capture else "overlaid", as_json)
         return
     roles = ROLES if role is None else (role,)
     if as_sql:
@@ -85,30 +92,39 @@ def migrate(
         out.document(done)
 
 
-def _print_capture(as_json: bool) -> None:
-    """The SQL for each captured table, by its shard."""
+def _print_for_dba(what: Literal["captured", "overlaid"], as_json: bool) -> None:
+    """The SQL for each such table of another program, by its shard."""
     from urllib.parse import unquote, urlsplit
 
     from backstop.model.errors import ConfigurationError
     from backstop.stores.mapped.capture import capture_sql
+    from backstop.stores.mapped.overlay import overlay_sql
 
     settings, known = context.load_settings(), context.connections()
     texts = {}
     for name, store in settings.producers.items():
-        if store.kind == "captured" and store.mapping is not None:
-            login = unquote(urlsplit(known.url(store.connection)).username or "backstop_look")
+        if store.mapping is None:
+            continue
+        login = unquote(urlsplit(known.url(store.connection)).username or "backstop_look")
+        if what == "captured" and store.kind == "captured":
             texts[name] = capture_sql(store.mapping, login)
+        elif what == "overlaid" and store.level != "observe":
+            texts[name] = overlay_sql(store.mapping, store.level, login)
     if not texts:
+        needed = {
+            "captured": "`kind: captured` with `slot` or `deleted_when_sent`",
+            "overlaid": "`level: overlay`, `publish` or `rearm` beside `kind: mapped`",
+        }
         raise ConfigurationError(
-            "backstop.yaml names no captured table.",
+            f"backstop.yaml names no {what} table.",
             unaffected="Nothing was printed or changed.",
-            next_step="Write `kind: captured` with `slot` or `deleted_when_sent` under producers.",
+            next_step=f"Write {needed[what]} under producers.",
         )
     if as_json:
         out.document(texts)
         return
     for name, text in texts.items():
-        print(f"-- Backstop: what follows {name}\n{text}")
+        print(f"-- Backstop: the tables of {name}\n{text}")
 
 
 def databases(settings: Settings) -> list[tuple[str, str, str]]:

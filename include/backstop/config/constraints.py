@@ -215,17 +215,24 @@ def _foreign_leases(settings: Settings) -> Iterator[Problem]:
 
 
 def _mapped(settings: Settings) -> Iterator[Problem]:
-    """Tables of other programs are observed: nothing that is read there may lead to a send."""
+    """Tables of other programs: what is read of them may lead to a send only at a level that hands out numbers."""
+    overlaid: dict[str, str] = {}
     for name, store in settings.producers.items():
         if store.mapping is None:
             continue
         at = f"producers.{name}.mapping"
+        if (
+            store.level != "observe"
+            and (other := overlaid.setdefault(store.connection, name)) != name
+        ):
+            says = f"another one than that of {other}: its overlay would be the same tables"
+            yield Problem(f"producers.{name}.connection", store.connection, says)
         for topic in store.mapping.topics.values():
             if topic not in settings.topics:
                 says = f"some of topics: {', '.join(settings.topics)}"
                 yield Problem(f"{at}.topics", topic, says)
-            elif settings.topics[topic].mode == "repair":
-                says = f"observe: {name} is a mapped table, which hands out no send numbers"
+            elif settings.topics[topic].mode == "repair" and not store.repairs:
+                says = f"observe: {name} is a {store.kind} table of level {store.level}, which hands out no send numbers"
                 yield Problem(f"topics.{topic}.mode", "repair", says)
             elif any(its.tags is not None for its in settings.topics[topic].groups.values()):
                 says = f"groups that take every message: a row of {name} has no tag"
@@ -253,16 +260,14 @@ def _mapped(settings: Settings) -> Iterator[Problem]:
                 says = "none: the leases of a mapped log are not Backstop's"
                 yield Problem(f"groups.{group}.leases", "given", says)
             for topic in settings.topics_of(group):
-                if settings.topics[topic].mode == "repair":
-                    says = f"observe: the log of {group} is a mapped table ({_why_not(log.mapping.kept, settings, topic, group)})"
+                needed = settings.policy_for(topic, group).log_retention
+                if (
+                    settings.topics[topic].mode == "repair"
+                    and (log.mapping.kept or needed) < needed
+                ):
+                    why = f"its rows stay {written(log.mapping.kept or needed)}, and a copy can come for {written(needed)}"
+                    says = f"observe: the log of {group} is a mapped table ({why})"
                     yield Problem(f"topics.{topic}.mode", "repair", says)
-
-
-def _why_not(kept: timedelta | None, settings: Settings, topic: str, group: str) -> str:
-    needed = settings.policy_for(topic, group).log_retention
-    if kept is not None and kept < needed:
-        return f"its rows stay {written(kept)}, and a copy can come for {written(needed)}"
-    return "whose rows do not stop a second copy for Backstop"
 
 
 def longest_way_back(policy: Policy) -> timedelta:

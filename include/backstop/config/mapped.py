@@ -70,6 +70,10 @@ STUB_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "unsent": ["Scheduled", "Queued", "Delayed", "Failed"],
         "wire_header": "cap-msg-id",
         "kept": "24h",
+        # Its retry job takes a Scheduled row; one that has expired would be deleted whatever its state is.
+        "rearm": {"StatusName": "Scheduled", "Retries": 0, "ExpiresAt": None},
+        "content": "Content.Value",
+        "headers": "Content.Headers",
     },
     # A row is one event for one listener: `only` names the externalizer's listener_id, message_id what travels in the event.
     "modulith": {
@@ -78,6 +82,8 @@ STUB_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "created_at": "publication_date",
         "times": "instant",
         "sent_when_set": "completion_date",
+        # As if it had never completed: resubmitted like any other incomplete publication.
+        "rearm": {"completion_date": None},
     },
     "modulith_archive": {
         "tables": ["event_publication", "event_publication_archive"],
@@ -97,6 +103,7 @@ STUB_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "sent": ["1"],
         "unsent": ["0"],
         "wire_header": "ID",
+        "rearm": {"published": 0},
     },
     # Often inserted and deleted in one transaction: captured, and sent once the relay's slot is past it.
     "debezium": {
@@ -113,6 +120,8 @@ STUB_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "created_at": "created",
         "times": "local",
         "sent_when_set": "offset",
+        "rearm": {"offset": None},
+        "content": "content",
     },
 }
 LOG_PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -174,6 +183,10 @@ _MYSQL: Mapping[str, Mapping[str, Any]] = {
     "modulith_archive": {"tables": ["EVENT_PUBLICATION", "EVENT_PUBLICATION_ARCHIVE"]},
 }
 """What the same libraries name otherwise in MySQL; {0}: published, or received."""
+
+
+_NOT_READ = frozenset({"rearm", "content", "headers"})
+"""What says how a row is sent again: nothing is learned by it."""
 
 
 class _Mapping(BaseModel):
@@ -239,7 +252,7 @@ class _Mapping(BaseModel):
     def fingerprint(self) -> str:
         """Sixteen hex digits that change with anything that is mapped: what was learned by another mapping is not believed."""
         # PostgreSQL's mappings had no dialect at first, and keep what was learned by them.
-        without = {"dialect"} if self.dialect == "postgresql" else None
+        without = {*_NOT_READ, *(["dialect"] if self.dialect == "postgresql" else [])}
         text = json.dumps(self.model_dump(mode="json", exclude=without), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -254,7 +267,7 @@ def _with_preset(presets: Mapping[str, Mapping[str, Any]], given: Any, part: str
 
 
 class StubMapping(_Mapping):
-    """A producer's message table. Nothing is ever written there."""
+    """A producer's message table. Nothing is ever written there but what `rearm` names, at that level."""
 
     preset: (
         Literal["cap", "modulith", "modulith_archive", "eventuate", "debezium", "practice"] | None
@@ -286,6 +299,18 @@ class StubMapping(_Mapping):
     lookback: Duration = Field(
         default=timedelta(days=7), description="rows that were created earlier are not read"
     )
+    rearm: dict[_Text, str | int | None] = Field(
+        default={},
+        description="level rearm: the columns, and the values, that make a sent row one that its own relay sends again",
+    )
+    content: _Text | None = Field(
+        default=None,
+        description="level publish: the column of what is published; `column.field` takes a part of its JSON, as it is written",
+    )
+    headers: _Text | None = Field(
+        default=None,
+        description="level publish: the column, or the part, with a JSON object of headers that travel with it",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -314,12 +339,23 @@ class StubMapping(_Mapping):
                 raise PydanticCustomError("state", "captured: neither states nor `created_at`")
         if set(self.sent) & set(self.unsent):
             raise PydanticCustomError("sent", "each state in one of `sent` and `unsent`")
+        named = {self.message_id, self.topic, self.created_at, *self.only}
+        if touched := sorted(set(self.rearm) & named):
+            says = f"other columns than {', '.join(touched)}: what names a message is never changed"
+            raise PydanticCustomError("rearm", says)
         return self
 
     @property
     def is_captured(self) -> bool:
         """Whether its rows go when they are sent, so that a trigger keeps what Backstop reads."""
         return self.slot is not None or self.deleted_when_sent
+
+    @property
+    def rearms(self) -> bool:
+        """Whether `rearm` makes a sent row unsent, by what the mapping says of its states."""
+        if self.sent_when_set is not None:
+            return self.sent_when_set in self.rearm and self.rearm[self.sent_when_set] is None
+        return self.state is not None and str(self.rearm.get(self.state)) in self.unsent
 
     @property
     def reads_ids_on_the_wire(self) -> bool:

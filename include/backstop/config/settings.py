@@ -108,6 +108,11 @@ class StubStoreSettings(_Frozen):
     mapping: StubMapping | None = Field(
         default=None, description="for kinds mapped and captured alone"
     )
+    level: Literal["observe", "overlay", "publish", "rearm"] = Field(
+        default="observe",
+        description="mapped: how far Backstop may go. overlay: tables of its own beside it; publish: sends a row's content itself; "
+        "rearm: sets a row back, so that its own relay sends it once more",
+    )
 
     @model_validator(mode="after")
     def _says_what_is_mapped(self) -> Self:
@@ -117,7 +122,38 @@ class StubStoreSettings(_Frozen):
                 "`kind: captured` with `slot` or `deleted_when_sent`, and these with no other kind"
             )
             raise PydanticCustomError("mapping", says)
+        if self.level != "observe" and (reasons := _why_observe(self)):
+            raise PydanticCustomError("level", "observe: {why}", {"why": "; ".join(reasons)})
         return self
+
+    @property
+    def repairs(self) -> bool:
+        """Whether send numbers are handed out here."""
+        return self.mapping is None or self.level in ("publish", "rearm")
+
+
+def _why_observe(store: StubStoreSettings) -> list[str]:
+    """Every reason for which its level can be no higher."""
+    mapping = store.mapping
+    if mapping is None:
+        return [
+            "`level` is for kind mapped alone; Backstop's own tables are repaired by topics.mode"
+        ]
+    reasons = []
+    if mapping.is_captured:
+        reasons.append("a captured row has no content, and its own row is gone when it was sent")
+    if mapping.dialect != "postgresql":
+        reasons.append("tables of MySQL and MariaDB are only read in this version")
+    if store.level in ("publish", "rearm") and not mapping.knows_when_sent:
+        reasons.append("no row says that it was sent (`sent`, or `sent_when_set`)")
+    if store.level == "rearm" and not mapping.is_captured:
+        if len(mapping.tables) > 1:
+            reasons.append("a sent row is in an archive, where its relay does not look (`tables`)")
+        if not mapping.rearms:
+            reasons.append("`rearm` does not make a sent row unsent")
+    if store.level == "publish" and mapping.content is None:
+        reasons.append("no column holds what is published (`content`)")
+    return reasons
 
 
 class LogStoreSettings(_Frozen):
@@ -461,12 +497,24 @@ class Settings(_Frozen):
         return tuple(self.topics[topic].groups) if topic in self.topics else ()
 
     def own_producers(self) -> tuple[str, ...]:
-        """The producer databases with Backstop's own tables; in the others nothing is ever changed."""
+        """The producer databases with Backstop's own tables; the others are other programs'."""
         return tuple(name for name, store in self.producers.items() if store.mapping is None)
 
     def own_consumers(self) -> tuple[str, ...]:
         """The consumer databases with Backstop's own tables; in the others nothing is ever changed."""
         return tuple(name for name, store in self.consumers.items() if store.mapping is None)
+
+    def rearms(self, shard: str) -> bool:
+        """Whether a claim there makes the producer's own relay send: to every group, without our headers. Backstop publishes
+        nothing then, and the number ends when the relay has sent it."""
+        return shard in self.producers and self.producers[shard].level == "rearm"
+
+    def is_rearmed(self, topic: str) -> bool:
+        """Whether messages of the topic are sent again by another program's relay."""
+        return any(
+            store.level == "rearm" and store.mapping and topic in store.mapping.topics.values()
+            for store in self.producers.values()
+        )
 
     def keeps_own_log(self, group: str) -> bool:
         """Whether the group's logs are in Backstop's own table."""

@@ -94,14 +94,25 @@ def route_for(
 
 
 def sends_to_one_group(sources: Sources, topic: str) -> bool:
-    """Whether the topic's broker can send a copy to one group alone. Opens the broker, and asks it nothing."""
+    """Whether a copy can go to one group alone: its broker can, and no other program's relay sends it. Opens the broker, and asks
+    it nothing."""
+    if sources.settings.is_rearmed(topic):
+        return False
     broker = sources.broker(sources.settings.topics[topic].broker)
     return broker.capabilities.has_retry_topic_per_group
 
 
 def duplicates_of(settings: Settings, topic: str) -> dict[str, str]:
-    """What each group of the topic declared a second copy to do to it."""
-    return {group: settings.groups[group].duplicates for group in settings.groups_of(topic)}
+    """What each group of the topic declared a second copy to do to it. Another program's relay sends no header that says for whom
+    a copy is: a guard takes it for its own."""
+    declared: dict[str, str] = {
+        group: settings.groups[group].duplicates for group in settings.groups_of(topic)
+    }
+    if settings.is_rearmed(topic):
+        return {
+            group: "declared_safe" if one == "guard" else one for group, one in declared.items()
+        }
+    return declared
 
 
 def _merge(one: Ask, other: Ask) -> Ask:

@@ -17,6 +17,7 @@ from backstop.requests.policy import (
     Decision,
     NotNeeded,
     Postpone,
+    Send,
     decide,
     is_by_incident,
     is_by_person,
@@ -127,6 +128,7 @@ class _Decider:
         )
         self._verdicts = judgement.numbered[1]
         self._duplicates = duplicates_of(worker.settings, topic_shard.topic)
+        self._rearms = worker.settings.rearms(topic_shard.shard)
         try:
             self._own_retry_topic = sends_to_one_group(worker.judge.sources, topic_shard.topic)
         except Unavailable as error:
@@ -149,7 +151,7 @@ class _Decider:
             return Postpone(later, "an earlier number of the same message is under way")
         replay_from = instant(situation["replay_from"])
         assert replay_from is not None  # created_at is NOT NULL
-        return decide(
+        decision = decide(
             None if groups is None else tuple(groups),
             situation["requested_by"],
             [self._verdicts[number] for number in situation["verdict_numbers"] or ()],
@@ -160,3 +162,4 @@ class _Decider:
             own_retry_topic=self._own_retry_topic,
             never_sent=situation["never_sent"],
         )
+        return Send(None, "topic") if self._rearms and isinstance(decision, Send) else decision

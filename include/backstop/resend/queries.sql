@@ -160,6 +160,12 @@ FROM jsonb_to_recordset(%(ends)s::jsonb) AS x(request_id bigint, state text, err
 WHERE r.request_id = x.request_id AND r.state = 'claimed' AND r.claim_token = x.claim_token
     AND (x.state <> 'open' OR r.claim_deadline <= clock_timestamp());
 
+-- name: wait_on: what waits for a producer's own relay is claimed for another while, so that it is looked at again by then and not sooner
+UPDATE resend_request r SET claim_deadline = clock_timestamp() + make_interval(secs => x.seconds)
+FROM jsonb_to_recordset(%(waiting)s::jsonb) AS x(request_id bigint, claim_token uuid, seconds float8)
+WHERE r.request_id = x.request_id AND r.state = 'claimed' AND r.claim_token = x.claim_token
+    AND r.claim_deadline <= clock_timestamp();
+
 -- name: stored_dead_letters_since: drained dead letters of a topic that are not decided, and died since then or nobody knows when
 SELECT consumer_group, message_id FROM dead_letter
 WHERE state = 'open' AND message_id IS NOT NULL AND (topic = %(topic)s OR topic IS NULL)

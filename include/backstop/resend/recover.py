@@ -49,11 +49,16 @@ def recover(worker: Worker) -> Counts:
             worker.miss(f"shard {name}", error.what)
     worker.miss_all(recovered.missed())
     for batch in _left_behind(worker):
+        waiting: list[dict[str, object]] = []
         ends = [
             end
             for shard in sorted({one.shard for one in batch})
-            for end in _ends(worker, shard, batch)
+            for end in _ends(worker, shard, batch, waiting)
         ]
+        if waiting:
+            with worker.control, worker.control.cursor() as cursor:
+                hold(cursor, worker.run)
+                cursor.execute(_SQL["wait_on"], {"waiting": json.dumps(waiting)})
         if ends:
             with worker.control, worker.control.cursor() as cursor:
                 hold(cursor, worker.run)
@@ -64,7 +69,10 @@ def recover(worker: Worker) -> Counts:
     return counts
 
 
-def _ends(worker: Worker, shard: str, batch: Sequence[LeftBehind]) -> list[dict[str, object]]:
+def _ends(
+    worker: Worker, shard: str, batch: Sequence[LeftBehind], waiting: list[dict[str, object]]
+) -> list[dict[str, object]]:
+    """What became of the requests of one shard. Adds to `waiting` those whose claim is over while their relay has not sent yet."""
     mine = [one for one in batch if one.shard == shard]
     keys = [one.key for one in mine]
     stubs: Mapping[Key, Stub] = {}
@@ -90,6 +98,15 @@ def _ends(worker: Worker, shard: str, batch: Sequence[LeftBehind]) -> list[dict[
                     "claim_token": one.claim_token,
                     "state": str(state),
                     "error": why,
+                }
+            )
+        elif one.expired and worker.settings.rearms(shard):
+            longest = worker.settings.policy_for(None).backoff_cap.total_seconds()
+            waiting.append(
+                {
+                    "request_id": one.request_id,
+                    "claim_token": one.claim_token,
+                    "seconds": longest,
                 }
             )
     return ends

@@ -184,6 +184,10 @@ def _send(
     if not taken:
         return ends
     counts.add("handed_out", len(taken))
+    if worker.settings.rearms(topic_shard.shard):
+        # Their relay sends them. The requests stay claimed, and end as their numbers do (recover).
+        counts.add("rearmed", len(taken))
+        return ends
     # The last look before the copies are out: after it, nothing of ours may stand between the decision and
     # the broker.
     worker.require_run()

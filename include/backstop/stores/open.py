@@ -10,6 +10,7 @@ from backstop.model.errors import ConfigurationError
 from backstop.sql.connection import STATEMENT_TIMEOUT
 from backstop.stores.audit import StubAudit
 from backstop.stores.mapped.logs import MappedLogs
+from backstop.stores.mapped.overlaid import OverlaidStubs
 from backstop.stores.mapped.stubs import ZONES, MappedStubAudit, MappedStubs
 from backstop.stores.postgresql.audit import PostgresStubAudit
 from backstop.stores.postgresql.leases import PostgresLeases
@@ -50,9 +51,10 @@ def open_mapped_stubs(
     logs = [settings.consumers[settings.groups[group].store].mapping for group in groups]
     kept_for_good = all(log is not None and log.kept is None for log in logs)
     doubt = timedelta(0) if kept_for_good else ZONES
-    return MappedStubs(
-        shard, connections.url(store.connection), control, store.mapping, doubt, patience
-    )
+    at = connections.url(store.connection)
+    if store.level == "observe":
+        return MappedStubs(shard, at, control, store.mapping, doubt, patience)
+    return OverlaidStubs(shard, at, control, store.mapping, doubt, store.level, patience)
 
 
 def open_mapped_logs(

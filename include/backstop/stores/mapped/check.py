@@ -130,7 +130,9 @@ def _common(
             f"{at}: privileges",
             not may,
             says,
-            "Give Backstop a login that may only SELECT here; it never writes." if may else "",
+            "Give Backstop a login that may only SELECT here, and at level rearm UPDATE the columns of mapping.rearm."
+            if may
+            else "",
         )
     )
     standby = table.is_standby()

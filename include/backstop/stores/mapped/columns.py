@@ -64,6 +64,54 @@ def stub_rows(mapping: StubMapping, version: int) -> str:
     )
 
 
+def rows_to_send(mapping: StubMapping, table: str, version: int, *, content: bool) -> str:
+    """A SELECT of topic, message_id, state, row_version, oid and ctid of the rows of messages in one table, then of their
+    content, its type and their headers (nulls unless `content`); its parameters are `stub_values` and `topics`, `message_ids`.
+    """
+    theirs = "%(only_topic)s::text" if mapping.topic is None else _text(mapping.topic, version)
+    held, headers = (
+        f"({_part(name)})::text" if content and name is not None else "NULL::text"
+        for name in (mapping.content, mapping.headers)
+    )
+    kind = "NULL::text"
+    if content and mapping.content is not None:
+        kind = f"pg_typeof({_part(mapping.content)})::text"
+    return (
+        f"SELECT k.topic, k.message_id, {stub_state(mapping, _Words(version))} AS state, t.xmin::text AS row_version,"
+        f" t.tableoid::bigint, t.ctid::text, {held}, {kind}, {headers} FROM {table_of(table)} t"
+        " JOIN unnest(%(theirs)s::text[], %(ours)s::text[]) AS m (theirs, ours)"
+        f" ON m.theirs = {theirs}"
+        " JOIN (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[])) AS k (topic, message_id)"
+        f" ON k.topic = m.ours AND k.message_id = {_text(mapping.message_id, version)}{_only(mapping)}"
+    )
+
+
+def rearm_rows(mapping: StubMapping, version: int) -> str:
+    """An UPDATE that sets rows (`oids`, `ctids`) back, RETURNING their state; its parameters are `stub_values` and those of
+    `rearm_values`."""
+    sets = ", ".join(
+        f"{_quoted(column)} = %(rearm_{place})s" for place, column in enumerate(mapping.rearm)
+    )
+    return (
+        f"UPDATE {table_of(mapping.tables[0])} t SET {sets}"
+        " FROM unnest(%(oids)s::bigint[], %(ctids)s::text[]) AS r (oid, ctid)"
+        " WHERE t.ctid = r.ctid::tid AND t.tableoid = r.oid::oid"
+        f" RETURNING {stub_state(mapping, _Words(version))}"
+    )
+
+
+def rearm_values(mapping: StubMapping) -> dict[str, Any]:
+    return {f"rearm_{place}": value for place, value in enumerate(mapping.rearm.values())}
+
+
+def _part(column: str) -> str:
+    """The column, or a part of its JSON as it is written there: keys keep their order, and numbers their digits."""
+    name, *path = column.split(".")
+    if not path:
+        return f"t.{_quoted(name)}"
+    return f"t.{_quoted(name)}::text::json #> ARRAY[{', '.join(map(_literal, path))}]"
+
+
 def _captured_rows(mapping: StubMapping) -> str:
     """The same over what the trigger kept. With a slot, a look of the control database finds out what it is past."""
     state, theirs = "'unsent'", "t.topic"

@@ -34,7 +34,8 @@ from backstop.sql.array_literal import array_literal
 from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, columns, storable_keys
 from backstop.sql.named import load
 from backstop.stores.mapped.check import check_stubs
-from backstop.stores.mapped.table import Look, open_table
+from backstop.stores.mapped.overlay import parameters
+from backstop.stores.mapped.table import Look, StubRow, open_table
 from backstop.stores.postgresql.scan import scan
 from backstop.stores.postgresql.stubs import scope_values
 from backstop.stores.protocol import (
@@ -80,7 +81,10 @@ class LastLook:
 
 class MappedStubs:
     """A mapped table as a store of stubs; see stores.protocol.StubStore. Of what that changes, only a promotion and a reopening do
-    anything, in the control database: no send number is ever handed out."""
+    anything, in the control database: no send number is handed out. `overlaid.OverlaidStubs` hands them out."""
+
+    repairs = False
+    """Whether numbers are handed out here."""
 
     def __init__(
         self,
@@ -159,8 +163,9 @@ class MappedStubs:
         cursor.execute(_SQL["one_row_a_key"], values)
         if look.slot_at is not None:
             cursor.execute(_SQL["slot_is_past"], values)
-        for name in ("remember", "remember_gone", "forget", "record_look"):
+        for name in ("remember", *self._remember_more(values), "remember_gone", "forget"):
             cursor.execute(_SQL[name], values)
+        cursor.execute(_SQL["record_look"], values)
         cursor.execute("DROP TABLE mapped_seen, mapped_row")
         return True
 
@@ -198,8 +203,16 @@ class MappedStubs:
                 unaffected="Nothing was decided by what earlier looks saw; its messages stay due.",
                 next_step="See why the look failed; the next run looks again.",
             )
-        selects = {"stubs": f"{_SQL['stub_columns']} {_SQL['of_due']}"}
-        values = {**scope_values(as_of, scope), "store": self._shard, "doubt": self._doubt}
+        selects = {
+            "stubs": f"{_SQL['stub_columns']} {_SQL['of_due']}",
+            "attempts": f"{_SQL['attempt_columns']} {_SQL['attempts_of_due']}",
+        }
+        values = {
+            **scope_values(as_of, scope),
+            "store": self._shard,
+            "doubt": self._doubt,
+            "repairs": self.repairs,
+        }
         return scan(self._control, selects, _SQL["bounds"], values, partitions)
 
     def scan_window(
@@ -225,9 +238,12 @@ class MappedStubs:
         )
 
     def attempt_table(self, keys: Sequence[Key]) -> Any:
-        from backstop.sql.arrow import arrow_schema
-
-        return arrow_schema(ATTEMPT_COLUMNS).empty_table()
+        select = f"SELECT {', '.join(ATTEMPT_COLUMNS)} FROM ({_SQL['attempt_columns']} {_SQL['attempts_of_keys']}) AS found"
+        values = {
+            "store": self._shard,
+            **columns(storable_keys(keys), ("topics", "message_ids")),
+        }
+        return self._control.copy(select, values, ATTEMPT_COLUMNS)
 
     def stubs(self, keys: Iterable[Key]) -> dict[Key, Stub]:
         found: dict[Key, Stub] = {}
@@ -251,7 +267,7 @@ class MappedStubs:
                 status=row["status"],
                 send_count=row["send_count"],
                 refusals=row["refusals"],
-                max_sends=None,
+                max_sends=row["max_sends"],
                 **at,  # type: ignore[arg-type]
                 attempt_token=None if row["settled"] else "theirs",
             )
@@ -384,10 +400,20 @@ class MappedStubs:
         return {
             "store": self._shard,
             "doubt": self._doubt,
+            "repairs": self.repairs,
             "slot_at": slot_at,
             **columns(keys, ("topics", "message_ids")),
             **columns(met, names),
+            **self._numbered(keys, met),
         }
+
+    def _numbered(self, keys: Sequence[Key], met: Sequence[StubRow]) -> dict[str, Any]:
+        """The parameters that overlay.parameters gives: there is no overlay. `met`: the rows of these messages now."""
+        return parameters([])
+
+    def _remember_more(self, values: dict[str, Any]) -> Sequence[str]:
+        """Further statements that keep a look, whose parameters are added to `values`."""
+        return ()
 
 
 class MappedStubAudit:

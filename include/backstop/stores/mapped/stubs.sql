@@ -47,6 +47,39 @@ ON CONFLICT (store, topic, message_id) DO UPDATE SET
     next_check_at = CASE WHEN m.status = 'exhausted' AND (m.state, m.row_version) <> (excluded.state, excluded.row_version)
         THEN excluded.next_check_at ELSE m.next_check_at END;
 
+-- name: remember_numbers: what the overlay says of rows that were met: a status that is not final is the overlay's, once it has the row
+UPDATE mapped_stub m SET
+    send_count = greatest(m.send_count, o.send_count),
+    refusals = CASE WHEN o.send_count >= m.send_count THEN o.refusals ELSE m.refusals END,
+    max_sends = CASE WHEN o.send_count >= m.send_count THEN o.max_sends ELSE m.max_sends END,
+    attempted_at = CASE WHEN o.send_count >= m.send_count THEN o.attempted_at ELSE m.attempted_at END,
+    attempt_deadline = CASE WHEN o.send_count >= m.send_count THEN o.attempt_deadline ELSE m.attempt_deadline END,
+    number_version = CASE WHEN o.send_count >= m.send_count THEN o.number_version ELSE m.number_version END,
+    next_check_at = o.next_check_at,
+    -- What changed since it was given up is judged again.
+    status = CASE WHEN m.status = 'confirmed' OR (m.status = 'pending' AND o.status = 'exhausted') THEN m.status ELSE o.status END
+FROM unnest(%(numbered_topics)s::text[], %(numbered_ids)s::text[], %(statuses)s::text[], %(send_counts)s::integer[],
+        %(refusals)s::integer[], %(max_sends)s::integer[], %(next_checks)s::timestamptz[], %(attempted_ats)s::timestamptz[],
+        %(attempt_deadlines)s::timestamptz[], %(number_versions)s::text[])
+    AS o (topic, message_id, status, send_count, refusals, max_sends, next_check_at, attempted_at, attempt_deadline, number_version)
+WHERE m.store = %(store)s::text AND m.topic = o.topic AND m.message_id = o.message_id;
+
+-- name: remember_attempts: ... and how numbers ended, each once
+INSERT INTO mapped_attempt (store, topic, message_id, send_number, groups, outcome, broker, queue_id, queue_offset, queue_epoch,
+    started_at, finished_at)
+SELECT m.store, m.topic, m.message_id, a.send_number, CASE WHEN a.groups IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(a.groups)) END,
+    a.outcome, a.broker, a.queue_id, a.queue_offset, a.queue_epoch, a.started_at, a.finished_at
+FROM jsonb_to_recordset(%(attempts)s::jsonb) AS a(topic text, message_id text, send_number integer, groups jsonb, outcome text, broker text,
+    queue_id integer, queue_offset bigint, queue_epoch text, started_at timestamptz, finished_at timestamptz)
+JOIN mapped_stub m ON m.store = %(store)s::text AND m.topic = a.topic AND m.message_id = a.message_id
+ON CONFLICT DO NOTHING;
+
+-- name: behind: how many numbers looks remember that the overlay does not know any more
+SELECT count(*) FROM mapped_stub m
+LEFT JOIN unnest(%(numbered_topics)s::text[], %(numbered_ids)s::text[], %(send_counts)s::integer[]) AS o (topic, message_id, send_count)
+    ON o.topic = m.topic AND o.message_id = m.message_id
+WHERE m.store = %(store)s::text AND m.send_count > coalesce(o.send_count, 1) AND m.status IN ('pending', 'exhausted');
+
 -- name: remember_gone: rows that the look would have met and did not; what was done with them before that, nobody saw
 UPDATE mapped_stub m SET
     state = CASE WHEN m.state = 'sent' THEN 'gone_sent' ELSE 'gone_unsent' END, state_seen_at = %(ended_at)s::timestamptz
@@ -95,23 +128,28 @@ WHERE m.store = %(store)s::text AND m.status = 'pending' AND m.next_check_at <= 
     AND (%(created_to)s::timestamptz IS NULL OR m.created_at < %(created_to)s::timestamptz);
 
 -- name: stub_columns: begins a table for the rule: the columns of STUB_COLUMNS, over `f` with what is known of each row
--- Sent: a copy was stored by the time that a look met the row so. Any other state: one is under way, whatever the time is.
--- created_at is the earliest instant at which the row can have been committed.
+-- Sent: a copy was stored by the time that a look met the row so. Any other state: one is under way, whatever the time is. The same
+-- dates the newest number, wherever its own attempt does not (attempt_columns). created_at is the earliest instant of its commit.
+-- What is gone can neither be read nor set back: its budget is used.
 SELECT f.store AS shard, f.topic, f.message_id, NULL::text AS tag,
     CASE WHEN f.state IN ('unknown_state', 'not_unique') AND f.status = 'pending' THEN f.state ELSE f.status END AS status,
-    1 AS send_count, 0 AS refusals, NULL::integer AS max_sends,
+    f.send_count, f.refusals,
+    CASE WHEN %(repairs)s AND f.state IN ('gone_sent', 'gone_unsent')
+        THEN least(f.max_sends, f.send_count - f.refusals) ELSE f.max_sends END AS max_sends,
     (extract(epoch FROM f.next_check_at) * 1000000)::bigint AS next_check_at,
     (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',
         least(f.created_at, coalesce(f.committed_after, f.created_at - %(doubt)s::interval)))) * 1000000)::bigint AS created_at,
     (extract(epoch FROM f.first_seen_at) * 1000000)::bigint AS first_seen_at,
     (extract(epoch FROM f.judged_at) * 1000000)::bigint AS judged_at,
     NULL::bigint AS deliver_at,
-    (extract(epoch FROM CASE WHEN f.state IN ('sent', 'gone_sent', 'gone_unsent') THEN f.state_seen_at
-        ELSE coalesce(f.first_seen_at, f.state_seen_at) END) * 1000000)::bigint AS attempted_at,
-    CASE WHEN f.state IN ('sent', 'gone_sent') THEN (extract(epoch FROM f.state_seen_at) * 1000000)::bigint END AS sent_at,
-    (extract(epoch FROM CASE WHEN f.state IN ('sent', 'gone_sent', 'gone_unsent') THEN f.state_seen_at
+    (extract(epoch FROM greatest(f.attempted_at, CASE WHEN f.state IN ('sent', 'gone_sent', 'gone_unsent') THEN f.state_seen_at
+        ELSE coalesce(f.first_seen_at, f.state_seen_at) END)) * 1000000)::bigint AS attempted_at,
+    CASE WHEN f.state IN ('sent', 'gone_sent') AND f.send_count = 1
+        THEN (extract(epoch FROM f.state_seen_at) * 1000000)::bigint END AS sent_at,
+    (extract(epoch FROM CASE WHEN f.state IN ('sent', 'gone_sent', 'gone_unsent')
+        THEN greatest(f.state_seen_at, coalesce(f.attempt_deadline, f.attempted_at))
         ELSE clock_timestamp() + interval '1 day' END) * 1000000)::bigint AS attempt_deadline,
-    f.state IN ('sent', 'gone_sent', 'gone_unsent') AS settled,
+    f.state IN ('sent', 'gone_sent', 'gone_unsent') AND f.attempt_deadline IS NULL AS settled,
     NULL::text AS broker, NULL::integer AS queue_id, NULL::bigint AS queue_offset, NULL::text AS queue_epoch,
     NULL::text AS first_broker, NULL::integer AS first_queue_id, NULL::bigint AS first_queue_offset,
     NULL::text AS first_queue_epoch, true AS first_to_all;
@@ -124,7 +162,32 @@ WHERE f.store = %(store)s::text AND f.status = 'pending' AND f.next_check_at <= 
     AND (%(created_from)s::timestamptz IS NULL OR f.created_at >= %(created_from)s::timestamptz)
     AND (%(created_to)s::timestamptz IS NULL OR f.created_at < %(created_to)s::timestamptz);
 
--- name: of_keys: ... of the messages asked for, as the table has them now (met) and as they are remembered
+-- name: attempt_columns: begins a table for the rule: the columns of ATTEMPT_COLUMNS, one row an addressed group
+SELECT a.topic, a.message_id, a.send_number, g.consumer_group, a.outcome, a.broker, a.queue_id, a.queue_offset, a.queue_epoch,
+    (extract(epoch FROM a.started_at) * 1000000)::bigint AS started_at,
+    (extract(epoch FROM a.finished_at) * 1000000)::bigint AS finished_at
+
+-- name: attempts_of_due: ... of the remembered rows that are due
+-- The newest number tells by its attempt only while the row is as it was when the number was handed out: a row that was set back,
+-- by Backstop or by a person, is dated by looks.
+, f.next_check_at AS cut_at
+FROM mapped_stub f
+JOIN mapped_attempt a ON a.store = f.store AND a.topic = f.topic AND a.message_id = f.message_id
+LEFT JOIN LATERAL unnest(a.groups) AS g (consumer_group) ON true
+WHERE f.store = %(store)s::text AND f.status = 'pending' AND f.next_check_at <= %(as_of)s::timestamptz AND f.send_count > 1
+    AND (a.send_number < f.send_count OR (f.attempt_deadline IS NULL AND f.number_version = f.row_version
+        AND f.state IN ('sent', 'gone_sent', 'gone_unsent')))
+    AND (%(topics)s::text[] IS NULL OR f.topic = ANY (%(topics)s::text[]))
+    AND (%(created_from)s::timestamptz IS NULL OR f.created_at >= %(created_from)s::timestamptz)
+    AND (%(created_to)s::timestamptz IS NULL OR f.created_at < %(created_to)s::timestamptz);
+
+-- name: attempts_of_keys: ... of the messages asked for, as they are remembered; never the newest number
+FROM (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[])) AS k (topic, message_id)
+JOIN mapped_stub f ON f.store = %(store)s::text AND f.topic = k.topic AND f.message_id = k.message_id
+JOIN mapped_attempt a ON a.store = f.store AND a.topic = f.topic AND a.message_id = f.message_id AND a.send_number < f.send_count
+LEFT JOIN LATERAL unnest(a.groups) AS g (consumer_group) ON true;
+
+-- name: of_keys: ... of the messages asked for, as their table (met) and the overlay (numbered) have them now, and as they are remembered
 FROM (
     SELECT %(store)s::text AS store, k.topic, k.message_id,
         CASE WHEN s.state IS NOT NULL THEN s.state -- as the slot is now
@@ -132,8 +195,14 @@ FROM (
         coalesce(m.created_at, least(clock_timestamp(), s.created_at)) AS created_at, m.committed_after, m.first_seen_at,
         CASE WHEN (m.state, m.row_version) = (s.state, s.row_version) OR (s.state IS NULL AND m.state IN ('gone_sent', 'gone_unsent'))
             THEN m.state_seen_at ELSE clock_timestamp() END AS state_seen_at,
-        coalesce(m.status, 'pending') AS status,
-        coalesce(m.next_check_at, least(clock_timestamp(), s.created_at)) AS next_check_at, m.judged_at
+        CASE WHEN m.status = 'confirmed' THEN m.status ELSE coalesce(o.status, m.status, 'pending') END AS status,
+        coalesce(o.next_check_at, m.next_check_at, least(clock_timestamp(), s.created_at)) AS next_check_at, m.judged_at,
+        -- An overlay that was restored knows less than looks remember: no number is handed out twice.
+        greatest(m.send_count, o.send_count, 1) AS send_count,
+        CASE WHEN o.send_count >= coalesce(m.send_count, 1) THEN o.refusals ELSE coalesce(m.refusals, 0) END AS refusals,
+        CASE WHEN o.send_count >= coalesce(m.send_count, 1) THEN o.max_sends ELSE m.max_sends END AS max_sends,
+        CASE WHEN o.send_count >= coalesce(m.send_count, 1) THEN o.attempted_at ELSE m.attempted_at END AS attempted_at,
+        CASE WHEN o.send_count >= coalesce(m.send_count, 1) THEN o.attempt_deadline ELSE m.attempt_deadline END AS attempt_deadline
     FROM (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[])) AS k (topic, message_id)
     LEFT JOIN mapped_stub m ON m.store = %(store)s::text AND m.topic = k.topic AND m.message_id = k.message_id
     LEFT JOIN LATERAL (SELECT g.row_version, g.created_at,
@@ -144,6 +213,11 @@ FROM (
         FROM unnest(%(met_topics)s::text[], %(met_ids)s::text[], %(met_created)s::bigint[], %(met_states)s::text[],
             %(met_versions)s::text[]) AS met (topic, message_id, created_us, state, row_version)
         GROUP BY 1, 2) g WHERE g.topic = k.topic AND g.message_id = k.message_id) s ON true
+    LEFT JOIN unnest(%(numbered_topics)s::text[], %(numbered_ids)s::text[], %(statuses)s::text[], %(send_counts)s::integer[],
+            %(refusals)s::integer[], %(max_sends)s::integer[], %(next_checks)s::timestamptz[], %(attempted_ats)s::timestamptz[],
+            %(attempt_deadlines)s::timestamptz[], %(number_versions)s::text[])
+        AS o (topic, message_id, status, send_count, refusals, max_sends, next_check_at, attempted_at, attempt_deadline, number_version)
+        ON o.topic = k.topic AND o.message_id = k.message_id
     WHERE s.state IS NOT NULL OR m.state IS NOT NULL) f;
 
 -- name: oldest_due: since when the oldest due row is due
@@ -179,7 +253,7 @@ FROM (
             %(send_counts)s::integer[], %(next_looks)s::timestamptz[])
         AS given (topic, message_id, old_status, new_status, send_count, next_look)
     ORDER BY topic, message_id) d
-WHERE s.store = %(store)s::text AND s.topic = d.topic AND s.message_id = d.message_id AND d.send_count = 1
+WHERE s.store = %(store)s::text AND s.topic = d.topic AND s.message_id = d.message_id AND d.send_count = s.send_count
     AND (s.status = d.old_status OR (s.status = 'pending' AND d.old_status IN ('unknown_state', 'not_unique')))
     AND s.status NOT IN ('confirmed', 'voided')
     AND d.new_status IN ('pending', 'confirmed', 'exhausted', 'voided', 'no_taker', 'unknown_state', 'not_unique')

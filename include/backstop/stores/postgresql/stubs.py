@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -39,7 +40,7 @@ from backstop.stores.protocol import (
 )
 
 _SQL = load("backstop.stores.postgresql", "stubs.sql")
-_BY_KEY = _SQL["by_key"] + "; "
+_TABLE = re.compile(r"\b(message_stub|send_attempt)\b")
 _CHUNK = 10_000
 """Rows of one statement."""
 _PROMOTED = 20_000
@@ -57,9 +58,17 @@ class PostgresStubs:
     `sent` fills them. What became of earlier numbers is in send_attempt.
     """
 
-    def __init__(self, shard: str, url: str, patience: timedelta = STATEMENT_TIMEOUT) -> None:
-        """`patience`: so long may a statement take."""
+    def __init__(
+        self,
+        shard: str,
+        url: str,
+        patience: timedelta = STATEMENT_TIMEOUT,
+        *,
+        schema: str | None = None,
+    ) -> None:
+        """`patience`: so long may a statement take. `schema`: where the tables are; null: wherever the login finds them."""
         self._shard = shard
+        self._sql = _SQL if schema is None else _within(schema)
         self._connection = PostgresConnection(f"shard {shard}", url, statement_timeout=patience)
 
     def __repr__(self) -> str:
@@ -70,39 +79,39 @@ class PostgresStubs:
         return self._shard
 
     def clock(self) -> datetime:
-        ((now,),) = self._connection.rows(_SQL["clock"])
+        ((now,),) = self._connection.rows(self._sql["clock"])
         return now  # type: ignore[no-any-return]
 
     def count_due(self, as_of: datetime, scope: Scope, limit: int) -> int:
         values = {**scope_values(as_of, scope), "limit": limit}
-        ((number,),) = self._connection.rows(_SQL["count_due"], values)
+        ((number,),) = self._connection.rows(self._sql["count_due"], values)
         return int(number)
 
     def scan_due(
         self, as_of: datetime, scope: Scope, partitions: int
     ) -> AbstractContextManager[Scan]:
         selects = {
-            "stubs": f"{_SQL['stub_columns']} {_SQL['of_due']}",
-            "attempts": f"{_SQL['attempt_columns']} {_SQL['attempts_of_due']}",
+            "stubs": f"{self._sql['stub_columns']} {self._sql['of_due']}",
+            "attempts": f"{self._sql['attempt_columns']} {self._sql['attempts_of_due']}",
         }
         values = {**scope_values(as_of, scope), "shard": self._shard}
-        return scan(self._connection, selects, _SQL["bounds"], values, partitions)
+        return scan(self._connection, selects, self._sql["bounds"], values, partitions)
 
     def scan_window(
         self, topic: str, start: datetime, end: datetime, partitions: int
     ) -> AbstractContextManager[Scan]:
         selects = {
-            "stubs": f"{_SQL['stub_columns']} {_SQL['of_window']}",
-            "attempts": f"{_SQL['attempt_columns']} {_SQL['attempts_of_window']}",
+            "stubs": f"{self._sql['stub_columns']} {self._sql['of_window']}",
+            "attempts": f"{self._sql['attempt_columns']} {self._sql['attempts_of_window']}",
         }
         values = {"topic": topic, "created_from": start, "created_to": end, "shard": self._shard}
         return scan(
             self._connection,
             selects,
-            _SQL["window_bounds"],
+            self._sql["window_bounds"],
             values,
             partitions,
-            _SQL["window_estimate"],
+            self._sql["window_estimate"],
         )
 
     def proves(self, topic: str) -> bool:
@@ -112,12 +121,12 @@ class PostgresStubs:
         return self._connection.copy_parts(part.statements, PART_COLUMNS, part.snapshot, keep)
 
     def stub_table(self, keys: Sequence[Key]) -> Any:
-        select = f"SELECT {', '.join(STUB_COLUMNS)} FROM ({_SQL['stub_columns']} {_SQL['of_keys']}) AS found"
+        select = f"SELECT {', '.join(STUB_COLUMNS)} FROM ({self._sql['stub_columns']} {self._sql['of_keys']}) AS found"
         values = {**self._keys(keys), "shard": self._shard}
         return self._connection.copy(select, values, STUB_COLUMNS)
 
     def attempt_table(self, keys: Sequence[Key]) -> Any:
-        select = f"SELECT {', '.join(ATTEMPT_COLUMNS)} FROM ({_SQL['attempt_columns']} {_SQL['attempts_of_keys']}) AS found"
+        select = f"SELECT {', '.join(ATTEMPT_COLUMNS)} FROM ({self._sql['attempt_columns']} {self._sql['attempts_of_keys']}) AS found"
         return self._connection.copy(select, self._keys(keys), ATTEMPT_COLUMNS)
 
     def stubs(self, keys: Iterable[Key]) -> dict[Key, Stub]:
@@ -155,11 +164,11 @@ class PostgresStubs:
         }
 
     def oldest_due(self) -> datetime | None:
-        found = self._connection.rows(_SQL["oldest_due"])
+        found = self._connection.rows(self._sql["oldest_due"])
         return found[0][0] if found else None
 
     def recorded_between(self, start: datetime, end: datetime) -> dict[str, Recorded]:
-        found = self._connection.rows(_SQL["recorded_between"], {"start": start, "end": end})
+        found = self._connection.rows(self._sql["recorded_between"], {"start": start, "end": end})
         return {topic: Recorded(*numbers) for topic, *numbers in found}
 
     def attempts(self, keys: Iterable[Key]) -> dict[Key, list[Attempt]]:
@@ -183,7 +192,7 @@ class PostgresStubs:
         return found
 
     def lives(self, topic: str) -> set[Life]:
-        return {Life(*row) for row in self._connection.rows(_SQL["lives"], {"topic": topic})}
+        return {Life(*row) for row in self._connection.rows(self._sql["lives"], {"topic": topic})}
 
     def neighbours(self, keys: Iterable[Key]) -> dict[Key, Neighbours]:
         return {
@@ -194,7 +203,9 @@ class PostgresStubs:
         self, topic: str, ordering_key: str, after: str | None, limit: int
     ) -> list[str]:
         values = {"topic": topic, "ordering_key": ordering_key, "after": after, "limit": limit}
-        return [message_id for (message_id,) in self._connection.rows(_SQL["open_in_line"], values)]
+        return [
+            message_id for (message_id,) in self._connection.rows(self._sql["open_in_line"], values)
+        ]
 
     def named(self, topics: Sequence[str], text: str, limit: int) -> list[tuple[Key, str]]:
         return self._search("named", topics, text, limit)
@@ -216,7 +227,7 @@ class PostgresStubs:
                 (str(round(SEARCH_TIMEOUT.total_seconds() * 1000)),),
             )
             cursor.execute(
-                _SQL[query], {"topics": list(topics), "text": text, "limit": limit, **values}
+                self._sql[query], {"topics": list(topics), "text": text, "limit": limit, **values}
             )
             return cursor.fetchall()
 
@@ -229,7 +240,7 @@ class PostgresStubs:
         if not self._connection.storable_keys([key]):
             return []
         values = {**key._asdict(), "limit": limit, "most_bytes": most_bytes}
-        found = self._connection.rows(_SQL["contents_beside"], values)
+        found = self._connection.rows(self._sql["contents_beside"], values)
         return [bytes(content) for (content,) in found]
 
     def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
@@ -250,6 +261,10 @@ class PostgresStubs:
             )
         if not claims:
             return {}
+        return self._connection.run(lambda cursor: self.claim_within(cursor, claims))
+
+    def claim_within(self, cursor: Cursor, claims: Sequence[Claim]) -> dict[Key, Message]:
+        """`claim` in the caller's transaction; each key once."""
         names = (
             "topics",
             "message_ids",
@@ -285,7 +300,9 @@ class PostgresStubs:
             place = terms.place(token, to, seconds, sends, refusals, only_when_due, broker)
             rows.append((*key, number, next_check, requested_by, place))
         values = {**columns(rows, names), "terms": terms.text()}
-        return dict(map(_published, self._rows_after_recovery(_BY_KEY + _SQL["claim"], values)))
+        self._recover_late(cursor, values)
+        cursor.execute(self._sql["by_key"] + "; " + self._sql["claim"], values)
+        return dict(map(_published, cursor.fetchall()))
 
     def settle(self, settlements: Sequence[Settlement]) -> set[Key]:
         if not settlements:
@@ -320,22 +337,24 @@ class PostgresStubs:
             )
             rows.append((*key, number, at.queue_id, at.offset, broker_message_id, place))
         return self._changed(
-            _BY_KEY + _SQL["settle"], {**columns(rows, names), "terms": terms.text()}
+            self._sql["by_key"] + "; " + self._sql["settle"],
+            {**columns(rows, names), "terms": terms.text()},
         )
 
     def recover(self, limit: int, max_send_seconds: float | None = None) -> list[Key]:
         values = {"limit": limit, "max_send_seconds": max_send_seconds}
         return [
-            Key(*row) for row in self._connection.rows(f"{_SQL['late']} {_SQL['recover']}", values)
+            Key(*row)
+            for row in self._connection.rows(f"{self._sql['late']} {self._sql['recover']}", values)
         ]
 
     def late(self, after: Key, limit: int) -> list[Key]:
         values = {"after_topic": after.topic, "after_id": after.message_id, "limit": limit}
-        return [Key(*row) for row in self._connection.rows(_SQL["late_behind"], values)]
+        return [Key(*row) for row in self._connection.rows(self._sql["late_behind"], values)]
 
     def recover_of(self, keys: Sequence[Key], max_send_seconds: float) -> list[Key]:
         values = {**columns(keys, ("topics", "message_ids")), "max_send_seconds": max_send_seconds}
-        statement = f"{_SQL['late_of_keys']} {_SQL['recover']}"
+        statement = f"{self._sql['late_of_keys']} {self._sql['recover']}"
         return [Key(*row) for row in self._connection.rows(statement, values)]
 
     def promote(
@@ -354,8 +373,8 @@ class PostgresStubs:
 
     def _promote(self, values: Mapping[str, Any], cursor: Cursor) -> int:
         self._recover_late(cursor, values)
-        cursor.execute(_SQL["by_key"])
-        cursor.execute(_SQL["promote"], values)
+        cursor.execute(self._sql["by_key"])
+        cursor.execute(self._sql["promote"], values)
         return cursor.rowcount
 
     def raise_numbers(self, handed: Sequence[Handed]) -> set[Key]:
@@ -379,7 +398,7 @@ class PostgresStubs:
             "ats",
             "outcomes",
         )
-        return self._changed(_SQL["raise_numbers"], columns(rows, names)) if rows else set()
+        return self._changed(self._sql["raise_numbers"], columns(rows, names)) if rows else set()
 
     def reopen(self, topics: Sequence[str], since: datetime) -> int:
         reopened, after = 0, ("", "")
@@ -391,7 +410,7 @@ class PostgresStubs:
                 "after_id": after[1],
                 "limit": _CHUNK,
             }
-            found = self._connection.rows(_SQL["reopen"], values)
+            found = self._connection.rows(self._sql["reopen"], values)
             if not found:
                 return reopened
             ((number, *last),) = found
@@ -403,7 +422,7 @@ class PostgresStubs:
             "topic": key.topic,
             "message_id": key.message_id,
         }
-        return bool(self._rows_after_recovery(_SQL["void"], values))
+        return bool(self._rows_after_recovery(self._sql["void"], values))
 
     def replace_content(self, key: Key, version: int, content: bytes) -> bool:
         values = {
@@ -412,11 +431,11 @@ class PostgresStubs:
             "version": version,
             "content": content,
         }
-        return bool(self._connection.rows(_SQL["replace_content"], values))
+        return bool(self._connection.rows(self._sql["replace_content"], values))
 
     def raise_max_sends(self, key: Key, max_sends: int) -> bool:
         values = {"topic": key.topic, "message_id": key.message_id, "max_sends": max_sends}
-        return bool(self._connection.rows(_SQL["raise_max_sends"], values))
+        return bool(self._connection.rows(self._sql["raise_max_sends"], values))
 
     def check(self) -> list[Finding]:
         return check(self._connection, PRODUCER)
@@ -441,7 +460,7 @@ class PostgresStubs:
     def _by_key(self, query: str, keys: Iterable[Key], **values: Any) -> Iterator[tuple[Any, ...]]:
         # A row that cannot be read is no row; the scan shows it.
         for chunk in _chunks(self._connection.storable_keys(keys)):
-            yield from self._connection.rows_of_keys(_SQL[query], chunk, values)[0]
+            yield from self._connection.rows_of_keys(self._sql[query], chunk, values)[0]
 
     def _rows_after_recovery(
         self, statement: str, values: Mapping[str, Any]
@@ -459,7 +478,7 @@ class PostgresStubs:
     def _recover_late(self, cursor: Cursor, values: Mapping[str, Any]) -> None:
         keys = {name: values[name] for name in ("topics", "message_ids")}
         cursor.execute(
-            f"{_SQL['late_of_keys']} {_SQL['recover']}", {**keys, "max_send_seconds": 0.0}
+            f"{self._sql['late_of_keys']} {self._sql['recover']}", {**keys, "max_send_seconds": 0.0}
         )
 
     def _changed(self, statement: str, values: dict[str, Any]) -> set[Key]:
@@ -504,6 +523,12 @@ def scope_values(as_of: datetime, scope: Scope) -> dict[str, Any]:
         "created_from": scope.created_from,
         "created_to": scope.created_to,
     }
+
+
+@cache
+def _within(schema: str) -> dict[str, str]:
+    """The statements, whose tables are in this schema, whatever else the login finds by their names."""
+    return {name: _TABLE.sub(rf"{schema}.\1", text) for name, text in _SQL.items()}
 
 
 def _chunks(rows: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -1,0 +1,374 @@
+"""A lost message in another program's table is set back once, and its own relay sends it; and whatever forbids that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg2
+import pytest
+
+from backstop.evidence.sources import Sources
+from backstop.model.records import Key
+from backstop.restore.producer import restore_producer
+from backstop.stores.open import open_mapped_stubs
+from backstop.stores.protocol import Claim
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
+from rearm_world import REARMED, Repaired, make_repaired, repair_settings
+from system import build_template, system
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
+        build_template(server)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    with Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as server:
+        yield server
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def repaired(postgres: Postgres, valkey: Valkey) -> Open:
+    @contextmanager
+    def opened(name: str = "cap", level: str = "rearm", **changes: Any) -> Iterator[Repaired]:
+        with system(postgres, valkey, **repair_settings(name, level, **changes)) as running:
+            yield make_repaired(postgres, running, name, level)
+
+    return opened
+
+
+def claim_of(message_id: str, token: str, number: int = 2) -> Claim:
+    return Claim(Key("orders", message_id), number, token, None, "request 1", 2.0, 3.0, 4, 3, False)
+
+
+TOKEN = "00000000-0000-0000-0000-000000000001"
+
+
+@pytest.mark.parametrize("name", REARMED)
+def test_a_lost_message_is_set_back_once_and_its_own_relay_sends_it(
+    repaired: Open, name: str
+) -> None:
+    with repaired(name) as shop:
+        lost, under_way = shop.a_lost_one(), shop.promise()
+        shop.ask(lost)
+        assert shop.resend()["rearmed"] == 1
+        assert shop.handed_out() == {lost: (2, True)}
+        written = shop.theirs()
+
+        # While it waits for its relay, however long, nothing else happens to it.
+        for _ in range(2):
+            shop.look()
+            shop.a_minute_later()
+            assert shop.judge(lost)[lost] == ("BACKLOGGED", "ahead_of_group")
+            shop.ask(lost, number=3)
+            assert "rearmed" not in shop.resend()
+        assert shop.theirs() == written
+
+        assert sorted(shop.relay()) == sorted([lost, under_way])
+        assert sorted(shop.deliver()) == sorted([lost, under_way])
+        shop.resend()
+        assert shop.outcomes(lost) == [(1, "sent"), (2, "sent")]
+        assert shop.handed_out() == {lost: (2, False)}
+        assert (lost, 2, "sent") in shop.requests()
+        shop.look()
+        assert shop.judge(lost)[lost] == ("CONFIRMED", "consumed")
+        assert shop.relay() == [], "it was set back once"
+
+
+def test_a_copy_that_is_lost_again_is_set_back_again_within_the_budget(repaired: Open) -> None:
+    with repaired(policy={"max_sends": 2}) as shop:
+        lost = shop.a_lost_one()
+        shop.ask(lost)
+        assert shop.resend()["rearmed"] == 1
+        assert shop.relay(lose=True) == [lost]
+        shop.resend()
+        assert shop.outcomes(lost) == [(1, "sent"), (2, "sent")]
+        shop.look()
+        assert shop.judge(lost)[lost][0] in ("BACKLOGGED", "WAITING")
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        assert shop.judge(lost)[lost] == ("EXHAUSTED", "sends_used")
+        shop.ask(lost, number=3)
+        assert "rearmed" not in shop.resend()
+
+        # A person allows one more.
+        with Sources(shop.system.settings, shop.system.connections) as sources:
+            assert sources.shard("shop").raise_max_sends(Key("orders", lost), 3)
+        assert shop.judge(lost)[lost] == ("LOST", "passed_over")
+        shop.ask(lost, number=3)
+        assert shop.resend()["rearmed"] == 1
+        assert shop.relay() == [lost] and shop.handed_out() == {lost: (3, True)}
+
+
+def test_what_a_person_withdraws_is_never_set_back(repaired: Open) -> None:
+    with repaired() as shop:
+        lost, under_way = shop.a_lost_one(), shop.promise()
+        with Sources(shop.system.settings, shop.system.connections) as sources:
+            store = sources.shard("shop")
+            assert not store.void(Key("orders", under_way)), "its relay may still send it"
+            assert store.void(Key("orders", lost))
+        assert shop.judge(lost)[lost] == ("VOIDED", "stub_voided")
+        shop.ask(lost)
+        assert "rearmed" not in shop.resend()
+        shop.look()
+        assert shop.system.rows(
+            "control", "SELECT status FROM mapped_stub WHERE message_id = %s", lost
+        ) == [("voided",)]
+        assert lost not in shop.relay()
+
+
+CHANGES = {
+    "their person sends it again": 'UPDATE cap.published SET "StatusName" = \'Scheduled\' WHERE "Id" = %(id)s',
+    "any column changes": 'UPDATE cap.published SET "Retries" = "Retries" + 1 WHERE "Id" = %(id)s',
+    "it is deleted": 'DELETE FROM cap.published WHERE "Id" = %(id)s',
+}
+
+
+@pytest.mark.parametrize("change", sorted(CHANGES))
+def test_a_row_that_its_program_changes_after_it_was_judged_is_left_alone(
+    repaired: Open, change: str
+) -> None:
+    with repaired() as shop:
+        lost = shop.a_lost_one()
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
+            store.stub_table([Key("orders", lost)])
+            shop.run(CHANGES[change], id=int(lost))
+            written = shop.shown()
+            assert store.claim([claim_of(lost, TOKEN)]) == {}
+            assert shop.shown() == written, "no number, and their row as they left it"
+        # Judged anew, it waits for the copy that may be under way, or is a person's to decide.
+        shop.ask(lost)
+        assert "rearmed" not in shop.resend()
+
+
+def test_a_row_that_nobody_judged_is_left_alone(repaired: Open) -> None:
+    with repaired() as shop:
+        lost = shop.a_lost_one()
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
+            assert store.claim([claim_of(lost, TOKEN)]) == {}
+
+
+def test_a_row_in_their_own_transaction_is_left_alone(repaired: Open) -> None:
+    with repaired() as shop:
+        lost = shop.a_lost_one()
+        with (
+            open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store,
+            closing(psycopg2.connect(shop.owner)) as theirs,
+            theirs.cursor() as cursor,
+        ):
+            store.stub_table([Key("orders", lost)])
+            cursor.execute('SELECT 1 FROM cap.published WHERE "Id" = %s FOR UPDATE', (int(lost),))
+            assert store.claim([claim_of(lost, TOKEN)]) == {}
+            theirs.rollback()
+            assert set(store.claim([claim_of(lost, TOKEN)])) == {Key("orders", lost)}
+
+
+def test_two_workers_at_once_set_a_row_back_once(repaired: Open) -> None:
+    with repaired() as shop:
+        lost = shop.a_lost_one()
+        stores = [
+            open_mapped_stubs(shop.system.settings, shop.system.connections, "shop")
+            for _ in range(4)
+        ]
+        for store in stores:
+            store.stub_table([Key("orders", lost)])
+        together, taken = threading.Barrier(len(stores)), []
+
+        def work(number: int) -> None:
+            together.wait()
+            token = f"00000000-0000-0000-0000-00000000000{number}"
+            taken.extend(stores[number].claim([claim_of(lost, token)]))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(stores))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for store in stores:
+            store.close()
+        assert taken == [Key("orders", lost)]
+        assert shop.handed_out() == {lost: (2, True)} and shop.relay() == [lost]
+
+
+def test_a_copy_that_would_reach_a_group_that_takes_none_is_a_persons_to_decide(
+    repaired: Open,
+) -> None:
+    """Also where the broker can send to one group alone: their relay cannot."""
+    changes = repair_settings("cap")
+    changes["consumers"]["shipping_db"] = {"connection": "shipping_db"}
+    changes["groups"]["shipping"] = {"store": "shipping_db", "progress": "acknowledged"}
+    changes["topics"]["orders"]["groups"] = ["billing", "shipping"]
+    with repaired(**{name: changes[name] for name in ("consumers", "groups", "topics")}) as shop:
+        lost = shop.a_lost_one()
+        shop.system.log(Key("orders", lost), "shipping")
+        written = shop.shown()
+        shop.ask(lost)
+        assert "rearmed" not in shop.resend()
+        assert shop.shown() == written
+        assert shop.system.rows("control", "SELECT state, error FROM resend_request") == [
+            ("not_needed", "no_route")
+        ]
+
+
+def test_a_row_that_is_gone_is_a_persons_to_decide(repaired: Open) -> None:
+    with repaired() as shop:
+        lost = shop.a_lost_one()
+        shop.run('DELETE FROM cap.published WHERE "Id" = %(id)s', id=int(lost))
+        shop.look()
+        shop.a_minute_later()
+        assert shop.judge(lost)[lost] == ("EXHAUSTED", "sends_used")
+        with Sources(shop.system.settings, shop.system.connections) as sources:
+            assert not sources.shard("shop").raise_max_sends(Key("orders", lost), 9)
+        shop.ask(lost)
+        assert "rearmed" not in shop.resend()
+
+
+def test_a_row_that_is_deleted_while_it_waits_ends_its_number(repaired: Open) -> None:
+    with repaired() as shop:
+        lost = shop.a_lost_one()
+        shop.ask(lost)
+        shop.resend()
+        shop.run('DELETE FROM cap.published WHERE "Id" = %(id)s', id=int(lost))
+        shop.resend()
+        assert shop.outcomes(lost) == [(1, "sent"), (2, "unknown")]
+        shop.look()
+        assert shop.judge(lost)[lost][0] in ("BACKLOGGED", "WAITING"), (
+            "it may have been sent before"
+        )
+
+
+def test_a_trigger_that_keeps_the_row_as_it_is_costs_no_number(repaired: Open) -> None:
+    with repaired() as shop:
+        lost = shop.a_lost_one()
+        shop.run(
+            "CREATE FUNCTION stay() RETURNS trigger LANGUAGE plpgsql AS"
+            ' $$ BEGIN NEW."StatusName" = OLD."StatusName"; RETURN NEW; END $$;'
+            " CREATE TRIGGER stay BEFORE UPDATE ON cap.published FOR EACH ROW EXECUTE FUNCTION stay()"
+        )
+        shop.ask(lost)
+        with pytest.raises(Exception, match="does not take `rearm`"):
+            shop.resend()
+        assert shop.handed_out() == {} and shop.relay() == []
+
+
+def test_an_overlay_that_was_restored_hands_no_number_out_twice(repaired: Open) -> None:
+    with repaired() as shop:
+        lost = shop.a_lost_one()
+        shop.ask(lost)
+        shop.resend()
+        shop.relay(lose=True)
+        shop.resend()
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        assert shop.judge(lost)[lost] == ("LOST", "passed_over")
+        # A dump of the overlay from before, beside their table as it is.
+        shop.run("DELETE FROM backstop_overlay.message_stub")
+        shop.look()
+        shop.a_minute_later()
+        written = shop.theirs()
+        for number in (2, 3):
+            shop.ask(lost, number=number)
+            assert "rearmed" not in shop.resend()
+        assert shop.theirs() == written and shop.relay() == []
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
+            (bad,) = [one for one in store.check() if not one.good]
+            assert bad.subject == "shard shop: overlay numbers"
+            assert "1 numbers" in bad.says and "backstop restore producer shop" in bad.do
+
+        shop.system.rows(
+            "control", "INSERT INTO pause (topic, paused_by, why) VALUES ('*', 'me', 'restored')"
+        )
+        shop.system.rows("control", "DELETE FROM duty_lease")
+        shop.system.rows(
+            "control",
+            "UPDATE resend_request SET claim_deadline = now() - interval '1 s' WHERE state = 'claimed'",
+        )
+        with closing(shop.system.control()) as control:
+            ((since,),) = shop.system.rows("control", "SELECT now() - interval '1 hour'")
+            restored = restore_producer(
+                shop.system.settings, shop.system.connections, control, "shop", since
+            )
+        assert restored["raised"] == 1
+        shop.system.rows("control", "DELETE FROM pause")
+        assert shop.handed_out() == {lost: (2, False)}
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
+            assert all(one.good for one in store.check())
+
+
+def test_the_login_may_do_what_its_level_needs_and_nothing_else(repaired: Open) -> None:
+    with repaired() as shop:
+        assert shop.can_write('UPDATE cap.published SET "Retries" = 0')
+        assert not shop.can_write('UPDATE cap.published SET "Content" = NULL')
+        assert not shop.can_write("DELETE FROM cap.published")
+        assert not shop.can_write("UPDATE cap.received SET \"StatusName\" = 'Succeeded'")
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
+            assert [one for one in store.check() if not one.good] == []
+        lost = shop.a_lost_one()
+        shop.run(
+            f'REVOKE UPDATE ("Retries", "ExpiresAt") ON cap.published FROM {shop.database};'
+            f" REVOKE INSERT ON backstop_overlay.send_attempt FROM {shop.database}"
+        )
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
+            (bad,) = [one for one in store.check() if not one.good]
+        for missing in ("send_attempt", "cap.published.Retries", "cap.published.ExpiresAt"):
+            assert missing in bad.says, "every reason is named"
+        shop.ask(lost)
+        with pytest.raises(Exception, match="denied"):
+            shop.resend()
+        assert shop.handed_out() == {} and shop.relay() == []
+
+
+def test_a_copy_by_backstop_has_their_content_and_their_header(repaired: Open) -> None:
+    with repaired(level="publish") as shop:
+        content = '{"Headers": {"cap-msg-id": "?", "cap-msg-name": "orders", "n": 1}, "Value": {"b": 1.50,  "a": "\u00fc"}}'
+        lost = shop.a_lost_one()
+        assert not shop.can_write('UPDATE cap.published SET "Retries" = 0'), "it only reads there"
+        shop.run(
+            'UPDATE cap.published SET "Content" = %(content)s WHERE "Id" = %(id)s',
+            content=content,
+            id=int(lost),
+        )
+        shop.look()
+        shop.a_minute_later()
+        written = shop.theirs()
+        shop.ask(lost)
+        assert shop.resend()["published"] == 1
+        assert shop.theirs() == written
+        (copy,) = shop.system.consume("billing")
+        assert copy.key == Key("orders", lost)
+        assert copy.content.decode() == '{"b": 1.50,  "a": "\u00fc"}', "as it is written there"
+        assert (copy.headers["cap-msg-id"], copy.headers["n"]) == (lost, "1")
+        assert shop.outcomes(lost) == [(1, "sent"), (2, "sent")]
+        shop.look()
+        shop.a_minute_later()
+        assert shop.judge(lost)[lost] == ("LOST", "passed_over")
+
+        # Sent again by a person on the library's own page: that copy is under way, and no number is spent.
+        shop.run(CHANGES["their person sends it again"], id=int(lost))
+        assert shop.judge(lost)[lost] == ("BACKLOGGED", "ahead_of_group")
+        shop.look()
+        assert shop.judge(lost)[lost] == ("BACKLOGGED", "ahead_of_group")
+        shop.ask(lost, number=3)
+        assert "published" not in shop.resend()
+
+
+def test_at_level_overlay_nothing_is_sent(repaired: Open) -> None:
+    observe = {"orders": {"broker": "embedded", "groups": ["billing"], "mode": "observe"}}
+    with repaired(level="overlay", topics=observe) as shop:
+        lost = shop.a_lost_one()
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
+            store.stub_table([Key("orders", lost)])
+            assert store.claim([claim_of(lost, TOKEN)]) == {}
+            assert store.void(Key("orders", lost))
+        assert shop.judge(lost)[lost] == ("VOIDED", "stub_voided")
