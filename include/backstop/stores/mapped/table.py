@@ -148,6 +148,10 @@ def open_table(subject: str, url: str, mapping: StubMapping | LogMapping) -> Tab
         from backstop.stores.mapped.mysql import MysqlTable
 
         return MysqlTable(subject, url)
+    if mapping.dialect == "mongodb":
+        from backstop.stores.mapped.mongodb import MongoTable
+
+        return MongoTable(subject, url)
     from backstop.stores.mapped.postgresql import PostgresTable
 
     return PostgresTable(subject, url)
