@@ -165,13 +165,14 @@ class MongoConnection:
         from pymongo.uri_parser import parse_uri
 
         problem = "it is not a MongoDB database"
+        not_understood: tuple[type[BaseException], ...] = (*_errors(pymongo), ValueError)
         if self._url.startswith(("mongodb://", "mongodb+srv://")):
             try:
                 parsed: Mapping[str, Any] = parse_uri(self._url, warn=False)
                 if parsed["database"] and not parsed["options"].get("loadBalanced"):
                     return parsed
                 problem = "it names no database, or a load balancer"
-            except (*_errors(pymongo), ValueError):
+            except not_understood:
                 problem = "its address or one of its options is not understood"
         raise StoreUnavailable(
             f"The connection of {self.subject} cannot be used: {problem}.",
