@@ -14,7 +14,7 @@ from uuid import UUID
 
 import pytest
 from bson import Binary, Decimal128, Int64, ObjectId
-from pymongo import MongoClient, monitoring
+from pymongo import monitoring
 
 from backstop.client import record
 from backstop.config.mapped import LogMapping, StubMapping
@@ -28,7 +28,7 @@ from backstop.stores.postgresql import scan
 from backstop_lab.servers.mongodb import MongoServer
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from mapped_world import ON_MONGODB, Mapped, make_mapped, settings_of
+from mapped_world import ON_MONGODB, Mapped, connect_mongodb, make_mapped, settings_of
 from system import build_template, system
 
 Open = Callable[..., Any]
@@ -69,7 +69,7 @@ def mapped(postgres: Postgres, valkey: Valkey, mongodb: MongoServer) -> Open:
 @contextmanager
 def played(server: MongoServer, **answers: Any) -> Iterator[Callable[..., None]]:
     """The server answers these commands so, until the end; what is given may be called with others."""
-    with closing(MongoClient(server.url("admin"), directConnection=True)) as client:
+    with closing(connect_mongodb(server, "admin")) as client:
 
         def play(**others: Any) -> None:
             client.admin.command("playAnswers", others)
@@ -323,7 +323,7 @@ def test_a_collection_that_is_gone_or_made_anew_denies_nothing(
             "No primary|not a primary",
         ),
         ({"msg": "isdbgrid"}, "a router"),
-        ({"topologyVersion": {}}, "does not say since when it runs"),
+        ({"topologyVersion": None}, "does not say since when it runs"),
         ({"electionId": None}, "by which election"),
     ],
 )
@@ -539,7 +539,7 @@ def test_a_scan_by_ranges_of_the_id_finds_what_is_done_and_nothing_else(
 
 
 def test_nothing_is_recorded_or_guarded_in_mongodb(mongodb: MongoServer) -> None:
-    with closing(MongoClient(mongodb.url("shop"))) as client:
+    with closing(connect_mongodb(mongodb, "shop")) as client:
         for given in (client, client["shop"]):
             with pytest.raises(ContractBroken, match="MongoDB is only read"):
                 record(given, "orders", b"x", message_id="m")

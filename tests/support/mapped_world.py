@@ -505,7 +505,7 @@ def make_mapped(
     name = f"theirs_{uuid.uuid4().hex[:10]}"
     if isinstance(server, MongoServer):
         running.urls["shop"] = server.url(name)
-        shop = Mapped(running, library, name, MongoClient(server.url(name)))
+        shop = Mapped(running, library, name, connect_mongodb(server, name))
         shop.run(library.tables)
         return shop
     assert isinstance(library.tables, str)
@@ -541,6 +541,11 @@ def _make_on_mariadb(server: MariaDB, running: System, library: Library, name: s
             cursor.execute(f"GRANT SELECT ON {schema}.* TO {name}@'{LOOPBACK}'")
     running.urls["shop"] = server.url(name, name)
     return Mapped(running, library, name, server)
+
+
+def connect_mongodb(server: MongoServer, database: str) -> MongoClient[Any]:
+    """As the other program; the server does not hold back an answer until something changes, so it is not asked to."""
+    return MongoClient(server.url(database), directConnection=True, serverMonitoringMode="poll")
 
 
 def connect_mariadb(server: MariaDB, database: str, user: str = "admin") -> Any:

@@ -6,8 +6,8 @@ import de.bwaldvogel.mongo.bson.Document;
 import de.bwaldvogel.mongo.bson.ObjectId;
 import de.bwaldvogel.mongo.wire.message.MongoMessage;
 import io.netty.channel.Channel;
+import java.util.IdentityHashMap;
 import java.util.Map;
-import java.util.WeakHashMap;
 import java.util.function.Supplier;
 
 /**
@@ -19,7 +19,7 @@ public final class MongoInMemory extends MemoryBackend {
     private static final int WIRE_VERSION = 9;
 
     private final ObjectId life = new ObjectId();
-    private final Map<Object, ObjectId> collections = new WeakHashMap<>();
+    private final Map<Object, ObjectId> collections = new IdentityHashMap<>();
     private volatile Document played = new Document();
 
     @Override

@@ -222,7 +222,7 @@ class MongoConnection:
 
 def _identity(hello: Mapping[str, Any]) -> tuple[str | None, str]:
     """(why what this server lacks is not absent; null: it is a primary that says which life of which server it is, that life)."""
-    process = hello.get("topologyVersion", {}).get("processId")
+    process = (hello.get("topologyVersion") or {}).get("processId")
     names = [hello.get("setName"), hello.get("me"), hello.get("electionId"), process]
     life = " ".join(str(name or "-") for name in names)
     if hello.get("msg") == "isdbgrid" or "serviceId" in hello:
