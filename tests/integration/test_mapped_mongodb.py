@@ -18,8 +18,11 @@ from pymongo import monitoring
 
 from backstop.client import record
 from backstop.config.mapped import LogMapping, StubMapping
+from backstop.evidence.sources import Sources
 from backstop.model.errors import ContractBroken, StoreUnavailable
 from backstop.model.records import Key
+from backstop.reconcile.look_at_mapped import look_at_mapped
+from backstop.runs.run import close_run, open_run
 from backstop.sql.connection import PostgresConnection
 from backstop.stores.mapped.mongodb import MongoTable
 from backstop.stores.mapped.mongodb_connection import MongoConnection
@@ -29,11 +32,12 @@ from backstop_lab.servers.mongodb import MongoServer
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from mapped_world import ON_MONGODB, Mapped, connect_mongodb, make_mapped, settings_of
-from system import build_template, system
+from system import System, build_template, system
 
 Open = Callable[..., Any]
 LOWER = "0f8fad5b-d9cb-469f-a165-70867728950e"
 OBJECT_ID = "65f1a2b3c4d5e6f708192a3b"
+CONNECT_TIMEOUT = "backstop.stores.mapped.mongodb_connection.CONNECT_TIMEOUT"
 
 
 @pytest.fixture(scope="module")
@@ -393,9 +397,24 @@ def test_an_election_while_it_was_read_counts_for_nothing(mongodb: MongoServer) 
         assert connection.run(lambda server: server.replica_set) == "rs0"
 
 
+def missed_by_a_look(running: System) -> list[str]:
+    """What a run's look could not read."""
+    with closing(running.control()) as control:
+        run = open_run(control, "reconcile", "*", running.settings)
+        with Sources(running.settings, running.connections) as sources:
+            counts = look_at_mapped(running.settings, running.connections, control, run, sources)
+            missed = [*sources.unreachable]
+        close_run(control, run, "done", counts)
+    return missed
+
+
 def test_a_restart_forgets_what_looks_would_have_met_and_what_a_scan_confirmed(
-    postgres: Postgres, valkey: Valkey, tmp_path_factory: pytest.TempPathFactory
+    postgres: Postgres,
+    valkey: Valkey,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(CONNECT_TIMEOUT, timedelta(seconds=2))
     library = ON_MONGODB["practice"]
     with (
         MongoServer(tmp_path_factory.mktemp("restarted")) as server,
@@ -420,6 +439,7 @@ def test_a_restart_forgets_what_looks_would_have_met_and_what_a_scan_confirmed(
             server.stop()
             with pytest.raises(StoreUnavailable):
                 logs.continues(lineage)
+            assert missed_by_a_look(running) == ["shard shop"], "and nothing else fails with it"
             server.start()
             shop.run(library.tables)
             assert not logs.continues(lineage)
@@ -444,9 +464,7 @@ def test_a_restart_forgets_what_looks_would_have_met_and_what_a_scan_confirmed(
 def test_what_keeps_it_from_answering_is_said_without_the_password(
     url: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "backstop.stores.mapped.mongodb_connection.CONNECT_TIMEOUT", timedelta(seconds=0.2)
-    )
+    monkeypatch.setattr(CONNECT_TIMEOUT, timedelta(seconds=0.2))
     connection = MongoConnection("shard shop", url)
     with pytest.raises(StoreUnavailable, match=says) as caught:
         connection.run(lambda server: server.now)
