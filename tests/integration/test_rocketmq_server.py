@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import rocketmq_admin
-from backstop_lab.servers.fetch_rocketmq import HOME, installed, locked
+from backstop_lab.servers.fetch_from_maven import locked
+from backstop_lab.servers.fetch_rocketmq import HOME, LOCK, installed
 from backstop_lab.servers.ports import LOOPBACK
 from rocketmq_admin import Refused
 from rocketmq_java import JavaPeer
@@ -56,8 +57,8 @@ def listening(pid: int) -> list[str]:
 
 def test_the_jars_are_exactly_those_that_the_lock_names() -> None:
     assert installed()
-    assert {jar.name for jar in HOME.glob("*.jar")} == {jar.file for jar in locked()}
-    assert all(len(jar.sha256) == 64 for jar in locked())
+    assert {jar.name for jar in HOME.glob("*.jar")} == {jar.file for jar in locked(LOCK)}
+    assert all(len(jar.sha256) == 64 for jar in locked(LOCK))
 
 
 def test_every_port_of_the_server_is_on_the_loopback(shared_rocketmq: RocketMQ) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import psycopg2
 import pymysql
+from pymongo import MongoClient
 
 from backstop.evidence.judge_by_key import Judge, Judged
 from backstop.evidence.sources import Sources
@@ -19,8 +20,11 @@ from backstop.reconcile.look_at_mapped import look_at_mapped, prove_mapped_logs
 from backstop.runs.run import close_run, open_run
 from backstop.stores.open import open_mapped_stubs
 from backstop.stores.protocol import StubOutcome
+from backstop_lab.servers.mongodb import MongoServer
 from backstop_lab.servers.ports import LOOPBACK
 from backstop_lab.servers.postgres import Postgres
+from mapped_library import EXTERNALIZER, LISTENER, Library, Statement
+from mapped_on_mongodb import ON_MONGODB
 from mariadb import PASSWORD, MariaDB
 from system import System
 
@@ -53,28 +57,6 @@ CREATE TABLE message_stub ("messageId" varchar(64) PRIMARY KEY, content text, co
     "resendTime" timestamp, created timestamp);
 CREATE TABLE inbox (message_id text, state text, at timestamptz DEFAULT now());
 """
-EXTERNALIZER = "org.example.Externalizer"
-
-
-@dataclass(frozen=True)
-class Library:
-    """How one library's tables are made, filled and mapped."""
-
-    tables: str
-    producer: Mapping[str, Any]
-    consumer: Mapping[str, Any]
-    promise: str
-    """Inserts a row that is not sent: %(id)s."""
-    send: str
-    """Marks it sent."""
-    receive: str
-    """What the consumer has at receipt; empty: nothing before it is done."""
-    finish: str
-    """What it has when the work is done."""
-    id_of: Callable[[int], str] = str
-    words: Mapping[str, str] = field(default_factory=dict)
-    """What a test's own statements name in braces, as this server has it."""
-    server: str = "postgresql"
 
 
 LIBRARIES: dict[str, Library] = {
@@ -215,7 +197,7 @@ CREATE TABLE message_stub ("messageId" varchar(64) PRIMARY KEY, content text, co
 CREATE TABLE inbox (message_id varchar(255), state varchar(20), at timestamp(6) DEFAULT CURRENT_TIMESTAMP(6), INDEX (message_id))
     ENGINE=InnoDB DEFAULT CHARSET=utf8mb4;
 """
-DEDUP_LISTENER = """
+DEDUPLISTENER = """
 CREATE TABLE t_rocketmq_dedup (application_name varchar(255) NOT NULL, topic varchar(255) NOT NULL, tag varchar(16) NOT NULL,
     msg_uniq_key varchar(255) NOT NULL, status varchar(16) NOT NULL, expire_time bigint(20) NOT NULL,
     UNIQUE KEY uniq_key (application_name, topic, tag, msg_uniq_key) USING BTREE) ENGINE=InnoDB DEFAULT CHARSET=utf8
@@ -232,7 +214,6 @@ _ARCHIVING = (
     " 'COMPLETED', 1, NULL FROM EVENT_PUBLICATION WHERE LISTENER_ID = '{listener}' AND {event};"
     " DELETE FROM EVENT_PUBLICATION WHERE LISTENER_ID = '{listener}' AND {event}"
 )
-_LISTENER = "org.example.Billing.on"
 
 
 def _on_mysql(
@@ -293,16 +274,16 @@ ON_MARIADB: dict[str, Library] = {
         MODULITH_MYSQL,
         _PUBLICATION.format(listener=EXTERNALIZER),
         _COMPLETION.format(listener=EXTERNALIZER, event=_EVENT),
-        _PUBLICATION.format(listener=_LISTENER),
-        _COMPLETION.format(listener=_LISTENER, event=_EVENT),
+        _PUBLICATION.format(listener=LISTENER),
+        _COMPLETION.format(listener=LISTENER, event=_EVENT),
     ),
     "modulith_archive": _on_mysql(
         "modulith_archive",
         MODULITH_MYSQL,
         _PUBLICATION.format(listener=EXTERNALIZER),
         _ARCHIVING.format(listener=EXTERNALIZER, event=_EVENT),
-        _PUBLICATION.format(listener=_LISTENER),
-        _ARCHIVING.format(listener=_LISTENER, event=_EVENT),
+        _PUBLICATION.format(listener=LISTENER),
+        _ARCHIVING.format(listener=LISTENER, event=_EVENT),
     ),
     "eventuate": _on_mysql(
         "eventuate",
@@ -315,7 +296,7 @@ ON_MARIADB: dict[str, Library] = {
     "practice": _PRACTICE,
     "dedup_listener": replace(
         _PRACTICE,
-        tables=PRACTICE_MYSQL + DEDUP_LISTENER,
+        tables=PRACTICE_MYSQL + DEDUPLISTENER,
         consumer={
             "dialect": "mysql",
             "preset": "dedup_listener",
@@ -326,7 +307,9 @@ ON_MARIADB: dict[str, Library] = {
         id_of=lambda number: f"m-{number}:%é",
     ),
 }
-SERVERS = {"postgresql": LIBRARIES, "mariadb": ON_MARIADB}
+
+
+SERVERS = {"postgresql": LIBRARIES, "mariadb": ON_MARIADB, "mongodb": ON_MONGODB}
 
 
 OUTBOX = """
@@ -355,11 +338,18 @@ class Mapped:
     library: Library
     database: str
     owner: Any
-    """PostgreSQL's URL, or the server of MariaDB."""
+    """PostgreSQL's URL, the server of MariaDB, or a client of MongoDB's."""
     numbers: int = 100
 
-    def run(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+    def act(self, name: str, **values: Any) -> None:
+        """What the other program, or its people, do besides: of its `acts`."""
+        self.run(self.library.acts[name], **values)
+
+    def run(self, statement: Statement, **values: Any) -> list[tuple[Any, ...]]:
         """One committed statement of the other program; {words} as its server has them."""
+        if not isinstance(statement, str):
+            statement(self.owner[self.database], **values)
+            return []
         for word, here in self.library.words.items():
             statement = statement.replace("{" + word + "}", here)
         if isinstance(self.owner, MariaDB):
@@ -478,6 +468,13 @@ class Mapped:
 
     def shown(self) -> list[tuple[Any, ...]]:
         """Every row of the other program's tables, with the transaction that wrote it where the server keeps that."""
+        if isinstance(self.owner, MongoClient):
+            theirs_now = self.owner[self.database]
+            return [
+                (name, repr(document))
+                for name in sorted(theirs_now.list_collection_names())
+                for document in sorted(theirs_now[name].find(), key=repr)
+            ]
         if isinstance(self.owner, MariaDB):
             theirs = self.run(
                 "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA IN (%(mine)s, 'eventuate')"
@@ -500,9 +497,18 @@ class Mapped:
         ]
 
 
-def make_mapped(server: Postgres | MariaDB, running: System, library: Library) -> Mapped:
-    """Makes the database with the library's tables and a login that may only read; the system's connection `shop` is that."""
+def make_mapped(
+    server: Postgres | MariaDB | MongoServer, running: System, library: Library
+) -> Mapped:
+    """Makes the database with the library's tables and a login that may only read (on MongoDB there are no logins); the system's
+    connection `shop` is that."""
     name = f"theirs_{uuid.uuid4().hex[:10]}"
+    if isinstance(server, MongoServer):
+        running.urls["shop"] = server.url(name)
+        shop = Mapped(running, library, name, connect_mongodb(server, name))
+        shop.run(library.tables)
+        return shop
+    assert isinstance(library.tables, str)
     if isinstance(server, MariaDB):
         return _make_on_mariadb(server, running, library, name)
     server.create_database(name)
@@ -522,6 +528,7 @@ def make_mapped(server: Postgres | MariaDB, running: System, library: Library) -
 
 
 def _make_on_mariadb(server: MariaDB, running: System, library: Library, name: str) -> Mapped:
+    assert isinstance(library.tables, str)
     with closing(connect_mariadb(server, "dedup")) as connection, connection.cursor() as cursor:
         cursor.execute("DROP DATABASE IF EXISTS eventuate")
         cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
@@ -534,6 +541,11 @@ def _make_on_mariadb(server: MariaDB, running: System, library: Library, name: s
             cursor.execute(f"GRANT SELECT ON {schema}.* TO {name}@'{LOOPBACK}'")
     running.urls["shop"] = server.url(name, name)
     return Mapped(running, library, name, server)
+
+
+def connect_mongodb(server: MongoServer, database: str) -> MongoClient[Any]:
+    """As the other program; the server does not hold back an answer until something changes, so it is not asked to."""
+    return MongoClient(server.url(database), directConnection=True, serverMonitoringMode="poll")
 
 
 def connect_mariadb(server: MariaDB, database: str, user: str = "admin") -> Any:

@@ -102,6 +102,17 @@ def test_an_unknown_connection_says_where_it_was_looked_for() -> None:
             },
             "mysql://me:p%40ss%2Fw%3Ard%20%2525@h:3306/db?ssl_ca=%2Fca.pem",
         ),
+        (
+            {
+                "conn_type": "mongo",
+                "host": "h",
+                "login": "me",
+                "password": PASSWORD,
+                "schema": "db",
+                "extra": {"srv": True, "ssl": True, "allow_insecure": False},
+            },
+            "mongodb+srv://me:p%40ss%2Fw%3Ard%20%2525@h/db?ssl=true",
+        ),
     ],
 )
 def test_airflows_json_form_becomes_a_url(
@@ -127,6 +138,11 @@ def test_airflows_json_form_becomes_a_url(
             "postgresql://me:x@h/db?sslmode=verify-full",
         ),
         ("mariadb://me:x@h/db?charset=utf8&ssl_ca=/ca.pem", "mysql://me:x@h/db?ssl_ca=%2Fca.pem"),
+        (
+            "mongodb://me:x@a:27017,b:27018/db?replicaSet=rs0&readPreference=secondary",
+            "mongodb://me:x@a:27017,b:27018/db?replicaSet=rs0",
+        ),
+        ("mongo://me:x@h:1/db?tls=true", "mongodb://me:x@h:1/db?tls=true"),
         ("redis://:x@h:1/2", "redis://:x@h:1/2"),
         ("https://hooks.example/x?y=z", "https://hooks.example/x?y=z"),
     ],

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-TRIED = ("platform", "quality", "spark", "alerts", "airflow", "mysql", "otlp")
+TRIED = ("platform", "quality", "spark", "alerts", "airflow", "mysql", "mongodb", "otlp")
 DECLARED = {
     one.name: one
     for text in (

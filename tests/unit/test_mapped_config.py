@@ -99,6 +99,26 @@ def test_a_preset_fills_in_what_is_not_written_beside_it() -> None:
             "captured tables in PostgreSQL alone",
         ),
         ([("producers/shop/mapping/slot", "s")], "captured"),
+        ([("producers/shop/kind", "mongodb")], "MongoDB is only read"),
+        ([("consumers/billing_db/kind", "mongodb")], "MongoDB is only read"),
+        ([("producers/shop/mapping/dialect", "mongodb")], "one of modulith, practice, or none"),
+        ([("consumers/billing_db/mapping/dialect", "mongodb")], "one of modulith, or none"),
+        ([("producers/shop/mapping/changes", ["Retries"])], "with dialect: mongodb alone"),
+        (
+            [
+                (
+                    "producers/shop/mapping",
+                    {
+                        "preset": "practice",
+                        "dialect": "mongodb",
+                        "topics": ["orders"],
+                        "times": "local",
+                        "time_zone": "UTC",
+                    },
+                )
+            ],
+            "a date of MongoDB is an instant",
+        ),
         (
             [
                 ("producers/shop/kind", "captured"),
@@ -307,6 +327,28 @@ def test_a_local_time_becomes_the_instant_that_its_zone_says() -> None:
     assert utc_micros(None, berlin) is None
     for text in ("1000-01-01 00:00+00:00", "9999-12-31 23:59+00:00"):
         assert isinstance(utc_micros(micros(text), berlin), int)
+
+
+def test_a_preset_of_mongodb_has_its_fields_and_none_of_another_database() -> None:
+    mapping = {"preset": "practice", "dialect": "mongodb", "topics": ["orders"]}
+    shop = from_mapping(changed(("producers/shop/mapping", mapping))).producers["shop"].mapping
+    assert shop is not None and (shop.times, shop.sent_when_set) == ("instant", "offset")
+    assert shop.changes == ("offset", "count", "status", "resendTime")
+    events = {"preset": "modulith", "dialect": "mongodb", "message_id": "event.orderId"}
+    for at, more in (("producers/shop", {"topics": ["orders"]}), ("consumers/billing_db", {})):
+        settings = from_mapping(changed((f"{at}/mapping", {**events, **more})))
+        its = (settings.producers | settings.consumers)[at.split("/")[1]].mapping  # type: ignore[operator]
+        assert its is not None and its.topic == "event._class"
+        assert its.tables == ("event_publication",)
+
+
+def test_what_older_mappings_learned_stays_known() -> None:
+    """The sixteen digits are in control databases."""
+    mappings = [
+        from_mapping(changed(("producers/shop/mapping/dialect", dialect))).producers["shop"].mapping
+        for dialect in ("postgresql", "mysql")
+    ]
+    assert [one and one.fingerprint for one in mappings] == ["7603d541e0ead4e8", "be105eec0dbdabc8"]
 
 
 def test_every_preset_is_whole_but_for_what_only_its_user_knows() -> None:

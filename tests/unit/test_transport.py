@@ -23,6 +23,9 @@ OPEN = [
     "mysql://u:p@db.example/x",
     "mysql://u:p@db.example/x?ssl_ca=/ca",
     "mysql://u:p@db.example/x?ssl_ca=/ca&ssl_verify_identity=false",
+    "mongodb://u:p@127.0.0.1,db.example/x",
+    "mongodb://u:p@db.example/x?tls=true&tlsInsecure=true",
+    "mongodb+srv://u:p@db.example/x?tls=false",
     "stomp://u:p@mq.example:61613",
     "rocketmq://a:b@one.example:9876,two.example:9876",
     "rocketmq://a:b@one.example:9876?tls=true&check_names=false",
@@ -40,6 +43,8 @@ CLOSED = [
     "redis://:p@localhost:6379/0",
     "rediss://:p@redis.example:6379/0",
     "mysql://u:p@db.example/x?ssl_ca=/ca&ssl_verify_identity=true",
+    "mongodb://u:p@a.example:27017,b.example:27017/x?tls=true&tlsCAFile=/ca",
+    "mongodb+srv://u:p@db.example/x",
     "stomp+ssl://u:p@mq.example:61614",
     "rocketmq://a:b@one.example:9876,two.example:9876?tls=true&ca=/ca",
 ]

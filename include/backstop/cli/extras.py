@@ -21,6 +21,7 @@ _EXTRAS = {
     "spark": ("pandas", "pyspark"),
     "alerts": ("apprise",),
     "mysql": ("pymysql",),
+    "mongodb": ("pymongo", "bson"),
     "otlp": ("opentelemetry",),
     "airflow": ("airflow",),
 }

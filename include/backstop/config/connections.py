@@ -26,8 +26,11 @@ _SCHEMES = {
     "rediss": "rediss",
     "mysql": "mysql",
     "mariadb": "mysql",
+    "mongo": "mongodb",
+    "mongodb": "mongodb",
+    "mongodb+srv": "mongodb+srv",
 }
-# What libpq, redis and PyMySQL understand of a connection's extra; the rest is meant for Airflow's own hooks.
+# What libpq, redis, PyMySQL and PyMongo understand of a connection's extra; the rest is meant for Airflow's own hooks.
 _PARAMETERS = {
     "postgresql": (
         "sslmode",
@@ -46,6 +49,20 @@ _PARAMETERS = {
     ),
     "redis": ("ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"),
     "mysql": ("ssl_ca", "ssl_cert", "ssl_key", "ssl_verify_cert", "ssl_verify_identity"),
+    "mongodb": (
+        "authMechanism",
+        "authMechanismProperties",
+        "authSource",
+        "compressors",
+        "replicaSet",
+        "ssl",
+        "tls",
+        "tlsAllowInvalidCertificates",
+        "tlsAllowInvalidHostnames",
+        "tlsCAFile",
+        "tlsCertificateKeyFile",
+        "tlsInsecure",
+    ),
 }
 
 Resolver = Callable[[str], str | None]
@@ -197,7 +214,8 @@ def _as_url(ref: str, value: str) -> str:
             ) from None
     try:
         parts = urlsplit(text)
-        _ = parts.port  # read to have it checked
+        if "," not in parts.netloc:
+            _ = parts.port  # read to have it checked
         extra = dict(parse_qsl(parts.query))
         # Airflow writes an extra that is more than flat text as JSON in one parameter.
         extra.update(json.loads(extra.pop("__extra__", "{}")))
@@ -224,7 +242,7 @@ def _from_json(connection: Mapping[str, Any]) -> str:
     address = f"[{host}]" if ":" in host else host
     if connection.get("port"):
         address = f"{address}:{int(connection['port'])}"
-    if scheme in ("postgresql", "mysql"):
+    if scheme in ("postgresql", "mysql", "mongodb"):
         path = quote(connection.get("schema") or "", safe="")
     else:
         path = str(int(extra.get("db", connection.get("schema") or 0)))
@@ -234,10 +252,15 @@ def _from_json(connection: Mapping[str, Any]) -> str:
 def _url(scheme: str, address: str, path: str, extra: Mapping[str, Any]) -> str:
     if scheme == "redis" and extra.get("ssl") in (True, "true", "True", "1"):
         scheme = "rediss"
-    known = _PARAMETERS["redis" if scheme == "rediss" else scheme]
-    query = urlencode(
-        {name: value for name, value in extra.items() if name in known}, quote_via=quote
-    )
+    if scheme == "mongodb" and extra.get("srv") in (True, "true", "True", "1"):
+        scheme = "mongodb+srv"
+    known = _PARAMETERS[{"rediss": "redis", "mongodb+srv": "mongodb"}.get(scheme, scheme)]
+    named = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in extra.items()
+        if name in known
+    }
+    query = urlencode(named, quote_via=quote)
     return urlunsplit((scheme, address, f"/{path}", query, ""))
 
 

@@ -122,6 +122,7 @@ STUB_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "sent_when_set": "offset",
         "rearm": {"offset": None},
         "content": "content",
+        "changes": [],
     },
 }
 LOG_PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -176,13 +177,28 @@ LOG_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "kept": "24h",
     },
 }
-_MYSQL: Mapping[str, Mapping[str, Any]] = {
-    # A dot in the name, not a schema.
-    "cap": {"tables": ["`cap.{0}`"]},
-    "modulith": {"tables": ["EVENT_PUBLICATION"]},
-    "modulith_archive": {"tables": ["EVENT_PUBLICATION", "EVENT_PUBLICATION_ARCHIVE"]},
+_OTHERWISE: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "mysql": {
+        # A dot in the name, not a schema.
+        "cap": {"tables": ["`cap.{0}`"]},
+        "modulith": {"tables": ["EVENT_PUBLICATION"]},
+        "modulith_archive": {"tables": ["EVENT_PUBLICATION", "EVENT_PUBLICATION_ARCHIVE"]},
+    },
+    # An event is a document of its own there, and names its class.
+    "mongodb": {
+        "modulith": {
+            "topic": "event._class",
+            "created_at": "publicationDate",
+            "sent_when_set": "completionDate",
+            "group": "listenerId",
+            "received_at": "publicationDate",
+            "done_at": "completionDate",
+            "done_when_set": "completionDate",
+        },
+        "practice": {"times": "instant", "changes": ["offset", "count", "status", "resendTime"]},
+    },
 }
-"""What the same libraries name otherwise in MySQL; {0}: published, or received."""
+"""What the same libraries name otherwise in other dialects; {0}: published, or received."""
 
 
 _NOT_READ = frozenset({"rearm", "content", "headers"})
@@ -192,12 +208,13 @@ _NOT_READ = frozenset({"rearm", "content", "headers"})
 class _Mapping(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    dialect: Literal["postgresql", "mysql"] = Field(
+    dialect: Literal["postgresql", "mysql", "mongodb"] = Field(
         default="postgresql", description="what its server speaks; MariaDB: mysql"
     )
     tables: tuple[_Text, ...] = Field(
         min_length=1,
-        description="the table, as schema.table; an archive of it beside it; `in backquotes` where a name has a dot",
+        description="the table, as schema.table (MongoDB: database.collection); an archive of it beside it; `in backquotes` where a "
+        "name has a dot",
     )
     message_id: _Text = Field(description="the column of the id that travels with the message")
     topic: _Text | None = Field(
@@ -208,8 +225,8 @@ class _Mapping(BaseModel):
     )
     times: Literal["instant", "local", "milliseconds"] = Field(
         default="instant",
-        description="what its times are: timestamp with time zone (MySQL: timestamp); timestamp without (MySQL: datetime; then "
-        "`time_zone`); milliseconds since 1970",
+        description="what its times are: timestamp with time zone (MySQL: timestamp; MongoDB: date, ObjectId); timestamp without "
+        "(MySQL: datetime; then `time_zone`); milliseconds since 1970",
     )
     time_zone: _Text | None = Field(
         default=None, description="the zone of times without one, for example Asia/Shanghai"
@@ -242,6 +259,10 @@ class _Mapping(BaseModel):
 
     @model_validator(mode="after")
     def _local_times_have_a_zone(self) -> Self:
+        if self.times == "local" and self.dialect == "mongodb":
+            raise PydanticCustomError(
+                "times", "instant or milliseconds: a date of MongoDB is an instant"
+            )
         if self.times == "local" and self.time_zone is None:
             raise PydanticCustomError(
                 "time_zone", "with times: local, `time_zone`: the zone that the application runs in"
@@ -251,8 +272,11 @@ class _Mapping(BaseModel):
     @property
     def fingerprint(self) -> str:
         """Sixteen hex digits that change with anything that is mapped: what was learned by another mapping is not believed."""
-        # PostgreSQL's mappings had no dialect at first, and keep what was learned by them.
-        without = {*_NOT_READ, *(["dialect"] if self.dialect == "postgresql" else [])}
+        # What was learned before there were these settings stays known.
+        without = {
+            *_NOT_READ,
+            *{"postgresql": ("dialect", "changes"), "mysql": ("changes",)}.get(self.dialect, ()),
+        }
         text = json.dumps(self.model_dump(mode="json", exclude=without), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -261,9 +285,17 @@ def _with_preset(presets: Mapping[str, Mapping[str, Any]], given: Any, part: str
     """`part`: what the library calls this one of its tables in MySQL."""
     if not isinstance(given, Mapping) or given.get("preset") not in presets:
         return given
-    other = _MYSQL.get(given["preset"], {}) if given.get("dialect") == "mysql" else {}
-    named = {name: [text.format(part) for text in texts] for name, texts in other.items()}
-    return {**presets[given["preset"]], **named, **given}
+    preset, dialect = given["preset"], given.get("dialect")
+    otherwise = _OTHERWISE.get(dialect, {}) if isinstance(dialect, str) else {}
+    if dialect == "mongodb" and preset not in otherwise:
+        says = f"with dialect: mongodb one of {', '.join(sorted(presets.keys() & otherwise.keys()))}, or none"
+        raise PydanticCustomError("preset", says)
+    named = {
+        name: [text.format(part) for text in value] if isinstance(value, list) else value
+        for name, value in otherwise.get(preset, {}).items()
+        if name in presets[preset]
+    }
+    return {**presets[preset], **named, **given}
 
 
 class StubMapping(_Mapping):
@@ -285,6 +317,10 @@ class StubMapping(_Mapping):
     unsent: _States = Field(default=(), description="states in which its relay may still send")
     sent_when_set: _Text | None = Field(
         default=None, description="in place of states: a column that is empty until it is sent"
+    )
+    changes: tuple[_Text, ...] = Field(
+        default=(),
+        description="MongoDB: fields of which one changes for good when a row is sent again, besides `sent_when_set`",
     )
     slot: _Text | None = Field(
         default=None,
@@ -323,12 +359,14 @@ class StubMapping(_Mapping):
             raise PydanticCustomError("topics", "exactly one in `topics`, where no column names it")
         if self.sent and self.state is None:
             raise PydanticCustomError("state", "with `sent`, the column `state`")
+        if self.changes and self.dialect != "mongodb":
+            raise PydanticCustomError(
+                "changes", "with dialect: mongodb alone; others keep a version"
+            )
         if self.slot is not None and self.deleted_when_sent:
             raise PydanticCustomError("slot", "one of `slot` and `deleted_when_sent`")
         if self.is_captured and self.dialect != "postgresql":
-            says = (
-                "captured tables in PostgreSQL alone: in MySQL and MariaDB map one whose rows stay"
-            )
+            says = "captured tables in PostgreSQL alone: elsewhere map one whose rows stay"
             raise PydanticCustomError("dialect", says)
         if self.is_captured:
             names = [self.message_id, self.topic or "", *self.only]

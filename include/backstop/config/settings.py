@@ -30,6 +30,7 @@ from backstop.config.policy import Policy
 from backstop.config.redelivery import redelivers_for
 from backstop.config.schedule import DEFAULTS, ON_DEMAND
 from backstop.model.errors import ConfigurationError
+from backstop.model.mongodb import READ_ALONE
 
 __all__ = [
     "BrokerSettings",
@@ -97,12 +98,20 @@ class BrokerSettings(_Frozen):
             return None  # the adapter refuses it when it is opened, with the place in the file
 
 
+def _not_mongodb(kind: Any) -> Any:
+    if kind == "mongodb":
+        raise PydanticCustomError("kind", "{why}", {"why": READ_ALONE})
+    return kind
+
+
 class StubStoreSettings(_Frozen):
     """One producer database (a shard)."""
 
-    kind: Literal["postgresql", "mapped", "captured"] = Field(
-        default="postgresql",
-        description="mapped: a table of another program, which is only read; captured: one whose rows go when sent, by a trigger",
+    kind: Annotated[Literal["postgresql", "mapped", "captured"], BeforeValidator(_not_mongodb)] = (
+        Field(
+            default="postgresql",
+            description="mapped: a table of another program, which is only read; captured: one whose rows go when sent, by a trigger",
+        )
     )
     connection: ConnectionRef
     mapping: StubMapping | None = Field(
@@ -159,7 +168,7 @@ def _why_observe(store: StubStoreSettings) -> list[str]:
 class LogStoreSettings(_Frozen):
     """One consumer database."""
 
-    kind: Literal["postgresql", "mapped"] = Field(
+    kind: Annotated[Literal["postgresql", "mapped"], BeforeValidator(_not_mongodb)] = Field(
         default="postgresql", description="mapped: a table of another program, which is only read"
     )
     connection: ConnectionRef

@@ -40,6 +40,13 @@ def open_to_others(url: str) -> str | None:
                 *_NO,
             )
             return None if checked else "write ssl_ca and ssl_verify_identity=true"
+        case "mongodb" | "mongodb+srv":
+            default = "true" if parts.scheme.endswith("srv") else "false"
+            if said.get("tls", said.get("ssl", default)) != "true":
+                return f"{NOT_ENCRYPTED}: write tls=true"
+            lax = ("tlsInsecure", "tlsAllowInvalidCertificates", "tlsAllowInvalidHostnames")
+            checked = all(said.get(name, "false") == "false" for name in lax)
+            return None if checked else "the server's certificate or name is not checked"
         case "stomp+ssl" | "https":
             return None
         case "http" | "json" | "xml" | "form":

@@ -26,6 +26,7 @@ from psycopg2.sql import Composable
 
 from backstop.model.errors import StoreUnavailable
 from backstop.model.mask_secrets import mask_secrets
+from backstop.model.mongodb import READ_ALONE
 from backstop.model.records import EARLIEST, LATEST, Key
 from backstop.sql.array_literal import array_literal
 from backstop.sql.own_session import WHAT_TO_DO, WHY, cut_line, shares_sessions
@@ -93,6 +94,10 @@ class PostgresConnection:
 
     def parameters(self) -> dict[str, str]:
         """The connection's parameters by libpq's names, the password among them. Raises StoreUnavailable."""
+        if self._url.startswith("mongodb"):
+            raise self._unavailable(
+                f"its connection is one to MongoDB; {READ_ALONE}", next_step=MAP_IT
+            )
         parameters = read_url(self._url)
         if parameters is None:
             raise self._unavailable(NOT_A_URL)
@@ -430,6 +435,7 @@ def readable(cursor: Cursor, select: str, columns: Mapping[str, str]) -> str:
     return f"SELECT {', '.join(read(name, kind) for name, kind in columns.items())} FROM ({select}) AS raw"
 
 
+MAP_IT = "Name a database of PostgreSQL's, or map the collection with kind: mapped; see docs/how-to/existing-tables.md."
 NOT_A_URL = "its connection is not a URL that PostgreSQL understands"
 
 

@@ -12,6 +12,7 @@ from contextlib import closing
 from typing import Any, Protocol
 
 from backstop.model.errors import ContractBroken
+from backstop.model.mongodb import READ_ALONE
 from backstop.sql.array_literal import array_literal
 
 _PARAMETER = re.compile(r"%\((\w+)\)s")
@@ -83,7 +84,13 @@ def in_style(style: str, statement: str, values: Mapping[str, object]) -> tuple[
 
 
 def parameter_style(connection: object) -> str:
-    """The `paramstyle` of the driver's module, found from the connection's class."""
+    """The `paramstyle` of the driver's module, found from the connection's class. Raises ContractBroken for one that has none."""
+    if type(connection).__module__.partition(".")[0] == "pymongo":
+        raise ContractBroken(
+            f"A connection to MongoDB was given: {READ_ALONE}.",
+            unaffected="Nothing was executed.",
+            next_step="Record, and guard handlers, in a database of PostgreSQL's.",
+        )
     inner = getattr(connection, "dbapi_connection", None)  # SQLAlchemy's pool
     inner = getattr(connection, "Database", inner)  # Django's wrapper names the driver's module
     declared = getattr(inner, "paramstyle", None)

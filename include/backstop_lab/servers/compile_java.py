@@ -24,8 +24,13 @@ def class_path(*folders: Path) -> str:
     return os.pathsep.join([*jars(), *_driver(), *(str(folder) for folder in folders)])
 
 
-def compiled(sources: Sequence[Path], services: dict[str, str] | None = None) -> Path:
-    """The folder of the classes of these sources; `services`: interface -> our class, as RocketMQ looks them up."""
+def compiled(
+    sources: Sequence[Path],
+    services: dict[str, str] | None = None,
+    libraries: Sequence[str] = (),
+) -> Path:
+    """The folder of the classes of these sources; `services`: interface -> our class, as RocketMQ looks them up; `libraries`: further
+    jars that they use."""
     digest = hashlib.sha256(repr(services).encode())
     for source in sources:
         digest.update(source.read_bytes())
@@ -37,7 +42,7 @@ def compiled(sources: Sequence[Path], services: dict[str, str] | None = None) ->
             with tempfile.TemporaryDirectory(dir=CLASSES) as made:
                 into = Path(made) / "whole"
                 into.mkdir()
-                _compile(sources, into)
+                _compile(sources, into, libraries)
                 (into / "META-INF" / "service").mkdir(parents=True)
                 for interface, ours in (services or {}).items():
                     (into / "META-INF" / "service" / interface).write_text(f"{ours}\n")
@@ -45,9 +50,9 @@ def compiled(sources: Sequence[Path], services: dict[str, str] | None = None) ->
     return done
 
 
-def _compile(sources: Sequence[Path], into: Path) -> None:
+def _compile(sources: Sequence[Path], into: Path, libraries: Sequence[str]) -> None:
     [compiler] = HOME.glob("ecj-*.jar")
-    path = class_path()
+    path = os.pathsep.join([*libraries, class_path()])
     made = subprocess.run(
         [
             str(java()),

@@ -73,6 +73,24 @@ class Wanted:
         return mark.exists() and mark.read_text() == self.marked
 
 
+def locked(lock: Path) -> list[Artifact]:
+    """The files that a lock names, one a line: its coordinate and its SHA-256."""
+    found = []
+    for line in lock.read_text().splitlines():
+        if not line.startswith("#"):
+            coordinate, sha256 = line.split(" ")
+            organisation, name, version, *classifier = coordinate.split(":")
+            found.append(
+                Artifact(organisation, name, version, classifier[0] if classifier else "", sha256)
+            )
+    return found
+
+
+def lock_digest(lock: Path) -> str:
+    """Stands in the mark of what was fetched by this very lock."""
+    return hashlib.sha256(lock.read_bytes()).hexdigest()
+
+
 def fetch(wanted: Wanted) -> None:
     """The folder in place: every file fetched and compared with its SHA-256."""
     KEPT.mkdir(exist_ok=True)

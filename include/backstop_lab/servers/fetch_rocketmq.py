@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from backstop_lab.run_main import run_main
-from backstop_lab.servers.fetch_from_maven import Artifact, Wanted, fetch_or_say_why
+from backstop_lab.servers.fetch_from_maven import Wanted, fetch_or_say_why, lock_digest, locked
 from backstop_lab.setup import KEPT
 
 VERSION = "5.3.3"
@@ -18,22 +17,9 @@ HOME = KEPT / "rocketmq" / VERSION
 """The jars; a server gets a folder of its own for all that it writes."""
 
 
-def locked() -> list[Artifact]:
-    found = []
-    for line in LOCK.read_text().splitlines():
-        if not line.startswith("#"):
-            coordinate, sha256 = line.split(" ")
-            organisation, name, version, *classifier = coordinate.split(":")
-            found.append(
-                Artifact(organisation, name, version, classifier[0] if classifier else "", sha256)
-            )
-    return found
-
-
 def wanted() -> Wanted:
     """The jars of this very lock: after a change of it they are fetched anew."""
-    digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()
-    return Wanted("RocketMQ", VERSION, locked(), HOME, mark=".complete", marked=digest)
+    return Wanted("RocketMQ", VERSION, locked(LOCK), HOME, ".complete", lock_digest(LOCK))
 
 
 def jars() -> list[str]:

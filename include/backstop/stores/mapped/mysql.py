@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from backstop.config.mapped import LogMapping, StubMapping, table_parts
 from backstop.model.errors import StoreUnavailable
-from backstop.model.records import EARLIEST, LATEST, Key
+from backstop.model.records import Key
 from backstop.sql.connection import BULK_TIMEOUT, STATEMENT_TIMEOUT
 from backstop.sql.mysql import MysqlConnection, server_of
 from backstop.sql.named import load
@@ -26,15 +26,22 @@ from backstop.stores.mapped.mysql_columns import (
     utc_micros,
     zone_of,
 )
-from backstop.stores.mapped.mysql_scan import KeyRange, cut, read_range
+from backstop.stores.mapped.mysql_scan import cut, read_range
+from backstop.stores.mapped.rows import (
+    EPOCH,
+    MICROSECOND,
+    KeyRange,
+    chunks,
+    copy_line,
+    groups_by_theirs,
+    instant,
+    log_row,
+    past,
+)
 from backstop.stores.mapped.table import Column, Look, StubRow, missing_table, names_of
 from backstop.stores.protocol import Scan
 
 _SQL = load("backstop.stores.mapped", "mysql.sql")
-_KEYS, _BYTES = 10_000, 2**20
-"""Of one statement, which a server takes up to a limit of its own (max_allowed_packet)."""
-_EPOCH = datetime.fromtimestamp(0, UTC)
-_MICROSECOND = timedelta(microseconds=1)
 Mapped = StubMapping | LogMapping
 T = TypeVar("T")
 
@@ -61,7 +68,7 @@ class MysqlTable:
 
         def read(cursor: Any) -> Look:
             window_from = _clock(cursor) - mapping.lookback
-            first = (window_from - _EPOCH) // _MICROSECOND
+            first = (window_from - EPOCH) // MICROSECOND
             server = " ".join([server_of(cursor), *self._made(cursor, mapping)])
             writers = self._writers(cursor, mapping)
             into.seek(0)
@@ -73,7 +80,7 @@ class MysqlTable:
                 for row in cursor:
                     topic, message_id, created, state, version = _stub_row(row, zone)
                     if created is None or created >= first:
-                        into.write(_csv((topic, message_id, created, state, version)))
+                        into.write(copy_line((topic, message_id, created, state, version)))
             return Look(server, window_from)
 
         try:
@@ -89,7 +96,7 @@ class MysqlTable:
         def read(cursor: Any) -> list[StubRow]:
             found: list[StubRow] = []
             for table, writer in self._writers(cursor, mapping):
-                for chunk in _chunks(keys):
+                for chunk in chunks(keys):
                     ids = list(dict.fromkeys(key.message_id for key in chunk))
                     narrow = writer.narrow(mapping.message_id, ids, "ids")
                     cursor.execute(_stub_rows(mapping, table, writer, [narrow]), writer.values)
@@ -141,7 +148,7 @@ class MysqlTable:
                 where = _of_topics(mapping, writer, mapping.topics)
                 cursor.execute(_fill("newest", table, where, words), writer.values)
                 ((micros,),) = cursor.fetchall()
-                at = _instant(utc_micros(micros, zone_of(mapping)))
+                at = instant(utc_micros(micros, zone_of(mapping)))
                 newest = at if newest is None or (at is not None and at > newest) else newest
             ahead = None if newest is None else (newest - _clock(cursor)).total_seconds()
             return newest, ahead
@@ -156,7 +163,7 @@ class MysqlTable:
         from backstop.sql.arrow import arrow_schema
 
         rows: list[dict[str, Any]] = []
-        for chunk in _chunks(keys):
+        for chunk in chunks(keys):
             rows += self._connection.run(partial(self._logs_of, mapping, group, chunk))
         shown = [{name: row[name] for name in wanted} for row in rows]
         return pa.Table.from_pylist(shown, schema=arrow_schema(wanted))
@@ -196,20 +203,8 @@ class MysqlTable:
             row = found.get(("" if mapping.topic is None else key.topic, key.message_id))
             if row is not None:
                 state, broken, *instants, copies = row
-                updated, received = (_past(utc_micros(at, zone), now) for at in instants)
-                answer.append(
-                    {
-                        "topic": key.topic,
-                        "message_id": key.message_id,
-                        "log_state": state,
-                        "log_broken": broken,
-                        "lease_expires_at": None,
-                        "log_updated_at": updated,
-                        "log_consumed_at": updated if state == "CONSUMED" else None,
-                        "received_at": received,
-                        "copies": copies,
-                    }
-                )
+                updated, received = (past(utc_micros(at, zone), now) for at in instants)
+                answer.append(log_row(key, state, broken, updated, received, copies))
         return answer
 
     def cannot_hold(self, mapping: LogMapping, message_ids: Sequence[str]) -> Mapping[str, str]:
@@ -276,10 +271,7 @@ class MysqlTable:
         """One pass for all groups. Null where rows name no topic: each would stand for a message of every topic."""
         if mapping.topic is None:
             return None
-        theirs = {
-            mapping.groups.get(group, group) if mapping.group is not None else "": group
-            for group in groups
-        }
+        theirs = groups_by_theirs(mapping, groups)
 
         def plan(cursor: Any) -> Scan:
             counted = []
@@ -459,41 +451,6 @@ def _stub_row(row: Sequence[Any], zone: Any) -> StubRow:
     return topic, as_text(message_id), utc_micros(created, zone), state, version
 
 
-def _instant(micros: int | None) -> datetime | None:
-    if micros is None:
-        return None
-    return max(EARLIEST, min(LATEST, _EPOCH + timedelta(microseconds=micros)))
-
-
-def _past(micros: int | None, now: datetime) -> int:
-    """The instant, or now where there is none, or one to come."""
-    latest = (now - _EPOCH) // _MICROSECOND
-    return latest if micros is None else max(_EARLIEST_MICROS, min(latest, micros))
-
-
-_EARLIEST_MICROS = (EARLIEST - _EPOCH) // _MICROSECOND
-
-
-def _csv(row: StubRow) -> bytes:
-    """As COPY takes it: NULL is empty, the empty text is quoted."""
-    fields = ("" if value is None else '"' + str(value).replace('"', '""') + '"' for value in row)
-    return (",".join(fields) + "\n").encode()
-
-
 def _is_required(its: ColumnType | None) -> bool:
     """Whether each row has a text there: bytes may be no text, and a field of JSON may not be there."""
     return its is not None and its.required and its.is_text
-
-
-def _chunks(keys: Sequence[Key]) -> Iterator[list[Key]]:
-    chunk: list[Key] = []
-    size = 0
-    for key in keys:
-        length = len(key.message_id.encode())
-        if chunk and (len(chunk) == _KEYS or size + length > _BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(key)
-        size += length
-    if chunk:
-        yield chunk

@@ -9,32 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from backstop.config.mapped import LogMapping
 from backstop.sql.named import load
 from backstop.stores.mapped.mysql_columns import Writer, as_text, quoted, utc_micros, zone_of
+from backstop.stores.mapped.rows import KeyRange, keep_done
 from backstop.stores.postgresql.scan import ROWS_OF_PART, parts_of
-from backstop.stores.protocol import PART_COLUMNS
 
 _SQL = load("backstop.stores.mapped", "mysql.sql")
-_PIECE = 50_000
-"""Rows of one Arrow table."""
 T = TypeVar("T")
-
-
-class KeyRange(NamedTuple):
-    """One part: rows of the mapping's table number `place` whose `column` lies in [start, end); null: open, or the whole table.
-    `since`: rows received earlier are not worth reading; `most`: it ends after so many."""
-
-    groups: Mapping[str, str]
-    """The group's name in the table -> here."""
-    place: int
-    column: str | None
-    start: Any
-    end: Any
-    since: datetime
-    most: int
 
 
 def cut(
@@ -80,12 +64,8 @@ def read_range(
     keep: Callable[[str, Any], T],
 ) -> list[T]:
     """What `keep` makes of each Arrow table of PART_COLUMNS["logs"]; the rows come as the server finds them."""
-    import pyarrow as pa
-
-    from backstop.sql.arrow import arrow_schema
-
     assert mapping.topic is not None
-    zone, columns = zone_of(mapping), PART_COLUMNS["logs"]
+    zone = zone_of(mapping)
     where = [f"({writer.kind()}) = 'done'", *writer.only()]
     if mapping.group is not None:
         where.append(writer.is_one_of(mapping.group, [*part.groups], "its_group"))
@@ -111,40 +91,9 @@ def read_range(
         text = text.replace("{" + word + "}", value)
     cursor.execute("SELECT UTC_TIMESTAMP(6)")
     ((now,),) = cursor.fetchall()
-    latest = int(now.replace(tzinfo=UTC).timestamp() * 1_000_000)
     cursor.execute(text, writer.values)
-    ours = topics_by_theirs(mapping)
-    kept: list[T] = []
-    rows: list[dict[str, Any]] = []
-    for theirs, its_id, its_group, done_at in cursor:
-        named, message_id, group = as_text(theirs), as_text(its_id), as_text(its_group)
-        topic = None if named is None else ours(named)
-        if topic and message_id is not None and group is not None and group in part.groups:
-            at = min(utc_micros(done_at, zone) or latest, latest)
-            rows.append(
-                {
-                    **dict.fromkeys(columns),
-                    "consumer_group": part.groups[group],
-                    "topic": topic,
-                    "message_id": message_id,
-                    "log_state": "CONSUMED",
-                    "log_updated_at": at,
-                    "log_consumed_at": at,
-                }
-            )
-        if len(rows) == _PIECE:
-            kept.append(keep("logs", pa.Table.from_pylist(rows, schema=arrow_schema(columns))))
-            rows = []
-    if rows:
-        kept.append(keep("logs", pa.Table.from_pylist(rows, schema=arrow_schema(columns))))
-    return kept
-
-
-def topics_by_theirs(mapping: LogMapping) -> Callable[[str], str | None]:
-    """A topic's name here, by what the table calls it; null for one that names_of gives to no topic."""
-    renamed = set(mapping.topics.values())
-
-    def ours(theirs: str) -> str | None:
-        return mapping.topics.get(theirs, None if theirs in renamed else theirs)
-
-    return ours
+    found = (
+        (as_text(theirs), as_text(its_id), as_text(its_group), utc_micros(done_at, zone))
+        for theirs, its_id, its_group, done_at in cursor
+    )
+    return keep_done(mapping, part, found, now.replace(tzinfo=UTC), keep)

@@ -150,6 +150,10 @@ def open_table(
         from backstop.stores.mapped.mysql import MysqlTable
 
         return MysqlTable(subject, url, patience)
+    if mapping.dialect == "mongodb":
+        from backstop.stores.mapped.mongodb import MongoTable
+
+        return MongoTable(subject, url, patience)
     from backstop.stores.mapped.postgresql import PostgresTable
 
     return PostgresTable(subject, url, patience)
