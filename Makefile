@@ -25,7 +25,7 @@ PYTEST = $(WITH_JAVA) $(PY) -m pytest
 JOBS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help mariadb browser activemq rocketmq setup bench demo chaos soak test test-unit test-brokers test-faults test-versions test-all collected \
+.PHONY: help mariadb browser activemq rocketmq iceberg setup bench demo chaos soak test test-unit test-brokers test-faults test-versions test-all collected \
   up down traffic status shell ui materials scan lint types lint-and-types env pin-images
 
 help: ## this list
@@ -54,7 +54,10 @@ activemq: setup ## the distribution of ActiveMQ Classic, for tests and the demo 
 rocketmq: setup ## the jars of RocketMQ, for tests and the demo (skipped when already there)
 	-@$(PY) -m backstop_lab.servers.fetch_rocketmq && $(WITH_JAVA) $(PY) -m backstop_lab.servers.share_classes rocketmq
 
-test: setup mariadb browser activemq rocketmq ## lint, types, and the tests, JOBS=4 files at once; left out: long runs, and what only `make test-brokers` runs
+iceberg: setup ## the Spark runtime of Apache Iceberg, for the tests of lake tables (skipped when already there)
+	-@$(PY) -m backstop_lab.servers.fetch_iceberg
+
+test: setup mariadb browser activemq rocketmq iceberg ## lint, types, and the tests, JOBS=4 files at once; left out: long runs, and what only `make test-brokers` runs
 	@$(MAKE) -j 2 --no-print-directory lint-and-types collected
 	@$(PYTEST) -n $(JOBS) -m "not soak and not other_broker" $(ARGS)
 
@@ -74,7 +77,7 @@ test-faults: setup ## that each fault of `make chaos` matters: without its prote
 test-versions: setup ## both ends of the declared versions: the oldest on Python 3.11, the newest on Python 3.13 (two environments below build/)
 	@$(PY) -m backstop_lab.try_versions
 
-test-all: setup mariadb browser activemq rocketmq ## everything, the long tests too (seeds, soaks)
+test-all: setup mariadb browser activemq rocketmq iceberg ## everything, the long tests too (seeds, soaks)
 	@$(MAKE) -j 2 --no-print-directory lint-and-types collected
 	@$(PYTEST) -n $(JOBS) $(ARGS)
 

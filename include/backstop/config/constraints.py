@@ -253,9 +253,19 @@ def _mapped(settings: Settings) -> Iterator[Problem]:
                 says = "none: the leases of a mapped log are not Backstop's"
                 yield Problem(f"groups.{group}.leases", "given", says)
             for topic in settings.topics_of(group):
+                policy = settings.policy_for(topic, group)
+                yield from _late_lake(f"consumers.{name}.mapping.delay", log.mapping.delay, policy)
                 if settings.topics[topic].mode == "repair":
                     says = f"observe: the log of {group} is a mapped table ({_why_not(log.mapping.kept, settings, topic, group)})"
                     yield Problem(f"topics.{topic}.mode", "repair", says)
+
+
+def _late_lake(at: str, delay: timedelta | None, policy: Policy) -> Iterator[Problem]:
+    """What a lake denies is judged by progress that was recorded before its snapshot was complete."""
+    most = (policy.progress_history - policy.redelivery_horizon) / 2
+    if delay is not None and delay > most:
+        says = f"at most half of progress_history less redelivery_horizon ({written(most)})"
+        yield Problem(at, written(delay), says)
 
 
 def _why_not(kept: timedelta | None, settings: Settings, topic: str, group: str) -> str:

@@ -20,6 +20,7 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -33,6 +34,8 @@ _States = tuple[_Text, ...]
 
 
 CAPTURED_AT = "captured_at"
+LAKES = ("iceberg", "parquet")
+"""The dialects that Spark reads."""
 _PARTS = re.compile(r"(?:(`[^`]+`|[^.`]+)\.)?(`[^`]+`|[^.`]+)")
 
 
@@ -179,12 +182,14 @@ _MYSQL: Mapping[str, Mapping[str, Any]] = {
 class _Mapping(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    dialect: Literal["postgresql", "mysql"] = Field(
-        default="postgresql", description="what its server speaks; MariaDB: mysql"
+    dialect: Literal["postgresql", "mysql", "iceberg", "parquet"] = Field(
+        default="postgresql",
+        description="what its server speaks; MariaDB: mysql; iceberg and parquet: a lake table, which Spark reads",
     )
     tables: tuple[_Text, ...] = Field(
         min_length=1,
-        description="the table, as schema.table; an archive of it beside it; `in backquotes` where a name has a dot",
+        description="the table, as schema.table; an archive of it beside it; `in backquotes` where a name has a dot; parquet: the "
+        "directory below the connection's",
     )
     message_id: _Text = Field(description="the column of the id that travels with the message")
     topic: _Text | None = Field(
@@ -207,9 +212,18 @@ class _Mapping(BaseModel):
         description="for how long at least a finished row stays; null: it is never deleted",
     )
 
+    delay: Duration | None = Field(
+        default=None,
+        description="lake tables: how long before the commit that brings it a row may have been written at most, clocks included",
+    )
+
     @field_validator("tables")
     @classmethod
-    def _has_at_most_a_schema(cls, tables: tuple[str, ...]) -> tuple[str, ...]:
+    def _has_at_most_a_schema(
+        cls, tables: tuple[str, ...], given: ValidationInfo
+    ) -> tuple[str, ...]:
+        if given.data.get("dialect") in LAKES:
+            return tables  # a path, or a name in nested namespaces
         for table in tables:
             try:
                 table_parts(table)
@@ -235,11 +249,29 @@ class _Mapping(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _lake_says_its_delay(self) -> Self:
+        if self.is_lake != (self.delay is not None):
+            says = "with dialect iceberg or parquet, and with no other"
+            raise PydanticCustomError("delay", says)
+        if self.is_lake and len(self.tables) != 1:
+            raise PydanticCustomError("tables", "one table: two have no snapshot in common")
+        return self
+
+    @property
+    def is_lake(self) -> bool:
+        """Whether it is a lake table: Spark reads its snapshots, and they are complete up to a time alone."""
+        return self.dialect in LAKES
+
     @property
     def fingerprint(self) -> str:
         """Sixteen hex digits that change with anything that is mapped: what was learned by another mapping is not believed."""
-        # PostgreSQL's mappings had no dialect at first, and keep what was learned by them.
-        without = {"dialect"} if self.dialect == "postgresql" else None
+        # Mappings without these settings are older than they are, and keep what was learned by them.
+        without = {
+            name
+            for name, old in (("dialect", "postgresql"), ("delay", None))
+            if getattr(self, name) == old
+        }
         text = json.dumps(self.model_dump(mode="json", exclude=without), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -301,9 +333,7 @@ class StubMapping(_Mapping):
         if self.slot is not None and self.deleted_when_sent:
             raise PydanticCustomError("slot", "one of `slot` and `deleted_when_sent`")
         if self.is_captured and self.dialect != "postgresql":
-            says = (
-                "captured tables in PostgreSQL alone: in MySQL and MariaDB map one whose rows stay"
-            )
+            says = "captured tables in PostgreSQL alone: elsewhere map one whose rows stay"
             raise PydanticCustomError("dialect", says)
         if self.is_captured:
             names = [self.message_id, self.topic or "", *self.only]

@@ -40,6 +40,8 @@ def open_to_others(url: str) -> str | None:
                 *_NO,
             )
             return None if checked else "write ssl_ca and ssl_verify_identity=true"
+        case "catalog" | "s3a" | "abfss" | "gs":
+            return None  # a name that Spark knows, or a store that Hadoop's clients reach by TLS unless told otherwise
         case "stomp+ssl" | "https":
             return None
         case "http" | "json" | "xml" | "form":

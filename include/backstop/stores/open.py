@@ -8,6 +8,7 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.model.errors import ConfigurationError
 from backstop.stores.audit import StubAudit
+from backstop.stores.lake.stores import LakeLogs, LakeStubs
 from backstop.stores.mapped.logs import MappedLogs
 from backstop.stores.mapped.stubs import ZONES, MappedStubAudit, MappedStubs
 from backstop.stores.postgresql.audit import PostgresStubAudit
@@ -38,6 +39,9 @@ def open_mapped_stubs(settings: Settings, connections: Connections, shard: str) 
     logs = [settings.consumers[settings.groups[group].store].mapping for group in groups]
     kept_for_good = all(log is not None and log.kept is None for log in logs)
     doubt = timedelta(0) if kept_for_good else ZONES
+    if store.mapping.is_lake:
+        url = connections.url(store.connection)
+        return LakeStubs(shard, url, control, store.mapping, doubt)
     return MappedStubs(shard, connections.url(store.connection), control, store.mapping, doubt)
 
 
@@ -46,6 +50,8 @@ def open_mapped_logs(settings: Settings, connections: Connections, store: str) -
     its = settings.consumers[store]
     assert its.mapping is not None
     control = connections.url(settings.control)
+    if its.mapping.is_lake:
+        return LakeLogs(store, connections.url(its.connection), control, its.mapping)
     return MappedLogs(store, connections.url(its.connection), control, its.mapping)
 
 

@@ -13,7 +13,7 @@ from backstop.model.records import EARLIEST, LATEST, Key, LogRow
 from backstop.sql.connection import PostgresConnection, storable_keys
 from backstop.sql.named import load
 from backstop.stores.mapped.check import check_logs
-from backstop.stores.mapped.table import open_table
+from backstop.stores.mapped.table import Table, open_table
 from backstop.stores.protocol import LOG_COLUMNS, Scan
 
 _SQL = load("backstop.stores.mapped", "logs.sql")
@@ -28,9 +28,16 @@ class MappedLogs:
     """A mapped inbox; see stores.protocol.LogStore. A row proves what it says. Absence proves something only of a group and topic
     of which this mapping has found a message done before: else a mistake in it would make every message look lost."""
 
-    def __init__(self, store: str, url: str, control_url: str, mapping: LogMapping) -> None:
+    def __init__(
+        self,
+        store: str,
+        url: str,
+        control_url: str,
+        mapping: LogMapping,
+        table: Table | None = None,
+    ) -> None:
         self._store, self._mapping = store, mapping
-        self._theirs = open_table(f"store {store}", url, mapping)
+        self._theirs = table or open_table(f"store {store}", url, mapping)
         self._control = PostgresConnection("control", control_url)
 
     def __repr__(self) -> str:
