@@ -87,12 +87,13 @@ class Lake:
             frame.write.mode("overwrite").parquet(str(self.folder / "theirs" / name))
             return
         table = self.table(name)
-        if self.spark.catalog.tableExists(table):
+        present = self.spark.catalog.tableExists(table) and self.spark.table(table).columns
+        if present == frame.columns:
             from pyspark.sql.functions import lit
 
             frame.writeTo(table).overwrite(lit(True))
         else:
-            frame.writeTo(table).using("iceberg").create()
+            frame.writeTo(table).using("iceberg").createOrReplace()
 
     def table(self, name: str) -> str:
         return iceberg_name(self.url, f"theirs.{name}", self.spark)

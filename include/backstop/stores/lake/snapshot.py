@@ -24,7 +24,13 @@ _WRITES: Final = ("append", "overwrite")
 """Operations that bring rows. Compaction (replace) and retention (delete) commit, too, and say nothing about what has arrived."""
 _TRIES: Final = 3
 _UNAFFECTED: Final = "Nothing was decided without it, and nothing else depends on it."
-_GONE: Final = ("FILE_NOT_EXIST", "FileNotFoundException", "NotFoundException", "NoSuchKey")
+_GONE: Final = (
+    "FILE_NOT_EXIST",
+    "FileNotFoundException",
+    "NotFoundException",
+    "NoSuchKey",
+    "UNABLE_TO_INFER_SCHEMA",
+)
 _NO_TABLE: Final = ("TABLE_OR_VIEW_NOT_FOUND", "NoSuchTableException", "PATH_NOT_FOUND")
 _NO_RUNTIME: Final = ("SparkCatalog", "CATALOG_NOT_FOUND", "catalog plugin")
 

@@ -78,7 +78,7 @@ class LakeStubs(MappedStubs):
                 next_step="Prove a later window, or leave out mapping.kept if its rows are never deleted.",
             )
         values = {"store": self._shard, "topic": topic, "start": start}
-        met = self._control.copy(_SQL["remembered_sent"].rstrip().rstrip(";"), values, _MET)
+        met = self._control.copy(_SQL["remembered_sent"], values, _MET)
         rows = self._promises(self._lake.window(self._mapping, topic, start, end), met)
         with explained(f"shard {self._shard}", self._mapping.tables[0]):
             held = rows.localCheckpoint(eager=True)
