@@ -61,10 +61,14 @@ def quick_postgres(
 def spark() -> Iterator[Any]:
     """The session as the duties start it; its workers find the jobs, too."""
     from backstop.spark.session import start_session
+    from backstop_lab.servers import fetch_iceberg
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "include")]))
-        session = start_session("tests", "local[2]")
+        with pytest.MonkeyPatch.context() as jars:
+            if fetch_iceberg.installed():  # else the tests of Iceberg's tables say what is missing
+                jars.setenv("PYSPARK_SUBMIT_ARGS", f"--jars {fetch_iceberg.jar()} pyspark-shell")
+            session = start_session("tests", "local[2]")
         yield session
         session.stop()
 

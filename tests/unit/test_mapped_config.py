@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -360,3 +362,48 @@ def test_every_preset_is_whole_but_for_what_only_its_user_knows() -> None:
         mysql = {"preset": name, "dialect": "mysql", **own}
         from_mapping(changed(("consumers/billing_db/mapping", mysql)))
         from_mapping(changed(("consumers/billing_db/mapping", {"preset": name, **own})))
+
+
+LAKE = [
+    (f"{side}/mapping/{name}", value)
+    for side, table in (("producers/shop", "sales.outbox"), ("consumers/billing_db", "sales.inbox"))
+    for name, value in (("dialect", "iceberg"), ("tables", [table]), ("delay", "10m"))
+]
+
+
+def test_a_lake_table_is_mapped_as_any_other_and_says_its_delay() -> None:
+    settings = from_mapping(changed(*LAKE))
+    assert settings.has_lakes() and settings.is_lake_log("billing")
+    assert not from_mapping(BOTH).has_lakes()
+    mapping = settings.producers["shop"].mapping
+    assert mapping is not None and mapping.delay == timedelta(minutes=10)
+    nested = from_mapping(changed(*LAKE, ("producers/shop/mapping/tables", ["a.b.c.`out.box`"])))
+    assert nested.has_lakes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ([("producers/shop/mapping/delay", None)], "with dialect iceberg or parquet"),
+        ([("consumers/billing_db/mapping/dialect", "postgresql")], "and with no other"),
+        ([("consumers/billing_db/mapping/tables", ["a.b", "a.c"])], "no snapshot in common"),
+        ([("consumers/billing_db/mapping/delay", "10h")], "half of progress_history"),
+        ([("topics/orders/mode", "repair")], "hands out no send numbers"),
+        (
+            [("producers/shop/kind", "captured"), ("producers/shop/mapping/slot", "relay")],
+            "captured tables in PostgreSQL alone",
+        ),
+    ],
+)
+def test_a_lake_mapping_that_could_prove_too_much_is_refused(
+    changes: list[tuple[str, object]], says: str
+) -> None:
+    assert says in refused(*LAKE, *changes)
+
+
+def test_a_mapping_that_is_older_than_lake_tables_keeps_what_was_learned_by_it() -> None:
+    mapping = from_mapping(BOTH).producers["shop"].mapping
+    assert mapping is not None
+    given = mapping.model_dump(mode="json", exclude={"dialect", "delay"})
+    text = json.dumps(given, sort_keys=True)
+    assert mapping.fingerprint == hashlib.sha256(text.encode()).hexdigest()[:16]

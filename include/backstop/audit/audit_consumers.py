@@ -125,7 +125,8 @@ def _look_up(
         owing = read_owing(cursor, settings, topics)
     numbered = stubs.add_column(0, "stub_id", pa.array(range(stubs.num_rows), pa.int64()))
     owed = engine.run("deliveries", {**owing, "stub": numbered})
-    logs, answered = read_logs(sources, owed, set())
+    # What a lake lacks, it may lack still.
+    logs, answered = read_logs(sources, owed, sources.settings.lake_stores())
     told = {row["consumer_group"] for row in answered.to_pylist() if row["answered"]}
     done = {
         (row["topic"], row["message_id"], row["consumer_group"])

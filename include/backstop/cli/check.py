@@ -18,8 +18,10 @@ def check(as_json: out.Json = False) -> None:
     Ends with 1 when a finding is bad.
     """
     from backstop.reports.check_system import find
+    from backstop.spark.session import start_for_lakes
 
     settings, known = context.load_settings(), context.connections()
+    start_for_lakes(settings)
     findings: list[Finding] = []
     with out.progress("checking") as say:
         for finding in find(settings, known, say):

@@ -73,7 +73,9 @@ def where(
     settings, known = context.load_settings(), context.connections()
     from backstop.evidence.judge_by_key import Judge
     from backstop.reports.story import tell
+    from backstop.spark.session import start_for_lakes
 
+    start_for_lakes(settings)
     stories: list[MessageHistory] = []
     with (
         context.control(settings, known) as conn,

@@ -12,6 +12,7 @@ from typing import get_args
 
 from backstop.config.durations import written
 from backstop.config.foreign import DedupListenerMysql, PlainKeys
+from backstop.config.mapped import LogMapping
 from backstop.config.people import TakesTwo
 from backstop.config.policy import Policy
 from backstop.config.settings import Settings
@@ -260,14 +261,29 @@ def _mapped(settings: Settings) -> Iterator[Problem]:
                 says = "none: the leases of a mapped log are not Backstop's"
                 yield Problem(f"groups.{group}.leases", "given", says)
             for topic in settings.topics_of(group):
-                needed = settings.policy_for(topic, group).log_retention
-                if (
-                    settings.topics[topic].mode == "repair"
-                    and (log.mapping.kept or needed) < needed
-                ):
-                    why = f"its rows stay {written(log.mapping.kept or needed)}, and a copy can come for {written(needed)}"
+                policy = settings.policy_for(topic, group)
+                yield from _late_lake(f"consumers.{name}.mapping.delay", log.mapping.delay, policy)
+                why = _why_not(log.mapping, policy)
+                if settings.topics[topic].mode == "repair" and why:
                     says = f"observe: the log of {group} is a mapped table ({why})"
                     yield Problem(f"topics.{topic}.mode", "repair", says)
+
+
+def _late_lake(at: str, delay: timedelta | None, policy: Policy) -> Iterator[Problem]:
+    """What a lake denies is judged by progress that was recorded before its snapshot was complete."""
+    most = (policy.progress_history - policy.redelivery_horizon) / 2
+    if delay is not None and delay > most:
+        says = f"at most half of progress_history less redelivery_horizon ({written(most)})"
+        yield Problem(at, written(delay), says)
+
+
+def _why_not(mapping: LogMapping, policy: Policy) -> str | None:
+    """Why messages of a group with this log must not be sent again."""
+    if mapping.is_lake:
+        return "a lake cannot be asked again before a copy is sent"
+    if mapping.kept is not None and mapping.kept < policy.log_retention:
+        return f"its rows stay {written(mapping.kept)}, and a copy can come for {written(policy.log_retention)}"
+    return None
 
 
 def longest_way_back(policy: Policy) -> timedelta:

@@ -20,6 +20,7 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -33,6 +34,8 @@ _States = tuple[_Text, ...]
 
 
 CAPTURED_AT = "captured_at"
+LAKES = ("iceberg", "parquet")
+"""The dialects that Spark reads."""
 _PARTS = re.compile(r"(?:(`[^`]+`|[^.`]+)\.)?(`[^`]+`|[^.`]+)")
 
 
@@ -208,13 +211,14 @@ _NOT_READ = frozenset({"rearm", "content", "headers"})
 class _Mapping(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    dialect: Literal["postgresql", "mysql", "mongodb"] = Field(
-        default="postgresql", description="what its server speaks; MariaDB: mysql"
+    dialect: Literal["postgresql", "mysql", "mongodb", "iceberg", "parquet"] = Field(
+        default="postgresql",
+        description="what its server speaks; MariaDB: mysql; iceberg and parquet: a lake table, which Spark reads",
     )
     tables: tuple[_Text, ...] = Field(
         min_length=1,
-        description="the table, as schema.table (MongoDB: database.collection); an archive of it beside it; `in backquotes` where a "
-        "name has a dot",
+        description="the table, as schema.table (MongoDB: database.collection; parquet: the directory below the connection's); an "
+        "archive of it beside it; `in backquotes` where a name has a dot",
     )
     message_id: _Text = Field(description="the column of the id that travels with the message")
     topic: _Text | None = Field(
@@ -237,9 +241,18 @@ class _Mapping(BaseModel):
         description="for how long at least a finished row stays; null: it is never deleted",
     )
 
+    delay: Duration | None = Field(
+        default=None,
+        description="lake tables: how long before the commit that brings it a row may have been written at most, clocks included",
+    )
+
     @field_validator("tables")
     @classmethod
-    def _has_at_most_a_schema(cls, tables: tuple[str, ...]) -> tuple[str, ...]:
+    def _has_at_most_a_schema(
+        cls, tables: tuple[str, ...], given: ValidationInfo
+    ) -> tuple[str, ...]:
+        if given.data.get("dialect") in LAKES:
+            return tables  # a path, or a name in nested namespaces
         for table in tables:
             try:
                 table_parts(table)
@@ -269,6 +282,20 @@ class _Mapping(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _lake_says_its_delay(self) -> Self:
+        if self.is_lake != (self.delay is not None):
+            says = "with dialect iceberg or parquet, and with no other"
+            raise PydanticCustomError("delay", says)
+        if self.is_lake and len(self.tables) != 1:
+            raise PydanticCustomError("tables", "one table: two have no snapshot in common")
+        return self
+
+    @property
+    def is_lake(self) -> bool:
+        """Whether it is a lake table: Spark reads its snapshots, and they are complete up to a time alone."""
+        return self.dialect in LAKES
+
     @property
     def fingerprint(self) -> str:
         """Sixteen hex digits that change with anything that is mapped: what was learned by another mapping is not believed."""
@@ -276,6 +303,7 @@ class _Mapping(BaseModel):
         without = {
             *_NOT_READ,
             *{"postgresql": ("dialect", "changes"), "mysql": ("changes",)}.get(self.dialect, ()),
+            *(("delay",) if self.delay is None else ()),
         }
         text = json.dumps(self.model_dump(mode="json", exclude=without), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -525,6 +525,20 @@ class Settings(_Frozen):
             for store in self.producers.values()
         )
 
+    def is_lake_log(self, group: str) -> bool:
+        """Whether the group's log is a lake table: Spark reads it whole, of a snapshot, and nobody else can ask it."""
+        return self.groups[group].store in self.lake_stores()
+
+    def lake_stores(self) -> set[str]:
+        """The consumers whose logs are lake tables."""
+        stores = self.consumers.items()
+        return {name for name, its in stores if its.mapping is not None and its.mapping.is_lake}
+
+    def has_lakes(self) -> bool:
+        """Whether any store is a lake table, which only a process with Spark can read."""
+        producers = (store.mapping for store in self.producers.values())
+        return bool(self.lake_stores()) or any(its is not None and its.is_lake for its in producers)
+
     def keeps_own_log(self, group: str) -> bool:
         """Whether the group's logs are in Backstop's own table."""
         return self.consumers[self.groups[group].store].mapping is None

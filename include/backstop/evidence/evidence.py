@@ -63,6 +63,8 @@ class GroupProgress:
     log_floor: datetime | None = None
     clock_good: bool = False
     dead_letters_read: bool = False
+    log_until: datetime | None = None
+    """Where the group's log is a lake table's snapshot: up to when it can deny; null: up to when it is asked."""
 
 
 class DeadLetters:
@@ -217,6 +219,8 @@ class Readings:
         for look in self.groups.values():
             for queue_id, queue in self.lives(look.topic).items():
                 settled = look.settled.get(queue_id)
+                # What the queue lacks now may have been done after the snapshot: only what was passed before it counts.
+                ends = look.log_until is None
                 rows.append(
                     {
                         "topic": look.topic,
@@ -226,10 +230,10 @@ class Readings:
                         "epoch": queue.epoch,
                         "epoch_accepted": queue.accepted,
                         "settled_offset": settled.next_offset if settled else None,
-                        "first_offset": queue.state.first_offset,
-                        "next_offset": queue.state.next_offset,
-                        "previous_next_offset": queue.previous_next_offset,
-                        "previous_read_at": micros(queue.previous_read_at),
+                        "first_offset": queue.state.first_offset if ends else None,
+                        "next_offset": queue.state.next_offset if ends else None,
+                        "previous_next_offset": queue.previous_next_offset if ends else None,
+                        "previous_read_at": micros(queue.previous_read_at) if ends else None,
                         "rate": look.rates.get(queue_id),
                     }
                 )

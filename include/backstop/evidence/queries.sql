@@ -17,10 +17,11 @@ FROM progress_history
 WHERE consumer_group = %(group)s AND broker = %(broker)s AND topic = %(topic)s AND recorded_at <= %(until)s
 ORDER BY queue_id, recorded_at DESC;
 
--- name: retry_last_empty: when the group's retry queue was last seen empty
+-- name: retry_last_empty: when the group's retry queue was last seen empty; `until`: by then, null: up to now
 SELECT max(recorded_at)
 FROM progress_history
-WHERE consumer_group = %(group)s AND broker = %(broker)s AND topic = %(topic)s AND retry_pending = 0;
+WHERE consumer_group = %(group)s AND broker = %(broker)s AND topic = %(topic)s AND retry_pending = 0
+    AND (%(until)s::timestamptz IS NULL OR recorded_at <= %(until)s::timestamptz);
 
 -- name: retry_place: how far the group was in its retry queues, by the newest look at or before an instant
 SELECT places

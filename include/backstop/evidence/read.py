@@ -38,10 +38,13 @@ from backstop.model.errors import Unavailable
 from backstop.model.records import LATEST
 from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
+from backstop.stores.lake.stores import LakeLogs
 from backstop.stores.protocol import Life
 
 _SQL = load("backstop.evidence", "queries.sql")
 _PAGE = 10_000
+_NEVER = datetime(1970, 1, 1, tzinfo=LATEST.tzinfo)
+"""Before anything that was ever recorded."""
 _NO_OFFSET = -1
 """The next offset of a queue that is gone: below every other, so that what comes after is another life."""
 
@@ -231,12 +234,20 @@ def _retries(
     if not broker.capabilities.lists_retries or not sources.settings.ids_on_the_wire(topic):
         # Without ids any of them may be any message: they hold back what is settled.
         return Retries(broker.retry_pending(topic, group), None, {})
-    grace = _grace(broker, sources, topic, group)
+    grace, log_until = (
+        _grace(broker, sources, topic, group),
+        _log_until(sources, as_of, group),
+    )
     since: Places | None = None
-    if grace > timedelta(0):
+    if grace > timedelta(0) or log_until is not None:
         cursor.execute(
             _SQL["retry_place"],
-            {"group": group, "broker": name, "topic": topic, "until": as_of - grace},
+            {
+                "group": group,
+                "broker": name,
+                "topic": topic,
+                "until": (log_until or as_of) - grace,
+            },
         )
         since = next((row[0] for row in cursor.fetchall()), {})
     seen = broker.list_retries(topic, group, since)
@@ -253,6 +264,19 @@ def _grace(broker: Broker, sources: Sources, topic: str, group: str) -> timedelt
     # A group may call its progress acknowledged only where the broker's means that much.
     exact = declared is broker.capabilities.progress_means is ProgressMeans.ACKNOWLEDGED
     return timedelta(0) if exact else policy.redelivery_horizon
+
+
+def _log_until(sources: Sources, as_of: datetime, group: str) -> datetime | None:
+    """Up to when the group's log can deny, where it is a lake table: nothing that was passed later counts. Null: it is asked after
+    the progress was read, and has all of it."""
+    settings = sources.settings
+    if not settings.is_lake_log(group):
+        return None
+    try:
+        return cast(LakeLogs, sources.logs_of(group)).complete_until(as_of)
+    except Unavailable as error:
+        sources.missed(f"store {settings.groups[group].store}", error)
+        return _NEVER
 
 
 def _queues(
@@ -343,11 +367,17 @@ def _with_progress(
     # What waits in a retry queue is passed in the topic's own. Where it is known by id, it holds back nothing but itself; else
     # it holds back what is settled until that queue is empty.
     unlisted = look.retry_pending or 0 if look.waiting is None else 0
-    if grace == timedelta(0) and not unlisted:
+    log_until = _log_until(sources, as_of, look.group)
+    if log_until is not None:
+        look = replace(look, log_until=log_until)
+        # What waited then and does not wait now may have been done since: the queue must have been empty by then.
+        unlisted = 1 if look.waiting is None else 0
+    if grace == timedelta(0) and not unlisted and log_until is None:
         settled = live if but_for_waiting is None else _in_present_life(but_for_waiting, queues)
     else:
-        cursor.execute(_SQL["retry_last_empty"], where)
-        until = cut(as_of, grace, unlisted, cursor.fetchone()[0])
+        by = None if log_until is None else log_until - grace
+        cursor.execute(_SQL["retry_last_empty"], {**where, "until": by})
+        until = cut(log_until or as_of, grace, unlisted, cursor.fetchone()[0])
         cursor.execute(_SQL["settled_progress"], {**where, "until": until})
         settled = settle(live, {row[0]: Progress(*row[1:]) for row in cursor.fetchall()})
     cursor.execute(_SQL["rate_since"], {**where, "since": as_of - policy.queue_delay_cap})

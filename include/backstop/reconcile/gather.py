@@ -40,6 +40,7 @@ from backstop.reconcile.lookup import (
 from backstop.reconcile.packets import describe, unpack
 from backstop.reconcile.quarantine import quarantine_logs, quarantine_stubs
 from backstop.reconcile.read import Due
+from backstop.reconcile.read_lakes import read_lakes
 from backstop.reconcile.scan_logs import choose_scans, scanned_logs
 from backstop.runs.run import Run, hold
 from backstop.sql.named import load
@@ -157,10 +158,13 @@ def gather(
         spark, "log scan, cogroup by bucket, the rest by key" if scans.parts else "logs by key"
     )
     logs = scanned_logs(spark, settings, connections, scans, due.buckets)
+    lakes = read_lakes(settings, sources, topics, due.buckets)
+    for packets in lakes.packets:
+        logs = packets if logs is None else logs.union(packets)
     is_worth = sum(one.rows for one in due.read) >= WORTH_PLANNING_TWICE
     decides = known if is_worth and not evidence_of_all else None
     held = look_up(
-        due.packets, logs, due.buckets, owing, settings, connections, decides
+        due.packets, logs, due.buckets, owing, settings, connections, decides, lakes.answered
     ).localCheckpoint(eager=True)
     told = _told(held)
     for row in told[MISSED]:
@@ -220,7 +224,7 @@ def _read_at(
     of_store = {
         settings.groups[group].store: group
         for (_, group), seen in looks.groups.items()
-        if seen.clock_good
+        if seen.clock_good and seen.log_until is None  # a lake is read as of its snapshot
     }
     for store, group in of_store.items():
         if f"store {store}" not in sources.unreachable:

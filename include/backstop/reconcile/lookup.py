@@ -47,14 +47,16 @@ def look_up(
     settings: Settings,
     connections: Connections,
     decides: Mapping[str, Any] | None = None,
+    whole: Mapping[str, bool] | None = None,
 ) -> DataFrame:
     """Packets of stubs and attempts, and packets of scanned logs -> packets of HELD and of the other kinds above.
 
     `tables`: policy, group_tag and start_offset, as Arrow tables. `decides`: the relations of judge_proven.DECIDES, with which
-    what is proven is judged here; null: every stub is held. A store that does not answer leaves `log_answered` false, never
+    what is proven is judged here; null: every stub is held. `whole`: the groups whose logs were read whole, of lake tables, and
+    whether that was answered: nobody can ask them by key. A store that does not answer leaves `log_answered` false, never
     "no row".
     """
-    prove_and_ask = _look_up(dict(tables), decides, settings, connections)
+    prove_and_ask = _look_up(dict(tables), decides, whole or {}, settings, connections)
     if (
         buckets == 1 and logs is None
     ):  # most runs: one task asks by key, and there is nothing to shuffle
@@ -101,6 +103,7 @@ def tables_of(
 def _look_up(
     tables: Mapping[str, Any],
     decides: Mapping[str, Any] | None,
+    whole: Mapping[str, bool],
     settings: Settings,
     connections: Connections,
 ) -> Callable[[pa.Table, pa.Table], pa.Table]:
@@ -133,7 +136,9 @@ def _look_up(
             sound = sound.drop_columns(["broken"])
             owed = engine.run("deliveries", {**tables, "stub": sound})
             scanned = pa.concat_tables([table(frames.FOUND_LOG, []), *of_kind(logs, "logs")])
-            rest = engine.query(_SQL["not_proven"], {"owed": owed, "scanned": scanned})
+            mine = pc.is_in(owed.column("consumer_group"), pa.array(list(whole), pa.string()))
+            askable = owed.filter(pc.invert(mine)) if whole else owed
+            rest = engine.query(_SQL["not_proven"], {"owed": askable, "scanned": scanned})
             proven = engine.query(_SQL["proven"], {"owed": owed, "scanned": scanned})
             with Sources(settings, connections) as sources:
                 found, answered = read_logs(sources, rest, away)
@@ -151,7 +156,10 @@ def _look_up(
             )
             all_proven = table(
                 frames.ANSWERED,
-                [{"consumer_group": group, "answered": True} for group in groups - asked],
+                [
+                    {"consumer_group": group, "answered": whole.get(group, True)}
+                    for group in groups - asked
+                ],
             )
             logged, answered = (
                 pa.concat_tables([found, proven]),
@@ -171,7 +179,9 @@ def _look_up(
                 0,
                 LOOKED_UP,
                 pack(
-                    pa.table({"proven": [owed.num_rows - rest.num_rows], "asked": [rest.num_rows]})
+                    pa.table(
+                        {"proven": [askable.num_rows - rest.num_rows], "asked": [rest.num_rows]}
+                    )
                 ),
             ),
         ]

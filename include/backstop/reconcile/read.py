@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from datetime import datetime
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -36,10 +36,12 @@ from backstop.reconcile.packets import (
     unpack,
 )
 from backstop.sql.named import load
-from backstop.stores.protocol import Scan, Scope, StubSource
+from backstop.stores.protocol import PART_COLUMNS, Scan, Scope, StubSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from backstop.verdicts.evaluate import Engine
 
 OPEN = (StubStatus.PENDING, StubStatus.EXHAUSTED)
 """What a run over due stubs may meet."""
@@ -216,13 +218,16 @@ def _read_shard(
     given: Mapping[str, Any],
 ) -> _Shard | None:
     """Its packets, held fast, and what they hold; null: it did not answer."""
-    if not scan.parts:
+    if not scan.parts and scan.frame is None:
         return _Shard(None, [], [])
     try:
         describe(spark, f"stub scan of shard {name}")
-        read = scanned_stubs(spark, settings, connections, name, scan.parts, given).localCheckpoint(
-            eager=True
+        packets = (
+            scanned_stubs(spark, settings, connections, name, scan.parts, given)
+            if scan.frame is None
+            else scan.frame.mapInArrow(_deal_stubs(given), PACKETS)
         )
+        read = packets.localCheckpoint(eager=True)
         told = [
             (row["kind"], row["packet"])
             for row in read.where("kind NOT IN ('stubs', 'attempts')").collect()
@@ -272,15 +277,7 @@ def _scan_stubs(
             yield from in_batches([Packet(0, "failed", failed[name].encode())])
             return
         engine = Engine()
-
-        def packets_of(kind: str, part: pa.Table) -> list[Packet]:
-            dealt = deal(kind, part, given, engine)
-            about = "read" if kind == "stubs" else "sent_to"
-            return [
-                *by_bucket(kind, dealt),
-                Packet(0, about, pack(engine.query(_SQL[about], {"part": dealt}))),
-            ]
-
+        packets_of = partial(_packets_of, given, engine)
         try:
             with Sources(settings, connections) as sources:
                 for batch in numbers:
@@ -295,6 +292,40 @@ def _scan_stubs(
             engine.close()
 
     return scan_stubs
+
+
+def _deal_stubs(
+    given: Mapping[str, Any],
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The same of stubs that Spark itself read."""
+
+    def deal_stubs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        from backstop.sql.arrow import arrow_schema
+        from backstop.verdicts.evaluate import Engine
+
+        schema = arrow_schema(PART_COLUMNS["stubs"])
+        engine = Engine()
+        try:
+            for batch in batches:
+                part = pa.Table.from_batches([batch]).cast(schema)
+                yield from in_batches(_packets_of(given, engine, "stubs", part))
+        finally:
+            engine.close()
+
+    return deal_stubs
+
+
+def _packets_of(
+    given: Mapping[str, Any], engine: Engine, kind: str, part: pa.Table
+) -> list[Packet]:
+    dealt = deal(kind, part, given, engine)
+    about = "read" if kind == "stubs" else "sent_to"
+    return [
+        *by_bucket(kind, dealt),
+        Packet(0, about, pack(engine.query(_SQL[about], {"part": dealt}))),
+    ]
 
 
 def _as_unavailable(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from backstop.model.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from backstop.config.settings import Settings
 
 
 def start_session(name: str, master: str | None = None) -> SparkSession:
@@ -83,6 +86,13 @@ def start_session(name: str, master: str | None = None) -> SparkSession:
             ) from error
         raise
     return session
+
+
+def start_for_lakes(settings: Settings) -> None:
+    """A session for what is asked of lake tables, where there are any: it is asked nowhere else than in a process with one."""
+    if settings.has_lakes():
+        with suppress(ImportError):  # the table's own error says what is missing
+            start_session("backstop")
 
 
 def _submitted() -> bool:

@@ -9,6 +9,7 @@ from backstop.config.settings import Settings
 from backstop.model.errors import ConfigurationError
 from backstop.sql.connection import STATEMENT_TIMEOUT
 from backstop.stores.audit import StubAudit
+from backstop.stores.lake.stores import LakeLogs, LakeStubs
 from backstop.stores.mapped.logs import MappedLogs
 from backstop.stores.mapped.overlaid import OverlaidStubs
 from backstop.stores.mapped.stubs import ZONES, MappedStubAudit, MappedStubs
@@ -52,6 +53,8 @@ def open_mapped_stubs(
     kept_for_good = all(log is not None and log.kept is None for log in logs)
     doubt = timedelta(0) if kept_for_good else ZONES
     at = connections.url(store.connection)
+    if store.mapping.is_lake:
+        return LakeStubs(shard, at, control, store.mapping, doubt)
     if store.level == "observe":
         return MappedStubs(shard, at, control, store.mapping, doubt, patience)
     return OverlaidStubs(shard, at, control, store.mapping, doubt, store.level, patience)
@@ -67,7 +70,10 @@ def open_mapped_logs(
     its = settings.consumers[store]
     assert its.mapping is not None
     control = connections.url(settings.control)
-    return MappedLogs(store, connections.url(its.connection), control, its.mapping, patience)
+    at = connections.url(its.connection)
+    if its.mapping.is_lake:
+        return LakeLogs(store, at, control, its.mapping)
+    return MappedLogs(store, at, control, its.mapping, patience)
 
 
 def open_log_store(

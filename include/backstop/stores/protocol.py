@@ -34,6 +34,8 @@ class Scan:
     rows: int
     read_at: datetime | None = None
     estimates: Mapping[str, int] = field(default_factory=dict)
+    frame: Any = None
+    """In place of parts: the rows as a DataFrame of PART_COLUMNS["stubs"], where Spark itself reads the store."""
 
 
 class Part(NamedTuple):

@@ -13,7 +13,7 @@ from backstop.model.records import EARLIEST, LATEST, Key, LogRow
 from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, storable_keys
 from backstop.sql.named import load
 from backstop.stores.mapped.check import check_logs
-from backstop.stores.mapped.table import open_table
+from backstop.stores.mapped.table import Table, open_table
 from backstop.stores.protocol import LOG_COLUMNS, Scan
 
 _SQL = load("backstop.stores.mapped", "logs.sql")
@@ -35,10 +35,11 @@ class MappedLogs:
         control_url: str,
         mapping: LogMapping,
         patience: timedelta = STATEMENT_TIMEOUT,
+        table: Table | None = None,
     ) -> None:
         """`patience`: so long may a statement take."""
         self._store, self._mapping = store, mapping
-        self._theirs = open_table(f"store {store}", url, mapping, patience)
+        self._theirs = table or open_table(f"store {store}", url, mapping, patience)
         self._control = PostgresConnection("control", control_url, statement_timeout=patience)
 
     def __repr__(self) -> str:

@@ -35,7 +35,7 @@ from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, colum
 from backstop.sql.named import load
 from backstop.stores.mapped.check import check_stubs
 from backstop.stores.mapped.overlay import parameters
-from backstop.stores.mapped.table import Look, StubRow, open_table
+from backstop.stores.mapped.table import Look, StubRow, Table, open_table
 from backstop.stores.postgresql.scan import scan
 from backstop.stores.postgresql.stubs import scope_values
 from backstop.stores.protocol import (
@@ -60,7 +60,7 @@ _CHUNK = 10_000
 _EPOCH = datetime.fromtimestamp(0, EARLIEST.tzinfo)
 ZONES = timedelta(hours=26)
 """No two time zones are further apart: a wrong `time_zone` makes a row at most so much younger than it is."""
-_LOOK_AGAIN = timedelta(minutes=40)
+LOOK_AGAIN = timedelta(minutes=40)
 """A look is due after this, whatever is new: less than the safety interval of the duties."""
 T = TypeVar("T")
 
@@ -86,6 +86,8 @@ class MappedStubs:
     repairs = False
     """Whether numbers are handed out here."""
 
+    _by_key = "of_keys"
+
     def __init__(
         self,
         shard: str,
@@ -94,11 +96,12 @@ class MappedStubs:
         mapping: StubMapping,
         doubt: timedelta = ZONES,
         patience: timedelta = STATEMENT_TIMEOUT,
+        table: Table | None = None,
     ) -> None:
         """`doubt`: how much earlier than its time says a row may have been committed that the first look met; only logs that are
         purged by age need it. `patience`: so long may a statement take."""
         self._shard, self._mapping, self._doubt = shard, mapping, doubt
-        self._theirs = open_table(f"shard {shard}", url, mapping, patience)
+        self._theirs = table or open_table(f"shard {shard}", url, mapping, patience)
         self._control = PostgresConnection("control", control_url, statement_timeout=patience)
 
     def __repr__(self) -> str:
@@ -110,6 +113,10 @@ class MappedStubs:
 
     def clock(self) -> datetime:
         return self._theirs.clock()
+
+    @property
+    def _look_again(self) -> timedelta:
+        return LOOK_AGAIN
 
     # A look
 
@@ -164,7 +171,8 @@ class MappedStubs:
         if look.slot_at is not None:
             cursor.execute(_SQL["slot_is_past"], values)
         for name in ("remember", *self._remember_more(values), "remember_gone", "forget"):
-            cursor.execute(_SQL[name], values)
+            if look.tells_gone or name != "remember_gone":
+                cursor.execute(_SQL[name], values)
         cursor.execute(_SQL["record_look"], values)
         cursor.execute("DROP TABLE mapped_seen, mapped_row")
         return True
@@ -190,7 +198,7 @@ class MappedStubs:
         newer = self._theirs.count_newer(
             self._mapping, now - self._mapping.lookback, newest_at, scope.topics, limit
         )
-        is_old = last is None or now - last.ended_at > _LOOK_AGAIN
+        is_old = last is None or now - last.ended_at > self._look_again
         return min(limit, max(int(remembered) + newer, int(is_old)))
 
     def scan_due(
@@ -230,7 +238,7 @@ class MappedStubs:
     def stub_table(self, keys: Sequence[Key]) -> Any:
         from backstop.sql.arrow import concat  # needs pyarrow, which not every caller has
 
-        select = f"SELECT {', '.join(STUB_COLUMNS)} FROM ({_SQL['stub_columns']} {_SQL['of_keys']}) AS found"
+        select = f"SELECT {', '.join(STUB_COLUMNS)} FROM ({_SQL['stub_columns']} {_SQL[self._by_key]}) AS found"
         asked = storable_keys(keys)
         chunks = [asked[start : start + _CHUNK] for start in range(0, len(asked), _CHUNK)] or [[]]
         return concat(

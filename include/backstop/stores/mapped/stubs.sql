@@ -220,6 +220,15 @@ FROM (
         ON o.topic = k.topic AND o.message_id = k.message_id
     WHERE s.state IS NOT NULL OR m.state IS NOT NULL) f;
 
+-- name: of_remembered_keys: ... of the messages asked for, as they are remembered, where the table itself is not asked by key
+FROM (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[])) AS k (topic, message_id)
+JOIN mapped_stub f ON f.store = %(store)s::text AND f.topic = k.topic AND f.message_id = k.message_id;
+
+-- name: remembered_sent: the topic's rows that a look met as sent, and by when
+SELECT m.topic, m.message_id, m.row_version, (extract(epoch FROM m.state_seen_at) * 1000000)::bigint AS seen_at
+FROM mapped_stub m
+WHERE m.store = %(store)s::text AND m.topic = %(topic)s::text AND m.state = 'sent' AND m.created_at >= %(start)s::timestamptz;
+
 -- name: oldest_due: since when the oldest due row is due
 SELECT m.next_check_at FROM mapped_stub m
 WHERE m.store = %(store)s::text AND m.status = 'pending' AND m.next_check_at <= clock_timestamp()

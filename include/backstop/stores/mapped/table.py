@@ -30,6 +30,8 @@ class Look:
     wal: str | None = None
     slot_at: str | None = None
     """How far the relay's slot is, where a relay reads the log; `wal`: the end of the log then."""
+    tells_gone: bool = True
+    """Whether a row of the window that is not among them is gone from the application's table."""
 
 
 @dataclass(frozen=True, slots=True)

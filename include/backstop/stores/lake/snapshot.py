@@ -1,0 +1,191 @@
+"""One snapshot of a lake table, as Spark reads it: the rows that it had at one commit, and up to when that commit can be complete.
+
+Iceberg keeps snapshots. A directory of Parquet files has none: its `_SUCCESS` file, which a job writes last, stands for one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from backstop.config.mapped import LogMapping, StubMapping
+from backstop.model.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+_WRITES: Final = ("append", "overwrite")
+"""Operations that bring rows. Compaction (replace) and retention (delete) commit, too, and say nothing about what has arrived."""
+_TRIES: Final = 3
+_UNAFFECTED: Final = "Nothing was decided without it, and nothing else depends on it."
+_GONE: Final = (
+    "FILE_NOT_EXIST",
+    "FileNotFoundException",
+    "NotFoundException",
+    "NoSuchKey",
+    "UNABLE_TO_INFER_SCHEMA",
+)
+_NO_TABLE: Final = ("TABLE_OR_VIEW_NOT_FOUND", "NoSuchTableException", "PATH_NOT_FOUND")
+_NO_RUNTIME: Final = ("SparkCatalog", "CATALOG_NOT_FOUND", "catalog plugin")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`frame`: its rows, whatever is committed later. `identity`: names the table and the snapshot. `written_at`: when the newest
+    commit that brought rows was made, by the writer's clock; null: no such commit is kept any more."""
+
+    frame: DataFrame
+    identity: str
+    written_at: datetime | None
+
+
+def present_snapshot(
+    subject: str, url: str, mapping: StubMapping | LogMapping, session: SparkSession
+) -> Snapshot:
+    """The newest one. StoreUnavailable where there is none, or the table cannot be read."""
+    with explained(subject, mapping.tables[0]):
+        if mapping.dialect == "iceberg":
+            return _of_iceberg(subject, url, mapping.tables[0], session)
+        return _of_parquet(subject, url, mapping.tables[0], session)
+
+
+def spark_session(subject: str) -> SparkSession:
+    """The session of this process. StoreUnavailable without one: starting it is for whoever runs the process."""
+    session = None
+    try:
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+
+        session = SparkSession.getActiveSession()
+        if session is None and SparkContext._active_spark_context is not None:
+            session = SparkSession.builder.getOrCreate()
+    except ImportError:
+        pass
+    if session is None:
+        raise StoreUnavailable(
+            f"{_begun(subject)} is a lake table, which Spark reads, and this process runs no Spark.",
+            unaffected=_UNAFFECTED,
+            next_step="Use `backstop run reconcile`, `backstop prove`, `backstop where` or `backstop check`, which start it.",
+        )
+    return session
+
+
+@contextmanager
+def explained(subject: str, table: str) -> Iterator[None]:
+    """What Spark says of a table, as StoreUnavailable with what to do about it."""
+    try:
+        yield
+    except StoreUnavailable:
+        raise
+    except Exception as error:
+        said = str(error)
+        lines = said.strip().splitlines()
+        why = lines[0].rstrip(".")[:300] if lines else type(error).__name__
+        what, do = f"could not be read: {why}", "Correct what is named; the next run reads it again"
+        if any(word in said for word in _NO_RUNTIME):
+            what = f"could not be opened: {why}"
+            do = (
+                "Give Spark the jar iceberg-spark-runtime for its version (spark.jars), and configure the catalog that the"
+                " connection names"
+            )
+        elif any(word in said for word in _NO_TABLE):
+            what, do = "is not there", "Correct mapping.tables, or the connection"
+        elif any(word in said for word in _GONE):
+            what = "was rewritten, or its snapshot expired, while it was read"
+            do = (
+                "Keep snapshots and replaced files longer than a run takes; the next run reads the"
+                " newest snapshot"
+            )
+        raise StoreUnavailable(
+            f"{_begun(subject)}: the lake table {table} {what}.",
+            unaffected=_UNAFFECTED,
+            next_step=f"{do}.",
+        ) from error
+
+
+def iceberg_name(url: str, table: str, session: SparkSession) -> str:
+    """The table's name in SQL. A catalog over the warehouse is configured in the session, unless the connection names one that
+    Spark's own configuration has."""
+    parts = re.findall(r"`[^`]+`|[^.`]+", table)
+    if url.startswith("catalog://"):
+        catalog = url.removeprefix("catalog://").strip("/")
+    else:
+        catalog = f"backstop_{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+        at = f"spark.sql.catalog.{catalog}"
+        session.conf.set(f"{at}.type", "hadoop")
+        session.conf.set(f"{at}.warehouse", url)
+        # What another process commits is seen at once.
+        session.conf.set(f"{at}.cache-enabled", "false")
+        session.conf.set(at, "org.apache.iceberg.spark.SparkCatalog")
+    return ".".join(f"`{part.strip('`')}`" for part in (catalog, *parts))
+
+
+def _of_iceberg(subject: str, url: str, table: str, session: SparkSession) -> Snapshot:
+    name = iceberg_name(url, table, session)
+    # The reference first: snapshots that are read later hold it, unless it has expired since.
+    heads = session.sql(f"SELECT snapshot_id FROM {name}.refs WHERE name = 'main'").collect()
+    if not heads:
+        raise _none(subject, table, "no snapshot: nothing was ever committed to it")
+    head = int(heads[0]["snapshot_id"])
+    found = {
+        int(row["snapshot_id"]): row
+        for row in session.sql(
+            f"SELECT snapshot_id, parent_id, operation, unix_micros(committed_at) AS at FROM {name}.snapshots"
+        ).collect()
+    }
+    if head not in found:
+        raise _none(subject, table, "its newest snapshot expired while it was looked up")
+    at: int | None = head
+    while at in found and found[at]["operation"] not in _WRITES:
+        at = found[at]["parent_id"]
+    written = found[at]["at"] if at in found else None
+    frame = session.sql(f"SELECT * FROM {name} VERSION AS OF {head}")
+    return Snapshot(frame, f"{name} {head}", None if written is None else _instant(written))
+
+
+def _of_parquet(subject: str, url: str, table: str, session: SparkSession) -> Snapshot:
+    root = f"{url.rstrip('/')}/{table}"
+    for _ in range(_TRIES):
+        before = _marker(session, root)
+        if before is None:
+            says = "no _SUCCESS file: nothing says that what wrote it last has ended"
+            raise _none(subject, table, says)
+        # Spark lists the files once, here; what is read later is these files or an error.
+        frame = (
+            session.read.option("ignoreMissingFiles", "false")
+            .option("ignoreCorruptFiles", "false")
+            .parquet(root)
+        )
+        if _marker(session, root) == before:
+            return Snapshot(frame, f"{root} {before}", _instant(before * 1000))
+    raise _none(subject, table, f"it was written again during each of {_TRIES} tries to list it")
+
+
+def _marker(session: SparkSession, root: str) -> int | None:
+    """When a job last ended there, in milliseconds."""
+    jvm: Any = session._jvm
+    path = jvm.org.apache.hadoop.fs.Path(f"{root}/_SUCCESS")
+    files = path.getFileSystem(session._jsc.hadoopConfiguration())
+    return int(files.getFileStatus(path).getModificationTime()) if files.exists(path) else None
+
+
+def _none(subject: str, table: str, why: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{_begun(subject)}: the lake table {table} has no snapshot to read: {why}.",
+        unaffected=_UNAFFECTED,
+        next_step="Let its writer commit, or correct mapping.tables; the next run reads it again.",
+    )
+
+
+def _instant(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def _begun(subject: str) -> str:
+    return f"{subject[:1].upper()}{subject[1:]}"

@@ -1,0 +1,500 @@
+"""Message tables in a lake, read by a real Spark: what a snapshot proves, up to when it denies, and what it costs when it is broken."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backstop.brokers.protocol import Retries
+from backstop.brokers.redis_streams import RedisStreams
+from backstop.evidence.judge_by_key import Judge
+from backstop.model.records import Key
+from backstop.reconcile.answer_proof import Answer
+from backstop.reconcile.run_proof import run_proof
+from backstop.stores.lake.stores import LakeLogs
+from backstop.stores.open import open_mapped_logs, open_mapped_stubs
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
+from lake_world import INBOX, OWN, Lake, lake
+from system import build_template
+
+FORMATS = ("iceberg", "parquet")
+Open = Callable[..., Any]
+WAITS = ("BACKLOGGED", "ahead_of_group")
+LOST = ("LOST", "passed_over")
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
+    folder = tmp_path_factory.mktemp("lake")
+    with (
+        Postgres(folder / "pg") as postgres,
+        Valkey(folder / "valkey", appendfsync="everysec") as valkey,
+    ):
+        build_template(postgres)
+        yield postgres, valkey
+
+
+@pytest.fixture
+def opened(servers: tuple[Postgres, Valkey], spark: Any, tmp_path: Path) -> Open:
+    return lambda dialect, **changes: lake(servers, spark, dialect, tmp_path / "lake", **changes)
+
+
+def learned(shop: Lake) -> Lake:
+    """One message was found done, so that absence counts from now on."""
+    shop.receive(shop.sent())
+    shop.commit()
+    assert shop.run() is None
+    return shop
+
+
+@pytest.mark.parametrize("dialect", FORMATS)
+def test_a_lake_tells_lost_rolled_back_under_way_and_done_apart(opened: Open, dialect: str) -> None:
+    with opened(dialect) as shop:
+        learned(shop)
+        lost, under_way, done, begun = shop.sent(), shop.promise(), shop.sent(), shop.sent()
+        shop.receive(done)
+        shop.receive(begun, "begun")
+        shop.commit()
+        assert shop.run() is None  # met
+        assert shop.run() is None  # the broker is looked at: every group is past all of it
+        found = shop.verdicts()
+        assert found[lost] == WAITS, "the snapshot is older than what was seen of the broker"
+        assert found[done] == ("confirmed", "")
+
+        shop.commit()
+        assert shop.run() is None
+        assert {one: found for one, found in shop.verdicts().items() if one != done} == {
+            next(iter(shop.outbox)): ("confirmed", ""),
+            lost: LOST,
+            under_way: WAITS,
+            begun: ("IN_PROGRESS", "lease_without_expiry"),
+        }
+
+
+@pytest.mark.parametrize("dialect", FORMATS)
+def test_work_that_is_done_after_a_snapshot_is_never_lost(opened: Open, dialect: str) -> None:
+    with opened(dialect) as shop:
+        learned(shop)
+        late = shop.sent()
+        shop.commit()
+        shop.run()
+        shop.receive(late)  # and acknowledged; the lake does not have it yet
+        for _ in range(2):
+            assert shop.run() is None
+            assert shop.verdicts()[late] == WAITS
+        shop.commit("inbox")
+        assert shop.run() is None
+        assert shop.verdicts()[late] == ("confirmed", "")
+
+
+def test_a_declared_delay_keeps_a_message_waiting(opened: Open) -> None:
+    with opened("parquet", consumer={"delay": "30s"}) as shop:
+        learned(shop)
+        a_minute_earlier(shop)
+        sent = shop.sent()
+        shop.commit()
+        shop.run()
+        shop.run()
+        shop.commit()
+        shop.run()
+        assert shop.verdicts()[sent] == WAITS, "it may have been done, and not have arrived"
+        a_minute_earlier(shop)
+        shop.run()
+        assert shop.verdicts()[sent] == LOST
+
+
+def a_minute_earlier(shop: Lake) -> None:
+    """As if the broker had been looked at earlier; what was seen of it stays."""
+    shop.system.rows(
+        "control", "UPDATE progress_history SET recorded_at = recorded_at - interval '1 minute'"
+    )
+
+
+LOGGED = (None, "begun", "odd", "failed", "done")
+
+
+def verdict_of(row: str, log: str | None) -> str:
+    if log == "done":
+        return "confirmed"
+    if log in ("begun", "odd"):
+        return "IN_PROGRESS"
+    if row == "new":
+        return "BACKLOGGED"
+    return "STALLED" if log == "failed" else "LOST"
+
+
+@pytest.mark.parametrize("dialect", FORMATS)
+def test_the_truth_table_holds_for_each_state_of_a_row_and_of_its_log(
+    opened: Open, dialect: str
+) -> None:
+    with opened(dialect) as shop:
+        learned(shop)
+        made = {shop.promise(row): (row, log) for row in ("new", "sent", "odd") for log in LOGGED}
+        past = datetime.now(UTC) - timedelta(minutes=1)
+        for message_id, (_, log) in made.items():
+            if log is not None:
+                shop.receive(message_id, log)
+                shop.inbox[message_id] = (*shop.inbox[message_id][:4], past)
+        shop.commit()
+        shop.run()
+        shop.run()
+        shop.commit()
+        shop.run()
+        found = shop.verdicts()
+        expected = {one: verdict_of(*states) for one, states in made.items()}
+        assert {one: found.get(one, ("broken",))[0] for one in made} == {
+            one: "broken" if made[one][0] == "odd" else verdict for one, verdict in expected.items()
+        }
+        with (
+            closing(shop.system.control()) as control,
+            Judge(shop.system.settings, shop.system.connections, control) as judge,
+        ):
+            by_key = judge.judge([Key("orders", one) for one in made if made[one][0] != "odd"])
+        assert {one.message_id: str(one.verdict).upper() for one in by_key} == {
+            one: verdict.upper() for one, verdict in expected.items() if made[one][0] != "odd"
+        }, "by key it is the same snapshot"
+
+
+def test_compaction_and_retention_commit_without_making_a_snapshot_newer(opened: Open) -> None:
+    with opened("iceberg") as shop:
+        learned(shop)
+        sent = shop.sent()
+        shop.commit()
+        shop.run()
+        shop.run()
+        with open_mapped_logs(shop.system.settings, shop.system.connections, "billing_db") as logs:
+            assert isinstance(logs, LakeLogs)
+            before = logs.complete_until(datetime.now(UTC) + timedelta(days=1))
+            catalog, _, table = shop.table("inbox").partition(".")
+            shop.spark.sql(
+                f"CALL {catalog}.system.rewrite_data_files(table => '{table.replace('`', '')}',"
+                " options => map('rewrite-all', 'true'))"
+            ).collect()
+            operations = shop.spark.sql(
+                f"SELECT operation, snapshot_id FROM {shop.table('inbox')}.snapshots ORDER BY committed_at"
+            ).collect()
+            assert operations[-1]["operation"] == "replace"
+            rewritten = operations[-1]["snapshot_id"]
+            assert logs.complete_until(datetime.now(UTC) + timedelta(days=2)) == before
+
+            empty = shop.spark.createDataFrame([], INBOX)
+            empty.writeTo(shop.table("inbox")).append()
+            assert logs.complete_until(datetime.now(UTC) + timedelta(days=3)) > before, (
+                "a writer without data says that it is there"
+            )
+            shop.spark.sql(
+                f"CALL {catalog}.system.rollback_to_snapshot('{table.replace('`', '')}', {rewritten})"
+            ).collect()
+        shop.run()
+        assert shop.verdicts()[sent] == WAITS
+
+
+def test_a_snapshot_that_moves_during_a_run_is_read_as_it_was(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened("iceberg") as shop:
+        learned(shop)
+        sent = shop.sent()
+        shop.commit()
+        shop.run()
+        shop.run()
+        shop.commit()
+        inner = LakeLogs.read_whole
+
+        def moved(self: LakeLogs, groups: Any) -> Any:
+            monkeypatch.setattr(LakeLogs, "read_whole", inner)
+            shop.receive(sent)
+            shop.commit("inbox")
+            return inner(self, groups)
+
+        monkeypatch.setattr(LakeLogs, "read_whole", moved)
+        shop.run()
+        assert shop.verdicts()[sent] == LOST, "by the snapshot that its progress is compared with"
+        shop.run()
+        assert shop.verdicts()[sent] == ("confirmed", "")
+
+
+def break_files(shop: Lake) -> None:
+    """As an expiry that does not wait for readers: the files of the snapshot go."""
+    for file in (shop.folder / "theirs" / "inbox").rglob("*.parquet"):
+        file.unlink()
+
+
+def in_the_future(shop: Lake) -> None:
+    at = datetime.now(UTC).timestamp() + 3600
+    os.utime(shop.folder / "theirs" / "inbox" / "_SUCCESS", (at, at))
+
+
+def other_columns(shop: Lake) -> None:
+    shop.write("inbox", [("m", 1)], "identifier string, grp int")
+
+
+def other_types(shop: Lake) -> None:
+    schema = INBOX.replace("id string", "id bigint").replace("at timestamp", "at string")
+    shop.write("inbox", [(1, "orders", "billing", "done", "now")], schema)
+
+
+BROKEN: dict[str, tuple[str, Callable[[Lake], Any], str]] = {
+    "no table": (
+        "parquet",
+        lambda shop: shutil.rmtree(shop.folder / "theirs/inbox"),
+        "no _SUCCESS",
+    ),
+    "no lake": ("iceberg", lambda shop: shutil.rmtree(shop.folder), "is not there"),
+    "no marker": (
+        "parquet",
+        lambda shop: (shop.folder / "theirs/inbox/_SUCCESS").unlink(),
+        "no _SUCCESS file",
+    ),
+    "files gone, Parquet": ("parquet", break_files, "was rewritten, or its snapshot expired"),
+    "files gone, Iceberg": ("iceberg", break_files, "was rewritten, or its snapshot expired"),
+    "in the future": ("parquet", in_the_future, "ahead of the control database"),
+    "other columns": ("parquet", other_columns, "it has no column id, only identifier, grp"),
+    "other types": ("parquet", other_types, "id is bigint, and must be a text"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_lake_table_costs_only_itself(opened: Open, case: str) -> None:
+    dialect, breaks, says = BROKEN[case]
+    with opened(
+        dialect,
+        producers=OWN,
+        also={"shipping_db": {"connection": "shipping_db"}},
+        groups={
+            group: {"store": f"{group}_db", "progress": "acknowledged"}
+            for group in ("billing", "shipping")
+        },
+        topics={
+            "orders": {"broker": "embedded", "groups": ["billing", "shipping"], "mode": "observe"}
+        },
+    ) as shop:
+        shop.receive(shop.sent())
+        shop.commit("inbox")
+        lost = shop.system.sent("lost")
+        for group in ("billing", "shipping"):
+            shop.system.pass_over(group)
+        shop.run()
+        breaks(shop)
+        all_due(shop)
+        said = shop.run()
+        assert said is not None and says in said, said
+        found = shop.system.rows(
+            "control",
+            "SELECT consumer_group, verdict FROM open_delivery WHERE message_id = %s",
+            lost.message_id,
+        )
+        assert dict(found) == {"billing": "UNKNOWN", "shipping": "LOST"}
+
+
+def test_a_broken_outbox_costs_only_itself(opened: Open) -> None:
+    with opened("parquet", shards=OWN) as shop:
+        learned(shop)
+        sent = shop.sent()
+        shop.commit()
+        shop.run()
+        known = shop.verdicts()
+        shop.write("outbox", [("m", "orders")], "id string, topic string")
+        lost = shop.system.sent("lost")
+        shop.system.pass_over("billing")
+        all_due(shop)
+        shop.run()
+        shop.commit("inbox")
+        all_due(shop)
+        said = shop.run()
+        assert said is not None and "it has no column state" in said, said
+        assert shop.verdicts()[lost.message_id] == LOST
+        assert shop.verdicts()[sent] == known[sent], "as the last look knew it"
+        shop.commit("outbox")
+        assert shop.run() is None
+
+
+def test_what_the_broker_has_removed_since_a_snapshot_is_not_lost(opened: Open) -> None:
+    """Its stub has an offset below the first that the broker still has: done and removed after the snapshot, for all that is known."""
+    with opened("iceberg", producers=OWN) as shop:
+        shop.receive(shop.sent())
+        shop.system.rows(
+            "control",
+            "INSERT INTO mapped_log_proof (store, mapping, consumer_group, topic) SELECT 'billing_db', %s, 'billing', 'orders'",
+            shop.system.settings.consumers["billing_db"].mapping.fingerprint,  # type: ignore[union-attr]
+        )
+        shop.system.sent("first")
+        shop.system.pass_over("billing")
+        shop.commit("inbox")
+        shop.run()
+        shop.commit("inbox")
+        removed = shop.system.sent("removed").message_id
+        shop.system.pass_over("billing")
+        empty_streams(shop)
+        all_due(shop)
+        assert shop.run() is None
+        assert shop.verdicts()[removed] == WAITS
+        shop.commit("inbox")
+        all_due(shop)
+        assert shop.run() is None
+        assert shop.verdicts()[removed] == LOST
+
+
+def all_due(shop: Lake) -> None:
+    shop.system.rows(
+        "shop_a", "UPDATE message_stub SET next_check_at = now() - interval '1 minute'"
+    )
+
+
+def empty_streams(shop: Lake) -> None:
+    """Retention takes everything that the topic had."""
+    import redis
+
+    client = redis.Redis.from_url(shop.system.urls["broker"])
+    for key in client.scan_iter("*", _type="stream"):
+        client.xtrim(key, maxlen=0, approximate=False)
+
+
+def test_what_waited_for_another_delivery_before_the_snapshot_is_not_lost(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited when the snapshot was complete, does not wait now, and may have been done in between."""
+    waiting = 0
+    monkeypatch.setattr(
+        RedisStreams,
+        "list_retries",
+        lambda self, topic, group, since=None: Retries(waiting, None, {}),
+    )
+    with opened("parquet") as shop:
+        learned(shop)
+        sent = shop.sent()
+        shop.commit()
+        waiting = 1
+        shop.run()  # met
+        shop.run()
+        shop.commit()
+        waiting = 0
+        shop.run()
+        assert shop.verdicts()[sent] == WAITS
+        shop.commit()
+        shop.run()
+        assert shop.verdicts()[sent] == LOST
+
+
+@pytest.mark.parametrize("dialect", FORMATS)
+def test_a_window_of_the_lake_is_proved_as_far_as_its_snapshot_is_complete(
+    opened: Open, dialect: str
+) -> None:
+    with opened(dialect) as shop:
+        learned(shop)
+        done, lost = shop.receive(shop.sent()), shop.sent()
+        shop.promise("sent", topic="other")
+        end = datetime.now(UTC)
+        shop.run()
+
+        def prove(until: datetime) -> Any:
+            return run_proof(
+                shop.system.settings,
+                shop.system.connections,
+                lambda: shop.spark,
+                lambda *_: None,
+                "orders",
+                end - timedelta(hours=1),
+                until,
+                folder=None,
+                formats=(),
+            )
+
+        early = prove(end)
+        assert early.answer is Answer.INCOMPLETE
+        assert "complete until" in early.sentence, early.sentence
+        shop.commit()
+        shop.run()
+        shop.run()
+        shop.commit()
+        proof = prove(end)
+        standings = {(one.standing, one.verdict): one.deliveries for one in proof.counts}
+        assert sum(proof.stubs.values()) == 3
+        assert proof.answer is not Answer.INCOMPLETE, proof.sentence
+        assert standings == {("done", "CONFIRMED"): 2, ("lost", "LOST"): 1}, standings
+        assert [one[0] for one in proof.lost] == [lost] != [done]
+
+
+def test_a_proof_needs_rows_that_stay(opened: Open) -> None:
+    with opened("parquet", producer={"kept": "2h"}) as shop:
+        learned(shop)
+        proof = run_proof(
+            shop.system.settings,
+            shop.system.connections,
+            lambda: shop.spark,
+            lambda *_: None,
+            "orders",
+            datetime.now(UTC) - timedelta(hours=3),
+            datetime.now(UTC) - timedelta(hours=1),
+            folder=None,
+            formats=(),
+        )
+        assert proof.answer is Answer.INCOMPLETE
+        assert "some of the window may be gone" in proof.sentence
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_deliveries_are_lost_only_where_they_are(opened: Open, seed: int) -> None:
+    """Messages are sent, done, kept back and lost at random between random commits of the two tables: after each run nothing that was
+    done, or is still to come, is called lost, and at the end everything has the verdict that is true."""
+    chance = random.Random(seed)
+    with opened(chance.choice(FORMATS)) as shop:
+        learned(shop)
+        fate: dict[str, str] = {}
+        for _ in range(5):
+            for _ in range(chance.randrange(6)):
+                fate[shop.promise()] = "open"
+            for message_id in [one for one, what in fate.items() if what == "open"]:
+                if chance.random() < 0.4:
+                    shop.send(message_id)
+                    fate[message_id] = chance.choice(("done", "done", "lost", "failed"))
+                    if fate[message_id] != "lost":
+                        shop.receive(message_id, fate[message_id])
+            shop.commit(*chance.choice((("outbox",), ("inbox",), ("outbox", "inbox"))))
+            if chance.random() < 0.5:
+                assert shop.run() is None
+            found = shop.verdicts()
+            for message_id, what in fate.items():
+                verdict = found.get(message_id, ("", ""))[0]
+                if verdict in ("LOST", "UNSENT"):
+                    assert what == "lost", (message_id, what, verdict)
+        shop.commit()
+        shop.run()
+        shop.run()
+        shop.commit()
+        shop.run()
+        truth = {"done": "confirmed", "lost": "LOST", "failed": "STALLED"}
+        for message_id, what in fate.items():
+            if what in truth:
+                verdict = shop.verdicts()[message_id][0]
+                assert verdict == truth[what] or (what, verdict) == ("failed", "IN_PROGRESS")
+
+
+@pytest.mark.parametrize("dialect", FORMATS)
+def test_check_says_what_a_lake_table_can_prove_and_until_when(opened: Open, dialect: str) -> None:
+    with opened(dialect, consumer={"delay": "2m", "kept": "30d"}) as shop:
+        shop.commit()
+        settings, connections = shop.system.settings, shop.system.connections
+        with (
+            open_mapped_stubs(settings, connections, "shop") as stubs,
+            open_mapped_logs(settings, connections, "billing_db") as logs,
+        ):
+            found = {one.subject: one for one in [*stubs.check(), *logs.check()]}
+            assert all(one.good for one in found.values()), found
+            assert "UNSENT, LOST and CONFIRMED" in found["shard shop: proves"].says
+            assert "never" in found["store billing_db: repair"].says
+            assert "with a delay of 2m" in found["store billing_db: snapshot"].says
+            assert "rows stay 30d" in found["store billing_db: proves"].says
+
+            shop.write("inbox", [(1, "orders")], "id int, topic string")
+            (columns,) = [one for one in logs.check() if "columns" in one.subject]
+            assert not columns.good and "it has no column grp, only id, topic" in columns.says
