@@ -31,7 +31,7 @@ from backstop.airflow.decide_case import dag_for
 from backstop.airflow.links import PREFIX, base_url
 from backstop.airflow.replay_incident import NO
 from backstop.config.settings import Settings
-from backstop.decisions.actions import ACTIONS, actions_for
+from backstop.decisions.actions import ACTIONS, actions_for, actions_now
 from backstop.model.errors import BackstopError, ConfigurationError, DecisionRefused, Unavailable
 from backstop.reports.console import LISTS, MOST, filter_text, read_one, read_page, read_rows
 from backstop.reports.filters import read_filter
@@ -509,8 +509,8 @@ def show_case(visited: Visiting, case_id: Annotated[int, Id]) -> m.Case:
     """One case: its evidence, what each answer does, whether you may give it, and where Airflow takes it."""
     row = _require_case(visited, case_id)
     dag_run, proposed = row.pop("dag_run"), row["proposal"] is not None
-    undecided = row["state"] == "open" or (row["state"] == "decided" and row["decision"] == "leave")
-    names = ("approve", "reject") if proposed else actions_for(row["kind"]) if undecided else ()
+    now = actions_now(row["kind"], row["state"], row["decision"])
+    names = ("approve", "reject") if proposed else now
     actions = [
         m.CaseAction(name=name, does=ACTIONS[name], allowed=why is None, why_not=why)
         for name in names
