@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from datetime import timedelta
 from itertools import count
@@ -28,9 +28,12 @@ from backstop.client import (
     row_lock,
     suspects,
 )
-from backstop.leases import queue_owner
+from backstop.leases import parking, queue_owner
+from backstop.leases.guard import begin, renew_many
+from backstop.leases.lease import Acquired, Arrival
+from backstop.leases.parking import InOrder
 from backstop.leases.queue_owner import QueueLost, share_of
-from backstop.model.errors import ConfigurationError, DecisionRefused
+from backstop.model.errors import ConfigurationError, DecisionRefused, LeaseLost
 from backstop.model.records import GROUPS_HEADER, Counts, Message
 from backstop_lab.servers.valkey import Valkey
 from client_world import GROUP, TOPIC, Database, broker, consumer, postgres, valkey  # noqa: F401
@@ -584,18 +587,54 @@ def test_a_fence_that_is_compared_while_another_takes_the_queue_is_refused(
 ) -> None:
     one, two, queue = own
     queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1)
+    assert meanwhile(world, lambda: queue_owner.held(one, [queue]), two.commit) == set()
+
+
+def meanwhile(world: OrderedWorld, ask: Callable[[], Any], then: Callable[[], None]) -> Any:
+    """What is answered to somebody who waits for a lock until `then`; or the error."""
     answers: list[Any] = []
-    comparing = threading.Thread(target=lambda: answers.append(queue_owner.held(one, [queue])))
-    comparing.start()
+
+    def asking() -> None:
+        try:
+            answers.append(ask())
+        except LeaseLost as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=asking)
+    thread.start()
     watch = world.database.connect()
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
     with closing(watch), watch, watch.cursor() as cursor:
         deadline = time.monotonic() + 10
         while cursor.execute(waiting) or cursor.fetchone() == (0,):
-            assert time.monotonic() < deadline, "it did not wait for the takeover"
-    two.commit()
-    comparing.join(10)
-    assert answers == [set()]
+            assert time.monotonic() < deadline, "it did not wait"
+    then()
+    thread.join(10)
+    (answer,) = answers
+    return answer
+
+
+@pytest.mark.parametrize("what", ["renewed", "taken over", "of a queue that is taken"])
+def test_a_head_that_ends_while_its_log_or_its_queue_changes_ends_by_what_it_is_then(
+    world: OrderedWorld, own: Any, what: str
+) -> None:
+    one, two, queue = own
+    message = Message(TOPIC, "a-000", b"{}", partition_key="a")
+    lease = begin(one, GROUP, TOPIC, "a-000")
+    assert isinstance(lease, Acquired)
+    one.commit()
+    head = InOrder(queue, "a", message, Arrival(TOPIC, "a-000"))
+    if what == "renewed":
+        assert renew_many(two, GROUP, [lease]) == {lease}
+    elif what == "taken over":
+        with two.cursor() as cursor:
+            cursor.execute("UPDATE consumer_log SET owner_token = gen_random_uuid()")
+    else:
+        queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1)
+    answer = meanwhile(world, lambda: parking.complete(one, head, lease), two.commit)
+    one.commit() if answer is None else one.rollback()
+    assert type(answer) is {"renewed": type(None), "taken over": LeaseLost}.get(what, QueueLost)
+    assert world.states() == {"a-000": "CONSUMED" if what == "renewed" else "CONSUMING"}
 
 
 def test_a_worker_that_stands_still_after_the_comparison_is_ended_by_the_server(
