@@ -6,20 +6,24 @@ The small sizes are part of `make test`; the large ones (marker soak) print thei
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import OrderedConsumer, Retries, Work
 from backstop.client.finished import MOST_NOTED
 from backstop.leases import parking
 from backstop.model.records import Counts, Message
+from backstop_lab.servers.valkey import Valkey
 from client_world import GROUP, Database, broker, consumer, postgres, valkey  # noqa: F401
 from ordered_world import OrderedWorld
 
@@ -193,6 +197,69 @@ def _copies(proof: Proof, messages: int, batch: int) -> None:
         f"\n{messages} messages in {spent:.0f} s; at most {max(gaps)} gaps in a done-set,"
         f" at most {max(kept)} offsets and ids kept, in {len(kept)} looks"
     )
+
+
+def _downstream_away(proof: Proof, downstream: Valkey, seconds: float, messages: int) -> None:
+    """The handlers' own server stands still, as for a machine that is paused, while traffic goes on."""
+    client = redis.Redis.from_url(downstream.url(), socket_timeout=0.3)
+    write = proof.handle
+
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        client.incr(message.partition_key or "")
+        write(connection, message, work)
+
+    proof.handle = handle  # type: ignore[method-assign]
+    behind: list[int] = []
+
+    def during(_: OrderedConsumer) -> None:
+        proof.publish(messages)
+        until("work", lambda: proof.one("count(*)") > messages // 10)
+        assert downstream.pid is not None
+        os.kill(downstream.pid, signal.SIGSTOP)
+        try:
+            proof.publish(messages)
+            until("a case", lambda: proof.database.run("SELECT 1 FROM downstream_away"))
+            time.sleep(seconds)
+            behind.append(2 * messages - proof.one("count(*)"))
+            assert proof.ordered.parked() == {}
+        finally:
+            os.kill(downstream.pid, signal.SIGCONT)
+
+    counts = proof.run(during)
+    assert behind[0] > 0 and counts["downstream_away"] > 0, "nothing was away"
+    assert (
+        proof.one("count(DISTINCT message_id)"),
+        proof.one("count(*)"),
+        proof.out_of_order(),
+    ) == (
+        2 * messages,
+        2 * messages,
+        0,
+    )
+    assert (proof.ordered.parked(), counts.get("parked_keys", 0)) == ({}, 0)
+    assert proof.database.run("SELECT 1 FROM downstream_away") == []
+    print(
+        f"\n{behind[0]} messages waited; {counts['downstream_away']} tries met the server that was away"
+    )
+
+
+@pytest.fixture
+def downstream(tmp_path: Path) -> Iterator[Valkey]:
+    with Valkey(tmp_path / "downstream") as server:
+        yield server
+
+
+def test_a_downstream_that_stands_still_parks_nothing_and_its_queues_go_on(
+    proof: Proof, downstream: Valkey
+) -> None:
+    _downstream_away(proof, downstream, seconds=2, messages=1_000)
+
+
+@pytest.mark.soak
+def test_a_downstream_that_is_away_for_a_minute_parks_nothing_and_its_queues_go_on(
+    proof: Proof, downstream: Valkey
+) -> None:
+    _downstream_away(proof, downstream, seconds=60, messages=10_000)
 
 
 TURNS = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from datetime import timedelta
 from itertools import count
@@ -17,17 +17,23 @@ import redis
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.brokers.redis_streams.receive_owned import _place
 from backstop.client import (
+    Consumer,
     DownstreamAway,
     Limits,
     Retries,
     Work,
     leased,
+    ordered_consumer,
+    ordered_peers,
     row_lock,
     suspects,
 )
-from backstop.leases import queue_owner
+from backstop.leases import parking, queue_owner
+from backstop.leases.guard import begin, renew_many
+from backstop.leases.lease import Acquired, Arrival
+from backstop.leases.parking import InOrder
 from backstop.leases.queue_owner import QueueLost, share_of
-from backstop.model.errors import ConfigurationError, DecisionRefused
+from backstop.model.errors import ConfigurationError, DecisionRefused, LeaseLost
 from backstop.model.records import GROUPS_HEADER, Counts, Message
 from backstop_lab.servers.valkey import Valkey
 from client_world import GROUP, TOPIC, Database, broker, consumer, postgres, valkey  # noqa: F401
@@ -189,7 +195,7 @@ def test_a_person_may_discard_the_head_or_the_key_or_edit_the_head(
         world.handler.failing = set()
     world.answer(what, "a", b"edited" if what == "edit" else None)
     with pytest.raises(DecisionRefused):
-        world.answer(what, "a", b"twice" if what == "edit" else None)
+        world.answer("edit", "a", b"twice")
     world.publish("a-001", "a-004")  # a copy of what was discarded, and a new one
     with world.worker() as worker:
         world.step(worker, until=lambda: world.parked() == {} and world.lag() == 0)
@@ -199,6 +205,60 @@ def test_a_person_may_discard_the_head_or_the_key_or_edit_the_head(
         assert bytes(row["content"]) == b"edited"
     else:
         assert world.states()["a-001"] == "PARKED"
+
+
+@pytest.mark.parametrize(
+    ("what", "effects"),
+    [("discard head", ["a-000", "a-002", "a-003"]), ("discard key", ["a-000"])],
+)
+def test_what_is_being_released_may_still_be_discarded_unless_a_worker_has_its_head(
+    world: OrderedWorld, what: str, effects: list[str]
+) -> None:
+    parked_world(world)
+    world.handler.failing = set()
+    world.answer("retry", "a")
+    log = "UPDATE consumer_log SET state = '{}', lease_expires_at = clock_timestamp() WHERE message_id = 'a-001'"
+    for state in ("CONSUMING", "EXPIRED", "FAILED"):
+        world.database.run(log.format(state))
+        with pytest.raises(DecisionRefused, match=state):
+            world.answer(what, "a")
+    world.database.run(log.format("PARKED"))
+    world.answer(what, "a")  # no consumer lives
+    world.publish("a-001")  # a copy of what was discarded
+    with world.worker() as worker:
+        world.step(worker, until=lambda: world.parked() == {} and world.lag() == 0)
+    assert world.effects("a") == effects
+    assert world.states()["a-001"] == "PARKED"
+
+
+def test_a_consumer_without_order_refuses_to_work_beside_ordered_ones(
+    world: OrderedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered_peers, "LOOK_AGAIN", 0.0)
+    subscription = world.broker.subscribe(GROUP, [TOPIC], "plain")
+    plain = Consumer(
+        subscription,
+        world.database.connect,
+        GROUP,
+        world.handler.by("plain"),
+        wait=SOON,
+    )
+    with closing(plain), closing(subscription):
+        world.publish("a-000")
+        assert plain.run_once() == {"processed": 1}
+        with world.worker() as worker:
+            world.step(worker, until=lambda: set(world.owners().values()) == {"w1"})
+            world.publish("a-001", "b-001")
+            with pytest.raises(ConfigurationError, match="in order"):
+                plain.run_once()
+            world.step(worker, until=lambda: world.lag() == 0)
+            worker._hand_over(Counts())
+    rows = world.database.run("SELECT message_id, member FROM ordered_effect ORDER BY 1")
+    assert [tuple(row.values()) for row in rows] == [
+        ("a-000", "plain"),
+        ("a-001", "w1"),
+        ("b-001", "w1"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -436,7 +496,7 @@ def test_a_worker_that_lost_its_queue_has_no_effect_and_the_new_owner_does_it_in
         world.step(two, until=lambda: set(world.owners().values()) == {"w2"})
         go_on.set()
         late._wait_for_result(10)
-        assert late._arrived[0].tried.value == "fenced", (
+        assert late._results._arrived[0].tried.value == "fenced", (
             "its lease runs, but the queue is another's"
         )
         assert world.effects() == []
@@ -527,18 +587,54 @@ def test_a_fence_that_is_compared_while_another_takes_the_queue_is_refused(
 ) -> None:
     one, two, queue = own
     queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1)
+    assert meanwhile(world, lambda: queue_owner.held(one, [queue]), two.commit) == set()
+
+
+def meanwhile(world: OrderedWorld, ask: Callable[[], Any], then: Callable[[], None]) -> Any:
+    """What is answered to somebody who waits for a lock until `then`; or the error."""
     answers: list[Any] = []
-    comparing = threading.Thread(target=lambda: answers.append(queue_owner.held(one, [queue])))
-    comparing.start()
+
+    def asking() -> None:
+        try:
+            answers.append(ask())
+        except LeaseLost as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=asking)
+    thread.start()
     watch = world.database.connect()
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
     with closing(watch), watch, watch.cursor() as cursor:
         deadline = time.monotonic() + 10
         while cursor.execute(waiting) or cursor.fetchone() == (0,):
-            assert time.monotonic() < deadline, "it did not wait for the takeover"
-    two.commit()
-    comparing.join(10)
-    assert answers == [set()]
+            assert time.monotonic() < deadline, "it did not wait"
+    then()
+    thread.join(10)
+    (answer,) = answers
+    return answer
+
+
+@pytest.mark.parametrize("what", ["renewed", "taken over", "of a queue that is taken"])
+def test_a_head_that_ends_while_its_log_or_its_queue_changes_ends_by_what_it_is_then(
+    world: OrderedWorld, own: Any, what: str
+) -> None:
+    one, two, queue = own
+    message = Message(TOPIC, "a-000", b"{}", partition_key="a")
+    lease = begin(one, GROUP, TOPIC, "a-000")
+    assert isinstance(lease, Acquired)
+    one.commit()
+    head = InOrder(queue, "a", message, Arrival(TOPIC, "a-000"))
+    if what == "renewed":
+        assert renew_many(two, GROUP, [lease]) == {lease}
+    elif what == "taken over":
+        with two.cursor() as cursor:
+            cursor.execute("UPDATE consumer_log SET owner_token = gen_random_uuid()")
+    else:
+        queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1)
+    answer = meanwhile(world, lambda: parking.complete(one, head, lease), two.commit)
+    one.commit() if answer is None else one.rollback()
+    assert type(answer) is {"renewed": type(None), "taken over": LeaseLost}.get(what, QueueLost)
+    assert world.states() == {"a-000": "CONSUMED" if what == "renewed" else "CONSUMING"}
 
 
 def test_a_worker_that_stands_still_after_the_comparison_is_ended_by_the_server(
@@ -642,6 +738,73 @@ def test_a_consumer_that_is_stopped_finishes_what_is_in_handlers_and_releases_it
 
 
 # Strict order
+
+
+def test_a_handler_that_outlasts_the_drain_has_no_effect_and_its_queue_goes_on(
+    world: OrderedWorld,
+) -> None:
+    """The drain has a limit; after it the fence decides."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(connection: Any, message: Message, work: Work) -> None:
+        write_effect(connection, message, "w1")
+        entered.set()
+        assert go_on.wait(30)
+
+    mine, counts, stop = ids("a", 3), Counts(), threading.Event()
+    world.publish(*mine)
+    soon = timedelta(milliseconds=300)
+    with (
+        world.worker("w1", slow, drain_within=soon, lease=timedelta(seconds=1)) as late,
+        world.worker("w2") as two,
+    ):
+        leaving = threading.Thread(target=lambda: late.run(stop, counts=counts))
+        leaving.start()
+        try:
+            assert entered.wait(20)
+            stop.set()
+            world.step(two, until=lambda: set(world.owners().values()) == {"w2"})
+            world.publish("b-000")  # other keys of the queue go on; this one's lease is renewed
+            world.step(two, until=lambda: world.effects() == ["b-000"])
+        finally:
+            go_on.set()
+            leaving.join(20)
+        world.step(two, until=lambda: world.lag() == 0)
+    assert world.effects("a") == mine
+    members = world.database.run("SELECT DISTINCT member FROM ordered_effect")
+    assert [row["member"] for row in members] == ["w2"]
+    assert counts["fenced"] == 1 and "processed" not in counts
+
+
+def test_a_queue_with_too_many_open_messages_is_not_read_on_until_they_are_done(
+    world: OrderedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered_consumer, "MOST_GAPS", 2)
+    world.broker.delete_topic(TOPIC)
+    world.broker.create_topic(TOPIC, 1)
+    world.broker.create_group(GROUP, TOPIC, "start")
+    go_on = threading.Event()
+
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        if message.message_id.startswith("slow"):
+            assert go_on.wait(30)
+        write_effect(connection, message, "w1")
+
+    def gaps() -> int:
+        return worker._finished.gaps((TOPIC, 0))
+
+    with world.worker(handler=handle) as worker:
+        try:
+            world.publish(*(i for n in range(3) for i in (f"slow{n}-000", f"a{n}-000")))
+            world.step(worker, until=lambda: gaps() == 3)
+            world.publish("b-000")
+            rounds = count()
+            world.step(worker, until=lambda: next(rounds) > 20)
+            assert world.effects("b") == []
+        finally:
+            go_on.set()
+        world.step(worker, until=lambda: world.lag() == 0)
+        assert (world.effects("b"), gaps()) == (["b-000"], 0)
 
 
 def test_in_strict_order_a_queue_waits_for_a_failed_message_and_parks_nothing(
@@ -807,6 +970,37 @@ def test_what_nobody_does_leaves_no_gap_and_what_was_done_above_an_open_message_
         assert two._finished._ids[TOPIC, 0, epoch] == {
             int(offset): whose for offset, whose in ids.items()
         }
+
+
+def test_a_list_of_what_is_finished_goes_on_through_owners_that_read_nothing(
+    world: OrderedWorld,
+) -> None:
+    """Of a queue that is taken for a release alone, or handed on at once, nobody has read."""
+    world.broker.delete_topic(TOPIC)
+    world.broker.create_topic(TOPIC, 1)
+    world.broker.create_group(GROUP, TOPIC, "start")
+    world.handler.failing = {"a-000"}
+    world.publish("a-000", "a-001")
+    with world.worker() as worker:
+        world.step(worker, until=lambda: world.parked())
+        worker._hand_over(Counts())
+    world.handler.failing = set()
+    saved = json.dumps({"e": {"7": "x-000"}})
+    world.database.run("UPDATE queue_owner SET finished = %s::jsonb", (saved,))
+    with world.worker("w2") as two:
+        world.step(two, until=lambda: two._finished._ids)
+        two._hand_over(Counts())
+    world.broker.delete_topic(TOPIC)
+    world.answer("retry", "a")
+    world.database.run("UPDATE queue_owner SET updated_at = updated_at - interval '1 hour'")
+    world.database.run("UPDATE queue_owner SET expires_at = expires_at - interval '1 hour'")
+    with world.worker("w3") as three:
+        three._queues.since = float("-inf")
+        counts = world.step(
+            three, until=lambda: world.parked() == {} and world.owners() == {0: None}
+        )
+    assert counts["queues_taken_to_release"] == 1
+    assert world.database.one("SELECT finished FROM queue_owner")["finished"] == json.loads(saved)
 
 
 # A broker that assigns the queues

@@ -118,6 +118,27 @@ def test_what_a_person_discards_is_voided_and_the_rest_goes_on_in_order(
     assert shop.effects() == effects
 
 
+def test_a_release_that_makes_no_progress_can_be_cut_short_by_a_discard(shop: ParkedWorld) -> None:
+    """No consumer lives: the released messages would wait for one."""
+    case_id = shop.park("a-1", "a-2", failing="a-1")
+    shop.answer(case_id, "release")
+    shop.watch()
+    assert shop.cases() == [("key_parked", "a", "decided")]
+    case, _ = show(shop.world.conn, case_id)
+    assert case.actions == ("discard_head", "discard_key")
+    for action in ("release", "edit_head", "leave"):
+        with pytest.raises(DecisionRefused, match="already decided"):
+            shop.answer(case_id, action, why="again")
+    assert shop.answer(case_id, "discard_key", why="refunded").counts == {"discarded": 2}
+    assert shop.answer(case_id, "discard_key", why="refunded").again
+    shop.watch()
+    assert (shop.cases(), shop.parked()) == ([("key_parked", "a", "closed")], {})
+    case, _ = show(shop.world.conn, case_id)
+    assert [entry["action"] for entry in case.evidence["decisions"]] == ["release", "discard_key"]
+    kept = shop.world.control("SELECT message_id, why FROM delivery_decision ORDER BY 1")
+    assert kept == [("a-1", "refunded"), ("a-2", "refunded")]
+
+
 def test_an_answer_to_another_head_than_was_shown_is_refused(shop: ParkedWorld) -> None:
     case_id = shop.park("a-1", "a-2", failing="a-1")
     shop.world.run(DATABASE, "DELETE FROM parked_message WHERE message_id = 'a-1'")

@@ -27,6 +27,7 @@ from backstop.client.keep_connection import KeptConnection
 from backstop.leases import parking
 from backstop.leases.lease import Acquired
 from backstop.leases.queue_owner import OwnedQueue
+from backstop.model.errors import DecisionRefused
 from backstop.model.records import Counts, Message
 from guard_machine import KeptDatabase
 
@@ -195,8 +196,11 @@ class OrderMachine(RuleBasedStateMachine):
         what=st.sampled_from(["heal", "heal", "retry", "discard head", "discard key"]),
     )
     def answer(self, key: str, what: str) -> None:
-        """A person answers, if the key is parked; `heal`: after the cause was repaired."""
-        if (self.group, self.topic, key) not in self._keys("PARKED"):
+        """A person answers, if the key is parked; `heal`: after the cause was repaired. What is being released may be discarded."""
+        is_releasing = (self.group, self.topic, key) in self._keys("RELEASING")
+        if (self.group, self.topic, key) not in self._keys("PARKED") and not (
+            is_releasing and what.startswith("discard")
+        ):
             return
         if what == "heal":
             self.failing -= set(self.published[key])
@@ -205,11 +209,15 @@ class OrderMachine(RuleBasedStateMachine):
             parking.answer_retry(connection, self.group, self.topic, key, "ann")
         else:
             whole = what == "discard key"
-            self.discarded |= set(
-                parking.answer_discard(
+            try:
+                given_up = parking.answer_discard(
                     connection, self.group, self.topic, key, "ann", whole_key=whole
                 )
-            )
+            except DecisionRefused:
+                assert is_releasing
+                connection.rollback()
+                return
+            self.discarded |= set(given_up)
         connection.commit()
 
     # What workers do

@@ -6,14 +6,12 @@ import random
 import sys
 import time
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backstop.brokers.protocol import Received
 from backstop.client.done_set import DoneSet
 from backstop.client.finished import MOST_NOTED, FinishedDeliveries, FinishedOffsets
-from backstop.model.errors import ContractBroken
 from backstop.model.records import Message, Position
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8)), max_size=40)
@@ -31,8 +29,7 @@ def test_it_knows_exactly_what_was_added_however_it_came(
         assert [offset in done for offset in range(80)] == [
             offset in oracle for offset in range(80)
         ]
-        intervals = done.intervals()
-        assert done.highest == max(oracle, default=-1)
+        intervals = list(zip(done._starts, done._ends, strict=True))
         assert done.watermark == min(set(range(81)) - oracle), (
             "all below it is finished, and it is not"
         )
@@ -41,24 +38,6 @@ def test_it_knows_exactly_what_was_added_however_it_came(
             "apart and in order"
         )
         assert done.gaps == len(intervals)
-    again = DoneSet.from_bytes(done.to_bytes())
-    assert (again.watermark, again.intervals()) == (done.watermark, done.intervals())
-
-
-@pytest.mark.parametrize(
-    "saved",
-    [
-        b"",
-        b"\x00" * 11,
-        DoneSet(5).to_bytes() + b"x",
-        DoneSet(5).to_bytes()[:-1],
-        b"\x00" * 7 + b"\x05\x00\x00\x00\x01" + b"\x00" * 7 + b"\x05" + b"\x00" * 7 + b"\x09",
-    ],
-    ids=["nothing", "too short", "too long", "cut", "an interval at the watermark"],
-)
-def test_what_it_did_not_write_is_refused(saved: bytes) -> None:
-    with pytest.raises(ContractBroken):
-        DoneSet.from_bytes(saved)
 
 
 def test_a_million_messages_with_one_in_a_hundred_redelivered_need_memory_for_the_gaps_only() -> (
@@ -136,3 +115,17 @@ def _each(done: FinishedOffsets, asked: list[Received]) -> float:
     for one in asked:
         done.knows(one)
     return (time.perf_counter() - begun) / len(asked)
+
+
+def test_an_owner_that_read_nothing_of_a_queue_saves_what_it_adopted() -> None:
+    finished, queue = FinishedOffsets(), ("orders", 3)
+    finished.adopt(queue, '{"e": {"7": "x", "9": "y"}}')
+    assert finished.saved(queue) == '{"e": {"7": "x", "9": "y"}}'
+    finished.fetched(delivered_at(8, "z"))
+    assert finished.saved(queue) == '{"e": {"9": "y"}}', "the group's place is above the first one"
+    finished.leave(queue)
+    assert finished.saved(queue) is None
+
+
+def delivered_at(offset: int, message_id: str) -> Received:
+    return Received(Message("orders", message_id, b"{}"), Position(3, offset, "e"), "", 1)

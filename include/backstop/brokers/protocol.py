@@ -353,6 +353,11 @@ class Received:
 class Subscription(Protocol):
     """One consumer of a group. Not shared between threads."""
 
+    @property
+    def topics(self) -> Sequence[str]:
+        """What it subscribes to."""
+        ...
+
     def fetch(self, limit: int, wait: timedelta) -> list[Received]:
         """Up to `limit` messages, redeliveries first; waits at most `wait` for the first one."""
         ...

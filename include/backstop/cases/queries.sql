@@ -140,7 +140,7 @@ WHERE c.kind = %(kind)s AND c.closed_at IS NULL
 -- name: close: the cause is gone
 UPDATE case_file SET state = 'closed', closed_at = clock_timestamp() WHERE case_id = %(case_id)s AND closed_at IS NULL;
 
--- name: intend: a person's decision is recorded before it is applied; it also reopens a case that was left
+-- name: intend: a person's decision is recorded before it is applied; it also reopens a case that was left, and one of a key whose release is to be cut short
 UPDATE case_file
 SET state = 'open', decided_at = NULL, decision = %(action)s, decided_by = %(who)s, why = %(why)s,
     intention = jsonb_build_object(
@@ -149,7 +149,8 @@ SET state = 'open', decided_at = NULL, decision = %(action)s, decided_by = %(who
         'before', CASE WHEN state = 'decided' THEN jsonb_build_object('decision', decision, 'decided_by', decided_by, 'why', why,
             'decided_at', decided_at, 'until', clock_timestamp()) ELSE intention -> 'before' END)
 WHERE case_id = %(case_id)s AND closed_at IS NULL
-    AND (state = 'open' OR (state = 'decided' AND decision = 'leave'));
+    AND (state = 'open' OR (state = 'decided' AND (decision = 'leave'
+        OR (kind = 'key_parked' AND %(action)s IN ('discard_head', 'discard_key')))));
 
 -- name: still_mine: the case is open, and no other decision was begun meanwhile; held until the transaction ends
 SELECT coalesce((intention ->> 'reached')::boolean, false) FROM case_file

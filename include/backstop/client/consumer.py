@@ -20,6 +20,7 @@ from backstop.client.keep_books import BookKeeper
 from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.keep_leases import LeaseKeeper
 from backstop.client.lease_store import lease_store
+from backstop.client.ordered_peers import OrderedPeers
 from backstop.client.process import Ended, process, process_under_row_lock, told
 from backstop.client.read_headers import Copy, read_headers
 from backstop.client.ways import Handler, Leased, RowLock, Transactional, Way, Work, way_of
@@ -107,6 +108,7 @@ class Consumer:
         self._rows = KeptConnection(connect, "consumer database") if connect else None
         self._store = lease_store(connect, group, self._way, redis, lease, retry_after, owner_host)
         self._keeper = LeaseKeeper(self._store, lease)
+        self._ordered_peers = OrderedPeers(self._rows, group) if self._rows else None
         self._finished = FinishedDeliveries()
         self._server_life: str | None = None
         self._group = group
@@ -147,9 +149,12 @@ class Consumer:
     def run_once(self, counts: Counts | None = None) -> Counts:
         """Fetch one batch and bring every message of it to an end; what was done, by name, added to `counts`.
 
-        Raises StoreUnavailable or BrokerUnavailable after every received message was left to a redelivery.
+        Raises ConfigurationError beside ordered consumers of the group; StoreUnavailable or BrokerUnavailable after every
+        received message was left to a redelivery.
         """
         counts = Counts() if counts is None else counts
+        if self._ordered_peers is not None:  # before it takes anything out of its order
+            self._ordered_peers.refuse(self._subscription.topics)
         fetched = self._subscription.fetch(self._batch, self._wait)
         before = Counts(counts)
         try:

@@ -4,13 +4,7 @@ Its size is the number of gaps, whatever the number of messages. It spares the d
 the log's unique key remains the proof.
 """
 
-import struct
 from bisect import bisect_right
-from collections.abc import Iterable
-
-from backstop.model.errors import ContractBroken
-
-_HEADER, _INTERVAL = struct.Struct(">qI"), struct.Struct(">qq")
 
 
 class DoneSet:
@@ -38,11 +32,6 @@ class DoneSet:
         """The number of intervals of unfinished offsets below the highest finished one: its size."""
         return len(self._starts)
 
-    @property
-    def highest(self) -> int:
-        """The highest finished offset; below the first one possible when there is none."""
-        return (self._ends[-1] if self._ends else self.watermark) - 1
-
     def add(self, offset: int) -> None:
         """One offset is finished."""
         self.add_range(offset, offset + 1)
@@ -64,41 +53,3 @@ class DoneSet:
         else:
             self._starts[first:last] = [start]
             self._ends[first:last] = [end]
-
-    def intervals(self) -> list[tuple[int, int]]:
-        """What is finished above the watermark: from, up to without."""
-        return list(zip(self._starts, self._ends, strict=True))
-
-    def to_bytes(self) -> bytes:
-        """As it is saved with a commit: 12 bytes, and 16 for each gap."""
-        packed = b"".join(_INTERVAL.pack(start, end) for start, end in self.intervals())
-        return _HEADER.pack(self.watermark, self.gaps) + packed
-
-    @classmethod
-    def from_bytes(cls, saved: bytes) -> "DoneSet":
-        """Raises ContractBroken for anything that `to_bytes` does not write."""
-        if len(saved) < _HEADER.size:
-            raise _broken()
-        watermark, gaps = _HEADER.unpack_from(saved)
-        if len(saved) != _HEADER.size + gaps * _INTERVAL.size:
-            raise _broken()
-        done = cls(watermark)
-        done._fill(_INTERVAL.iter_unpack(saved[_HEADER.size :]))
-        return done
-
-    def _fill(self, intervals: Iterable[tuple[int, ...]]) -> None:
-        before = self.watermark
-        for start, end in intervals:
-            if not before < start < end:
-                raise _broken()
-            self._starts.append(start)
-            self._ends.append(end)
-            before = end
-
-
-def _broken() -> ContractBroken:
-    return ContractBroken(
-        "A saved set of finished offsets cannot be read.",
-        unaffected="Nothing was taken for finished.",
-        next_step="Drop it: the log answers for each message.",
-    )

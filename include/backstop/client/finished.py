@@ -87,8 +87,10 @@ class FinishedOffsets:
         return sum(done.gaps for done in self._sets.values()) + sum(map(len, self._ids.values()))
 
     def saved(self, queue: Queue) -> str | None:
-        """What the next owner may receive again, because a broker keeps one place of a queue: the messages done above it."""
-        found = {life[2]: self._above_watermark(life) for life in self._lives.get(queue, ())}
+        """What the next owner may receive again, because a broker keeps one place of a queue: the messages done above it.
+        Whoever read nothing of the queue keeps what it adopted."""
+        lives = self._lives.get(queue) or [life for life in self._ids if life[:2] == queue]
+        found = {life[2]: self._above_watermark(life) for life in lives}
         found = {epoch: ids for epoch, ids in found.items() if ids}
         return json.dumps(found) if found else None
 
@@ -119,12 +121,10 @@ class FinishedOffsets:
         self._ids.clear()
 
     def _above_watermark(self, life: _Life) -> dict[int, str]:
-        watermark = self._sets[life].watermark
-        return {
-            offset: whose
-            for offset, whose in self._ids.get(life, {}).items()
-            if offset >= watermark
-        }
+        done, ids = self._sets.get(life), self._ids.get(life, {})
+        if done is None:  # nothing of it was read
+            return dict(ids)
+        return {offset: whose for offset, whose in ids.items() if offset >= done.watermark}
 
 
 class FinishedDeliveries:

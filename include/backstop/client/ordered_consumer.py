@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from queue import Empty, SimpleQueue
 
 from backstop.brokers.owned import OwnedSubscription
 from backstop.brokers.protocol import Received
@@ -31,7 +30,7 @@ from backstop.client.read_headers import Copy, read_headers
 from backstop.client.suspects import Suspects
 from backstop.client.try_head import Result, Tried, try_head
 from backstop.client.ways import Handler, RowLock, Way, Work, way_of
-from backstop.client.worker_pool import WorkerPool
+from backstop.client.worker_pool import Results, WorkerPool
 from backstop.leases import guard, parking, queue_owner
 from backstop.leases.lease import (
     LEASE,
@@ -64,6 +63,10 @@ WHOLE_QUEUE = ""
 """The one lane of a queue whose messages are done in strict order."""
 IDLE = (0.005, 0.1)
 """Seconds between two reads of queues that are empty: from, and up to."""
+GATHER = 0.02
+"""Seconds that the end of a message may wait for others, while all threads have work."""
+EMPTY = 0.02
+"""Seconds before a queue that was empty is read again, while handlers are in work."""
 LOOK_FOR_ANSWERS = 1.0
 """Seconds between two looks for parked keys that a person has answered."""
 SILENT_AFTER = 1.0
@@ -151,7 +154,7 @@ class OrderedConsumer:
         self._strict = strict
         self._store = KeptConnection(connect, "consumer database")
         self._pool = WorkerPool(connect, workers)
-        self._at_once = 2 * workers
+        self._workers, self._at_once = workers, 2 * workers
         self._queues = OwnQueues(self._store, group, member, queue_lease, drain_within)
         renewals = InDatabase(
             connect, group, lease=lease, retry_after=retry_after, owner_host=owner_host
@@ -163,8 +166,7 @@ class OrderedConsumer:
         self._lanes = Lanes()
         self._ledger = BookKeeper(self._store, group, member)
         self.books = self._ledger.books
-        self._results: SimpleQueue[Result] = SimpleQueue()
-        self._arrived: list[Result] = []
+        self._results: Results[Result] = Results()
         self._in_pool: set[Lane] = set()
         self._suspects = Suspects()
         self._done: list[Received] = []
@@ -197,7 +199,9 @@ class OrderedConsumer:
                 self.stopping.wait(min(self._retry_after.total_seconds(), 1.0))
                 continue
             idle = IDLE[0] if moved else min(idle * 2, IDLE[1])
-            if not moved:
+            if moved:
+                self._gather()
+            else:
                 self._wait_for_result(idle)
         self._hand_over(counts)
         return counts
@@ -239,7 +243,6 @@ class OrderedConsumer:
         except BrokerUnavailable as error:  # what is owned stays owned
             self._limited.warning(str(error))
         self._compare_server()
-        before = set(self._queues.held)
         for lost in self._queues.beat(
             self._topics, assigned=self._subscription.assigns, leaving=leaving
         ):
@@ -248,15 +251,28 @@ class OrderedConsumer:
                 f"Queue {lost.queue.queue_id} of {lost.queue.topic!r} was taken by another consumer."
             )
             self._forget(lost.queue)
-        for place, holding in self._queues.held.items():
+        for holding in self._queues.held.values():
             if holding.draining:
                 self._drop(holding.queue)
-            elif place not in before:
+            elif not holding.is_adopted:
+                self._adopt(holding)
                 counts.add("queues_taken")
-                with self._store.short_transaction() as connection:
-                    parking.go_on(connection, holding.queue)
-                    self._finished.adopt(place, queue_owner.finished(connection, holding.queue))
         self._beat_at = now
+
+    def _adopt(self, holding: Holding) -> None:
+        """It was taken: where it stopped and what was finished of it is ours to say."""
+        queue = holding.queue
+        with self._store.short_transaction() as connection:
+            parking.go_on(connection, queue)
+            finished = queue_owner.finished(connection, queue)
+        self._finished.adopt((queue.topic, queue.queue_id), finished)
+        holding.is_adopted = True
+
+    def _let_go(self, holding: Holding) -> None:
+        """Nothing of it is in work."""
+        queue = holding.queue
+        self._queues.release(holding, self._finished.saved((queue.topic, queue.queue_id)))
+        self._forget(queue)
 
     def _forget(self, queue: OwnedQueue) -> None:
         """What is left of the queue here is its next owner's."""
@@ -275,10 +291,7 @@ class OrderedConsumer:
                 if holding.stopped_by is not None:  # its next owner, if there is one, says so again
                     with self._store.short_transaction() as connection:
                         parking.go_on(connection, holding.queue)
-                self._queues.release(
-                    holding, self._finished.saved((holding.queue.topic, holding.queue.queue_id))
-                )
-                self._forget(holding.queue)
+                self._let_go(holding)
 
     def _hand_over(self, counts: Counts) -> None:
         """A graceful stop: nothing new is started; what is in handlers is finished, acknowledged and released.
@@ -358,6 +371,8 @@ class OrderedConsumer:
             for one in received:
                 self._sort(holding.queue, one, counts)
             found |= bool(received)
+            if not received and self._in_pool:
+                holding.unread_until = now + EMPTY
         return found, self._rest_refused(refused, answered, counts)
 
     def _rest_refused(
@@ -406,14 +421,12 @@ class OrderedConsumer:
         if now - self._looked_at < LOOK_FOR_ANSWERS:
             return
         self._looked_at = now
-        before = set(self._queues.held)
         self._queues.take_left(list(self._topics), self._fetch)
         left = [holding for holding in self._queues.held.values() if holding.releases_only]
         for holding in left:
-            if (holding.queue.topic, holding.queue.queue_id) not in before:
+            if not holding.is_adopted:
+                self._adopt(holding)
                 counts.add("queues_taken_to_release")
-                with self._store.short_transaction() as connection:
-                    parking.go_on(connection, holding.queue)
         live = [
             holding.queue
             for holding in self._queues.held.values()
@@ -426,8 +439,7 @@ class OrderedConsumer:
         wanted = {queue for queue, _ in released}
         for holding in left:
             if holding.queue not in wanted and not self._lanes.in_work(holding.queue):
-                self._queues.release(holding)
-                self._forget(holding.queue)
+                self._let_go(holding)
 
     # Beginning
 
@@ -587,17 +599,18 @@ class OrderedConsumer:
     # Ending
 
     def _wait_for_result(self, seconds: float) -> None:
-        try:
-            self._arrived.append(self._results.get(timeout=seconds))
-        except Empty:
-            return
+        self._results.wait(1, seconds)
+
+    def _gather(self) -> None:
+        """Each round is round trips for all that has ended: while the pool has tasks that wait for a thread, several are one round."""
+        waiting = len(self._in_pool) - self._workers
+        if waiting > 1:
+            self._results.wait(waiting // 2, GATHER)
 
     def _collect(self, counts: Counts) -> bool:
-        while not self._results.empty():
-            self._arrived.append(self._results.get())
-        found = bool(self._arrived)
-        while self._arrived:
-            result = self._arrived.pop(0)
+        number = len(self._results)
+        for _ in range(number):
+            result = self._results.take()
             self._in_pool.discard(result.lane)
             self._suspects.ended(result.lane)
             counts.add(result.tried.value)
@@ -611,7 +624,7 @@ class OrderedConsumer:
                 if result.lane.releases:
                     self.books.add(outcome)
                 self._keeper.release(result.lease)
-        return found
+        return number > 0
 
     def _end(self, result: Result, counts: Counts) -> str:
         """What became of this try, as the books name it."""

@@ -23,13 +23,15 @@ class Holding:
     queue: OwnedQueue
     until: float
     """Monotonic: from then on others may take it."""
+    is_adopted: bool = False
+    """What its last owner left to be known was read."""
     draining: bool = False
     stopped_by: str | None = None
     """The ordering key at which a limit of parking stopped the queue."""
     releases_only: bool = False
     """Nobody is to read it, perhaps because the broker has it no more: taken to release what is parked in it."""
     unread_until: float = float("-inf")
-    """Monotonic: its broker refused to read it while it answered for others."""
+    """Monotonic: it was empty, or its broker refused to read it while it answered for others."""
     refusals: int = 0
     """How often in a row."""
 

@@ -7,7 +7,7 @@ from enum import Enum
 from backstop.client.keep_connection import KeptConnection
 from backstop.client.lanes import Lane
 from backstop.client.ways import Leased, Transactional, Work
-from backstop.leases import guard, parking, queue_owner
+from backstop.leases import parking
 from backstop.leases.lease import Acquired
 from backstop.leases.parking import InOrder
 from backstop.leases.queue_owner import QueueLost
@@ -93,5 +93,4 @@ def _complete(connection: Connection, lane: Lane, head: InOrder, lease: Acquired
     if lane.releases:
         parking.complete_released(connection, head, lease)
     else:
-        queue_owner.compare(connection, head.queue)
-        guard.complete(connection, lease)
+        parking.complete(connection, head, lease)

@@ -1,13 +1,45 @@
 """A few daemon threads that run tasks, each with a database connection of its own."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Generic, TypeVar
 
 from backstop.client.keep_connection import Connect, KeptConnection
 
 Task = Callable[[KeptConnection], None]
 JOIN_SECONDS = 5.0
+T = TypeVar("T")
+
+
+class Results(Generic[T]):
+    """What tasks report, to one reader that may wait for several at once: it is woken once for all of them."""
+
+    def __init__(self) -> None:
+        self._arrived: deque[T] = deque()
+        self._wanted = 0
+        self._enough = threading.Event()
+
+    def __len__(self) -> int:
+        return len(self._arrived)
+
+    def put(self, result: T) -> None:
+        self._arrived.append(result)
+        if 0 < self._wanted <= len(self._arrived):
+            self._enough.set()
+
+    def take(self) -> T:
+        """The first one; raises IndexError where there is none."""
+        return self._arrived.popleft()
+
+    def wait(self, number: int, seconds: float) -> None:
+        """Until so many are there, and no longer than this."""
+        self._wanted = number
+        self._enough.clear()
+        if len(self._arrived) < number:
+            self._enough.wait(seconds)
+        self._wanted = 0
 
 
 class WorkerPool:

@@ -95,9 +95,20 @@ _MOST = {"more": 100, "sample": 10_000}
 _DONE = (Verdict.CONFIRMED, Verdict.VOIDED)
 
 
+_WHILE_RELEASED = ("discard_head", "discard_key")
+"""What a person may still decide of a parked key whose messages are being released."""
+
+
 def actions_for(kind: str) -> tuple[str, ...]:
     """The actions that a case of this kind offers."""
     return _BY_KIND[kind]
+
+
+def actions_now(kind: str, state: str, decision: str | None) -> tuple[str, ...]:
+    """The actions that a case offers in this state."""
+    if state == "open" or (state == "decided" and decision == "leave"):
+        return actions_for(kind)
+    return _WHILE_RELEASED if (kind, state) == ("key_parked", "decided") else ()
 
 
 def options_for(kind: str, action: str) -> tuple[str, ...]:

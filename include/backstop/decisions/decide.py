@@ -36,6 +36,7 @@ from backstop.control.speaker import people_for, require_may, require_named, set
 from backstop.decisions.actions import (
     OPTIONS,
     actions_for,
+    actions_now,
     is_done,
     options_for,
     why_not,
@@ -293,7 +294,7 @@ def _apply(
         (case.decision, case.decided_by, case.why) == (action, who, why) and case.state != "open"
     ):
         return Decided(case_id, action, Counts(), again=True)
-    if not case.actions:
+    if action not in actions_now(case.kind, case.state, case.decision):
         raise refused(
             f"Case {case_id} is already {case.state}"
             + (f": {case.decision} by {case.decided_by}." if case.decision else "."),

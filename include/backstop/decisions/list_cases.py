@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from backstop.decisions.actions import actions_for
+from backstop.decisions.actions import actions_now
 from backstop.decisions.propose import APPROVE, REJECT
 from backstop.model.errors import DecisionRefused
 from backstop.sql.named import load
@@ -49,8 +49,7 @@ class Case:
         """What a person may decide of it now."""
         if self.proposal_id is not None:
             return (APPROVE, REJECT)
-        undecided = self.state == "open" or (self.state == "decided" and self.decision == "leave")
-        return actions_for(self.kind) if undecided else ()
+        return actions_now(self.kind, self.state, self.decision)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,23 @@ def begin_in_order(
     return [answers[place] for place in range(len(heads))]
 
 
+def complete(connection: Connection, head: InOrder, lease: Acquired) -> None:
+    """The head is done, as the last statement of the transaction of its effects: one round trip for its queue and its log.
+
+    Raises QueueLost or LeaseLost: the transaction must roll back.
+    """
+    queue = head.queue
+    values = {
+        **_fenced(lease),
+        "queue_id": queue.queue_id,
+        "fence": queue.fence,
+        "idle": queue_owner.idle_limit(),
+    }
+    if not rows(connection, _SQL["complete"], values):
+        queue_owner.compare(connection, queue)
+        raise lost(lease, "completed")
+
+
 def park(
     connection: Connection, head: InOrder, lease: Acquired, error: str, limits: Limits
 ) -> None:
@@ -321,7 +338,8 @@ def answer_retry(
     found = rows(connection, _SQL["head"], named)
     _require_head(topic, key, found, head)
     answer = "retry" if content is None else "edit"
-    if not rows(connection, _SQL["answered"], {**named, "answer": answer, "by": by}):
+    values = {**named, "answer": answer, "by": by, "states": ["PARKED"]}
+    if not rows(connection, _SQL["answered"], values):
         raise _not_parked(topic, key)
     if content is not None:
         message = {"group": group, "topic": topic, "message_id": found[0]["message_id"]}
@@ -346,16 +364,21 @@ def answer_discard(
     """Discards the head and releases the rest, or discards the key's messages up to the number `until` (null: all that it has
     now) and releases what came later; the ids discarded. Raises DecisionRefused.
 
-    Their logs stay PARKED: copies that come again are acknowledged. Who discarded what stands in `parked_discard`, until the
-    watch has moved it to the control database.
+    Also of a key that is being released, unless a worker has its head: that one's effects may be there already. Their logs stay
+    PARKED: copies that come again are acknowledged. Who discarded what stands in
+    `parked_discard`, until the watch has moved it to the control database.
     """
     named = {"group": group, "topic": topic, "key": key}
-    _lock_keys(connection, group, [(topic, key)])
+    parked = _lock_keys(connection, group, [(topic, key)])
     found = rows(connection, _SQL["head"], named)
-    _require_head(topic, key, found, head)
+    is_releasing = (topic, key) in parked and parked[topic, key]["state"] == "RELEASING"
+    # Of a key that is being released other heads were shown before: what is left of what was shown is discarded.
+    _require_head(topic, key, found, None if is_releasing and whole_key else head)
+    if is_releasing:
+        _require_idle(connection, group, topic, key, found[0]["message_id"])
     answer = "discard key" if whole_key else "discard head"
-    if not rows(connection, _SQL["answered"], {**named, "answer": answer, "by": by}):
-        raise _not_parked(topic, key)
+    states = ["PARKED", "RELEASING"]
+    rows(connection, _SQL["answered"], {**named, "answer": answer, "by": by, "states": states})
     discarded: list[str] = []
     while found and (until is None or found[0]["number"] <= until):
         message = {"group": group, "topic": topic, "message_id": found[0]["message_id"]}
@@ -381,6 +404,19 @@ def _require_head(topic: str, key: str, found: Sequence[dict[str, Any]], head: s
             f"The head of the ordering key {key!r} of {topic!r} is {found[0]['message_id']!r} now, not {head!r}.",
             unaffected="Nothing was changed.",
             next_step="Look at the key again and decide on what it is now.",
+        )
+
+
+def _require_idle(connection: Connection, group: str, topic: str, key: str, head: str) -> None:
+    """The head of a key that is being released is in nobody's hands. Whoever begins it needs the key's lock, which is ours."""
+    message = {"group": group, "topic": topic, "message_id": head}
+    found = rows(connection, _SQL["head_state"], message)
+    if found and found[0]["state"] != "PARKED":
+        raise DecisionRefused(
+            f"The head {head!r} of the ordering key {key!r} of {topic!r} is being processed: its log is {found[0]['state']}.",
+            unaffected="Nothing was changed; the release goes on.",
+            next_step="Decide again when it has ended: then what is left can be discarded. If its consumer died, start another one: it"
+            " parks the key again.",
         )
 
 

@@ -35,6 +35,20 @@ VALUES (%(group)s::text, %(topic)s::text, %(message_id)s::text, %(queue_id)s::in
 ON CONFLICT (consumer_group, topic, message_id) DO NOTHING
 RETURNING message_id;
 
+-- name: complete: the head is done, if its queue still has this fence; nobody takes the queue until this transaction ends
+WITH owned AS MATERIALIZED (
+    SELECT set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) AS limited FROM queue_owner q
+    WHERE q.consumer_group = %(group)s::text AND q.topic = %(topic)s::text AND q.queue_id = %(queue_id)s::integer
+        AND q.fence = %(fence)s::bigint
+    FOR KEY SHARE
+)
+UPDATE consumer_log l SET
+    state = 'CONSUMED', consumed_at = clock_timestamp(), updated_at = clock_timestamp(), lease_expires_at = clock_timestamp()
+FROM owned
+WHERE l.consumer_group = %(group)s::text AND l.topic = %(topic)s::text AND l.message_id = %(message_id)s::text
+    AND l.owner_token = %(token)s::uuid AND l.state IN ('CONSUMING', 'EXPIRED')
+RETURNING owned.limited;
+
 -- name: keep: keeps a message's content at the end of its key's list
 INSERT INTO parked_message (consumer_group, topic, message_id, ordering_key, content, headers, tag, content_version,
     queue_id, queue_offset, queue_epoch)
@@ -73,6 +87,10 @@ ORDER BY number LIMIT 1;
 SELECT state, extract(epoch FROM lease_expires_at - clock_timestamp())::float8 AS seconds_left FROM consumer_log
 WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
 FOR UPDATE;
+
+-- name: head_state: what the log says of a head, for somebody who holds its key's lock and changes no log
+SELECT state FROM consumer_log
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text;
 
 -- name: begin_head: grants the lease of a released head, and of nothing else that is parked
 INSERT INTO consumer_log AS l (consumer_group, topic, message_id, queue_id, queue_offset, queue_epoch, state, owner_token,
@@ -120,11 +138,12 @@ DELETE FROM parking_full
 WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND queue_id = %(queue_id)s::integer
 RETURNING queue_id;
 
--- name: answered: a person answered: the key's messages are released, head first
+-- name: answered: a person answered: the key's messages are released, head first, if it is in one of these states
 UPDATE parked_key SET
     state = 'RELEASING', answer = %(answer)s::text, answered_by = %(by)s::text, answered_at = clock_timestamp(),
     updated_at = clock_timestamp()
-WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND ordering_key = %(key)s::text AND state = 'PARKED'
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND ordering_key = %(key)s::text
+    AND state = ANY(%(states)s::text[])
 RETURNING messages;
 
 -- name: edit_head: a person's content replaces the head's, as a newer version

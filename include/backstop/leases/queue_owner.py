@@ -54,6 +54,12 @@ def leave(connection: Connection, group: str, member: str) -> None:
     rows(connection, _SQL["leave"], {"group": group, "member": member})
 
 
+def ordered_topics(connection: Connection, group: str, topics: Sequence[str]) -> list[str]:
+    """Those of the topics whose queues living members of the group own."""
+    values = {"group": group, "topics": list(topics)}
+    return [str(row["topic"]) for row in rows(connection, _SQL["ordered_topics"], values)]
+
+
 def declare(connection: Connection, group: str, topic: str, queues: Sequence[int]) -> None:
     """Makes the rows of queues that are new."""
     rows(connection, _SQL["declare"], {"group": group, "topic": topic, "queues": list(queues)})
@@ -166,8 +172,7 @@ def held(
     asked = sorted(set(queues), key=lambda queue: (queue.topic, queue.queue_id))
     if not asked:
         return set()
-    idle = str(max(1, int(stands_still.total_seconds() * 1000)))
-    values = {"group": asked[0].group, "idle": idle, **_columns(asked)}
+    values = {"group": asked[0].group, "idle": idle_limit(stands_still), **_columns(asked)}
     return _found(asked, rows(connection, _SQL["holds"], values))
 
 
@@ -177,6 +182,11 @@ def compare(
     """Raises QueueLost when another member has taken the queue: the caller's transaction must roll back."""
     if not held(connection, [queue], stands_still):
         raise QueueLost(queue)
+
+
+def idle_limit(stands_still: timedelta = STANDS_STILL) -> str:
+    """As the server's setting has it: milliseconds."""
+    return str(max(1, int(stands_still.total_seconds() * 1000)))
 
 
 class QueueLost(LeaseLost):

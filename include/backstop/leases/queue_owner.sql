@@ -18,6 +18,11 @@ FROM (SELECT member FROM me UNION SELECT g.member FROM group_member g WHERE g.co
     AND g.topic = %(topic)s::text AND g.expires_at > clock_timestamp()) m
 ORDER BY m.member;
 
+-- name: ordered_topics: which of these topics have living members that share their queues in order
+SELECT DISTINCT topic FROM group_member
+WHERE consumer_group = %(group)s::text AND topic = ANY(%(topics)s::text[]) AND expires_at > clock_timestamp()
+ORDER BY topic;
+
 -- name: leave: a member that stops is no longer counted
 DELETE FROM group_member WHERE consumer_group = %(group)s::text AND member = %(member)s::text RETURNING member;
 

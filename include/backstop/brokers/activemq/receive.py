@@ -67,7 +67,7 @@ class ActiveMQSubscription:
         prefetch: int = PREFETCH,
     ) -> None:
         self._pool, self._names, self._reader = pool, names, reader
-        self._group, self._topics, self._prefetch = group, tuple(topics), prefetch
+        self._group, self.topics, self._prefetch = group, tuple(topics), prefetch
         self._seconds, self._limit = seconds, delivery_limit
         self._session: Session | None = None
         self._acks: dict[str, str] = {}
@@ -161,7 +161,7 @@ class ActiveMQSubscription:
     def _connected(self) -> Session:
         if self._session is not None:
             return self._session
-        queues = {topic: self._names.queue(topic, self._group) for topic in self._topics}
+        queues = {topic: self._names.queue(topic, self._group) for topic in self.topics}
         if self._reader is not None:
             for topic, queue in queues.items():
                 if self._reader.depth(queue) is None:
@@ -207,7 +207,7 @@ class ActiveMQSubscription:
         if broker_id in self._taken:
             # A property of this name, which clients in Java may write, stands in place of the broker's id.
             broker_id = f"{broker_id} {frame.headers['ack']}"
-        topic = self._topics[int(frame.headers["subscription"])]
+        topic = self.topics[int(frame.headers["subscription"])]
         # The broker tells that it was delivered before, and not how often.
         deliveries = 2 if frame.headers.get("redelivered") == "true" else 1
         message = message_of(frame, topic)

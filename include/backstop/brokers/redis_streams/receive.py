@@ -51,7 +51,7 @@ class RedisSubscription:
         delivery_limit: int | None,
     ) -> None:
         self._exchange, self._keys, self._reader = exchange, keys, reader
-        self._group, self._topics, self._consumer = group, tuple(topics), consumer
+        self._group, self.topics, self._consumer = group, tuple(topics), consumer
         self._visibility_ms = max(1, int(visibility.total_seconds() * 1000))
         self._limit = delivery_limit or 0
         self._scan_every = min(max(self._visibility_ms / 4000, POLL_SECONDS), QUEUES_SECONDS)
@@ -144,7 +144,7 @@ class RedisSubscription:
         now = time.monotonic()
         if now - self._read_queues_at >= QUEUES_SECONDS:
             self._queues = [
-                (topic, q) for topic in self._topics for q in range(self._reader.queue_count(topic))
+                (topic, q) for topic in self.topics for q in range(self._reader.queue_count(topic))
             ]
             self._read_queues_at = now
 

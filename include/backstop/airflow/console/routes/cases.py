@@ -22,7 +22,7 @@ from backstop.airflow.console.parameters import (
 from backstop.airflow.console.visit import NOT_FOUND, Visit, require, writing
 from backstop.airflow.decide_case import dag_for
 from backstop.airflow.links import base_url
-from backstop.decisions.actions import ACTIONS, actions_for
+from backstop.decisions.actions import ACTIONS, actions_for, actions_now
 from backstop.reports.console import LISTS, read_one, read_rows
 from backstop.reports.filters import read_filter
 
@@ -172,8 +172,8 @@ def show_case(visited: Visiting, case_id: Annotated[int, Id]) -> Case:
     """One case: its evidence, what each answer does, whether you may give it, and where Airflow takes it."""
     row = _require_case(visited, case_id)
     dag_run, proposed = row.pop("dag_run"), row["proposal"] is not None
-    undecided = row["state"] == "open" or (row["state"] == "decided" and row["decision"] == "leave")
-    names = ("approve", "reject") if proposed else actions_for(row["kind"]) if undecided else ()
+    now = actions_now(row["kind"], row["state"], row["decision"])
+    names = ("approve", "reject") if proposed else now
     actions = [
         CaseAction(name=name, does=ACTIONS[name], allowed=why is None, why_not=why)
         for name in names

@@ -87,6 +87,7 @@ class RocketMQSubscription:
         now is kept until it is released. All consumers of a group must have the same topics and filters, as everywhere
         with RocketMQ."""
         self._group, self._limit, self._levels = encode_group(group), delivery_limit, list(levels)
+        self.topics = tuple(topics)
         self._brokers, self._origins = routes.brokers, Origins(pool, routes, seconds=seconds)
         wanted = {
             encode_topic(topic): frozenset(some)
