@@ -141,6 +141,28 @@ def test_the_first_begin_is_granted_and_the_second_is_told_busy(
     assert (found.attempts, lease.attempts, found.hash) == (1, 1, A[:8].hex())
 
 
+def test_what_is_granted_stands_when_nothing_says_why_the_rest_is_not(
+    world: GuardWorld, one: Worker, other: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if world.kind == "redis":
+        pytest.skip("one script grants and says why not")
+    lease = one.acquire()
+
+    def away(*_: Any) -> Any:
+        raise psycopg2.OperationalError("the server closed the connection unexpectedly")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(guard, "refused_many", away)
+        granted, refused = other.begin_all([arrival("free"), arrival(ID)])
+    assert refused == Busy(timedelta(seconds=10))
+    assert seen(world, "free").token == acquired(granted).token.replace("-", "")
+    assert seen(world).token == lease.token.replace("-", "")
+    # It comes again, and is counted then.
+    assert isinstance(other.begin(arrival(ID)), Busy)
+    other.complete(acquired(granted))
+    one.complete(lease)
+
+
 def test_busy_tells_when_the_lease_ends_when_that_is_sooner(world: GuardWorld, batch: bool) -> None:
     lease, later = timedelta(minutes=5), timedelta(hours=1)
     Worker(world, world.worker(lease=lease, retry_after=later), batch).acquire()

@@ -370,13 +370,13 @@ from backstop.triage.causes import promote_causes as module
 from backstop.runs.run import Run, find
 import psycopg2
 module.BATCH = 10
-whole, done = module._promote, []
-def promote(cursor, rows):
+whole, done = module._promote_held, []
+def promote(cursor, old_causes):
     if len(done) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     done.append(1)
-    return whole(cursor, rows)
-module._promote = promote
+    return whole(cursor, old_causes)
+module._promote_held = promote
 control = psycopg2.connect(sys.argv[1])
 module.promote_causes(control, find(control, int(sys.argv[2]), sys.argv[3]))
 """

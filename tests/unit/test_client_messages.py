@@ -21,7 +21,7 @@ from backstop.client.read_headers import read_headers
 from backstop.model.errors import BackstopError, ContractBroken
 from backstop.model.records import LogState, Message
 from backstop.sql.named import load
-from backstop.sql.run import in_style, is_unavailable, parameter_style
+from backstop.sql.run import in_style, is_unavailable, of_one, parameter_style, rows
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = ROOT / "docs" / "wire-contract.md"
@@ -124,6 +124,53 @@ def test_a_statement_is_written_in_the_drivers_style(
         statement,
         parameters,
     )
+
+
+class Written:
+    """A cursor, and its connection, that keep what would be executed."""
+
+    description = (("n",),)
+
+    def cursor(self) -> Written:
+        return self
+
+    def execute(self, text: str, values: object) -> None:
+        self.said = text, values
+
+    def fetchall(self) -> list[object]:
+        return []
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("package", FILES)
+def test_of_one_message_a_statement_is_given_values_and_of_several_arrays(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.paramstyle", "pyformat", raising=False)
+    seen = 0
+    for statement in FILES[package].values():
+        alone, names = of_one(statement)
+        assert "unnest" not in alone and (alone == statement) == (not names)
+        if not names:
+            continue
+        seen += 1
+        others = dict.fromkeys(re.findall(r"%\((\w+)\)s", statement), "7")
+        written = Written()
+        rows(written, statement, {**others, **{name: ["a"] for name in names}})  # type: ignore[arg-type]
+        assert written.said == (alone, {**others, **dict.fromkeys(names, "a")})
+        rows(written, statement, {**others, **{name: ["a", "b"] for name in names}})  # type: ignore[arg-type]
+        assert written.said == (statement, {**others, **dict.fromkeys(names, '{"a","b"}')})
+    assert seen >= 3
+
+
+def test_a_list_that_is_needed_as_an_array_stays_one() -> None:
+    for statement in (
+        "SELECT q FROM unnest(%(a)s::integer[]) AS q",
+        "SELECT 1 FROM unnest(%(a)s::text[]) AS g (a) WHERE a = ANY (%(a)s::text[])",
+        "SELECT * FROM unnest(%(a)s::text[]) WITH ORDINALITY AS g (a, n)",
+    ):
+        assert of_one(statement) == (statement, frozenset())
 
 
 def test_a_driver_of_another_style_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

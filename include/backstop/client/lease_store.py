@@ -13,10 +13,10 @@ from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.ways import Leased, RowLock, Way
 from backstop.leases import guard
 from backstop.leases.front import Front
-from backstop.leases.lease import Acquired, Arrival, Begun
+from backstop.leases.lease import Acquired, Arrival, Begun, Busy
 from backstop.leases.redis_guard import RedisGuard
-from backstop.model.errors import ConfigurationError
-from backstop.model.records import Counts
+from backstop.model.errors import ConfigurationError, StoreUnavailable
+from backstop.model.records import Counts, Key
 from backstop.sql.run import Connection
 
 
@@ -81,21 +81,33 @@ class InDatabase:
         asked = [arrival for arrival, known in zip(arrivals, early, strict=True) if known is None]
         if not asked:
             return [known for known in early if known is not None]
-        with self._store.short_transaction() as connection:
-            answers = guard.begin_many(
+        with self._store.one_statement() as connection:
+            found = guard.grant_many(
                 connection,
                 self._group,
                 asked,
                 lease_seconds=self._seconds,
                 owner_host=self._owner_host,
-                retry_after=self._retry_after,
             )
+        found |= self._refused([arrival for arrival in asked if arrival.key not in found])
+        # A row that was purged in between has no answer: the message comes again, nothing is assumed.
+        answers = [found.get(arrival.key, Busy(self._retry_after)) for arrival in asked]
         if self._front:
             granted = {a: asked[n] for n, a in enumerate(answers) if isinstance(a, Acquired)}
             self._arrivals = granted
             self._front.held(list(granted.items()))
         rest = iter(answers)
         return [next(rest) if known is None else known for known in early]
+
+    def _refused(self, arrivals: Sequence[Arrival]) -> dict[Key, Begun]:
+        """Why these got no lease. What was granted beside them is committed: without an answer here they are busy, and come again."""
+        if not arrivals:
+            return {}
+        try:
+            with self._store.one_statement() as connection:
+                return guard.refused_many(connection, self._group, arrivals, self._retry_after)
+        except StoreUnavailable:
+            return {}
 
     def renew(self, leases: Sequence[Acquired]) -> set[Acquired]:
         with self._renewals.one_statement() as connection:

@@ -14,15 +14,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import pyarrow as pa
+
 from backstop.config.settings import Settings
 from backstop.evidence.read import Clocks
 from backstop.evidence.read_owing import read_owing
 from backstop.evidence.sources import Sources
 from backstop.model.errors import StoreFailed, Unavailable
 from backstop.model.records import Key, LogRow, Stub
+from backstop.sql.arrow import arrow_schema
 from backstop.stores.protocol import STUB_COLUMNS
 from backstop.verdicts import frames
-from backstop.verdicts.evaluate import Engine, table
+from backstop.verdicts.evaluate import Engine
 from backstop.verdicts.frames import micros
 
 Delivery = tuple[str, str, str]
@@ -158,19 +161,14 @@ def _find_owing(settings: Settings, cur: Any, stubs: Mapping[Key, Stub]) -> dict
     owed: dict[Key, set[str]] = {key: set() for key in stubs}
     if not stubs:
         return owed
-    rows = [
-        {
-            "stub_id": number,
-            **{
-                name: micros(getattr(stub, name)) if name in _INSTANTS else getattr(stub, name)
-                for name in STUB_COLUMNS
-            },
-        }
-        for number, stub in enumerate(stubs.values())
-    ]
+    columns: dict[str, list[Any]] = {"stub_id": list(range(len(stubs)))}
+    for name in STUB_COLUMNS:
+        values = [getattr(stub, name) for stub in stubs.values()]
+        columns[name] = list(map(micros, values)) if name in _INSTANTS else values
     owing = read_owing(cur, settings, {key.topic for key in stubs})
     with closing(Engine()) as engine:
-        found = engine.run("deliveries", {**owing, "stub": table(frames.STUB, rows)})
+        stub_table = pa.table(columns, schema=arrow_schema(frames.STUB))
+        found = engine.run("deliveries", {**owing, "stub": stub_table})
     for topic, message_id, group in zip(
         *(found.column(name).to_pylist() for name in ("topic", "message_id", "consumer_group")),
         strict=True,

@@ -54,6 +54,7 @@ __all__ = [
     "complete_many",
     "fail",
     "give_back",
+    "grant_many",
     "payload_hash",
     "renew",
     "renew_many",
@@ -107,8 +108,30 @@ def begin_many(
 
     Raises ContractBroken when a key is there twice: begin the second copy after the first has ended.
     """
+    answers = grant_many(
+        connection, group, arrivals, lease_seconds=lease_seconds, owner_host=owner_host
+    )
+    others = [arrival for arrival in arrivals if arrival.key not in answers]
+    if others:
+        answers |= refused_many(connection, group, others, retry_after)
+    # A row that was purged in between has no answer: the message comes again, nothing is assumed.
+    return [answers.get(arrival.key, Busy(retry_after)) for arrival in arrivals]
+
+
+def grant_many(
+    connection: Connection,
+    group: str,
+    arrivals: Sequence[Arrival],
+    *,
+    lease_seconds: float = LEASE.total_seconds(),
+    owner_host: str | None = None,
+) -> dict[Key, Begun]:
+    """The leases that can be had now, by one statement; `refused_many` says what became of the others, and counts them.
+
+    Raises ContractBroken when a key is there twice.
+    """
     if not arrivals:
-        return []
+        return {}
     refuse_repeated(arrivals)
     tokens = new_tokens(len(arrivals))
     granted = rows(
@@ -124,17 +147,12 @@ def begin_many(
             "owner_host": owner_host or socket.gethostname(),
         },
     )
-    answers: dict[Key, Begun] = {
+    return {
         Key(r["topic"], r["message_id"]): Acquired(
             group, r["topic"], r["message_id"], r["token"], r["fence"], r["attempts"]
         )
         for r in granted
     }
-    others = [arrival for arrival in arrivals if arrival.key not in answers]
-    if others:
-        answers |= refused_many(connection, group, others, retry_after)
-    # A row that was purged in between has no answer: the message comes again, nothing is assumed.
-    return [answers.get(arrival.key, Busy(retry_after)) for arrival in arrivals]
 
 
 def refused_many(

@@ -356,12 +356,14 @@ def _instant(value: str | bytes | None, cursor: Cursor) -> Any:
         return None
     text = str(value)
     if text[4] == "-" and text[-1] != "C":
-        return min(PYDATETIMETZ(text, cursor), LATEST)
+        read = PYDATETIMETZ(text, cursor)
+        return min(read, LATEST) if text >= _NEAR_LATEST else read
     if text == "-infinity" or text.endswith("BC"):
         return EARLIEST
     return LATEST  # infinity, or a year of five digits
 
 
+_NEAR_LATEST = str(LATEST.year - 1)
 _TIMESTAMPTZ = 1184
 _INSTANT = new_type((_TIMESTAMPTZ,), "INSTANT", _instant)
 

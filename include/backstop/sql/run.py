@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import cache
 from typing import Any, Protocol
 
 from backstop.model.errors import ContractBroken
@@ -16,6 +17,8 @@ from backstop.model.mongodb import READ_ALONE
 from backstop.sql.array_literal import array_literal
 
 _PARAMETER = re.compile(r"%\((\w+)\)s")
+_UNNESTED = re.compile(r"\bunnest\(((?:%\(\w+\)s::\w+\[\],?\s*)+)\)(?=\s+AS \w+ \()")
+"""With the names of its columns behind it; a function's alias alone would name its only one."""
 _MARKS = {"format": "%s", "qmark": "?"}
 _IDLE, _IN_TRANSACTION = 0, 2  # libpq's PQTRANS_IDLE, PQTRANS_INTRANS
 STYLES = ("pyformat", *_MARKS)
@@ -54,10 +57,16 @@ class Connection(Protocol):
 def rows(
     connection: Connection, statement: str, values: Mapping[str, object]
 ) -> list[dict[str, Any]]:
-    """Run a pyformat statement in the connection's transaction; its rows by column name. A list is passed as an array.
+    """Run a pyformat statement in the connection's transaction; its rows by column name. A list is passed as an array; lists of one
+    that the statement unnests are passed as what is in them (see `of_one`).
 
     Raises what the driver raises, and ContractBroken for a driver of another parameter style.
     """
+    lists = {name: value for name, value in values.items() if isinstance(value, list)}
+    alone, unnested = of_one(statement)
+    if unnested and all(len(lists.get(name, ())) == 1 for name in unnested):
+        statement = alone
+        values = {**values, **{name: lists[name][0] for name in unnested}}
     given = {
         name: array_literal(value) if isinstance(value, list) else value
         for name, value in values.items()
@@ -72,6 +81,24 @@ def rows(
             dict(row) if isinstance(row, Mapping) else dict(zip(names, row, strict=True))
             for row in cursor.fetchall()
         ]
+
+
+@cache
+def of_one(statement: str) -> tuple[str, frozenset[str]]:
+    """The statement with one row of values in the place of each `unnest(%(a)s::text[], ...)`, and the names of these parameters.
+
+    Most calls are for one message, and the planner takes a row of constants for what it is: a look-up by key.
+    """
+    names: set[str] = set()
+
+    def one_row(unnested: re.Match[str]) -> str:
+        names.update(_PARAMETER.findall(unnested[1]))
+        return f"(SELECT {unnested[1].replace('[]', '')})"
+
+    alone = _UNNESTED.sub(one_row, statement)
+    if any(re.search(rf"%\({name}\)s::\w+\[\]", alone) for name in names):
+        return statement, frozenset()  # it is needed as an array elsewhere
+    return alone, frozenset(names)
 
 
 def in_style(style: str, statement: str, values: Mapping[str, object]) -> tuple[str, object]:

@@ -216,7 +216,7 @@ def micros(instant: datetime | None) -> int | None:
     """An aware datetime as microseconds since 1970, exactly (no float on the way)."""
     if instant is None:
         return None
-    return (instant - _EPOCH) // timedelta(microseconds=1)
+    return (instant - _EPOCH) // _MICROSECOND
 
 
 def instant(value: int | None) -> datetime | None:
@@ -231,10 +231,11 @@ def instant(value: int | None) -> datetime | None:
 
 def duration(length: timedelta) -> int:
     """A duration in microseconds."""
-    return length // timedelta(microseconds=1)
+    return length // _MICROSECOND
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 _EARLIEST: Final = (EARLIEST - _EPOCH) // timedelta(microseconds=1)
 _LATEST: Final = (LATEST - _EPOCH) // timedelta(microseconds=1)
 

@@ -86,9 +86,10 @@ ON CONFLICT DO NOTHING;
 DELETE FROM staged_letter s USING run r
 WHERE r.run_id = s.run_id AND (s.stage <> r.stage OR r.finished_at < clock_timestamp() - interval '1 day');
 
--- name: next_batch: staged letters in order of their ids, each held until the transaction ends; what it is now, and when it died
+-- name: hold_batch: staged letters in order of their ids, each held until the transaction ends, with what it is now
+CREATE TEMP TABLE held_letter ON COMMIT DROP AS
 SELECT s.dead_letter_id, s.fingerprint, s.template, s.rule_category, s.category, s.classified_by,
-    d.state, d.cause_id, d.category, d.classified_by, coalesce(d.died_at, d.drained_at)
+    d.state, d.cause_id AS old_cause, d.category AS old_category, coalesce(d.died_at, d.drained_at) AS seen_at
 FROM run r
 JOIN staged_letter s ON s.run_id = r.run_id AND s.stage = r.stage
 JOIN dead_letter d ON d.dead_letter_id = s.dead_letter_id
@@ -96,6 +97,17 @@ WHERE r.run_id = %(run_id)s AND s.dead_letter_id > %(after)s
 ORDER BY s.dead_letter_id
 LIMIT %(limit)s
 FOR UPDATE OF d;
+
+-- name: held: how far the batch goes, and which causes its letters had
+SELECT max(h.dead_letter_id), coalesce(array_agg(DISTINCT h.old_cause) FILTER (WHERE h.state = 'open' AND h.old_cause IS NOT NULL), '{}')
+FROM held_letter h;
+
+-- name: held_causes: what the batch's open letters are to be
+SELECT h.fingerprint, min(h.template), min(h.rule_category), min(h.seen_at), max(h.seen_at)
+FROM held_letter h
+WHERE h.state = 'open'
+GROUP BY h.fingerprint
+ORDER BY h.fingerprint;
 
 -- name: hold_causes: those that will change, in one order for everybody
 SELECT cause_id FROM cause
@@ -129,32 +141,45 @@ WITH w AS (
 )
 UPDATE cause c SET shown = w.shown FROM w WHERE c.cause_id = w.cause_id;
 
--- name: move: letters to their causes; one that stays what it was only learns by which rules
+-- name: move: the batch's letters to their causes; one that stays what it was only learns by which rules
 UPDATE dead_letter d SET
-    cause_id = w.cause_id, category = w.category, classified_by = w.classified_by,
-    classified_at = CASE WHEN d.cause_id = w.cause_id AND d.category = w.category THEN d.classified_at
+    cause_id = w.cause_id, category = h.category, classified_by = h.classified_by,
+    classified_at = CASE WHEN d.cause_id = w.cause_id AND d.category = h.category THEN d.classified_at
                          ELSE clock_timestamp() END
-FROM unnest(%(letters)s::bigint[], %(causes)s::bigint[], %(categories)s::text[], %(versions)s::text[])
-    AS w (dead_letter_id, cause_id, category, classified_by)
-WHERE d.dead_letter_id = w.dead_letter_id AND d.state = 'open';
+FROM held_letter h
+JOIN unnest(%(fingerprints)s::text[], %(causes)s::bigint[]) AS w (fingerprint, cause_id) USING (fingerprint)
+WHERE d.dead_letter_id = h.dead_letter_id AND h.state = 'open';
 
--- name: count: letters that came to a cause and that left it, and its first few as examples
-UPDATE cause c SET
-    dead_letters = c.dead_letters + w.came - w.went,
-    examples = (
-        SELECT coalesce(array_agg(e.id ORDER BY e.id), '{}')
-        FROM (
-            SELECT DISTINCT one.id FROM unnest(c.examples || (
-                SELECT coalesce(array_agg(i.letter), '{}')
-                FROM unnest(%(to_causes)s::bigint[], %(letters)s::bigint[]) AS i (cause_id, letter)
-                WHERE i.cause_id = c.cause_id)) AS one (id)
-            WHERE NOT EXISTS (
-                SELECT 1 FROM unnest(%(from_causes)s::bigint[], %(letters)s::bigint[]) AS o (cause_id, letter)
-                WHERE o.cause_id = c.cause_id AND o.letter = one.id)
-            ORDER BY one.id LIMIT %(examples)s
-        ) AS e)
-FROM unnest(%(counted)s::bigint[], %(came)s::bigint[], %(went)s::bigint[]) AS w (cause_id, came, went)
-WHERE c.cause_id = w.cause_id;
+-- name: count: the causes that letters of the batch came to or left, with the first few of each as examples; how many are new, or changed
+WITH promoted AS MATERIALIZED (
+    SELECT h.dead_letter_id, h.old_cause, w.cause_id AS new_cause, h.old_category, h.category
+    FROM held_letter h
+    JOIN unnest(%(fingerprints)s::text[], %(causes)s::bigint[]) AS w (fingerprint, cause_id) USING (fingerprint)
+    WHERE h.state = 'open'
+), moved AS (
+    SELECT m.cause_id, sum(m.number) AS number,
+        (array_agg(m.dead_letter_id ORDER BY m.dead_letter_id) FILTER (WHERE m.number > 0))[:%(examples)s] AS came,
+        coalesce(array_agg(m.dead_letter_id) FILTER (WHERE m.number < 0), '{}') AS went
+    FROM (
+        SELECT p.new_cause AS cause_id, p.dead_letter_id, 1 AS number FROM promoted p WHERE p.old_cause IS DISTINCT FROM p.new_cause
+        UNION ALL
+        SELECT p.old_cause, p.dead_letter_id, -1 FROM promoted p WHERE p.old_cause <> p.new_cause) AS m
+    GROUP BY m.cause_id
+), counted AS (
+    UPDATE cause c SET
+        dead_letters = c.dead_letters + m.number,
+        examples = (
+            SELECT coalesce(array_agg(e.id ORDER BY e.id), '{}')
+            FROM (
+                SELECT DISTINCT one.id FROM unnest(c.examples || m.came) AS one (id)
+                WHERE one.id <> ALL (m.went)
+                ORDER BY one.id LIMIT %(examples)s) AS e)
+    FROM moved m
+    WHERE c.cause_id = m.cause_id
+)
+SELECT count(*) FILTER (WHERE p.old_cause IS NULL),
+    count(*) FILTER (WHERE p.old_cause <> p.new_cause OR p.old_cause = p.new_cause AND p.old_category <> p.category)
+FROM promoted p;
 
 -- name: trial: what open letters are by the rules that were in force, page by page
 SELECT d.dead_letter_id, d.topic, d.message_id, d.consumer_group, d.cause_text, d.error, d.invalid, d.category

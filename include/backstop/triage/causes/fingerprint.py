@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from backstop.triage.causes.mask_slots import SLOT, mask_line, own_words
+from backstop.triage.causes.screen import Screen
 from backstop.triage.causes.shorten_traces import shorten
 
 VERSION = 1
@@ -34,6 +35,8 @@ _LEFT = re.compile(
     r"|[A-Za-z0-9._%+\-]{1,64}@[A-Za-z0-9\-]{1,2000}\.[A-Za-z0-9][A-Za-z0-9.\-]{0,200}"
 )
 """What must not be in a template, whatever stood around it: templates are kept and shown for longer than letters."""
+_MAY_BE_LEFT = Screen([r"@|[0-9]{8}|[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-"])
+"""Every text that _LEFT matches has it."""
 _WORD = re.compile(r"[^\W\d_]")
 _OWN_WORDS = 12
 """Words that name a text of which no word is left."""
@@ -81,6 +84,7 @@ def parts_of(template: str) -> tuple[str, str]:
     return cause, error
 
 
+@lru_cache(maxsize=16_384)
 def name_of(template: str, mark: str = "") -> str:
     """The fingerprint of a template; `mark` sets apart causes that share it."""
     text = json.dumps([template, mark] if mark else [template], ensure_ascii=True)
@@ -102,7 +106,9 @@ def _shape(text: str) -> Shape:
         masked
     ):  # a bare document or quote: all of them would be one cause
         masked = f"{masked} {own_words(readable, _OWN_WORDS)}".strip()
-    template = _cut(_LEFT.sub(SLOT, masked)) or EMPTY
+    if _MAY_BE_LEFT.may_match(masked):
+        masked = _LEFT.sub(SLOT, masked)
+    template = _cut(masked) or EMPTY
     return Shape(template, name_of(template))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from backstop.triage.causes.screen import Screen
 from backstop.triage.causes.unquote_messages import (
     SAYS_CODE,
     SAYS_WHAT,
@@ -119,6 +120,19 @@ _CHANGED = re.compile(r"\bfrom [A-Z][A-Z_]{1,80} to [A-Z][A-Z_]{1,80}\b")
 _METHOD = re.compile(
     r"\b(?:GET|POST|PUT|DELETE|PATCH|HEAD|OPTIONS|CONNECT|PROPFIND) <\*>(?: HTTP/\d(?:\.\d)?)?"
 )
+_HAS_KEPT, _HAS_TIME, _HAS_CHANGED, _HAS_METHOD = range(4)
+_SCREEN = Screen(
+    [
+        pattern.replace(r"\b", "")
+        for pattern in (
+            _KEPT.pattern,
+            _TIME.pattern,
+            _CHANGED.pattern,
+            _METHOD.pattern.partition("<")[0],
+        )
+    ]
+)
+"""What is taken out leaves a slot: no digit, word or blank is there that was not there before, nor beside another than before."""
 _LEVELS = frozenset(
     {
         "trace",
@@ -141,14 +155,18 @@ def mask_line(line: str) -> str:
     text = " ".join(line.split())
     if '"' in text or "'" in text:
         text = unquote_messages(text)
-    text = _KEPT.sub(lambda kept: kept[0].translate(_DIGITS), text)
+    may_have = _SCREEN.may_match(text)
+    if _HAS_KEPT in may_have:
+        text = _KEPT.sub(lambda kept: kept[0].translate(_DIGITS), text)
     if "://" in text:
         text = _URL.sub(_keep_stop, text)
     if not text.isalpha():
-        text = _take_marked(text)
+        text = _take_marked(text, has_time=_HAS_TIME in may_have)
     text = _TOKEN.sub(lambda token: _mask_token(token[0]), text)
     text = _UNIT.sub(SLOT, text)
-    text = _CHANGED.sub(f"from {SLOT} to {SLOT}", _mask_labelled(text))
+    text = _mask_labelled(text)
+    if _HAS_CHANGED in may_have:
+        text = _CHANGED.sub(f"from {SLOT} to {SLOT}", text)
     for _ in range(3):
         before = text
         if "{" in text:
@@ -162,7 +180,9 @@ def mask_line(line: str) -> str:
         text = _LIST.sub(SLOT, text)
         if text == before:
             break
-    return _METHOD.sub(SLOT, text).translate(_BACK)
+    if _HAS_METHOD in may_have:
+        text = _METHOD.sub(SLOT, text)
+    return text if text.isascii() else text.translate(_BACK)
 
 
 def own_words(text: str, most: int) -> str:
@@ -171,11 +191,12 @@ def own_words(text: str, most: int) -> str:
     return " ".join([word for word in words if SLOT not in word and _LETTER.search(word)][:most])
 
 
-def _take_marked(text: str) -> str:
+def _take_marked(text: str, *, has_time: bool) -> str:
     """Everything that its own marks set apart: quotes, times, ids and addresses with a form, values after a key."""
     if any(mark in text for mark in "\"'`“«‘„"):
         text = _QUOTED.sub(SLOT, text)
-    text = _TIME.sub(SLOT, text) if _has_digit(text) else text
+    if has_time and _has_digit(text):
+        text = _TIME.sub(SLOT, text)
     if "-" in text:
         text = _UUID.sub(SLOT, text)
     if ":" in text or "-" in text:
@@ -315,13 +336,11 @@ def _mask_colons(core: str) -> str:
 
 def _mask_labelled(text: str) -> str:
     """A name after the word that announces it: `user alice`, `topic: orders-eu`."""
-    tokens = text.split(" ")
+    tokens, announcing = text.split(" "), labels()
     for at in range(1, len(tokens)):
         before = tokens[at - 1].rstrip(":").lower()
-        if before not in labels():
-            glued = before.rpartition(":")[2]
-            if glued not in labels():
-                continue
+        if before not in announcing and before.rpartition(":")[2] not in announcing:
+            continue
         found = _LABELLED.fullmatch(tokens[at])
         if found and may_be_name(found[1]) and found[1].lower() not in _LEVELS:
             tokens[at] = SLOT + found[2] + (found[3] or "")

@@ -6,37 +6,18 @@ move, so that a cause's count is always the number of letters that have it.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
-from backstop.model.records import Counts, DeadLetterState
+from backstop.model.records import Counts
 from backstop.runs.run import Run, add_counts, hold
 from backstop.sql.named import load
 from backstop.triage.causes.show_template import shown
 
 _SQL = load("backstop.triage.causes", "classify.sql")
-BATCH = 2_000
+BATCH = 5_000
 SHOWN_AT_ONCE = 5_000
 EXAMPLES = 5
 """Ids that a cause keeps of its letters."""
-
-
-class _Row(NamedTuple):
-    """A staged letter, and what it is now."""
-
-    letter: int
-    fingerprint: str
-    template: str
-    rule_category: str
-    category: str
-    classified_by: str
-    state: str
-    old_cause: int | None
-    old_category: str | None
-    old_classified_by: str | None
-    seen_at: datetime
 
 
 def promote_causes(control: Any, run: Run) -> Counts:
@@ -46,13 +27,14 @@ def promote_causes(control: Any, run: Run) -> Counts:
         with control, control.cursor() as cursor:
             hold(cursor, run)
             cursor.execute(
-                _SQL["next_batch"], {"run_id": run.run_id, "after": after, "limit": BATCH}
+                _SQL["hold_batch"], {"run_id": run.run_id, "after": after, "limit": BATCH}
             )
-            rows = [_Row(*row) for row in cursor.fetchall()]
-            done = _promote(cursor, [row for row in rows if row.state == DeadLetterState.OPEN])
-        if not rows:
-            break
-        counts, after = counts + done, rows[-1].letter
+            cursor.execute(_SQL["held"])
+            last, old_causes = cursor.fetchone()
+            if last is None:
+                break
+            done = _promote_held(cursor, old_causes)
+        counts, after = counts + done, last
     _show_older(control, run)
     add_counts(control, run, counts)
     return counts
@@ -77,72 +59,38 @@ def _show_older(control: Any, run: Run) -> None:
         more = len(found) == SHOWN_AT_ONCE
 
 
-def _promote(cursor: Any, rows: Sequence[_Row]) -> Counts:
+def _promote_held(cursor: Any, old_causes: list[int]) -> Counts:
+    """What the transaction holds in `held_letter`."""
+    cursor.execute(_SQL["held_causes"])
+    rows = cursor.fetchall()
     if not rows:
         return Counts()
-    causes = _keep_causes(cursor, rows)
-    ids = {fingerprint: cause_id for cause_id, fingerprint, _ in causes}
-    cursor.execute(
-        _SQL["move"],
-        {
-            "letters": [row.letter for row in rows],
-            "causes": [ids[row.fingerprint] for row in rows],
-            "categories": [row.category for row in rows],
-            "versions": [row.classified_by for row in rows],
-        },
-    )
-    moved = [row for row in rows if row.old_cause != ids[row.fingerprint]]
-    came = Counter(ids[row.fingerprint] for row in moved)
-    went = Counter(row.old_cause for row in moved if row.old_cause is not None)
-    counted = sorted(came.keys() | went.keys())
-    cursor.execute(
-        _SQL["count"],
-        {
-            "counted": counted,
-            "came": [came[one] for one in counted],
-            "went": [went[one] for one in counted],
-            "letters": [row.letter for row in moved],
-            "to_causes": [ids[row.fingerprint] for row in moved],
-            "from_causes": [row.old_cause for row in moved],
-            "examples": EXAMPLES,
-        },
-    )
-    counts = Counts(
-        {
-            "letters_promoted": sum(1 for row in rows if row.old_cause is None),
-            "letters_changed": sum(
-                1
-                for row in rows
-                if row.old_cause is not None
-                and (row.old_cause, row.old_category) != (ids[row.fingerprint], row.category)
-            ),
-            "causes_new": sum(1 for _, _, is_new in causes if is_new),
-        }
-    )
-    return Counts({name: number for name, number in counts.items() if number})
-
-
-def _keep_causes(cursor: Any, rows: Sequence[_Row]) -> list[tuple[int, str, bool]]:
-    by_name: dict[str, list[_Row]] = {}
-    for row in rows:
-        by_name.setdefault(row.fingerprint, []).append(row)
-    names = sorted(by_name)
-    cursor.execute(
-        _SQL["hold_causes"],
-        {
-            "fingerprints": names,
-            "causes": sorted({row.old_cause for row in rows if row.old_cause is not None}),
-        },
-    )
+    names, templates, categories, firsts, lasts = map(list, zip(*rows, strict=True))
+    cursor.execute(_SQL["hold_causes"], {"fingerprints": names, "causes": old_causes})
     cursor.execute(
         _SQL["keep_causes"],
         {
             "fingerprints": names,
-            "templates": [by_name[name][0].template for name in names],
-            "shown": [shown(by_name[name][0].template) for name in names],
-            "categories": [by_name[name][0].rule_category for name in names],
-            "firsts": [min(row.seen_at for row in by_name[name]) for name in names],
-            "lasts": [max(row.seen_at for row in by_name[name]) for name in names],
+            "templates": templates,
+            "shown": [shown(template) for template in templates],
+            "categories": categories,
+            "firsts": firsts,
+            "lasts": lasts,
         },
     )
-    return [(cause_id, fingerprint, is_new) for cause_id, fingerprint, is_new in cursor.fetchall()]
+    causes = cursor.fetchall()
+    ids = {
+        "fingerprints": [fingerprint for _, fingerprint, _ in causes],
+        "causes": [cause_id for cause_id, _, _ in causes],
+    }
+    cursor.execute(_SQL["move"], ids)
+    cursor.execute(_SQL["count"], {**ids, "examples": EXAMPLES})
+    promoted, changed = cursor.fetchone()
+    counts = Counts(
+        {
+            "letters_promoted": promoted,
+            "letters_changed": changed,
+            "causes_new": sum(1 for _, _, is_new in causes if is_new),
+        }
+    )
+    return Counts({name: number for name, number in counts.items() if number})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from backstop.triage.causes.screen import Screen
 from backstop.triage.causes.vocabulary import is_kind
 
 SAYS_WHAT = frozenset(
@@ -42,16 +43,19 @@ _SAID = re.compile(
     re.IGNORECASE,
 )
 _RAISED = re.compile(rf"(?<![\w.$])(?P<kind>[A-Za-z_][\w.$]{{0,200}})\({_TEXT},?\)")
+_SCREEN = Screen([r"[:=]\s?[bBuU]?[\"']", r"\([bu]?[\"']"])
+"""What every text has that _SAID, and _RAISED, matches."""
 STILL_SAID = re.compile(rf"(?<![\w.\-])(?:{_KEY})\s?[:=]\s?(?!<\*>)[^\s,;)\]}}]", re.IGNORECASE)
 """A key of errors whose value is no slot."""
 
 
 def unquote_messages(text: str) -> str:
     """`text`: one line."""
-    return _RAISED.sub(
-        _unquote_raised,
-        _SAID.sub(lambda found: found["key"] + found["equals"] + found["text"][1:-1], text),
-    )
+    may_have = _SCREEN.may_match(text)
+    if 0 in may_have:
+        text = _SAID.sub(lambda found: found["key"] + found["equals"] + found["text"][1:-1], text)
+    # A quote that was around it may be gone now; none has come.
+    return _RAISED.sub(_unquote_raised, text) if 1 in may_have else text
 
 
 def _unquote_raised(found: re.Match[str]) -> str:

@@ -44,7 +44,7 @@ from backstop.triage.decide.evidence import (
 from backstop.triage.decide.refresh_case_summary import refresh_cases, summary_of
 
 _SQL = load("backstop.triage.decide", "decide.sql")
-_BATCH = 1_000
+_BATCH = 5_000
 _NAMES: Mapping[type[object], str] = {
     Discard: "discard",
     Replay: "replay",

@@ -5,7 +5,7 @@ then what producers' and consumers' databases know (`evidence.read_by_key` has t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +15,8 @@ from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
 from backstop.model.records import Key, LogRow, LogState, Stub, StubStatus, Verdict
 from backstop.requests.ask import route_for
+from backstop.requests.policy import Route
+from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
 from backstop.triage.decide.decide import GIVEN_UP, Facts
 
@@ -84,7 +86,10 @@ def gather_evidence(
 ) -> Evidence:
     """Commits the control connection, which it only reads. What does not answer is in the facts, and in `sources`."""
     keys = list(dict.fromkeys(letter.key for letter in letters if letter.key is not None))
-    values = {"topics": [key.topic for key in keys], "ids": [key.message_id for key in keys]}
+    values = {
+        "topics": array_literal([key.topic for key in keys]),
+        "ids": array_literal([key.message_id for key in keys]),
+    }
     with control, control.cursor() as cur:
         as_of: datetime = _fetch(cur, "clock")[0][0]
         discarded = {
@@ -120,8 +125,9 @@ def gather_evidence(
     evidence = Evidence(as_of, befores=dict(stores.earlier))
     for key, groups in stores.owed.items():
         evidence.verdicts[key] = _verdicts(key, groups, stores.logs, dead)
+    routes = _Routes(sources)
     for letter in letters:
-        evidence.facts[letter.dead_letter_id] = _facts(sources, letter, evidence, seen)
+        evidence.facts[letter.dead_letter_id] = _facts(sources, letter, evidence, seen, routes)
     return evidence
 
 
@@ -139,65 +145,84 @@ class _Seen:
     given_up: set[Delivery]
 
 
-def _facts(sources: Sources, letter: OpenDeadLetter, evidence: Evidence, seen: _Seen) -> Facts:
+def _facts(
+    sources: Sources, letter: OpenDeadLetter, evidence: Evidence, seen: _Seen, routes: _Routes
+) -> Facts:
     settings, stores = sources.settings, seen.stores
     key, delivery = letter.key, letter.delivery
     stub = stores.stubs.get(key) if key is not None else None
-    given_up = seen.discarded.get(delivery) if delivery is not None else None
-    alone = key is not None and len(stores.shards.get(key, ())) == 1
+    discarded = seen.discarded.get(delivery) if delivery is not None else None
+    shards = tuple(stores.shards.get(key, ())) if key is not None else ()
     if (
-        given_up is None
+        discarded is None
         and key is not None
-        and alone
         and stub is not None
         and stub.status == StubStatus.VOIDED
+        and len(shards) == 1
     ):
-        given_up = seen.withdrawn.get(
+        discarded = seen.withdrawn.get(
             key, {"decided_by": "triage", "why": "its stub is voided", "case_id": None}
         )
-    facts = Facts(
-        as_of=evidence.as_of,
-        category=letter.category,
-        barred=letter.barred,
-        left=letter.left_in_case,
-        discarded=given_up,
-        unaddressable=_unaddressable(settings, letter, stores.owed),
-        unread=_unread(settings, letter, stub, stores),
-    )
+    unaddressable = _unaddressable(settings, letter, stores.owed)
+    unread = _unread(settings, letter, stub, stores)
     if key is None or delivery is None:
-        return facts
-    group = delivery[2]
-    resend_given_up = not seen.given_up.isdisjoint({delivery, (key.topic, key.message_id, "*")})
-    known = group in settings.groups_of(key.topic)
-    route, unread = None, facts.unread
+        return Facts(
+            as_of=evidence.as_of,
+            category=letter.category,
+            barred=letter.barred,
+            left=letter.left_in_case,
+            discarded=discarded,
+            unaddressable=unaddressable,
+            unread=unread,
+        )
+    topic, _, group = delivery
+    resend_given_up = delivery in seen.given_up or (*key, "*") in seen.given_up
+    known = group in settings.groups_of(topic)
+    route = None
     if known:
         try:
-            route = route_for(
-                sources, key.topic, frozenset({group}), evidence.verdicts.get(key, {})
-            )
+            route = routes.find(topic, group, evidence.verdicts.get(key, {}))
         except (
             Unavailable
         ) as error:  # it cannot be opened: the letters of other brokers are decided all the same
-            broker = settings.topics[key.topic].broker
+            broker = settings.topics[topic].broker
             sources.missed(f"broker {broker}", error)
             unread = unread or f"broker {broker}"
-    return replace(
-        facts,
-        log=stores.logs.get(delivery),
-        stub=stub,
-        shards=tuple(stores.shards.get(key, ())),
-        log_floor=stores.floors.get((key.topic, group)),
-        left=letter.left_in_case or seen.left.get(delivery),
+    return Facts(
+        as_of=evidence.as_of,
+        category=letter.category,
         barred=letter.barred
         or seen.barred.get(delivery)
         or (GIVEN_UP if resend_given_up else None),
-        replays=seen.replays.get(delivery, 0),
-        observed=known and settings.topics[key.topic].mode != "repair",
-        route=route,
+        unaddressable=unaddressable,
+        discarded=discarded,
+        log=stores.logs.get(delivery),
         unread=unread,
+        stub=stub,
+        shards=shards,
+        log_floor=stores.floors.get((topic, group)),
+        left=letter.left_in_case or seen.left.get(delivery),
+        replays=seen.replays.get(delivery, 0),
+        observed=known and settings.topics[topic].mode != "repair",
+        route=route,
         duplicates=settings.groups[group].duplicates if known else "no",
         asked=_asked(stub, seen.asked.get(key, ())),
     )
+
+
+class _Routes:
+    """The way of a copy, found once for all messages of a topic whose groups have the same verdicts."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._found: dict[tuple[str, str, frozenset[tuple[str, str]]], Route | None] = {}
+
+    def find(self, topic: str, group: str, verdicts: Mapping[str, str]) -> Route | None:
+        """Null: there is none. Raises Unavailable."""
+        alike = topic, group, frozenset(verdicts.items())
+        if alike not in self._found:
+            self._found[alike] = route_for(self._sources, topic, frozenset({group}), verdicts)
+        return self._found[alike]
 
 
 def _unaddressable(

@@ -14,7 +14,7 @@ from backstop.sql.named import load
 from backstop.triage.decide.decide import GIVEN_UP, STICKY
 
 _SQL = load("backstop.triage.decide", "decide.sql")
-_BATCH = 1_000
+_BATCH = 5_000
 _PUBLISHED = (RequestState.SENT, RequestState.UNKNOWN)
 _NO_ROUTE = "no_route"
 
