@@ -81,8 +81,8 @@ class InDatabase:
         asked = [arrival for arrival, known in zip(arrivals, early, strict=True) if known is None]
         if not asked:
             return [known for known in early if known is not None]
-        with self._store.short_transaction() as connection:
-            answers = guard.begin_many(
+        answers = self._store.retried(
+            lambda connection: guard.begin_many(
                 connection,
                 self._group,
                 asked,
@@ -90,6 +90,7 @@ class InDatabase:
                 owner_host=self._owner_host,
                 retry_after=self._retry_after,
             )
+        )
         if self._front:
             granted = {a: asked[n] for n, a in enumerate(answers) if isinstance(a, Acquired)}
             self._arrivals = granted
@@ -108,7 +109,9 @@ class InDatabase:
     @contextmanager
     def completing(self, lease: Acquired) -> Iterator[Connection]:
         with self._store.transaction() as connection:
+            guard.open_work(connection)
             yield connection
+            guard.close_work(connection)
             guard.complete(connection, lease)
         self._tell(lease, done=True)
 
@@ -123,9 +126,11 @@ class InDatabase:
         self._tell(lease, done=False)
 
     def give_back(self, leases: Sequence[Acquired], entered: Acquired | None = None) -> None:
-        with self._store.short_transaction() as connection:
+        def give_back(connection: Connection) -> None:
             for lease in leases:
                 guard.give_back(connection, lease, was_entered=lease == entered)
+
+        self._store.retried(give_back)
         for lease in leases:
             self._tell(lease, done=False)
 
