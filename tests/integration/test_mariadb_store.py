@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pymysql
 import pytest
+import yaml
 
+from backstop.cli.app import run_app
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.config.settings import Settings
@@ -128,6 +131,31 @@ def _tables(database: MariaDatabase) -> list[dict[str, Any]]:
 
 def _shape(database: MariaDatabase, table: str) -> str:
     return str(database.one(f"SHOW CREATE TABLE {table}")["Create Table"])
+
+
+def test_the_command_migrates_by_the_settings_and_prints_the_schema_for_a_dba(
+    maria_server: MariaDB,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = settings_dict(consumers={"billing_db": STORES["billing_db"]})
+    given["groups"]["shipping"]["store"] = "billing_db"
+    (tmp_path / "backstop.yaml").write_text(yaml.safe_dump(given))
+    monkeypatch.setenv("BACKSTOP_CONFIG", str(tmp_path / "backstop.yaml"))
+    with maria_database(maria_server) as database:
+        for table in ("consumer_log", "consumer_books", "backstop_consumer_version"):
+            database.run(f"DROP TABLE {table}")
+        monkeypatch.setenv("AIRFLOW_CONN_BILLING_DB", database.dsn)
+        assert run_app(["migrate", "--role", "consumer"]) == 0
+        assert "applied 0001" in capsys.readouterr().out
+        assert current(database.dsn, "consumer") == "0001"
+        assert run_app(["migrate", "--role", "consumer", "--database", database.dsn]) == 0
+        assert "nothing to do" in capsys.readouterr().out
+    assert run_app(["migrate", "--sql", "--kind", "mariadb"]) == 0
+    assert schema.as_sql().strip() in capsys.readouterr().out
+    assert run_app(["migrate", "--sql", "--kind", "mariadb", "--role", "producer"]) != 0
+    assert "PostgreSQL alone" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("role", ["producer", "control"])
