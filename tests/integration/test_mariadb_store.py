@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pymysql
@@ -233,6 +236,55 @@ def test_the_sweep_skips_what_a_worker_has_in_its_hands(
         # No gap is locked either: a lease that begins now does not wait for the sweep.
         connection.commit()
     assert states(maria) == {"free": "EXPIRED", "held": "CONSUMED"}
+
+
+def test_a_sweep_and_a_purge_beside_workers_meet_no_deadlock_and_lose_no_end(
+    maria: MariaDatabase, leases: MariaLeases
+) -> None:
+    """Leases end at once, so that the sweep takes each from under its worker, who completes it all the same."""
+    stop, errors = threading.Event(), []
+
+    def guarded(work: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                errors.append(error)
+                raise
+
+        return run
+
+    def worker(first: int) -> None:
+        with closing(maria.connect()) as connection:
+            for at in range(first, first + 120, 10):
+                arrivals = [Arrival(TOPIC, f"m-{n:03}") for n in range(at, at + 10)]
+                answers = guard.begin_many(connection, GROUP, arrivals, lease_seconds=0.0)
+                connection.commit()
+                for lease in reversed(answers):
+                    assert isinstance(lease, Acquired)
+                    guard.complete(connection, lease)
+                    connection.commit()
+
+    def sweeper() -> None:
+        while not stop.is_set():
+            leases.take_back([GROUP], 100)
+
+    def purger() -> None:
+        with closing(MariaLogPurge("billing_db", maria.dsn)) as purge:
+            while not stop.is_set():
+                purge.purge_logs("another", purge.old_logs(GROUP, {TOPIC: 0.0}, FIRST_LOG, 100)[0])
+
+    workers = [Thread(target=guarded(partial(worker, first))) for first in (0, 120)]
+    duties = [Thread(target=guarded(duty)) for duty in (sweeper, purger)]
+    for thread in (*workers, *duties):
+        thread.start()
+    for thread in workers:
+        thread.join()
+    stop.set()
+    for thread in duties:
+        thread.join()
+    assert errors == []
+    assert set(states(maria).values()) == {"CONSUMED"} and len(states(maria)) == 240
 
 
 def test_a_sweep_of_one_place_is_whole_and_a_dry_run_takes_nothing(maria: MariaDatabase) -> None:
