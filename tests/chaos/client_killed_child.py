@@ -15,12 +15,14 @@ from datetime import timedelta
 from typing import Any
 
 import psycopg2
+import pymysql
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 
 from backstop.client import Consumer, SendPolicy, Work, record, send
 from backstop.model.records import Message
 from client_world import GROUP, TOPIC, open_broker
+from maria_world import connect_to
 
 BOUNDARY = sys.argv[2]
 POLICY = SendPolicy(timedelta(seconds=2), timedelta(seconds=2), timedelta(seconds=1))
@@ -56,6 +58,16 @@ class Dying(Connection):
         if self.autocommit:
             super().commit()
             return
+        name = Dying.name()
+        die(f"before the commit of {name}")
+        super().commit()
+        die(f"after the commit of {name}")
+
+
+class DyingMaria(pymysql.connections.Connection):  # type: ignore[misc]
+    """The same in MariaDB."""
+
+    def commit(self) -> None:
         name = Dying.name()
         die(f"before the commit of {name}")
         super().commit()
@@ -103,6 +115,12 @@ def produce(places: dict[str, str]) -> None:
         send(recorded, Around(broker, "publish"), connect)
 
 
+def dying(url: str) -> Any:
+    if url.startswith("mysql"):
+        return connect_to(url, DyingMaria)
+    return psycopg2.connect(url, connection_factory=Dying)
+
+
 def consume(places: dict[str, str]) -> None:
     Dying.name = staticmethod(in_turn("begin", "complete"))
 
@@ -115,7 +133,7 @@ def consume(places: dict[str, str]) -> None:
     with open_broker(places["broker"]) as broker:
         consumer = Consumer(
             Around(broker.subscribe(GROUP, [TOPIC], "doomed"), "fetch", "acknowledge"),
-            lambda: psycopg2.connect(places["consumer"], connection_factory=Dying),
+            lambda: dying(places["consumer"]),
             GROUP,
             handler,
             lease=timedelta(seconds=1),

@@ -26,6 +26,11 @@ from backstop.client import (
 )
 from client_world import GROUP, TOPIC, open_broker
 from guard_handlers import apply_under_fence, apply_under_lock, insert_effect
+from maria_world import connect_to
+
+
+def connect(url: str) -> Any:
+    return connect_to(url) if url.startswith("mysql") else psycopg2.connect(url)
 
 
 def main(given: dict[str, Any]) -> None:
@@ -58,7 +63,7 @@ def main(given: dict[str, Any]) -> None:
     with open_broker(given["broker"]) as broker:
         consumer = Consumer(
             broker.subscribe(GROUP, [TOPIC], given["name"]),
-            lambda: psycopg2.connect(given["consumer"]),
+            lambda: connect(given["consumer"]),
             GROUP,
             way[given["way"]],
             redis=front,

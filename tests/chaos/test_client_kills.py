@@ -27,6 +27,7 @@ from client_world import (  # noqa: F401
     valkey,
 )
 from forked import run_forked
+from maria_world import maria, maria_consumer, maria_server  # noqa: F401
 
 ID = "order-1:placed"
 
@@ -79,6 +80,7 @@ def test_a_killed_producer_leaves_what_backstop_needs_and_a_rerun_completes_it(
         assert producer.one("SELECT outcome FROM send_attempt")["outcome"] == "sent"
 
 
+@pytest.mark.parametrize("where", ["consumer", "maria"])
 @pytest.mark.parametrize(
     ("boundary", "state", "effects"),
     [
@@ -94,12 +96,14 @@ def test_a_killed_producer_leaves_what_backstop_needs_and_a_rerun_completes_it(
 )
 def test_a_killed_consumer_is_followed_by_one_that_does_the_work_exactly_once(
     broker: RedisStreams,
-    consumer: Database,
     valkey: Valkey,
+    request: pytest.FixtureRequest,
+    where: str,
     boundary: str,
     state: str | None,
     effects: int,
 ) -> None:
+    consumer: Database = request.getfixturevalue(where)
     broker.publish([Message(TOPIC, ID, b"{}")])
     places = {"consumer": consumer.dsn, "broker": valkey.url()}
     assert run_child("consume", boundary, places) == -signal.SIGKILL

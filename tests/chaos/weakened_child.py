@@ -67,10 +67,10 @@ def effect_before_the_log() -> None:
 
 def complete_without_fence() -> None:
     """Whoever finishes writes CONSUMED, whoever holds the lease."""
-    from backstop.leases import guard
+    from backstop.leases import postgresql
 
     slow_handler()
-    statements = dict(guard._SQL)
+    statements = dict(postgresql._SQL)
     for fenced, instead in (
         ("l.owner_token\n", "g.token\n"),
         ("AND l.owner_token = g.token AND l.state IN ('CONSUMING', 'EXPIRED')", ""),
@@ -79,7 +79,7 @@ def complete_without_fence() -> None:
     ):
         assert statements["complete"].count(fenced) == 1, fenced
         statements["complete"] = statements["complete"].replace(fenced, instead)
-    guard._SQL = statements
+    postgresql._SQL = statements
 
 
 def leases_never_end() -> None:
@@ -93,12 +93,12 @@ def the_database_believes_redis() -> None:
 
 
 def change_begin(protection: str, instead: str) -> None:
-    from backstop.leases import guard
+    from backstop.leases import postgresql
 
-    statements = dict(guard._SQL)
+    statements = dict(postgresql._SQL)
     assert protection in statements["begin"]
     statements["begin"] = statements["begin"].replace(protection, instead)
-    guard._SQL = statements
+    postgresql._SQL = statements
 
 
 def acknowledge_at_receipt() -> None:

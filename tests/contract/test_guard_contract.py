@@ -1,4 +1,5 @@
-"""What the guard answers and keeps is the same whatever holds the leases: the database, Redis in front of it, Redis alone.
+"""What the guard answers and keeps is the same whatever holds the leases: PostgreSQL or MariaDB, Redis in front of it, Redis
+alone.
 
 Every test runs alone and in the middle of a batch: its message is begun, renewed and ended among others.
 """
@@ -31,8 +32,10 @@ from backstop.leases.lease import (
 )
 from backstop.leases.redis_exchange import Script
 from backstop.model.errors import ContractBroken, LeaseLost
+from backstop.model.records import ID_BYTES
 from client_world import GROUP, TOPIC, consumer, postgres, valkey  # noqa: F401
-from guard_world import ID, KINDS, ODD, A, B, GuardWorld, Seen, acquired, arrival
+from guard_world import ID, IN_MARIADB, KINDS, ODD, A, B, GuardWorld, Seen, acquired, arrival
+from maria_world import MariaDatabase, maria, maria_consumer, maria_server  # noqa: F401
 
 AROUND = 40
 """Messages that a batch has beside the one of the test: several buckets of Redis get more than one."""
@@ -96,9 +99,10 @@ class Worker:
         self.store.give_back([*self._among.pop(lease, []), lease])
 
 
-@pytest.fixture(params=KINDS)
-def world(request: pytest.FixtureRequest, consumer: Any, valkey: Any) -> Iterator[GuardWorld]:
-    world = GuardWorld(request.param, consumer, valkey.url())
+@pytest.fixture(params=[*KINDS, *IN_MARIADB])
+def world(request: pytest.FixtureRequest, valkey: Any) -> Iterator[GuardWorld]:
+    database = request.getfixturevalue("maria" if request.param in IN_MARIADB else "consumer")
+    world = GuardWorld(request.param, database, valkey.url())
     world.redis.flushall()
     yield world
     world.close()
@@ -268,6 +272,17 @@ class Standing(psycopg2.extensions.cursor):
         super().execute(query, values)
 
 
+def standing_clock(world: GuardWorld, before: int) -> Any:
+    """Connects where the clock stands at the end of the lease, or `before` it."""
+    database = world.database
+    if not isinstance(database, MariaDatabase):
+        return lambda: database.connect(cursor_factory=Standing)
+    (log,) = database.log_of(GROUP, TOPIC, ID)
+    at = log["lease_expires_at"] - timedelta(microseconds=before)
+    seconds = f"SET timestamp = {int(at.timestamp())}.{at.microsecond:06d}"
+    return lambda: database.connect(init_command=seconds)
+
+
 CLOCK_AT_END = """
 local function ends_at(key) return tonumber(sub(call('GET', key), 2, 14)) - %d end
 clock = function() local e = ends_at(KEYS[%d]); return e, e * 1000 end
@@ -291,9 +306,7 @@ def test_a_lease_that_ends_at_this_very_instant_has_ended(
     monkeypatch.setattr(Standing, "before", before)
     monkeypatch.setattr(redis_guard, "_BEGIN", standing_still("begin", before, 3))
     monkeypatch.setattr(front_module, "_LOOK", standing_still("look", before, 2))
-    (begun,) = world.worker(connect=lambda: world.database.connect(cursor_factory=Standing)).begin(
-        [arrival(ID)]
-    )
+    (begun,) = world.worker(connect=standing_clock(world, before)).begin([arrival(ID)])
     if granted:
         assert isinstance(begun, Acquired)
     else:
@@ -428,13 +441,15 @@ def test_a_fence_grows_also_after_its_record_was_purged(world: GuardWorld) -> No
 
 @pytest.mark.parametrize("where", ["message id", "topic", "group"])
 def test_odd_names_are_messages_of_their_own(world: GuardWorld, where: str) -> None:
+    most = ID_BYTES if world.kind in IN_MARIADB else len(max(ODD, key=len))
+    names = [name[:most] for name in ODD]
     if where == "group":
-        worlds = [GuardWorld(world.kind, world.database, world.url, name[:250]) for name in ODD]
-        arrivals = [[arrival(ID)] for _ in ODD]
+        worlds = [GuardWorld(world.kind, world.database, world.url, name[:250]) for name in names]
+        arrivals = [[arrival(ID)] for _ in names]
     else:
         worlds = [world]
         named = [
-            arrival(name) if where == "message id" else arrival(ID, name[:250]) for name in ODD
+            arrival(name) if where == "message id" else arrival(ID, name[:250]) for name in names
         ]
         arrivals = [named]
     for at, copies in zip(worlds, arrivals, strict=True):

@@ -4,7 +4,7 @@ silence raises."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from backstop.model.errors import StoreUnavailable
 from backstop.model.records import EARLIEST, LATEST, Key, LogState
 from backstop.stores.protocol import LogStore
 from backstop.verdicts.frames import micros
+from maria_world import MariaLogWorld
 from store_world import NOW, PASSWORD, WORLDS, PostgresWorld, token
 
 KEY = Key("orders", "m-1")
@@ -30,7 +31,7 @@ ODD = [
 MICROSECOND = timedelta(microseconds=1)
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=lambda world: world.__name__)
+@pytest.fixture(scope="module", params=[*WORLDS, MariaLogWorld], ids=lambda world: world.__name__)
 def running(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PostgresWorld]:
@@ -142,20 +143,28 @@ def test_two_rows_for_one_key_are_neither_taken_for_the_truth(
 def test_an_instant_that_no_datetime_holds_does_not_stop_the_others(
     world: PostgresWorld, store: LogStore
 ) -> None:
-    odd = ("infinity", "-infinity", "0044-03-15 BC", "20000-01-01", "9999-12-31 23:59:59.999999")
+    odd = world.odd_instants
     keys = [Key("orders", f"odd-{number}") for number in range(len(odd))]
     for key, instant in zip(keys, odd, strict=True):
         world.put_log(message_id=key.message_id, lease_expires_at=instant, updated_at=NOW)
     world.put_log(updated_at=NOW)
     found = store.logs("billing", [KEY, *keys])
-    assert len(found) == 6
-    bounds = [LATEST, EARLIEST, EARLIEST, LATEST, LATEST]
+    assert len(found) == 1 + len(odd)
+    bounds = [bound_of(name) for name in odd.values()]
     assert [found[key].lease_expires_at for key in keys] == bounds
     table = {
         row["message_id"]: row["lease_expires_at"]
         for row in store.log_table("billing", keys).to_pylist()
     }
-    assert [table[key.message_id] for key in keys] == [micros(bound) for bound in bounds]
+    assert [table[key.message_id] for key in keys] == [bound and micros(bound) for bound in bounds]
+
+
+def bound_of(name: str | None) -> datetime | None:
+    """The instant that an odd one is read as; null: it is none."""
+    if name is None:
+        return None
+    ends = {"latest": LATEST, "earliest": EARLIEST}
+    return ends.get(name) or datetime.fromisoformat(name).replace(tzinfo=UTC)
 
 
 def test_the_floor_is_the_year_one_until_something_was_purged(

@@ -1,4 +1,4 @@
-"""The guard on a real database: every answer of begin, and every end of a lease."""
+"""The guard on real databases, PostgreSQL and MariaDB: every answer of begin, and every end of a lease."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from backstop.leases import guard
 from backstop.leases.lease import Acquired, Arrival, Busy, Conflict, Done, Parked, Superseded
 from backstop.model.errors import ContractBroken, LeaseLost
 from backstop.model.records import Position
-from client_world import GROUP, TOPIC, Database, consumer, postgres  # noqa: F401
+from client_world import GROUP, TOPIC, consumer, postgres  # noqa: F401
+from maria_world import maria, maria_consumer, maria_server  # noqa: F401
 
 A, B = guard.payload_hash(b"a"), guard.payload_hash(b"b")
 ID = "order-1:paid"
@@ -23,7 +24,10 @@ ODD_IDS = ["ключ/鍵", "a:b%s%%(x)s", 'it\'s "quoted"', "{0}\\n", " "]
 class World:
     """One consumer database and a connection of one worker."""
 
-    def __init__(self, database: Database) -> None:
+    now = "clock_timestamp()"
+    waiting = "SELECT count(*) AS n FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+
+    def __init__(self, database: Any) -> None:
         self.database = database
         self.connection = database.connect()
 
@@ -43,21 +47,32 @@ class World:
         self.connection.commit()
 
     def set(self, assignments: str) -> None:
-        self.database.run(f"UPDATE consumer_log SET {assignments}")
+        """{now} is the database's clock."""
+        self.database.run(f"UPDATE consumer_log SET {assignments.format(now=self.now)}")
 
     def row(self, message_id: str = ID) -> dict[str, Any]:
         return self.database.one(
-            "SELECT *, lease_expires_at > clock_timestamp() AS alive FROM consumer_log WHERE message_id = %s",
+            f"SELECT l.*, lease_expires_at > {self.now} AS alive FROM consumer_log l WHERE message_id = %s",
             (message_id,),
         )
 
     def effects(self) -> int:
-        return int(self.database.one("SELECT count(*) FROM effect")["count"])
+        return int(self.database.one("SELECT count(*) AS n FROM effect")["n"])
 
 
-@pytest.fixture
-def world(consumer: Database) -> Iterator[World]:
-    world = World(consumer)
+class InMariaDB(World):
+    """The same in MariaDB."""
+
+    now = "UTC_TIMESTAMP(6)"
+    waiting = (
+        "SELECT COUNT(*) AS n FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'"
+    )
+
+
+@pytest.fixture(params=["consumer", "maria"], ids=["PostgreSQL", "MariaDB"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    database = request.getfixturevalue(request.param)
+    world = World(database) if request.param == "consumer" else InMariaDB(database)
     yield world
     world.connection.close()
 
@@ -128,9 +143,9 @@ def test_consumed_is_done_is_counted_and_does_not_move_the_time(world: World) ->
 @pytest.mark.parametrize(
     "left",
     [
-        "lease_expires_at = clock_timestamp()",
-        "state = 'FAILED', lease_expires_at = clock_timestamp()",
-        "state = 'EXPIRED', lease_expires_at = clock_timestamp()",
+        "lease_expires_at = {now}",
+        "state = 'FAILED', lease_expires_at = {now}",
+        "state = 'EXPIRED', lease_expires_at = {now}",
         "state = 'FAILED', lease_expires_at = NULL",
     ],
 )
@@ -167,7 +182,7 @@ def test_the_same_id_with_another_content_is_a_conflict(world: World, state: str
 
 def test_an_expired_lease_with_another_content_is_a_conflict(world: World) -> None:
     world.acquire()
-    world.set("lease_expires_at = clock_timestamp()")
+    world.set("lease_expires_at = {now}")
     assert world.begin(payload_hash=B) == Conflict()
 
 
@@ -178,7 +193,7 @@ def test_a_failed_log_takes_another_content_and_counts_the_conflict(world: World
     assert (bytes(row["payload_hash"]), row["conflicts"]) == (B, 1)
 
 
-@pytest.mark.parametrize("left", ["state = 'FAILED'", "lease_expires_at = clock_timestamp()"])
+@pytest.mark.parametrize("left", ["state = 'FAILED'", "lease_expires_at = {now}"])
 def test_a_newer_version_replaces_the_content_of_a_log_that_is_not_consumed(
     world: World, left: str
 ) -> None:
@@ -200,7 +215,7 @@ def test_a_newer_version_waits_for_the_holder_of_the_older_one(world: World) -> 
 @pytest.mark.parametrize("state", ["CONSUMED", "CONSUMING", "FAILED", "EXPIRED"])
 def test_an_older_version_is_superseded(world: World, state: str) -> None:
     world.acquire(content_version=2)
-    world.set(f"state = '{state}', consumed_at = clock_timestamp()")
+    world.set(f"state = '{state}', consumed_at = {{now}}")
     before = world.row()
     assert world.begin(payload_hash=B, content_version=1) == Superseded()
     after = world.row()
@@ -209,7 +224,7 @@ def test_an_older_version_is_superseded(world: World, state: str) -> None:
 
 def test_parked_is_neither_granted_nor_changed(world: World) -> None:
     world.acquire()
-    world.set("state = 'PARKED', lease_expires_at = clock_timestamp()")
+    world.set("state = 'PARKED', lease_expires_at = {now}")
     before = world.row()
     assert world.begin(payload_hash=B, content_version=2) == Parked()
     assert world.row() == before
@@ -233,7 +248,7 @@ def test_a_worker_that_wakes_up_late_cannot_complete_and_its_effect_is_rolled_ba
     world: World,
 ) -> None:
     late = world.acquire()
-    world.set("lease_expires_at = clock_timestamp()")
+    world.set("lease_expires_at = {now}")
     winner = world.acquire()
     with world.connection.cursor() as cursor:
         cursor.execute("INSERT INTO effect VALUES ('t', 'm', 'g', %s)", (late.fence,))
@@ -246,7 +261,9 @@ def test_a_worker_that_wakes_up_late_cannot_complete_and_its_effect_is_rolled_ba
         guard.complete(world.connection, winner)
 
 
-@pytest.mark.parametrize("left", ["state = 'EXPIRED'", "lease_expires_at = now() - interval '1 h'"])
+@pytest.mark.parametrize(
+    "left", ["state = 'EXPIRED'", "lease_expires_at = {now} - interval '1' hour"]
+)
 def test_complete_succeeds_after_a_reclaim_while_nobody_else_took_the_lease(
     world: World, left: str
 ) -> None:
@@ -272,7 +289,7 @@ def test_fail_keeps_a_bounded_error_and_releases_the_lease(world: World) -> None
 )
 def test_nothing_is_changed_with_a_token_that_is_not_the_owners(world: World, action: Any) -> None:
     late = world.acquire()
-    world.set("lease_expires_at = clock_timestamp()")
+    world.set("lease_expires_at = {now}")
     world.acquire()
     before = world.row()
     with pytest.raises(LeaseLost) as raised:
@@ -287,7 +304,7 @@ def test_what_has_ended_can_be_neither_completed_nor_failed_nor_renewed(
     world: World, state: str
 ) -> None:
     lease = world.acquire()
-    world.set(f"state = '{state}', consumed_at = clock_timestamp()")
+    world.set(f"state = '{state}', consumed_at = {{now}}")
     for action in (guard.complete, lambda c, x: guard.fail(c, x, "e"), guard.renew):
         with pytest.raises(LeaseLost):
             action(world.connection, lease)
@@ -296,7 +313,7 @@ def test_what_has_ended_can_be_neither_completed_nor_failed_nor_renewed(
 
 def test_renew_prolongs_and_brings_back_what_was_reclaimed(world: World) -> None:
     lease = world.acquire(lease_seconds=1.0)
-    world.set("state = 'EXPIRED', lease_expires_at = clock_timestamp()")
+    world.set("state = 'EXPIRED', lease_expires_at = {now}")
     world.end(guard.renew, lease)
     row = world.row()
     assert (row["state"], row["alive"], row["owner_token"]) == ("CONSUMING", True, lease.token)
@@ -341,7 +358,7 @@ def test_of_many_workers_that_begin_at_once_exactly_one_gets_the_lease(
         message_id = f"race-{number}"
         if start == "expired":
             world.acquire(message_id)
-            world.set("lease_expires_at = clock_timestamp()")
+            world.set("lease_expires_at = {now}")
         gate = threading.Barrier(workers)
         answers: list[guard.Begun] = []
 
@@ -381,8 +398,7 @@ def test_a_begin_that_meets_an_uncommitted_complete_waits_and_is_told_done(world
 
     thread = threading.Thread(target=meet)
     thread.start()
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-    while not world.database.one(waiting)["count"]:
+    while not world.database.one(world.waiting)["n"]:
         assert thread.is_alive(), "it did not wait"
     world.connection.commit()
     thread.join()

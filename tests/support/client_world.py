@@ -20,6 +20,7 @@ TOPIC, GROUP = "orders", "billing"
 VISIBILITY = timedelta(seconds=1)
 DELIVERY_LIMIT = 3
 BUSINESS = "CREATE TABLE business_order (order_id text PRIMARY KEY)"
+_KEY = "consumer_group = %s AND topic = %s AND message_id = %s"
 EFFECT = "CREATE TABLE effect (topic text, message_id text, consumer_group text, fence bigint)"  # duplicates show
 
 
@@ -48,6 +49,22 @@ class Database:
     def one(self, statement: str, values: Any = None) -> dict[str, Any]:
         (row,) = self.run(statement, values)
         return row
+
+    def log_of(self, group: str, topic: str, message_id: str) -> list[dict[str, Any]]:
+        return self.run(f"SELECT * FROM consumer_log WHERE {_KEY}", (group, topic, message_id))
+
+    def end_lease(self, group: str, topic: str, message_id: str, ago: float) -> None:
+        self.run(
+            "UPDATE consumer_log SET lease_expires_at = clock_timestamp() - %s * interval '1 second'"
+            f" WHERE {_KEY} AND state = 'CONSUMING'",
+            (ago, group, topic, message_id),
+        )
+
+    def reclaim(self, group: str, topic: str, message_id: str) -> None:
+        self.run(
+            f"UPDATE consumer_log SET state = 'EXPIRED' WHERE {_KEY} AND state = 'CONSUMING'",
+            (group, topic, message_id),
+        )
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,11 @@ from backstop.leases.redis_exchange import RedisExchange
 from backstop.leases.redis_guard import RedisGuard
 from backstop.leases.redis_records import RedisKeys, read_record
 from client_world import GROUP, TOPIC, Database
+from maria_world import MariaDatabase
 
 KINDS = ("database", "front", "redis")
+IN_MARIADB = ("mariadb", "mariadb_front")
+"""The first two of them, where the work is in MariaDB."""
 A, B = payload_hash(b"a"), payload_hash(b"b")
 ID = "order-1:paid"
 STATES = {"C": "CONSUMING", "D": "CONSUMED", "F": "FAILED", "E": "EXPIRED"}
@@ -59,7 +62,9 @@ class Seen:
 class GuardWorld:
     """One kind of store for one group, its workers, and what a test may do behind their backs."""
 
-    def __init__(self, kind: str, database: Database, url: str, group: str = GROUP) -> None:
+    def __init__(
+        self, kind: str, database: Database | MariaDatabase, url: str, group: str = GROUP
+    ) -> None:
         self.kind, self.database, self.url, self.group = kind, database, url, group
         self.redis = redis.Redis.from_url(url)
         self.keys = RedisKeys(group)
@@ -85,7 +90,7 @@ class GuardWorld:
                 None,
             )
         else:
-            front = Front(exchange, self.group, **named) if self.kind == "front" else None
+            front = Front(exchange, self.group, **named) if self.kind.endswith("front") else None
             store = lease_store(
                 connect or self.database.connect,
                 self.group,
@@ -107,10 +112,7 @@ class GuardWorld:
     def see(self, message_id: str, topic: str = TOPIC) -> Seen | None:
         if self.kind == "redis":
             return self._see_redis(message_id, topic)
-        found = self.database.run(
-            "SELECT * FROM consumer_log WHERE consumer_group = %s AND topic = %s AND message_id = %s",
-            (self.group, topic, message_id),
-        )
+        found = self.database.log_of(self.group, topic, message_id)
         if not found:
             return None
         (row,) = found
@@ -145,11 +147,7 @@ class GuardWorld:
 
     def expire(self, message_id: str, topic: str = TOPIC, ago: float = 1.0) -> None:
         """Its lease has ended; in every place where its end stands."""
-        self.database.run(
-            "UPDATE consumer_log SET lease_expires_at = clock_timestamp() - %s * interval '1 second' WHERE consumer_group = %s"
-            " AND topic = %s AND message_id = %s AND state = 'CONSUMING'",
-            (ago, self.group, topic, message_id),
-        )
+        self.database.end_lease(self.group, topic, message_id, ago)
         self.end_in_redis(message_id, topic, ago)
 
     def end_in_redis(self, message_id: str, topic: str = TOPIC, ago: float = 1.0) -> None:
@@ -165,11 +163,7 @@ class GuardWorld:
     def reclaim(self, message_id: str, topic: str = TOPIC) -> None:
         """As a sweep leaves it: EXPIRED, the token kept."""
         self.expire(message_id, topic)
-        self.database.run(
-            "UPDATE consumer_log SET state = 'EXPIRED' WHERE consumer_group = %s AND topic = %s AND message_id = %s"
-            " AND state = 'CONSUMING'",
-            (self.group, topic, message_id),
-        )
+        self.database.reclaim(self.group, topic, message_id)
         bucket, key = self.keys.bucket_and_key(topic, message_id)
         text = self.redis.get(key)
         if text is not None and text.startswith(b"C"):

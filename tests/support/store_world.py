@@ -30,6 +30,15 @@ Row = dict[str, Any]
 class PostgresWorld:
     """PostgreSQL, one server for a module of tests."""
 
+    odd_instants: Mapping[str, str | None] = {
+        "infinity": "latest",
+        "-infinity": "earliest",
+        "0044-03-15 BC": "earliest",
+        "20000-01-01": "latest",
+        "9999-12-31 23:59:59.999999": "latest",
+    }
+    """As the database takes them, and as what they are read; null: as none."""
+
     def __init__(self, folder: Path) -> None:
         self.server = Postgres(folder)
         self._open: dict[str, Any] = {}

@@ -19,6 +19,13 @@ def migrate(
     as_sql: Annotated[
         bool, typer.Option("--sql", help="Only print the SQL, for a DBA to run.")
     ] = False,
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--kind",
+            help="With --sql: for which server; mariadb has the consumer's tables alone.",
+        ),
+    ] = "postgresql",
     capture: Annotated[
         bool,
         typer.Option(
@@ -52,7 +59,7 @@ def migrate(
             unaffected="Nothing was changed.",
             next_step=f"Use one of: {', '.join(ROLES)}.",
         )
-    from backstop.schema.migrate import as_sql as sql_of
+    from backstop.cli.set_up import sql_of
     from backstop.schema.migrate import migrate as bring_up
 
     if capture or overlay:
@@ -60,7 +67,8 @@ def migrate(
         return
     roles = ROLES if role is None else (role,)
     if as_sql:
-        texts = {name: sql_of(name) for name in roles}
+        wanted = roles if kind == "postgresql" else (role or "consumer",)
+        texts = {name: sql_of(name, kind) for name in wanted}
         if as_json:
             out.document(texts)
         else:

@@ -30,8 +30,8 @@ def read_queues(sources: Sources, topic: str) -> list[OwnedQueueNow]:
     """All queues of the topic that have owners; what does not answer is in `sources.unreachable`."""
     found: list[OwnedQueueNow] = []
     for group in sources.settings.groups_of(topic):
-        if not sources.settings.keeps_own_log(group):
-            continue  # its own program's consumers own its queues
+        if not sources.settings.parks_keys(group):
+            continue  # nobody owns its queues here
         store = sources.settings.groups[group].store
         try:
             with (

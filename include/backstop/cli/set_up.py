@@ -33,6 +33,23 @@ def migrate_one(known: Connections, role: str | None, database: str) -> list[str
     return migrate(url_of(known, database), role)
 
 
+def sql_of(role: str, kind: str) -> str:
+    """The whole schema of a role for a kind of server. Raises ConfigurationError for a kind that has none."""
+    from backstop.schema import mariadb
+    from backstop.schema.migrate import as_sql
+
+    if kind == "mariadb":
+        mariadb.require_consumer(role)
+        return mariadb.as_sql()
+    if kind != "postgresql":
+        raise ConfigurationError(
+            f"There are no tables for {kind!r}.",
+            unaffected="Nothing was printed or changed.",
+            next_step="Use --kind postgresql or --kind mariadb.",
+        )
+    return as_sql(role)
+
+
 def create_one(
     known: Connections,
     topics: Sequence[str],
@@ -58,8 +75,6 @@ def run_without_platform(arguments: Sequence[str]) -> int:
     """The two commands where the extra `platform` is not installed; returns the exit code."""
     import argparse
 
-    from backstop.schema.migrate import as_sql
-
     parser = argparse.ArgumentParser(
         prog="backstop",
         description='Tables and topics. All other commands: pip install "backstop-mq[platform]"',
@@ -70,6 +85,7 @@ def run_without_platform(arguments: Sequence[str]) -> int:
     where = migrate.add_mutually_exclusive_group(required=True)
     where.add_argument("--database", help=URL)
     where.add_argument("--sql", action="store_true", help="only print the SQL, for a DBA to run")
+    migrate.add_argument("--kind", default="postgresql", help="with --sql: for which server")
     create = (
         commands.add_parser("topics")
         .add_subparsers(dest="what", required=True)
@@ -92,7 +108,7 @@ def run_without_platform(arguments: Sequence[str]) -> int:
             create_one(known, asked.topics, asked.group, asked.broker, asked.queues)
             print(f"{', '.join(asked.topics)}: created, or there already")
         elif asked.sql:
-            print(as_sql(asked.role), end="")
+            print(sql_of(asked.role, asked.kind), end="")
         else:
             print(
                 f"{asked.role}: {text_of_migration(migrate_one(known, asked.role, asked.database))}"

@@ -5,12 +5,14 @@ It is never somebody else's open transaction: to commit or roll back that would 
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from backstop.model.errors import ContractBroken, StoreUnavailable
 from backstop.sql.run import (
     Connection,
     commits_by_itself,
+    is_deadlock,
+    is_in_autocommit,
     is_in_transaction,
     is_unavailable,
     rows,
@@ -18,6 +20,8 @@ from backstop.sql.run import (
 
 Connect = Callable[[], Connection]
 """Opens a connection with autocommit off; whoever calls it closes it."""
+_TRIES = 4
+T = TypeVar("T")
 
 
 class KeptConnection:
@@ -80,6 +84,19 @@ class KeptConnection:
             if is_kept:
                 connection.autocommit = False
 
+    def retried(self, work: Callable[[Connection], T], *, is_one_statement: bool = False) -> T:
+        """What `work` returns, in a short transaction; after a deadlock, which has undone all of it, again. `is_one_statement`: in
+        PostgreSQL it is a single statement, which the server may commit by itself."""
+        within = self.one_statement if is_one_statement else self.short_transaction
+        for attempt in range(1, _TRIES + 1):
+            try:
+                with within() as connection:
+                    return work(connection)
+            except StoreUnavailable as error:
+                if attempt == _TRIES or not is_deadlock(error.__cause__):
+                    raise
+        raise AssertionError("the last try returns or raises")
+
     def run(self, statement: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
         """One statement in a transaction of its own; its rows by column name. Raises StoreUnavailable."""
         with self.one_statement() as connection:
@@ -110,7 +127,7 @@ class KeptConnection:
                     "is in the middle of a transaction",
                     "Give a connection of its own, or wait for the commit.",
                 )
-            if getattr(connection, "autocommit", False) is True:
+            if is_in_autocommit(connection):
                 connection.close()
                 raise self._refused("is in autocommit", "Open it with autocommit off.")
             self._open = connection

@@ -81,14 +81,16 @@ class InDatabase:
         asked = [arrival for arrival, known in zip(arrivals, early, strict=True) if known is None]
         if not asked:
             return [known for known in early if known is not None]
-        with self._store.one_statement() as connection:
-            found = guard.grant_many(
+        found = self._store.retried(
+            lambda connection: guard.grant_many(
                 connection,
                 self._group,
                 asked,
                 lease_seconds=self._seconds,
                 owner_host=self._owner_host,
-            )
+            ),
+            is_one_statement=True,
+        )
         found |= self._refused([arrival for arrival in asked if arrival.key not in found])
         # A row that was purged in between has no answer: the message comes again, nothing is assumed.
         answers = [found.get(arrival.key, Busy(self._retry_after)) for arrival in asked]
@@ -120,7 +122,9 @@ class InDatabase:
     @contextmanager
     def completing(self, lease: Acquired) -> Iterator[Connection]:
         with self._store.transaction() as connection:
+            guard.open_work(connection)
             yield connection
+            guard.close_work(connection)
             guard.complete(connection, lease)
         self._tell(lease, done=True)
 
@@ -135,9 +139,11 @@ class InDatabase:
         self._tell(lease, done=False)
 
     def give_back(self, leases: Sequence[Acquired], entered: Acquired | None = None) -> None:
-        with self._store.short_transaction() as connection:
+        def give_back(connection: Connection) -> None:
             for lease in leases:
                 guard.give_back(connection, lease, was_entered=lease == entered)
+
+        self._store.retried(give_back)
         for lease in leases:
             self._tell(lease, done=False)
 

@@ -7,13 +7,13 @@ from enum import Enum
 from backstop.client.keep_connection import KeptConnection
 from backstop.client.lease_store import LeaseStore
 from backstop.client.ways import Leased, Row, RowLock, Transactional, Work
-from backstop.leases import row_lock
+from backstop.leases import guard, row_lock
 from backstop.leases.lease import Acquired, Arrival, Begun, Busy, Done
 from backstop.model.errors import BackstopError, LeaseLost, StoreUnavailable
 from backstop.model.records import Message
+from backstop.sql.run import is_lock_refused
 
 log = logging.getLogger(__name__)
-_LOCK_NOT_AVAILABLE = "55P03"
 
 
 class Ended(Enum):
@@ -72,11 +72,13 @@ def process_under_row_lock(
     let end."""
     try:
         with store.transaction() as connection:
+            guard.open_work(connection)
             found = way.handler(connection, message, work)
             if not isinstance(found, Row):
                 raise TypeError(
                     f"a row_lock handler returns Row.APPLIED or Row.ALREADY, not {found!r}"
                 )
+            guard.close_work(connection)
             if not row_lock.record_done(connection, group, arrival, owner_host):
                 raise _NotLogged
     except _NotLogged:
@@ -85,7 +87,7 @@ def process_under_row_lock(
     except StoreUnavailable:
         raise
     except Exception as error:
-        if getattr(error, "pgcode", getattr(error, "sqlstate", None)) == _LOCK_NOT_AVAILABLE:
+        if is_lock_refused(error):
             return Busy(retry_after), None  # another worker has the row; nothing failed
         log.warning(
             "The handler failed on %r in %r.", arrival.message_id, arrival.topic, exc_info=error

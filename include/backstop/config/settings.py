@@ -123,6 +123,14 @@ class StubStoreSettings(_Frozen):
         "rearm: sets a row back, so that its own relay sends it once more",
     )
 
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _keeps_stubs(cls, kind: Any) -> Any:
+        if kind == "mariadb":
+            says = "postgresql, or mapped: in MariaDB Backstop keeps logs (consumers), and no stubs yet"
+            raise PydanticCustomError("kind", says)
+        return kind
+
     @model_validator(mode="after")
     def _says_what_is_mapped(self) -> Self:
         _mapped_alone(self)
@@ -168,8 +176,11 @@ def _why_observe(store: StubStoreSettings) -> list[str]:
 class LogStoreSettings(_Frozen):
     """One consumer database."""
 
-    kind: Annotated[Literal["postgresql", "mapped"], BeforeValidator(_not_mongodb)] = Field(
-        default="postgresql", description="mapped: a table of another program, which is only read"
+    kind: Annotated[Literal["postgresql", "mariadb", "mapped"], BeforeValidator(_not_mongodb)] = (
+        Field(
+            default="postgresql",
+            description="mariadb: Backstop's tables in MariaDB; mapped: a table of another program, which is only read",
+        )
     )
     connection: ConnectionRef
     mapping: LogMapping | None = Field(default=None, description="for kind mapped alone")
@@ -183,7 +194,7 @@ _Store = TypeVar("_Store", bound=StubStoreSettings | LogStoreSettings)
 
 
 def _mapped_alone(store: _Store) -> _Store:
-    if (store.kind != "postgresql") != (store.mapping is not None):
+    if (store.kind in ("mapped", "captured")) != (store.mapping is not None):
         raise PydanticCustomError("mapping", "`kind: mapped` and `mapping` together, or neither")
     return store
 
@@ -542,6 +553,10 @@ class Settings(_Frozen):
     def keeps_own_log(self, group: str) -> bool:
         """Whether the group's logs are in Backstop's own table."""
         return self.consumers[self.groups[group].store].mapping is None
+
+    def parks_keys(self, group: str) -> bool:
+        """Whether the group may own queues and park ordering keys, which it does beside its logs in PostgreSQL alone."""
+        return self.consumers[self.groups[group].store].kind == "postgresql"
 
     def ids_on_the_wire(self, topic: str) -> bool:
         """Whether each copy of the topic carries its id where brokers' adapters read it; else one that waits, or died, may be

@@ -10,11 +10,10 @@ import json
 from collections.abc import Mapping
 from datetime import timedelta
 
+from backstop.leases.log_table import log_table
 from backstop.model.records import Counts
-from backstop.sql.named import load
-from backstop.sql.run import Connection, rows
+from backstop.sql.run import Connection
 
-_SQL = load("backstop.leases", "books.sql")
 IN = ("received", "released")
 """Fetched from the broker; taken from the kept content of a released key."""
 OUT = (
@@ -78,4 +77,4 @@ def write(
         "has_ended": has_ended,
         "kept_seconds": KEPT_FOR.total_seconds(),
     }
-    rows(connection, _SQL["write"], values)
+    log_table(connection).write_books(connection, values)

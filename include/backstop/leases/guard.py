@@ -31,9 +31,9 @@ from backstop.leases.lease import (
     refuse_repeated,
     retry_in,
 )
+from backstop.leases.log_table import log_table
 from backstop.model.records import Key, Position
-from backstop.sql.named import load
-from backstop.sql.run import Connection, rows
+from backstop.sql.run import Connection
 
 __all__ = [
     "ERROR_CHARACTERS",
@@ -50,17 +50,18 @@ __all__ = [
     "Superseded",
     "begin",
     "begin_many",
+    "close_work",
     "complete",
     "complete_many",
     "fail",
     "give_back",
     "grant_many",
+    "open_work",
     "payload_hash",
     "renew",
     "renew_many",
 ]
 
-_SQL = load("backstop.leases", "queries.sql")
 _ENDS: dict[str, Begun] = {
     "DONE": Done(),
     "SUPERSEDED": Superseded(),
@@ -133,19 +134,13 @@ def grant_many(
     if not arrivals:
         return {}
     refuse_repeated(arrivals)
-    tokens = new_tokens(len(arrivals))
-    granted = rows(
+    granted = log_table(connection).begin(
         connection,
-        _SQL["begin"],
-        {
-            **_columns(group, arrivals),
-            "queue_ids": [a.position.queue_id if a.position else None for a in arrivals],
-            "queue_offsets": [a.position.offset if a.position else None for a in arrivals],
-            "queue_epochs": [a.position.epoch if a.position else None for a in arrivals],
-            "tokens": tokens,
-            "lease_seconds": lease_seconds,
-            "owner_host": owner_host or socket.gethostname(),
-        },
+        group,
+        arrivals,
+        new_tokens(len(arrivals)),
+        lease_seconds,
+        owner_host or socket.gethostname(),
     )
     return {
         Key(r["topic"], r["message_id"]): Acquired(
@@ -160,7 +155,7 @@ def refused_many(
 ) -> dict[Key, Begun]:
     """Why these copies get no lease, each counted in its log; a message without a log has no answer."""
     answers: dict[Key, Begun] = {}
-    for row in rows(connection, _SQL["refused"], _columns(group, arrivals)):
+    for row in log_table(connection).refused(connection, group, arrivals):
         busy = Busy(retry_in(row["seconds_left"], retry_after))
         answers[Key(row["topic"], row["message_id"])] = _ENDS.get(row["outcome"], busy)
     return answers
@@ -185,7 +180,8 @@ def renew_many(
     lease_seconds: float = LEASE.total_seconds(),
 ) -> set[Acquired]:
     """Prolong a group's leases in one statement; those that are still ours."""
-    return _fenced_many(connection, "renew", group, leases, lease_seconds=lease_seconds)
+    ours = log_table(connection).renew(connection, group, leases, lease_seconds)
+    return {lease for lease in leases if lease.token in ours}
 
 
 def complete(connection: Connection, lease: Acquired) -> None:
@@ -203,7 +199,8 @@ def complete_many(connection: Connection, group: str, leases: Sequence[Acquired]
 
     One that is missing is work that must be rolled back, with all else of this transaction.
     """
-    return _fenced_many(connection, "complete", group, leases)
+    ours = log_table(connection).complete(connection, group, leases)
+    return {lease for lease in leases if lease.token in ours}
 
 
 def fail(connection: Connection, lease: Acquired, error: str) -> None:
@@ -211,7 +208,7 @@ def fail(connection: Connection, lease: Acquired, error: str) -> None:
 
     The text is cut to ERROR_CHARACTERS. Raises LeaseLost when the row is not ours any more.
     """
-    if not rows(connection, _SQL["fail"], {**_fenced(lease), "error": error_text(error)}):
+    if not log_table(connection).fail(connection, lease, error_text(error)):
         raise lost(lease, "failed")
 
 
@@ -220,43 +217,21 @@ def give_back(connection: Connection, lease: Acquired, *, was_entered: bool = Fa
 
     `was_entered`: a handler had begun, so it stays an attempt: its effects elsewhere may be there.
     """
-    return bool(rows(connection, _SQL["give_back"], {**_fenced(lease), "was_entered": was_entered}))
+    return log_table(connection).give_back(connection, lease, was_entered=was_entered)
+
+
+def open_work(connection: Connection) -> None:
+    """Before the handler's first statement, in the transaction of its effects."""
+    log_table(connection).open_work(connection)
+
+
+def close_work(connection: Connection) -> None:
+    """After its last one, before `complete`. Raises ContractBroken when the handler's transaction has ended in between, by a
+    deadlock that was caught, a commit or a DDL statement: `complete` would commit a part of its effects."""
+    log_table(connection).close_work(connection)
 
 
 def new_tokens(count: int) -> list[str]:
     """So many random UUIDs: one look at the system's source of chance for all of them."""
     noise = os.urandom(16 * count)
     return [str(UUID(bytes=noise[at : at + 16], version=4)) for at in range(0, 16 * count, 16)]
-
-
-def _fenced_many(
-    connection: Connection, statement: str, group: str, leases: Sequence[Acquired], **more: object
-) -> set[Acquired]:
-    values = {
-        "group": group,
-        "topics": [lease.topic for lease in leases],
-        "message_ids": [lease.message_id for lease in leases],
-        "tokens": [lease.token for lease in leases],
-        **more,
-    }
-    ours = {row["token"] for row in rows(connection, _SQL[statement], values)}
-    return {lease for lease in leases if lease.token in ours}
-
-
-def _columns(group: str, arrivals: Sequence[Arrival]) -> dict[str, object]:
-    return {
-        "group": group,
-        "topics": [arrival.topic for arrival in arrivals],
-        "message_ids": [arrival.message_id for arrival in arrivals],
-        "payload_hashes": [arrival.payload_hash for arrival in arrivals],
-        "content_versions": [arrival.content_version for arrival in arrivals],
-    }
-
-
-def _fenced(lease: Acquired) -> dict[str, object]:
-    return {
-        "group": lease.group,
-        "topic": lease.topic,
-        "message_id": lease.message_id,
-        "token": lease.token,
-    }

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from backstop.leases.log_table import log_table
 from backstop.model.errors import LeaseLost
 from backstop.sql.named import load
 from backstop.sql.run import Connection, rows
@@ -161,8 +162,7 @@ def finished(connection: Connection, queue: OwnedQueue) -> str | None:
 def server_life(connection: Connection) -> str:
     """Which life of which server, database and table of logs this is: another answer, and rows that were committed before may
     be gone."""
-    (row,) = rows(connection, _SQL["server_life"], {})
-    return str(row["life"])
+    return log_table(connection).server_life(connection)
 
 
 def held(

@@ -16,6 +16,7 @@ import psycopg2
 from psycopg2.extensions import connection as Connection
 
 from backstop.model.errors import StoreUnavailable
+from backstop.schema import mariadb
 from backstop.schema.build_indexes import build_indexes, without_indexes_there
 from backstop.schema.change_tables import change_tables, without_changes_there
 from backstop.schema.revisions import head, revisions, version_table
@@ -43,6 +44,9 @@ def migrate(url: str, role: str) -> list[str]:
     Raises StoreUnavailable when the database does not answer or refuses, ConfigurationError for an unknown
     role.
     """
+    if mariadb.is_mariadb(url):
+        mariadb.require_consumer(role)
+        return mariadb.migrate(url)
     known = revisions(role)
     _prepare(url, role)
     with _connected(url, role) as connection, connection, connection.cursor() as cursor:
@@ -104,6 +108,9 @@ def as_sql(role: str) -> str:
 
 def current(url: str, role: str) -> str | None:
     """The revision a database is at; None when it has none. Raises StoreUnavailable."""
+    if mariadb.is_mariadb(url):
+        mariadb.require_consumer(role)
+        return mariadb.current(url)
     with _connected(url, role) as connection, connection, connection.cursor() as cursor:
         return _revision(cursor, role)
 
@@ -114,6 +121,10 @@ def grant(url: str, role: str) -> None:
 
     Raises StoreUnavailable when the login may not: then a DBA runs `grants_sql`.
     """
+    if mariadb.is_mariadb(url):
+        mariadb.require_consumer(role)
+        mariadb.grant(url)
+        return
     statement = grants_sql(role)
     with _connected(url, role) as connection, connection, connection.cursor() as cursor:
         cursor.execute(_LIMITS)

@@ -1,4 +1,4 @@
-"""One lazy connection to somebody else's MySQL or MariaDB, which only reads: the primary alone, never waiting forever.
+"""One lazy connection to somebody else's MySQL or MariaDB: the primary alone, never waiting forever. `run` only reads.
 
 Whatever keeps it from answering raises StoreUnavailable, as for PostgreSQL, and a password is in none of its texts. PyMySQL is
 imported by the first use: it is an extra of its own.
@@ -6,7 +6,7 @@ imported by the first use: it is an extra of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from backstop.model.errors import StoreUnavailable
 from backstop.model.mask_secrets import mask_secrets
 from backstop.sql.connection import AFTER_REFUSAL, CONNECT_TIMEOUT, GRACE, STATEMENT_TIMEOUT
+from backstop.sql.run import is_deadlock
 
 T = TypeVar("T")
 
@@ -27,6 +28,9 @@ _SESSION = (
     # A limit of the server's would cut answers short without a word.
     "SET SESSION sql_select_limit = 18446744073709551615, sql_big_selects = 1",
 )
+_READ = ("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",)
+_CHANGE = ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION")
+_TRIES = 4
 _OPTIONAL = {
     "max_statement_time": "SET SESSION max_statement_time = %(seconds)s",  # MariaDB's
     "max_execution_time": "SET SESSION max_execution_time = %(seconds)s * 1000",  # MySQL's
@@ -83,9 +87,9 @@ class MysqlConnection:
         Whether this is the primary is asked after the work: a server may be set to read only under an open connection, and what
         it lacks since then is not absent. Raises StoreUnavailable.
         """
-        pymysql = self._driver()
+        pymysql = driver(self.subject)
         try:
-            connection = self._begin(pymysql)
+            connection = self._begin(pymysql, _READ)
             kind = pymysql.cursors.SSCursor if unbuffered else pymysql.cursors.Cursor
             with connection.cursor(kind) as cursor:
                 result = work(cursor)
@@ -109,6 +113,41 @@ class MysqlConnection:
             self.close()  # rows that are still on their way would be the next statement's answer
             raise
 
+    def change(self, work: Callable[[Any], T]) -> T:
+        """What `work` returns, committed; it may be called again, after a deadlock. Each of its statements sees what is committed
+        when it begins, and locks the rows that it finds and no gap between them. Raises StoreUnavailable.
+
+        A connection that is lost during the commit is never tried again: the rows say what became of it.
+        """
+        pymysql = driver(self.subject)
+        for attempt in range(1, _TRIES + 1):
+            try:
+                connection = self._begin(pymysql, _CHANGE)
+                with connection.cursor() as cursor:
+                    result = work(cursor)
+                    self._require_primary(cursor)
+                connection.commit()
+                return result
+            except (
+                pymysql.err.OperationalError,
+                pymysql.err.InterfaceError,
+                pymysql.err.InternalError,
+                OSError,
+            ) as error:
+                if is_deadlock(error) and attempt < _TRIES:
+                    self._connection.rollback()
+                    continue
+                raise self._unavailable(error) from None
+            except pymysql.err.ProgrammingError as error:
+                if error.args[:1] and error.args[0] in _REFUSED | _REFUSED_LOGINS:
+                    raise self._unavailable(error) from None
+                self.close()
+                raise
+            except BaseException:
+                self.close()  # which undoes it
+                raise
+        raise AssertionError("the last try returns or raises")
+
     def rows(
         self, statement: str, values: Mapping[str, Any] | None = None
     ) -> list[tuple[Any, ...]]:
@@ -126,37 +165,26 @@ class MysqlConnection:
         if connection is not None and connection.open:
             connection.close()
 
-    def _begin(self, pymysql: Any) -> Any:
+    def _begin(self, pymysql: Any, begin: Sequence[str]) -> Any:
         """The connection, in a transaction; opened again where it was idle and is gone."""
-        begin = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
         if self._connection is not None:
             try:
-                self._connection.query(begin)
+                for statement in begin:
+                    self._connection.query(statement)
                 return self._connection
             except (pymysql.MySQLError, OSError):
                 self.close()
         self._connection = self._open(pymysql)
-        self._connection.query(begin)
+        for statement in begin:
+            self._connection.query(statement)
         return self._connection
-
-    def _driver(self) -> Any:
-        try:
-            import pymysql
-            import pymysql.cursors
-        except ModuleNotFoundError:
-            raise StoreUnavailable(
-                f"The database of {self.subject} is MySQL or MariaDB, and PyMySQL is not installed.",
-                unaffected="Nothing was decided without it.",
-                next_step='Install "backstop-mq[mysql]" where the duties run.',
-            ) from None
-        return pymysql
 
     def _open(self, pymysql: Any) -> Any:
         if self._login is None:
             raise StoreUnavailable(
                 f"The connection of {self.subject} is not a MySQL database.",
                 unaffected="Nothing was read, and nothing was decided without it.",
-                next_step="Write it as mysql://user:password@host:3306/database, or correct mapping.dialect.",
+                next_step="Write it as mysql://user:password@host:3306/database, or correct its kind (mapping.dialect of a mapped table).",
             )
         connection = pymysql.connect(
             **self._login,
@@ -207,6 +235,20 @@ class MysqlConnection:
             if refused
             else "Restart it, or correct its connection; the next run continues where this one stopped.",
         )
+
+
+def driver(subject: str) -> Any:
+    """PyMySQL. Raises StoreUnavailable where it is not installed."""
+    try:
+        import pymysql
+        import pymysql.cursors
+    except ModuleNotFoundError:
+        raise StoreUnavailable(
+            f"The database of {subject} is MySQL or MariaDB, and PyMySQL is not installed.",
+            unaffected="Nothing was decided without it.",
+            next_step='Install "backstop-mq[mysql]" where the duties run.',
+        ) from None
+    return pymysql
 
 
 def not_primary(cursor: Any) -> str | None:

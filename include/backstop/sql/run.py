@@ -1,8 +1,8 @@
 """Run a named statement on whatever DB-API 2 connection the caller has: its driver is the application's.
 
-Supported are drivers with the parameter style pyformat, format or qmark: psycopg2, psycopg 3, pg8000 and
-what wraps them (SQLAlchemy's raw connections, Django's). Nothing here commits, and no value is ever
-formatted into SQL.
+Supported are drivers with the parameter style pyformat, format or qmark: psycopg2, psycopg 3, pg8000, for MariaDB PyMySQL,
+mysqlclient and their like, and what wraps them (SQLAlchemy's raw connections, Django's). Nothing here commits, and no value is
+ever formatted into SQL.
 """
 
 import re
@@ -12,7 +12,7 @@ from contextlib import closing
 from functools import cache
 from typing import Any, Protocol
 
-from backstop.model.errors import ContractBroken
+from backstop.model.errors import ConfigurationError, ContractBroken
 from backstop.model.mongodb import READ_ALONE
 from backstop.sql.array_literal import array_literal
 
@@ -21,12 +21,17 @@ _UNNESTED = re.compile(r"\bunnest\(((?:%\(\w+\)s::\w+\[\],?\s*)+)\)(?=\s+AS \w+ 
 """With the names of its columns behind it; a function's alias alone would name its only one."""
 _MARKS = {"format": "%s", "qmark": "?"}
 _IDLE, _IN_TRANSACTION = 0, 2  # libpq's PQTRANS_IDLE, PQTRANS_INTRANS
+_SERVER_IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of the MySQL protocol
 STYLES = ("pyformat", *_MARKS)
 _PASSING = frozenset({"OperationalError", "InterfaceError"})
 _LIMITS = frozenset(
     {"ProgramLimitExceeded", "StatementTooComplex", "TooManyColumns", "TooManyArguments"}
 )
 """PostgreSQL's class 54: the same statement fails again, whenever it is repeated."""
+_MYSQL_DRIVERS = frozenset({"pymysql", "MySQLdb", "mysql", "mariadb"})
+_DEADLOCKS = frozenset({"40P01", "40001", 1213})
+"""The server has rolled back the whole transaction."""
+_LOCKS_REFUSED = frozenset({"55P03", 1205, 3572})
 
 
 class Cursor(Protocol):
@@ -57,11 +62,19 @@ class Connection(Protocol):
 def rows(
     connection: Connection, statement: str, values: Mapping[str, object]
 ) -> list[dict[str, Any]]:
-    """Run a pyformat statement in the connection's transaction; its rows by column name. A list is passed as an array; lists of one
-    that the statement unnests are passed as what is in them (see `of_one`).
+    """Run a pyformat statement of PostgreSQL's in the connection's transaction; its rows by column name. A list is passed as an
+    array; lists of one that the statement unnests are passed as what is in them (see `of_one`).
 
-    Raises what the driver raises, and ContractBroken for a driver of another parameter style.
+    Raises what the driver raises, ContractBroken for a driver of another parameter style, and ConfigurationError for a connection
+    to MariaDB or MySQL, before anything is executed there.
     """
+    if speaks_mysql(connection):
+        raise ConfigurationError(
+            "This part of Backstop works on PostgreSQL alone, and was given a connection to MariaDB or MySQL.",
+            unaffected="Nothing was executed on it.",
+            next_step="On MariaDB use Consumer or ProcessOnce (docs/how-to/mariadb.md). Producers, ordered consumption and parked"
+            " keys need PostgreSQL.",
+        )
     lists = {name: value for name, value in values.items() if isinstance(value, list)}
     alone, unnested = of_one(statement)
     if unnested and all(len(lists.get(name, ())) == 1 for name in unnested):
@@ -142,9 +155,27 @@ def _declared_by_module(connection: object) -> str | None:
     return None
 
 
+def speaks_mysql(connection: object) -> bool:
+    """Whether the connection's driver is one for MariaDB and MySQL."""
+    inner = getattr(connection, "dbapi_connection", None)  # SQLAlchemy's pool
+    module = getattr(connection, "Database", None)  # Django's wrapper names the driver's module
+    names = [getattr(module, "__name__", "")]
+    names += [kind.__module__ for kind in type(inner or connection).__mro__]
+    return any(name.partition(".")[0] in _MYSQL_DRIVERS for name in names)
+
+
 def is_in_transaction(connection: object) -> bool:
-    """Whether a transaction is open, as far as the driver tells (psycopg2 and psycopg 3 do)."""
+    """Whether a transaction is open, as far as the driver tells (psycopg2, psycopg 3 and PyMySQL do)."""
+    status = getattr(connection, "server_status", None)
+    if isinstance(status, int):
+        return bool(status & _SERVER_IN_TRANSACTION)
     return getattr(getattr(connection, "info", None), "transaction_status", None) == _IN_TRANSACTION
+
+
+def is_in_autocommit(connection: object) -> bool:
+    """Whether each statement is committed by itself, as far as the driver tells."""
+    ask = getattr(connection, "get_autocommit", None)
+    return bool(ask()) if callable(ask) else getattr(connection, "autocommit", False) is True
 
 
 def commits_by_itself(connection: object) -> bool:
@@ -165,3 +196,20 @@ def is_unavailable(error: BaseException) -> bool:
     drivers file under them."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return not names.isdisjoint(_PASSING) and names.isdisjoint(_LIMITS)
+
+
+def is_deadlock(error: BaseException | None) -> bool:
+    """Whether the server ended the transaction so that others could go on: the whole of it may be tried again."""
+    return _code(error) in _DEADLOCKS
+
+
+def is_lock_refused(error: BaseException) -> bool:
+    """Whether another transaction has the row, and this one would not wait, or waited long enough."""
+    return _code(error) in _LOCKS_REFUSED
+
+
+def _code(error: BaseException | None) -> object:
+    """A SQLSTATE of PostgreSQL's, or a number of MySQL's; drivers name it differently."""
+    state = getattr(error, "pgcode", None) or getattr(error, "sqlstate", None)
+    first = error.args[0] if error is not None and error.args else None
+    return first if isinstance(first, int) else state

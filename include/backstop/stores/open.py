@@ -10,9 +10,14 @@ from backstop.model.errors import ConfigurationError
 from backstop.sql.connection import STATEMENT_TIMEOUT
 from backstop.stores.audit import StubAudit
 from backstop.stores.lake.stores import LakeLogs, LakeStubs
+from backstop.stores.leases import Leases
 from backstop.stores.mapped.logs import MappedLogs
 from backstop.stores.mapped.overlaid import OverlaidStubs
 from backstop.stores.mapped.stubs import ZONES, MappedStubAudit, MappedStubs
+from backstop.stores.mariadb.books import MariaBooks
+from backstop.stores.mariadb.leases import MariaLeases
+from backstop.stores.mariadb.logs import MariaLogs
+from backstop.stores.mariadb.purge import MariaLogPurge
 from backstop.stores.postgresql.audit import PostgresStubAudit
 from backstop.stores.postgresql.leases import PostgresLeases
 from backstop.stores.postgresql.logs import PostgresLogs
@@ -88,15 +93,19 @@ def open_log_store(
         raise _not_named("consumers", store, settings.consumers)
     if settings.consumers[store].mapping is not None:
         return open_mapped_logs(settings, connections, store, patience)
-    return PostgresLogs(store, connections.url(settings.consumers[store].connection), patience)
+    url = connections.url(settings.consumers[store].connection)
+    if _in_mariadb(settings, store):
+        return MariaLogs(store, url, patience)
+    return PostgresLogs(store, url, patience)
 
 
-def open_leases(settings: Settings, connections: Connections, store: str) -> PostgresLeases:
+def open_leases(settings: Settings, connections: Connections, store: str) -> Leases:
     """The leases in the consumer database `store`; nothing is connected before their first use. Raises ConfigurationError."""
     if store not in settings.consumers:
         raise _not_named("consumers", store, settings.consumers)
     _require_own(settings.consumers[store].mapping, store)
-    return PostgresLeases(store, connections.url(settings.consumers[store].connection))
+    url = connections.url(settings.consumers[store].connection)
+    return MariaLeases(store, url) if _in_mariadb(settings, store) else PostgresLeases(store, url)
 
 
 def open_parking(settings: Settings, connections: Connections, store: str) -> PostgresParking:
@@ -104,7 +113,18 @@ def open_parking(settings: Settings, connections: Connections, store: str) -> Po
     if store not in settings.consumers:
         raise _not_named("consumers", store, settings.consumers)
     _require_own(settings.consumers[store].mapping, store)
+    if _in_mariadb(settings, store):
+        raise ConfigurationError(
+            f"{store} is a MariaDB database, where no queue is owned and no ordering key is parked.",
+            unaffected="Nothing was read or changed there.",
+            next_step="Ordered consumption needs a consumer database in PostgreSQL (docs/how-to/mariadb.md).",
+        )
     return PostgresParking(store, connections.url(settings.consumers[store].connection))
+
+
+def open_mariadb_books(settings: Settings, connections: Connections, store: str) -> MariaBooks:
+    """The consumers' books in the MariaDB database `store`; nothing is connected before its first use."""
+    return MariaBooks(store, connections.url(settings.consumers[store].connection))
 
 
 def open_stub_purge(settings: Settings, connections: Connections, shard: str) -> StubPurge:
@@ -129,7 +149,14 @@ def open_log_purge(settings: Settings, connections: Connections, store: str) -> 
     if store not in settings.consumers:
         raise _not_named("consumers", store, settings.consumers)
     _require_own(settings.consumers[store].mapping, store)
-    return PostgresLogPurge(store, connections.url(settings.consumers[store].connection))
+    url = connections.url(settings.consumers[store].connection)
+    if _in_mariadb(settings, store):
+        return MariaLogPurge(store, url)
+    return PostgresLogPurge(store, url)
+
+
+def _in_mariadb(settings: Settings, store: str) -> bool:
+    return settings.consumers[store].kind == "mariadb"
 
 
 def _require_own(mapping: object, name: str) -> None:

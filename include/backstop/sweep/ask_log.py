@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Key, LogState
-from backstop.stores.postgresql.leases import LeaseStanding, PostgresLeases
+from backstop.stores.leases import Leases, LeaseStanding
 from backstop.sweep.decide import Truth
 
 
@@ -26,7 +26,7 @@ UNREAD = Answer(Truth.UNREAD)
 class GroupLog:
     """The logs of one group. A database that does not answer is asked once; from then on everything is UNREAD."""
 
-    def __init__(self, group: str, leases: PostgresLeases) -> None:
+    def __init__(self, group: str, leases: Leases) -> None:
         self.group = group
         self.missed: str | None = None
         self._leases = leases

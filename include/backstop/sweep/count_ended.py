@@ -14,8 +14,8 @@ from backstop.leases.redis_exchange import RedisExchange
 from backstop.leases.redis_records import milliseconds
 from backstop.model.errors import BackstopError, StoreFailed, StoreUnavailable
 from backstop.sql.named import load
+from backstop.stores.leases import Leases
 from backstop.stores.open import open_leases
-from backstop.stores.postgresql.leases import PostgresLeases
 from backstop.sweep.foreign.open import open_foreign
 from backstop.sweep.foreign.protocol import ForeignLeases
 from backstop.sweep.parts import Part, parts_of
@@ -94,7 +94,7 @@ def count_ended(
     return counted
 
 
-def any_ended(settings: Settings, leases: PostgresLeases, store: str) -> bool:
+def any_ended(settings: Settings, leases: Leases, store: str) -> bool:
     """Whether a lease of the groups of a consumer store ended."""
     untouched = untouched_seconds(settings, store, None)
     return leases.count(list(untouched), 1, 0.0).leases > 0 or leases.count_endless(untouched) > 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from backstop.evidence.apply_apart import apply_apart
 from backstop.evidence.sources import guarded
 from backstop.model.errors import StoreFailed
-from backstop.stores.postgresql.leases import HeldLease, PostgresLeases
+from backstop.stores.leases import HeldLease, Leases
 from backstop.sweep.decide import Decision, Truth, decide
 from backstop.sweep.tally import Tally, TallyKey
 
@@ -18,7 +18,7 @@ SHOWN = 10_000
 
 
 def sweep_database(
-    leases: PostgresLeases,
+    leases: Leases,
     place: str,
     untouched: Mapping[str, float],
     tally: Tally,
@@ -51,9 +51,7 @@ def sweep_database(
                 break
 
 
-def _take_back(
-    leases: PostgresLeases, place: str, groups: Sequence[str], tally: Tally, limit: int
-) -> int:
+def _take_back(leases: Leases, place: str, groups: Sequence[str], tally: Tally, limit: int) -> int:
     left = limit
     while left > 0:
         size = min(BATCH, left)
@@ -69,7 +67,7 @@ def _take_back(
 
 
 def _take_back_apart(
-    leases: PostgresLeases, place: str, untouched: Mapping[str, float], tally: Tally, limit: int
+    leases: Leases, place: str, untouched: Mapping[str, float], tally: Tally, limit: int
 ) -> int:
     """The same, lease by lease where the database refuses to change one: no other worker's lease waits for that."""
     taken_back = 0

@@ -16,8 +16,8 @@ from backstop.model.errors import BackstopError, StoreFailed
 from backstop.model.records import Counts
 from backstop.runs.run import Run, hold
 from backstop.sql.named import load
+from backstop.stores.leases import Failing, Leases
 from backstop.stores.open import open_leases
-from backstop.stores.postgresql.leases import Failing, PostgresLeases
 
 _SQL = load("backstop.sweep", "queries.sql")
 FAILING_SHOWN = 1000
@@ -153,7 +153,7 @@ def tell_of_failing(
     return Counts({name: number for name, number in counts.items() if number}), missed
 
 
-def any_failing(settings: Settings, leases: PostgresLeases, store: str) -> bool:
+def any_failing(settings: Settings, leases: Leases, store: str) -> bool:
     """Whether a message of the groups of a consumer store fails so often that a person is told."""
     return bool(leases.failing(_least(settings, store, None), 1))
 

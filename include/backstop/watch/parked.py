@@ -20,7 +20,7 @@ from backstop.model.error_kind import error_kind
 from backstop.model.errors import StoreFailed, Unavailable
 from backstop.model.records import Counts
 from backstop.sql.named import load
-from backstop.stores.open import open_parking
+from backstop.stores.open import open_mariadb_books, open_parking
 from backstop.stores.postgresql.parking import (
     Away,
     ConsumerBooks,
@@ -69,6 +69,12 @@ def look_for_parked(sources: Sources, conn: Any) -> Parked:
         subject = f"store {store}"
         try:
             with ExitStack() as stack, guarded(subject, StoreFailed):
+                if not settings.parks_keys(groups[0]):
+                    kept = open_mariadb_books(settings, sources.connections, store)
+                    stack.callback(kept.close)
+                    seen.books += kept.books(groups)
+                    seen.looked += groups
+                    continue
                 parked = stack.enter_context(open_parking(settings, sources.connections, store))
                 undecided = _carry_discards(conn, parked, groups)
                 keys, full, away = (

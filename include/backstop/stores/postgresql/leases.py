@@ -3,74 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from psycopg2.extensions import cursor as Cursor
 
 from backstop.model.records import Key
 from backstop.sql.connection import PostgresConnection, columns
 from backstop.sql.named import load
+from backstop.stores.leases import EndedLeases, Failing, HeldLease, LeaseStanding, TakenBack
 
 _SQL = load("backstop.stores.postgresql", "leases.sql")
 
 
-class EndedLeases(NamedTuple):
-    """Leases that ended, counted no further than asked. `oldest`: null when there is none."""
-
-    leases: int
-    oldest: datetime | None
-    overdue: int
-    """Of them, those that ended more than `overdue_seconds` ago."""
-
-
-class HeldLease(NamedTuple):
-    """A log in CONSUMING as it was seen; instants as the database writes them, which may be infinite. `ends` null: it says
-    no end, and nobody touched it since `touched`."""
-
-    group: str
-    topic: str
-    message_id: str
-    token: str | None
-    ends: str | None
-    touched: str | None
-    owner_host: str | None
-    is_expired: bool
-
-
-class TakenBack(NamedTuple):
-    """So many leases of one group, topic and host, and the message of one of them."""
-
-    group: str
-    topic: str
-    owner_host: str | None
-    leases: int
-    message_id: str
-
-
-class LeaseStanding(NamedTuple):
-    """What a log says at its database's clock: a LogState as stored; whether a lease is alive, and for how long still (null: it
-    is not alive, or without an end)."""
-
-    state: str
-    is_alive: bool
-    seconds_left: float | None
-
-
-class Failing(NamedTuple):
-    """A message that was begun again and again and is not done."""
-
-    group: str
-    topic: str
-    message_id: str
-    attempts: int
-    error: str | None
-    first_received_at: datetime
-
-
 class PostgresLeases:
-    """For one thread at a time; every method raises StoreUnavailable when the database does not answer."""
+    """See stores.leases.Leases."""
 
     def __init__(self, store: str, url: str) -> None:
         self._connection = PostgresConnection(f"store {store}", url)

@@ -1,0 +1,43 @@
+"""The books of the consumers in one MariaDB database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC
+
+from backstop.sql.mysql import MysqlConnection
+from backstop.stores.mariadb.keys import as_text
+from backstop.stores.postgresql.parking import ConsumerBooks
+
+_BOOKS = (
+    "SELECT consumer_group, member, counts, in_process, has_ended, started_at, written_at FROM consumer_books"
+    " WHERE consumer_group IN %(groups)s"
+)
+
+
+class MariaBooks:
+    """Every method raises StoreUnavailable when the database does not answer."""
+
+    def __init__(self, store: str, url: str) -> None:
+        self._connection = MysqlConnection(f"store {store}", url)
+
+    def books(self, groups: Sequence[str]) -> list[ConsumerBooks]:
+        values = {"groups": tuple(group.encode() for group in groups)}
+        return [
+            ConsumerBooks(
+                as_text(group),
+                as_text(member),
+                json.loads(counts),
+                in_process,
+                bool(has_ended),
+                started_at.replace(tzinfo=UTC),
+                written_at.replace(tzinfo=UTC),
+            )
+            for group, member, counts, in_process, has_ended, started_at, written_at in (
+                self._connection.rows(_BOOKS, values) if groups else ()
+            )
+        ]
+
+    def close(self) -> None:
+        self._connection.close()

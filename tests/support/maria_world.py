@@ -1,0 +1,232 @@
+"""Consumer databases in MariaDB, with the schema as it is shipped, beside the PostgreSQL ones of client_world and store_world."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pymysql
+import pytest
+
+from backstop.schema.migrate import migrate
+from backstop.stores.mariadb.logs import MariaLogs
+from backstop.stores.protocol import LogStore
+from mariadb import MariaDB
+
+EFFECT = (
+    "CREATE TABLE effect (topic varchar(255), message_id varchar(255), consumer_group varchar(255), fence bigint)"
+    " CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+)
+KEYS = ("consumer_group", "topic", "message_id")
+_KEY = "consumer_group = %s AND topic = %s AND message_id = %s"
+Row = dict[str, Any]
+
+
+def connect_to(url: str, kind: type[Any] = pymysql.connections.Connection, **options: Any) -> Any:
+    """A connection of `kind`, with autocommit off, to the address of a URL."""
+    parts = urlsplit(url)
+    given: dict[str, Any] = {
+        "host": parts.hostname,
+        "port": parts.port,
+        "user": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+        "database": parts.path.lstrip("/"),
+        "charset": "utf8mb4",
+        "autocommit": False,
+        "connect_timeout": 10,
+    }
+    return kind(**{**given, **options})
+
+
+class MariaDatabase:
+    """One database under test: its address, and what is in it."""
+
+    def __init__(self, server: MariaDB, name: str, user: str = "admin") -> None:
+        self.server, self.name = server, name
+        self.dsn = server.url(user, name)
+
+    def connect(self, **options: Any) -> Any:
+        return connect_to(self.dsn, **options)
+
+    def run(self, statement: str, values: Any = None) -> list[Row]:
+        """One committed statement on a connection of its own."""
+        with (
+            closing(self.connect()) as connection,
+            connection.cursor(pymysql.cursors.DictCursor) as cursor,
+        ):
+            cursor.execute(statement, values)
+            found = list(cursor.fetchall())
+            connection.commit()
+        return [{name: _shown(name, value) for name, value in row.items()} for row in found]
+
+    def one(self, statement: str, values: Any = None) -> Row:
+        (row,) = self.run(statement, values)
+        return row
+
+    def log_of(self, group: str, topic: str, message_id: str) -> list[Row]:
+        return self.run(
+            f"SELECT * FROM consumer_log WHERE {_KEY}", _bytes(group, topic, message_id)
+        )
+
+    def end_lease(self, group: str, topic: str, message_id: str, ago: float) -> None:
+        self.run(
+            f"UPDATE consumer_log SET lease_expires_at = UTC_TIMESTAMP(6) - INTERVAL %s MICROSECOND WHERE {_KEY}"
+            " AND state = 'CONSUMING'",
+            (round(ago * 1_000_000), *_bytes(group, topic, message_id)),
+        )
+
+    def reclaim(self, group: str, topic: str, message_id: str) -> None:
+        self.run(
+            f"UPDATE consumer_log SET state = 'EXPIRED' WHERE {_KEY} AND state = 'CONSUMING'",
+            _bytes(group, topic, message_id),
+        )
+
+    def empty(self) -> None:
+        for table in ("consumer_log", "consumer_log_floor", "consumer_books", "effect"):
+            self.run(f"TRUNCATE {table}")
+
+
+def _bytes(*texts: str) -> tuple[bytes, ...]:
+    return tuple(text.encode() for text in texts)
+
+
+def _shown(name: str, value: Any) -> Any:
+    if isinstance(value, bytes) and name in (*KEYS, "queue_epoch", "member", "life"):
+        return value.decode(errors="backslashreplace")
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
+
+
+@pytest.fixture(scope="module")
+def maria_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
+    with MariaDB(tmp_path_factory.mktemp("mariadb")) as server:
+        yield server
+
+
+@contextmanager
+def maria_database(server: MariaDB) -> Iterator[MariaDatabase]:
+    """A database of its own, migrated, and dropped at the end."""
+    name = f"consumer_{uuid.uuid4().hex[:10]}"
+    _as_admin(server, f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+    try:
+        database = MariaDatabase(server, name)
+        migrate(database.dsn, "consumer")
+        database.run(EFFECT)
+        yield database
+    finally:
+        _as_admin(server, f"DROP DATABASE {name}")
+
+
+def _as_admin(server: MariaDB, statement: str) -> None:
+    """On a connection of its own: a test may have restarted the server."""
+    with closing(server.connect()) as admin, admin.cursor() as cursor:
+        cursor.execute(statement)
+
+
+@pytest.fixture(scope="module")
+def maria_consumer(maria_server: MariaDB) -> Iterator[MariaDatabase]:
+    with maria_database(maria_server) as database:
+        yield database
+
+
+@pytest.fixture
+def maria(maria_consumer: MariaDatabase) -> MariaDatabase:
+    maria_consumer.empty()
+    return maria_consumer
+
+
+class MariaLogWorld:
+    """What the contract of log stores needs of MariaDB; see store_world.PostgresWorld."""
+
+    odd_instants: Mapping[str, str | None] = {
+        "0000-00-00 00:00:00": None,
+        "0044-03-15 00:00:00": "0044-03-15",
+        "9999-12-31 23:59:59.999999": "latest",
+    }
+
+    def __init__(self, folder: Path) -> None:
+        self.server = MariaDB(folder)
+        self.database = MariaDatabase(self.server, "consumer")
+
+    def start(self) -> None:
+        self.server.start()
+        with closing(self.server.connect()) as admin, admin.cursor() as cursor:
+            cursor.execute("CREATE DATABASE consumer")
+            cursor.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+        migrate(self.database.dsn, "consumer")
+        self.database.run(EFFECT)
+
+    def stop(self) -> None:
+        self.server.stop()
+
+    def empty(self) -> None:
+        self.database.empty()
+
+    def logs(self) -> LogStore:
+        return MariaLogs("billing_db", self.database.dsn)
+
+    def unreachable(self) -> tuple[None, LogStore]:
+        return None, MariaLogs("billing_db", f"mysql://backstop:{UNREACHED}@127.0.0.1:1/gone")
+
+    def put_log(self, **columns: Any) -> None:
+        now = datetime.now(UTC)
+        values = {
+            "consumer_group": "billing",
+            "topic": "orders",
+            "message_id": "m-1",
+            "state": "CONSUMING",
+            "first_received_at": now,
+            "updated_at": now,
+            **columns,
+        }
+        self._insert("consumer_log", values)
+
+    def put_floor(self, group: str, floor: datetime | None) -> None:
+        self._insert("consumer_log_floor", {"consumer_group": group, "log_floor": floor})
+
+    @contextmanager
+    def without_rules(self) -> Iterator[None]:
+        """The table of logs as another program may have made it: the same columns, nothing that holds them."""
+        self.database.run("RENAME TABLE consumer_log TO consumer_log_ruled")
+        self.database.run(
+            "CREATE TABLE consumer_log AS SELECT * FROM consumer_log_ruled WHERE FALSE"
+        )
+        for column in (
+            "state varchar(16)",
+            "updated_at datetime(6)",
+            "first_received_at datetime(6)",
+        ):
+            self.database.run(f"ALTER TABLE consumer_log MODIFY {column} NULL")
+        for column in ("attempts", "duplicates_stopped"):
+            self.database.run(f"ALTER TABLE consumer_log MODIFY {column} integer NULL DEFAULT 0")
+        try:
+            yield
+        finally:
+            self.database.run("DROP TABLE consumer_log")
+            self.database.run("RENAME TABLE consumer_log_ruled TO consumer_log")
+
+    def _insert(self, table: str, values: Mapping[str, Any]) -> None:
+        given = [_stored(name, value) for name, value in values.items()]
+        with closing(self.database.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("SET SESSION sql_mode = ''")
+            cursor.execute(
+                f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join(['%s'] * len(values))})",
+                given,
+            )
+            connection.commit()
+
+
+UNREACHED = "s3cret-pass-never-shown"
+
+
+def _stored(name: str, value: Any) -> Any:
+    """As our columns have it."""
+    if isinstance(value, str) and name in (*KEYS, "queue_epoch"):
+        return value.encode()
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).replace(tzinfo=None)
+    return value
