@@ -49,7 +49,7 @@ PAGES = (
     "proofs",
     "settings",
 )
-EDITED, REPLAYED, REJECTED = "console-11", "console-12", "console-13"
+EDITED, REPLAYED, REJECTED, FEW = "console-11", "console-12", "console-13", "console-14"
 """Of the dead letters those that have stubs, and were not asked for."""
 OLD, NEW = '{"order": 7, "card": "4000"}', '{"order": 7, "card": "5000"}'
 pytestmark = [
@@ -86,13 +86,15 @@ def axe() -> Path:
 @pytest.fixture(scope="module")
 def shop(people: Live) -> Live:
     seed(people.rows)
-    people.case("info", MESSAGE, EDITED, REPLAYED)
+    people.case("info", MESSAGE, EDITED, REPLAYED, FEW)
+    people.rows("UPDATE dead_letter SET category = 'transient' WHERE message_id = %s", FEW)
     people.rows(
         "UPDATE message_stub SET message_key = 'customer 7', content = %s, created_at = created_at - interval '5 min',"
-        " first_seen_at = created_at - interval '5 min' WHERE message_id IN (%s, %s)",
+        " first_seen_at = created_at - interval '5 min' WHERE message_id IN (%s, %s, %s)",
         OLD.encode(),
         EDITED,
         REPLAYED,
+        FEW,
         database="producer_a",
     )
     people.rows(
@@ -612,22 +614,19 @@ def test_a_few_within_the_radius_are_replayed_by_click_without_an_approval(
     browser: Browser, shop: Live
 ) -> None:
     with login(browser, shop, "olga") as page:
-        show(page, shop, "dead-letters?filter=topic:orders%20state:open%20category:poison")
+        show(page, shop, "dead-letters?filter=topic:orders%20state:open%20category:transient")
         page.get_by_test_id("act-on-all").click()
+        expect(page.get_by_test_id("matching")).to_contain_text("1 dead letters match.")
         page.get_by_role("button", name="Replay the first few that match").click()
         page.get_by_test_id("why").fill("a first try")
         page.get_by_test_id("send").click()
         page.get_by_test_id("planning").or_(page.get_by_test_id("planned")).wait_for()
         run = unquote(page.url.rpartition("/")[2])
-    conf = shop.airflow(
-        "SELECT triggering_user_name, conf FROM dag_run WHERE dag_id = 'replay_incident' AND run_id = %s",
-        run,
-    )
-    assert conf[0][0] == "olga" and conf[0][1]["mode"] == "canary"
-    shop.wait_for(
-        lambda: shop.rows("SELECT 1 FROM incident WHERE planned_in = %s AND whole", run),
-        "a stored plan",
-    )
+    asked = "SELECT requested_by FROM resend_request WHERE message_id = %s AND requested_by LIKE '%%incident%%'"
+    shop.wait_for(lambda: shop.rows(asked, FEW), "the request of the canary")
+    ((plan,),) = shop.rows("SELECT run_id FROM incident WHERE planned_in = %s", run)
+    assert shop.rows(asked, FEW) == [(f"olga (incident {plan})",)]
+    assert shop.wait("replay_incident", run) == "success"
 
 
 @pytest.mark.usefixtures("two_people")
