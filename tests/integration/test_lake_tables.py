@@ -482,6 +482,7 @@ def test_random_deliveries_are_lost_only_where_they_are(opened: Open, seed: int)
 @pytest.mark.parametrize("dialect", FORMATS)
 def test_check_says_what_a_lake_table_can_prove_and_until_when(opened: Open, dialect: str) -> None:
     with opened(dialect, consumer={"delay": "2m", "kept": "30d"}) as shop:
+        shop.receive(shop.sent())
         shop.commit()
         settings, connections = shop.system.settings, shop.system.connections
         with (

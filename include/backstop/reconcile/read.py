@@ -204,7 +204,8 @@ def _open(sources: Sources, name: str, scan: OpenScan) -> tuple[Scan | None, Exi
         return stack.enter_context(scan(sources.shard(name))), stack
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this shard's alone
         stack.close()
-        sources.missed(f"shard {name}", _as_unavailable(sources, name, reason(error), error))
+        if f"shard {name}" not in sources.unreachable:  # the first reason says most
+            sources.missed(f"shard {name}", _as_unavailable(sources, name, reason(error), error))
         return None, stack
 
 
