@@ -72,6 +72,7 @@ def test_a_lost_message_is_set_back_once_and_its_own_relay_sends_it(
             assert shop.judge(lost)[lost] == ("BACKLOGGED", "ahead_of_group")
             shop.ask(lost, number=3)
             assert "rearmed" not in shop.resend()
+            assert shop.handed_out() == {lost: (2, True)}, "it has not ended"
         assert shop.theirs() == written
 
         assert sorted(shop.relay()) == sorted([lost, under_way])
