@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import psycopg2
 import pytest
 
 from backstop.sql.named import load
@@ -83,25 +81,6 @@ def test_letters_that_wait_are_not_read_to_see_that_none_is_due(world: World) ->
     ((found,),) = world.sql("control", statement, values)
     plan = found if isinstance(found, list) else json.loads(found)
     assert sum(rows_read(plan[0]["Plan"])) < 100
-
-
-def test_the_bytes_that_are_kept_are_counted_from_an_index_alone(world: World) -> None:
-    waiting(world, 2_000)
-    # As wide as rows with contents are: the table itself would be the longer way.
-    world.sql(
-        "control",
-        "UPDATE dead_letter SET content = decode(repeat('ab', 1500), 'hex'), content_bytes = 1500",
-    )
-    query = load("backstop.control", "queries.sql")["kept_bytes"]
-    connection = psycopg2.connect(world.urls["backstop_control"])
-    connection.autocommit = True
-    with closing(connection), connection.cursor() as cursor:
-        cursor.execute("VACUUM ANALYZE dead_letter")
-        cursor.execute(f"EXPLAIN {query}", {"row_bytes": 1})
-        plan = "\n".join(row[0] for row in cursor.fetchall())
-        cursor.execute(query, {"row_bytes": 1})
-        assert cursor.fetchall() == [("billing", 2_000 * 1_501)]
-    assert "Index Only Scan using dead_letter_of_group" in plan, plan
 
 
 def test_a_claim_reads_no_request_of_another_topic_or_shard(world: World) -> None:
