@@ -182,6 +182,7 @@ def world(
         copy = FOLDER / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         _copy(folder, copy)
+        os.sync()  # else the run's own writes wait for ours
         try:
             with Postgres(copy / "postgres") as postgres, Valkey(copy / "valkey") as valkey:
                 yield World(postgres, valkey, stubs, due, everything_in_one, every, shards)

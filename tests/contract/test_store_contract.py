@@ -548,7 +548,7 @@ def test_stub_and_attempt_record_the_broker_before_the_send(
     claim = claim_of(broker="main2", attempt_seconds=-1)
     assert store.claim([claim]).keys() == {KEY}
     assert store.stub_table([KEY]).column("broker").to_pylist() == ["main2"]
-    assert store.lives("orders") == {Life("main2", None, None)}
+    assert store.lives(["orders", "none"]) == {"orders": {Life("main2", None, None)}, "none": set()}
     assert store.recover(10) == [KEY]
     (attempt,) = world.attempts()
     assert (attempt["outcome"], attempt["broker"]) == ("unknown", "main2")
@@ -556,9 +556,9 @@ def test_stub_and_attempt_record_the_broker_before_the_send(
     assert store.claim([claim]).keys() == {KEY}
     store.settle([Settlement(KEY, 3, claim.token, Outcome.SENT, Position(2, 40, "f"))])
     assert store.attempt_table([KEY]).column("broker").to_pylist() == ["main2", "main3"]
-    assert store.lives("orders") == {Life("main2", None, None), Life("main3", 2, "f")}
+    assert store.lives(["orders"]) == {"orders": {Life("main2", None, None), Life("main3", 2, "f")}}
     world.run("producer", "UPDATE message_stub SET status = 'confirmed'")
-    assert store.lives("orders") == set()
+    assert store.lives(["orders"]) == {"orders": set()}
 
 
 def test_two_numbers_of_one_message_in_one_batch_are_refused(

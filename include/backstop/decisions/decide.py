@@ -387,7 +387,7 @@ def _state_drained(
         for shard in settings.producers:
             known |= {
                 life.broker
-                for life in sources.shard(shard).lives(case.topic)
+                for life in sources.shard(shard).lives([case.topic])[case.topic]
                 if life.broker is not None
             }
     if broker is None or broker not in known - {own}:

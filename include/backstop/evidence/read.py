@@ -7,7 +7,7 @@ caller calls after the logs). Whatever arrives in between can only turn a verdic
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol, cast
 
@@ -120,39 +120,88 @@ def read_groups(
 def _read_topics(
     readings: Readings, sources: Sources, cursor: Any, brokers: Mapping[str, str]
 ) -> None:
-    """The look at each topic at one broker; `brokers`: by topic."""
+    """The look at each topic at one broker; `brokers`: by topic. Where copies of open messages lie is asked once for all topics,
+    because that reads everything that is open."""
     clocks = Clocks(cursor)
+    queued: dict[str, _Queued] = {}
     for topic, name in brokers.items():
         settings = sources.settings.topics[topic]
         for group in settings.groups:
             readings.groups[topic, group] = GroupProgress(topic, group, name)
         try:
-            _read_topic(readings, sources, clocks, cursor, topic, name)
+            queued[topic] = _read_queues(readings, sources, cursor, topic, name)
+        except Unavailable as error:
+            sources.missed(f"broker {name}", error)
+    first = _first_lives(sources, brokers, queued, readings.drained)
+    for topic, there in queued.items():
+        name = brokers[topic]
+        try:
+            _read_topic(readings, sources, clocks, cursor, topic, name, there, first.get(topic, {}))
         except Unavailable as error:
             sources.missed(f"broker {name}", error)
     _compare_log_clocks(readings, sources, clocks)
 
 
-def _read_topic(
-    readings: Readings, sources: Sources, clocks: Clocks, cursor: Any, topic: str, name: str
-) -> None:
-    """Progress, queues, retry depth, in this order; what a broker does not say of one group is noted as that group's."""
-    settings = sources.settings.topics[topic]
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    """A topic's progress and then its queues, as they were read."""
+
+    live: Mapping[str, dict[int, GroupPosition]]
+    """By group."""
+    unread: dict[str, Unavailable]
+    """By group: why its progress was not read."""
+    states: Sequence[QueueState]
+    stored: Mapping[int, Sequence[Any]]
+    """By queue, from earlier looks: epoch, whether that is accepted, next offset, and when it was read."""
+
+    def unseen(self) -> dict[int, str]:
+        """The epoch of each queue that no look has met before."""
+        return {
+            state.queue_id: state.epoch
+            for state in self.states
+            if state.queue_id not in self.stored
+        }
+
+
+def _read_queues(
+    readings: Readings, sources: Sources, cursor: Any, topic: str, name: str
+) -> _Queued:
+    """Progress, then the queues; what a broker does not say of one group is noted as that group's."""
     broker = sources.broker(name)
     kind = sources.settings.brokers[name].kind
     readings.servers[name, kind, topic] = broker.servers(topic)
     require_servers(cursor, name, kind, topic, readings.servers[name, kind, topic])
     live: dict[str, dict[int, GroupPosition]] = {}
-    retry: dict[str, Retries] = {}
     unread: dict[str, Unavailable] = {}
-    for group in settings.groups:
+    for group in sources.settings.topics[topic].groups:
         try:
             live[group] = _position(broker, sources, topic, group)
         except Unavailable as error:
             broker.clock()  # raises when the broker itself is away: each further question would wait for its time-out
             unread[group] = error
-    queues, gone = _queues(broker, sources, cursor, name, topic, readings)
-    for group in live:
+    cursor.execute(_SQL["present_epochs"], {"broker": name, "topic": topic})
+    stored = {row[0]: row[1:] for row in cursor.fetchall()}
+    states = require_possible_queues(f"topic {topic}", broker.queues(topic))
+    return _Queued(live, unread, states, stored)
+
+
+def _read_topic(
+    readings: Readings,
+    sources: Sources,
+    clocks: Clocks,
+    cursor: Any,
+    topic: str,
+    name: str,
+    there: _Queued,
+    first: Mapping[int, bool],
+) -> None:
+    """What comes after progress and queues: retry depth and delays. What a broker does not say of one group is noted as that
+    group's."""
+    broker = sources.broker(name)
+    queues, gone = _as_read(there, readings.as_of, first)
+    retry: dict[str, Retries] = {}
+    unread = there.unread
+    for group in there.live:
         try:
             retry[group] = (
                 _retries(broker, sources, cursor, readings.as_of, name, topic, group)
@@ -182,7 +231,7 @@ def _read_topic(
                 cursor,
                 readings.as_of,
                 queues,
-                live[group],
+                there.live[group],
                 seen.but_for_them,
             )
         except Unavailable as error:
@@ -279,19 +328,15 @@ def _log_until(sources: Sources, as_of: datetime, group: str) -> datetime | None
         return _NEVER
 
 
-def _queues(
-    broker: Broker, sources: Sources, cursor: Any, name: str, topic: str, readings: Readings
+def _as_read(
+    there: _Queued, as_of: datetime, first: Mapping[int, bool]
 ) -> tuple[dict[int, QueueReading], dict[int, QueueReading]]:
-    """The queues that there are, and those of earlier looks that are gone."""
-    cursor.execute(_SQL["present_epochs"], {"broker": name, "topic": topic})
-    stored = {row[0]: row[1:] for row in cursor.fetchall()}
+    """The queues that there are, and those of earlier looks that are gone. `first`: of those that no look has met before, whether
+    this may be taken for their first life."""
     queues: dict[int, QueueReading] = {}
-    states = require_possible_queues(f"topic {topic}", broker.queues(topic))
-    first = {state.queue_id: state.epoch for state in states if state.queue_id not in stored}
-    accepted_first = _first_lives(sources, name, topic, first, readings.drained) if first else {}
-    for state in states:
-        unseen = (None, accepted_first.get(state.queue_id, False), None, None)
-        epoch, accepted, next_offset, read_at = stored.get(state.queue_id, unseen)
+    for state in there.states:
+        unseen = (None, first.get(state.queue_id, False), None, None)
+        epoch, accepted, next_offset, read_at = there.stored.get(state.queue_id, unseen)
         label, same = present_epoch(state.epoch, state.next_offset, epoch, next_offset)
         # A later life needs a person's consent.
         queues[state.queue_id] = (
@@ -300,35 +345,43 @@ def _queues(
             else QueueReading(state, label, False, None, None)
         )
     gone: dict[int, QueueReading] = {}
-    for queue_id in set(stored) - set(queues):
-        epoch, accepted, next_offset, read_at = stored[queue_id]
+    for queue_id in set(there.stored) - set(queues):
+        epoch, accepted, next_offset, read_at = there.stored[queue_id]
         label, same = present_epoch(epoch.partition("~")[0], _NO_OFFSET, epoch, next_offset)
-        state = QueueState(queue_id, epoch, None, _NO_OFFSET, readings.as_of)
+        state = QueueState(queue_id, epoch, None, _NO_OFFSET, as_of)
         gone[queue_id] = QueueReading(state, label, accepted and same, None, None)
     return queues, gone
 
 
 def _first_lives(
     sources: Sources,
-    name: str,
-    topic: str,
-    seen: Mapping[int, str],
+    brokers: Mapping[str, str],
+    queued: Mapping[str, _Queued],
     drained: Collection[tuple[str, str]],
-) -> dict[int, bool]:
-    """Which queues that were never seen before may be taken for the first life of theirs: those of which no open message has a
-    copy in another life or at another broker. Perhaps the topic moved, or the control database is new. A shard
+) -> dict[str, dict[int, bool]]:
+    """By topic, which queues that were never seen before may be taken for the first life of theirs: those of which no open message
+    has a copy in another life or at another broker. Perhaps the topic moved, or the control database is new. A shard
     that does not answer may have such a message."""
-    known: set[Life] = set()
+    seen = {topic: unseen for topic, there in queued.items() if (unseen := there.unseen())}
+    if not seen:
+        return {}
+    known: dict[str, set[Life]] = {topic: set() for topic in seen}
     for shard in sources.settings.producers:
         try:
-            known |= {
-                life
-                for life in sources.shard(shard).lives(topic)
-                if (topic, life.broker) not in drained
-            }
+            for topic, lives in sources.shard(shard).lives(list(seen)).items():
+                known[topic] |= {life for life in lives if (topic, life.broker) not in drained}
         except Unavailable as error:
             sources.missed(f"shard {shard}", error)
-            return dict.fromkeys(seen, False)
+            return {topic: dict.fromkeys(unseen, False) for topic, unseen in seen.items()}
+    return {
+        topic: _first_lives_of(sources, brokers[topic], unseen, known[topic])
+        for topic, unseen in seen.items()
+    }
+
+
+def _first_lives_of(
+    sources: Sources, name: str, seen: Mapping[int, str], known: Collection[Life]
+) -> dict[int, bool]:
     # Of a copy that was not acknowledged only the broker is known: it may be in any of that one's queues.
     if any(life.queue_id is None and life.broker not in (None, name) for life in known):
         return dict.fromkeys(seen, False)

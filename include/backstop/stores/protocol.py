@@ -346,8 +346,8 @@ class StubStore(StubSource, Protocol):
         """By key, every number, ascending."""
         ...
 
-    def lives(self, topic: str) -> set[Life]:
-        """Where copies of the topic's pending stubs were stored, as recorded; reads everything that is open."""
+    def lives(self, topics: Sequence[str]) -> dict[str, set[Life]]:
+        """By topic, where copies of its pending stubs were stored, as recorded; reads everything that is open, once."""
         ...
 
     def neighbours(self, keys: Iterable[Key]) -> dict[Key, Neighbours]:

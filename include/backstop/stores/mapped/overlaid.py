@@ -96,8 +96,8 @@ class OverlaidStubs(MappedStubs):
     def attempts(self, keys: Iterable[Key]) -> dict[Key, list[Attempt]]:
         return self._overlay.stubs.attempts(keys)
 
-    def lives(self, topic: str) -> set[Life]:
-        return self._overlay.stubs.lives(topic)
+    def lives(self, topics: Sequence[str]) -> dict[str, set[Life]]:
+        return self._overlay.stubs.lives(topics)
 
     def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
         return {}

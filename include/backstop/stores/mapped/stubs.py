@@ -305,8 +305,8 @@ class MappedStubs:
     def attempts(self, keys: Iterable[Key]) -> dict[Key, list[Attempt]]:
         return {}
 
-    def lives(self, topic: str) -> set[Life]:
-        return set()
+    def lives(self, topics: Sequence[str]) -> dict[str, set[Life]]:
+        return {topic: set() for topic in topics}
 
     def neighbours(self, keys: Iterable[Key]) -> dict[Key, Neighbours]:
         return {}

@@ -191,8 +191,11 @@ class PostgresStubs:
             found.setdefault(Key(row[0], row[1]), []).append(attempt)
         return found
 
-    def lives(self, topic: str) -> set[Life]:
-        return {Life(*row) for row in self._connection.rows(self._sql["lives"], {"topic": topic})}
+    def lives(self, topics: Sequence[str]) -> dict[str, set[Life]]:
+        found: dict[str, set[Life]] = {topic: set() for topic in topics}
+        for topic, *life in self._connection.rows(self._sql["lives"], {"topics": list(topics)}):
+            found[topic].add(Life(*life))
+        return found
 
     def neighbours(self, keys: Iterable[Key]) -> dict[Key, Neighbours]:
         return {

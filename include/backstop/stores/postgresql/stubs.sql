@@ -177,17 +177,17 @@ FROM message_stub s
 WHERE s.created_at >= %(start)s::timestamptz AND s.created_at < %(end)s::timestamptz
 GROUP BY s.topic;
 
--- name: lives: at which broker, in which life of which queue the copies of a topic's pending stubs were stored, as recorded
-SELECT s.broker, s.queue_id, s.queue_epoch
+-- name: lives: by topic, at which broker, in which life of which queue the copies of pending stubs were stored, as recorded
+SELECT s.topic, s.broker, s.queue_id, s.queue_epoch
 FROM message_stub s
-WHERE s.status = 'pending' AND s.topic = %(topic)s::text AND s.send_count > 0
+WHERE s.status = 'pending' AND s.topic = ANY (%(topics)s::text[]) AND s.send_count > 0
     AND (s.queue_epoch IS NOT NULL OR s.broker IS NOT NULL)
 UNION
-SELECT a.broker, a.queue_id, a.queue_epoch
+SELECT s.topic, a.broker, a.queue_id, a.queue_epoch
 FROM message_stub s
 CROSS JOIN LATERAL (
     SELECT * FROM send_attempt m WHERE m.topic = s.topic AND m.message_id = s.message_id OFFSET 0) a
-WHERE s.status = 'pending' AND s.topic = %(topic)s::text AND s.send_count > 1
+WHERE s.status = 'pending' AND s.topic = ANY (%(topics)s::text[]) AND s.send_count > 1
     AND (a.queue_epoch IS NOT NULL OR a.broker IS NOT NULL);
 
 -- name: neighbours: by key, the first open message before and the first later one that may have been sent, of one ordering key
