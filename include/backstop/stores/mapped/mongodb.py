@@ -345,8 +345,9 @@ class MongoTable:
         """What tells the collections from others of their names. Raises StoreUnavailable."""
         made = []
         for table in mapping.tables:
-            of_name = {"name": table_parts(table)[1]}
-            found = list(server.database(table).list_collections(filter=of_name))
+            name = table_parts(table)[1]
+            listed = server.database(table).list_collections(filter={"name": name})
+            found = [one for one in listed if one["name"] == name]
             if not found:
                 raise missing_table(self.subject, mapping.tables)
             if found[0].get("type", "collection") != "collection":
