@@ -160,8 +160,9 @@ def speaks_mysql(connection: object) -> bool:
     inner = getattr(connection, "dbapi_connection", None)  # SQLAlchemy's pool
     module = getattr(connection, "Database", None)  # Django's wrapper names the driver's module
     names = [getattr(module, "__name__", "")]
-    names += [kind.__module__ for kind in type(inner or connection).__mro__]
-    return any(name.partition(".")[0] in _MYSQL_DRIVERS for name in names)
+    names += [kind.__module__ for kind in type(connection if inner is None else inner).__mro__]
+    # PyMongo makes a collection of any name.
+    return any(str(name).partition(".")[0] in _MYSQL_DRIVERS for name in names)
 
 
 def is_in_transaction(connection: object) -> bool:
