@@ -175,7 +175,7 @@ REPAIR = (("topics/orders/mode", "repair"), ("consumers/billing_db/mapping/kept"
                 ("producers/shop/mapping/sent", []),
                 ("producers/shop/mapping/rearm", {"StatusName": "Succeeded"}),
             ],
-            "tables of only tables in PostgreSQL can be repaired in this version; no row says that it was sent (`sent`, or `sent_when_set`); "
+            "only tables in PostgreSQL can be repaired in this version; no row says that it was sent (`sent`, or `sent_when_set`); "
             "`rearm` does not make a sent row unsent",
         ),
         (

@@ -160,7 +160,7 @@ def _why_observe(store: StubStoreSettings) -> list[str]:
     if mapping.is_captured:
         reasons.append("a captured row has no content, and its own row is gone when it was sent")
     if mapping.dialect != "postgresql":
-        reasons.append("only tables in PostgreSQL can be repaired in this version; others are read")
+        reasons.append("only tables in PostgreSQL can be repaired in this version")
     if store.level in ("publish", "rearm") and not mapping.knows_when_sent:
         reasons.append("no row says that it was sent (`sent`, or `sent_when_set`)")
     if store.level == "rearm" and not mapping.is_captured:
