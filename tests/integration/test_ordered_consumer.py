@@ -755,7 +755,7 @@ def test_a_handler_that_outlasts_the_drain_has_no_effect_and_its_queue_goes_on(
     world.publish(*mine)
     soon = timedelta(milliseconds=300)
     with (
-        world.worker("w1", slow, drain_within=soon, lease=timedelta(seconds=1)) as late,
+        world.worker("w1", slow, drain_within=soon) as late,
         world.worker("w2") as two,
     ):
         leaving = threading.Thread(target=lambda: late.run(stop, counts=counts))

@@ -314,6 +314,7 @@ class OrderedConsumer:
 
     def _finish(self, counts: Counts) -> None:
         self._keep_queues(counts, leaving=True)
+        self._queues.leave()  # or the others would leave it its share until its lease ends
         while self._in_pool:
             self._wait_for_result(1.0)
             self._collect(counts)
@@ -323,7 +324,6 @@ class OrderedConsumer:
         self._release_drained()
         self._downstream.say_back()
         self._ledger.write(self.in_process(), has_ended=True)
-        self._queues.leave()
 
     def _acknowledge_if_heard(self, counts: Counts) -> None:
         try:

@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from backstop.client.keep_connection import KeptConnection
 from backstop.leases import queue_owner
-from backstop.model.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError, StoreUnavailable
 
 LOOK_AGAIN = 5.0
 """Seconds between two looks for ordered consumers that came later."""
@@ -20,13 +20,17 @@ class OrderedPeers:
         """By topic, monotonic."""
 
     def refuse(self, topics: Collection[str]) -> None:
-        """Raises ConfigurationError where one of the topics has a living ordered consumer of the group, StoreUnavailable."""
+        """Raises ConfigurationError where one of the topics has a living ordered consumer of the group. A database that is away
+        is asked again: it grants no lease either."""
         now = time.monotonic()
         asked = sorted(t for t in topics if now - self._looked_at.get(t, -LOOK_AGAIN) >= LOOK_AGAIN)
         if not asked:
             return
-        with self._store.short_transaction() as connection:
-            ordered = queue_owner.ordered_topics(connection, self._group, asked)
+        try:
+            with self._store.short_transaction() as connection:
+                ordered = queue_owner.ordered_topics(connection, self._group, asked)
+        except StoreUnavailable:
+            return
         if ordered:
             raise ConfigurationError(
                 f"The group {self._group!r} consumes {', '.join(map(repr, ordered))} in order: this consumer does not keep it.",
