@@ -14,6 +14,7 @@ import pytest
 from backstop.config.load import from_mapping
 from backstop.config.mapped import LOG_PRESETS, STUB_PRESETS, table_parts
 from backstop.model.errors import ConfigurationError
+from backstop.requests.ask import duplicates_of
 from backstop.stores.mapped.columns import log_rows, stub_rows
 from backstop.stores.mapped.mysql_columns import ColumnType, Writer, table_of, utc_micros
 
@@ -168,6 +169,20 @@ REPAIR = (("topics/orders/mode", "repair"), ("consumers/billing_db/mapping/kept"
     [
         ([], "observe: shop is a mapped table of level observe"),
         ([("producers/shop/level", "overlay")], "level overlay, which hands out no send numbers"),
+        (
+            [
+                (
+                    "consumers/billing_db/mapping",
+                    {
+                        "preset": "modulith",
+                        "dialect": "mongodb",
+                        "message_id": "event.orderId",
+                        "groups": {"billing": "billing.v1"},
+                    },
+                )
+            ],
+            "collections in MongoDB are read for verdicts alone",
+        ),
         (
             [
                 ("producers/shop/level", "rearm"),
@@ -408,3 +423,12 @@ def test_a_mapping_keeps_what_was_learned_before_there_were_newer_settings() -> 
     given = mapping.model_dump(mode="json", exclude=newer)
     text = json.dumps(given, sort_keys=True)
     assert mapping.fingerprint == hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def test_a_guard_that_does_not_read_our_headers_takes_a_copy_for_its_own() -> None:
+    guarded = from_mapping(changed(("groups/billing/duplicates", "guard")))
+    assert duplicates_of(guarded, "orders") == {"billing": "declared_safe"}
+    ours = [("consumers/billing_db/kind", None), ("consumers/billing_db/mapping", None)]
+    assert duplicates_of(
+        from_mapping(changed(*ours, ("groups/billing/duplicates", "guard"))), "orders"
+    ) == {"billing": "guard"}

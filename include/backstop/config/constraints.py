@@ -281,6 +281,8 @@ def _why_not(mapping: LogMapping, policy: Policy) -> str | None:
     """Why messages of a group with this log must not be sent again."""
     if mapping.is_lake:
         return "a lake cannot be asked again before a copy is sent"
+    if mapping.dialect == "mongodb":
+        return "collections in MongoDB are read for verdicts alone"
     if mapping.kept is not None and mapping.kept < policy.log_retention:
         return f"its rows stay {written(mapping.kept)}, and a copy can come for {written(policy.log_retention)}"
     return None

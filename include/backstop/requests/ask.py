@@ -104,15 +104,17 @@ def sends_to_one_group(sources: Sources, topic: str) -> bool:
 
 def duplicates_of(settings: Settings, topic: str) -> dict[str, str]:
     """What each group of the topic declared a second copy to do to it. Another program's relay sends no header that says for whom
-    a copy is: a guard takes it for its own."""
+    a copy is, and a group whose log is another program's does not read ours: such a guard takes a copy for its own."""
+    rearmed = settings.is_rearmed(topic)
     declared: dict[str, str] = {
         group: settings.groups[group].duplicates for group in settings.groups_of(topic)
     }
-    if settings.is_rearmed(topic):
-        return {
-            group: "declared_safe" if one == "guard" else one for group, one in declared.items()
-        }
-    return declared
+    return {
+        group: "declared_safe"
+        if one == "guard" and (rearmed or not settings.keeps_own_log(group))
+        else one
+        for group, one in declared.items()
+    }
 
 
 def _merge(one: Ask, other: Ask) -> Ask:
