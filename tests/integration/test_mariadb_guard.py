@@ -23,10 +23,12 @@ from backstop.client import (
     row_lock,
 )
 from backstop.leases import books, guard, mariadb, parking, queue_owner
-from backstop.leases.lease import Acquired, Arrival, Busy, Done
+from backstop.leases.lease import Acquired, Arrival, Busy, Conflict, Done
+from backstop.leases.row_lock import record_done, record_failure
 from backstop.model.errors import ConfigurationError, ContractBroken
 from backstop.model.records import Message, Position
 from client_world import GROUP, TOPIC
+from guard_world import A, B
 from maria_world import MariaDatabase, connect_to, maria, maria_consumer, maria_server  # noqa: F401
 
 MESSAGE = Message(TOPIC, "m-1", b"{}")
@@ -271,6 +273,14 @@ def test_a_place_whose_epoch_does_not_fit_is_no_place(maria: MariaDatabase) -> N
     assert found == {"queue_id": None, "queue_offset": None, "queue_epoch": None}
 
 
+def relax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is for 11.6.2 and later also here, where the setting is off unless a session turns it on."""
+    relaxed = {
+        name: text.replace("/*M!110602", "/*M!101108") for name, text in mariadb._SQL.items()
+    }
+    monkeypatch.setattr(mariadb, "_SQL", relaxed)
+
+
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("strict", [False, True], ids=["", "snapshot_isolation"])
 def test_a_handler_that_read_before_its_lease_was_renewed_completes(
@@ -278,10 +288,7 @@ def test_a_handler_that_read_before_its_lease_was_renewed_completes(
 ) -> None:
     """From 11.6.2 on a server refuses to lock a row that changed since the transaction's snapshot, unless it is told otherwise."""
     if strict:
-        relaxed = {
-            name: text.replace("/*M!110602", "/*M!101108") for name, text in mariadb._SQL.items()
-        }
-        monkeypatch.setattr(mariadb, "_SQL", relaxed)
+        relax(monkeypatch)
     command = f"SET SESSION TRANSACTION ISOLATION LEVEL {isolation}"
     setting = f"SET SESSION innodb_snapshot_isolation = {int(strict)}"
 
@@ -448,3 +455,50 @@ def test_a_least_privileged_worker_does_its_work_and_nothing_else(maria: MariaDa
                 cursor.execute(refused)
             assert caught.value.args[0] in (1142, 1143)
     assert effects(maria) == 1
+
+
+@pytest.mark.parametrize("record", [record_done, record_failure])
+@pytest.mark.parametrize("strict", [False, True], ids=["", "snapshot_isolation"])
+def test_an_end_without_a_lease_is_recorded_although_the_log_changed_after_the_handler_read(
+    maria: MariaDatabase, monkeypatch: pytest.MonkeyPatch, record: Any, strict: bool
+) -> None:
+    """As above, where another worker's failure is what changed the row."""
+    if strict:
+        relax(monkeypatch)
+    arrival, given = Arrival(TOPIC, "m-1"), () if record is record_done else ("third",)
+    with closing(maria.connect()) as work, closing(maria.connect()) as other:
+        assert record_failure(other, GROUP, arrival, "first")
+        other.commit()
+        with work.cursor() as cursor:
+            cursor.execute(f"SET SESSION innodb_snapshot_isolation = {int(strict)}")
+            cursor.execute("SELECT COUNT(*) FROM effect")
+        assert record_failure(other, GROUP, arrival, "second")
+        other.commit()
+        assert record(work, GROUP, arrival, *given)
+        work.commit()
+    expected = ("CONSUMED", 3) if record is record_done else ("FAILED", 3)
+    assert (log(maria)["state"], log(maria)["attempts"]) == expected
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["", "snapshot_isolation"])
+def test_a_lease_is_taken_over_and_a_copy_is_counted_in_a_transaction_that_read_before(
+    maria: MariaDatabase, monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    """Whoever calls the guard in a transaction of its own may have read in it."""
+    if strict:
+        relax(monkeypatch)
+    with closing(maria.connect()) as work, closing(maria.connect()) as other:
+        for name in ("m-1", "m-2", "m-3"):
+            assert record_failure(other, GROUP, Arrival(TOPIC, name, A), "first")
+        other.commit()
+        with work.cursor() as cursor:
+            cursor.execute(f"SET SESSION innodb_snapshot_isolation = {int(strict)}")
+            cursor.execute("SELECT COUNT(*) FROM effect")
+        assert record_failure(other, GROUP, Arrival(TOPIC, "m-1", A), "second")
+        assert record_done(other, GROUP, Arrival(TOPIC, "m-2", A))
+        assert record_done(other, GROUP, Arrival(TOPIC, "m-3", A))
+        other.commit()
+        arrivals = [Arrival(TOPIC, "m-1", A), Arrival(TOPIC, "m-2", A), Arrival(TOPIC, "m-3", B)]
+        kinds = [type(one) for one in guard.begin_many(work, GROUP, arrivals)]
+        work.commit()
+    assert kinds == [Acquired, Done, Conflict]
