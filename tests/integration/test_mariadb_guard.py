@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -11,7 +12,9 @@ from typing import Any
 import pymysql
 import pytest
 
+from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import (
+    Consumer,
     Ended,
     Holding,
     KeptConnection,
@@ -27,7 +30,7 @@ from backstop.leases.lease import Acquired, Arrival, Busy, Conflict, Done
 from backstop.leases.row_lock import record_done, record_failure
 from backstop.model.errors import ConfigurationError, ContractBroken
 from backstop.model.records import Message, Position
-from client_world import GROUP, TOPIC
+from client_world import GROUP, TOPIC, broker, valkey  # noqa: F401
 from guard_world import A, B
 from maria_world import MariaDatabase, connect_to, maria, maria_consumer, maria_server  # noqa: F401
 
@@ -455,6 +458,25 @@ def test_a_least_privileged_worker_does_its_work_and_nothing_else(maria: MariaDa
                 cursor.execute(refused)
             assert caught.value.args[0] in (1142, 1143)
     assert effects(maria) == 1
+
+
+def test_a_consumer_does_what_its_broker_has_and_writes_its_books(
+    maria: MariaDatabase, broker: RedisStreams
+) -> None:
+    """Ordered consumers, which it must not work beside, are in PostgreSQL alone: there is nobody to ask for."""
+    ids = ["m-1", "m-2", "m-1"]
+    receipts = broker.publish([Message(TOPIC, name, b"{}") for name in ids])
+    assert all(receipt.position for receipt in receipts)
+    subscription = broker.subscribe(GROUP, [TOPIC], "w1")
+    consumer = Consumer(
+        subscription, maria.connect, GROUP, lambda c, m, w: effect(c, m), member="w1"
+    )
+    with closing(subscription), closing(consumer):
+        counts = consumer.run_once()
+        consumer._ledger.write(0, has_ended=True)
+    assert (counts, effects(maria)) == ({"processed": 2, "done": 1}, 2)
+    assert sum(position.pending for position in broker.progress(TOPIC, GROUP)) == 0
+    assert json.loads(maria.one("SELECT counts FROM consumer_books")["counts"])["received"] == 3
 
 
 @pytest.mark.parametrize("record", [record_done, record_failure])
