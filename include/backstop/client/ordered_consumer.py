@@ -366,10 +366,15 @@ class OrderedConsumer:
                 self._forget(holding.queue)
                 continue
             self.books.add("received", len(received))
-            if any(self._finished.knows(one) for one in received):
-                self._compare_server()
-            for one in received:
-                self._sort(holding.queue, one, counts)
+            try:
+                if any(self._finished.knows(one) for one in received):
+                    self._compare_server()
+            except BaseException:
+                self._forget_finished()  # the log answers
+                raise
+            finally:  # the subscription does not give them out again: none may be overtaken
+                for one in received:
+                    self._sort(holding.queue, one, counts)
             found |= bool(received)
             if not received and self._in_pool:
                 holding.unread_until = now + EMPTY
