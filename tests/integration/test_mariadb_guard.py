@@ -524,3 +524,31 @@ def test_a_lease_is_taken_over_and_a_copy_is_counted_in_a_transaction_that_read_
         kinds = [type(one) for one in guard.begin_many(work, GROUP, arrivals)]
         work.commit()
     assert kinds == [Acquired, Done, Conflict]
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_handler_that_turned_autocommit_on_fails_and_changes_nothing_for_the_next_one(
+    once: ProcessOnce, maria: MariaDatabase, raises: bool
+) -> None:
+    def turn_on(connection: Any, message: Message, work: Any) -> None:
+        connection.commit()
+        connection.autocommit(True)
+        if raises:
+            raise ValueError("after it")
+
+    def fail(connection: Any, message: Message, work: Any) -> None:
+        effect(connection, message)
+        raise ValueError("not yet")
+
+    assert once.around(turn_on)(Message(TOPIC, "m-0", b"{}")) is Ended.FAILED
+    assert raises or "autocommit" in log(maria)["last_error"]
+    assert once.around(fail)(MESSAGE) is Ended.FAILED
+    assert effects(maria) == 0
+    handle = once.around(lambda connection, message, work: effect(connection, message))
+    assert handle(MESSAGE) is Ended.PROCESSED
+    assert effects(maria) == 1
+    found = maria.run("SELECT message_id, state FROM consumer_log ORDER BY message_id")
+    assert [(row["message_id"], row["state"]) for row in found] == [
+        ("m-0", "FAILED"),
+        (MESSAGE.message_id, "CONSUMED"),
+    ]

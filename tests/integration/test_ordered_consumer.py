@@ -137,6 +137,20 @@ def test_a_poison_message_parks_its_key_and_never_its_queue(world: OrderedWorld)
     assert key["last_error"] == "ValueError: cannot read a-001"
 
 
+def test_a_handler_that_turned_autocommit_on_is_never_taken_for_done(world: OrderedWorld) -> None:
+    """Its end would be committed before the queue's fence was compared."""
+
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        connection.commit()
+        connection.autocommit = True
+
+    world.publish("a-000")
+    with world.worker(handler=handle) as worker:
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert world.parked() == {"a": ("PARKED", ["a-000"])}
+    assert "autocommit" in world.database.one("SELECT last_error FROM parked_key")["last_error"]
+
+
 def parked_world(world: OrderedWorld) -> None:
     world.handler.failing = {"a-001"}
     world.publish(*ids("a", 4))

@@ -7,7 +7,7 @@ from enum import Enum
 from backstop.client.keep_connection import KeptConnection
 from backstop.client.lanes import Lane
 from backstop.client.ways import Leased, Transactional, Work
-from backstop.leases import parking
+from backstop.leases import guard, parking
 from backstop.leases.lease import Acquired
 from backstop.leases.parking import InOrder
 from backstop.leases.queue_owner import QueueLost
@@ -76,7 +76,9 @@ def _try(
                 _complete(connection, lane, head, lease)
         else:
             with store.transaction() as connection:
+                guard.open_work(connection)
                 way.handler(connection, head.message, work)
+                guard.close_work(connection)
                 _complete(connection, lane, head, lease)
     except QueueLost as error:
         return Tried.FENCED, error
