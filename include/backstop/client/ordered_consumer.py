@@ -658,7 +658,7 @@ class OrderedConsumer:
         self._again(lane, self._retry_after.total_seconds())
         return "handed_back"
 
-    def _fail(self, result: Result, error: Exception, counts: Counts) -> str:
+    def _fail(self, result: Result, error: BaseException, counts: Counts) -> str:
         """It is the downstream: all wait, and nothing is counted. Or the message: it is tried again, and then parked."""
         lane, text = result.lane, told(error)
         if self._downstream.is_to_blame(lane.queue.topic, lane.key, error, text):

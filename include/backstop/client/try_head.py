@@ -36,7 +36,7 @@ class Result:
     head: InOrder
     lease: Acquired
     tried: Tried
-    error: Exception | None = None
+    error: BaseException | None = None
     database: int = 0
     """Which life of the consumer database it was begun in, as this consumer counts them."""
 
@@ -68,7 +68,7 @@ def _try(
     head: InOrder,
     lease: Acquired,
     work: Work,
-) -> tuple[Tried, Exception | None]:
+) -> tuple[Tried, BaseException | None]:
     try:
         if isinstance(way, Leased):
             way.handler(head.message, work)
@@ -86,7 +86,8 @@ def _try(
         return Tried.LEASE_LOST, error
     except StoreUnavailable as error:
         return Tried.UNAVAILABLE, error
-    except Exception as error:  # noqa: BLE001 - whatever it was, it is the message's failure
+    # As in an executor of the standard library: a thread of a pool has nobody else to end for a cancelled task or sys.exit.
+    except BaseException as error:  # noqa: BLE001 - whatever it was, it is the message's failure
         return Tried.FAILED, error
     return Tried.PROCESSED, None
 
