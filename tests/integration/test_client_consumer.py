@@ -8,7 +8,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,7 @@ import psycopg2
 import pytest
 import redis
 
+from backstop.brokers.protocol import Received
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.client import Consumer, Work, run_until_signal
 from backstop.leases import guard
@@ -442,3 +444,40 @@ def test_two_workers_share_the_work_and_do_each_message_once(world: World) -> No
 def test_settings_that_make_no_sense_are_refused(world: World) -> None:
     with pytest.raises(ConfigurationError), world.worker(batch=0):
         pass
+
+
+class Numbered:
+    """The subscription of a broker whose messages have their producer's numbers, as ActiveMQ's have."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def fetch(self, limit: int, wait: timedelta) -> list[Received]:
+        fetched = self._inner.fetch(limit, wait)
+        return [
+            replace(one, sequence=("ID:producer", int(one.message.message_id))) for one in fetched
+        ]
+
+
+def test_a_database_that_is_away_before_the_batch_is_looked_at_strands_nothing(
+    world: World,
+) -> None:
+    """The filter of finished messages asks it first: its batches are handed back too, and counted once."""
+    world.publish("1", "2", "3")
+    url = [f"postgresql://nobody:x@127.0.0.1:{free_port()}/x"]
+    with world.worker(connect=lambda: psycopg2.connect(url[0], connect_timeout=2)) as consumer:
+        consumer._subscription = Numbered(consumer._subscription)
+        counts, deadline = Counts(), time.monotonic() + 30
+        while counts.get("given_back", 0) < 9:
+            assert time.monotonic() < deadline, f"not handed back: {counts}"
+            with suppress(StoreUnavailable):
+                consumer.run_once(counts)
+        books = consumer.books.counts
+        assert books["received"] == books["handed_back"] == counts["given_back"]
+        url[0] = world.database.dsn
+        drain(consumer, lambda c: c.get("processed") == 3)
+        assert consumer.books.difference(0) == 0
+    assert (world.effects(), world.pending(), world.dead()) == (["1", "2", "3"], 0, [])

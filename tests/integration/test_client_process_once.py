@@ -294,3 +294,30 @@ def test_a_lease_that_could_not_be_renewed_for_as_long_as_it_lasts_counts_as_los
     (lost,) = keeper.hold([Acquired(GROUP, TOPIC, "m-1", "t", 1)]).values()
     assert lost.wait(20)
     keeper.close()
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_handler_that_turned_autocommit_on_fails_and_changes_nothing_for_the_next_one(
+    once: ProcessOnce, consumer: Database, raises: bool
+) -> None:
+    def turn_on(connection: Any, message: Message, work: Any) -> None:
+        connection.commit()
+        connection.autocommit = True
+        if raises:
+            raise ValueError("after it")
+
+    def fail(connection: Any, message: Message, work: Any) -> None:
+        effect(connection, message)
+        raise ValueError("not yet")
+
+    assert once.around(turn_on)(Message(TOPIC, "m-0", b"{}")) is Ended.FAILED
+    assert once.around(fail)(MESSAGE) is Ended.FAILED
+    assert effects(consumer) == 0
+    handle = once.around(lambda connection, message, work: effect(connection, message))
+    assert handle(MESSAGE) is Ended.PROCESSED
+    assert effects(consumer) == 1
+    found = consumer.run("SELECT message_id, state FROM consumer_log ORDER BY message_id")
+    assert [(row["message_id"], row["state"]) for row in found] == [
+        ("m-0", "FAILED"),
+        (MESSAGE.message_id, "CONSUMED"),
+    ]

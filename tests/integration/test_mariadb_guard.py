@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -11,7 +12,9 @@ from typing import Any
 import pymysql
 import pytest
 
+from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import (
+    Consumer,
     Ended,
     Holding,
     KeptConnection,
@@ -23,10 +26,12 @@ from backstop.client import (
     row_lock,
 )
 from backstop.leases import books, guard, mariadb, parking, queue_owner
-from backstop.leases.lease import Acquired, Arrival, Busy, Done
+from backstop.leases.lease import Acquired, Arrival, Busy, Conflict, Done
+from backstop.leases.row_lock import record_done, record_failure
 from backstop.model.errors import ConfigurationError, ContractBroken
 from backstop.model.records import Message, Position
-from client_world import GROUP, TOPIC
+from client_world import GROUP, TOPIC, broker, valkey  # noqa: F401
+from guard_world import A, B
 from maria_world import MariaDatabase, connect_to, maria, maria_consumer, maria_server  # noqa: F401
 
 MESSAGE = Message(TOPIC, "m-1", b"{}")
@@ -271,6 +276,14 @@ def test_a_place_whose_epoch_does_not_fit_is_no_place(maria: MariaDatabase) -> N
     assert found == {"queue_id": None, "queue_offset": None, "queue_epoch": None}
 
 
+def relax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is for 11.6.2 and later also here, where the setting is off unless a session turns it on."""
+    relaxed = {
+        name: text.replace("/*M!110602", "/*M!101108") for name, text in mariadb._SQL.items()
+    }
+    monkeypatch.setattr(mariadb, "_SQL", relaxed)
+
+
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("strict", [False, True], ids=["", "snapshot_isolation"])
 def test_a_handler_that_read_before_its_lease_was_renewed_completes(
@@ -278,10 +291,7 @@ def test_a_handler_that_read_before_its_lease_was_renewed_completes(
 ) -> None:
     """From 11.6.2 on a server refuses to lock a row that changed since the transaction's snapshot, unless it is told otherwise."""
     if strict:
-        relaxed = {
-            name: text.replace("/*M!110602", "/*M!101108") for name, text in mariadb._SQL.items()
-        }
-        monkeypatch.setattr(mariadb, "_SQL", relaxed)
+        relax(monkeypatch)
     command = f"SET SESSION TRANSACTION ISOLATION LEVEL {isolation}"
     setting = f"SET SESSION innodb_snapshot_isolation = {int(strict)}"
 
@@ -448,3 +458,97 @@ def test_a_least_privileged_worker_does_its_work_and_nothing_else(maria: MariaDa
                 cursor.execute(refused)
             assert caught.value.args[0] in (1142, 1143)
     assert effects(maria) == 1
+
+
+def test_a_consumer_does_what_its_broker_has_and_writes_its_books(
+    maria: MariaDatabase, broker: RedisStreams
+) -> None:
+    """Ordered consumers, which it must not work beside, are in PostgreSQL alone: there is nobody to ask for."""
+    ids = ["m-1", "m-2", "m-1"]
+    receipts = broker.publish([Message(TOPIC, name, b"{}") for name in ids])
+    assert all(receipt.position for receipt in receipts)
+    subscription = broker.subscribe(GROUP, [TOPIC], "w1")
+    consumer = Consumer(
+        subscription, maria.connect, GROUP, lambda c, m, w: effect(c, m), member="w1"
+    )
+    with closing(subscription), closing(consumer):
+        counts = consumer.run_once()
+        consumer._ledger.write(0, has_ended=True)
+    assert (counts, effects(maria)) == ({"processed": 2, "done": 1}, 2)
+    assert sum(position.pending for position in broker.progress(TOPIC, GROUP)) == 0
+    assert json.loads(maria.one("SELECT counts FROM consumer_books")["counts"])["received"] == 3
+
+
+@pytest.mark.parametrize("record", [record_done, record_failure])
+@pytest.mark.parametrize("strict", [False, True], ids=["", "snapshot_isolation"])
+def test_an_end_without_a_lease_is_recorded_although_the_log_changed_after_the_handler_read(
+    maria: MariaDatabase, monkeypatch: pytest.MonkeyPatch, record: Any, strict: bool
+) -> None:
+    """As above, where another worker's failure is what changed the row."""
+    if strict:
+        relax(monkeypatch)
+    arrival, given = Arrival(TOPIC, "m-1"), () if record is record_done else ("third",)
+    with closing(maria.connect()) as work, closing(maria.connect()) as other:
+        assert record_failure(other, GROUP, arrival, "first")
+        other.commit()
+        with work.cursor() as cursor:
+            cursor.execute(f"SET SESSION innodb_snapshot_isolation = {int(strict)}")
+            cursor.execute("SELECT COUNT(*) FROM effect")
+        assert record_failure(other, GROUP, arrival, "second")
+        other.commit()
+        assert record(work, GROUP, arrival, *given)
+        work.commit()
+    expected = ("CONSUMED", 3) if record is record_done else ("FAILED", 3)
+    assert (log(maria)["state"], log(maria)["attempts"]) == expected
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["", "snapshot_isolation"])
+def test_a_lease_is_taken_over_and_a_copy_is_counted_in_a_transaction_that_read_before(
+    maria: MariaDatabase, monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    """Whoever calls the guard in a transaction of its own may have read in it."""
+    if strict:
+        relax(monkeypatch)
+    with closing(maria.connect()) as work, closing(maria.connect()) as other:
+        for name in ("m-1", "m-2", "m-3"):
+            assert record_failure(other, GROUP, Arrival(TOPIC, name, A), "first")
+        other.commit()
+        with work.cursor() as cursor:
+            cursor.execute(f"SET SESSION innodb_snapshot_isolation = {int(strict)}")
+            cursor.execute("SELECT COUNT(*) FROM effect")
+        assert record_failure(other, GROUP, Arrival(TOPIC, "m-1", A), "second")
+        assert record_done(other, GROUP, Arrival(TOPIC, "m-2", A))
+        assert record_done(other, GROUP, Arrival(TOPIC, "m-3", A))
+        other.commit()
+        arrivals = [Arrival(TOPIC, "m-1", A), Arrival(TOPIC, "m-2", A), Arrival(TOPIC, "m-3", B)]
+        kinds = [type(one) for one in guard.begin_many(work, GROUP, arrivals)]
+        work.commit()
+    assert kinds == [Acquired, Done, Conflict]
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_handler_that_turned_autocommit_on_fails_and_changes_nothing_for_the_next_one(
+    once: ProcessOnce, maria: MariaDatabase, raises: bool
+) -> None:
+    def turn_on(connection: Any, message: Message, work: Any) -> None:
+        connection.commit()
+        connection.autocommit(True)
+        if raises:
+            raise ValueError("after it")
+
+    def fail(connection: Any, message: Message, work: Any) -> None:
+        effect(connection, message)
+        raise ValueError("not yet")
+
+    assert once.around(turn_on)(Message(TOPIC, "m-0", b"{}")) is Ended.FAILED
+    assert raises or "autocommit" in log(maria)["last_error"]
+    assert once.around(fail)(MESSAGE) is Ended.FAILED
+    assert effects(maria) == 0
+    handle = once.around(lambda connection, message, work: effect(connection, message))
+    assert handle(MESSAGE) is Ended.PROCESSED
+    assert effects(maria) == 1
+    found = maria.run("SELECT message_id, state FROM consumer_log ORDER BY message_id")
+    assert [(row["message_id"], row["state"]) for row in found] == [
+        ("m-0", "FAILED"),
+        (MESSAGE.message_id, "CONSUMED"),
+    ]

@@ -33,7 +33,7 @@ from backstop.leases.guard import begin, renew_many
 from backstop.leases.lease import Acquired, Arrival
 from backstop.leases.parking import InOrder
 from backstop.leases.queue_owner import QueueLost, share_of
-from backstop.model.errors import ConfigurationError, DecisionRefused, LeaseLost
+from backstop.model.errors import ConfigurationError, DecisionRefused, LeaseLost, StoreUnavailable
 from backstop.model.records import GROUPS_HEADER, Counts, Message
 from backstop_lab.servers.valkey import Valkey
 from client_world import GROUP, TOPIC, Database, broker, consumer, postgres, valkey  # noqa: F401
@@ -135,6 +135,20 @@ def test_a_poison_message_parks_its_key_and_never_its_queue(world: OrderedWorld)
     assert world.states("a") == {"a-000": "CONSUMED"} | dict.fromkeys(ids("a", 5)[1:], "PARKED")
     (key,) = world.database.run("SELECT last_error FROM parked_key")
     assert key["last_error"] == "ValueError: cannot read a-001"
+
+
+def test_a_handler_that_turned_autocommit_on_is_never_taken_for_done(world: OrderedWorld) -> None:
+    """Its end would be committed before the queue's fence was compared."""
+
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        connection.commit()
+        connection.autocommit = True
+
+    world.publish("a-000")
+    with world.worker(handler=handle) as worker:
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert world.parked() == {"a": ("PARKED", ["a-000"])}
+    assert "autocommit" in world.database.one("SELECT last_error FROM parked_key")["last_error"]
 
 
 def parked_world(world: OrderedWorld) -> None:
@@ -908,6 +922,33 @@ def test_a_database_restored_behind_a_pooler_that_keeps_its_clients_is_asked_aga
             server.xgroup_setid(world.broker._keys.stream(TOPIC, queue), GROUP, "0")
         world.step(worker, until=lambda: world.effects() == mine and world.lag() == 0)
     assert set(world.states().values()) == {"CONSUMED"}
+
+
+def test_what_was_fetched_when_the_database_went_away_is_done_before_what_comes_after_it(
+    world: OrderedWorld,
+) -> None:
+    """The database is asked whether it is the same one before a known message is taken for finished."""
+    mine = ids("a", 5)
+    with world.worker() as worker:
+        world.publish(*mine[:3])
+        world.step(worker, until=lambda: world.lag() == 0)
+        world.publish(mine[3])
+        server = redis.Redis.from_url(world.valkey.url())
+        for queue in range(len(world.owners())):
+            server.xgroup_setid(world.broker._keys.stream(TOPIC, queue), GROUP, "0")
+        worker._beat_at = float("inf")  # the messages come before the next renewal
+        worker._looked_at = time.monotonic()
+        world.database.run(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
+        counts = Counts()
+        with pytest.raises(StoreUnavailable):
+            worker.step(counts)
+        assert worker.in_process() == 4
+        world.publish(mine[4])
+        counts = world.step(worker, until=lambda: world.lag() == 0, seconds=20)
+    assert (world.effects(), counts["done"]) == (mine, 3)
 
 
 def test_another_message_at_a_finished_offset_is_not_taken_for_the_finished_one(

@@ -168,6 +168,16 @@ class Consumer:
         return counts
 
     def _process(self, fetched: Sequence[Received], counts: Counts) -> None:
+        try:
+            if any(
+                received.sequence and (self._server_life is None or self._finished.knows(received))
+                for received in fetched
+            ):
+                self._compare_server()
+        except StoreUnavailable:
+            for received in fetched:
+                self._hand_back(received, self._retry_after, counts)
+            raise
         waiting = list(_runs_of_distinct_keys(self._sort(fetched, counts)))
         try:
             while waiting and not self.stopping.is_set():
@@ -180,7 +190,7 @@ class Consumer:
             for name, number in self._store.drain_counts().items():
                 counts.add(name, number)
             for copy in chain.from_iterable(waiting):
-                self._hand_back(copy, NOW, counts)
+                self._hand_back(copy.received, NOW, counts)
 
     def _book(self, received: int, before: Counts, counts: Counts, *, was_cut_short: bool) -> None:
         """What became of one batch; what an error of a server cut short is left to a redelivery."""
@@ -207,11 +217,6 @@ class Consumer:
         letter."""
         ours: list[Copy] = []
         foreign: list[Received] = []
-        if any(
-            received.sequence and (self._server_life is None or self._finished.knows(received))
-            for received in fetched
-        ):
-            self._compare_server()
         for received in fetched:
             try:
                 copy = read_headers(received)
@@ -284,7 +289,7 @@ class Consumer:
             after = self._give_back_leases([o for _, o in left if isinstance(o, Acquired)], entered)
             self._acknowledge_done()
             for copy, _ in left:
-                self._hand_back(copy, after, counts)
+                self._hand_back(copy.received, after, counts)
 
     def _work_on_rows(self, way: RowLock, copies: Sequence[Copy], counts: Counts) -> None:
         """Without leases: one by one, the business row decides."""
@@ -310,8 +315,9 @@ class Consumer:
                 left.pop(0)
                 self._acknowledge_done()
         finally:
+            after = NOW if self.stopping.is_set() else self._retry_after
             for copy in left:
-                self._hand_back(copy, NOW if self.stopping.is_set() else self._retry_after, counts)
+                self._hand_back(copy.received, after, counts)
 
     def _work(self, copy: Copy, lease: Acquired | None, lost: threading.Event) -> Work:
         fence, attempts = (lease.fence, lease.attempts) if lease else (0, copy.received.deliveries)
@@ -322,7 +328,7 @@ class Consumer:
             return self._store.begin([copy.arrival for copy in copies])
         except StoreUnavailable:
             for copy in copies:
-                self._hand_back(copy, self._retry_after, counts)
+                self._hand_back(copy.received, self._retry_after, counts)
             raise
 
     def _end(self, copy: Copy, ended: Ended, error: str | None, counts: Counts) -> None:
@@ -371,9 +377,9 @@ class Consumer:
             return self._retry_after
         return NOW
 
-    def _hand_back(self, copy: Copy, after: timedelta, counts: Counts) -> None:
+    def _hand_back(self, received: Received, after: timedelta, counts: Counts) -> None:
         """Not finished and not failed: it comes again without spending a delivery."""
-        self._subscription.hand_back(copy.received, after=after, counts=False)
+        self._subscription.hand_back(received, after=after, counts=False)
         counts.add("given_back")
 
 

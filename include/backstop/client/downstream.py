@@ -39,7 +39,7 @@ class Downstream:
         self._resume_at, self._rounds = float("-inf"), 0
         self.say_back()
 
-    def is_to_blame(self, topic: str, key: str, error: Exception, text: str) -> bool:
+    def is_to_blame(self, topic: str, key: str, error: BaseException, text: str) -> bool:
         """Whether this failure is not the message's own; then all wait. Raises StoreUnavailable."""
         if not self._blame.failed(topic, key, error):
             return False

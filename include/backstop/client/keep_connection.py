@@ -3,6 +3,7 @@
 It is never somebody else's open transaction: to commit or roll back that would break its owner's promise.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -23,6 +24,8 @@ Connect = Callable[[], Connection]
 _TRIES = 4
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 
 class KeptConnection:
     """A connection that is opened when it is needed. Not shared between threads.
@@ -42,7 +45,11 @@ class KeptConnection:
 
         Raises StoreUnavailable when there is no connection or it broke, whatever the body raised; else that.
         """
-        connection = self._get()
+        with self._transaction_on(self._get()) as connection:
+            yield connection
+
+    @contextmanager
+    def _transaction_on(self, connection: Connection) -> Iterator[Connection]:
         self._in_use = True
         try:
             yield connection
@@ -58,8 +65,13 @@ class KeptConnection:
     @contextmanager
     def short_transaction(self) -> Iterator[Connection]:
         """As `transaction`, for our own statements: also a lock or statement timeout is StoreUnavailable."""
+        with self._short_on(self._get()) as connection:
+            yield connection
+
+    @contextmanager
+    def _short_on(self, connection: Connection) -> Iterator[Connection]:
         try:
-            with self.transaction() as connection:
+            with self._transaction_on(connection):
                 yield connection
         except Exception as error:
             if is_unavailable(error):
@@ -72,12 +84,12 @@ class KeptConnection:
         trip in place of three (begin, statement, commit)."""
         connection: Any = self._get()
         if not commits_by_itself(connection):
-            with self.short_transaction() as ours:
-                yield ours
+            with self._short_on(connection):
+                yield connection
             return
         connection.autocommit = True
         try:
-            with self.short_transaction():
+            with self._short_on(connection):
                 yield connection
         finally:
             is_kept = self._open is connection  # else it broke, and was closed
@@ -115,6 +127,12 @@ class KeptConnection:
     def _get(self) -> Connection:
         if self._in_use:
             raise self._refused("is in the middle of a transaction", "Wait until it is committed.")
+        if self._open is not None and _commits_each_statement(self._open):
+            log.warning(
+                "A handler left its connection to the %s in autocommit: it is closed, and another is opened.",
+                self._name,
+            )
+            self.close()
         if self._open is None:
             try:
                 connection = self._connect()
@@ -159,3 +177,13 @@ class KeptConnection:
             unaffected="What it has committed is kept; nothing is assumed from its silence.",
             next_step="See that it runs and can be reached; the work is taken up again by itself.",
         )
+
+
+def _commits_each_statement(connection: Connection) -> bool:
+    """One that cannot say so is broken: the statement that follows will find that out."""
+    try:
+        return is_in_autocommit(connection)
+    except Exception as error:
+        if not is_unavailable(error):
+            raise
+        return False

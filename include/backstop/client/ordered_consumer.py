@@ -366,10 +366,15 @@ class OrderedConsumer:
                 self._forget(holding.queue)
                 continue
             self.books.add("received", len(received))
-            if any(self._finished.knows(one) for one in received):
-                self._compare_server()
-            for one in received:
-                self._sort(holding.queue, one, counts)
+            try:
+                if any(self._finished.knows(one) for one in received):
+                    self._compare_server()
+            except BaseException:
+                self._forget_finished()  # the log answers
+                raise
+            finally:  # the subscription does not give them out again: none may be overtaken
+                for one in received:
+                    self._sort(holding.queue, one, counts)
             found |= bool(received)
             if not received and self._in_pool:
                 holding.unread_until = now + EMPTY
@@ -653,7 +658,7 @@ class OrderedConsumer:
         self._again(lane, self._retry_after.total_seconds())
         return "handed_back"
 
-    def _fail(self, result: Result, error: Exception, counts: Counts) -> str:
+    def _fail(self, result: Result, error: BaseException, counts: Counts) -> str:
         """It is the downstream: all wait, and nothing is counted. Or the message: it is tried again, and then parked."""
         lane, text = result.lane, told(error)
         if self._downstream.is_to_blame(lane.queue.topic, lane.key, error, text):

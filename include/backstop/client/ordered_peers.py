@@ -6,6 +6,7 @@ from collections.abc import Collection
 from backstop.client.keep_connection import KeptConnection
 from backstop.leases import queue_owner
 from backstop.model.errors import ConfigurationError, StoreUnavailable
+from backstop.sql.run import speaks_mysql
 
 LOOK_AGAIN = 5.0
 """Seconds between two looks for ordered consumers that came later."""
@@ -28,7 +29,12 @@ class OrderedPeers:
             return
         try:
             with self._store.short_transaction() as connection:
-                ordered = queue_owner.ordered_topics(connection, self._group, asked)
+                # In MariaDB and MySQL nobody consumes in order.
+                ordered = (
+                    []
+                    if speaks_mysql(connection)
+                    else queue_owner.ordered_topics(connection, self._group, asked)
+                )
         except StoreUnavailable:
             return
         if ordered:

@@ -109,6 +109,6 @@ class _NotLogged(BackstopError):
         )
 
 
-def told(error: Exception) -> str:
+def told(error: BaseException) -> str:
     """A handler's error as the log keeps it."""
     return f"{type(error).__name__}: {error}"

@@ -7,7 +7,7 @@ from enum import Enum
 from backstop.client.keep_connection import KeptConnection
 from backstop.client.lanes import Lane
 from backstop.client.ways import Leased, Transactional, Work
-from backstop.leases import parking
+from backstop.leases import guard, parking
 from backstop.leases.lease import Acquired
 from backstop.leases.parking import InOrder
 from backstop.leases.queue_owner import QueueLost
@@ -36,7 +36,7 @@ class Result:
     head: InOrder
     lease: Acquired
     tried: Tried
-    error: Exception | None = None
+    error: BaseException | None = None
     database: int = 0
     """Which life of the consumer database it was begun in, as this consumer counts them."""
 
@@ -68,7 +68,7 @@ def _try(
     head: InOrder,
     lease: Acquired,
     work: Work,
-) -> tuple[Tried, Exception | None]:
+) -> tuple[Tried, BaseException | None]:
     try:
         if isinstance(way, Leased):
             way.handler(head.message, work)
@@ -76,7 +76,9 @@ def _try(
                 _complete(connection, lane, head, lease)
         else:
             with store.transaction() as connection:
+                guard.open_work(connection)
                 way.handler(connection, head.message, work)
+                guard.close_work(connection)
                 _complete(connection, lane, head, lease)
     except QueueLost as error:
         return Tried.FENCED, error
@@ -84,7 +86,8 @@ def _try(
         return Tried.LEASE_LOST, error
     except StoreUnavailable as error:
         return Tried.UNAVAILABLE, error
-    except Exception as error:  # noqa: BLE001 - whatever it was, it is the message's failure
+    # As in an executor of the standard library: a thread of a pool has nobody else to end for a cancelled task or sys.exit.
+    except BaseException as error:  # noqa: BLE001 - whatever it was, it is the message's failure
         return Tried.FAILED, error
     return Tried.PROCESSED, None
 

@@ -32,8 +32,9 @@ from backstop.leases.lease import (
     retry_in,
 )
 from backstop.leases.log_table import log_table
+from backstop.model.errors import ContractBroken
 from backstop.model.records import Key, Position
-from backstop.sql.run import Connection
+from backstop.sql.run import Connection, is_in_autocommit
 
 __all__ = [
     "ERROR_CHARACTERS",
@@ -227,7 +228,14 @@ def open_work(connection: Connection) -> None:
 
 def close_work(connection: Connection) -> None:
     """After its last one, before `complete`. Raises ContractBroken when the handler's transaction has ended in between, by a
-    deadlock that was caught, a commit or a DDL statement: `complete` would commit a part of its effects."""
+    deadlock that was caught, a commit or a DDL statement, or when it turned autocommit on: `complete` would commit a part of its
+    effects."""
+    if is_in_autocommit(connection):
+        raise ContractBroken(
+            "The handler's transaction ended while it ran: the handler turned autocommit on.",
+            unaffected="The message is not done; what the handler wrote in autocommit is there.",
+            next_step="Leave autocommit, commit and rollback out of the handler.",
+        )
     log_table(connection).close_work(connection)
 
 

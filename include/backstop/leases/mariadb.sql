@@ -2,7 +2,7 @@
 -- neither the connection's character set nor a collation changes them; instants are UTC, whatever the session's zone; every locking
 -- read and every write reads what is committed now, whatever snapshot the transaction has, and finds its rows by the primary key.
 -- {of_keys} is some messages of a topic (sql/mariadb_keys.py).
--- {latest} lets one statement do so also where the server would refuse it, because a renewal changed the row since the snapshot.
+-- {latest} lets one statement do so also where the server would refuse it, because somebody changed the row since the snapshot.
 
 -- name: latest: from 11.6.2 on a server may refuse to lock a row that changed since the transaction's snapshot; not this statement
 /*M!110602 SET STATEMENT innodb_snapshot_isolation = 0 FOR */;
@@ -34,30 +34,30 @@ FROM {of_keys}
 FOR UPDATE;
 
 -- name: take_over: the lease of a log that this transaction has locked
-UPDATE consumer_log FORCE INDEX (PRIMARY) SET
+{latest} UPDATE consumer_log FORCE INDEX (PRIMARY) SET
     state = 'CONSUMING', owner_token = %(token)s, fence = %(fence)s, attempts = %(attempts)s, conflicts = conflicts + %(conflicts)s,
     lease_expires_at = UTC_TIMESTAMP(6) + INTERVAL %(lease)s MICROSECOND, updated_at = UTC_TIMESTAMP(6),
     payload_hash = %(payload_hash)s, content_version = %(content_version)s, owner_host = CONVERT(%(host)s USING utf8mb4)
 WHERE consumer_group = %(group)s AND topic = %(topic)s AND message_id = %(message_id)s;
 
 -- name: take_end: the end of work without a lease, in a log that this transaction has locked
-UPDATE consumer_log FORCE INDEX (PRIMARY) SET
+{latest} UPDATE consumer_log FORCE INDEX (PRIMARY) SET
     state = 'CONSUMED', fence = fence + 1, lease_expires_at = UTC_TIMESTAMP(6), attempts = attempts + 1,
     updated_at = UTC_TIMESTAMP(6), consumed_at = UTC_TIMESTAMP(6), payload_hash = %(payload_hash)s,
     content_version = %(content_version)s, owner_host = CONVERT(%(host)s USING utf8mb4)
 WHERE consumer_group = %(group)s AND topic = %(topic)s AND message_id = %(message_id)s;
 
 -- name: take_failure: the same of work that failed
-UPDATE consumer_log FORCE INDEX (PRIMARY) SET
+{latest} UPDATE consumer_log FORCE INDEX (PRIMARY) SET
     state = 'FAILED', lease_expires_at = UTC_TIMESTAMP(6), attempts = attempts + 1, updated_at = UTC_TIMESTAMP(6),
     owner_host = CONVERT(%(host)s USING utf8mb4), last_error = CONVERT(%(error)s USING utf8mb4)
 WHERE consumer_group = %(group)s AND topic = %(topic)s AND message_id = %(message_id)s;
 
 -- name: stopped: counts copies that were stopped because their message is done, or held
-UPDATE {of_keys} SET l.duplicates_stopped = l.duplicates_stopped + 1;
+{latest} UPDATE {of_keys} SET l.duplicates_stopped = l.duplicates_stopped + 1;
 
 -- name: conflict: notes a copy with another content
-UPDATE consumer_log FORCE INDEX (PRIMARY) SET
+{latest} UPDATE consumer_log FORCE INDEX (PRIMARY) SET
     conflicts = conflicts + 1, last_error = CONVERT(%(error)s USING utf8mb4)
 WHERE consumer_group = %(group)s AND topic = %(topic)s AND message_id = %(message_id)s;
 
