@@ -15,18 +15,21 @@ import pytest
 
 from backstop.brokers.protocol import Retries
 from backstop.brokers.redis_streams import RedisStreams
+from backstop.config.mapped import StubMapping
 from backstop.evidence.judge_by_key import Judge
 from backstop.model.records import Key
 from backstop.reconcile.answer_proof import Answer
 from backstop.reconcile.run_proof import run_proof
+from backstop.stores.lake.columns import stub_rows
 from backstop.stores.lake.stores import LakeLogs
 from backstop.stores.open import open_mapped_logs, open_mapped_stubs
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from lake_world import INBOX, OWN, Lake, lake
+from lake_world import INBOX, OUTBOX, OWN, PRODUCER, Lake, lake
 from system import build_template
 
 FORMATS = ("iceberg", "parquet")
+LAKE = {"dialect": "iceberg", "tables": ["theirs.outbox"]}
 Open = Callable[..., Any]
 WAITS = ("BACKLOGGED", "ahead_of_group")
 LOST = ("LOST", "passed_over")
@@ -94,6 +97,33 @@ def test_work_that_is_done_after_a_snapshot_is_never_lost(opened: Open, dialect:
         shop.commit("inbox")
         assert shop.run() is None
         assert shop.verdicts()[late] == ("confirmed", "")
+
+
+def test_a_version_is_made_of_all_that_has_a_hash_however_deep_a_map_stands(spark: Any) -> None:
+    words = "map<string, string>"
+    schema = (
+        f"{OUTBOX}, words {words}, details struct<count: int, words: {words}, deep: struct<`a.b`: int,"
+        f" words: {words}>>, list array<{words}>, tags array<struct<tag: string>>"
+    )
+    now = datetime.now(UTC)
+    map_of = {"a": "b"}
+
+    def versions(*rows: tuple[Any, ...]) -> list[str]:
+        made = [("m", "orders", "sent", now, "{}", map_of, *row) for row in rows]
+        frame = spark.createDataFrame(made, schema)
+        sql = stub_rows(StubMapping.model_validate({**PRODUCER, **LAKE}), frame.schema)
+        return [row["row_version"] for row in spark.sql(sql, rows=frame).collect()]
+
+    before = ((1, map_of, (1, map_of)), [map_of], [("x",)])
+    found = versions(
+        before,
+        before,
+        ((2, map_of, (1, map_of)), *before[1:]),
+        ((1, map_of, (2, map_of)), *before[1:]),
+        (*before[:2], [("y",)]),
+        (None, *before[1:]),
+    )
+    assert found[0] == found[1] and len({*found}) == 5, found
 
 
 def test_a_declared_delay_keeps_a_message_waiting(opened: Open) -> None:
