@@ -228,6 +228,47 @@ def test_compaction_and_retention_commit_without_making_a_snapshot_newer(opened:
         assert shop.verdicts()[sent] == WAITS
 
 
+ROW_LEVEL = {
+    "DELETE, copy-on-write": ("copy-on-write", "DELETE FROM {} WHERE id = '{}'"),
+    "UPDATE, copy-on-write": ("copy-on-write", "UPDATE {} SET state = 'gone' WHERE id = '{}'"),
+    "UPDATE, merge-on-read": ("merge-on-read", "UPDATE {} SET state = 'gone' WHERE id = '{}'"),
+}
+
+
+def test_erasure_while_the_pipeline_stands_still_makes_nothing_lost(opened: Open) -> None:
+    """Spark writes rows again that share a file with what is deleted or changed: an overwrite, and none of its rows are new."""
+    with opened("iceberg") as shop:
+        learned(shop)
+        for message_id in ROW_LEVEL:
+            shop.inbox[message_id] = (message_id, "other", "other", "done", datetime.now(UTC))
+        late = shop.sent()
+        shop.commit()
+        shop.run()
+        shop.receive(late)  # and acknowledged; the pipeline has not brought it yet
+        shop.run()  # the broker is looked at: the group is past it
+        table = shop.table("inbox")
+        for message_id, (mode, statement) in ROW_LEVEL.items():
+            shop.spark.sql(
+                f"ALTER TABLE {table} SET TBLPROPERTIES ('format-version' = '2',"
+                f" 'write.delete.mode' = '{mode}', 'write.update.mode' = '{mode}')"
+            )
+            shop.spark.sql(statement.format(table, message_id))
+            assert operations(shop)[-1] == "overwrite", message_id
+            assert shop.run() is None
+            assert shop.verdicts()[late] == WAITS, message_id
+        shop.commit("inbox")
+        assert operations(shop)[-1] == "append"
+        assert shop.run() is None
+        assert shop.verdicts()[late] == ("confirmed", "")
+
+
+def operations(shop: Lake) -> list[str]:
+    rows = shop.spark.sql(
+        f"SELECT operation FROM {shop.table('inbox')}.snapshots ORDER BY committed_at"
+    )
+    return [row["operation"] for row in rows.collect()]
+
+
 def test_a_snapshot_that_moves_during_a_run_is_read_as_it_was(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,33 +466,51 @@ def test_a_window_of_the_lake_is_proved_as_far_as_its_snapshot_is_complete(
         shop.promise("sent", topic="other")
         end = datetime.now(UTC)
         shop.run()
-
-        def prove(until: datetime) -> Any:
-            return run_proof(
-                shop.system.settings,
-                shop.system.connections,
-                lambda: shop.spark,
-                lambda *_: None,
-                "orders",
-                end - timedelta(hours=1),
-                until,
-                folder=None,
-                formats=(),
-            )
-
-        early = prove(end)
+        early = prove(shop, end)
         assert early.answer is Answer.INCOMPLETE
         assert "complete until" in early.sentence, early.sentence
         shop.commit()
         shop.run()
         shop.run()
         shop.commit()
-        proof = prove(end)
+        proof = prove(shop, end)
         standings = {(one.standing, one.verdict): one.deliveries for one in proof.counts}
         assert sum(proof.stubs.values()) == 3
         assert proof.answer is not Answer.INCOMPLETE, proof.sentence
         assert standings == {("done", "CONFIRMED"): 2, ("lost", "LOST"): 1}, standings
         assert [one[0] for one in proof.lost] == [lost] != [done]
+
+
+def prove(shop: Lake, until: datetime) -> Any:
+    return run_proof(
+        shop.system.settings,
+        shop.system.connections,
+        lambda: shop.spark,
+        lambda *_: None,
+        "orders",
+        until - timedelta(hours=1),
+        until,
+        folder=None,
+        formats=(),
+    )
+
+
+def test_a_proof_takes_a_row_for_sent_no_earlier_than_the_commit_that_says_so(
+    opened: Open,
+) -> None:
+    """An UPDATE brings the state after the last append, and after the broker was read: nobody has passed the message."""
+    with opened("iceberg") as shop:
+        learned(shop)
+        shop.promise()
+        end = datetime.now(UTC)
+        shop.commit("outbox")
+        shop.run()
+        shop.run()
+        shop.commit("inbox")
+        shop.spark.sql(f"UPDATE {shop.table('outbox')} SET state = 'sent' WHERE state = 'new'")
+        proof = prove(shop, end)
+        assert sum(proof.stubs.values()) == 2 and proof.answer is not Answer.INCOMPLETE, proof
+        assert not proof.lost
 
 
 def test_a_proof_needs_rows_that_stay(opened: Open) -> None:
