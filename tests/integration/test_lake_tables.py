@@ -15,18 +15,21 @@ import pytest
 
 from backstop.brokers.protocol import Retries
 from backstop.brokers.redis_streams import RedisStreams
+from backstop.config.mapped import StubMapping
 from backstop.evidence.judge_by_key import Judge
 from backstop.model.records import Key
 from backstop.reconcile.answer_proof import Answer
 from backstop.reconcile.run_proof import run_proof
+from backstop.stores.lake.columns import stub_rows
 from backstop.stores.lake.stores import LakeLogs
 from backstop.stores.open import open_mapped_logs, open_mapped_stubs
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from lake_world import INBOX, OWN, Lake, lake
+from lake_world import INBOX, OUTBOX, OWN, PRODUCER, Lake, lake
 from system import build_template
 
 FORMATS = ("iceberg", "parquet")
+LAKE = {"dialect": "iceberg", "tables": ["theirs.outbox"]}
 Open = Callable[..., Any]
 WAITS = ("BACKLOGGED", "ahead_of_group")
 LOST = ("LOST", "passed_over")
@@ -94,6 +97,33 @@ def test_work_that_is_done_after_a_snapshot_is_never_lost(opened: Open, dialect:
         shop.commit("inbox")
         assert shop.run() is None
         assert shop.verdicts()[late] == ("confirmed", "")
+
+
+def test_a_version_is_made_of_all_that_has_a_hash_however_deep_a_map_stands(spark: Any) -> None:
+    words = "map<string, string>"
+    schema = (
+        f"{OUTBOX}, words {words}, details struct<count: int, words: {words}, deep: struct<`a.b`: int,"
+        f" words: {words}>>, list array<{words}>, tags array<struct<tag: string>>"
+    )
+    now = datetime.now(UTC)
+    map_of = {"a": "b"}
+
+    def versions(*rows: tuple[Any, ...]) -> list[str]:
+        made = [("m", "orders", "sent", now, "{}", map_of, *row) for row in rows]
+        frame = spark.createDataFrame(made, schema)
+        sql = stub_rows(StubMapping.model_validate({**PRODUCER, **LAKE}), frame.schema)
+        return [row["row_version"] for row in spark.sql(sql, rows=frame).collect()]
+
+    before = ((1, map_of, (1, map_of)), [map_of], [("x",)])
+    found = versions(
+        before,
+        before,
+        ((2, map_of, (1, map_of)), *before[1:]),
+        ((1, map_of, (2, map_of)), *before[1:]),
+        (*before[:2], [("y",)]),
+        (None, *before[1:]),
+    )
+    assert found[0] == found[1] and len({*found}) == 5, found
 
 
 def test_a_declared_delay_keeps_a_message_waiting(opened: Open) -> None:
@@ -196,6 +226,47 @@ def test_compaction_and_retention_commit_without_making_a_snapshot_newer(opened:
             ).collect()
         shop.run()
         assert shop.verdicts()[sent] == WAITS
+
+
+ROW_LEVEL = {
+    "DELETE, copy-on-write": ("copy-on-write", "DELETE FROM {} WHERE id = '{}'"),
+    "UPDATE, copy-on-write": ("copy-on-write", "UPDATE {} SET state = 'gone' WHERE id = '{}'"),
+    "UPDATE, merge-on-read": ("merge-on-read", "UPDATE {} SET state = 'gone' WHERE id = '{}'"),
+}
+
+
+def test_erasure_while_the_pipeline_stands_still_makes_nothing_lost(opened: Open) -> None:
+    """Spark writes rows again that share a file with what is deleted or changed: an overwrite, and none of its rows are new."""
+    with opened("iceberg") as shop:
+        learned(shop)
+        for message_id in ROW_LEVEL:
+            shop.inbox[message_id] = (message_id, "other", "other", "done", datetime.now(UTC))
+        late = shop.sent()
+        shop.commit()
+        shop.run()
+        shop.receive(late)  # and acknowledged; the pipeline has not brought it yet
+        shop.run()  # the broker is looked at: the group is past it
+        table = shop.table("inbox")
+        for message_id, (mode, statement) in ROW_LEVEL.items():
+            shop.spark.sql(
+                f"ALTER TABLE {table} SET TBLPROPERTIES ('format-version' = '2',"
+                f" 'write.delete.mode' = '{mode}', 'write.update.mode' = '{mode}')"
+            )
+            shop.spark.sql(statement.format(table, message_id))
+            assert operations(shop)[-1] == "overwrite", message_id
+            assert shop.run() is None
+            assert shop.verdicts()[late] == WAITS, message_id
+        shop.commit("inbox")
+        assert operations(shop)[-1] == "append"
+        assert shop.run() is None
+        assert shop.verdicts()[late] == ("confirmed", "")
+
+
+def operations(shop: Lake) -> list[str]:
+    rows = shop.spark.sql(
+        f"SELECT operation FROM {shop.table('inbox')}.snapshots ORDER BY committed_at"
+    )
+    return [row["operation"] for row in rows.collect()]
 
 
 def test_a_snapshot_that_moves_during_a_run_is_read_as_it_was(
@@ -395,33 +466,51 @@ def test_a_window_of_the_lake_is_proved_as_far_as_its_snapshot_is_complete(
         shop.promise("sent", topic="other")
         end = datetime.now(UTC)
         shop.run()
-
-        def prove(until: datetime) -> Any:
-            return run_proof(
-                shop.system.settings,
-                shop.system.connections,
-                lambda: shop.spark,
-                lambda *_: None,
-                "orders",
-                end - timedelta(hours=1),
-                until,
-                folder=None,
-                formats=(),
-            )
-
-        early = prove(end)
+        early = prove(shop, end)
         assert early.answer is Answer.INCOMPLETE
         assert "complete until" in early.sentence, early.sentence
         shop.commit()
         shop.run()
         shop.run()
         shop.commit()
-        proof = prove(end)
+        proof = prove(shop, end)
         standings = {(one.standing, one.verdict): one.deliveries for one in proof.counts}
         assert sum(proof.stubs.values()) == 3
         assert proof.answer is not Answer.INCOMPLETE, proof.sentence
         assert standings == {("done", "CONFIRMED"): 2, ("lost", "LOST"): 1}, standings
         assert [one[0] for one in proof.lost] == [lost] != [done]
+
+
+def prove(shop: Lake, until: datetime) -> Any:
+    return run_proof(
+        shop.system.settings,
+        shop.system.connections,
+        lambda: shop.spark,
+        lambda *_: None,
+        "orders",
+        until - timedelta(hours=1),
+        until,
+        folder=None,
+        formats=(),
+    )
+
+
+def test_a_proof_takes_a_row_for_sent_no_earlier_than_the_commit_that_says_so(
+    opened: Open,
+) -> None:
+    """An UPDATE brings the state after the last append, and after the broker was read: nobody has passed the message."""
+    with opened("iceberg") as shop:
+        learned(shop)
+        shop.promise()
+        end = datetime.now(UTC)
+        shop.commit("outbox")
+        shop.run()
+        shop.run()
+        shop.commit("inbox")
+        shop.spark.sql(f"UPDATE {shop.table('outbox')} SET state = 'sent' WHERE state = 'new'")
+        proof = prove(shop, end)
+        assert sum(proof.stubs.values()) == 2 and proof.answer is not Answer.INCOMPLETE, proof
+        assert not proof.lost
 
 
 def test_a_proof_needs_rows_that_stay(opened: Open) -> None:

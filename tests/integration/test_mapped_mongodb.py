@@ -137,6 +137,22 @@ def test_an_id_is_found_as_whatever_value_each_side_keeps_it(mapped: Open) -> No
         assert {*found} == {*kept} and {*found.values()} == {("CONFIRMED", "consumed")}
 
 
+def test_an_id_is_a_part_of_a_compound_id(mapped: Open) -> None:
+    compound = {"message_id": "_id.messageId"}
+    with mapped("practice", producer=compound, consumer={**compound, "kept": None}) as shop:
+        stubs, inbox = (shop.owner[shop.database][name] for name in ("message_stub", "inbox"))
+        now = datetime.now(UTC)
+        for one in ("done", "lost"):
+            id = {"messageId": one, "part": 1}
+            stubs.insert_one({"_id": id, "created": now, "offset": 1, "count": 1, "content": "{}"})
+        inbox.insert_one({"_id": {"messageId": "done"}, "state": "done", "at": now})
+        settled(shop, "done")
+        assert shop.judge("done", "lost") == {
+            "done": ("CONFIRMED", "consumed"),
+            "lost": ("LOST", "passed_over"),
+        }
+
+
 @pytest.mark.parametrize(
     ("written", "kept"),
     [

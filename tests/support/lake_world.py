@@ -94,6 +94,8 @@ class Lake:
             frame.writeTo(table).overwrite(lit(True))
         else:
             frame.writeTo(table).using("iceberg").createOrReplace()
+        # Both are overwrites, as an UPDATE is: the empty append says that the program has written.
+        frame.limit(0).writeTo(table).append()
 
     def table(self, name: str) -> str:
         return iceberg_name(self.url, f"theirs.{name}", self.spark)

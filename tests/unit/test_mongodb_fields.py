@@ -171,3 +171,12 @@ def test_what_crosses_the_line_is_what_is_mapped_and_no_path_within_another() ->
         "count": 1,
     }
     assert stub_fields(message_id="_id").projection()["_id"] == 1
+
+
+def test_a_part_of_a_compound_id_crosses_the_line_without_a_word_about_the_whole() -> None:
+    fields = stub_fields(message_id="_id.messageId", topic="_id.topic")
+    assert {path for path in fields.projection() if path.startswith("_id")} == {
+        "_id.messageId",
+        "_id.topic",
+    }
+    assert stub_fields(message_id="_id.messageId", created_at="_id").projection()["_id"] == 1

@@ -7,8 +7,9 @@ import re
 
 import pytest
 
+from backstop.model.records import Category
 from backstop.triage.causes import mask_slots
-from backstop.triage.causes.rules import built_in
+from backstop.triage.causes.rules import Rules, built_in
 from backstop.triage.causes.screen import Screen
 from log_templates import HELD_OUT, texts
 
@@ -61,6 +62,12 @@ def test_a_screen_leaves_out_no_pattern_that_matches() -> None:
 @pytest.mark.parametrize("text", ["naïve", "limit\x1c7", "delivery limit\n"])
 def test_a_text_that_re2_reads_differently_may_have_every_pattern(text: str) -> None:
     assert list(Screen(PATTERNS).may_match(text)) == list(range(len(PATTERNS)))
+
+
+@pytest.mark.parametrize("text", ["status=503", "status(=503)"])
+def test_what_only_resembles_a_look_around_is_part_of_the_pattern(text: str) -> None:
+    own = {"name": "own", "category": "poison", "pattern": r"status\(?=5\d\d\)?", "where": "any"}
+    assert Rules([own]).categorise(text, "") == (Category.POISON, "own")
 
 
 def test_most_patterns_are_left_out_in_the_order_of_the_rest() -> None:

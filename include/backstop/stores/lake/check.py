@@ -85,8 +85,12 @@ def _age(
     at = f"{lake.subject}: snapshot"
     assert mapping.delay is not None
     if written_at is None:
-        says = "no commit that brought rows is kept any more: it proves what it has, and denies nothing"
-        return Finding(at, False, says, "Keep the snapshots of the last commits of its writer.")
+        says = "no append to it is kept: it proves what it has, and denies nothing"
+        do = (
+            "Let its writer append, without rows if it uses MERGE or INSERT OVERWRITE, and keep the snapshot "
+            "of its last append."
+        )
+        return Finding(at, False, says, do)
     ahead = written_at - now
     if ahead > timedelta(minutes=1):
         return Finding(

@@ -6,7 +6,7 @@ the formatter of `SparkSession.sql`, which puts the rows in place of {rows}.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from backstop.config.mapped import LogMapping, StubMapping
@@ -15,6 +15,7 @@ from backstop.stores.mapped.states import log_kind, stub_state
 _EARLIEST, _LATEST = -62_135_596_800_000_000, 221_845_392_000_000_000
 """The years 1 and 9000, in microseconds."""
 _UNHASHED = ("map", "variant")
+"""Types without an order, for which Spark has no hash, wherever in a type they stand."""
 INSTANTS: Mapping[str, Sequence[str]] = {
     "instant": ("timestamp",),
     "local": ("timestamp_ntz",),
@@ -71,11 +72,13 @@ class Writer:
         return " AND ".join(where) or "TRUE"
 
     def version(self) -> str:
-        """Changes with any value of the row; maps have no order, and are left out."""
+        """Changes with any value of the row, but for maps and arrays of them."""
         parts = [
-            quoted(name) for name, kind in self._types.items() if kind.typeName() not in _UNHASHED
+            part
+            for name, kind in self._types.items()
+            for part in _hashable(f"t.{quoted(name)}", kind)
         ]
-        return f"CAST(xxhash64({', '.join(f't.{part}' for part in parts)}) AS STRING)"
+        return f"CAST(xxhash64({', '.join(parts)}) AS STRING)"
 
 
 def stub_rows(mapping: StubMapping, schema: Any) -> str:
@@ -136,6 +139,23 @@ def quoted(name: str) -> str:
 def literal(text: str) -> str:
     """A text."""
     return "'" + _braced(text.replace("\\", "\\\\").replace("'", "\\'")) + "'"
+
+
+def _hashable(read: str, kind: Any) -> Iterator[str]:
+    """The expression, or those of its fields, of which Spark makes a hash."""
+    if _has_hash(kind):
+        yield read
+    elif kind.typeName() == "struct":
+        for field in kind.fields:
+            yield from _hashable(f"{read}.{quoted(field.name)}", field.dataType)
+
+
+def _has_hash(kind: Any) -> bool:
+    if kind.typeName() == "struct":
+        return all(_has_hash(field.dataType) for field in kind.fields)
+    if kind.typeName() == "array":
+        return _has_hash(kind.elementType)
+    return kind.typeName() not in _UNHASHED
 
 
 def _braced(text: str) -> str:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
-_WRITES: Final = ("append", "overwrite")
-"""Operations that bring rows. Compaction (replace) and retention (delete) commit, too, and say nothing about what has arrived."""
+_BRINGS_ROWS: Final = "append"
+"""The operation of a commit that only adds rows, or none: the pipeline is there. Compaction (replace) and retention (delete) commit, too,
+and say nothing about what has arrived; nor does an overwrite, which a DELETE or UPDATE is that rewrites files."""
 _TRIES: Final = 3
 _UNAFFECTED: Final = "Nothing was decided without it, and nothing else depends on it."
 _GONE: Final = (
@@ -38,11 +39,13 @@ _NO_RUNTIME: Final = ("SparkCatalog", "CATALOG_NOT_FOUND", "catalog plugin")
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """`frame`: its rows, whatever is committed later. `identity`: names the table and the snapshot. `written_at`: when the newest
-    commit that brought rows was made, by the writer's clock; null: no such commit is kept any more."""
+    append was made, by the writer's clock; null: none is kept. `committed_at`: when the
+    snapshot itself was, before which its writer had written all of it."""
 
     frame: DataFrame
     identity: str
     written_at: datetime | None
+    committed_at: datetime
 
 
 def present_snapshot(
@@ -142,11 +145,16 @@ def _of_iceberg(subject: str, url: str, table: str, session: SparkSession) -> Sn
     if head not in found:
         raise _none(subject, table, "its newest snapshot expired while it was looked up")
     at: int | None = head
-    while at in found and found[at]["operation"] not in _WRITES:
+    while at in found and found[at]["operation"] != _BRINGS_ROWS:
         at = found[at]["parent_id"]
     written = found[at]["at"] if at in found else None
     frame = session.sql(f"SELECT * FROM {name} VERSION AS OF {head}")
-    return Snapshot(frame, f"{name} {head}", None if written is None else _instant(written))
+    return Snapshot(
+        frame,
+        f"{name} {head}",
+        None if written is None else _instant(written),
+        _instant(found[head]["at"]),
+    )
 
 
 def _of_parquet(subject: str, url: str, table: str, session: SparkSession) -> Snapshot:
@@ -163,7 +171,8 @@ def _of_parquet(subject: str, url: str, table: str, session: SparkSession) -> Sn
             .parquet(root)
         )
         if _marker(session, root) == before:
-            return Snapshot(frame, f"{root} {before}", _instant(before * 1000))
+            at = _instant(before * 1000)
+            return Snapshot(frame, f"{root} {before}", at, at)
     raise _none(subject, table, f"it was written again during each of {_TRIES} tries to list it")
 
 

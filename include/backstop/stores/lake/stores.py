@@ -100,9 +100,8 @@ class LakeStubs(MappedStubs):
         under way; two of a key: nobody's."""
         from pyspark.sql import functions as f
 
-        snapshot = self._lake.snapshot()
-        assert snapshot.written_at is not None and self._mapping.delay is not None
-        at = _micros(snapshot.written_at + self._mapping.delay)
+        assert self._mapping.delay is not None
+        at = _micros(self._lake.snapshot().committed_at + self._mapping.delay)
         later = _micros(self.clock() + timedelta(days=1))
         one = rows.groupBy("topic", "message_id").agg(
             f.min("created_at").alias("created_at"),
@@ -179,8 +178,8 @@ class LakeLogs(MappedLogs):
 def complete_until(
     lake: LakeTable, mapping: StubMapping | LogMapping, control: PostgresConnection
 ) -> datetime:
-    """Up to when the snapshot in hand is complete; long ago, where no commit that brought rows is kept. StoreUnavailable when it
-    was committed in the future."""
+    """Up to when the snapshot in hand is complete; long ago, where no append is kept. StoreUnavailable when it was committed in
+    the future."""
     written_at = lake.snapshot().written_at
     assert mapping.delay is not None
     if written_at is None:

@@ -169,7 +169,9 @@ class Fields:
         """What crosses the line of a document, which may have 16 MB."""
         paths = self.paths()
         whole = [path for path in paths if not any(path.startswith(f"{one}.") for one in paths)]
-        return {"_id": 0, **dict.fromkeys(whole, 1)}
+        named = dict.fromkeys(whole, 1)
+        # A part of _id may not stand beside _id itself: MongoDB refuses the query (path collision).
+        return named if any(path.startswith("_id.") for path in whole) else {"_id": 0, **named}
 
     def paths(self) -> list[str]:
         """All that is read, each once."""

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import re2
 
 _AROUND = re.compile(r"\(\?<?[=!][^()]*\)")
-"""A look ahead or back. RE2 has none; without it a pattern finds more, never less."""
+"""A look ahead or back. RE2 refuses it; without it a pattern finds more, never less. It is left out of what RE2 refuses alone: in a
+pattern that RE2 reads, this is something else, such as the optional parenthesis of `\\(?=`."""
 _READ_OTHERWISE = re.compile(r"[\x0b\x1c-\x1f]|\n\Z")
 """White space only to Python, and a line end before which only Python's `$` matches."""
 _OPTIONS = re2.Options()
@@ -28,15 +29,22 @@ class Screen:
         self._always: list[int] = []
         self._added: list[int] = []
         for number, pattern in enumerate(patterns):
-            try:
-                self._set.Add(_AROUND.sub("", pattern))
+            if self._reads(pattern) or self._reads(_AROUND.sub("", pattern)):
                 self._added.append(number)
-            except re2.error:
+            else:
                 self._always.append(number)
         # Every text has it: an answer without it is none.
         self._set.Add("")
         self._answered = len(self._added)
         self._set.Compile()
+
+    def _reads(self, pattern: str) -> bool:
+        """Whether RE2 does; it is one of the set then."""
+        try:
+            self._set.Add(pattern)
+        except re2.error:
+            return False
+        return True
 
     def may_match(self, text: str) -> Sequence[int]:
         """In order. All of them for a text that RE2 and Python read differently: other letters than ASCII, rare white space."""
