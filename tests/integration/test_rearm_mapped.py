@@ -11,7 +11,7 @@ import psycopg2
 import pytest
 
 from backstop.evidence.sources import Sources
-from backstop.model.records import Key
+from backstop.model.records import Counts, Key
 from backstop.restore.producer import restore_producer
 from backstop.stores.open import open_mapped_stubs
 from backstop.stores.protocol import Claim
@@ -262,17 +262,24 @@ def test_a_trigger_that_keeps_the_row_as_it_is_costs_no_number(repaired: Open) -
         assert shop.handed_out() == {} and shop.relay() == []
 
 
+def restore(shop: Repaired) -> Counts:
+    """Everything is paused, the shard is restored to an hour ago, and everything goes on."""
+    shop.system.rows(
+        "control", "INSERT INTO pause (topic, paused_by, why) VALUES ('*', 'me', 'restored')"
+    )
+    shop.system.rows("control", "DELETE FROM duty_lease")
+    with closing(shop.system.control()) as control:
+        ((since,),) = shop.system.rows("control", "SELECT now() - interval '1 hour'")
+        restored = restore_producer(
+            shop.system.settings, shop.system.connections, control, "shop", since
+        )
+    shop.system.rows("control", "DELETE FROM pause")
+    return restored
+
+
 def test_an_overlay_that_was_restored_hands_no_number_out_twice(repaired: Open) -> None:
     with repaired() as shop:
-        lost = shop.a_lost_one()
-        shop.ask(lost)
-        shop.resend()
-        shop.relay(lose=True)
-        shop.resend()
-        shop.look()
-        shop.a_minute_later()
-        shop.system.pass_over("billing")
-        assert shop.judge(lost)[lost] == ("LOST", "passed_over")
+        lost = shop.a_copy_lost_again()
         # A dump of the overlay from before, beside their table as it is.
         shop.run("DELETE FROM backstop_overlay.message_stub")
         shop.look()
@@ -288,21 +295,53 @@ def test_an_overlay_that_was_restored_hands_no_number_out_twice(repaired: Open) 
             assert "1 numbers" in bad.says and "backstop restore producer shop" in bad.do
 
         shop.system.rows(
-            "control", "INSERT INTO pause (topic, paused_by, why) VALUES ('*', 'me', 'restored')"
-        )
-        shop.system.rows("control", "DELETE FROM duty_lease")
-        shop.system.rows(
             "control",
             "UPDATE resend_request SET claim_deadline = now() - interval '1 s' WHERE state = 'claimed'",
         )
-        with closing(shop.system.control()) as control:
-            ((since,),) = shop.system.rows("control", "SELECT now() - interval '1 hour'")
-            restored = restore_producer(
-                shop.system.settings, shop.system.connections, control, "shop", since
-            )
+        restored = restore(shop)
         assert restored["raised"] == 1
-        shop.system.rows("control", "DELETE FROM pause")
         assert shop.handed_out() == {lost: (2, False)}
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
+            assert all(one.good for one in store.check())
+
+
+def test_an_overlay_that_was_restored_sends_nothing_that_was_withdrawn(repaired: Open) -> None:
+    with repaired() as shop:
+        lost = shop.a_copy_lost_again()
+        shop.run(
+            "CREATE TABLE kept_stub AS SELECT * FROM backstop_overlay.message_stub;"
+            " CREATE TABLE kept_attempt AS SELECT * FROM backstop_overlay.send_attempt"
+        )
+        with Sources(shop.system.settings, shop.system.connections) as sources:
+            assert sources.shard("shop").void(Key("orders", lost))
+        shop.look()
+        shop.run(
+            "DELETE FROM backstop_overlay.message_stub;"
+            " INSERT INTO backstop_overlay.message_stub SELECT * FROM kept_stub;"
+            " INSERT INTO backstop_overlay.send_attempt SELECT * FROM kept_attempt"
+        )
+        for _ in range(2):
+            assert shop.judge(lost)[lost] == ("VOIDED", "stub_voided")
+            shop.look()
+            shop.a_minute_later()
+        shop.ask(lost, number=3)
+        assert "rearmed" not in shop.resend()
+        assert shop.relay() == []
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
+            (bad,) = [one for one in store.check() if not one.good]
+            assert "1 withdrawals" in bad.says and "backstop restore producer shop" in bad.do
+
+        shop.system.rows(
+            "control",
+            """
+            WITH decided AS (
+                INSERT INTO case_file (kind, topic, summary) VALUES ('exhausted', 'orders', 'given up') RETURNING case_id)
+            INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why, applied_at)
+            SELECT 'shop', 'orders', %s, case_id, 'olga', 'not wanted', now() FROM decided
+            """,
+            lost,
+        )
+        assert restore(shop)["voided"] == 1
         with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
             assert all(one.good for one in store.check())
 
