@@ -14,7 +14,7 @@ from backstop.evidence.sources import Sources
 from backstop.model.records import Counts, Key
 from backstop.restore.producer import restore_producer
 from backstop.stores.open import open_mapped_stubs
-from backstop.stores.protocol import Claim
+from backstop.stores.protocol import Claim, StubOutcome
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from rearm_world import REARMED, Repaired, make_repaired, repair_settings
@@ -246,6 +246,55 @@ def test_a_row_that_is_deleted_while_it_waits_ends_its_number(repaired: Open) ->
         assert shop.judge(lost)[lost][0] in ("BACKLOGGED", "WAITING"), (
             "it may have been sent before"
         )
+
+
+def decide(shop: Repaired, message_id: str, status: str) -> None:
+    """What a run decided of a message whose newest number is 2."""
+    ((as_of,),) = shop.system.rows("control", "SELECT clock_timestamp()")
+    outcome = StubOutcome(Key("orders", message_id), "pending", status, 2, None)
+    with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
+        assert store.promote([outcome], as_of) == 1
+
+
+def test_what_is_confirmed_while_its_number_waits_is_closed_when_it_ends(repaired: Open) -> None:
+    with repaired() as shop:
+        lost = shop.a_lost_one()
+        shop.ask(lost)
+        shop.resend()
+        shop.look()
+        shop.receive(lost)  # its first copy was there after all
+        assert shop.judge(lost)[lost] == ("CONFIRMED", "consumed")
+        decide(shop, lost, "confirmed")
+        status = "SELECT status FROM backstop_overlay.message_stub"
+        shop.resend()
+        assert shop.run(status) == [("pending",)], "its relay may still send it"
+        assert shop.relay() == [lost]
+        shop.resend()
+        assert shop.run(status) == [("confirmed",)], "the purge may take it"
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
+            assert store.lives(["orders"]) == {"orders": set()}
+
+
+def test_a_row_that_was_given_up_and_comes_back_is_sent_again(repaired: Open) -> None:
+    with repaired() as shop:
+        lost = shop.a_copy_lost_again()
+        where = 'FROM cap.published WHERE "Id" = %(id)s'
+        shop.run(f"CREATE TABLE kept_row AS SELECT * {where}", id=int(lost))
+        shop.run(f"DELETE {where}", id=int(lost))
+        shop.look()
+        shop.a_minute_later()
+        assert shop.judge(lost)[lost] == ("EXHAUSTED", "sends_used")
+        decide(shop, lost, "exhausted")
+        shop.resend()
+        assert shop.judge(lost)[lost] == ("EXHAUSTED", "given_up")
+
+        shop.run("INSERT INTO cap.published SELECT * FROM kept_row")
+        shop.look()
+        shop.a_minute_later()
+        shop.a_minute_later()
+        shop.ask(lost, number=3)
+        assert shop.resend()["rearmed"] == 1
+        assert shop.relay() == [lost] and shop.handed_out() == {lost: (3, True)}
 
 
 def test_a_trigger_that_keeps_the_row_as_it_is_costs_no_number(repaired: Open) -> None:

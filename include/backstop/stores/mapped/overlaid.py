@@ -128,7 +128,9 @@ class OverlaidStubs(MappedStubs):
 
     def recover(self, limit: int, max_send_seconds: float | None = None) -> list[Key]:
         settled = self._overlay.settle_rearmed(self._states)
-        return settled + self._overlay.stubs.recover(limit, max_send_seconds)
+        settled += self._overlay.stubs.recover(limit, max_send_seconds)
+        self._catch_up()
+        return settled
 
     def late(self, after: Key, limit: int) -> list[Key]:
         return self._overlay.stubs.late(after, limit)
@@ -183,6 +185,19 @@ class OverlaidStubs(MappedStubs):
     def close(self) -> None:
         super().close()
         self._overlay.close()
+
+    def _catch_up(self) -> None:
+        """Moves overlay rows to what looks remember: a message was confirmed while its number was under way, which its row could
+        not take; a row came back that was given up when it was gone."""
+        values = {"store": self.shard, **parameters(self._overlay.open())}
+        moved = [
+            (StubOutcome(Key(topic, message_id), old, new, number, None), now)
+            for topic, message_id, old, new, number, now in self._control.rows(
+                _SQL["overtaken"], values
+            )
+        ]
+        if moved:
+            self._overlay.stubs.promote([one for one, _ in moved], max(now for _, now in moved))
 
     def _states(self, keys: Sequence[Key]) -> dict[Key, str]:
         rows, _ = self._theirs.rows_of_keys(self._mapping, keys)

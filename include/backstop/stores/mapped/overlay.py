@@ -120,6 +120,11 @@ class Overlay:
             found = self._connection.rows_of_keys(statement, asked, {})[0]
         return list(map(Numbered._make, found))
 
+    def open(self) -> list[Numbered]:
+        """The rows of messages that are open and have no number under way."""
+        found = self._connection.rows(f"{_SQL['numbered_columns']} {_SQL['open']}")
+        return list(map(Numbered._make, found))
+
     def ended(self) -> str:
         """How numbers ended, as a JSON array."""
         ((found,),) = self._connection.rows(_SQL["ended"])

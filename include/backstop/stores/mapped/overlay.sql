@@ -10,6 +10,9 @@ FROM backstop_overlay.message_stub s
 JOIN (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[])) AS k (topic, message_id)
     ON k.topic = s.topic AND k.message_id = s.message_id;
 
+-- name: open: ... of the messages that are open and have no number under way
+WHERE s.status IN ('pending', 'exhausted') AND s.attempt_token IS NULL;
+
 -- name: ended: how the numbers of messages that were sent more than once ended, as JSON
 SELECT coalesce(json_agg(json_build_object('topic', a.topic, 'message_id', a.message_id, 'send_number', a.send_number, 'groups', a.groups,
     'outcome', a.outcome, 'broker', a.broker, 'queue_id', a.queue_id, 'queue_offset', a.queue_offset, 'queue_epoch', a.queue_epoch,

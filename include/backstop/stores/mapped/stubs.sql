@@ -85,6 +85,13 @@ LEFT JOIN unnest(%(numbered_topics)s::text[], %(numbered_ids)s::text[], %(status
     ON o.topic = m.topic AND o.message_id = m.message_id
 WHERE m.store = %(store)s::text AND (m.send_count > 1 OR m.status = 'voided');
 
+-- name: overtaken: what of these rows of the overlay is confirmed, or was given up and has changed since; and the time
+SELECT o.topic, o.message_id, o.status, m.status, o.send_count, clock_timestamp()
+FROM unnest(%(numbered_topics)s::text[], %(numbered_ids)s::text[], %(statuses)s::text[], %(send_counts)s::integer[])
+    AS o (topic, message_id, status, send_count)
+JOIN mapped_stub m ON m.store = %(store)s::text AND m.topic = o.topic AND m.message_id = o.message_id
+WHERE m.status = 'confirmed' OR (m.status = 'pending' AND o.status = 'exhausted');
+
 -- name: remember_gone: rows that the look would have met and did not; what was done with them before that, nobody saw
 UPDATE mapped_stub m SET
     state = CASE WHEN m.state = 'sent' THEN 'gone_sent' ELSE 'gone_unsent' END, state_seen_at = %(ended_at)s::timestamptz
