@@ -10,13 +10,17 @@ from typing import Any
 import psycopg2
 import pytest
 
+from backstop.config.mapped import StubMapping
 from backstop.evidence.sources import Sources
 from backstop.model.records import Counts, Key
 from backstop.restore.producer import restore_producer
+from backstop.stores.mapped.capture import capture_sql
+from backstop.stores.mapped.overlay import overlay_sql
 from backstop.stores.open import open_mapped_stubs
 from backstop.stores.protocol import Claim, StubOutcome
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
+from mapped_world import DEBEZIUM
 from rearm_world import REARMED, Repaired, make_repaired, repair_settings
 from system import build_template, system
 
@@ -416,6 +420,59 @@ def test_the_login_may_do_what_its_level_needs_and_nothing_else(repaired: Open) 
         with pytest.raises(Exception, match="denied"):
             shop.resend()
         assert shop.handed_out() == {} and shop.relay() == []
+
+
+PREPARED = {
+    "backstop_overlay": ("backstop_producer_version", "version_num varchar(32) PRIMARY KEY"),
+    "backstop_capture": (
+        "captured_row",
+        "source text, topic text, message_id text, captured_at timestamptz",
+    ),
+}
+
+
+@pytest.mark.parametrize("schema", sorted(PREPARED))
+def test_a_dba_runs_nothing_that_the_application_prepared(postgres: Postgres, schema: str) -> None:
+    name, app = f"of_{schema}", f"app_{schema}"
+    postgres.create_database(name)
+    table, fields = PREPARED[schema]
+    trap = f"""
+        SET ROLE {app}; CREATE SCHEMA {schema}; CREATE TABLE {schema}.{table} ({fields});
+        CREATE FUNCTION {schema}.up() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN ALTER ROLE {app} SUPERUSER; RETURN NEW; END $$;
+        CREATE TRIGGER up BEFORE INSERT ON {schema}.{table} FOR EACH ROW EXECUTE FUNCTION {schema}.up(); RESET ROLE"""
+    mapped = {
+        "backstop_overlay": overlay_sql(
+            StubMapping(preset="cap", topics=["orders"], time_zone="UTC"), "rearm", app
+        ),
+        "backstop_capture": capture_sql(StubMapping.model_validate(DEBEZIUM.producer), app),
+    }[schema]
+    with closing(psycopg2.connect(postgres.admin_dsn(name))) as dba, dba.cursor() as cursor:
+        dba.autocommit = True
+        cursor.execute(
+            f"CREATE ROLE {app} LOGIN; GRANT ALL ON DATABASE {name} TO {app}; CREATE TABLE outboxevent (id uuid);"
+            ' CREATE SCHEMA cap; CREATE TABLE cap.published ("StatusName" text, "Retries" int, "ExpiresAt" timestamp)'
+        )
+        for prepared, says in (
+            (trap, f"the schema belongs to {app}"),
+            (
+                f"{trap}; ALTER SCHEMA {schema} OWNER TO current_user",
+                f"table {schema}.{table} belongs to {app}",
+            ),
+            (
+                f"CREATE SCHEMA {schema}; GRANT CREATE ON SCHEMA {schema} TO {app}",
+                f"{app} may create in it",
+            ),
+        ):
+            cursor.execute(prepared)
+            with pytest.raises(psycopg2.Error, match=says):
+                cursor.execute(mapped)
+            dba.rollback()
+            cursor.execute(f"ROLLBACK; DROP SCHEMA {schema} CASCADE")
+        for _ in range(2):
+            cursor.execute(mapped)
+        cursor.execute("SELECT rolsuper FROM pg_roles WHERE rolname = %s", (app,))
+        assert cursor.fetchall() == [(False,)]
 
 
 def test_a_copy_by_backstop_has_their_content_and_their_header(repaired: Open) -> None:

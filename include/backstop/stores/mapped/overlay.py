@@ -31,6 +31,7 @@ from backstop.stores.mapped.columns import (
     stub_values,
     table_of,
 )
+from backstop.stores.mapped.place import place
 from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import Claim, Settlement
 
@@ -282,7 +283,7 @@ def overlay_sql(mapping: StubMapping, level: str, login: str) -> str:
     """What a DBA runs for the overlay of one table: one transaction, safe to run twice. `login`: the role that Backstop
     connects as."""
     role = _name(login)
-    parts = ["BEGIN", _SQL["place"]]
+    parts = ["BEGIN", place(SCHEMA), _SQL["begin"]]
     parts += [
         _SQL["revision"].replace("{revision}", revision).replace("{text}", text.rstrip())
         for revision, text in revisions("producer").items()

@@ -63,8 +63,7 @@ WHERE NOT EXISTS (
 -- name: version: the revision of the tables; no row: there are none
 SELECT version_num FROM backstop_overlay.backstop_producer_version;
 
--- name: place: begins what `backstop migrate --overlay` prints for a DBA
-CREATE SCHEMA IF NOT EXISTS backstop_overlay;
+-- name: begin: goes on, after place.sql, what `backstop migrate --overlay` prints for a DBA
 SET LOCAL search_path = backstop_overlay;
 CREATE TABLE IF NOT EXISTS backstop_producer_version (version_num varchar(32) NOT NULL CONSTRAINT backstop_producer_version_pkc PRIMARY KEY);
 
