@@ -15,13 +15,14 @@ from backstop.evidence.sources import Sources
 from backstop.model.records import Counts, Key
 from backstop.restore.producer import restore_producer
 from backstop.stores.mapped.capture import capture_sql
+from backstop.stores.mapped.overlaid import OverlaidStubs
 from backstop.stores.mapped.overlay import overlay_sql
 from backstop.stores.open import open_mapped_stubs
 from backstop.stores.protocol import Claim, StubOutcome
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from mapped_world import DEBEZIUM
-from rearm_world import REARMED, Repaired, make_repaired, repair_settings
+from rearm_world import REARMED, Repaired, make_repaired, repair_settings, run_as_dba
 from system import build_template, system
 
 
@@ -299,6 +300,32 @@ def test_a_row_that_was_given_up_and_comes_back_is_sent_again(repaired: Open) ->
         shop.ask(lost, number=3)
         assert shop.resend()["rearmed"] == 1
         assert shop.relay() == [lost] and shop.handed_out() == {lost: (3, True)}
+
+
+def test_a_store_of_another_table_beside_the_same_overlay_leaves_its_numbers_alone(
+    repaired: Open,
+) -> None:
+    with repaired() as shop:
+        lost = shop.a_lost_one()
+        shop.ask(lost)
+        shop.resend()
+        shop.run("CREATE TABLE parcel (id text, sent_at timestamptz, created timestamptz)")
+        run_as_dba(shop, f"GRANT SELECT, UPDATE ON parcel TO {shop.database}")
+        parcels = StubMapping(
+            tables=["parcel"],
+            message_id="id",
+            topics=["parcels"],
+            created_at="created",
+            sent_when_set="sent_at",
+            rearm={"sent_at": None},
+        )
+        urls = shop.system.urls
+        with OverlaidStubs("other", urls["shop"], urls["control"], parcels, level="rearm") as other:
+            assert other.recover(100) == []
+        assert shop.handed_out() == {lost: (2, True)}, "its relay has not sent it"
+        assert shop.relay() == [lost]
+        shop.resend()
+        assert shop.outcomes(lost) == [(1, "sent"), (2, "sent")]
 
 
 def test_a_trigger_that_keeps_the_row_as_it_is_costs_no_number(repaired: Open) -> None:
