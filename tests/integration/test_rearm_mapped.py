@@ -426,6 +426,33 @@ def test_an_overlay_that_was_restored_sends_nothing_that_was_withdrawn(repaired:
             assert all(one.good for one in store.check())
 
 
+def test_a_number_that_waits_for_its_relay_delays_no_restore(repaired: Open) -> None:
+    waits = {
+        "backoff_cap": "1h",
+        "replay_horizon": "12h",
+        "person_time": "10m",
+        "log_retention": "30d",
+        "stub_retention": "30d",
+    }
+    with repaired(policy=waits) as shop:
+        lost = shop.a_lost_one()
+        shop.ask(lost)
+        shop.resend()
+        shop.system.rows(
+            "control",
+            "UPDATE resend_request SET claim_deadline = now() - interval '1 s', updated_at = now() - interval '1 minute'",
+        )
+        shop.resend()  # its relay is down: it is looked at again in an hour
+        until = "SELECT state, claim_deadline > now() + interval '50 minutes' FROM resend_request"
+        assert shop.system.rows("control", until) == [("claimed", True)]
+        restore(shop)
+        assert shop.handed_out() == {lost: (2, True)}
+        assert shop.relay() == [lost]
+        shop.resend()
+        assert (lost, 2, "sent") in shop.requests()
+        assert shop.system.rows("control", "SELECT error FROM resend_request") == [(None,)]
+
+
 def test_the_login_may_do_what_its_level_needs_and_nothing_else(repaired: Open) -> None:
     with repaired() as shop:
         assert shop.can_write('UPDATE cap.published SET "Retries" = 0')
