@@ -10,14 +10,19 @@ from typing import Any
 import psycopg2
 import pytest
 
+from backstop.config.mapped import StubMapping
 from backstop.evidence.sources import Sources
-from backstop.model.records import Key
+from backstop.model.records import Counts, Key
 from backstop.restore.producer import restore_producer
+from backstop.stores.mapped.capture import capture_sql
+from backstop.stores.mapped.overlaid import OverlaidStubs
+from backstop.stores.mapped.overlay import overlay_sql
 from backstop.stores.open import open_mapped_stubs
-from backstop.stores.protocol import Claim
+from backstop.stores.protocol import Claim, StubOutcome
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from rearm_world import REARMED, Repaired, make_repaired, repair_settings
+from mapped_world import DEBEZIUM
+from rearm_world import REARMED, Repaired, make_repaired, repair_settings, run_as_dba
 from system import build_template, system
 
 
@@ -248,6 +253,81 @@ def test_a_row_that_is_deleted_while_it_waits_ends_its_number(repaired: Open) ->
         )
 
 
+def decide(shop: Repaired, message_id: str, status: str) -> None:
+    """What a run decided of a message whose newest number is 2."""
+    ((as_of,),) = shop.system.rows("control", "SELECT clock_timestamp()")
+    outcome = StubOutcome(Key("orders", message_id), "pending", status, 2, None)
+    with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
+        assert store.promote([outcome], as_of) == 1
+
+
+def test_what_is_confirmed_while_its_number_waits_is_closed_when_it_ends(repaired: Open) -> None:
+    with repaired() as shop:
+        lost = shop.a_lost_one()
+        shop.ask(lost)
+        shop.resend()
+        shop.look()
+        shop.receive(lost)  # its first copy was there after all
+        assert shop.judge(lost)[lost] == ("CONFIRMED", "consumed")
+        decide(shop, lost, "confirmed")
+        status = "SELECT status FROM backstop_overlay.message_stub"
+        shop.resend()
+        assert shop.run(status) == [("pending",)], "its relay may still send it"
+        assert shop.relay() == [lost]
+        shop.resend()
+        assert shop.run(status) == [("confirmed",)], "the purge may take it"
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
+            assert store.lives(["orders"]) == {"orders": set()}
+
+
+def test_a_row_that_was_given_up_and_comes_back_is_sent_again(repaired: Open) -> None:
+    with repaired() as shop:
+        lost = shop.a_copy_lost_again()
+        where = 'FROM cap.published WHERE "Id" = %(id)s'
+        shop.run(f"CREATE TABLE kept_row AS SELECT * {where}", id=int(lost))
+        shop.run(f"DELETE {where}", id=int(lost))
+        shop.look()
+        shop.a_minute_later()
+        assert shop.judge(lost)[lost] == ("EXHAUSTED", "sends_used")
+        decide(shop, lost, "exhausted")
+        shop.resend()
+        assert shop.judge(lost)[lost] == ("EXHAUSTED", "given_up")
+
+        shop.run("INSERT INTO cap.published SELECT * FROM kept_row")
+        shop.look()
+        shop.a_minute_later()
+        shop.a_minute_later()
+        shop.ask(lost, number=3)
+        assert shop.resend()["rearmed"] == 1
+        assert shop.relay() == [lost] and shop.handed_out() == {lost: (3, True)}
+
+
+def test_a_store_of_another_table_beside_the_same_overlay_leaves_its_numbers_alone(
+    repaired: Open,
+) -> None:
+    with repaired() as shop:
+        lost = shop.a_lost_one()
+        shop.ask(lost)
+        shop.resend()
+        shop.run("CREATE TABLE parcel (id text, sent_at timestamptz, created timestamptz)")
+        run_as_dba(shop, f"GRANT SELECT, UPDATE ON parcel TO {shop.database}")
+        parcels = StubMapping(
+            tables=["parcel"],
+            message_id="id",
+            topics=["parcels"],
+            created_at="created",
+            sent_when_set="sent_at",
+            rearm={"sent_at": None},
+        )
+        urls = shop.system.urls
+        with OverlaidStubs("other", urls["shop"], urls["control"], parcels, level="rearm") as other:
+            assert other.recover(100) == []
+        assert shop.handed_out() == {lost: (2, True)}, "its relay has not sent it"
+        assert shop.relay() == [lost]
+        shop.resend()
+        assert shop.outcomes(lost) == [(1, "sent"), (2, "sent")]
+
+
 def test_a_trigger_that_keeps_the_row_as_it_is_costs_no_number(repaired: Open) -> None:
     with repaired() as shop:
         lost = shop.a_lost_one()
@@ -262,17 +342,24 @@ def test_a_trigger_that_keeps_the_row_as_it_is_costs_no_number(repaired: Open) -
         assert shop.handed_out() == {} and shop.relay() == []
 
 
+def restore(shop: Repaired) -> Counts:
+    """Everything is paused, the shard is restored to an hour ago, and everything goes on."""
+    shop.system.rows(
+        "control", "INSERT INTO pause (topic, paused_by, why) VALUES ('*', 'me', 'restored')"
+    )
+    shop.system.rows("control", "DELETE FROM duty_lease")
+    with closing(shop.system.control()) as control:
+        ((since,),) = shop.system.rows("control", "SELECT now() - interval '1 hour'")
+        restored = restore_producer(
+            shop.system.settings, shop.system.connections, control, "shop", since
+        )
+    shop.system.rows("control", "DELETE FROM pause")
+    return restored
+
+
 def test_an_overlay_that_was_restored_hands_no_number_out_twice(repaired: Open) -> None:
     with repaired() as shop:
-        lost = shop.a_lost_one()
-        shop.ask(lost)
-        shop.resend()
-        shop.relay(lose=True)
-        shop.resend()
-        shop.look()
-        shop.a_minute_later()
-        shop.system.pass_over("billing")
-        assert shop.judge(lost)[lost] == ("LOST", "passed_over")
+        lost = shop.a_copy_lost_again()
         # A dump of the overlay from before, beside their table as it is.
         shop.run("DELETE FROM backstop_overlay.message_stub")
         shop.look()
@@ -288,23 +375,82 @@ def test_an_overlay_that_was_restored_hands_no_number_out_twice(repaired: Open) 
             assert "1 numbers" in bad.says and "backstop restore producer shop" in bad.do
 
         shop.system.rows(
-            "control", "INSERT INTO pause (topic, paused_by, why) VALUES ('*', 'me', 'restored')"
-        )
-        shop.system.rows("control", "DELETE FROM duty_lease")
-        shop.system.rows(
             "control",
             "UPDATE resend_request SET claim_deadline = now() - interval '1 s' WHERE state = 'claimed'",
         )
-        with closing(shop.system.control()) as control:
-            ((since,),) = shop.system.rows("control", "SELECT now() - interval '1 hour'")
-            restored = restore_producer(
-                shop.system.settings, shop.system.connections, control, "shop", since
-            )
+        restored = restore(shop)
         assert restored["raised"] == 1
-        shop.system.rows("control", "DELETE FROM pause")
         assert shop.handed_out() == {lost: (2, False)}
         with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
             assert all(one.good for one in store.check())
+
+
+def test_an_overlay_that_was_restored_sends_nothing_that_was_withdrawn(repaired: Open) -> None:
+    with repaired() as shop:
+        lost = shop.a_copy_lost_again()
+        shop.run(
+            "CREATE TABLE kept_stub AS SELECT * FROM backstop_overlay.message_stub;"
+            " CREATE TABLE kept_attempt AS SELECT * FROM backstop_overlay.send_attempt"
+        )
+        with Sources(shop.system.settings, shop.system.connections) as sources:
+            assert sources.shard("shop").void(Key("orders", lost))
+        shop.look()
+        shop.run(
+            "DELETE FROM backstop_overlay.message_stub;"
+            " INSERT INTO backstop_overlay.message_stub SELECT * FROM kept_stub;"
+            " INSERT INTO backstop_overlay.send_attempt SELECT * FROM kept_attempt"
+        )
+        for _ in range(2):
+            assert shop.judge(lost)[lost] == ("VOIDED", "stub_voided")
+            shop.look()
+            shop.a_minute_later()
+        shop.ask(lost, number=3)
+        assert "rearmed" not in shop.resend()
+        assert shop.relay() == []
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
+            (bad,) = [one for one in store.check() if not one.good]
+            assert "1 withdrawals" in bad.says and "backstop restore producer shop" in bad.do
+
+        shop.system.rows(
+            "control",
+            """
+            WITH decided AS (
+                INSERT INTO case_file (kind, topic, summary) VALUES ('exhausted', 'orders', 'given up') RETURNING case_id)
+            INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why, applied_at)
+            SELECT 'shop', 'orders', %s, case_id, 'olga', 'not wanted', now() FROM decided
+            """,
+            lost,
+        )
+        assert restore(shop)["voided"] == 1
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
+            assert all(one.good for one in store.check())
+
+
+def test_a_number_that_waits_for_its_relay_delays_no_restore(repaired: Open) -> None:
+    waits = {
+        "backoff_cap": "1h",
+        "replay_horizon": "12h",
+        "person_time": "10m",
+        "log_retention": "30d",
+        "stub_retention": "30d",
+    }
+    with repaired(policy=waits) as shop:
+        lost = shop.a_lost_one()
+        shop.ask(lost)
+        shop.resend()
+        shop.system.rows(
+            "control",
+            "UPDATE resend_request SET claim_deadline = now() - interval '1 s', updated_at = now() - interval '1 minute'",
+        )
+        shop.resend()  # its relay is down: it is looked at again in an hour
+        until = "SELECT state, claim_deadline > now() + interval '50 minutes' FROM resend_request"
+        assert shop.system.rows("control", until) == [("claimed", True)]
+        restore(shop)
+        assert shop.handed_out() == {lost: (2, True)}
+        assert shop.relay() == [lost]
+        shop.resend()
+        assert (lost, 2, "sent") in shop.requests()
+        assert shop.system.rows("control", "SELECT error FROM resend_request") == [(None,)]
 
 
 def test_the_login_may_do_what_its_level_needs_and_nothing_else(repaired: Open) -> None:
@@ -328,6 +474,59 @@ def test_the_login_may_do_what_its_level_needs_and_nothing_else(repaired: Open) 
         with pytest.raises(Exception, match="denied"):
             shop.resend()
         assert shop.handed_out() == {} and shop.relay() == []
+
+
+PREPARED = {
+    "backstop_overlay": ("backstop_producer_version", "version_num varchar(32) PRIMARY KEY"),
+    "backstop_capture": (
+        "captured_row",
+        "source text, topic text, message_id text, captured_at timestamptz",
+    ),
+}
+
+
+@pytest.mark.parametrize("schema", sorted(PREPARED))
+def test_a_dba_runs_nothing_that_the_application_prepared(postgres: Postgres, schema: str) -> None:
+    name, app = f"of_{schema}", f"app_{schema}"
+    postgres.create_database(name)
+    table, fields = PREPARED[schema]
+    trap = f"""
+        SET ROLE {app}; CREATE SCHEMA {schema}; CREATE TABLE {schema}.{table} ({fields});
+        CREATE FUNCTION {schema}.up() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN ALTER ROLE {app} SUPERUSER; RETURN NEW; END $$;
+        CREATE TRIGGER up BEFORE INSERT ON {schema}.{table} FOR EACH ROW EXECUTE FUNCTION {schema}.up(); RESET ROLE"""
+    mapped = {
+        "backstop_overlay": overlay_sql(
+            StubMapping(preset="cap", topics=["orders"], time_zone="UTC"), "rearm", app
+        ),
+        "backstop_capture": capture_sql(StubMapping.model_validate(DEBEZIUM.producer), app),
+    }[schema]
+    with closing(psycopg2.connect(postgres.admin_dsn(name))) as dba, dba.cursor() as cursor:
+        dba.autocommit = True
+        cursor.execute(
+            f"CREATE ROLE {app} LOGIN; GRANT ALL ON DATABASE {name} TO {app}; CREATE TABLE outboxevent (id uuid);"
+            ' CREATE SCHEMA cap; CREATE TABLE cap.published ("StatusName" text, "Retries" int, "ExpiresAt" timestamp)'
+        )
+        for prepared, says in (
+            (trap, f"the schema belongs to {app}"),
+            (
+                f"{trap}; ALTER SCHEMA {schema} OWNER TO current_user",
+                f"table {schema}.{table} belongs to {app}",
+            ),
+            (
+                f"CREATE SCHEMA {schema}; GRANT CREATE ON SCHEMA {schema} TO {app}",
+                f"{app} may create in it",
+            ),
+        ):
+            cursor.execute(prepared)
+            with pytest.raises(psycopg2.Error, match=says):
+                cursor.execute(mapped)
+            dba.rollback()
+            cursor.execute(f"ROLLBACK; DROP SCHEMA {schema} CASCADE")
+        for _ in range(2):
+            cursor.execute(mapped)
+        cursor.execute("SELECT rolsuper FROM pg_roles WHERE rolname = %s", (app,))
+        assert cursor.fetchall() == [(False,)]
 
 
 def test_a_copy_by_backstop_has_their_content_and_their_header(repaired: Open) -> None:

@@ -134,6 +134,19 @@ class Repaired(Mapped):
         assert self.judge(lost)[lost][0] == "LOST"
         return lost
 
+    def a_copy_lost_again(self) -> str:
+        """As a_lost_one; its relay sent it once more, and the broker lost that copy, too."""
+        lost = self.a_lost_one()
+        self.ask(lost)
+        assert self.resend()["rearmed"] == 1
+        assert self.relay(lose=True) == [lost]
+        self.resend()
+        self.look()
+        self.a_minute_later()
+        self.system.pass_over("billing")
+        assert self.judge(lost)[lost] == ("LOST", "passed_over")
+        return lost
+
 
 def repair_settings(name: str, level: str = "rearm", **changes: Any) -> dict[str, Any]:
     """settings_of a library, at this level, where the inbox keeps rows for good."""

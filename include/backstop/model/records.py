@@ -122,6 +122,10 @@ class RequestState(State):
     )
 
 
+WAITS_FOR_RELAY = "its number waits for its own relay; no worker holds it"
+"""`error` of a claimed request whose claim was over while the producer's own relay had not sent yet."""
+
+
 class DeadLetterState(State):
     """Where a dead letter stands."""
 

@@ -161,7 +161,7 @@ WHERE r.request_id = x.request_id AND r.state = 'claimed' AND r.claim_token = x.
     AND (x.state <> 'open' OR r.claim_deadline <= clock_timestamp());
 
 -- name: wait_on: what waits for a producer's own relay is claimed for another while, so that it is looked at again by then and not sooner
-UPDATE resend_request r SET claim_deadline = clock_timestamp() + make_interval(secs => x.seconds)
+UPDATE resend_request r SET claim_deadline = clock_timestamp() + make_interval(secs => x.seconds), error = %(why)s
 FROM jsonb_to_recordset(%(waiting)s::jsonb) AS x(request_id bigint, claim_token uuid, seconds float8)
 WHERE r.request_id = x.request_id AND r.state = 'claimed' AND r.claim_token = x.claim_token
     AND r.claim_deadline <= clock_timestamp();

@@ -16,7 +16,7 @@ from typing import Any
 
 from backstop.evidence.recover_attempts import recover_attempts
 from backstop.model.errors import StoreFailed, Unavailable
-from backstop.model.records import Attempt, Counts, Key, RequestState, Stub
+from backstop.model.records import WAITS_FOR_RELAY, Attempt, Counts, Key, RequestState, Stub
 from backstop.resend.claim import Worker
 from backstop.runs.run import hold
 from backstop.sql.named import load
@@ -58,7 +58,8 @@ def recover(worker: Worker) -> Counts:
         if waiting:
             with worker.control, worker.control.cursor() as cursor:
                 hold(cursor, worker.run)
-                cursor.execute(_SQL["wait_on"], {"waiting": json.dumps(waiting)})
+                values = {"waiting": json.dumps(waiting), "why": WAITS_FOR_RELAY}
+                cursor.execute(_SQL["wait_on"], values)
         if ends:
             with worker.control, worker.control.cursor() as cursor:
                 hold(cursor, worker.run)

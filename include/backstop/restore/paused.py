@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from backstop.model.errors import DecisionRefused
+from backstop.model.records import WAITS_FOR_RELAY
 from backstop.sql.named import load
 
 _SQL = load("backstop.restore", "queries.sql")
@@ -67,7 +68,7 @@ def require_quiet(control: Any) -> None:
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["paused"])
         everything_paused = bool(cursor.fetchone()[0])
-        cursor.execute(_SQL["claimed"])
+        cursor.execute(_SQL["claimed"], {"waits": WAITS_FOR_RELAY})
         claimed = int(cursor.fetchone()[0])
         cursor.execute(_SQL["alive"])
         alive = [name for (name,) in cursor.fetchall()]

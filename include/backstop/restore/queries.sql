@@ -22,13 +22,14 @@ DELETE FROM watermark WHERE subject = 'restore ' || %(place)s;
 -- name: unfinished: restores that were begun and did not end
 SELECT substr(subject, 9), reached FROM watermark WHERE starts_with(subject, 'restore ') ORDER BY 1;
 
--- name: claimed: requests whose claim has not run out
-SELECT count(*) FROM resend_request WHERE state = 'claimed' AND claim_deadline > clock_timestamp();
+-- name: claimed: requests whose claim has not run out; one that waits for a relay is no worker's
+SELECT count(*) FROM resend_request
+WHERE state = 'claimed' AND claim_deadline > clock_timestamp() AND error IS DISTINCT FROM %(waits)s;
 
 -- name: handed_out: the send numbers of one shard that were, or may have been, handed out since an instant, in pages
 -- A claimed request whose worker is gone may have taken its number, whenever it was claimed, and sent until its claim ended.
 SELECT r.request_id, r.topic, r.message_id, r.send_number, r.groups,
-    CASE WHEN r.state = 'claimed' THEN r.claim_deadline ELSE r.updated_at END AS at,
+    CASE WHEN r.state = 'claimed' THEN least(r.claim_deadline, clock_timestamp()) ELSE r.updated_at END AS at,
     CASE WHEN r.state = 'refused' THEN 'refused' ELSE 'unknown' END AS outcome
 FROM resend_request r
 WHERE r.shard = %(shard)s

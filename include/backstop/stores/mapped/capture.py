@@ -10,6 +10,7 @@ import hashlib
 from backstop.config.mapped import StubMapping, table_parts
 from backstop.sql.named import load
 from backstop.stores.mapped.columns import table_of
+from backstop.stores.mapped.place import place
 
 _SQL = load("backstop.stores.mapped", "capture.sql")
 
@@ -31,7 +32,7 @@ def capture_sql(mapping: StubMapping, login: str) -> str:
         "table": table_of(name).replace("%%", "%"),
         "login": _name(login),
     }
-    parts = ["BEGIN", _SQL["place"], _SQL["trigger"], _SQL["grants"]]
+    parts = ["BEGIN", place("backstop_capture"), _SQL["rows"], _SQL["trigger"], _SQL["grants"]]
     if mapping.deleted_when_sent:
         schema = _name(table_parts(name)[0] or "public")
         parts += [

@@ -1,7 +1,6 @@
 -- What `backstop migrate --capture` prints for a DBA; words in braces are filled in. Nothing of it runs by itself.
 
--- name: place: where triggers write; without a unique key and with an index of any length, so that no row is refused
-CREATE SCHEMA IF NOT EXISTS backstop_capture;
+-- name: rows: where triggers write; without a unique key and with an index of any length, so that no row is refused
 CREATE TABLE IF NOT EXISTS backstop_capture.captured_row (
     source      text        NOT NULL,
     topic       text,

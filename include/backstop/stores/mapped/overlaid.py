@@ -128,7 +128,9 @@ class OverlaidStubs(MappedStubs):
 
     def recover(self, limit: int, max_send_seconds: float | None = None) -> list[Key]:
         settled = self._overlay.settle_rearmed(self._states)
-        return settled + self._overlay.stubs.recover(limit, max_send_seconds)
+        settled += self._overlay.stubs.recover(limit, max_send_seconds)
+        self._catch_up()
+        return settled
 
     def late(self, after: Key, limit: int) -> list[Key]:
         return self._overlay.stubs.late(after, limit)
@@ -145,9 +147,12 @@ class OverlaidStubs(MappedStubs):
         return self._overlay.stubs.raise_numbers(mine)
 
     def void(self, key: Key) -> bool:
-        """Never while its own relay may still send it: nobody could hold that back."""
+        """Never while its own relay may still send it: nobody could hold that back. What looks remember as withdrawn is withdrawn
+        again: the overlay may have been restored."""
         stub = self.stubs([key]).get(key)
-        if stub is None or stub.attempt_token is not None or stub.status not in _OPEN:
+        if stub is None or (
+            stub.status != "voided" and (stub.attempt_token is not None or stub.status not in _OPEN)
+        ):
             return False
         self._overlay.ensure([key])
         return self._overlay.stubs.void(key)
@@ -165,17 +170,34 @@ class OverlaidStubs(MappedStubs):
         if not all(one.good for one in findings if "overlay" in one.subject):
             return findings
         values = {"store": self.shard, **parameters(self._overlay.numbered())}
-        ((behind,),) = self._control.rows(_SQL["behind"], values)
+        ((numbers, withdrawals),) = self._control.rows(_SQL["behind"], values)
+        behind = numbers or withdrawals
         says = "knows every number that was handed out"
         do = ""
         if behind:
-            says = f"was restored: it does not know of {behind} numbers that were handed out. None of them is handed out again"
+            says = (
+                f"was restored: it does not know of {numbers} numbers that were handed out, and of {withdrawals} withdrawals. "
+                "No number is handed out again, and nothing that was withdrawn is sent"
+            )
             do = f"Run `backstop restore producer {self.shard} --since` an instant before the backup."
         return [*findings, Finding(f"shard {self.shard}: overlay numbers", not behind, says, do)]
 
     def close(self) -> None:
         super().close()
         self._overlay.close()
+
+    def _catch_up(self) -> None:
+        """Moves overlay rows to what looks remember: a message was confirmed while its number was under way, which its row could
+        not take; a row came back that was given up when it was gone."""
+        values = {"store": self.shard, **parameters(self._overlay.open())}
+        moved = [
+            (StubOutcome(Key(topic, message_id), old, new, number, None), now)
+            for topic, message_id, old, new, number, now in self._control.rows(
+                _SQL["overtaken"], values
+            )
+        ]
+        if moved:
+            self._overlay.stubs.promote([one for one, _ in moved], max(now for _, now in moved))
 
     def _states(self, keys: Sequence[Key]) -> dict[Key, str]:
         rows, _ = self._theirs.rows_of_keys(self._mapping, keys)

@@ -31,6 +31,7 @@ from backstop.stores.mapped.columns import (
     stub_values,
     table_of,
 )
+from backstop.stores.mapped.place import place
 from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import Claim, Settlement
 
@@ -108,21 +109,29 @@ class Overlay:
     ) -> None:
         self.stubs = PostgresStubs(shard, url, patience, schema=SCHEMA)
         self._shard, self._mapping, self._level = shard, mapping, level
+        self._topics = {"of_topics": list(mapping.topics.values())}
         self._connection = PostgresConnection(f"shard {shard}", url, statement_timeout=patience)
 
     def numbered(self, keys: Sequence[Key] | None = None) -> list[Numbered]:
         """The rows of the overlay, or those of some messages."""
         if keys is None:
-            found = self._connection.rows(_SQL["numbered_columns"])
+            statement = f"{_SQL['numbered_columns']} {_SQL['of_topics']}"
+            found = self._connection.rows(statement, self._topics)
         else:
             statement = f"{_SQL['numbered_columns']} {_SQL['of_keys']}"
             asked = self._connection.storable_keys(keys)
             found = self._connection.rows_of_keys(statement, asked, {})[0]
         return list(map(Numbered._make, found))
 
+    def open(self) -> list[Numbered]:
+        """The rows of messages that are open and have no number under way."""
+        statement = f"{_SQL['numbered_columns']} {_SQL['of_topics']} {_SQL['open']}"
+        found = self._connection.rows(statement, self._topics)
+        return list(map(Numbered._make, found))
+
     def ended(self) -> str:
         """How numbers ended, as a JSON array."""
-        ((found,),) = self._connection.rows(_SQL["ended"])
+        ((found,),) = self._connection.rows(_SQL["ended"], self._topics)
         return str(found)
 
     def ensure(self, keys: Sequence[Key]) -> None:
@@ -167,7 +176,9 @@ class Overlay:
         rows of some messages, as they are now; none: it is gone."""
         waiting = [
             (Key(topic, message_id), number, token)
-            for topic, message_id, number, token in self._connection.rows(_SQL["rearmed"])
+            for topic, message_id, number, token in self._connection.rows(
+                _SQL["rearmed"], self._topics
+            )
         ]
         if not waiting:
             return []
@@ -277,7 +288,7 @@ def overlay_sql(mapping: StubMapping, level: str, login: str) -> str:
     """What a DBA runs for the overlay of one table: one transaction, safe to run twice. `login`: the role that Backstop
     connects as."""
     role = _name(login)
-    parts = ["BEGIN", _SQL["place"]]
+    parts = ["BEGIN", place(SCHEMA), _SQL["begin"]]
     parts += [
         _SQL["revision"].replace("{revision}", revision).replace("{text}", text.rstrip())
         for revision, text in revisions("producer").items()

@@ -10,13 +10,19 @@ FROM backstop_overlay.message_stub s
 JOIN (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[])) AS k (topic, message_id)
     ON k.topic = s.topic AND k.message_id = s.message_id;
 
+-- name: of_topics: ... of every message of this store: another store may look at another table beside the same overlay
+WHERE s.topic = ANY (%(of_topics)s::text[]);
+
+-- name: open: ... that is open and has no number under way
+AND s.status IN ('pending', 'exhausted') AND s.attempt_token IS NULL;
+
 -- name: ended: how the numbers of messages that were sent more than once ended, as JSON
 SELECT coalesce(json_agg(json_build_object('topic', a.topic, 'message_id', a.message_id, 'send_number', a.send_number, 'groups', a.groups,
     'outcome', a.outcome, 'broker', a.broker, 'queue_id', a.queue_id, 'queue_offset', a.queue_offset, 'queue_epoch', a.queue_epoch,
     'started_at', a.started_at, 'finished_at', a.finished_at)), '[]')::text
 FROM backstop_overlay.send_attempt a
 JOIN backstop_overlay.message_stub s ON s.topic = a.topic AND s.message_id = a.message_id
-WHERE s.send_count > 1;
+WHERE s.send_count > 1 AND s.topic = ANY (%(of_topics)s::text[]);
 
 -- name: ensure: a row for each message that has none, which knows of number 1 alone; in key order, as everybody locks
 WITH made AS (
@@ -37,7 +43,7 @@ WHERE s.topic = v.topic AND s.message_id = v.message_id;
 
 -- name: rearmed: the numbers that wait for their own relay: they have no deadline of ours
 SELECT s.topic, s.message_id, s.send_count, s.attempt_token::text FROM backstop_overlay.message_stub s
-WHERE s.attempt_token IS NOT NULL AND s.attempt_deadline > clock_timestamp() + interval '1 year'
+WHERE s.attempt_token IS NOT NULL AND s.attempt_deadline > clock_timestamp() + interval '1 year' AND s.topic = ANY (%(of_topics)s::text[])
 ORDER BY s.topic, s.message_id;
 
 -- name: missing: what this login needs and does not have, as text
@@ -60,8 +66,7 @@ WHERE NOT EXISTS (
 -- name: version: the revision of the tables; no row: there are none
 SELECT version_num FROM backstop_overlay.backstop_producer_version;
 
--- name: place: begins what `backstop migrate --overlay` prints for a DBA
-CREATE SCHEMA IF NOT EXISTS backstop_overlay;
+-- name: begin: goes on, after place.sql, what `backstop migrate --overlay` prints for a DBA
 SET LOCAL search_path = backstop_overlay;
 CREATE TABLE IF NOT EXISTS backstop_producer_version (version_num varchar(32) NOT NULL CONSTRAINT backstop_producer_version_pkc PRIMARY KEY);
 

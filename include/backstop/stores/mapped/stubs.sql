@@ -57,7 +57,8 @@ UPDATE mapped_stub m SET
     number_version = CASE WHEN o.send_count >= m.send_count THEN o.number_version ELSE m.number_version END,
     next_check_at = o.next_check_at,
     -- What changed since it was given up is judged again.
-    status = CASE WHEN m.status = 'confirmed' OR (m.status = 'pending' AND o.status = 'exhausted') THEN m.status ELSE o.status END
+    status = CASE WHEN m.status IN ('confirmed', 'voided') OR (m.status = 'pending' AND o.status = 'exhausted')
+        THEN m.status ELSE o.status END
 FROM unnest(%(numbered_topics)s::text[], %(numbered_ids)s::text[], %(statuses)s::text[], %(send_counts)s::integer[],
         %(refusals)s::integer[], %(max_sends)s::integer[], %(next_checks)s::timestamptz[], %(attempted_ats)s::timestamptz[],
         %(attempt_deadlines)s::timestamptz[], %(number_versions)s::text[])
@@ -74,11 +75,22 @@ FROM jsonb_to_recordset(%(attempts)s::jsonb) AS a(topic text, message_id text, s
 JOIN mapped_stub m ON m.store = %(store)s::text AND m.topic = a.topic AND m.message_id = a.message_id
 ON CONFLICT DO NOTHING;
 
--- name: behind: how many numbers looks remember that the overlay does not know any more
-SELECT count(*) FROM mapped_stub m
-LEFT JOIN unnest(%(numbered_topics)s::text[], %(numbered_ids)s::text[], %(send_counts)s::integer[]) AS o (topic, message_id, send_count)
+-- name: behind: how many numbers and how many withdrawals looks remember that the overlay does not know any more
+-- A withdrawn row that is not there may have been purged.
+SELECT count(*) FILTER (WHERE m.status IN ('pending', 'exhausted') AND m.send_count > coalesce(o.send_count, 1)),
+    count(*) FILTER (WHERE m.status = 'voided' AND o.status <> 'voided')
+FROM mapped_stub m
+LEFT JOIN unnest(%(numbered_topics)s::text[], %(numbered_ids)s::text[], %(statuses)s::text[], %(send_counts)s::integer[])
+    AS o (topic, message_id, status, send_count)
     ON o.topic = m.topic AND o.message_id = m.message_id
-WHERE m.store = %(store)s::text AND m.send_count > coalesce(o.send_count, 1) AND m.status IN ('pending', 'exhausted');
+WHERE m.store = %(store)s::text AND (m.send_count > 1 OR m.status = 'voided');
+
+-- name: overtaken: what of these rows of the overlay is confirmed, or was given up and has changed since; and the time
+SELECT o.topic, o.message_id, o.status, m.status, o.send_count, clock_timestamp()
+FROM unnest(%(numbered_topics)s::text[], %(numbered_ids)s::text[], %(statuses)s::text[], %(send_counts)s::integer[])
+    AS o (topic, message_id, status, send_count)
+JOIN mapped_stub m ON m.store = %(store)s::text AND m.topic = o.topic AND m.message_id = o.message_id
+WHERE m.status = 'confirmed' OR (m.status = 'pending' AND o.status = 'exhausted');
 
 -- name: remember_gone: rows that the look would have met and did not; what was done with them before that, nobody saw
 UPDATE mapped_stub m SET
@@ -195,7 +207,7 @@ FROM (
         coalesce(m.created_at, least(clock_timestamp(), s.created_at)) AS created_at, m.committed_after, m.first_seen_at,
         CASE WHEN (m.state, m.row_version) = (s.state, s.row_version) OR (s.state IS NULL AND m.state IN ('gone_sent', 'gone_unsent'))
             THEN m.state_seen_at ELSE clock_timestamp() END AS state_seen_at,
-        CASE WHEN m.status = 'confirmed' THEN m.status ELSE coalesce(o.status, m.status, 'pending') END AS status,
+        CASE WHEN m.status IN ('confirmed', 'voided') THEN m.status ELSE coalesce(o.status, m.status, 'pending') END AS status,
         coalesce(o.next_check_at, m.next_check_at, least(clock_timestamp(), s.created_at)) AS next_check_at, m.judged_at,
         -- An overlay that was restored knows less than looks remember: no number is handed out twice.
         greatest(m.send_count, o.send_count, 1) AS send_count,
