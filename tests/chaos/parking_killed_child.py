@@ -22,15 +22,19 @@ from psycopg2.extensions import cursor as Cursor
 
 from backstop.client import OrderedConsumer, Retries, Work
 from backstop.client.blame import Blame
-from backstop.leases import guard, parking, queue_owner
+from backstop.leases import parking, postgresql, queue_owner
 from backstop.model.records import Counts, Message
+from backstop.sql.run import of_one
 from client_world import GROUP, TOPIC, open_broker
 from ordered_world import write_effect
 
 BOUNDARY = sys.argv[1]
 SOON, LONG = timedelta(milliseconds=5), timedelta(minutes=5)
 NAMES = {
-    text: name for module in (parking, queue_owner, guard) for name, text in module._SQL.items()
+    executed: name
+    for module in (parking, queue_owner, postgresql)
+    for name, text in module._SQL.items()
+    for executed in (text, of_one(text)[0])
 }
 
 

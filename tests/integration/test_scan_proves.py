@@ -27,7 +27,7 @@ from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import Part, Scan, Scope
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from scan_world import fill, staged
+from scan_world import fill, in_parts, staged  # noqa: F401
 from system import System, build_template, system
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from backstop.leases import guard, redis_guard
+from backstop.leases import postgresql, redis_guard
 from backstop.leases.front import Front
 from backstop.leases.lease import Arrival, Done
 from backstop.leases.redis_exchange import Script
@@ -113,7 +113,7 @@ WEAKENED: dict[str, tuple[str, str, Switch]] = {
         "database",
         "complete: taken from one",
         without(
-            guard,
+            postgresql,
             "_SQL",
             "complete",
             (OURS, ""),
@@ -125,19 +125,26 @@ WEAKENED: dict[str, tuple[str, str, Switch]] = {
     "begin without looking at the lease": (
         "database",
         "two holders",
-        without(guard, "_SQL", "begin", ("l.lease_expires_at <= statement_timestamp()", "true")),
+        without(
+            postgresql, "_SQL", "begin", ("l.lease_expires_at <= statement_timestamp()", "true")
+        ),
     ),
     "begin of what is done": (
         "front",
         "what is done is begun again",
         without(
-            guard, "_SQL", "begin", ("('FAILED', 'EXPIRED')", "('FAILED', 'EXPIRED', 'CONSUMED')")
+            postgresql,
+            "_SQL",
+            "begin",
+            ("('FAILED', 'EXPIRED')", "('FAILED', 'EXPIRED', 'CONSUMED')"),
         ),
     ),
     "begin that never takes over": (
         "database",
         "nobody is at work|is stuck",
-        without(guard, "_SQL", "begin", ("l.lease_expires_at <= statement_timestamp()", "false")),
+        without(
+            postgresql, "_SQL", "begin", ("l.lease_expires_at <= statement_timestamp()", "false")
+        ),
     ),
     "sweep of leases that run": ("database", "a lease that runs was taken back", sweep_of_all),
     "done before it is": ("front", "called done", done_for_everybody),
