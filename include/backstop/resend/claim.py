@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from backstop.config.policy import Policy
 from backstop.config.settings import Settings
 from backstop.evidence.apply_apart import apply_apart
 from backstop.evidence.judge_by_key import Judge
-from backstop.model.errors import StoreFailed
+from backstop.model.errors import StoreFailed, StoreUnavailable
 from backstop.model.records import Key, Message
 from backstop.requests.policy import (
     RECONCILE,
@@ -215,13 +215,23 @@ def read_due_requests(
         return [_request(row) for row in cursor.fetchall()]
 
 
+class Numbers(NamedTuple):
+    """What became of the numbers of messages to send, by request id; one that is in none of these had moved on."""
+
+    taken: dict[int, tuple[Request, Message]]
+    """Now ours, and what to publish."""
+    refused: dict[int, StoreUnavailable]
+    """The shard refuses to change their row, or it holds nothing that can be sent: nobody has their number."""
+    unanswered: set[int]
+    """The shard went away, or refused too many, when others had their number: recovery finds out about these."""
+
+
 def take_numbers(
     worker: Worker, store: StubStore, claimed: Claimed, decisions: Mapping[int, Decision]
-) -> tuple[dict[int, tuple[Request, Message]], dict[int, StoreFailed]]:
-    """Moves the send count of every message to send; one commit of the shard. By request id: those that are
-    now ours, and what to publish; and those whose row the shard refuses to change, whose numbers nobody has.
+) -> Numbers:
+    """Moves the send count of every message to send; one commit of the shard, or several around rows that it refuses.
 
-    Raises StoreUnavailable: then some numbers may be taken, and recovery finds out.
+    Raises StoreUnavailable if nothing is known of any of them: then some may be taken, and recovery finds out.
     """
     policy, topic = worker.policy(claimed.topic_shard.topic), claimed.topic_shard.topic
     attempt_seconds, delay = policy.attempt_timeout.total_seconds(), worker.delays.get(topic, 0.0)
@@ -248,11 +258,30 @@ def take_numbers(
             )
     refused: list[tuple[Claim, StoreFailed]] = []
     won: dict[Key, Message] = {}
-    for taken in apply_apart(claims, store.claim, refused):
-        won |= taken
-    return (
+    asked, unanswered = set[Key](), set[Key]()
+
+    def take(some: Sequence[Claim]) -> None:
+        won.update(store.claim(some))
+        asked.update(claim.key for claim in some)
+
+    try:
+        apply_apart(claims, take, refused)
+    except StoreUnavailable as error:
+        if not won and not refused:
+            raise
+        # What it took before is committed, and goes out.
+        worker.miss(f"shard {claimed.topic_shard.shard}", error.what)
+        unanswered = wanted.keys() - asked - {claim.key for claim, _ in refused}
+    failed: dict[Key, StoreUnavailable] = {claim.key: error for claim, error in refused}
+    if left := asked - won.keys():
+        try:
+            failed |= store.unsendable(left)
+        except StoreUnavailable as error:
+            failed |= dict.fromkeys(left, error)
+    return Numbers(
         {wanted[key].request_id: (wanted[key], message) for key, message in won.items()},
-        {wanted[claim.key].request_id: error for claim, error in refused},
+        {wanted[key].request_id: error for key, error in failed.items()},
+        {wanted[key].request_id for key in unanswered},
     )
 
 

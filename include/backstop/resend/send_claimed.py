@@ -171,11 +171,13 @@ def _send(
     store = worker.judge.sources.shard(topic_shard.shard)
     attempt_until = monotonic() + worker.policy(topic_shard.topic).attempt_timeout.total_seconds()
     chunk = replace(claimed, requests=[r for r in claimed.requests if r.request_id in sends])
-    taken, refused = take_numbers(worker, store, chunk, decisions)
+    taken, refused, unanswered = take_numbers(worker, store, chunk, decisions)
     ends = {
         number: end_without_send(sends[number])
-        for number in sends.keys() - taken.keys() - refused.keys()
+        for number in sends.keys() - taken.keys() - refused.keys() - unanswered
     }
+    if unanswered:
+        counts.add("left_claimed", len(unanswered))
     if refused:
         why = next(iter(refused.values())).what
         worker.miss(f"{len(refused)} stubs of shard {topic_shard.shard}", why)

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar, overload
 
 from backstop.brokers.protocol import Finding
+from backstop.model.errors import StoreFailed
 from backstop.model.records import Attempt, Key, LogRow, Message, Outcome, Position, Stub
 
 LAST_NUMBER: Final = 2**31 - 1
@@ -395,6 +396,11 @@ class StubStore(StubSource, Protocol):
         An attempt whose deadline is over does not stand in the way of a claim, a promotion or a withdrawal: it is recorded as
         unknown first, in the same transaction.
         """
+        ...
+
+    def unsendable(self, keys: Iterable[Key]) -> dict[Key, StoreFailed]:
+        """Of messages that `claim` handed no number out of, those whose row holds nothing that can be sent, and why; they need
+        somebody who corrects the row. In Backstop's own tables there are none."""
         ...
 
     def settle(self, settlements: Sequence[Settlement]) -> set[Key]:

@@ -64,21 +64,60 @@ def stub_rows(mapping: StubMapping, version: int) -> str:
     )
 
 
+CONTENT_KINDS = ("text", "character varying", "json", "jsonb", "bytea")
+"""Types of a column whose values can be sent as they are written there, also under the name of a domain."""
+
+
 def rows_to_send(mapping: StubMapping, table: str, version: int, *, content: bool) -> str:
     """A SELECT of topic, message_id, state, row_version, oid and ctid of the rows of messages in one table, then of their
     content, its type and their headers (nulls unless `content`); its parameters are `stub_values` and `topics`, `message_ids`.
+
+    It writes bytea as the session does, which must be as hexadecimal digits.
     """
-    theirs = "%(only_topic)s::text" if mapping.topic is None else _text(mapping.topic, version)
     held, headers = (
-        f"({_part(name)})::text" if content and name is not None else "NULL::text"
+        f"({_part(name, version)})::text" if content and name is not None else "NULL::text"
         for name in (mapping.content, mapping.headers)
     )
     kind = "NULL::text"
     if content and mapping.content is not None:
-        kind = f"pg_typeof({_part(mapping.content)})::text"
+        kind = base_type(f"pg_typeof(t.{_quoted(mapping.content.split('.')[0])})")
     return (
         f"SELECT k.topic, k.message_id, {stub_state(mapping, _Words(version))} AS state, t.xmin::text AS row_version,"
-        f" t.tableoid::bigint, t.ctid::text, {held}, {kind}, {headers} FROM {table_of(table)} t"
+        f" t.tableoid::bigint, t.ctid::text, {held}, {kind}, {headers}{_of_messages(mapping, table, version)}"
+    )
+
+
+def sizes_to_send(mapping: StubMapping, table: str, version: int) -> str:
+    """A SELECT of topic, message_id and the bytes of the columns that hold content and headers, at least, of the rows of messages
+    in one table; its parameters are those of `rows_to_send`."""
+    held = dict.fromkeys(
+        n.split(".")[0] for n in (mapping.content, mapping.headers) if n is not None
+    )
+    size = " + ".join(f"coalesce(octet_length(t.{_quoted(name)}::text), 0)" for name in held)
+    return f"SELECT k.topic, k.message_id, ({size or '0'})::bigint{_of_messages(mapping, table, version)}"
+
+
+def base_type(oid: str) -> str:
+    """The name of a type; of a domain, of what it is made of."""
+    return (
+        f"(WITH RECURSIVE b (oid, base) AS (SELECT y.oid, y.typbasetype FROM pg_type y WHERE y.oid = {oid}"
+        " UNION ALL SELECT y.oid, y.typbasetype FROM b JOIN pg_type y ON y.oid = b.base)"
+        " SELECT format_type(b.oid, NULL) FROM b WHERE b.base = 0)"
+    )
+
+
+def visible_table(name: str) -> str:
+    """The table of a quoted name; null: there is none, or its schema may not be used, for which to_regclass fails."""
+    return (
+        f"CASE WHEN cardinality(parse_ident({name})) = 1 OR EXISTS (SELECT 1 FROM pg_namespace s"
+        f" WHERE s.nspname = (parse_ident({name}))[1] AND has_schema_privilege(s.oid, 'USAGE')) THEN to_regclass({name}) END"
+    )
+
+
+def _of_messages(mapping: StubMapping, table: str, version: int) -> str:
+    theirs = "%(only_topic)s::text" if mapping.topic is None else _text(mapping.topic, version)
+    return (
+        f" FROM {table_of(table)} t"
         " JOIN unnest(%(theirs)s::text[], %(ours)s::text[]) AS m (theirs, ours)"
         f" ON m.theirs = {theirs}"
         " JOIN (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[])) AS k (topic, message_id)"
@@ -104,12 +143,16 @@ def rearm_values(mapping: StubMapping) -> dict[str, Any]:
     return {f"rearm_{place}": value for place, value in enumerate(mapping.rearm.values())}
 
 
-def _part(column: str) -> str:
+def _part(column: str, version: int) -> str:
     """The column, or a part of its JSON as it is written there: keys keep their order, and numbers their digits."""
     name, *path = column.split(".")
     if not path:
         return f"t.{_quoted(name)}"
-    return f"t.{_quoted(name)}::text::json #> ARRAY[{', '.join(map(_literal, path))}]"
+    document = f"t.{_quoted(name)}::text"
+    read = f"{document}::json #> ARRAY[{', '.join(map(_literal, path))}]"
+    if version < CHECKS_JSON:
+        return read
+    return f"CASE WHEN pg_input_is_valid({document}, 'json') THEN {read} END"
 
 
 def _captured_rows(mapping: StubMapping) -> str:

@@ -8,16 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, BinaryIO
 
 from backstop.brokers.protocol import Finding
 from backstop.config.mapped import StubMapping
+from backstop.model.errors import StoreFailed
 from backstop.model.records import Attempt, Key, Message
 from backstop.sql.connection import STATEMENT_TIMEOUT
 from backstop.stores.mapped.overlay import Overlay, hashed, parameters
 from backstop.stores.mapped.stubs import _SQL, ZONES, MappedStubs
 from backstop.stores.mapped.table import Look, StubRow
 from backstop.stores.protocol import Claim, Handed, Life, Settlement, StubOutcome
+
+_MOST_JUDGED = 100_000
+"""Messages of which the last answer outlives the next question: several times what is judged at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,12 @@ class OverlaidStubs(MappedStubs):
         values |= self._look
         return ("remember_numbers", "remember_attempts")
 
+    def stub_table(self, keys: Sequence[Key]) -> Any:
+        # The oldest answers go, and never one to this question: its attempts and its claims come soon after it.
+        for key in list(islice(self._judged, max(0, len(self._judged) - _MOST_JUDGED))):
+            del self._judged[key]
+        return super().stub_table(keys)
+
     def _numbered(self, keys: Sequence[Key], met: Sequence[StubRow]) -> dict[str, Any]:
         numbered = self._overlay.numbered(keys)
         by_key = {Key(one.topic, one.message_id): one for one in numbered}
@@ -67,8 +78,11 @@ class OverlaidStubs(MappedStubs):
         for row in met:
             rows.setdefault(Key(row[0] or "", row[1] or ""), []).append(row)
         for key in keys:
-            (_, _, _, state, version), *more = rows.get(key) or [(None, None, None, "", None)]
+            self._judged.pop(key, None)
             one = by_key.get(key)
+            if key not in rows and one is None:
+                continue
+            (_, _, _, state, version), *more = rows.get(key) or [(None, None, None, "", None)]
             self._judged[key] = _Judged(
                 None if more else version,
                 1 if one is None else one.send_count,
@@ -123,6 +137,12 @@ class OverlaidStubs(MappedStubs):
         }
         return self._overlay.claim(claims, judged)
 
+    def unsendable(self, keys: Iterable[Key]) -> dict[Key, StoreFailed]:
+        return self._overlay.unsendable(list(keys))
+
+    def sizes(self, keys: Iterable[Key], above: int = -1) -> dict[Key, int]:
+        return self._overlay.sizes(list(keys), above)
+
     def settle(self, settlements: Sequence[Settlement]) -> set[Key]:
         return self._overlay.stubs.settle(settlements)
 
@@ -160,7 +180,8 @@ class OverlaidStubs(MappedStubs):
     def raise_max_sends(self, key: Key, max_sends: int) -> bool:
         """Not of a row that is gone: there is nothing to send."""
         stub = self.stubs([key]).get(key)
-        if stub is None or self._judged[key].version is None or stub.status not in _OPEN:
+        judged = self._judged.get(key)
+        if stub is None or judged is None or judged.version is None or stub.status not in _OPEN:
             return False
         self._overlay.ensure([key])
         return self._overlay.stubs.raise_max_sends(key, max_sends)

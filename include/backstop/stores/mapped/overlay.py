@@ -25,11 +25,16 @@ from backstop.schema.revisions import head, revisions
 from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, columns
 from backstop.sql.named import load
 from backstop.stores.mapped.columns import (
+    CONTENT_KINDS,
+    base_type,
     rearm_rows,
     rearm_values,
     rows_to_send,
+    sizes_to_send,
     stub_values,
     table_of,
+    tables_of,
+    visible_table,
 )
 from backstop.stores.mapped.place import place
 from backstop.stores.postgresql.stubs import PostgresStubs
@@ -93,6 +98,7 @@ class _Row(NamedTuple):
     ctid: str
     content: str | None
     kind: str | None
+    """The type of the content's column, never a domain."""
     headers: str | None
 
 
@@ -140,7 +146,8 @@ class Overlay:
         self._connection.run(lambda cursor: cursor.execute(_SQL["ensure"], values))
 
     def claim(self, claims: Sequence[Claim], judged: Mapping[Key, str]) -> dict[Key, Message]:
-        """See protocol.StubStore; only for rows that are sent, and of the version that was judged (by key)."""
+        """See protocol.StubStore; only for rows that are sent, of the version that was judged (by key), and, to be published,
+        with a content that can be."""
 
         def work(cursor: Cursor) -> dict[Key, Message]:
             rows = self._rows(cursor, [claim.key for claim in claims])
@@ -149,6 +156,11 @@ class Overlay:
                 for key, row in rows.items()
                 if row.state == "sent" and row.version == judged.get(key)
             }
+            messages: dict[Key, Message] = {}
+            if self._level == "publish":
+                read = {key: self._message(row) for key, row in mine.items()}
+                messages = {key: one for key, one in read.items() if isinstance(one, Message)}
+                mine = {key: mine[key] for key in messages}
             wanted = [
                 claim._replace(attempt_seconds=_FAR) if self._level == "rearm" else claim
                 for claim in claims
@@ -167,7 +179,33 @@ class Overlay:
             if self._level == "rearm":
                 self._rearm(cursor, [mine[key] for key in sorted(taken)])
                 return taken
-            return {key: self._message(mine[key]) for key in taken}
+            return {key: messages[key] for key in taken}
+
+        return self._connection.run(work)
+
+    def unsendable(self, keys: Sequence[Key]) -> dict[Key, StoreFailed]:
+        """See protocol.StubStore."""
+        if self._level != "publish":
+            return {}
+        rows = self._connection.run(lambda cursor: self._rows(cursor, keys))
+        read = {key: self._message(row) for key, row in rows.items() if row.state == "sent"}
+        return {key: why for key, why in read.items() if isinstance(why, StoreFailed)}
+
+    def sizes(self, keys: Sequence[Key], above: int) -> dict[Key, int]:
+        """See protocol.StubStore: of what a claim reads, which is more than what is published."""
+        if self._level != "publish":
+            return {}
+        values = {**stub_values(self._mapping), **columns(keys, ("topics", "message_ids"))}
+
+        def work(cursor: Cursor) -> dict[Key, int]:
+            found: dict[Key, int] = {}
+            for table in self._mapping.tables:
+                version = cursor.connection.server_version
+                cursor.execute(sizes_to_send(self._mapping, table, version), values)
+                for topic, message_id, size in cursor.fetchall():
+                    key = Key(topic, message_id)
+                    found[key] = found.get(key, 0) + size
+            return {key: size for key, size in found.items() if size > above}
 
         return self._connection.run(work)
 
@@ -205,16 +243,19 @@ class Overlay:
             "Let a DBA run what `backstop migrate --overlay` prints.",
         )
         missing = [needs for (needs,) in self._connection.rows(_SQL["missing"])]
+        content = self._check_content() if self._level == "publish" else []
         if self._level == "rearm":
             values = {
                 "table": table_of(self._mapping.tables[0]).replace("%%", "%"),
                 "columns": list(self._mapping.rearm),
             }
+            may_rearm = _SQL["may_rearm"].replace("{table}", visible_table("%(table)s::text"))
             missing += [
                 f"UPDATE on {self._mapping.tables[0]}.{column}"
-                for (column,) in self._connection.rows(_SQL["may_rearm"], values)
+                for (column,) in self._connection.rows(may_rearm, values)
             ]
         findings = [
+            *content,
             Finding(
                 f"{at}: overlay privileges",
                 not missing,
@@ -222,7 +263,7 @@ class Overlay:
                 if missing
                 else f"all that level {self._level} needs",
                 printed if missing else "",
-            )
+            ),
         ]
         if any("backstop_overlay" in needs for needs in missing):
             return findings
@@ -233,6 +274,42 @@ class Overlay:
         )
         return [*findings, Finding(f"{at}: overlay", good, says, "" if good else printed)]
 
+    def _check_content(self) -> list[Finding]:
+        """Whether the columns that are published are there, to be read, and of a type whose value is what is sent."""
+        named = {
+            name.split(".")[0]: part
+            for part, name in (
+                ("headers", self._mapping.headers),
+                ("content", self._mapping.content),
+            )
+            if name is not None
+        }
+        values = {"tables": tables_of(self._mapping), "columns": list(named)}
+        text = _SQL["kinds"].replace("{table}", visible_table("n.name"))
+        found = {
+            (table, column): kind
+            for table, column, kind in self._connection.rows(
+                text.replace("{base_type}", base_type("a.atttypid")), values
+            )
+        }
+        wrong = []
+        for table in values["tables"]:
+            for column, part in named.items():
+                kind = found.get((table, column), "not there, or not to be read")
+                whole = part == "content" and column == self._mapping.content
+                if kind not in CONTENT_KINDS or (kind == "bytea" and not whole):
+                    wrong.append(f"{table}.{column} is {kind}")
+        return [
+            Finding(
+                f"shard {self._shard}: content",
+                not wrong,
+                "; ".join(wrong) or f"can be sent: {', '.join(named)}",
+                f"Correct mapping.content and mapping.headers: they take {', '.join(CONTENT_KINDS)}, JSON no bytea; or GRANT SELECT."
+                if wrong
+                else "",
+            )
+        ]
+
     def close(self) -> None:
         self.stubs.close()
         self._connection.close()
@@ -241,6 +318,8 @@ class Overlay:
         """The one row of each message; to be set back, it is locked, and a row that somebody else is changing is left alone."""
         values = {**stub_values(self._mapping), **columns(keys, ("topics", "message_ids"))}
         found: dict[Key, list[_Row]] = {}
+        # A row's content is read as text, whatever the role or the database says of bytea.
+        cursor.execute("SET LOCAL bytea_output = 'hex'")
         for table in self._mapping.tables:
             text = rows_to_send(
                 self._mapping,
@@ -270,15 +349,23 @@ class Overlay:
                 next_step="Look for a trigger of the table, or correct mapping.rearm; the next run tries again.",
             )
 
-    def _message(self, row: _Row) -> Message:
-        if row.content is None:
-            raise StoreFailed(
-                f"The content of {row.topic} {row.message_id} in shard {self._shard} is empty.",
-                unaffected="No number of it was handed out.",
-                next_step="Correct mapping.content, or withdraw the message.",
+    def _message(self, row: _Row) -> Message | StoreFailed:
+        """What a row is published as, or why it cannot be."""
+        headers = _texts(row.headers)
+        why = ""
+        if row.kind not in CONTENT_KINDS:
+            why = f"its column is {row.kind}, of which the value is not the content"
+        elif row.content is None:
+            why = "it is empty, or not in the JSON where mapping.content says"
+        elif headers is None:
+            why = "its headers are no JSON object of text that can be sent"
+        if why or row.content is None or headers is None:
+            return StoreFailed(
+                f"The content of {row.topic} {row.message_id} in shard {self._shard} cannot be sent: {why}.",
+                unaffected="No number of it was handed out; other messages are sent.",
+                next_step="Correct the row, mapping.content or mapping.headers, or withdraw the message; a later run tries again.",
             )
         content = bytes.fromhex(row.content[2:]) if row.kind == "bytea" else row.content.encode()
-        headers = _texts(row.headers)
         if self._mapping.wire_header != ID_HEADER:
             headers[self._mapping.wire_header] = row.message_id
         return Message(row.topic, row.message_id, content, headers)
@@ -313,11 +400,21 @@ def _name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _texts(document: str | None) -> dict[str, str]:
-    """Headers are text to text by contract; another program's number or list travels as its JSON, and a null not at all."""
-    given = json.loads(document) if document else {}
-    return {
-        str(name): value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in given.items()
-        if value is not None
-    }
+def _texts(document: str | None) -> dict[str, str] | None:
+    """Headers are text to text by contract; another program's number or list travels as its JSON, and a null not at all.
+    None: they are no object, or no text."""
+    try:
+        given = json.loads(document) if document else {}
+        if given is None:
+            return {}
+        if not isinstance(given, dict):
+            return None
+        found = {
+            name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for name, value in given.items()
+            if value is not None
+        }
+        "".join([*found, *found.values()]).encode()  # half of a surrogate pair is no character
+    except ValueError:
+        return None
+    return found

@@ -47,20 +47,32 @@ WHERE s.attempt_token IS NOT NULL AND s.attempt_deadline > clock_timestamp() + i
 ORDER BY s.topic, s.message_id;
 
 -- name: missing: what this login needs and does not have, as text
+SELECT 'USAGE on schema backstop_overlay' FROM pg_namespace
+WHERE nspname = 'backstop_overlay' AND NOT has_schema_privilege(oid, 'USAGE')
+UNION ALL
 SELECT w.needs FROM (VALUES
-    ('SELECT on backstop_overlay.message_stub', 'backstop_overlay.message_stub', NULL, 'SELECT'),
-    ('INSERT on backstop_overlay.message_stub', 'backstop_overlay.message_stub', NULL, 'INSERT'),
-    ('UPDATE on backstop_overlay.message_stub.send_count', 'backstop_overlay.message_stub', 'send_count', 'UPDATE'),
-    ('UPDATE on backstop_overlay.message_stub.row_version', 'backstop_overlay.message_stub', 'row_version', 'UPDATE'),
-    ('INSERT on backstop_overlay.send_attempt', 'backstop_overlay.send_attempt', NULL, 'INSERT')) AS w (needs, name, field, privilege)
-WHERE NOT coalesce(CASE WHEN w.field IS NULL THEN has_table_privilege(to_regclass(w.name), w.privilege)
-    WHEN EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = to_regclass(w.name) AND a.attname = w.field)
-    THEN has_column_privilege(to_regclass(w.name), w.field, w.privilege) END, false);
+    ('SELECT on backstop_overlay.message_stub', 'message_stub', NULL, 'SELECT'),
+    ('INSERT on backstop_overlay.message_stub', 'message_stub', NULL, 'INSERT'),
+    ('UPDATE on backstop_overlay.message_stub.send_count', 'message_stub', 'send_count', 'UPDATE'),
+    ('UPDATE on backstop_overlay.message_stub.row_version', 'message_stub', 'row_version', 'UPDATE'),
+    ('INSERT on backstop_overlay.send_attempt', 'send_attempt', NULL, 'INSERT')) AS w (needs, name, field, privilege)
+-- Not by to_regclass, which fails where the schema may not be used.
+LEFT JOIN pg_class c ON c.relname = w.name
+    AND c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'backstop_overlay')
+WHERE NOT coalesce(CASE WHEN w.field IS NULL THEN has_table_privilege(c.oid, w.privilege)
+    WHEN EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = w.field)
+    THEN has_column_privilege(c.oid, w.field, w.privilege) END, false);
+
+-- name: kinds: the type of each column that may be read, never a domain; no row: it is not there, or not to be read
+SELECT n.name, c.name, {base_type} FROM unnest(%(tables)s::text[]) AS n (name)
+CROSS JOIN unnest(%(columns)s::text[]) AS c (name)
+JOIN pg_attribute a ON a.attrelid = {table} AND a.attname = c.name AND a.attnum > 0 AND NOT a.attisdropped
+    AND has_column_privilege(a.attrelid, a.attnum, 'SELECT');
 
 -- name: may_rearm: of these columns of a table, those that this login may not change, or that are not there
 SELECT c.name FROM unnest(%(columns)s::text[]) AS c (name)
 WHERE NOT EXISTS (
-    SELECT 1 FROM pg_attribute a WHERE a.attrelid = to_regclass(%(table)s::text) AND a.attname = c.name AND a.attnum > 0
+    SELECT 1 FROM pg_attribute a WHERE a.attrelid = {table} AND a.attname = c.name AND a.attnum > 0
         AND NOT a.attisdropped AND has_column_privilege(a.attrelid, a.attnum, 'UPDATE'));
 
 -- name: version: the revision of the tables; no row: there are none

@@ -29,6 +29,7 @@ from backstop.stores.mapped.columns import (
     stub_values,
     table_of,
     tables_of,
+    visible_table,
 )
 from backstop.stores.mapped.table import Column, Look, StubRow, missing_table, names_of
 from backstop.stores.protocol import Scan
@@ -212,7 +213,9 @@ class PostgresTable:
         values = {"tables": list(self.tables(mapping)), "columns": list(columns_of(mapping))}
         return {
             (table, column): Column(kind, required)
-            for table, column, kind, required in self._connection.rows(_SQL["columns"], values)
+            for table, column, kind, required in self._connection.rows(
+                _SQL["columns"].replace("{table}", visible_table("n.name")), values
+            )
         }
 
     def writes(self, mapping: StubMapping | LogMapping) -> Sequence[tuple[str, str]]:

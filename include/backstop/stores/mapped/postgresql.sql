@@ -70,7 +70,7 @@ GROUP BY l.theirs;
 SELECT n.name, c.name, format_type(a.atttypid, NULL), a.attnotnull
 FROM unnest(%(tables)s::text[]) AS n (name)
 CROSS JOIN unnest(%(columns)s::text[]) AS c (name)
-JOIN pg_attribute a ON a.attrelid = to_regclass(n.name) AND a.attname = c.name AND a.attnum > 0 AND NOT a.attisdropped;
+JOIN pg_attribute a ON a.attrelid = {table} AND a.attname = c.name AND a.attnum > 0 AND NOT a.attisdropped;
 
 -- name: writes: what this login may change in the tables
 SELECT n.name, p.privilege FROM unnest(%(tables)s::text[]) AS n (name)

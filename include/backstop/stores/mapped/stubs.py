@@ -19,7 +19,7 @@ from psycopg2.extensions import cursor as Cursor
 
 from backstop.brokers.protocol import Finding
 from backstop.config.mapped import StubMapping
-from backstop.model.errors import StoreUnavailable
+from backstop.model.errors import StoreFailed, StoreUnavailable
 from backstop.model.records import (
     EARLIEST,
     ID_BYTES,
@@ -357,6 +357,9 @@ class MappedStubs:
         return self._control.run(move)
 
     def claim(self, claims: Sequence[Claim]) -> dict[Key, Message]:
+        return {}
+
+    def unsendable(self, keys: Iterable[Key]) -> dict[Key, StoreFailed]:
         return {}
 
     def settle(self, settlements: Sequence[Settlement]) -> set[Key]:

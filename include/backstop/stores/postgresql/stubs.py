@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from psycopg2.extensions import cursor as Cursor
 
 from backstop.brokers.protocol import Finding
-from backstop.model.errors import ContractBroken
+from backstop.model.errors import ContractBroken, StoreFailed
 from backstop.model.records import VERSION_HEADER, Attempt, Key, Message, Outcome, Stub
 from backstop.sql.array_literal import array_literal
 from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, columns
@@ -265,6 +265,9 @@ class PostgresStubs:
         if not claims:
             return {}
         return self._connection.run(lambda cursor: self.claim_within(cursor, claims))
+
+    def unsendable(self, keys: Iterable[Key]) -> dict[Key, StoreFailed]:
+        return {}
 
     def claim_within(self, cursor: Cursor, claims: Sequence[Claim]) -> dict[Key, Message]:
         """`claim` in the caller's transaction; each key once."""
