@@ -92,6 +92,7 @@ class LakeStubs(MappedStubs):
         return {
             "store": self._shard,
             "doubt": self._doubt,
+            "repairs": self.repairs,
             **columns(keys, ("topics", "message_ids")),
         }
 
