@@ -12,6 +12,7 @@ import pytest
 from backstop.config.mapped import LogMapping, StubMapping
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Key
+from backstop.stores.mapped import mongodb_connection
 from backstop.stores.mapped.logs import MappedLogs
 from backstop.stores.mapped.stubs import MappedStubs
 from backstop.stores.open import open_mapped_logs, open_mapped_stubs
@@ -436,7 +437,11 @@ def test_a_dead_letter_without_an_id_holds_back_what_it_may_be(mapped: Open) -> 
         assert shop.judge(lost)[lost] == ("UNKNOWN", "dlq_not_read")
 
 
-def test_silence_is_never_no_row_and_shows_no_password(mapped: Open) -> None:
+def test_silence_is_never_no_row_and_shows_no_password(
+    mapped: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # MongoDB's driver looks for a server until this is over, however often it is refused.
+    monkeypatch.setattr(mongodb_connection, "CONNECT_TIMEOUT", timedelta(seconds=0.3))
     with mapped("practice") as shop:
         stub_mapping = StubMapping.model_validate(shop.library.producer)
         log_mapping = LogMapping.model_validate(shop.library.consumer)
