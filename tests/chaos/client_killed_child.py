@@ -122,7 +122,7 @@ def dying(url: str) -> Any:
 
 
 def consume(places: dict[str, str]) -> None:
-    Dying.name = staticmethod(in_turn("begin", "complete"))
+    Dying.name = staticmethod(in_turn("peers", "begin", "complete"))
 
     def handler(connection: Any, message: Message, work: Work) -> None:
         die("in the handler")

@@ -56,7 +56,9 @@ def leave(connection: Connection, group: str, member: str) -> None:
 
 
 def ordered_topics(connection: Connection, group: str, topics: Sequence[str]) -> list[str]:
-    """Those of the topics whose queues living members of the group own."""
+    """Those of the topics whose queues living members of the group own; none in a database that is older than such members."""
+    if not rows(connection, _SQL["has_members"], {})[0]["found"]:
+        return []
     values = {"group": group, "topics": list(topics)}
     return [str(row["topic"]) for row in rows(connection, _SQL["ordered_topics"], values)]
 

@@ -18,6 +18,9 @@ FROM (SELECT member FROM me UNION SELECT g.member FROM group_member g WHERE g.co
     AND g.topic = %(topic)s::text AND g.expires_at > clock_timestamp()) m
 ORDER BY m.member;
 
+-- name: has_members: whether the database is of a release in which consumers work in order
+SELECT to_regclass('group_member') IS NOT NULL AS found;
+
 -- name: ordered_topics: which of these topics have living members that share their queues in order
 SELECT DISTINCT topic FROM group_member
 WHERE consumer_group = %(group)s::text AND topic = ANY(%(topics)s::text[]) AND expires_at > clock_timestamp()

@@ -126,7 +126,7 @@ DECLARE
         'sweep_count', 'sweep_look', 'sweep_sample',
         'sweep_place', 'alert_message', 'alert_delivery', 'alert_channel', 'drain_batch', 'drain_mark', 'case_note', 'incident_delivery',
         'erasure', 'audit_look', 'audit_finding', 'owed_since', 'people_policy', 'drained_broker', 'broker_server', 'decision_log',
-        'decision_checkpoint', 'decision_seen', 'open_delivery', 'tally', 'delivery_hour', 'cause_hour', 'total', 'mapped_look', 'mapped_stub', 'mapped_log_proof',
+        'decision_checkpoint', 'decision_seen', 'open_delivery', 'tally', 'delivery_hour', 'cause_hour', 'total', 'mapped_look', 'mapped_stub', 'mapped_attempt', 'mapped_log_proof',
         'backstop_control_version'];
     readable record;
 BEGIN
