@@ -326,7 +326,7 @@ def test_a_collection_that_is_gone_or_made_anew_denies_nothing(
                 return read(*arguments)
 
             monkeypatch.setattr(module, "logs_of", made_anew)
-            with pytest.raises(StoreUnavailable, match="made anew while they were read"):
+            with pytest.raises(StoreUnavailable, match="created again while they were read"):
                 logs.log_table("billing", keys)
             monkeypatch.setattr(module, "logs_of", read)
             assert not logs.continues(lineage)

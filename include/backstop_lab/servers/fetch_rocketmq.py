@@ -18,7 +18,7 @@ HOME = KEPT / "rocketmq" / VERSION
 
 
 def wanted() -> Wanted:
-    """The jars of this very lock: after a change of it they are fetched anew."""
+    """The jars of this very lock: after a change of it they are fetched again."""
     return Wanted("RocketMQ", VERSION, locked(LOCK), HOME, ".complete", lock_digest(LOCK))
 
 

@@ -333,7 +333,7 @@ class MongoTable:
             result = work(server, f"{server.life} {made}")
             if self._made(server, mapping) != made:
                 raise StoreUnavailable(
-                    f"Collections of {self.subject} were made anew while they were read.",
+                    f"Collections of {self.subject} were created again while they were read.",
                     unaffected="Nothing was decided by what was read.",
                     next_step="The next run reads them again.",
                 )
