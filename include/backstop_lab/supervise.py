@@ -20,7 +20,12 @@ from backstop_lab.platform import PROJECT, Platform
 from backstop_lab.run_main import INTERRUPTED
 from backstop_lab.servers.airflow import CALM, Airflow
 from backstop_lab.servers.broker_server import BrokerServer
-from backstop_lab.servers.child import POLL_SECONDS, LocalServerError, wait_until_gone
+from backstop_lab.servers.child import (
+    POLL_SECONDS,
+    LocalServerError,
+    uninterrupted,
+    wait_until_gone,
+)
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 
@@ -32,8 +37,11 @@ NOT_UP = 3
 def up(root: Path, config: Path | None) -> int:
     """Start a supervisor in the background unless one runs; return when everything is ready. Ctrl-C stops all of it."""
     started = time.monotonic()
-    process = None if supervisor(root) is not None else _start_supervisor(root, config)
+    process = None
     try:
+        with uninterrupted():
+            if supervisor(root) is None:
+                process = _start_supervisor(root, config)
         _wait_until_ready(root, process, started)
     except KeyboardInterrupt:
         if process is None:

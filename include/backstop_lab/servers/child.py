@@ -8,8 +8,10 @@ alive for ever, and a port or a data directory looks taken.
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from backstop.model.errors import Unavailable
@@ -52,15 +54,16 @@ class Child:
             raise self._error("is already running", "stop it first")
         descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            self._process = subprocess.Popen(
-                argv,
-                env=env,
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=descriptor,
-                stderr=descriptor,
-                start_new_session=True,
-            )
+            with uninterrupted():
+                self._process = subprocess.Popen(
+                    argv,
+                    env=env,
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=descriptor,
+                    stderr=descriptor,
+                    start_new_session=True,
+                )
         finally:
             os.close(descriptor)
 
@@ -148,25 +151,52 @@ def run_to_end(
 
     Raises what interrupted it, or subprocess.TimeoutExpired.
     """
-    with subprocess.Popen(
-        argv,
-        env=env,
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=seconds)
-        except BaseException:
-            family = [process.pid, *descendants(process.pid)]
-            kill_session(process.pid)
-            process.wait()
+    process = None
+    try:
+        with uninterrupted():
+            process = subprocess.Popen(
+                argv,
+                env=env,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        output, errors = process.communicate(timeout=seconds)
+    except BaseException:
+        if process is not None:
+            with process:  # closes its pipes, and waits
+                family = [process.pid, *descendants(process.pid)]
+                kill_session(process.pid)
             wait_until_gone(family)
-            raise
+        raise
     return subprocess.CompletedProcess(argv, process.returncode, output, errors)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """What Ctrl-C and SIGTERM would do here they do at the end: raised between the start of a process and its assignment, they
+    would leave a process that nobody knows."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no signal is handled here
+        return
+    arrived: list[int] = []
+    handlers = {
+        number: handler
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if callable(handler := signal.getsignal(number))
+    }
+    for number in handlers:
+        signal.signal(number, lambda sent, _: arrived.append(sent))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for sent in arrived:
+            signal.raise_signal(sent)
 
 
 def kill_session(leader: int) -> None:
