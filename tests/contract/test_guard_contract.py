@@ -7,7 +7,9 @@ Every test runs alone and in the middle of a batch: its message is begun, renewe
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from datetime import timedelta
 from hashlib import sha1
 from itertools import count
@@ -172,6 +174,30 @@ def test_busy_tells_when_the_lease_ends_when_that_is_sooner(world: GuardWorld, b
     Worker(world, world.worker(lease=lease, retry_after=later), batch).acquire()
     begun = Worker(world, world.worker(lease=lease, retry_after=later), batch).begin(arrival(ID))
     assert isinstance(begun, Busy) and timedelta(0) < begun.retry_after <= lease
+
+
+def test_a_lease_whose_grant_waited_longer_than_it_lasts_lasts_from_the_grant_on(
+    world: GuardWorld, batch: bool
+) -> None:
+    """The first worker's transaction hangs, and is rolled back."""
+    if world.kind == "redis":
+        pytest.skip("one script waits for nothing")
+    second = timedelta(seconds=1)
+    other = Worker(world, world.worker(lease=second), batch)
+    other.begin(arrival("connected"))
+    with closing(world.database.connect()) as hangs:
+        guard.begin_many(hangs, world.group, [arrival(ID)])
+        granted: list[Begun] = []
+        waits = threading.Thread(target=lambda: granted.append(other.begin(arrival(ID))))
+        begun = time.monotonic()
+        waits.start()
+        waits.join(second.total_seconds() * 1.3)  # as long as the lease, and longer
+        assert waits.is_alive() and time.monotonic() - begun > second.total_seconds()
+        hangs.rollback()
+        waits.join(30)
+    lease = acquired(granted[0])
+    assert isinstance(Worker(world, world.worker(lease=second), batch).begin(arrival(ID)), Busy)
+    other.complete(lease)
 
 
 def test_what_is_completed_is_done_for_everybody_and_for_ever(

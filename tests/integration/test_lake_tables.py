@@ -15,12 +15,12 @@ import pytest
 
 from backstop.brokers.protocol import Retries
 from backstop.brokers.redis_streams import RedisStreams
-from backstop.config.mapped import StubMapping
+from backstop.config.mapped import LogMapping, StubMapping
 from backstop.evidence.judge_by_key import Judge
 from backstop.model.records import Key
 from backstop.reconcile.answer_proof import Answer
 from backstop.reconcile.run_proof import run_proof
-from backstop.stores.lake.columns import stub_rows
+from backstop.stores.lake.columns import nameless_rows, stub_rows, type_of
 from backstop.stores.lake.stores import LakeLogs
 from backstop.stores.open import open_mapped_logs, open_mapped_stubs
 from backstop_lab.servers.postgres import Postgres
@@ -99,6 +99,66 @@ def test_work_that_is_done_after_a_snapshot_is_never_lost(opened: Open, dialect:
         shop.commit("inbox")
         assert shop.run() is None
         assert shop.verdicts()[late] == ("confirmed", "")
+
+
+def another_job_writes(inbox: Path) -> None:
+    """It has deleted a partition, and not ended."""
+    (inbox / "day=2" / "_temporary" / "0").mkdir(parents=True)
+
+
+def another_job_has_written(inbox: Path) -> None:
+    """A partition, with a marker of its own."""
+    later = (inbox / "_SUCCESS").stat().st_mtime + 1
+    for file in inbox.glob("*.parquet"):
+        os.utime(file, (later, later))
+
+
+@pytest.mark.parametrize("happens", [another_job_writes, another_job_has_written])
+def test_a_directory_that_is_rewritten_below_its_marker_denies_nothing(
+    opened: Open, happens: Callable[[Path], None]
+) -> None:
+    with opened("parquet") as shop:
+        learned(shop)
+        sent, done = shop.sent(), shop.sent()
+        shop.receive(done)
+        shop.commit()
+        happens(shop.folder / "theirs" / "inbox")
+        assert shop.run() is None
+        unknown = ("UNKNOWN", "progress_unknown")
+        assert (shop.verdicts()[sent], shop.verdicts()[done]) == (unknown, ("confirmed", ""))
+        with open_mapped_logs(shop.system.settings, shop.system.connections, "billing_db") as logs:
+            (snapshot,) = [one for one in logs.check() if one.subject.endswith(": snapshot")]
+        assert "denies nothing" in snapshot.says and not snapshot.good
+
+
+@pytest.mark.parametrize(
+    ("row", "is_text"), [('{"id": "7"}', True), ('{"id": 7}', False), ("no json", False)]
+)
+def test_an_id_in_json_that_is_a_number_may_be_of_any_message(
+    spark: Any, row: str, is_text: bool
+) -> None:
+    mapping = LogMapping.model_validate(
+        {
+            "dialect": "iceberg",
+            "tables": ["inbox"],
+            "delay": "1m",
+            "times": "instant",
+            "message_id": "payload.id",
+            "received_at": "at",
+        }
+    )
+    frame = spark.createDataFrame([(row,)], "payload string")
+    found = spark.sql(nameless_rows(mapping, frame.schema, "billing"), rows=frame).collect()
+    assert found == ([] if is_text else [(1,)])
+
+
+def test_an_id_in_a_struct_must_be_a_text_as_a_column_must(spark: Any) -> None:
+    (field,) = spark.sql("SELECT named_struct('id', 7L, 'name', 'm') AS payload").schema.fields
+    types = {field.name: field.dataType}
+    assert [type_of(types, name).typeName() for name in ("payload.id", "payload.name")] == [
+        "long",
+        "string",
+    ]
 
 
 def test_a_version_is_made_of_all_that_has_a_hash_however_deep_a_map_stands(spark: Any) -> None:

@@ -15,6 +15,7 @@ from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Key
 from backstop.sql.mysql import MysqlConnection
 from backstop.stores.mapped import mysql
+from backstop.stores.mapped.mysql_columns import ColumnType
 from backstop.stores.open import open_mapped_logs, open_mapped_stubs
 from backstop.stores.postgresql import scan
 from backstop_lab.servers.postgres import Postgres
@@ -159,7 +160,11 @@ def test_numbers_as_ids_are_whole_beyond_what_a_float_holds(mapped: Open) -> Non
         ("varchar(20) CHARACTER SET latin1", "m-🚚"),
         ("varchar(20) CHARACTER SET utf8mb3", "m-🚚"),
         ("char(20) CHARACTER SET utf8mb4", "m-1 "),
+        ("varchar(20) CHARACTER SET koi8r", "m-🚚"),
         ("int", "01"),
+        ("int(8) zerofill", "007"),
+        ("decimal(20,0)", "007"),
+        ("binary(8)", "order-9"),
         ("uuid", "0F8FAD5B-D9CB-469F-A165-70867728950E"),
     ],
 )
@@ -167,7 +172,14 @@ def test_an_id_that_the_log_may_have_cut_or_changed_is_not_absent(
     mapped: Open, column: str, odd: str
 ) -> None:
     """A server that is not strict keeps something else, and says nothing."""
-    good = {"int": "7", "uuid": "0f8fad5b-d9cb-469f-a165-70867728950e"}.get(column, "m-é")
+    good = {
+        "varchar(20) CHARACTER SET koi8r": "m-1",
+        "int": "7",
+        "int(8) zerofill": "7",
+        "decimal(20,0)": "7",
+        "binary(8)": "order-10",
+        "uuid": "0f8fad5b-d9cb-469f-a165-70867728950e",
+    }.get(column, "m-é")
     with mapped("practice", consumer={"kept": None}) as shop:
         shop.run('ALTER TABLE message_stub MODIFY "messageId" varchar(64) COLLATE utf8mb4_bin')
         shop.run(f"ALTER TABLE inbox MODIFY message_id {column}")
@@ -183,6 +195,25 @@ def test_an_id_that_the_log_may_have_cut_or_changed_is_not_absent(
         with open_mapped_logs(shop.system.settings, shop.system.connections, "billing_db") as logs:
             (row,) = logs.log_table("billing", [Key("orders", odd)]).to_pylist()
         assert row["log_broken"].startswith("an id that a column of type ")
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "holds"),
+    [
+        ("tinyint", "128", False),
+        ("tinyint unsigned", "255", True),
+        ("bigint unsigned", "-1", False),
+        ("decimal(5,2)", "7", False),
+        ("double", "7", False),
+        ("datetime", "2026-01-01 00:00:00", False),
+        ("varbinary(4)", "1234", True),
+        ("varbinary(4)", "12345", False),
+        ("enum('a')", "a", False),
+    ],
+)
+def test_of_a_type_that_may_change_an_id_none_is_known(column: str, text: str, holds: bool) -> None:
+    kind = column.split("(")[0].split()[0]
+    assert ColumnType("id", kind, column, None, 4, True).holds(text) is holds
 
 
 def test_an_id_in_json_is_read_as_json_has_it(mapped: Open) -> None:

@@ -12,7 +12,7 @@ import pytest
 from backstop.config.mapped import LogMapping, StubMapping
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Key
-from backstop.stores.mapped import mongodb_connection
+from backstop.stores.mapped import forms, mongodb_connection
 from backstop.stores.mapped.logs import MappedLogs
 from backstop.stores.mapped.stubs import MappedStubs
 from backstop.stores.open import open_mapped_logs, open_mapped_stubs
@@ -363,22 +363,67 @@ def test_a_state_that_nobody_named_proves_nothing(mapped: Open) -> None:
 
 
 @on_postgresql
-def test_an_id_that_the_column_cannot_hold_as_written_is_not_absent(mapped: Open) -> None:
+@pytest.mark.parametrize(
+    ("kind", "good", "odd"),
+    [
+        ("uuid", "0f8fad5b-d9cb-469f-a165-70867728950e", "0F8FAD5B-D9CB-469F-A165-70867728950E"),
+        ("its_id", "0f8fad5b-d9cb-469f-a165-70867728950e", "0F8FAD5B-D9CB-469F-A165-70867728950E"),
+        ("character(8)", "m-1", "m-1 "),
+    ],
+)
+def test_an_id_that_the_column_cannot_hold_as_written_is_not_absent(
+    mapped: Open, kind: str, good: str, odd: str
+) -> None:
     with mapped("practice", consumer={"kept": None}) as shop:
-        shop.run("ALTER TABLE inbox ALTER message_id TYPE uuid USING message_id::uuid")
-        lower = "0f8fad5b-d9cb-469f-a165-70867728950e"
-        for one in (lower, lower.upper()):
+        shop.run("CREATE DOMAIN its_id AS uuid")
+        shop.run(f"ALTER TABLE inbox ALTER message_id TYPE {kind} USING message_id::{kind}")
+        for one in (good, odd):
             shop.run(shop.library.promise, id=one)
             shop.send(one)
-        shop.receive(lower)
+        shop.receive(good)
         shop.look()
         shop.a_minute_later()
         shop.system.pass_over("billing")
-        shop.prove(lower)
-        assert shop.judge(lower, lower.upper()) == {
-            lower: ("CONFIRMED", "consumed"),
-            lower.upper(): ("IN_PROGRESS", "lease_without_expiry"),
+        shop.prove(good)
+        assert shop.judge(good, odd) == {
+            good: ("CONFIRMED", "consumed"),
+            odd: ("IN_PROGRESS", "lease_without_expiry"),
         }
+
+
+@on_postgresql
+@pytest.mark.parametrize(
+    ("kind", "text", "is_absent"),
+    [
+        ("numeric(20,0)", "7", True),
+        ("numeric(20,0)", "007", False),
+        ("numeric(20,2)", "7", False),
+        ("numeric", "7", False),
+        ("inet", "10.0.0.1", False),
+    ],
+)
+def test_of_a_type_that_may_change_an_id_none_is_absent(
+    mapped: Open, kind: str, text: str, is_absent: bool
+) -> None:
+    with mapped("practice", consumer={"kept": None}) as shop:
+        shop.run(f"ALTER TABLE inbox ALTER message_id TYPE {kind} USING message_id::{kind}")
+        with open_mapped_logs(shop.system.settings, shop.system.connections, "billing_db") as logs:
+            found = logs.log_table("billing", [Key("orders", text)]).to_pylist()
+        assert [row["log_broken"] for row in found] == (
+            []
+            if is_absent
+            else [f"an id that a column of type {kind} cannot hold as it is written"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [("7", True), ("m-007", True), ("", True), ("007", False), ("1.50", False), ("1e3", False)],
+)
+def test_a_number_in_json_may_stand_for_an_id_that_is_written_otherwise(
+    text: str, holds: bool
+) -> None:
+    assert forms.in_json(text) is holds
 
 
 def test_the_scan_and_the_key_tell_the_same_of_each_row(mapped: Open) -> None:

@@ -63,6 +63,8 @@ __all__ = [
     "renew_many",
 ]
 
+_HARDLY_BEGUN = 0.9
+"""The share of a lease that is left at most where its statement waited."""
 _ENDS: dict[str, Begun] = {
     "DONE": Done(),
     "SUPERSEDED": Superseded(),
@@ -143,12 +145,19 @@ def grant_many(
         lease_seconds,
         owner_host or socket.gethostname(),
     )
-    return {
-        Key(r["topic"], r["message_id"]): Acquired(
-            group, r["topic"], r["message_id"], r["token"], r["fence"], r["attempts"]
-        )
+    leases = [
+        Acquired(group, r["topic"], r["message_id"], r["token"], r["fence"], r["attempts"])
         for r in granted
-    }
+    ]
+    # A lease counts from the start of its statement, which may have stood behind another transaction for longer than it lasts.
+    late = [
+        lease
+        for lease, its in zip(leases, granted, strict=True)
+        if its["seconds_left"] < lease_seconds * _HARDLY_BEGUN
+    ]
+    if late:
+        renew_many(connection, group, late, lease_seconds=lease_seconds)
+    return {Key(lease.topic, lease.message_id): lease for lease in leases}
 
 
 def refused_many(

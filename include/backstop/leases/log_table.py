@@ -24,9 +24,9 @@ class LogTable(Protocol):
         lease_seconds: float,
         owner_host: str,
     ) -> Sequence[Mapping[str, Any]]:
-        """topic, message_id, token, fence and attempts of each lease that was granted. A message without a log gets one; a log
-        that is FAILED, EXPIRED or whose lease ended is taken over, if the copy's content is not older, nor another of its
-        version while it is CONSUMING. Each key is there once."""
+        """topic, message_id, token, fence, attempts and seconds_left of each lease that was granted. A message without a log
+        gets one; a log that is FAILED, EXPIRED or whose lease ended is taken over, if the copy's content is not older, nor
+        another of its version while it is CONSUMING. Each key is there once."""
         ...
 
     def refused(

@@ -68,6 +68,7 @@ class MariaLogTable:
                 row["attempts"] += 1
                 its |= {"fence": row["fence"], "attempts": row["attempts"]}
                 its["conflicts"] = int(_is_other_content(row, arrival))
+                row["micros_left"] = its["lease"]
                 _run(connection, _SQL["take_over"], its)
             granted.append(
                 {
@@ -76,6 +77,7 @@ class MariaLogTable:
                     "token": its["token"],
                     "fence": row["fence"],
                     "attempts": row["attempts"],
+                    "seconds_left": row["micros_left"] / 1_000_000,
                 }
             )
         return granted

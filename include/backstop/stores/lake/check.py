@@ -90,6 +90,9 @@ def _age(
             "Let its writer append, without rows if it uses MERGE or INSERT OVERWRITE, and keep the snapshot "
             "of its last append."
         )
+        if mapping.dialect == "parquet":
+            says = "a job writes below it, or wrote after its _SUCCESS: it proves what it has, and denies nothing"
+            do = "Only append, by jobs that write the directory's own _SUCCESS; use Iceberg for what is rewritten."
         return Finding(at, False, says, do)
     ahead = written_at - now
     if ahead > timedelta(minutes=1):

@@ -35,13 +35,20 @@ class Writer:
         """Null for text that no database of ours can hold."""
         name, *path = column.split(".")
         read = f"t.{quoted(name)}"
-        if path and self._types[name].typeName() == "struct":
-            read = ".".join((read, *map(quoted, path)))
+        if type_of(self._types, column) is None:
+            read = f"get_json_object(CAST({read} AS STRING), {_json_path(path)})"
         elif path:
-            steps = "".join(f"['{step}']" for step in path)
-            read = f"get_json_object(CAST({read} AS STRING), {literal('$' + steps)})"
+            read = ".".join((read, *map(quoted, path)))
         text = f"CAST({read} AS STRING)"
         return f"CASE WHEN is_valid_utf8({text}) AND instr({text}, char(0)) = 0 THEN {text} END"
+
+    def is_no_text(self, column: str) -> str:
+        """Whether it is not there, or no text in JSON: a number there may be an id that is written otherwise elsewhere."""
+        if type_of(self._types, column) is not None:
+            return f"({self.text(column)}) IS NULL"
+        name, *path = column.split(".")
+        value = f"try_variant_get(try_parse_json(CAST(t.{quoted(name)} AS STRING)), {_json_path(path)}, 'variant')"
+        return f"(({self.text(column)}) IS NULL OR NOT (schema_of_variant({value}) <=> 'STRING'))"
 
     def is_set(self, column: str) -> str:
         return f"t.{quoted(column)} IS NOT NULL"
@@ -79,6 +86,19 @@ class Writer:
             for part in _hashable(f"t.{quoted(name)}", kind)
         ]
         return f"CAST(xxhash64({', '.join(parts)}) AS STRING)"
+
+
+def type_of(types: Mapping[str, Any], column: str) -> Any | None:
+    """What Spark says of a column, or of a field of a struct; null: it stands in JSON."""
+    name, *path = column.split(".")
+    its = types[name]
+    for step in path:
+        if its.typeName() != "struct":
+            return None
+        its = next((field.dataType for field in its.fields if field.name == step), None)
+        if its is None:
+            return None
+    return its
 
 
 def stub_rows(mapping: StubMapping, schema: Any) -> str:
@@ -124,10 +144,10 @@ def log_rows(mapping: LogMapping, schema: Any, groups: Mapping[str, Sequence[str
 
 
 def nameless_rows(mapping: LogMapping, schema: Any, group: str) -> str:
-    """A SELECT of one row where the group has a row without a readable id or topic: it may be of any message."""
+    """A SELECT of one row where the group has a row whose id or topic is no text: it may be of any message."""
     writer = Writer(mapping, schema)
     names = [mapping.message_id, *([] if mapping.topic is None else [mapping.topic])]
-    missing = " OR ".join(f"({writer.text(name)}) IS NULL" for name in names)
+    missing = " OR ".join(writer.is_no_text(name) for name in names)
     return f"SELECT 1 FROM {{rows}} t WHERE {writer.wanted()}{_of_group(mapping, writer, group)} AND ({missing}) LIMIT 1"
 
 
@@ -139,6 +159,10 @@ def quoted(name: str) -> str:
 def literal(text: str) -> str:
     """A text."""
     return "'" + _braced(text.replace("\\", "\\\\").replace("'", "\\'")) + "'"
+
+
+def _json_path(path: Sequence[str]) -> str:
+    return literal("$" + "".join(f"['{step}']" for step in path))
 
 
 def _hashable(read: str, kind: Any) -> Iterator[str]:

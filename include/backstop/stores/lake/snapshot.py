@@ -1,6 +1,7 @@
 """One snapshot of a lake table, as Spark reads it: the rows that it had at one commit, and up to when that commit can be complete.
 
-Iceberg keeps snapshots. A directory of Parquet files has none: its `_SUCCESS` file, which a job writes last, stands for one.
+Iceberg keeps snapshots. A directory of Parquet files has none: its `_SUCCESS` file, which a job writes last, stands for one, while
+nothing below it was written later or is being written: a job that rewrites a partition deletes it first.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ _BRINGS_ROWS: Final = "append"
 """The operation of a commit that only adds rows, or none: the pipeline is there. Compaction (replace) and retention (delete) commit, too,
 and say nothing about what has arrived; nor does an overwrite, which a DELETE or UPDATE is that rewrites files."""
 _TRIES: Final = 3
+_UNFINISHED: Final = "{_temporary,.spark-staging*}"
+"""Where Spark's jobs write before they end."""
+_DEPTH: Final = 8
+"""Levels of partitions that are searched for them."""
 _UNAFFECTED: Final = "Nothing was decided without it, and nothing else depends on it."
 _GONE: Final = (
     "FILE_NOT_EXIST",
@@ -39,7 +44,7 @@ _NO_RUNTIME: Final = ("SparkCatalog", "CATALOG_NOT_FOUND", "catalog plugin")
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """`frame`: its rows, whatever is committed later. `identity`: names the table and the snapshot. `written_at`: when the newest
-    append was made, by the writer's clock; null: none is kept. `committed_at`: when the
+    append was made, by the writer's clock; null: none is kept, or files may be missing. `committed_at`: when the
     snapshot itself was, before which its writer had written all of it."""
 
     frame: DataFrame
@@ -170,9 +175,10 @@ def _of_parquet(subject: str, url: str, table: str, session: SparkSession) -> Sn
             .option("ignoreCorruptFiles", "false")
             .parquet(root)
         )
+        is_whole = _is_at_rest(session, root, before)
         if _marker(session, root) == before:
             at = _instant(before * 1000)
-            return Snapshot(frame, f"{root} {before}", at, at)
+            return Snapshot(frame, f"{root} {before}", at if is_whole else None, at)
     raise _none(subject, table, f"it was written again during each of {_TRIES} tries to list it")
 
 
@@ -182,6 +188,19 @@ def _marker(session: SparkSession, root: str) -> int | None:
     path = jvm.org.apache.hadoop.fs.Path(f"{root}/_SUCCESS")
     files = path.getFileSystem(session._jsc.hadoopConfiguration())
     return int(files.getFileStatus(path).getModificationTime()) if files.exists(path) else None
+
+
+def _is_at_rest(session: SparkSession, root: str, marked_at: int) -> bool:
+    """Whether nothing below the directory is being written, or was after its marker: files may be gone, and not yet back."""
+    jvm: Any = session._jvm
+    files = jvm.org.apache.hadoop.fs.Path(root).getFileSystem(session._jsc.hadoopConfiguration())
+    for depth in range(_DEPTH):
+        unfinished = jvm.org.apache.hadoop.fs.Path(f"{root}{'/*' * depth}/{_UNFINISHED}")
+        if len(files.globStatus(unfinished) or ()):
+            return False
+    listed = session.read.format("binaryFile").option("recursiveFileLookup", "true").load(root)
+    ((newest,),) = listed.selectExpr("unix_millis(max(modificationTime))").collect()
+    return newest is not None and int(newest) <= marked_at
 
 
 def _none(subject: str, table: str, why: str) -> StoreUnavailable:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from backstop.config.mapped import LogMapping, StubMapping
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import EARLIEST, Key
-from backstop.stores.lake.columns import INSTANTS, log_rows, nameless_rows, stub_rows
+from backstop.stores.lake.columns import (
+    INSTANTS,
+    log_rows,
+    nameless_rows,
+    stub_rows,
+    type_of,
+)
 from backstop.stores.lake.snapshot import Snapshot, explained, present_snapshot, spark_session
 from backstop.stores.mapped.columns import columns_of
 from backstop.stores.mapped.table import Column, Look, StubRow
@@ -124,7 +130,7 @@ class LakeTable:
         return concat(found)
 
     def cannot_hold(self, mapping: LogMapping, message_ids: Sequence[str]) -> Mapping[str, str]:
-        return {}  # other columns than texts are refused
+        return {}  # other columns than texts are refused; see nameless_rows for ids in JSON
 
     def has_nameless(self, mapping: LogMapping, group: str) -> bool:
         if group not in self._nameless:
@@ -201,12 +207,14 @@ class LakeTable:
         if isinstance(mapping, LogMapping):
             keys.append(mapping.group)
         for key in keys:
-            if key is None or "." in key:
+            its = None if key is None else type_of(fields, key)
+            if key is None or its is None:
                 continue
-            kind = fields[key].typeName()
             # A number equals many texts: an id of a stub that is written otherwise would look absent.
-            if kind not in _TEXTS + (_NUMBERS if isinstance(mapping, StubMapping) else ()):
-                wrong.append(f"{key} is {fields[key].simpleString()}, and must be a text")
+            if its.typeName() not in _TEXTS + (
+                _NUMBERS if isinstance(mapping, StubMapping) else ()
+            ):
+                wrong.append(f"{key} is {its.simpleString()}, and must be a text")
         return wrong
 
     def _require(self, mapping: StubMapping | LogMapping) -> None:

@@ -162,7 +162,11 @@ class MappedLogs:
         from backstop.sql.arrow import arrow_schema, concat
 
         asked = storable_keys(keys)
-        odd = self._theirs.cannot_hold(self._mapping, [key.message_id for key in asked])
+        found = self._theirs.log_table(self._mapping, group, asked, wanted)
+        names = (found.column(name).to_pylist() for name in ("topic", "message_id"))
+        has = set(zip(*names, strict=True))
+        absent = [key for key in asked if tuple(key) not in has]
+        odd = self._theirs.cannot_hold(self._mapping, [key.message_id for key in absent])
         unreadable = [
             {
                 **dict.fromkeys(wanted),
@@ -171,16 +175,10 @@ class MappedLogs:
                 "log_state": "",
                 "log_broken": odd[key.message_id],
             }
-            for key in asked
+            for key in absent
             if key.message_id in odd
         ]
-        sound = [key for key in asked if key.message_id not in odd]
-        return concat(
-            [
-                pa.Table.from_pylist(unreadable, schema=arrow_schema(wanted)),
-                self._theirs.log_table(self._mapping, group, sound, wanted),
-            ]
-        )
+        return concat([pa.Table.from_pylist(unreadable, schema=arrow_schema(wanted)), found])
 
 
 def _instant(micros: int | None) -> datetime | None:

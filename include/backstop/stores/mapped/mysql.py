@@ -18,6 +18,7 @@ from backstop.sql.connection import BULK_TIMEOUT, STATEMENT_TIMEOUT
 from backstop.sql.mysql import MysqlConnection, server_of
 from backstop.sql.named import load
 from backstop.stores.mapped.columns import columns_of
+from backstop.stores.mapped.forms import NOT_IN_JSON, in_json, why_not
 from backstop.stores.mapped.mysql_columns import (
     ColumnType,
     Writer,
@@ -208,17 +209,15 @@ class MysqlTable:
         return answer
 
     def cannot_hold(self, mapping: LogMapping, message_ids: Sequence[str]) -> Mapping[str, str]:
-        its = [
-            writer.type_of(mapping.message_id)
-            for _, writer in self._connection.run(lambda cursor: self._writers(cursor, mapping))
-        ]
-        return {
-            one: f"an id that a column of type {found.written} cannot hold as it is written"
-            for found in its[:1]
-            if found is not None
-            for one in message_ids
-            if not found.holds(one)
-        }
+        odd: dict[str, str] = {}
+        for _, writer in self._connection.run(lambda cursor: self._writers(cursor, mapping)):
+            its = writer.type_of(mapping.message_id)
+            for one in message_ids:
+                if its is None and not in_json(one):
+                    odd[one] = NOT_IN_JSON
+                elif its is not None and not its.holds(one):
+                    odd[one] = why_not(its.written)
+        return odd
 
     def has_nameless(self, mapping: LogMapping, group: str) -> bool:
         def ask(cursor: Any) -> bool:

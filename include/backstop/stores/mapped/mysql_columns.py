@@ -16,18 +16,15 @@ from zoneinfo import ZoneInfo
 
 from backstop.config.mapped import LogMapping, StubMapping, table_parts
 from backstop.model.records import EARLIEST, LATEST
+from backstop.stores.mapped.forms import UUID, WHOLE
 from backstop.stores.mapped.states import log_kind, stub_state
 
 _LARGE = frozenset({"tinytext", "text", "mediumtext", "longtext", "json", "geometry"})
 _BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
 _TEXTS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
 _TIMES = frozenset({"timestamp", "datetime", "date"})
-_WHOLE = re.compile("0|-?[1-9][0-9]*")
-_FORMS = {
-    "uuid": re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
-    **dict.fromkeys(("tinyint", "smallint", "mediumint", "int", "bigint"), _WHOLE),
-}
-"""Type of a column -> how the server writes its values: any other text equals none of them, whatever id it stands for."""
+_INTEGERS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
+"""Their bits."""
 _CODECS = {
     "latin1": "cp1252",
     "ascii": "ascii",
@@ -42,7 +39,11 @@ _CODECS = {
     "cp932": "cp932",
     "euckr": "euc_kr",
 }
-"""Character sets that cannot hold every text -> Python's codec; utf8 (utf8mb3) besides, which ends at U+FFFF."""
+"""Character sets that cannot hold every text -> Python's codec. Of one that is not named, ASCII alone is known to be held."""
+_UNICODE = ("utf8mb4", "utf16", "utf16le", "utf32")
+_PLANE_0 = ("utf8", "utf8mb3", "ucs2")
+"""They end at U+FFFF."""
+_WITHOUT_FRACTION = re.compile(r"decimal\([0-9]+,0\)")
 _NO_TIME = "'1000-01-01'"
 """The server's zero dates lie before it, and so does no message."""
 _EARLIEST_MS, _LATEST_MS = -62_135_596_800_000, 221_845_392_000_000
@@ -68,24 +69,41 @@ class ColumnType:
         """Whether each of its values can be read as a text."""
         return self.kind not in _BYTES
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its values are whole numbers."""
+        return self.kind in _INTEGERS or (
+            self.kind == "decimal" and _WITHOUT_FRACTION.match(self.written) is not None
+        )
+
     def holds(self, text: str) -> bool:
-        """Whether a row may have exactly this text there. A server that is not strict cuts or replaces what it cannot hold."""
-        form = _FORMS.get(self.kind)
-        if form is not None:
-            return form.fullmatch(text) is not None
-        if self.kind not in _TEXTS:
-            return True
-        if self.length is not None and len(text) > self.length:
+        """Whether a row may have exactly this text there. A server that is not strict cuts or replaces what it cannot hold; of a
+        type that is not known, nothing is known."""
+        if self.is_whole:
+            return WHOLE.fullmatch(text) is not None and self._is_in_range(int(text))
+        if self.kind == "uuid":
+            return UUID.fullmatch(text) is not None
+        if self.kind in _BYTES:
+            size = len(text.encode(errors="replace"))
+            return size == self.length if self.kind == "binary" else size <= (self.length or 0)
+        if self.kind not in _TEXTS or (self.length is not None and len(text) > self.length):
             return False
         if self.kind == "char" and text.endswith(" "):
             return False
-        if self.charset in ("utf8", "utf8mb3"):
+        if self.charset in _PLANE_0:
             return not text or max(text) <= "\uffff"
+        codec = "utf-8" if self.charset in _UNICODE else _CODECS.get(self.charset or "", "ascii")
         try:
-            text.encode(_CODECS.get(self.charset or "", "utf-8"))
+            text.encode(codec)
         except UnicodeEncodeError:
             return False
         return True
+
+    def _is_in_range(self, number: int) -> bool:
+        bits = _INTEGERS.get(self.kind)
+        if "unsigned" in self.written or "zerofill" in self.written:
+            return number >= 0 and (bits is None or number < 2**bits)
+        return bits is None or -(2 ** (bits - 1)) <= number < 2 ** (bits - 1)
 
 
 def quoted(name: str) -> str:
@@ -134,7 +152,7 @@ class Writer:
             field = f"CASE WHEN JSON_TYPE({read}) = 'NULL' THEN NULL ELSE JSON_UNQUOTE({read}) END"
             # A row whose text is no JSON costs itself, not the statement.
             return f"CASE WHEN JSON_VALID({text}) THEN {field} END"
-        if its.kind == "bit":
+        if its.kind == "bit" or "zerofill" in its.written:  # without the zeros before it
             return f"CAST({value} + 0 AS CHAR)"
         if its.kind in _BYTES:
             return f"CASE WHEN CAST({text} AS BINARY) = {value} THEN {text} END"
@@ -164,13 +182,11 @@ class Writer:
         """A condition that an index serves, and that every row with one of these texts meets, perhaps others, too."""
         name = f"{name}_{self._place}"  # another table may have other types
         its = self.type_of(column)
-        if its is None or its.kind not in _TEXTS | _FORMS.keys():
+        if its is None or not (its.kind in _TEXTS or its.kind in _INTEGERS or its.kind == "uuid"):
             self.values[name] = _bytes(texts)
             return f"{self.exact(column)} IN %({name})s"
         held = [text for text in texts if its.holds(text)]
-        self.values[name] = (
-            [int(text) for text in held] if _FORMS.get(its.kind) is _WHOLE else held
-        ) or [None]
+        self.values[name] = ([int(text) for text in held] if its.is_whole else held) or [None]
         return f"t.{quoted(column)} IN %({name})s"
 
     def only(self) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from io import BytesIO
@@ -22,6 +21,7 @@ from backstop.sql.connection import (
 )
 from backstop.sql.named import load
 from backstop.stores.mapped.columns import (
+    base_type,
     columns_of,
     log_rows,
     log_values,
@@ -31,6 +31,7 @@ from backstop.stores.mapped.columns import (
     tables_of,
     visible_table,
 )
+from backstop.stores.mapped.forms import NOT_IN_JSON, in_json, in_postgresql, why_not
 from backstop.stores.mapped.table import Column, Look, StubRow, missing_table, names_of
 from backstop.stores.protocol import Scan
 
@@ -44,11 +45,6 @@ _ROW = {
     "state": "string",
     "row_version": "string",
 }
-_WRITTEN_AS = {
-    "uuid": re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
-    **dict.fromkeys(("smallint", "integer", "bigint"), re.compile("0|-?[1-9][0-9]*")),
-}
-"""Type of a column -> how the server writes its values: any other text equals none of them, whatever id it stands for."""
 
 
 class PostgresTable:
@@ -63,7 +59,7 @@ class PostgresTable:
     def __init__(self, subject: str, url: str, patience: timedelta = STATEMENT_TIMEOUT) -> None:
         self.subject, self._url = subject, url
         self._connection = PostgresConnection(subject, url, statement_timeout=patience)
-        self._id_type: str | None = None
+        self._id_types: set[str] | None = None
 
     def clock(self) -> datetime:
         ((now,),) = self._connection.rows(_SQL["clock"])
@@ -167,14 +163,17 @@ class PostgresTable:
         return concat(found)
 
     def cannot_hold(self, mapping: LogMapping, message_ids: Sequence[str]) -> Mapping[str, str]:
-        if self._id_type is None:
-            found = self._column(mapping.tables[0], mapping.message_id)
-            self._id_type = found.kind if found else ""  # it stands in JSON
-        form = _WRITTEN_AS.get(self._id_type)
-        if form is None:
-            return {}
-        why = f"an id that a column of type {self._id_type} cannot hold as it is written"
-        return {one: why for one in message_ids if not form.fullmatch(one)}
+        if "." in mapping.message_id:
+            return {one: NOT_IN_JSON for one in message_ids if not in_json(one)}
+        if self._id_types is None:
+            found = [self._column(table, mapping.message_id) for table in mapping.tables]
+            self._id_types = {column.kind for column in found if column is not None}
+        return {
+            one: why_not(kind)
+            for kind in sorted(self._id_types)
+            for one in message_ids
+            if not in_postgresql(kind, one)
+        }
 
     def has_nameless(self, mapping: LogMapping, group: str) -> bool:
         names = [name for name in (mapping.message_id, mapping.topic) if name]
@@ -265,7 +264,8 @@ class PostgresTable:
     def _column(self, table: str, name: str) -> Column | None:
         """Null: there is none (it stands in JSON)."""
         values = {"table": table_of(table).replace("%%", "%"), "column": name}
-        found = self._connection.rows(_SQL["column"], values)
+        text = _SQL["column"].replace("{base_type}", base_type("a.atttypid"))
+        found = self._connection.rows(text, values)
         return Column(*found[0]) if found else None
 
     def _ask_logs(

@@ -53,7 +53,8 @@ FROM (
     GROUP BY k.topic, k.message_id) g;
 
 -- name: column: how a column writes its values, and whether each row has one
-SELECT format_type(a.atttypid, NULL), a.attnotnull FROM pg_attribute a
+SELECT CASE WHEN a.atttypid = 'numeric'::regtype THEN format_type(a.atttypid, a.atttypmod) ELSE {base_type} END, a.attnotnull
+FROM pg_attribute a
 WHERE a.attrelid = to_regclass(%(table)s) AND a.attname = %(column)s AND NOT a.attisdropped;
 
 -- name: nameless: whether a row of the group has no id that can be read: it may be of any message

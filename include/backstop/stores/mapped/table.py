@@ -86,7 +86,7 @@ class Table(Protocol):
         ...
 
     def cannot_hold(self, mapping: LogMapping, message_ids: Sequence[str]) -> Mapping[str, str]:
-        """Those of the ids that the id's column can hold in no row, or only changed -> why."""
+        """Those of the ids that a table's column may hold in no row, or only changed -> why."""
         ...
 
     def has_nameless(self, mapping: LogMapping, group: str) -> bool:
