@@ -471,6 +471,71 @@ def test_a_message_that_goes_round_is_never_missing_from_the_list(
     assert done_after > 4 and all(seen[: done_after - 2])
 
 
+def waiting(world: World, level: int) -> str:
+    """A topic whose group g has the message m waiting for another delivery."""
+    topic = world.made(1, "g", "other")
+    message_id, _ = world.store(topic, 0, named("m"))
+    world.until(lambda: world.end(topic) == 1)
+    world.send_back(f"g-{topic}", topic, message_id, level)
+    return topic
+
+
+def test_one_look_at_the_schedule_lists_the_retries_of_many_groups(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, scheduled, empty = waiting(world, 3), waiting(world, 12), world.made(1, "g", "other")
+    world.until(lambda: world.end(f"%RETRY%g-{there}") == 1)
+    wanted = {
+        (topic, f"{group}-{topic}"): None
+        for topic in (there, scheduled, empty)
+        for group in ("g", "other")
+    }
+    reads = []
+    read = world.schedule.read
+    monkeypatch.setattr(
+        world.schedule, "read", lambda *given, **more: reads.append(1) or read(*given, **more)
+    )
+    found = world.retries.listed_together(wanted)
+    assert len(reads) == 1
+    assert {pair for pair, one in found.items() if one.ids == {"m"}} == {
+        (there, f"g-{there}"),
+        (scheduled, f"g-{scheduled}"),
+    }
+    assert found == {pair: world.retries.listed(*pair, None) for pair in wanted}
+
+
+def test_what_fails_again_while_many_groups_are_looked_at_is_not_missed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The groups' places are read before the schedule: after it, a consumer takes the message and it fails again."""
+    topics = [waiting(world, 3) for _ in range(2)]
+    for topic in topics:
+        world.until(lambda topic=topic: world.end(f"%RETRY%g-{topic}") == 1)
+    read = world.schedule.read
+
+    def read_and_fail_again(*given: Any, **more: Any) -> int:
+        left = read(*given, **more)
+        for topic in topics:
+            group, retry = f"g-{topic}", f"%RETRY%g-{topic}"
+            message_id, _ = world.store(topic, 0, named("m"))
+            world.send_back(group, topic, message_id, 12)
+            world.commit(group, retry, 0, 1)
+        return left
+
+    monkeypatch.setattr(world.schedule, "read", read_and_fail_again)
+    found = world.retries.listed_together({(topic, f"g-{topic}"): None for topic in topics})
+    assert [one.ids for one in found.values()] == [{"m"}, {"m"}]
+
+
+def test_one_topic_that_is_not_there_leaves_a_look_at_many_groups_without_an_answer(
+    world: World,
+) -> None:
+    topic = waiting(world, 12)
+    pairs = {(topic, f"g-{topic}"): None, ("nowhere", f"g-{topic}"): None}
+    with pytest.raises(BrokerUnavailable, match="and 1 others: there is no such topic"):
+        world.retries.listed_together(pairs)
+
+
 # Faults.
 
 

@@ -30,9 +30,9 @@ class World:
         self.pool = Pool(Address.parse(server.url()), connect_timeout=2.0)
         routes, clock = Routes(self.pool, brokers=brokers, answer_timeout=10.0), Clock(self.pool)
         levels = parse_levels(server.settings["messageDelayLevel"])
-        schedule = Schedule(self.pool, clock, levels)
-        self.look = ProgressReader(self.pool, routes, clock, schedule, seconds=10.0)
-        self.retries = RetryReader(self.pool, self.look, schedule, seconds=10.0)
+        self.schedule = Schedule(self.pool, clock, levels)
+        self.look = ProgressReader(self.pool, routes, clock, self.schedule, seconds=10.0)
+        self.retries = RetryReader(self.pool, self.look, self.schedule, seconds=10.0)
         # One for which everything that is scheduled is due at once, so that what is not delivered is late.
         self.hasty = ProgressReader(
             self.pool,

@@ -58,6 +58,8 @@ class Capabilities:
     """It knows which messages are in consumers' hands; else `pending` is 0."""
     lists_retries: bool = False
     """`list_retries` tells which messages come again; else only `retry_pending` tells how many wait outside the topic."""
+    lists_retries_together: bool = False
+    """It lists the retries of many groups by one look; it is then a RetryLister, too."""
     delays_messages: bool = False
     """It can keep a message back until a time of its own; it is then a Delayer, too."""
     tells_holders: bool = False
@@ -288,6 +290,17 @@ class Delayer(Protocol):
     def delivered_until(self, topic: str) -> datetime:
         """By the broker's clock: whatever was due in the topic before this instant lies in its queues by now. Long ago where that
         is not known. Raises BrokerUnavailable."""
+        ...
+
+
+class RetryLister(Protocol):
+    """A broker that lists the retries of many groups by one look (capability lists_retries_together)."""
+
+    def list_retries_together(
+        self, wanted: Mapping[tuple[str, str], Places | None]
+    ) -> dict[tuple[str, str], Retries]:
+        """As `list_retries`, for each (topic, group) with its `since`. Raises BrokerUnavailable when it cannot tell of one of them:
+        then each can be asked for by itself."""
         ...
 
 

@@ -301,12 +301,7 @@ class Judge:
                     },
                 )
 
-        owed_by = set(
-            zip(
-                *(owed.column(name).to_pylist() for name in ("topic", "consumer_group")),
-                strict=True,
-            )
-        )
+        owed_by = _distinct(owed, "topic", "consumer_group")
         needed = {subject for topic, group, subject in readings.unread if (topic, group) in owed_by}
         for _, _, subject in readings.unread:
             if subject not in needed:
@@ -331,20 +326,15 @@ class Judge:
                 continue
             stubs.append(found)
             read.append(name)
-            again = [
-                Key(topic, message_id)
-                for topic, message_id, sends, to_all in zip(
-                    *(
-                        found.column(column).to_pylist()
-                        for column in ("topic", "message_id", "send_count", "first_to_all")
-                    ),
-                    strict=True,
+            again = found.filter(
+                pc.or_kleene(
+                    pc.greater(found.column("send_count"), 1),
+                    pc.invert(pc.fill_null(found.column("first_to_all"), False)),
                 )
-                if sends > 1 or not to_all
-            ]
+            )
             try:
-                if again:
-                    attempts.append(self.sources.shard(name).attempt_table(again))
+                if again.num_rows:
+                    attempts.append(self.sources.shard(name).attempt_table(_keys_of(again)))
             except Unavailable as error:
                 self.sources.missed(f"shard {name}", error)
                 without_attempts.append(name)
@@ -374,11 +364,19 @@ def _went_to(*copies: pa.Table) -> set[tuple[str, str]]:
     return {
         (topic, broker)
         for rows in copies
-        for topic, broker in zip(
-            rows.column("topic").to_pylist(), rows.column("broker").to_pylist(), strict=True
-        )
+        for topic, broker in _distinct(rows, "topic", "broker")
         if broker is not None
     }
+
+
+def _distinct(rows: pa.Table, *names: str) -> set[tuple[Any, ...]]:
+    """Each combination of these columns once."""
+    once = rows.group_by(list(names)).aggregate([])
+    return set(zip(*(once.column(name).to_pylist() for name in names), strict=True))
+
+
+def _keys_of(rows: pa.Table) -> list[Key]:
+    return list(map(Key, rows.column("topic").to_pylist(), rows.column("message_id").to_pylist()))
 
 
 def _number_rows(columns: Sequence[pa.ChunkedArray]) -> pa.Array:
@@ -395,10 +393,8 @@ def _number_rows(columns: Sequence[pa.ChunkedArray]) -> pa.Array:
 
 def _first_of_each(stubs: pa.Table) -> pa.Table:
     """Each message once, numbered; the first shard's promise where several have it."""
-    keys = list(
-        zip(stubs.column("topic").to_pylist(), stubs.column("message_id").to_pylist(), strict=True)
-    )
-    if len(set(keys)) < len(keys):
+    if stubs.group_by(["topic", "message_id"]).aggregate([]).num_rows < stubs.num_rows:
+        keys = _keys_of(stubs)
         places = {key: place for place, key in reversed(list(enumerate(keys)))}
         stubs = stubs.take(sorted(places.values()))
     return stubs.add_column(0, "stub_id", pa.array(range(stubs.num_rows), pa.int64()))

@@ -15,7 +15,6 @@ from backstop.brokers.protocol import (
     Broker,
     Delayer,
     GroupPosition,
-    Places,
     ProgressMeans,
     QueueState,
     Retries,
@@ -26,6 +25,12 @@ from backstop.evidence.evidence import (
     GroupProgress,
     QueueReading,
     Readings,
+)
+from backstop.evidence.read_retries import (
+    log_until,
+    read_retries,
+    read_retries_together,
+    settle_grace,
 )
 from backstop.evidence.require_possible import (
     require_possible_positions,
@@ -38,13 +43,10 @@ from backstop.model.errors import Unavailable
 from backstop.model.records import LATEST
 from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
-from backstop.stores.lake.stores import LakeLogs
 from backstop.stores.protocol import Life
 
 _SQL = load("backstop.evidence", "queries.sql")
 _PAGE = 10_000
-_NEVER = datetime(1970, 1, 1, tzinfo=LATEST.tzinfo)
-"""Before anything that was ever recorded."""
 _NO_OFFSET = -1
 """The next offset of a queue that is gone: below every other, so that what comes after is another life."""
 
@@ -133,10 +135,31 @@ def _read_topics(
         except Unavailable as error:
             sources.missed(f"broker {name}", error)
     first = _first_lives(sources, brokers, queued, readings.drained)
+    retries = (
+        read_retries_together(
+            sources,
+            cursor,
+            readings.as_of,
+            brokers,
+            {topic: list(there.live) for topic, there in queued.items()},
+        )
+        if readings.to_judge
+        else {}
+    )
     for topic, there in queued.items():
         name = brokers[topic]
         try:
-            _read_topic(readings, sources, clocks, cursor, topic, name, there, first.get(topic, {}))
+            _read_topic(
+                readings,
+                sources,
+                clocks,
+                cursor,
+                topic,
+                name,
+                there,
+                first.get(topic, {}),
+                retries,
+            )
         except Unavailable as error:
             sources.missed(f"broker {name}", error)
     _compare_log_clocks(readings, sources, clocks)
@@ -194,20 +217,24 @@ def _read_topic(
     name: str,
     there: _Queued,
     first: Mapping[int, bool],
+    retries: Mapping[tuple[str, str], Retries],
 ) -> None:
-    """What comes after progress and queues: retry depth and delays. What a broker does not say of one group is noted as that
-    group's."""
+    """What comes after progress and queues: retry depth, where it is not in `retries`, and delays. What a broker does not say of
+    one group is noted as that group's."""
     broker = sources.broker(name)
     queues, gone = _as_read(there, readings.as_of, first)
     retry: dict[str, Retries] = {}
     unread = there.unread
     for group in there.live:
         try:
-            retry[group] = (
-                _retries(broker, sources, cursor, readings.as_of, name, topic, group)
-                if readings.to_judge
-                else Retries(0, None, {})
-            )
+            if not readings.to_judge:
+                retry[group] = Retries(0, None, {})
+            elif (topic, group) in retries:
+                retry[group] = retries[topic, group]
+            else:
+                retry[group] = read_retries(
+                    broker, sources, cursor, readings.as_of, name, topic, group
+                )
         except Unavailable as error:
             unread[group] = error
     if readings.to_judge:
@@ -267,65 +294,6 @@ def _position(broker: Broker, sources: Sources, topic: str, group: str) -> dict[
         f"group {group} of topic {topic}", broker.progress(topic, group)
     )
     return {position.queue_id: position for position in positions}
-
-
-def _retries(
-    broker: Broker,
-    sources: Sources,
-    cursor: Any,
-    as_of: datetime,
-    name: str,
-    topic: str,
-    group: str,
-) -> Retries:
-    """What waits for another delivery. Listed from where the group was a settle grace ago: what it took from its retry queue
-    since then may come again."""
-    if not broker.capabilities.lists_retries or not sources.settings.ids_on_the_wire(topic):
-        # Without ids any of them may be any message: they hold back what is settled.
-        return Retries(broker.retry_pending(topic, group), None, {})
-    grace, log_until = (
-        _grace(broker, sources, topic, group),
-        _log_until(sources, as_of, group),
-    )
-    since: Places | None = None
-    if grace > timedelta(0) or log_until is not None:
-        cursor.execute(
-            _SQL["retry_place"],
-            {
-                "group": group,
-                "broker": name,
-                "topic": topic,
-                "until": (log_until or as_of) - grace,
-            },
-        )
-        since = next((row[0] for row in cursor.fetchall()), {})
-    seen = broker.list_retries(topic, group, since)
-    require_possible_positions(f"what comes to {group} of {topic} again", seen.but_for_them or ())
-    return seen
-
-
-def _grace(broker: Broker, sources: Sources, topic: str, group: str) -> timedelta:
-    """How old recorded progress must be to be settled, by what it counts."""
-    policy = sources.settings.policy_for(topic, group)
-    declared = ProgressMeans(sources.settings.groups[group].progress)
-    if declared is ProgressMeans.LOGGED:
-        return policy.consume_timeout
-    # A group may call its progress acknowledged only where the broker's means that much.
-    exact = declared is broker.capabilities.progress_means is ProgressMeans.ACKNOWLEDGED
-    return timedelta(0) if exact else policy.redelivery_horizon
-
-
-def _log_until(sources: Sources, as_of: datetime, group: str) -> datetime | None:
-    """Up to when the group's log can deny, where it is a lake table: nothing that was passed later counts. Null: it is asked after
-    the progress was read, and has all of it."""
-    settings = sources.settings
-    if not settings.is_lake_log(group):
-        return None
-    try:
-        return cast(LakeLogs, sources.logs_of(group)).complete_until(as_of)
-    except Unavailable as error:
-        sources.missed(f"store {settings.groups[group].store}", error)
-        return _NEVER
 
 
 def _as_read(
@@ -414,23 +382,23 @@ def _with_progress(
         live = _logged(look, broker, sources, cursor, queues)
     else:
         live = _in_present_life(positions.values(), queues)
-    grace = _grace(broker, sources, look.topic, look.group)
+    grace = settle_grace(broker, sources, look.topic, look.group)
     cursor.execute(_SQL["control_clock"])
     read_at: datetime = cursor.fetchone()[0]
     # What waits in a retry queue is passed in the topic's own. Where it is known by id, it holds back nothing but itself; else
     # it holds back what is settled until that queue is empty.
     unlisted = look.retry_pending or 0 if look.waiting is None else 0
-    log_until = _log_until(sources, as_of, look.group)
-    if log_until is not None:
-        look = replace(look, log_until=log_until)
+    log_ends = log_until(sources, as_of, look.group)
+    if log_ends is not None:
+        look = replace(look, log_until=log_ends)
         # What waited then and does not wait now may have been done since: the queue must have been empty by then.
         unlisted = 1 if look.waiting is None else 0
-    if grace == timedelta(0) and not unlisted and log_until is None:
+    if grace == timedelta(0) and not unlisted and log_ends is None:
         settled = live if but_for_waiting is None else _in_present_life(but_for_waiting, queues)
     else:
-        by = None if log_until is None else log_until - grace
+        by = None if log_ends is None else log_ends - grace
         cursor.execute(_SQL["retry_last_empty"], {**where, "until": by})
-        until = cut(log_until or as_of, grace, unlisted, cursor.fetchone()[0])
+        until = cut(log_ends or as_of, grace, unlisted, cursor.fetchone()[0])
         cursor.execute(_SQL["settled_progress"], {**where, "until": until})
         settled = settle(live, {row[0]: Progress(*row[1:]) for row in cursor.fetchall()})
     cursor.execute(_SQL["rate_since"], {**where, "since": as_of - policy.queue_delay_cap})

@@ -88,14 +88,14 @@ def backoff(n: int, key: Key, policy: Policy) -> timedelta:
     The jitter comes from the message and the number, so that a rerun decides the same. It only adds: the wait
     stays above attempt_timeout + max_clock_skew, which the constraint on backoff_base is there for.
     """
-    return timedelta(seconds=backoff_seconds(n, key, policy))
+    return policy.backoff(n) * jitter(n, key, policy)
 
 
-def backoff_seconds(n: int, key: Key, policy: Policy) -> float:
-    """`backoff` as a plain number, for batches."""
+def jitter(n: int, key: Key, policy: Policy) -> float:
+    """How many times the policy's backoff the wait is."""
     text = f"{n} {len(key.topic)} {key.topic}{key.message_id}"
     share = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
-    return policy.backoff(n).total_seconds() * (1 + policy.backoff_jitter * share)
+    return 1 + policy.backoff_jitter * share
 
 
 def expected_queue_delay(waiting: Iterable[tuple[int, float | None]], cap: timedelta) -> timedelta:

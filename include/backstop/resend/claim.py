@@ -26,8 +26,8 @@ from backstop.requests.policy import (
     RECONCILE,
     Decision,
     Send,
-    backoff_seconds,
     expected_queue_delay,
+    jitter,
 )
 from backstop.runs.run import Run, hold
 from backstop.runs.scope import topics_of
@@ -47,9 +47,8 @@ class TopicShard:
     shard: str
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A resend request in a worker's hands."""
+class Request(NamedTuple):
+    """A resend request in a worker's hands. A tuple, because a run makes one for each message."""
 
     request_id: int
     key: Key
@@ -237,6 +236,10 @@ def take_numbers(
     attempt_seconds, delay = policy.attempt_timeout.total_seconds(), worker.delays.get(topic, 0.0)
     broker = worker.broker_name(topic)
     wanted, claims = {}, []
+    waits = {
+        number: policy.backoff(number).total_seconds()
+        for number in {request.send_number for request in claimed.requests}
+    }
     for request in claimed.requests:
         if isinstance(decision := decisions[request.request_id], Send):
             wanted[request.key] = request
@@ -248,7 +251,8 @@ def take_numbers(
                     groups=decision.groups,
                     requested_by=f"request {request.request_id}",
                     attempt_seconds=attempt_seconds,
-                    next_check_seconds=backoff_seconds(request.send_number, request.key, policy)
+                    next_check_seconds=waits[request.send_number]
+                    * jitter(request.send_number, request.key, policy)
                     + delay,
                     max_sends=policy.max_sends,
                     max_refusals=policy.max_refusals,

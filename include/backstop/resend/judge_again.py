@@ -67,25 +67,21 @@ def _situations(
     judgement: Judgement,
 ) -> list[dict[str, Any]]:
     """Rows of situations.sql."""
-    askers = {
-        who: _asker(who)
-        for who in {request.requested_by for _, requests in topic_shards for request in requests}
-    }
-    rows = [
-        (
-            place,
-            r.request_id,
-            *r.key,
-            r.send_number,
-            r.groups,
-            r.requested_by,
-            askers[r.requested_by],
-        )
-        for place, (_, requests) in enumerate(topic_shards)
-        for r in requests
-    ]
-    if not rows:
+    requests = [request for _, some in topic_shards for request in some]
+    if not requests:
         return []
+    places = [place for place, (_, some) in enumerate(topic_shards) for _ in some]
+    request_ids, keys, numbers, groups, _, requested_by, _ = zip(*requests, strict=True)
+    asker = {who: _asker(who) for who in set(requested_by)}
+    columns = [
+        places,
+        request_ids,
+        *zip(*keys, strict=True),
+        numbers,
+        groups,
+        requested_by,
+        [asker[who] for who in requested_by],
+    ]
     too_old = [
         micros(judgement.as_of - worker.policy(topic_shard.topic).replay_horizon)
         for topic_shard, _ in topic_shards
@@ -94,7 +90,7 @@ def _situations(
     found: list[dict[str, Any]] = worker.judge.engine.query(
         _SQL["situations"],
         {
-            "request": pa.table(list(map(list, zip(*rows, strict=True))), schema=_REQUEST),
+            "request": pa.table(columns, schema=_REQUEST),
             "topic_shard": pa.table(
                 [
                     list(range(len(topic_shards))),

@@ -78,7 +78,8 @@ _NOT_STORED_CODES = frozenset(
 )
 
 
-_WRITE_HEADERS = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_quoted = json.encoder.encode_basestring
+"""A text as JSON has it, beyond ASCII as it is; raises TypeError for what is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class Publisher:
                 receipts[place] = count
                 continue
             try:
-                packed[place] = _pack(message)
+                packed[place] = pack(message)
             except (ContractBroken, UnicodeEncodeError, TypeError, AttributeError) as error:
                 receipts[place] = _refused(
                     f"The message cannot be written as an entry: {error}", for_good=True
@@ -258,7 +259,7 @@ class Publisher:
         return int((begun + clock[0] + self._exchange.seconds) * 1e6)
 
 
-def _pack(message: Message) -> tuple[bytes, bytes, bytes, bytes]:
+def pack(message: Message) -> tuple[bytes, bytes, bytes, bytes]:
     """Content, headers, tag, partition key as the script takes them. Raises ContractBroken,
     UnicodeEncodeError, ..."""
     if not message.message_id:
@@ -268,15 +269,22 @@ def _pack(message: Message) -> tuple[bytes, bytes, bytes, bytes]:
             next_step="Give it the business key of its stub.",
         )
     headers = {**message.headers, ID_HEADER: message.message_id}
-    if any(not isinstance(part, str) for pair in headers.items() for part in pair):
+    try:
+        # As the library's own encoder writes it, which takes three times as long for a few texts.
+        text = ",".join([f"{_quoted(name)}:{_quoted(value)}" for name, value in headers.items()])
+    except TypeError:
         raise ContractBroken(
             "A header is not text.",
             unaffected="The message was not sent.",
             next_step="Write header values as text.",
-        )
-    message.message_id.encode()  # ids are valid Unicode everywhere, or they could not be keys
-    text = _WRITE_HEADERS(headers).encode()
-    return bytes(message.content), text, _optional(message.tag), _optional(message.partition_key)
+        ) from None
+    # Ids are valid Unicode everywhere, or they could not be keys: `encode` raises for half of a surrogate pair.
+    return (
+        bytes(message.content),
+        b"{%b}" % text.encode(),
+        _optional(message.tag),
+        _optional(message.partition_key),
+    )
 
 
 def _optional(text: str | None) -> bytes:

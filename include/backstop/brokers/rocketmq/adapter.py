@@ -168,6 +168,7 @@ class RocketMQ:
             acknowledges_each=False,
             knows_pending=False,
             lists_retries=True,
+            lists_retries_together=True,
             delays_messages=True,
             tells_holders=True,
         )
@@ -202,6 +203,11 @@ class RocketMQ:
 
     def list_retries(self, topic: str, group: str, since: Places | None = None) -> Retries:
         return self._retries.listed(topic, group, since)
+
+    def list_retries_together(
+        self, wanted: Mapping[tuple[str, str], Places | None]
+    ) -> dict[tuple[str, str], Retries]:
+        return self._retries.listed_together(wanted)
 
     def holders(self, topic: str, group: str) -> list[Holder]:
         return holders(

@@ -9,11 +9,11 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -25,6 +25,8 @@ from backstop.brokers.protocol import (
     GroupPosition,
     Receipt,
     Received,
+    Retries,
+    RetryLister,
     Subscription,
 )
 from backstop.brokers.testing.server import (
@@ -580,7 +582,15 @@ class Looking(_Fixtures):
         def all_passed() -> bool:
             """Whether the group is past everything but what is listed; the failing one is always either."""
             live = adapter.broker.progress(topic, group)
-            seen = adapter.broker.list_retries(topic, group)
+            looks = [adapter.broker.list_retries(topic, group)]
+            if adapter.broker.capabilities.lists_retries_together:
+                pair = (topic, group)
+                together = cast(RetryLister, adapter.broker).list_retries_together({pair: None})
+                looks.append(together[pair])
+            listed = [is_listed(live, seen) for seen in looks]
+            return all(listed)
+
+        def is_listed(live: Sequence[GroupPosition], seen: Retries) -> bool:
             assert seen.ids is not None and seen.ids <= {"poison", "a", "b"}
             at = live if seen.but_for_them is None else seen.but_for_them
             passed = all(position.passed_until > stored_by for position in at)

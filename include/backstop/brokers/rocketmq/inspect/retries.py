@@ -8,7 +8,7 @@ none that goes round is missed. What could not be read counts as waiting.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from backstop.brokers.protocol import Places, Retries
@@ -59,6 +59,23 @@ class _Queue:
         return self.first if then > self.next else max(self.first, min(then, self.at))
 
 
+_End = tuple[str, str, int, int, int]
+"""A queue of a topic: broker, address, queue, first, next."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A group of a topic, by RocketMQ's names."""
+
+    group: str
+    retry_topics: tuple[str, ...]
+
+    @classmethod
+    def of(cls, topic: str, group: str) -> _Wanted:
+        """Raises ContractBroken for names that RocketMQ cannot have."""
+        return cls(encode_group(group), (retry_topic(group), *pop_retry_topics(group, topic)))
+
+
 class RetryReader:
     """Reads for one adapter. Safe to share between threads; they wait for each other."""
 
@@ -69,115 +86,140 @@ class RetryReader:
 
     def pending(self, topic: str, group: str) -> int:
         """Messages that wait for the group, at most. BrokerUnavailable when a master does not answer."""
-        return self._read(topic, group).count
+        return self._read([(topic, group)])[0].count
 
     def listed(self, topic: str, group: str, since: Places | None) -> Retries:
         """The same by id; as the protocol has it."""
-        seen = self._read(topic, group)
-        places = {queue.key: queue.at for queue in seen.queues}
-        if seen.left:
-            return Retries(seen.count, None, places)
-        try:
-            ids = self._ids(seen.queues, since, seen.doing, seen.deadline)
-        except BrokerUnavailable:  # this login may count there, and not read
-            ids = None
-        if ids is not None:
-            # Perhaps of another topic of the group: what a message tells of where it came from is its sender's word.
-            ids |= {entry.message_id for entry in seen.scheduled if entry.message_id}
-        return Retries(seen.count, None if ids is None else frozenset(ids), places)
+        return self.listed_together({(topic, group): since})[topic, group]
 
-    def _read(self, topic: str, group: str) -> _Seen:
+    def listed_together(
+        self, wanted: Mapping[tuple[str, str], Places | None]
+    ) -> dict[tuple[str, str], Retries]:
+        """The same for each (topic, group), by one look at what is scheduled: that waits until the broker has indexed everything
+        that it stored. Raises BrokerUnavailable when anything of any of them was not read."""
+        found: dict[tuple[str, str], Retries] = {}
+        read: dict[tuple[tuple[_Queue, int], ...], set[str] | None] = {}
+        for pair, seen in zip(wanted, self._read(list(wanted)), strict=True):
+            places = {queue.key: queue.at for queue in seen.queues}
+            if seen.left:
+                found[pair] = Retries(seen.count, None, places)
+                continue
+            starts = tuple(
+                (queue, start)
+                for queue in seen.queues
+                if (start := queue.start(wanted[pair])) < queue.next
+            )
+            if starts not in read:  # a group has one retry topic for all of its topics
+                try:
+                    read[starts] = self._ids(dict(starts), seen.doing)
+                except BrokerUnavailable:  # this login may count there, and not read
+                    read[starts] = None
+            ids = read[starts]
+            if ids is not None:
+                # Perhaps of another topic of the group: what a message tells of where it came from is its sender's word.
+                ids = ids | {entry.message_id for entry in seen.scheduled if entry.message_id}
+            found[pair] = Retries(seen.count, None if ids is None else frozenset(ids), places)
+        return found
+
+    def _read(self, pairs: Sequence[tuple[str, str]]) -> list[_Seen]:
         """Every master is asked: a client that cannot hand a message back sends it to the retry topic of another one."""
+        topic, group = pairs[0]
         doing = f"looking for the retries of the group {group!r} of {topic!r}"
+        if len(pairs) > 1:
+            doing += f" and {len(pairs) - 1} others"
         deadline = time.monotonic() + self._seconds
         try:
-            name, topics = (
-                encode_group(group),
-                (retry_topic(group), *pop_retry_topics(group, topic)),
-            )
+            wanted = [_Wanted.of(topic, group) for topic, group in pairs]
         except ContractBroken as error:
             raise unavailable(doing, error.what) from error
-        topic_name, _, _ = self._reader.find(
-            topic, doing, deadline
-        )  # of a topic that is not there nothing is known
+        # Of a topic that is not there nothing is known.
+        names = {
+            topic: self._reader.find(topic, doing, deadline)[0]
+            for topic in dict.fromkeys(topic for topic, _ in pairs)
+        }
         masters = self._reader.masters(doing, deadline)
-        begun = [
-            queue for one in topics for queue in self._places(name, one, masters, doing, deadline)
-        ]
+        # By group, too: two groups may have one name for a retry topic of popped messages.
+        used = list(dict.fromkeys((one.group, name) for one in wanted for name in one.retry_topics))
+        begun = self._places(used, masters, doing, deadline)
         with self._schedule.lock:
             left = self._schedule.read(masters, doing, deadline)
-            entries = list(self._schedule.entries(masters))
-            scheduled = [entry for entry in entries if entry.goes_to in (*topics, topic_name)]
-            left += sum(
-                entry.cut_off for entry in entries
-            )  # where it goes may be among what is missing
-        ends = {
-            (one, broker, queue_id): (address, first, following)
-            for one in topics
-            for broker, address, queue_id, first, following in self._ends(
-                one, masters, doing, deadline
+            scheduled: dict[str, list[Entry]] = {}
+            for entry in self._schedule.entries(masters):
+                scheduled.setdefault(entry.goes_to, []).append(entry)
+                left += entry.cut_off  # where it goes may be among what is missing
+        ends = self._ends([name for _, name in used], masters, doing, deadline)
+        queues = {at: _ended(at[1], begun[at], ends[at[1]]) for at in used}
+        return [
+            _Seen(
+                doing,
+                [queue for name in pair.retry_topics for queue in queues[pair.group, name]],
+                [
+                    entry
+                    for name in (*pair.retry_topics, names[topic])
+                    for entry in scheduled.get(name, ())
+                ],
+                left,
+                set(pair.retry_topics),
             )
-        }
-        queues = []
-        for queue in begun:
-            _, first, following = ends.pop(
-                (queue.topic, queue.broker, queue.queue_id), (None, queue.first, queue.next)
-            )
-            # A commit beyond the end is of another life of the topic.
-            at = max(first, queue.at) if queue.at <= following else first
-            queues.append(replace(queue, first=first, at=at, next=following))
-        queues += [  # it came meanwhile
-            _Queue(one, broker, address, queue_id, first, first, following)
-            for (one, broker, queue_id), (address, first, following) in ends.items()
+            for (topic, _), pair in zip(pairs, wanted, strict=True)
         ]
-        return _Seen(doing, deadline, queues, scheduled, left, set(topics))
 
     def _places(
-        self, group: str, topic: str, masters: Mapping[str, str], doing: str, deadline: float
-    ) -> list[_Queue]:
-        """Where the group is in each queue of one of its retry topics."""
-        there = list(self._ends(topic, masters, doing, deadline))
-        committed = self._reader.committed(
-            group, topic, [(b, a, q) for b, a, q, _, _ in there], doing, deadline
-        )
-        return [
-            _Queue(
-                topic,
-                broker,
-                address,
-                queue_id,
-                first,
-                committed.get((broker, queue_id), first),
-                following,
+        self,
+        used: Sequence[tuple[str, str]],
+        masters: Mapping[str, str],
+        doing: str,
+        deadline: float,
+    ) -> dict[tuple[str, str], list[_Queue]]:
+        """Where each group is in each queue of each of its retry topics; `used`: (group, retry topic)."""
+        ends = self._ends([name for _, name in used], masters, doing, deadline)
+        found: dict[tuple[str, str], list[_Queue]] = {}
+        for group, topic in used:
+            there = ends[topic]
+            committed = self._reader.committed(
+                group, topic, [(b, a, q) for b, a, q, _, _ in there], doing, deadline
             )
-            for broker, address, queue_id, first, following in there
-        ]
+            found[group, topic] = [
+                _Queue(
+                    topic,
+                    broker,
+                    address,
+                    queue_id,
+                    first,
+                    committed.get((broker, queue_id), first),
+                    following,
+                )
+                for broker, address, queue_id, first, following in there
+            ]
+        return found
 
     def _ends(
-        self, topic: str, masters: Mapping[str, str], doing: str, deadline: float
-    ) -> Iterator[tuple[str, str, int, int, int]]:
-        """(broker, address, queue, first, next) of each queue of a topic, on all masters that have it."""
+        self, topics: Iterable[str], masters: Mapping[str, str], doing: str, deadline: float
+    ) -> dict[str, list[_End]]:
+        """Each queue of each topic, on all masters that have it."""
+        wanted = [(topic, broker) for topic in dict.fromkeys(topics) for broker in masters]
         asked = [
-            (address, Request(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic}))
-            for address in masters.values()
+            (masters[broker], Request(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic}))
+            for topic, broker in wanted
         ]
         answers = require_answers(
             self._pool, asked, deadline, doing, also=(ResponseCode.TOPIC_NOT_EXIST,)
         )
-        for (broker, address), answer in zip(masters.items(), answers, strict=True):
-            for queue_id, first, following in (
-                read_stats(answer, doing) if answer.code == ResponseCode.SUCCESS else ()
-            ):
-                yield broker, address, queue_id, first, following
+        found: dict[str, list[_End]] = {topic: [] for topic, _ in wanted}
+        for (topic, broker), answer in zip(wanted, answers, strict=True):
+            if answer.code == ResponseCode.SUCCESS:
+                found[topic] += [
+                    (broker, masters[broker], queue_id, first, following)
+                    for queue_id, first, following in read_stats(answer, doing)
+                ]
+        return found
 
-    def _ids(
-        self, queues: Sequence[_Queue], since: Places | None, doing: str, deadline: float
-    ) -> set[str] | None:
-        """The ids that lie in the retry topics from their places on; null: more than may be read, or than half the time of the
+    def _ids(self, starts: Mapping[_Queue, int], doing: str) -> set[str] | None:
+        """The ids that lie in these queues from their places on; null: more than may be read, or than half the time of a
         look is enough for, or one cannot be read."""
         ids: set[str] = set()
-        entries, room = LISTED, LISTED_BYTES
-        reading = {queue: start for queue in queues if (start := queue.start(since)) < queue.next}
+        entries, room, deadline = LISTED, LISTED_BYTES, time.monotonic() + self._seconds
+        reading = dict(starts)
         while reading:
             asked = [
                 (queue.address, pull(queue.topic, queue.queue_id, at, _PULL))
@@ -209,12 +251,28 @@ class RetryReader:
         return ids
 
 
+def _ended(topic: str, begun: Sequence[_Queue], ends: Sequence[_End]) -> list[_Queue]:
+    """The queues of a retry topic, where the group was when the look began and with the ends that they have now."""
+    left = {(broker, queue_id): end for end in ends for broker, _, queue_id, _, _ in [end]}
+    queues = []
+    for queue in begun:
+        now = left.pop((queue.broker, queue.queue_id), None)
+        first, following = (queue.first, queue.next) if now is None else now[3:]
+        # A commit beyond the end is of another life of the topic.
+        at = max(first, queue.at) if queue.at <= following else first
+        queues.append(replace(queue, first=first, at=at, next=following))
+    queues += [  # it came meanwhile
+        _Queue(topic, broker, address, queue_id, first, first, following)
+        for broker, address, queue_id, first, following in left.values()
+    ]
+    return queues
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """What one look found: of the retry topics, and of what is scheduled to go there or into the topic itself."""
 
     doing: str
-    deadline: float
     queues: list[_Queue]
     scheduled: list[Entry]
     left: int

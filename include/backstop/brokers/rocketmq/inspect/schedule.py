@@ -103,6 +103,8 @@ class _Look:
     """Our monotonic time before the first question."""
     now: Mapping[str, int]
     ends: Sequence[_Ends]
+    left: int
+    """How many scheduled messages were not read."""
     delivered: Mapping[str, int]
     """Up to when messages with a time of their own are delivered."""
 
@@ -117,18 +119,16 @@ class Schedule:
         self._masters: dict[str, _Master] = {}
         self._looks: dict[tuple[tuple[str, str], ...], _Look] = {}
 
-    def read(
-        self, masters: Mapping[str, str], doing: str, deadline: float, *, forget: bool = True
-    ) -> int:
-        """Reads what is new, and returns how many it had to leave. `forget`: what has gone where it goes counts no more.
+    def read(self, masters: Mapping[str, str], doing: str, deadline: float) -> int:
+        """Reads what is new, and returns how many it had to leave. What has gone where it goes counts no more.
 
-        Everything that was stored before this began is seen: also what went from here into a topic is in its queue by now.
+        Everything that was stored before this began is seen: also what went from here into a topic is in its queue by now. The look
+        is a new one, and `times` may share it.
         """
         with self.lock:
-            _, ends = self._ends(masters, doing, deadline)
-            if forget:
-                self._forget_delivered(ends)
-            return self._read(ends, doing, deadline)
+            look = self._look(masters, doing, deadline)
+            self._looks[_key(masters)] = look
+            return look.left
 
     def entries(self, masters: Mapping[str, str]) -> Iterator[Entry]:
         """Each message that `read` found waiting."""
@@ -140,7 +140,7 @@ class Schedule:
         """The time of each master, at most SHARED_SECONDS ago, of which everything that was stored before it can be seen in the
         queues from now on; and up to when all that was due in the topic has come there. A broker that was down, or is busy,
         delivers late."""
-        key = tuple(sorted(masters.items()))
+        key = _key(masters)
         with self.lock:
             look = self._looks.get(key)
             if look is None or time.monotonic() - look.begun > SHARED_SECONDS:
@@ -159,11 +159,12 @@ class Schedule:
         now = self._clock.read(masters, deadline)
         runtimes, ends = self._ends(masters, doing, deadline)
         self._forget_delivered(ends)
-        self._read(ends, doing, deadline)
+        left = self._read(ends, doing, deadline)
         return _Look(
             begun,
             now,
             ends,
+            left,
             {
                 master: self._timed_until(address, runtimes[master], now[master], doing, deadline)
                 for master, address in masters.items()
@@ -300,6 +301,10 @@ class Schedule:
 
     def _level(self, ends: _Ends) -> _Level:
         return self._masters[ends.master].levels.setdefault(ends.queue_id, _Level())
+
+
+def _key(masters: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(masters.items()))
 
 
 def _messages(answer: Answer, doing: str) -> list[Stored]:
