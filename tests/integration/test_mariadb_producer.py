@@ -28,6 +28,8 @@ from backstop.config.settings import Settings
 from backstop.model.errors import ContractBroken, StoreUnavailable
 from backstop.model.records import Key, Message, Outcome, Position
 from backstop.schema.migrate import current, grant, head, migrate
+from backstop.sql.mysql import MysqlConnection
+from backstop.stores.mariadb import change_stubs
 from backstop.stores.mariadb.stubs import MariaStubs
 from backstop.stores.open import open_stub_audit, open_stub_purge, open_stub_store
 from backstop.stores.protocol import Claim, Handed, Scope, Settlement, StubOutcome
@@ -377,6 +379,37 @@ def test_the_duties_and_people_do_all_of_theirs_with_their_own_roles(
 
 def login_as_it_is(database: MariaDatabase) -> str:
     return f"mysql://it:{LOGIN}@127.0.0.1:{database.server.port}/{database.name}"
+
+
+@pytest.mark.parametrize("hold", ["hold_claims", "hold_settlements", "hold_promoted"])
+def test_what_a_change_found_nobody_changes_before_it_is_written(
+    world: MariaStubWorld, hold: str
+) -> None:
+    """Each by itself: what is recovered before it locks the same rows in the whole change."""
+    mine = token()
+    attempt: dict[str, Any] = {}
+    if hold == "hold_settlements":
+        attempt = {"attempt_token": mine, "attempt_deadline": NOW, "attempted_at": NOW}
+    world.put_stub(send_count=1, **attempt)
+    rows = {
+        "hold_claims": {"send_number": 2, "max_sends": 5, "max_refusals": 5, "only_when_due": 1},
+        "hold_settlements": {"send_number": 1, "token": mine},
+        "hold_promoted": {"old_status": "pending", "new_status": "confirmed", "send_count": 1},
+    }
+    values = {"as_of": NOW.replace(tzinfo=None), "own_as_of": NOW.replace(tzinfo=None)}
+
+    def work(cursor: Any) -> bool:
+        (held,) = change_stubs._hold(cursor, hold, {Key(TOPIC, "m-1"): rows[hold]}, values)
+        assert held["keys"] == {Key(TOPIC, "m-1")}
+        with closing(world.database.connect()) as other, other.cursor() as theirs:
+            theirs.execute("SET innodb_lock_wait_timeout = 0")
+            with pytest.raises(pymysql.MySQLError) as caught:
+                theirs.execute("UPDATE message_stub SET send_count = 9")
+        return bool(caught.value.args[0] == 1205)
+
+    connection = MysqlConnection("shard shop_a", world.database.dsn)
+    assert connection.change(work)
+    connection.close()
 
 
 def test_retention_takes_what_is_over_and_an_erasure_empties_it(world: MariaStubWorld) -> None:
