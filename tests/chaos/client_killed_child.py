@@ -103,8 +103,8 @@ def in_turn(*names: str) -> Callable[[], str]:
 def produce(places: dict[str, str]) -> None:
     Dying.name = staticmethod(in_turn("record", "look", "settle"))
 
-    def connect() -> Connection:
-        return psycopg2.connect(places["producer"], connection_factory=Dying)
+    def connect() -> Any:
+        return dying(places["producer"])
 
     with open_broker(places["broker"]) as broker:
         connection = connect()

@@ -15,6 +15,9 @@ from backstop.config.settings import Settings
 from backstop.control.connection import connect
 from backstop.reconcile import promote as subject
 from backstop.runs.run import find
+from backstop.sql.mysql import MysqlConnection
+from backstop.stores.mariadb import stubs as maria_stubs
+from backstop.stores.mariadb.change_stubs import promote
 from backstop.stores.postgresql import stubs
 
 
@@ -34,7 +37,7 @@ if case["boundary"] == "inside the control transaction":
 elif case["boundary"] == "after the control commit":
     subject._promote_shards = die
 elif case["boundary"] == "between two commits of one shard":
-    stubs._PROMOTED = 1  # one stub a commit
+    stubs._PROMOTED = maria_stubs._PROMOTED = 1  # one stub a commit
     promote_some, commits = stubs.PostgresStubs._promote, []
 
     def second_commit_dies(store: Any, values: Any, cursor: Any) -> Any:
@@ -45,6 +48,16 @@ elif case["boundary"] == "between two commits of one shard":
         return promote_some(store, values, cursor)
 
     stubs.PostgresStubs._promote = second_commit_dies
+    change, changes = MysqlConnection.change, []
+
+    def second_change_dies(connection: Any, work: Any) -> Any:
+        if connection.subject == "shard shop_b" and getattr(work, "func", None) is promote:
+            changes.append(work)
+            if len(changes) == 2:
+                die()
+        return change(connection, work)
+
+    MysqlConnection.change = second_change_dies
 elif case["boundary"] == "after the last shard":
     promote_shards = subject._promote_shards
 

@@ -27,7 +27,7 @@ from client_world import (  # noqa: F401
     valkey,
 )
 from forked import run_forked
-from maria_world import maria, maria_consumer, maria_server  # noqa: F401
+from maria_world import maria, maria_consumer, maria_producer, maria_server  # noqa: F401
 
 ID = "order-1:placed"
 
@@ -38,6 +38,7 @@ def run_child(role: str, boundary: str, places: dict[str, str]) -> int:
     return ended.returncode
 
 
+@pytest.mark.parametrize("where", ["producer", "maria_producer"])
 @pytest.mark.parametrize(
     ("boundary", "recorded", "published", "settled"),
     [
@@ -51,14 +52,16 @@ def run_child(role: str, boundary: str, places: dict[str, str]) -> int:
     ],
 )
 def test_a_killed_producer_leaves_what_backstop_needs_and_a_rerun_completes_it(
-    producer: Database,
     broker: RedisStreams,
     valkey: Valkey,
+    request: pytest.FixtureRequest,
+    where: str,
     boundary: str,
     recorded: bool,
     published: int,
     settled: bool,
 ) -> None:
+    producer: Database = request.getfixturevalue(where)
     places = {"producer": producer.dsn, "broker": valkey.url(), "id": ID}
     assert run_child("produce", boundary, places) == -signal.SIGKILL
     orders = producer.run("SELECT 1 FROM business_order")

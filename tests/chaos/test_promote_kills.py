@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,12 @@ from backstop.runs.run import Run, open_run
 from backstop.stores.protocol import Scope
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
+from maria_stubs import KIND, moved
+from maria_world import MariaDatabase, maria_server
+from mariadb import MariaDB
 from system import System, build_template, settings_dict, system
 
+__all__ = ["maria_server"]
 CHILD = Path(__file__).with_name("promote_killed_child.py")
 
 
@@ -45,6 +50,17 @@ def statuses(world: System) -> dict[str, str]:
     return found
 
 
+class InMariaDB(System):
+    """The same with its shards in MariaDB."""
+
+    databases: dict[str, MariaDatabase]
+
+    def rows(self, database: str, query: str, *values: object) -> list[tuple[Any, ...]]:
+        if database not in self.databases:
+            return super().rows(database, query, *values)
+        return [tuple(row.values()) for row in self.databases[database].run(query, values)]
+
+
 CONFIRMED_BY_THEN = {
     "inside the control transaction": {"done-shop_a": False, "done-shop_b": False},
     "after the control commit": {"done-shop_a": False, "done-shop_b": False},
@@ -57,10 +73,16 @@ CONFIRMED_BY_THEN = {
 
 
 @pytest.mark.parametrize("boundary", CONFIRMED_BY_THEN)
+@pytest.mark.parametrize("stubs_in", ["PostgreSQL", "MariaDB"])
 def test_a_killed_promotion_is_finished_by_the_next_run(
-    boundary: str, servers: tuple[Postgres, Valkey], spark: Any, tmp_path: Path
+    stubs_in: str,
+    boundary: str,
+    servers: tuple[Postgres, Valkey],
+    maria_server: MariaDB,
+    spark: Any,
+    tmp_path: Path,
 ) -> None:
-    with system(*servers) as world:
+    with system(*servers) as world, ExitStack() as stack:
         for shard in ("shop_a", "shop_b"):
             world.sent(f"done-{shard}", shard=shard)
         world.consume("billing")
@@ -68,6 +90,11 @@ def test_a_killed_promotion_is_finished_by_the_next_run(
         world.sent("lost", shard="shop_b")
         world.pass_over("billing")
         world.consume("shipping")
+        producers: dict[str, Any] = {}
+        if stubs_in == "MariaDB":
+            there, databases = stack.enter_context(moved(world, maria_server, {}))
+            world = InMariaDB(there.urls, there.settings, there.connections, there.broker)
+            world.databases, producers = databases, {"producers": KIND}
         control = world.control()
         run = open_run(control, "reconcile", "*", world.settings)
         judge(spark, world.settings, world.connections, control, run, Scope())
@@ -75,7 +102,7 @@ def test_a_killed_promotion_is_finished_by_the_next_run(
         case.write_text(
             json.dumps(
                 {
-                    "settings": settings_dict(),
+                    "settings": settings_dict(**producers),
                     "urls": world.urls,
                     "run_id": run.run_id,
                     "token": run.token,

@@ -18,11 +18,9 @@ from backstop.client import (
     Ended,
     Holding,
     KeptConnection,
-    NewMessage,
     ProcessOnce,
     Row,
     leased,
-    record_many,
     row_lock,
 )
 from backstop.leases import books, guard, mariadb, parking, queue_owner
@@ -414,11 +412,10 @@ def test_the_life_of_the_server_is_another_after_the_table_was_made_again(
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda connection: record_many(connection, [NewMessage(TOPIC, "m", b"{}")]),
         lambda connection: queue_owner.declare(connection, GROUP, TOPIC, [0]),
         lambda connection: parking.say_back(connection, GROUP, "member"),
     ],
-    ids=["producer", "owned queues", "parked keys"],
+    ids=["owned queues", "parked keys"],
 )
 def test_what_is_not_there_yet_is_refused_before_anything_is_executed(
     maria: MariaDatabase, ask: Callable[[Any], None]

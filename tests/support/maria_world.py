@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -15,13 +16,16 @@ import pytest
 
 from backstop.schema.migrate import migrate
 from backstop.stores.mariadb.logs import MariaLogs
-from backstop.stores.protocol import LogStore
-from mariadb import MariaDB
+from backstop.stores.mariadb.stubs import MariaStubs
+from backstop.stores.protocol import LogStore, StubStore
+from mariadb import PASSWORD, MariaDB
+from store_world import NOW
 
 EFFECT = (
     "CREATE TABLE effect (topic varchar(255), message_id varchar(255), consumer_group varchar(255), fence bigint)"
     " CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 )
+BUSINESS = "CREATE TABLE business_order (order_id varchar(255) PRIMARY KEY)"
 KEYS = ("consumer_group", "topic", "message_id")
 _KEY = "consumer_group = %s AND topic = %s AND message_id = %s"
 Row = dict[str, Any]
@@ -108,14 +112,14 @@ def maria_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
 
 
 @contextmanager
-def maria_database(server: MariaDB) -> Iterator[MariaDatabase]:
+def maria_database(server: MariaDB, role: str = "consumer") -> Iterator[MariaDatabase]:
     """A database of its own, migrated, and dropped at the end."""
-    name = f"consumer_{uuid.uuid4().hex[:10]}"
+    name = f"{role}_{uuid.uuid4().hex[:10]}"
     _as_admin(server, f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
     try:
         database = MariaDatabase(server, name)
-        migrate(database.dsn, "consumer")
-        database.run(EFFECT)
+        migrate(database.dsn, role)
+        database.run(EFFECT if role == "consumer" else BUSINESS)
         yield database
     finally:
         _as_admin(server, f"DROP DATABASE {name}")
@@ -137,6 +141,12 @@ def maria_consumer(maria_server: MariaDB) -> Iterator[MariaDatabase]:
 def maria(maria_consumer: MariaDatabase) -> MariaDatabase:
     maria_consumer.empty()
     return maria_consumer
+
+
+@pytest.fixture
+def maria_producer(maria_server: MariaDB) -> Iterator[MariaDatabase]:
+    with maria_database(maria_server, "producer") as database:
+        yield database
 
 
 class MariaLogWorld:
@@ -218,6 +228,149 @@ class MariaLogWorld:
                 given,
             )
             connection.commit()
+
+
+class MariaStubWorld:
+    """What the contract of stub stores needs of MariaDB; see store_world.PostgresWorld."""
+
+    cuts_scans = False
+    ends = ("0001-01-01 00:00:00", "9999-12-31 23:59:59.999999")
+
+    def __init__(self, folder: Path) -> None:
+        self.server = MariaDB(folder)
+        self.database = MariaDatabase(self.server, "producer")
+        self._kept: Any = None
+
+    @classmethod
+    def of(cls, database: MariaDatabase) -> MariaStubWorld:
+        """Over a database that is there."""
+        world = cls.__new__(cls)
+        world.server, world.database, world._kept = database.server, database, None
+        return world
+
+    def start(self) -> None:
+        self.server.start()
+        with closing(self.server.connect()) as admin, admin.cursor() as cursor:
+            cursor.execute("CREATE DATABASE producer")
+            cursor.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+        migrate(self.database.dsn, "producer")
+
+    def stop(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+        self.server.stop()
+
+    def empty(self) -> None:
+        self.run("producer", "DELETE FROM message_stub")
+
+    def stubs(self) -> StubStore:
+        return MariaStubs("shop_a", self.database.dsn)
+
+    def unreachable(self) -> tuple[StubStore, None]:
+        return MariaStubs("shop_a", f"mysql://backstop:{UNREACHED}@127.0.0.1:1/gone"), None
+
+    def locks_of_stubs(self) -> list[Row]:
+        return self.run(
+            "producer",
+            "SET STATEMENT lock_wait_timeout = 1 FOR ALTER TABLE message_stub COMMENT ''",
+        )
+
+    def password(self) -> str:
+        return PASSWORD
+
+    def put_stub(self, **columns: Any) -> None:
+        """A pending stub, due for an hour, unless `columns` says otherwise."""
+        values = {
+            "topic": "orders",
+            "message_id": "m-1",
+            "content": b"content",
+            "created_at": NOW - timedelta(days=1),
+            "next_check_at": datetime.now(UTC) - timedelta(hours=1),
+            "updated_at": datetime.now(UTC),
+            **columns,
+        }
+        self._insert("message_stub", values)
+
+    def put_attempt(self, **columns: Any) -> None:
+        values = {
+            "topic": "orders",
+            "message_id": "m-1",
+            "send_number": 1,
+            "requested_by": "producer",
+            "started_at": NOW,
+            "finished_at": datetime.now(UTC),
+            "outcome": "unknown",
+            **columns,
+        }
+        self._insert("send_attempt", values)
+
+    def put_many(self, number: int) -> None:
+        """Due stubs m-1, m-2, ..."""
+        self.run(
+            "producer",
+            "INSERT INTO message_stub (topic, message_id, content, next_check_at, created_at, updated_at)"
+            " SELECT 'orders', CONCAT('m-', seq), '', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)"
+            f" FROM seq_1_to_{number}",
+        )
+
+    def stub(self, message_id: str = "m-1", topic: str = "orders") -> Row:
+        (row,) = self.run(
+            "producer",
+            "SELECT * FROM message_stub WHERE topic = %s AND message_id = %s",
+            (topic, message_id),
+        )
+        return row
+
+    def attempts(self) -> list[Row]:
+        return self.run(
+            "producer", "SELECT * FROM send_attempt ORDER BY topic, message_id, send_number"
+        )
+
+    def read(self, scan: Any, what: str = "stubs") -> list[list[Row]]:
+        with scan as opened, self.stubs() as another:
+            read = [
+                another.read_part(part, lambda name, table: (name, table.to_pylist()))
+                for part in opened.parts
+            ]
+        return [[row for name, rows in part if name == what for row in rows] for part in read]
+
+    def run(self, _: str, statement: str, values: Any = None) -> list[Row]:
+        """One committed statement, on a connection that is kept for the next one."""
+        if self._kept is None:
+            self._kept = self.database.connect(autocommit=True)
+        given = None if values is None else [_stub_value("", value) for value in values]
+        with self._kept.cursor(pymysql.cursors.DictCursor) as cursor:
+            cursor.execute(statement, given)
+            return [
+                {name: _stub_shown(name, value) for name, value in row.items()}
+                for row in cursor.fetchall()
+            ]
+
+    def _insert(self, table: str, values: Mapping[str, Any]) -> None:
+        names = ", ".join(f"`{name}`" for name in values)
+        self.run(
+            "producer",
+            f"INSERT INTO {table} ({names}) VALUES ({', '.join(['%s'] * len(values))})",
+            [_stub_value(name, value) for name, value in values.items()],
+        )
+
+
+def _stub_value(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) and name not in ("headers", "status", "attempt_token", "outcome"):
+        return value.encode()
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).replace(tzinfo=None)
+    return value
+
+
+def _stub_shown(name: str, value: Any) -> Any:
+    if value is not None and name in ("attempt_groups", "first_groups", "groups"):
+        return json.loads(value)
+    if isinstance(value, bytes) and name not in ("content", "erased_hash"):
+        return value.decode(errors="backslashreplace")
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
 
 
 UNREACHED = "s3cret-pass-never-shown"

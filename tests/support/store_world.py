@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg2
 from psycopg2 import sql
@@ -38,6 +39,10 @@ class PostgresWorld:
         "9999-12-31 23:59:59.999999": "latest",
     }
     """As the database takes them, and as what they are read; null: as none."""
+    cuts_scans = True
+    """Whether several sessions read parts of one snapshot."""
+    ends = ("-infinity", "infinity")
+    """The first and the last instant that a column holds."""
 
     def __init__(self, folder: Path) -> None:
         self.server = Postgres(folder)
@@ -81,6 +86,27 @@ class PostgresWorld:
             **columns,
         }
         self._insert("producer", "message_stub", values)
+
+    def put_many(self, number: int) -> None:
+        """Due stubs m-1, m-2, ..."""
+        self.run(
+            "producer",
+            "INSERT INTO message_stub (topic, message_id, content, next_check_at)"
+            " SELECT 'orders', 'm-' || n, '', now() FROM generate_series(1, %s) n",
+            (number,),
+        )
+
+    def locks_of_stubs(self) -> list[Row]:
+        """What a migration would wait for; it raises where it is only found out by waiting."""
+        return self.run(
+            "producer",
+            "SELECT mode FROM pg_locks WHERE relation = 'message_stub'::regclass AND pid <> pg_backend_pid()",
+        )
+
+    def password(self) -> str:
+        found = urlsplit(self.server.admin_dsn("producer")).password
+        assert found
+        return found
 
     def put_attempt(self, **columns: Any) -> None:
         values = {

@@ -23,7 +23,7 @@ def migrate(
         str,
         typer.Option(
             "--kind",
-            help="With --sql: for which server; mariadb has the consumer's tables alone.",
+            help="With --sql: for which server; mariadb has the tables of producer and consumer.",
         ),
     ] = "postgresql",
     capture: Annotated[
@@ -67,7 +67,8 @@ def migrate(
         return
     roles = ROLES if role is None else (role,)
     if as_sql:
-        wanted = roles if kind == "postgresql" else (role or "consumer",)
+        both = ("producer", "consumer")
+        wanted = both if kind == "mariadb" and role is None else roles
         texts = {name: sql_of(name, kind) for name in wanted}
         if as_json:
             out.document(texts)

@@ -39,8 +39,7 @@ def sql_of(role: str, kind: str) -> str:
     from backstop.schema.migrate import as_sql
 
     if kind == "mariadb":
-        mariadb.require_consumer(role)
-        return mariadb.as_sql()
+        return mariadb.as_sql(role)
     if kind != "postgresql":
         raise ConfigurationError(
             f"There are no tables for {kind!r}.",

@@ -7,6 +7,8 @@ from backstop.model.records import ID_BYTES, TOPIC_BYTES
 
 RESERVED = "backstop-"
 """Headers of this prefix are Backstop's own."""
+LARGEST = 2**63 - 1
+"""The largest sequence."""
 CONTENT_TYPE_HEADER = "content-type"
 MAX_CONTENT_BYTES = 4 * 1024 * 1024
 """The default of the smallest common broker limit; a broker refuses for good what it cannot take."""
@@ -42,6 +44,14 @@ def check_text(name: str, value: object, longest: int | None = None) -> None:
 def check_optional(name: str, value: str | None, longest: int | None = None) -> None:
     if value is not None:
         check_text(name, value, longest)
+
+
+def check_sequence(sequence: int | None) -> None:
+    """Within what a column holds: a server that is not strict would store another one. Raises ContractBroken."""
+    if sequence is not None and not -LARGEST - 1 <= sequence <= LARGEST:
+        raise _broken(
+            f"sequence is {sequence}", f"Number the messages of a key from 1, up to {LARGEST}."
+        )
 
 
 def check_content(content: object, longest: int) -> None:

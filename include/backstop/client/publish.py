@@ -7,20 +7,18 @@ nothing.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from backstop.brokers.protocol import Broker, Receipt
 from backstop.client.keep_connection import Connect, KeptConnection
+from backstop.client.stub_table import stub_table
 from backstop.client.stub_writer import Recorded
 from backstop.model.errors import ContractBroken
 from backstop.model.records import SEND_HEADER, Key
-from backstop.sql.named import load
-from backstop.sql.run import rows
 
-_SQL = load("backstop.client", "queries.sql")
 BATCH = 500
 """Messages in one publish and one settle: few enough for max_send_duration."""
 
@@ -118,8 +116,9 @@ def settle(
         "max_send_seconds": [one.policy.max_send_duration.total_seconds() for one in recorded],
         "broker": broker_name,
     }
-    found = connect.run(_SQL["settle"], values)
-    return {Key(row["topic"], row["message_id"]) for row in found}
+    return connect.retried(
+        lambda connection: stub_table(connection).settle(connection, values), is_one_statement=True
+    )
 
 
 def _send_all(
@@ -136,7 +135,7 @@ def _send_batch(
 ) -> list[Sent]:
     looked_at = time.monotonic()
     with store.one_statement() as connection:
-        looked = rows(connection, _SQL["look_before_send"], _keys(batch))
+        looked = stub_table(connection).look(connection, _keys(batch))
         seen = {Key(row["topic"], row["message_id"]): row for row in looked}
         for one in batch:
             _refuse_unready(one, seen[one.message.key])
@@ -166,7 +165,7 @@ def _send_batch(
     return [ended.get(one.message.key, Sent(one.message.key, SendState.LEFT)) for one in batch]
 
 
-def _refuse_unready(one: Recorded, row: dict[str, Any]) -> None:
+def _refuse_unready(one: Recorded, row: Mapping[str, Any]) -> None:
     if row["in_transaction"] or not row["recorded"]:
         raise _not_ours_to_send(
             one,
@@ -181,7 +180,7 @@ def _refuse_unready(one: Recorded, row: dict[str, Any]) -> None:
         )
 
 
-def _in_time(one: Recorded, row: dict[str, Any], passed: float) -> bool:
+def _in_time(one: Recorded, row: Mapping[str, Any], passed: float) -> bool:
     if not row["ours"]:
         return False
     return bool(row["seconds_left"] - passed > one.policy.max_send_duration.total_seconds())

@@ -17,15 +17,15 @@ from backstop.client.check_message import (
     check_headers,
     check_key,
     check_optional,
+    check_sequence,
     check_text,
     refuse_blank,
 )
+from backstop.client.stub_table import stub_table
 from backstop.model.errors import ConfigurationError, ContractBroken
 from backstop.model.records import ORDERING_KEY_BYTES, Key, Message
-from backstop.sql.named import load
-from backstop.sql.run import Connection, is_in_transaction, rows
+from backstop.sql.run import Connection, is_in_autocommit, is_in_transaction
 
-_SQL = load("backstop.client", "queries.sql")
 UNTYPED = "application/octet-stream"
 _WRITE = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -149,11 +149,10 @@ def record_many(
     # One token for all: an attempt is known by its message and its token.
     token = str(uuid4()) if send else None
     recorded = [Recorded(_to_send(new), token, policy) for new in batch]
-    written = rows(connection, _SQL["record"], _columns(batch, recorded, policy))
+    written = stub_table(connection).record(connection, _columns(batch, recorded, policy))
     if len(written) < len(batch):
-        there = {Key(row["topic"], row["message_id"]) for row in written}
         raise _recorded_before(
-            connection, [n for n in batch if Key(n.topic, n.message_id) not in there]
+            connection, [n for n in batch if Key(n.topic, n.message_id) not in written]
         )
     return recorded
 
@@ -196,6 +195,7 @@ def _check(new: NewMessage, policy: SendPolicy, max_content_bytes: int) -> None:
     check_optional("ordering_key", new.ordering_key, ORDERING_KEY_BYTES)
     check_optional("tag", new.tag)
     check_optional("message_key", new.message_key)
+    check_sequence(new.sequence)
     if new.deliver_at is None:
         return
     if new.deliver_at.utcoffset() is None:
@@ -227,7 +227,7 @@ def _refuse_repeated(batch: Sequence[NewMessage]) -> None:
 
 def _refuse_autocommit(connection: Connection) -> None:
     """A stub that commits by itself promises a business change that may never come, or comes without it."""
-    if getattr(connection, "autocommit", False) is True and not is_in_transaction(connection):
+    if is_in_autocommit(connection) and not is_in_transaction(connection):
         raise ContractBroken(
             "The connection is in autocommit, so that the stub would not be in the business transaction.",
             unaffected="Nothing was written or sent.",
@@ -237,9 +237,9 @@ def _refuse_autocommit(connection: Connection) -> None:
 
 def _recorded_before(connection: Connection, again: Sequence[NewMessage]) -> ContractBroken:
     first = again[0]
-    values = {"content": first.content, "topic": first.topic, "message_id": first.message_id}
-    found = rows(connection, _SQL["recorded_content"], values)
-    same = "the same content" if found and found[0]["same"] else "another content"
+    key = Key(first.topic, first.message_id)
+    is_same = stub_table(connection).has_content(connection, key, first.content)
+    same = "the same content" if is_same else "another content"
     more = f" (and {len(again) - 1} more of this batch)" if len(again) > 1 else ""
     return ContractBroken(
         f"{first.message_id!r} of {first.topic!r} was recorded before, with {same}{more}.",

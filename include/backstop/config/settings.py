@@ -107,11 +107,12 @@ def _not_mongodb(kind: Any) -> Any:
 class StubStoreSettings(_Frozen):
     """One producer database (a shard)."""
 
-    kind: Annotated[Literal["postgresql", "mapped", "captured"], BeforeValidator(_not_mongodb)] = (
-        Field(
-            default="postgresql",
-            description="mapped: a table of another program, which is only read; captured: one whose rows go when sent, by a trigger",
-        )
+    kind: Annotated[
+        Literal["postgresql", "mariadb", "mapped", "captured"], BeforeValidator(_not_mongodb)
+    ] = Field(
+        default="postgresql",
+        description="mariadb: Backstop's tables in MariaDB; mapped: a table of another program, which is only read; "
+        "captured: one whose rows go when sent, by a trigger",
     )
     connection: ConnectionRef
     mapping: StubMapping | None = Field(
@@ -122,14 +123,6 @@ class StubStoreSettings(_Frozen):
         description="mapped: how far Backstop may go. overlay: tables of its own beside it; publish: sends a row's content itself; "
         "rearm: sets a row back, so that its own relay sends it once more",
     )
-
-    @field_validator("kind", mode="before")
-    @classmethod
-    def _keeps_stubs(cls, kind: Any) -> Any:
-        if kind == "mariadb":
-            says = "postgresql, or mapped: in MariaDB Backstop keeps logs (consumers), and no stubs yet"
-            raise PydanticCustomError("kind", says)
-        return kind
 
     @model_validator(mode="after")
     def _says_what_is_mapped(self) -> Self:

@@ -8,7 +8,6 @@ taken over is decided from that look: nobody changes a locked row before the com
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from itertools import groupby
 from typing import Any
 from uuid import uuid4
@@ -17,8 +16,9 @@ from backstop.leases.lease import Acquired, Arrival
 from backstop.model.errors import ContractBroken
 from backstop.model.records import GROUP_BYTES, ID_BYTES, TOPIC_BYTES
 from backstop.sql.mariadb_keys import listed, with_keys
+from backstop.sql.mariadb_run import fetch, run
 from backstop.sql.named import load
-from backstop.sql.run import Connection, in_style, parameter_style
+from backstop.sql.run import Connection
 
 _QUERIES = load("backstop.leases", "mariadb.sql")
 _SQL = {
@@ -69,7 +69,7 @@ class MariaLogTable:
                 its |= {"fence": row["fence"], "attempts": row["attempts"]}
                 its["conflicts"] = int(_is_other_content(row, arrival))
                 row["micros_left"] = its["lease"]
-                _run(connection, _SQL["take_over"], its)
+                run(connection, _SQL["take_over"], its)
             granted.append(
                 {
                     "topic": arrival.topic,
@@ -96,7 +96,7 @@ class MariaLogTable:
                 other = arrival.payload_hash.hex()
                 text = f"CONFLICT: received with another content, sha256 {other}"
                 values = _values(group, arrival, "") | {"error": text.encode()}
-                _run(connection, _SQL["conflict"], values)
+                run(connection, _SQL["conflict"], values)
             left = row["micros_left"]
             answers.append(
                 {
@@ -107,7 +107,7 @@ class MariaLogTable:
                 }
             )
         for values, _ in _by_topic(group, stopped):
-            _run(connection, _SQL["stopped"], values)
+            run(connection, _SQL["stopped"], values)
         return answers
 
     def renew(
@@ -149,29 +149,29 @@ class MariaLogTable:
             **{name: str(values[name]).encode() for name in ("group", "member", "life")},
             "has_ended": int(bool(values["has_ended"])),
         }
-        _run(connection, _SQL["books"], given)
+        run(connection, _SQL["books"], given)
         kept = {**given, "kept": round(float(str(values["kept_seconds"])) * 1_000_000)}
         # By key, one at a time: a range would lock what other members write.
-        for row in _rows(connection, _SQL["gone"], kept):
-            _run(connection, _SQL["forget"], {**given, "member": bytes(row["member"])})
+        for row in fetch(connection, _SQL["gone"], kept):
+            run(connection, _SQL["forget"], {**given, "member": bytes(row["member"])})
 
     def server_life(self, connection: Connection) -> str:
-        ((version,),) = (row.values() for row in _rows(connection, _SQL["version"], {}))
+        ((version,),) = (row.values() for row in fetch(connection, _SQL["version"], {}))
         status = (
             "information_schema.GLOBAL_STATUS"
             if "MariaDB" in _text(version)
             else "performance_schema.global_status"
         )
-        (row,) = _rows(connection, _SQL["server_life"].replace("{status}", status), {})
+        (row,) = fetch(connection, _SQL["server_life"].replace("{status}", status), {})
         return _text(row["life"])
 
     def open_work(self, connection: Connection) -> None:
-        _run(connection, _SQL["open_work"], {})
+        run(connection, _SQL["open_work"], {})
 
     def close_work(self, connection: Connection) -> None:
         """A deadlock ends the whole transaction, and a statement of DDL commits it; the next statement begins another one."""
         try:
-            _run(connection, _SQL["close_work"], {})
+            run(connection, _SQL["close_work"], {})
         except Exception as error:
             if not error.args or error.args[0] != _NO_SAVEPOINT:
                 raise
@@ -234,7 +234,7 @@ def _record(
         return row is not None
     if not _may_take_over(row, arrival, whatever_content=taking == "take_failure"):
         return False
-    _run(connection, _SQL[taking], values)
+    run(connection, _SQL[taking], values)
     return True
 
 
@@ -245,7 +245,7 @@ def _insert(connection: Connection, row: str, values: Sequence[_Row]) -> None:
         for number, its in enumerate(values[at : at + _CHUNK]):
             texts.append(_SQL[row].replace(")s", f"_{number})s"))
             given |= {f"{name}_{number}": value for name, value in its.items()}
-        _run(connection, _SQL["insert"].replace("{rows}", ",\n".join(texts)), given)
+        run(connection, _SQL["insert"].replace("{rows}", ",\n".join(texts)), given)
 
 
 def _locked(connection: Connection, group: str, arrivals: Sequence[Arrival]) -> dict[Arrival, _Row]:
@@ -253,7 +253,7 @@ def _locked(connection: Connection, group: str, arrivals: Sequence[Arrival]) -> 
     found: dict[Arrival, _Row] = {}
     for values, asked in _by_topic(group, arrivals):
         by_id = {arrival.message_id.encode(): arrival for arrival in asked}
-        for row in _rows(connection, _SQL["locked"], values):
+        for row in fetch(connection, _SQL["locked"], values):
             row["owner_token"] = None if row["owner_token"] is None else _text(row["owner_token"])
             row["state"] = _text(row["state"])
             if row["payload_hash"] is not None:
@@ -297,7 +297,7 @@ def _fenced(
             "token": lease.token,
             **more,
         }
-        if _run(connection, _SQL[statement], values) == 1:
+        if run(connection, _SQL[statement], values) == 1:
             changed.add(lease.token)
     return changed
 
@@ -331,23 +331,3 @@ def _values(group: str, arrival: Arrival, owner_host: str) -> _Row:
 def _text(value: Any) -> str:
     """Drivers differ in what they make of a text in another character set than the connection's."""
     return value if isinstance(value, str) else bytes(value).decode()
-
-
-def _run(connection: Connection, statement: str, values: Mapping[str, object]) -> int:
-    """How many rows were changed."""
-    text, parameters = in_style(parameter_style(connection), statement, values)
-    with closing(connection.cursor()) as cursor:
-        cursor.execute(text, parameters)
-        return int(cursor.rowcount)
-
-
-def _rows(connection: Connection, statement: str, values: Mapping[str, object]) -> list[_Row]:
-    text, parameters = in_style(parameter_style(connection), statement, values)
-    with closing(connection.cursor()) as cursor:
-        cursor.execute(text, parameters)
-        names = [column[0] for column in cursor.description]
-        # A dictionary cursor of the application's gives mappings.
-        return [
-            dict(row) if isinstance(row, Mapping) else dict(zip(names, row, strict=True))
-            for row in cursor.fetchall()
-        ]

@@ -1,4 +1,4 @@
-"""Brings a consumer database in MariaDB to the newest schema; see migrate, which comes here for such a URL.
+"""Brings a producer or consumer database in MariaDB to the newest schema; see migrate, which comes here for such a URL.
 
 DDL commits by itself there, so that a migration is no transaction: each statement is safe to run again, and the revision is written
 after its last one. A migration that was cut off is finished by the next.
@@ -18,11 +18,12 @@ from backstop.schema.revisions import IN_MARIADB, head, revisions, version_table
 from backstop.sql.mysql import driver, read_mysql_url
 from backstop.sql.named import read_sql
 
-_TABLE = version_table("consumer")
 _LOCK_SECONDS = 60
 _STATEMENT_SECONDS = 3600
 _COMMENT = re.compile(r"^\s*--.*$", re.MULTILINE)
-_VERSION_TABLE = f"CREATE TABLE IF NOT EXISTS {_TABLE} (version_num varchar(32) NOT NULL PRIMARY KEY) ENGINE = InnoDB"
+_VERSION_TABLE = (
+    "CREATE TABLE IF NOT EXISTS {} (version_num varchar(32) NOT NULL PRIMARY KEY) ENGINE = InnoDB"
+)
 
 
 def is_mariadb(url: str) -> bool:
@@ -30,24 +31,26 @@ def is_mariadb(url: str) -> bool:
     return urlsplit(url).scheme == "mysql"
 
 
-def require_consumer(role: str) -> None:
+def _name_of(role: str) -> str:
     """Raises ConfigurationError for a role whose tables are in PostgreSQL alone."""
-    if role != "consumer":
+    if role not in IN_MARIADB:
         raise ConfigurationError(
-            f"The tables of the role {role!r} are in PostgreSQL alone; MariaDB holds those of the role consumer.",
+            f"The tables of the role {role!r} are in PostgreSQL alone; MariaDB holds those of {' and '.join(IN_MARIADB)}.",
             unaffected="Nothing was changed.",
             next_step="Name a PostgreSQL database for it.",
         )
+    return IN_MARIADB[role]
 
 
-def migrate(url: str) -> list[str]:
-    """Apply what is missing; returns the revisions applied, oldest first. Raises StoreUnavailable."""
-    known = revisions(IN_MARIADB)
-    with _connected(url) as cursor, _alone(cursor):
-        before = _revision(cursor)
+def migrate(url: str, role: str) -> list[str]:
+    """Apply what is missing; returns the revisions applied, oldest first. Raises StoreUnavailable, and ConfigurationError for a role
+    whose tables are in PostgreSQL alone."""
+    known, table = revisions(_name_of(role)), version_table(role)
+    with _connected(url, role) as cursor, _alone(cursor, role):
+        before = _revision(cursor, role)
         if before is not None and before not in known:
             raise StoreUnavailable(
-                f"The consumer database is at revision {before}, which this program does not know.",
+                f"The {role} database is at revision {before}, which this program does not know.",
                 unaffected="Nothing was changed.",
                 next_step="Install the version of Backstop that made it, or a later one.",
             )
@@ -55,37 +58,40 @@ def migrate(url: str) -> list[str]:
         for revision in coming:
             for statement in _statements(known[revision]):
                 cursor.execute(statement)
-            cursor.execute(_VERSION_TABLE)
-            cursor.execute(f"DELETE FROM {_TABLE}")
-            cursor.execute(f"INSERT INTO {_TABLE} VALUES (%s)", (revision,))
+            cursor.execute(_VERSION_TABLE.format(table))
+            cursor.execute(f"DELETE FROM {table}")
+            cursor.execute(f"INSERT INTO {table} VALUES (%s)", (revision,))
             cursor.execute("COMMIT")
     return coming
 
 
-def as_sql() -> str:
+def as_sql(role: str) -> str:
     """The whole schema as text, for a DBA and an empty database."""
-    texts = [text.rstrip() for text in revisions(IN_MARIADB).values()]
-    version = f"INSERT INTO {_TABLE} VALUES ('{head(IN_MARIADB)}');"
-    return "\n\n".join([*texts, f"{_VERSION_TABLE};", version]) + "\n"
+    name, table = _name_of(role), version_table(role)
+    texts = [text.rstrip() for text in revisions(name).values()]
+    version = f"INSERT INTO {table} VALUES ('{head(name)}');"
+    return "\n\n".join([*texts, f"{_VERSION_TABLE.format(table)};", version]) + "\n"
 
 
-def current(url: str) -> str | None:
+def current(url: str, role: str) -> str | None:
     """The revision a database is at; None when it has none. Raises StoreUnavailable."""
-    with _connected(url) as cursor:
-        return _revision(cursor)
+    _name_of(role)
+    with _connected(url, role) as cursor:
+        return _revision(cursor, role)
 
 
-def grant(url: str) -> None:
+def grant(url: str, role: str) -> None:
     """Make the roles where they are missing and give each its least privileges; safe to run twice. Raises StoreUnavailable when
     the login may not: then a DBA runs `grants_sql`."""
-    with _connected(url) as cursor, _alone(cursor):
-        for statement in _statements(grants_sql()):
+    statements = list(_statements(grants_sql(role)))
+    with _connected(url, role) as cursor, _alone(cursor, role):
+        for statement in statements:
             cursor.execute(statement)
 
 
-def grants_sql() -> str:
+def grants_sql(role: str) -> str:
     """The roles and privileges as text, for a DBA; run it after the schema."""
-    return read_sql("backstop.schema", f"{IN_MARIADB}/privileges.sql")
+    return read_sql("backstop.schema", f"{_name_of(role)}/privileges.sql")
 
 
 def _statements(text: str) -> Iterator[str]:
@@ -94,34 +100,34 @@ def _statements(text: str) -> Iterator[str]:
             yield statement.strip()
 
 
-def _revision(cursor: Any) -> str | None:
+def _revision(cursor: Any, role: str) -> str | None:
     cursor.execute(
         "SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s",
-        (_TABLE,),
+        (version_table(role),),
     )
     if not cursor.fetchone()[0]:
         return None
-    cursor.execute(f"SELECT version_num FROM {_TABLE}")
+    cursor.execute(f"SELECT version_num FROM {version_table(role)}")
     row = cursor.fetchone()
     return str(row[0]) if row else None
 
 
 @contextmanager
-def _alone(cursor: Any) -> Iterator[None]:
+def _alone(cursor: Any, role: str) -> Iterator[None]:
     """Two migrations of one database wait for each other: the second finds nothing left to do."""
     # A lock's name has at most 64 characters; a database's may have as many.
     cursor.execute("SELECT GET_LOCK(CONCAT('backstop ', SHA1(DATABASE())), %s)", (_LOCK_SECONDS,))
     if cursor.fetchone()[0] != 1:
-        raise _unavailable(f"another migration holds it for more than {_LOCK_SECONDS} s")
+        raise _unavailable(role, f"another migration holds it for more than {_LOCK_SECONDS} s")
     yield  # closing the connection releases it
 
 
 @contextmanager
-def _connected(url: str) -> Iterator[Any]:
+def _connected(url: str, role: str) -> Iterator[Any]:
     login = read_mysql_url(url)
     if login is None:
-        raise _unavailable("its connection is not mysql://user:password@host:3306/database")
-    pymysql = driver("the consumer database")
+        raise _unavailable(role, "its connection is not mysql://user:password@host:3306/database")
+    pymysql = driver(f"the {role} database")
     try:
         connection = pymysql.connect(
             **login,
@@ -138,12 +144,12 @@ def _connected(url: str) -> Iterator[Any]:
     except pymysql.MySQLError as error:
         lines = str(error.args[-1] if error.args else error).strip().splitlines()
         why = lines[0].rstrip(".") if lines else type(error).__name__
-        raise _unavailable(mask_secrets(why, [str(login.get("password") or "")])) from None
+        raise _unavailable(role, mask_secrets(why, [str(login.get("password") or "")])) from None
 
 
-def _unavailable(why: str) -> StoreUnavailable:
+def _unavailable(role: str, why: str) -> StoreUnavailable:
     return StoreUnavailable(
-        f"The consumer database did not do it: {why}.",
+        f"The {role} database did not do it: {why}.",
         unaffected="What was made before stays, and nothing uses it until the revision is whole.",
         next_step="Fix the problem it names (this needs the owner's login), then run `backstop migrate` again.",
     )

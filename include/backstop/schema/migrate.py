@@ -45,8 +45,7 @@ def migrate(url: str, role: str) -> list[str]:
     role.
     """
     if mariadb.is_mariadb(url):
-        mariadb.require_consumer(role)
-        return mariadb.migrate(url)
+        return mariadb.migrate(url, role)
     known = revisions(role)
     _prepare(url, role)
     with _connected(url, role) as connection, connection, connection.cursor() as cursor:
@@ -109,8 +108,7 @@ def as_sql(role: str) -> str:
 def current(url: str, role: str) -> str | None:
     """The revision a database is at; None when it has none. Raises StoreUnavailable."""
     if mariadb.is_mariadb(url):
-        mariadb.require_consumer(role)
-        return mariadb.current(url)
+        return mariadb.current(url, role)
     with _connected(url, role) as connection, connection, connection.cursor() as cursor:
         return _revision(cursor, role)
 
@@ -122,8 +120,7 @@ def grant(url: str, role: str) -> None:
     Raises StoreUnavailable when the login may not: then a DBA runs `grants_sql`.
     """
     if mariadb.is_mariadb(url):
-        mariadb.require_consumer(role)
-        mariadb.grant(url)
+        mariadb.grant(url, role)
         return
     statement = grants_sql(role)
     with _connected(url, role) as connection, connection, connection.cursor() as cursor:

@@ -10,8 +10,8 @@ from backstop.model.errors import ConfigurationError
 from backstop.sql.named import read_sql
 
 ROLES = ("producer", "consumer", "control")
-IN_MARIADB = "mariadb_consumer"
-"""The consumer's tables in MariaDB, which have revisions of their own."""
+IN_MARIADB = {"producer": "mariadb_producer", "consumer": "mariadb_consumer"}
+"""By role, the name of its tables in MariaDB, which have revisions of their own."""
 
 
 @cache
@@ -22,7 +22,7 @@ def head(role: str) -> str:
 
 def revisions(role: str) -> dict[str, str]:
     """Revision -> its SQL, oldest first."""
-    if role not in (*ROLES, IN_MARIADB):
+    if role not in (*ROLES, *IN_MARIADB.values()):
         raise ConfigurationError(
             f"There is no database role {role!r}.",
             unaffected="No database was touched.",

@@ -72,8 +72,8 @@ def rows(
         raise ConfigurationError(
             "This part of Backstop works on PostgreSQL alone, and was given a connection to MariaDB or MySQL.",
             unaffected="Nothing was executed on it.",
-            next_step="On MariaDB use Consumer or ProcessOnce (docs/how-to/mariadb.md). Producers, ordered consumption and parked"
-            " keys need PostgreSQL.",
+            next_step="On MariaDB use record and send, Consumer or ProcessOnce (docs/how-to/mariadb.md). Ordered consumption and"
+            " parked keys need PostgreSQL.",
         )
     lists = {name: value for name, value in values.items() if isinstance(value, list)}
     alone, unnested = of_one(statement)

@@ -14,10 +14,12 @@ from backstop.stores.leases import Leases
 from backstop.stores.mapped.logs import MappedLogs
 from backstop.stores.mapped.overlaid import OverlaidStubs
 from backstop.stores.mapped.stubs import ZONES, MappedStubAudit, MappedStubs
+from backstop.stores.mariadb.audit import MariaStubAudit
 from backstop.stores.mariadb.books import MariaBooks
 from backstop.stores.mariadb.leases import MariaLeases
 from backstop.stores.mariadb.logs import MariaLogs
-from backstop.stores.mariadb.purge import MariaLogPurge
+from backstop.stores.mariadb.purge import MariaLogPurge, MariaStubPurge
+from backstop.stores.mariadb.stubs import MariaStubs
 from backstop.stores.postgresql.audit import PostgresStubAudit
 from backstop.stores.postgresql.leases import PostgresLeases
 from backstop.stores.postgresql.logs import PostgresLogs
@@ -40,7 +42,10 @@ def open_stub_store(
         raise _not_named("producers", shard, settings.producers)
     if settings.producers[shard].mapping is not None:
         return open_mapped_stubs(settings, connections, shard, patience)
-    return PostgresStubs(shard, connections.url(settings.producers[shard].connection), patience)
+    url = connections.url(settings.producers[shard].connection)
+    if _stubs_in_mariadb(settings, shard):
+        return MariaStubs(shard, url, patience)
+    return PostgresStubs(shard, url, patience)
 
 
 def open_mapped_stubs(
@@ -132,7 +137,10 @@ def open_stub_purge(settings: Settings, connections: Connections, shard: str) ->
     if shard not in settings.producers:
         raise _not_named("producers", shard, settings.producers)
     _require_own(settings.producers[shard].mapping, shard)
-    return PostgresStubPurge(shard, connections.url(settings.producers[shard].connection))
+    url = connections.url(settings.producers[shard].connection)
+    if _stubs_in_mariadb(settings, shard):
+        return MariaStubPurge(shard, url)
+    return PostgresStubPurge(shard, url)
 
 
 def open_stub_audit(settings: Settings, connections: Connections, shard: str) -> StubAudit:
@@ -141,7 +149,10 @@ def open_stub_audit(settings: Settings, connections: Connections, shard: str) ->
         raise _not_named("producers", shard, settings.producers)
     if settings.producers[shard].mapping is not None:
         return MappedStubAudit(shard, connections.url(settings.control))
-    return PostgresStubAudit(shard, connections.url(settings.producers[shard].connection))
+    url = connections.url(settings.producers[shard].connection)
+    if _stubs_in_mariadb(settings, shard):
+        return MariaStubAudit(shard, url)
+    return PostgresStubAudit(shard, url)
 
 
 def open_log_purge(settings: Settings, connections: Connections, store: str) -> LogPurge:
@@ -157,6 +168,10 @@ def open_log_purge(settings: Settings, connections: Connections, store: str) -> 
 
 def _in_mariadb(settings: Settings, store: str) -> bool:
     return settings.consumers[store].kind == "mariadb"
+
+
+def _stubs_in_mariadb(settings: Settings, shard: str) -> bool:
+    return settings.producers[shard].kind == "mariadb"
 
 
 def _require_own(mapping: object, name: str) -> None:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar, overload
 
 from backstop.brokers.protocol import Finding
-from backstop.model.errors import StoreFailed
+from backstop.model.errors import ContractBroken, StoreFailed
 from backstop.model.records import Attempt, Key, LogRow, Message, Outcome, Position, Stub
 
 LAST_NUMBER: Final = 2**31 - 1
@@ -144,6 +144,16 @@ class Claim(NamedTuple):
     only_when_due: bool
     broker: str | None = None
     """Where it will be sent, recorded before it is; null: not known."""
+
+
+def refuse_two_numbers(claims: Sequence[Claim]) -> None:
+    """Raises ContractBroken where a batch claims two numbers of one message."""
+    if len({claim.key for claim in claims}) != len(claims):
+        raise ContractBroken(
+            "One batch claims two numbers of one message.",
+            unaffected="No number was handed out.",
+            next_step="Claim one number of a message at a time: the later one is not free yet.",
+        )
 
 
 class Settlement(NamedTuple):

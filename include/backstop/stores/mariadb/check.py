@@ -1,28 +1,60 @@
-"""Checks that a consumer database in MariaDB is what the policy relies on: its schema, our privileges, and what it keeps."""
+"""Checks that a producer or consumer database in MariaDB is what the policy relies on: its schema, our privileges, and what it keeps."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from backstop.brokers.protocol import Finding
-from backstop.schema.revisions import IN_MARIADB, head
+from backstop.schema.revisions import IN_MARIADB, head, version_table
 from backstop.sql.mysql import MysqlConnection, driver
 from backstop.sql.named import load
 
 _SQL = load("backstop.stores.mariadb", "check.sql")
-_NEEDS = {
-    "may_read": "SELECT on consumer_log, consumer_log_floor and consumer_books",
-    "may_sweep": "UPDATE (state, updated_at, lease_expires_at, last_error, payload_hash) on consumer_log",
-    "may_purge": "DELETE on consumer_log",
-    "may_raise": "INSERT and UPDATE on consumer_log_floor",
-}
+
+
+class Needs(NamedTuple):
+    """What one role's database must have."""
+
+    role: str
+    table: str
+    """The one whose engine counts."""
+    privileges: Mapping[str, str]
+    """By the statement that takes them."""
+    has_handlers: bool
+    """Whether transactions of handlers read and then lock its rows."""
+
+
+CONSUMER = Needs(
+    "consumer",
+    "consumer_log",
+    {
+        "may_read": "SELECT on consumer_log, consumer_log_floor and consumer_books",
+        "may_sweep": "UPDATE (state, updated_at, lease_expires_at, last_error, payload_hash) on consumer_log",
+        "may_purge": "DELETE on consumer_log",
+        "may_raise": "INSERT and UPDATE on consumer_log_floor",
+    },
+    has_handlers=True,
+)
+PRODUCER = Needs(
+    "producer",
+    "message_stub",
+    {
+        "may_read_stubs": "SELECT on message_stub and send_attempt",
+        "may_change_stubs": "UPDATE of what the duties decide on message_stub (schema/mariadb_producer/privileges.sql)",
+        "may_record_attempts": "INSERT on send_attempt",
+        "may_empty_attempts": "UPDATE (error) on send_attempt",
+        "may_purge_stubs": "DELETE on message_stub",
+    },
+    has_handlers=False,
+)
 _DENIED = frozenset({1142, 1143})
 _NO_TABLE = 1146
 _OWN_ISOLATION = (11, 6, 2)
 """From this version on the guard's statements leave a stricter isolation of the server's out."""
 
 
-def check(connection: MysqlConnection) -> list[Finding]:
+def check(connection: MysqlConnection, needs: Needs) -> list[Finding]:
     """One finding for the server, the schema's version, our privileges, the engine, the statement log, the isolation, and each
     setting of durability. Raises StoreUnavailable."""
     subject = connection.subject
@@ -34,16 +66,16 @@ def check(connection: MysqlConnection) -> list[Finding]:
         settings = {name: str(value).upper() for name, value in cursor.fetchall()}
         return [
             _server(subject, server),
-            _version(subject, cursor),
-            _engine(subject, cursor),
+            _version(subject, cursor, needs.role),
+            _engine(subject, cursor, needs.table),
             _statement_log(subject, settings),
-            _isolation(subject, server, settings),
+            *([_isolation(subject, server, settings)] if needs.has_handlers else []),
             *_durability(subject, settings),
         ]
 
     findings = connection.run(ask)
     # A transaction that only reads refuses to plan a change.
-    return [*findings, connection.change(lambda cursor: _privileges(subject, cursor))]
+    return [*findings, connection.change(lambda cursor: _privileges(subject, cursor, needs))]
 
 
 def _server(subject: str, server: str) -> Finding:
@@ -57,15 +89,15 @@ def _server(subject: str, server: str) -> Finding:
     )
 
 
-def _version(subject: str, cursor: Any) -> Finding:
-    newest, errors = head(IN_MARIADB), driver(subject).err
-    do = "Run `backstop migrate --role consumer`."
+def _version(subject: str, cursor: Any, role: str) -> Finding:
+    newest, errors = head(IN_MARIADB[role]), driver(subject).err
+    do = f"Run `backstop migrate --role {role}`."
     try:
-        cursor.execute(_SQL["version"])
+        cursor.execute(f"SELECT version_num FROM {version_table(role)}")
     except errors.MySQLError as error:
         if error.args[0] not in _DENIED | {_NO_TABLE}:
             raise
-        says = "backstop_consumer_version is not there, or may not be read"
+        says = f"{version_table(role)} is not there, or may not be read"
         return Finding(f"{subject}: schema", False, says, f"{do} Grant backstop_duty its tables.")
     found = [version for (version,) in cursor.fetchall()]
     if found == [newest]:
@@ -74,17 +106,17 @@ def _version(subject: str, cursor: Any) -> Finding:
     return Finding(f"{subject}: schema", False, says, do)
 
 
-def _privileges(subject: str, cursor: Any) -> Finding:
+def _privileges(subject: str, cursor: Any, needs: Needs) -> Finding:
     """By statements that the server would plan, and never runs: it asks for the privileges first, those of a role included."""
     errors, missing = driver(subject).err, []
-    for name, privileges in _NEEDS.items():
+    for name, privileges in needs.privileges.items():
         try:
             cursor.execute(_SQL[name])
             cursor.fetchall()
         except errors.MySQLError as error:
             if error.args[0] == _NO_TABLE:
                 says = "its tables are not there"
-                do = "Run `backstop migrate --role consumer`."
+                do = f"Run `backstop migrate --role {needs.role}`."
                 return Finding(f"{subject}: privileges", False, says, do)
             if error.args[0] not in _DENIED:
                 raise
@@ -99,15 +131,15 @@ def _privileges(subject: str, cursor: Any) -> Finding:
     )
 
 
-def _engine(subject: str, cursor: Any) -> Finding:
-    cursor.execute(_SQL["engine"])
+def _engine(subject: str, cursor: Any, table: str) -> Finding:
+    cursor.execute(_SQL["engine"], {"table": table})
     found = [str(engine) for (engine,) in cursor.fetchall()]
     is_innodb = found == ["InnoDB"]
     return Finding(
         f"{subject}: engine",
         is_innodb,
-        f"consumer_log is kept by {', '.join(found) or 'nothing that this login may see'}",
-        "" if is_innodb else "Run `backstop migrate`, or ALTER TABLE consumer_log ENGINE = InnoDB.",
+        f"{table} is kept by {', '.join(found) or 'nothing that this login may see'}",
+        "" if is_innodb else f"Run `backstop migrate`, or ALTER TABLE {table} ENGINE = InnoDB.",
     )
 
 

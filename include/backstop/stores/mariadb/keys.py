@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from backstop.model.records import Key
+from backstop.model.records import EARLIEST, LATEST, Key
 from backstop.sql.connection import storable_keys
-
-_KEYS, _BYTES = 5_000, 2**20
-"""Of one statement, which a server takes up to a limit of its own (max_allowed_packet)."""
+from backstop.sql.mariadb_keys import BYTES_OF_STATEMENT, ROWS_OF_STATEMENT
 
 
 def by_topic(keys: Sequence[Key]) -> Iterator[tuple[dict[str, Any], dict[bytes, Key]]]:
@@ -22,7 +20,9 @@ def by_topic(keys: Sequence[Key]) -> Iterator[tuple[dict[str, Any], dict[bytes, 
         size = 0
         for key in of_topic:
             encoded = key.message_id.encode()
-            if some and (len(some) == _KEYS or size + len(encoded) > _BYTES):
+            if some and (
+                len(some) == ROWS_OF_STATEMENT or size + len(encoded) > BYTES_OF_STATEMENT
+            ):
                 yield {"topic": topic.encode(), "ids": tuple(some)}, some
                 some, size = {}, 0
             some[encoded] = key
@@ -44,3 +44,28 @@ def as_text(value: bytes | str) -> str:
 def as_instant(value: object) -> datetime | None:
     """A column's time, which is UTC; a date of zeros, as a server that is not strict keeps it, is none."""
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) else None
+
+
+def naive(at: datetime) -> datetime:
+    """UTC, as the columns hold it; the driver would send a zone's time as it stands."""
+    return at.astimezone(UTC).replace(tzinfo=None)
+
+
+def within_bounds(microseconds: int | None) -> int | None:
+    """Microseconds since 1970, within what stores report."""
+    return None if microseconds is None else max(_EARLIEST, min(_LATEST, microseconds))
+
+
+def of_micros(microseconds: int | None) -> datetime | None:
+    """The instant, within what stores report."""
+    found = within_bounds(microseconds)
+    return None if found is None else _EPOCH + timedelta(microseconds=found)
+
+
+def to_micros(at: datetime) -> int:
+    """Microseconds since 1970."""
+    return (at - _EPOCH) // timedelta(microseconds=1)
+
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_EARLIEST, _LATEST = to_micros(EARLIEST), to_micros(LATEST)

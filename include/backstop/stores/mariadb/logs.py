@@ -15,8 +15,15 @@ from backstop.model.records import EARLIEST, LATEST, Key, LogRow
 from backstop.sql.connection import BULK_TIMEOUT, STATEMENT_TIMEOUT
 from backstop.sql.mysql import MysqlConnection, server_of
 from backstop.sql.named import load
-from backstop.stores.mariadb.check import check
-from backstop.stores.mariadb.keys import as_instant, as_text, by_topic
+from backstop.stores.mariadb.check import CONSUMER, check
+from backstop.stores.mariadb.keys import (
+    as_instant,
+    as_text,
+    by_topic,
+    naive,
+    of_micros,
+    within_bounds,
+)
 from backstop.stores.postgresql.scan import ROWS_OF_PART, parts_of
 from backstop.stores.protocol import LOG_COLUMNS, PART_COLUMNS, Scan
 
@@ -37,9 +44,6 @@ _KEY = frozenset({"consumer_group", "topic", "message_id"})
 _PIECE = 50_000
 """Rows of one Arrow table."""
 _MOST_OF_PART = 8 * ROWS_OF_PART
-_EPOCH = datetime.fromtimestamp(0, UTC)
-_MICROSECOND = timedelta(microseconds=1)
-_EARLIEST, _LATEST = ((at - _EPOCH) // _MICROSECOND for at in (EARLIEST, LATEST))
 T = TypeVar("T")
 
 
@@ -100,7 +104,7 @@ class MariaLogs:
             now = _clock(cursor)
             parts, estimates, total = [], {}, 0
             for group, since in groups.items():
-                values = {"group": group.encode(), "since": _naive(since)}
+                values = {"group": group.encode(), "since": naive(since)}
                 cursor.execute(f"EXPLAIN {_SQL['since']}", values)
                 names = [column[0] for column in cursor.description]
                 (plan,) = cursor.fetchall()
@@ -163,7 +167,7 @@ class MariaLogs:
         return self._connection.run(ask)
 
     def check(self) -> list[Finding]:
-        return check(self._connection)
+        return check(self._connection, CONSUMER)
 
     def close(self) -> None:
         self._connection.close()
@@ -226,26 +230,12 @@ def _rule_row(row: Iterable[Any]) -> dict[str, Any]:
     found = dict(zip(_RULE_NAMES, row, strict=True))
     found["topic"], found["message_id"] = as_text(found["topic"]), as_text(found["message_id"])
     for name in _TIMES:
-        if found[name] is not None:
-            found[name] = max(_EARLIEST, min(_LATEST, found[name]))
+        found[name] = within_bounds(found[name])
     return found
 
 
 def _window(group: str, start: datetime, end: datetime) -> dict[str, Any]:
-    return {"group": group.encode(), "start": _naive(start), "end": _naive(end)}
-
-
-def _naive(at: datetime) -> datetime:
-    """UTC, as the columns hold it; the driver would send a zone's time as it stands."""
-    return at.astimezone(UTC).replace(tzinfo=None)
-
-
-def _instant(micros: int | None) -> datetime | None:
-    return (
-        None
-        if micros is None
-        else _EPOCH + timedelta(microseconds=max(_EARLIEST, min(_LATEST, micros)))
-    )
+    return {"group": group.encode(), "start": naive(start), "end": naive(end)}
 
 
 def _log(group: str, row: Sequence[Any]) -> LogRow:
@@ -272,12 +262,12 @@ def _log(group: str, row: Sequence[Any]) -> LogRow:
         message_id=as_text(message_id),
         state="" if state is None else state,
         owner_token=token,
-        lease_expires_at=_instant(lease),
+        lease_expires_at=of_micros(lease),
         attempts=attempts or 0,
         duplicates_stopped=stopped or 0,
-        first_received_at=_instant(received),
-        updated_at=_instant(updated),
-        consumed_at=_instant(consumed),
+        first_received_at=of_micros(received),
+        updated_at=of_micros(updated),
+        consumed_at=of_micros(consumed),
         conflicts=conflicts or 0,
         last_error=error,
         owner_host=host,

@@ -1,21 +1,24 @@
-"""Takes away old logs in MariaDB: bounded statements, each row compared with what was seen, the log floor first."""
+"""Takes away what is over in MariaDB: bounded statements, each row compared with what was seen, the log floor first."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backstop.model.records import Key
 from backstop.sql.connection import storable
-from backstop.sql.mariadb_keys import listed, with_keys
+from backstop.sql.mariadb_keys import listed, with_keys, with_stubs
 from backstop.sql.mysql import MysqlConnection
 from backstop.sql.named import load
 from backstop.stores.mariadb.keys import as_text, by_topic
-from backstop.stores.purge import FIRST_LOG, LogPlace, OldLog
+from backstop.stores.purge import FIRST_LOG, FIRST_STUB, ErasedStub, LogPlace, OldLog, OldStub
 
 _SQL = {
-    name: with_keys(text) for name, text in load("backstop.stores.mariadb", "purge.sql").items()
+    name: with_stubs(with_keys(text).replace("{of_stubs}", "{of_keys}"))
+    for name, text in load("backstop.stores.mariadb", "purge.sql").items()
 }
+_OVER = ("confirmed", "voided", "no_taker")
 _FIRST = "0000-00-00 00:00:00"
 
 
@@ -102,6 +105,98 @@ class MariaLogPurge:
 
     def close(self) -> None:
         self._connection.close()
+
+
+class MariaStubPurge:
+    """See stores.purge.StubPurge."""
+
+    def __init__(self, shard: str, url: str) -> None:
+        self._connection = MysqlConnection(f"shard {shard}", url)
+
+    def old_stubs(
+        self,
+        topic: str,
+        kept_seconds: float,
+        no_taker_seconds: float,
+        after: tuple[str, str],
+        limit: int,
+    ) -> list[OldStub]:
+        values = {
+            "topic": topic.encode(),
+            "kept": _micros(kept_seconds),
+            "no_taker": _micros(no_taker_seconds),
+            "after_moved": _FIRST if after == FIRST_STUB else after[0],
+            "after_id": after[1].encode(),
+            "limit": limit,
+        }
+
+        def work(cursor: Any) -> list[OldStub]:
+            found: list[tuple[str, bytes, str]] = []
+            for status in _OVER:
+                cursor.execute(_SQL["old_stubs"], {**values, "status": status})
+                found += [(moved, bytes(one), of) for one, of, moved in cursor.fetchall()]
+            return [
+                OldStub(Key(topic, as_text(message_id)), status, moved)
+                for moved, message_id, status in sorted(found)[:limit]
+            ]
+
+        return self._connection.run(work)
+
+    def purge_stubs(self, stubs: Sequence[OldStub]) -> int:
+        as_seen = {stub.key: (stub.status, stub.moved) for stub in stubs}
+
+        def work(cursor: Any) -> int:
+            cursor.execute(_SQL["limits"])
+            number = 0
+            for values, by_id in by_topic(list(as_seen)):
+                cursor.execute(_SQL["hold_stubs"], {**values, "ids": listed(by_id)})
+                over = [
+                    bytes(message_id)
+                    for message_id, status, moved in cursor.fetchall()
+                    if as_seen[by_id[bytes(message_id)]] == (status, moved)
+                ]
+                if over:
+                    cursor.execute(_SQL["delete_stubs"], {**values, "ids": listed(over)})
+                    number += len(over)
+            return number
+
+        return self._connection.change(work)
+
+    def standing(self, key: Key) -> tuple[str, bool] | None:
+        if not (storable(key.topic) and storable(key.message_id)):
+            return None  # a key that the database cannot hold has no row
+        found = self._connection.rows(_SQL["standing"], _encoded(key))
+        return (str(found[0][0]), bool(found[0][1])) if found else None
+
+    def erase(self, key: Key) -> ErasedStub | None:
+        if not (storable(key.topic) and storable(key.message_id)):
+            return None
+        values = _encoded(key)
+
+        def work(cursor: Any) -> ErasedStub | None:
+            cursor.execute(_SQL["hold_erased"], values)
+            held = cursor.fetchall()
+            if not held:
+                return None
+            ((ordering_key,),) = held
+            keeps = False
+            if ordering_key is not None:
+                cursor.execute(_SQL["is_key_open"], {**values, "ordering_key": ordering_key})
+                keeps = bool(cursor.fetchall()[0][0])
+            cursor.execute(_SQL["hash_erased"], {**values, "salt": secrets.token_bytes(16)})
+            cursor.execute(
+                _SQL["erase"], {**values, "ordering_key": ordering_key if keeps else None}
+            )
+            return ErasedStub(keeps, int(cursor.execute(_SQL["erase_attempts"], values)))
+
+        return self._connection.change(work)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _encoded(key: Key) -> dict[str, bytes]:
+    return {"topic": key.topic.encode(), "message_id": key.message_id.encode()}
 
 
 def _micros(seconds: float) -> int:

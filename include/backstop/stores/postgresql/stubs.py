@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from psycopg2.extensions import cursor as Cursor
 
 from backstop.brokers.protocol import Finding
-from backstop.model.errors import ContractBroken, StoreFailed
+from backstop.model.errors import StoreFailed
 from backstop.model.records import VERSION_HEADER, Attempt, Key, Message, Outcome, Stub
 from backstop.sql.array_literal import array_literal
 from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, columns
@@ -37,6 +37,7 @@ from backstop.stores.protocol import (
     Settlement,
     StubOutcome,
     StubOutcomes,
+    refuse_two_numbers,
 )
 
 _SQL = load("backstop.stores.postgresql", "stubs.sql")
@@ -256,12 +257,7 @@ class PostgresStubs:
         }
 
     def claim(self, claims: Sequence[Claim]) -> dict[Key, Message]:
-        if len({claim.key for claim in claims}) != len(claims):
-            raise ContractBroken(
-                "One batch claims two numbers of one message.",
-                unaffected="No number was handed out.",
-                next_step="Claim one number of a message at a time: the later one is not free yet.",
-            )
+        refuse_two_numbers(claims)
         if not claims:
             return {}
         return self._connection.run(lambda cursor: self.claim_within(cursor, claims))

@@ -1,0 +1,132 @@
+"""Producers in MariaDB: each delivery gets the verdict that it gets where the stubs are in PostgreSQL, and a lost one is sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from backstop.model.errors import StoreUnavailable
+from backstop.model.records import SEND_HEADER, Key
+from backstop.reconcile.run_once import run_once
+from backstop.resend.run_once import run_duty as resend
+from backstop_lab.servers.postgres import Postgres
+from backstop_lab.servers.valkey import Valkey
+from maria_stubs import moved
+from maria_world import maria_server
+from mariadb import MariaDB
+from scan_world import fill, in_parts, staged
+from system import System, build_template, system
+
+__all__ = ["in_parts", "maria_server"]
+POLICY = {"unknown_horizon": "9m"}
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
+    with (
+        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
+        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
+    ):
+        build_template(postgres)
+        yield postgres, valkey
+
+
+@pytest.fixture
+def world(servers: tuple[Postgres, Valkey]) -> Iterator[System]:
+    with system(*servers, policy=POLICY) as running:
+        yield running
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_every_verdict_is_what_it_is_with_stubs_in_postgresql(
+    world: System, maria_server: MariaDB, spark: Any, in_parts: None, seed: int
+) -> None:
+    fill(world, seed)
+    with moved(world, maria_server, POLICY) as (there, _):
+        (in_postgresql, broken), counts = staged(world, spark)
+        (in_mariadb, broken_there), counts_there = staged(there, spark)
+    assert in_mariadb == in_postgresql and broken_there == broken
+    assert len(in_mariadb[0]) > 20 and len(in_mariadb[1]) > 20, "a world that shows little"
+    assert counts_there == counts
+
+
+def test_a_lost_message_is_sent_again_once_and_then_confirmed(
+    world: System, maria_server: MariaDB, spark: Any
+) -> None:
+    """The whole way, over databases in MariaDB: judged, promoted, taken, published, settled, confirmed."""
+    for shard in ("shop_a", "shop_b"):
+        world.sent(f"done-{shard}", shard=shard)
+    world.consume("billing")
+    world.consume("shipping")
+    world.sent("lost", shard="shop_b")
+    world.stub("never", shard="shop_a", send_count=0)
+    world.pass_over("billing")
+    world.consume("shipping")
+
+    with moved(world, maria_server, POLICY) as (there, databases):
+
+        def stubs() -> dict[str, tuple[str, int]]:
+            return {
+                row["message_id"]: (row["status"], row["send_count"])
+                for database in databases.values()
+                for row in database.run("SELECT * FROM message_stub")
+            }
+
+        def reconcile() -> None:
+            run_once(
+                there.settings,
+                there.connections,
+                lambda: spark,
+                lambda *_: None,
+                dead_after=timedelta(0),
+            )
+
+        reconcile()
+        assert stubs() == {
+            "done-shop_a": ("confirmed", 1),
+            "done-shop_b": ("confirmed", 1),
+            "lost": ("pending", 1),
+            "never": ("pending", 0),
+        }
+        asked = "SELECT message_id, send_number, groups FROM resend_request ORDER BY message_id"
+        assert world.rows("control", asked) == [("lost", 2, ["billing"]), ("never", 1, None)]
+        counts = resend(there.settings, there.connections, dead_after=timedelta(0))
+        assert counts["published"] == 2, counts
+        assert resend(there.settings, there.connections, dead_after=timedelta(0)) == {}
+        assert stubs()["lost"] == ("pending", 2) and stubs()["never"] == ("pending", 1)
+        (attempt,) = databases["shop_b"].run("SELECT * FROM send_attempt WHERE send_number = 2")
+        assert (attempt["outcome"], attempt["groups"]) == ("sent", '["billing"]')
+        copies = {
+            (one.message_id, one.headers[SEND_HEADER])
+            for one in world.consume("billing")
+            if SEND_HEADER in one.headers
+        }
+        assert copies == {("lost", "2"), ("never", "1")}
+        world.pass_over("shipping")
+        world.log(Key("orders", "never"), "shipping")
+        for database in databases.values():
+            database.run("UPDATE message_stub SET next_check_at = UTC_TIMESTAMP(6)")
+        reconcile()
+        assert {status for status, _ in stubs().values()} == {"confirmed"}
+
+
+def test_a_shard_that_is_away_keeps_its_own_messages_open_and_nobody_elses(
+    world: System, maria_server: MariaDB, spark: Any
+) -> None:
+    for shard in ("shop_a", "shop_b"):
+        world.sent(f"done-{shard}", shard=shard)
+    world.consume("billing")
+    world.consume("shipping")
+    with moved(world, maria_server, POLICY) as (there, databases):
+        there.urls["shop_b"] = "mysql://nobody:s3cret-never-shown@127.0.0.1:1/gone"
+        with pytest.raises(StoreUnavailable) as caught:
+            run_once(there.settings, there.connections, lambda: spark, lambda *_: None)
+        assert "shop_b" in str(caught.value) and "s3cret" not in str(caught.value)
+        found = {
+            shard: database.one("SELECT status FROM message_stub")["status"]
+            for shard, database in databases.items()
+        }
+    assert found == {"shop_a": "confirmed", "shop_b": "pending"}
