@@ -29,6 +29,8 @@ from ordered_world import OrderedWorld
 
 TOPIC, QUEUES, KEYS = "proofs", 8, 1_000
 SOON = timedelta(milliseconds=20)
+SLOWEST = 100
+"""Messages a second: what waits at the end is done no slower than this."""
 MANY = int(os.environ.get("PROOF_MESSAGES") or 0)
 """Sizes of the large proofs, where somebody wants others."""
 EFFECT = (
@@ -94,7 +96,8 @@ class Proof:
         thread.start()
         try:
             during(made)
-            until("the end", lambda: not any(self.broker.lag(TOPIC, GROUP).values()), seconds=3_600)
+            seconds = 60 + len(self.sent) / SLOWEST
+            until("the end", lambda: not any(self.broker.lag(TOPIC, GROUP).values()), seconds)
         finally:
             stop.set()
             thread.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -19,7 +20,15 @@ import redis
 
 from backstop.brokers.protocol import Received
 from backstop.brokers.redis_streams import Keys, RedisStreams
-from backstop.client import Consumer, Work, run_until_signal
+from backstop.client import (
+    Consumer,
+    Work,
+    leased,
+    row_lock,
+    run_until_signal,
+    transactional,
+)
+from backstop.client.ways import Row, Way
 from backstop.leases import guard
 from backstop.model.errors import ConfigurationError, StoreUnavailable
 from backstop.model.records import GROUPS_HEADER, VERSION_HEADER, Counts, Message
@@ -202,6 +211,61 @@ def test_a_failed_handler_has_no_effect_leaves_its_error_and_is_tried_again(worl
     assert (row["state"], row["attempts"], world.effects()) == ("CONSUMED", 3, [ID])
 
 
+class Cancelled(BaseException):
+    """What a library raises to end a task of its own."""
+
+
+@pytest.mark.parametrize("way", [transactional, leased, row_lock])
+@pytest.mark.parametrize("raised", [asyncio.CancelledError, GeneratorExit, Cancelled])
+def test_whatever_a_handler_raises_is_its_messages_failure_and_the_consumer_goes_on(
+    world: World, way: Callable[[Any], Way], raised: type[BaseException]
+) -> None:
+    tried: list[str] = []
+
+    def handle(*given: Any) -> Row:
+        message: Message = given[-2]
+        tried.append(message.message_id)
+        if way is not leased:
+            do(*given)
+        if tried.count("poison") == 1 and message.message_id == "poison":
+            raise raised("its task")
+        return Row.APPLIED
+
+    world.publish("poison", "other")
+    with world.worker(way(handle)) as consumer:
+        drain(consumer, lambda c: c.get("failed") == 1 and c.get("processed") == 1)
+        row = world.log("poison")
+        assert (row["state"], row["last_error"]) == ("FAILED", f"{raised.__name__}: its task")
+        assert row["lease_expires_at"] <= row["updated_at"], "its lease is free at once"
+        assert (world.effects(), world.pending()) == ([] if way is leased else ["other"], 1)
+        drain(consumer, lambda c: c.get("processed") == 1)
+    assert (tried.count("poison"), world.pending()) == (2, 0)
+    assert world.effects() == ([] if way is leased else ["other", "poison"])
+    assert (world.log("poison")["state"], world.log("poison")["attempts"]) == ("CONSUMED", 2)
+
+
+@pytest.mark.parametrize("way", [transactional, leased, row_lock])
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_in_a_handler_ends_the_consumer_and_gives_its_message_back(
+    world: World, way: Callable[[Any], Way], raised: type[BaseException]
+) -> None:
+    def handle(*given: Any) -> None:
+        if way is not leased:
+            do(*given)
+        raise raised
+
+    world.publish(ID)
+    with world.worker(way(handle)) as consumer, pytest.raises(raised):
+        drain(consumer, lambda _: False)
+    assert (world.effects(), world.pending()) == ([], 1)
+    assert [r["state"] for r in world.database.run("SELECT state FROM consumer_log")] == (
+        [] if way is row_lock else ["EXPIRED"]
+    )
+    with world.worker(name="w2") as other:
+        drain(other, lambda c: "processed" in c)
+    assert world.effects() == [ID]
+
+
 def test_a_handler_that_always_fails_ends_as_a_dead_letter_with_its_log_and_its_error(
     world: World, valkey: Valkey
 ) -> None:
@@ -323,6 +387,34 @@ def test_a_handler_is_told_that_its_lease_is_lost(world: World) -> None:
     with world.worker(waits, lease=timedelta(seconds=0.3)) as consumer:
         drain(consumer, lambda c: c == {"lease_lost": 1})
     assert world.effects() == []
+
+
+def test_a_renewal_that_meets_a_completed_message_is_no_lost_lease(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The renewal waits for the row that the handler's transaction has completed, and answers before the keeper hears of the end."""
+    world.publish(ID)
+    with world.worker(lease=timedelta(seconds=0.3)) as consumer:
+        keeper, release = consumer._keeper, consumer._keeper.release
+        renewed = threading.Event()
+        renew = consumer._store.renew
+
+        def say(leases: Any) -> Any:
+            found = renew(leases)
+            if world.log()["state"] == "CONSUMED":
+                renewed.set()
+            return found
+
+        def release_late(lease: Any) -> None:
+            assert renewed.wait(10)
+            time.sleep(0.05)  # what the keeper does with the answer
+            release(lease)
+
+        monkeypatch.setattr(consumer._store, "renew", say)
+        monkeypatch.setattr(keeper, "release", release_late)
+        counts = drain(consumer, lambda c: "processed" in c)
+    assert (counts, world.effects()) == ({"processed": 1}, [ID])
+    assert [record.message for record in caplog.records if "lost" in record.message] == []
 
 
 def test_when_the_database_is_away_everything_is_handed_back_uncounted(world: World) -> None:

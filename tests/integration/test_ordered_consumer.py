@@ -19,6 +19,7 @@ from backstop.brokers.redis_streams.receive_owned import _place
 from backstop.client import (
     Consumer,
     DownstreamAway,
+    KeptConnection,
     Limits,
     Retries,
     Work,
@@ -273,6 +274,42 @@ def test_a_consumer_without_order_refuses_to_work_beside_ordered_ones(
         ("a-001", "w1"),
         ("b-001", "w1"),
     ]
+
+
+def test_the_refusal_beside_ordered_consumers_is_one_statement_and_follows_the_database(
+    world: OrderedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the database is upgraded to a release with ordered consumers while a consumer runs."""
+    monkeypatch.setattr(ordered_peers, "LOOK_AGAIN", 0.0)
+    asked: list[str] = []
+
+    def note(name: str) -> None:
+        called = getattr(queue_owner, name)
+
+        def ask(*given: Any) -> Any:
+            asked.append(name)
+            return called(*given)
+
+        monkeypatch.setattr(queue_owner, name, ask)
+
+    note("has_members")
+    note("ordered_topics")
+    store = KeptConnection(world.database.connect, "consumer database")
+    with closing(store):
+        peers = ordered_peers.OrderedPeers(store, GROUP)
+        world.database.run("ALTER TABLE group_member RENAME TO not_yet")
+        try:
+            peers.refuse([TOPIC])
+        finally:
+            world.database.run("ALTER TABLE not_yet RENAME TO group_member")
+        peers.refuse([TOPIC])
+        peers.refuse([TOPIC])
+        assert asked == ["has_members", "has_members", "ordered_topics", "ordered_topics"]
+        with world.worker() as worker:
+            worker.step(Counts())
+            with pytest.raises(ConfigurationError, match="in order"):
+                peers.refuse([TOPIC])
+    assert asked[4:] == ["ordered_topics"]
 
 
 @pytest.mark.parametrize(

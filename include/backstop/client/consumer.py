@@ -268,9 +268,12 @@ class Consumer:
             while left and not self.stopping.is_set():
                 copy, outcome = left[0]
                 if isinstance(outcome, Acquired) and lost[outcome].is_set():
-                    counts.add(
-                        Ended.LEASE_LOST.value
-                    )  # while it waited for its turn: another worker has it, or will
+                    # While it waited for its turn: another worker has it, or will.
+                    log.warning(
+                        "The lease of %r in %r was lost before its turn.",
+                        *reversed(copy.arrival.key),
+                    )
+                    counts.add(Ended.LEASE_LOST.value)
                 elif isinstance(outcome, Acquired):
                     message, entered = copy.received.message, outcome
                     work = self._work(copy, outcome, lost[outcome])

@@ -1,7 +1,7 @@
 """Renew the leases of the messages that a consumer processes, from a thread of its own.
 
-Losing a lease is only told to the handler, as an event: what makes processing safe is that `complete` is
-fenced.
+A lost lease only sets an event for the handler: processing is safe because `complete` is fenced. A renewal that finds no lease
+is not logged: the message may have been completed while the renewal waited for its row.
 """
 
 import logging
@@ -70,19 +70,21 @@ class LeaseKeeper:
             log.warning("Leases of %d messages were not renewed. %s", len(held), error)
             for lease, one in held.items():
                 if time.monotonic() - one.renewed_at >= self._seconds:
-                    self._lose(lease, one, "was not renewed in time")
+                    self._expire(lease, one)
             return
         for lease, one in held.items():
             if lease in renewed:
                 one.renewed_at = begun
             else:
-                self._lose(lease, one, "was lost")
+                one.lost.set()
 
-    def _lose(self, lease: Acquired, one: "_Held", how: str) -> None:
+    def _expire(self, lease: Acquired, one: "_Held") -> None:
         with self._lock:
             still_held = lease in self._held
         if still_held and not one.lost.is_set():
-            log.warning("The lease of %r in %r %s.", lease.message_id, lease.topic, how)
+            log.warning(
+                "The lease of %r in %r was not renewed in time.", lease.message_id, lease.topic
+            )
             one.lost.set()
 
 

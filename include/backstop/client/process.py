@@ -15,6 +15,9 @@ from backstop.sql.run import is_lock_refused
 
 log = logging.getLogger(__name__)
 
+INTERRUPTS = (KeyboardInterrupt, SystemExit)
+"""They end the consumer, which runs in the thread of its caller; whatever else a handler raises is the message's failure."""
+
 
 class Ended(Enum):
     """How the work on a message ended."""
@@ -43,9 +46,9 @@ def process(
     except LeaseLost as error:
         log.warning("%s", error)
         return Ended.LEASE_LOST, None
-    except StoreUnavailable:
+    except (StoreUnavailable, *INTERRUPTS):
         raise
-    except Exception as error:
+    except BaseException as error:  # also a cancelled task of its own
         log.warning(
             "The handler failed on %r in %r.", lease.message_id, lease.topic, exc_info=error
         )
@@ -84,9 +87,9 @@ def process_under_row_lock(
     except _NotLogged:
         with store.short_transaction() as connection:
             return row_lock.why_not(connection, group, arrival), None
-    except StoreUnavailable:
+    except (StoreUnavailable, *INTERRUPTS):
         raise
-    except Exception as error:
+    except BaseException as error:
         if is_lock_refused(error):
             return Busy(retry_after), None  # another worker has the row; nothing failed
         log.warning(

@@ -9,9 +9,8 @@ from backstop.client.ordered_consumer import OrderedConsumer
 from backstop.model.records import Counts
 
 
-class OutOfTime(BaseException):
-    """The limit is over: ends the handler wherever it is. Not an Exception, so that no handler takes it
-    for one."""
+class OutOfTime(KeyboardInterrupt):
+    """The limit is over: ends the handler wherever it is, as Ctrl-C does."""
 
 
 def run_until_signal(

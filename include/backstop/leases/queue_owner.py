@@ -55,10 +55,13 @@ def leave(connection: Connection, group: str, member: str) -> None:
     rows(connection, _SQL["leave"], {"group": group, "member": member})
 
 
+def has_members(connection: Connection) -> bool:
+    """Whether the database is of a release in which consumers work in order."""
+    return bool(rows(connection, _SQL["has_members"], {})[0]["found"])
+
+
 def ordered_topics(connection: Connection, group: str, topics: Sequence[str]) -> list[str]:
-    """Those of the topics whose queues living members of the group own; none in a database that is older than such members."""
-    if not rows(connection, _SQL["has_members"], {})[0]["found"]:
-        return []
+    """Those of the topics whose queues living members of the group own."""
     values = {"group": group, "topics": list(topics)}
     return [str(row["topic"]) for row in rows(connection, _SQL["ordered_topics"], values)]
 

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Protocol
 
 from backstop.model.errors import ConfigurationError, ContractBroken
@@ -23,6 +23,8 @@ _MARKS = {"format": "%s", "qmark": "?"}
 _IDLE, _IN_TRANSACTION = 0, 2  # libpq's PQTRANS_IDLE, PQTRANS_INTRANS
 _SERVER_IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of the MySQL protocol
 STYLES = ("pyformat", *_MARKS)
+_DRIVERS = 64
+"""Classes of connections whose driver is remembered."""
 _PASSING = frozenset({"OperationalError", "InterfaceError"})
 _LIMITS = frozenset(
     {"ProgramLimitExceeded", "StatementTooComplex", "TooManyColumns", "TooManyArguments"}
@@ -134,7 +136,8 @@ def parameter_style(connection: object) -> str:
     inner = getattr(connection, "dbapi_connection", None)  # SQLAlchemy's pool
     inner = getattr(connection, "Database", inner)  # Django's wrapper names the driver's module
     declared = getattr(inner, "paramstyle", None)
-    style = declared if isinstance(declared, str) else _declared_by_module(inner or connection)
+    driver: type = type(inner or connection)
+    style = declared if isinstance(declared, str) else _declared_by_module(driver)
     if style not in STYLES:
         raise ContractBroken(
             f"A connection of {type(connection).__module__} has the parameter style {style!r}.",
@@ -144,8 +147,9 @@ def parameter_style(connection: object) -> str:
     return style
 
 
-def _declared_by_module(connection: object) -> str | None:
-    for kind in type(connection).__mro__:  # an application may have subclassed the driver's class
+@lru_cache(_DRIVERS)
+def _declared_by_module(driver: type) -> str | None:
+    for kind in driver.__mro__:  # an application may have subclassed the driver's class
         parts = kind.__module__.split(".")
         for length in range(len(parts), 0, -1):
             module = sys.modules.get(".".join(parts[:length]))
@@ -158,11 +162,17 @@ def _declared_by_module(connection: object) -> str | None:
 def speaks_mysql(connection: object) -> bool:
     """Whether the connection's driver is one for MariaDB and MySQL."""
     inner = getattr(connection, "dbapi_connection", None)  # SQLAlchemy's pool
+    driver: type = type(connection if inner is None else inner)
+    if _is_of_mysql(driver):
+        return True
     module = getattr(connection, "Database", None)  # Django's wrapper names the driver's module
-    names = [getattr(module, "__name__", "")]
-    names += [kind.__module__ for kind in type(connection if inner is None else inner).__mro__]
     # PyMongo makes a collection of any name.
-    return any(str(name).partition(".")[0] in _MYSQL_DRIVERS for name in names)
+    return str(getattr(module, "__name__", "")).partition(".")[0] in _MYSQL_DRIVERS
+
+
+@lru_cache(_DRIVERS)
+def _is_of_mysql(driver: type) -> bool:
+    return any(kind.__module__.partition(".")[0] in _MYSQL_DRIVERS for kind in driver.__mro__)
 
 
 def is_in_transaction(connection: object) -> bool:
