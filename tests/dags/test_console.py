@@ -20,6 +20,8 @@ from backstop.airflow import access
 from backstop.airflow.console import app as console
 from backstop.airflow.console import visit
 from backstop.airflow.console.routes import matching
+from backstop.airflow.control_room import READING
+from backstop.evidence.sources import Sources
 from backstop.model.errors import ConfigurationError
 from backstop.reports.console import LISTS
 from backstop.reports.filters import read_filter
@@ -569,6 +571,21 @@ def test_a_preview_is_for_who_may_answer_and_what_cannot_be_read_is_said(by: As)
     assert olga.get("/cases/1/preview", params={"action": "replay"}).status_code == 409
     for visitor in (by(*EVERYTHING), by(*EVERYTHING, answer=True, name="uwe")):
         assert visitor.get("/cases/1/preview", params={"action": "discard"}).status_code == 403
+
+
+def test_previews_read_the_stores_that_are_kept_open_within_the_time_of_a_page(
+    by: As, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Sources] = []
+
+    def preview(_: Any, sources: Sources, *__: Any) -> None:
+        read.append(sources)
+
+    monkeypatch.setattr("backstop.decisions.decide.preview", preview)
+    for _ in range(2):
+        asked = by(*EVERYTHING, answer=True).get("/cases/1/preview", params={"action": "discard"})
+        assert asked.status_code == 200
+    assert read[0] is read[1] and read[0]._patience == READING
 
 
 def test_the_badge_says_how_many_cases_wait_for_the_visitor_and_leads_to_them(by: As) -> None:

@@ -267,6 +267,7 @@ def test_a_message_is_found_by_typing_its_id_and_its_story_is_told(
         expect(page.get_by_test_id("away")).to_have_count(0)
         expect(page.get_by_role("button", name="Resend this message")).to_be_disabled()
         expect(page.get_by_text("Airflow does not let you start runs of resend.")).to_be_visible()
+        shot(page, "message")
         show(page, shop, "messages?text=nobody-knows-this")
         expect(page.get_by_test_id("empty")).to_contain_text("Nothing has a trace of this id.")
 

@@ -14,7 +14,10 @@ import yaml
 
 from backstop.cli.app import run_app
 from backstop.config.mapped import StubMapping
+from backstop.model.errors import StoreUnavailable
+from backstop.model.records import Key
 from backstop.stores.mapped.capture import capture_sql
+from backstop.stores.mapped.postgresql import PostgresTable
 from backstop.stores.open import open_mapped_stubs
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
@@ -70,6 +73,17 @@ def insert(shop: Mapped, *, rolled_back: bool = False) -> str:
         end = "ROLLBACK" if rolled_back else "COMMIT"
         cursor.execute(SENT_AND_GONE.format(id=message_id, end=end))
     return message_id
+
+
+@contextmanager
+def session(shop: Mapped) -> Iterator[psycopg2.extensions.cursor]:
+    """A connection that the application keeps."""
+    with closing(psycopg2.connect(shop.owner)) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+        yield cursor
+
+
+ONE_OF_THEIRS = "INSERT INTO outboxevent VALUES (gen_random_uuid(), 'Order', 'a', 't', NULL)"
 
 
 def relay(shop: Mapped) -> None:
@@ -135,6 +149,14 @@ def test_the_trigger_never_refuses_what_the_application_writes(
     postgres: Postgres, valkey: Valkey
 ) -> None:
     with captured(postgres, valkey, by_deletion()) as shop:
+        with session(shop) as pooled:
+            pooled.execute(ONE_OF_THEIRS)
+            shop.run("DELETE FROM backstop_capture.captured_row")
+            shop.run("ALTER TABLE outboxevent ALTER id TYPE char(40)")
+            pooled.execute(ONE_OF_THEIRS)
+            kept = "SELECT length(message_id), topic FROM backstop_capture.captured_row"
+            assert shop.run(kept) == [(36, "Order")], "as the look reads it, without the padding"
+            shop.run("DELETE FROM backstop_capture.captured_row; TRUNCATE outboxevent")
         shop.run("ALTER TABLE outboxevent DROP CONSTRAINT outboxevent_pkey, ALTER id TYPE text")
         shop.run("ALTER TABLE outboxevent ALTER id DROP NOT NULL, ALTER aggregatetype TYPE text")
         shop.run("ALTER TABLE outboxevent ALTER aggregatetype DROP NOT NULL")
@@ -174,3 +196,82 @@ def test_migrate_prints_the_triggers_for_a_dba(
     assert (
         'GRANT SELECT ON backstop_capture.captured_row TO "look"' in text and "secret" not in text
     )
+
+
+THEIR_TYPE = """
+CREATE TABLE ran_as (who text);
+GRANT INSERT ON ran_as TO PUBLIC;
+CREATE FUNCTION theirs(given {kind}) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO {schema}.ran_as VALUES (current_user);
+    RETURN 'theirs';
+END
+$$;
+CREATE CAST ({kind} AS text) WITH FUNCTION theirs({kind}) AS IMPLICIT;
+CREATE CAST ({kind} AS json) WITH FUNCTION as_json({kind}) AS IMPLICIT;
+"""
+THEIR_KINDS = {
+    "composite": ("CREATE TYPE kind AS (part text)", "ROW('m-1')::kind", "(m-1)"),
+    "enum": ("CREATE TYPE kind AS ENUM ('m-1')", "'m-1'::kind", "m-1"),
+    "range": ("CREATE TYPE kind AS RANGE (subtype = int4)", "kind(1, 5)", "[1,5)"),
+}
+
+
+@pytest.mark.parametrize("kind", THEIR_KINDS)
+def test_the_owner_of_a_captured_table_runs_no_code_with_the_rights_of_who_made_the_trigger(
+    postgres: Postgres, valkey: Valkey, kind: str
+) -> None:
+    """The application owns its table, and may make types with casts, and operators and functions of the names that ours uses."""
+    made, value, text = THEIR_KINDS[kind]
+    with captured(postgres, valkey, by_deletion()) as shop, session(shop) as pooled:
+        role = f"{shop.database}_owner"
+        shop.run(f"CREATE ROLE {role}; CREATE SCHEMA theirs AUTHORIZATION {role}")
+        shop.run(
+            f"ALTER TABLE outboxevent OWNER TO {role}; GRANT CREATE ON SCHEMA public TO {role}"
+        )
+        as_owner = f"SET ROLE {role}; SET search_path = theirs, public, pg_catalog;"
+        shop.run(
+            f"{as_owner} {made}; CREATE FUNCTION as_json(kind) RETURNS json LANGUAGE sql RETURN '1'::json;"
+            + THEIR_TYPE.format(kind="kind", schema="theirs")
+        )
+        shop.run(
+            f"{as_owner} CREATE FUNCTION concat(kind) RETURNS text LANGUAGE sql AS 'SELECT theirs($1)';"
+            " CREATE FUNCTION pg_typeof(kind) RETURNS regtype LANGUAGE sql AS"
+            " $$ SELECT theirs($1); SELECT 'text'::regtype $$;"
+            " CREATE FUNCTION less(oid, oid) RETURNS boolean LANGUAGE sql AS 'SELECT true';"
+            " CREATE OPERATOR < (LEFTARG = oid, RIGHTARG = oid, FUNCTION = less)"
+        )
+        pooled.execute(f"SET ROLE {role}; SET search_path = theirs, public, pg_catalog")
+        pooled.execute(ONE_OF_THEIRS)
+        shop.run("TRUNCATE outboxevent, backstop_capture.captured_row")
+        # After the trigger was made; the DBA's script would refuse it.
+        shop.run(
+            f"{as_owner} ALTER TABLE outboxevent DROP CONSTRAINT outboxevent_pkey, DROP COLUMN id;"
+            " ALTER TABLE outboxevent ADD id kind, ALTER aggregatetype TYPE kind USING NULL,"
+            " ALTER aggregatetype DROP NOT NULL"
+        )
+        shop.run(f"{as_owner} INSERT INTO outboxevent VALUES ({value}, 'a', 't', NULL, {value})")
+        pooled.execute(f"INSERT INTO outboxevent VALUES ({value}, 'a', 't', NULL, NULL)")
+        kept = "SELECT topic, message_id FROM backstop_capture.captured_row ORDER BY captured_at"
+        assert shop.run(kept) == [(text, text), (text, None)]
+        assert shop.run("SELECT who FROM theirs.ran_as") == []
+
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
+            findings = {finding.subject: finding for finding in stubs.check()}
+        types = findings["shard shop: types"]
+        assert not types.good and types.says == "aggregatetype is theirs.kind, id is theirs.kind"
+        mapping = StubMapping.model_validate(by_deletion().producer)
+        with pytest.raises(psycopg2.errors.RaiseException) as refused:
+            shop.run(capture_sql(mapping, shop.database).replace("%", "%%"))
+        assert "aggregatetype is theirs.kind, id is theirs.kind" in str(refused.value)
+        missing = mapping.model_copy(update={"message_id": "no_id"})
+        with pytest.raises(psycopg2.errors.RaiseException, match="no_id is not there"):
+            shop.run(capture_sql(missing, shop.database).replace("%", "%%"))
+        # A look reads ids as text, as Backstop's login, which may not change a thing.
+        shop.run("GRANT USAGE ON SCHEMA theirs TO PUBLIC")
+        with pytest.raises(AssertionError, match="read-only transaction"):
+            shop.look()
+        table = PostgresTable("shard shop", shop.system.connections.url("shop"))
+        with closing(table), pytest.raises(StoreUnavailable, match="read-only transaction"):
+            table.rows_of_keys(mapping, [Key("orders", "m-1")])
+        assert shop.run("SELECT who FROM theirs.ran_as") == []

@@ -19,8 +19,9 @@ from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.control.connection import connect
 from backstop.decisions.actions import ACTIONS, actions_for
-from backstop.decisions.decide import Decided, decide, preview
+from backstop.decisions.decide import Decided, Preview, decide, preview
 from backstop.decisions.list_cases import list_cases, show
+from backstop.evidence.sources import Sources
 from backstop.model.errors import DecisionRefused, StoreUnavailable
 from backstop.runs.run import open_run
 from backstop.watch.outbox import note_failure, note_success
@@ -56,6 +57,11 @@ def decided(world: World, case_id: int, action: str, **options: Any) -> Decided:
     return decide(
         world.conn, world.settings, world.connections, case_id, action, "ann", "because", options
     )
+
+
+def previewed(world: World, case_id: int, action: str) -> Preview | None:
+    with Sources(world.settings, world.connections) as sources:
+        return preview(world.conn, sources, case_id, action)
 
 
 def state_of(world: World, case_id: int) -> str:
@@ -293,7 +299,7 @@ def test_nothing_is_asked_for_what_may_still_come_nor_in_mode_observe(world: Wor
     with pytest.raises(DecisionRefused, match="mode observe"):
         decided(world, case_id, "resend")
     with pytest.raises(DecisionRefused, match="mode observe"):
-        preview(world.conn, world.settings, world.connections, case_id, "resend")
+        previewed(world, case_id, "resend")
     assert world.control("SELECT count(*) FROM resend_request") == [(0,)]
 
 
@@ -754,13 +760,13 @@ def test_a_preview_says_what_a_decision_would_do_and_changes_nothing(world: Worl
     world.stub("unsent", sends=1)
     case_id = found(world, "mass_loss", "unsent", "nowhere")
     before = world.control("SELECT * FROM case_file"), world.control("SELECT * FROM decision_log")
-    seen = preview(world.conn, world.settings, world.connections, case_id, "resend")
+    seen = previewed(world, case_id, "resend")
     assert seen is not None
     assert (seen.read, seen.open, seen.fits, seen.done) == (2, 2, 1, 0)
     assert seen.left_out == ("nowhere: no shard has its stub, or billing does not owe it",)
-    assert preview(world.conn, world.settings, world.connections, case_id, "leave") is None
+    assert previewed(world, case_id, "leave") is None
     with pytest.raises(DecisionRefused, match="cannot be decided by 'replay'"):
-        preview(world.conn, world.settings, world.connections, case_id, "replay")
+        previewed(world, case_id, "replay")
     assert run_app(["cases", "decide", str(case_id), "resend", "--why", "w", "--dry-run"]) == 0
     after = world.control("SELECT * FROM case_file"), world.control("SELECT * FROM decision_log")
     assert after == before and world.control("SELECT * FROM resend_request") == []

@@ -236,12 +236,14 @@ def _preview(
     settings: Settings, known: Connections, case_id: int, action: str, as_json: bool
 ) -> None:
     from backstop.decisions.decide import preview
+    from backstop.evidence.sources import Sources
 
     with (
         context.control(settings, known) as conn,
+        Sources(settings, known) as sources,
         out.progress(f"case {case_id}: reading the present state"),
     ):
-        found = preview(conn, settings, known, case_id, action)
+        found = preview(conn, sources, case_id, action)
     if as_json:
         out.document(found)
     elif found is None:

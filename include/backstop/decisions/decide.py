@@ -148,11 +148,10 @@ class Preview:
     left_out: tuple[str, ...]
 
 
-def preview(
-    conn: Any, settings: Settings, connections: Connections, case_id: int, action: str
-) -> Preview | None:
+def preview(conn: Any, sources: Sources, case_id: int, action: str) -> Preview | None:
     """Reads the present state as `decide` does, of the first deliveries alone, and changes nothing; null: the answer is about the
-    case as such. Raises DecisionRefused where the case does not take the answer, StoreUnavailable."""
+    case as such. `sources`: opened and closed by the caller. Raises DecisionRefused where the case does not take the answer,
+    StoreUnavailable."""
     case, _ = show(conn, case_id, members=0)
     if action not in actions_for(case.kind):
         raise refused(
@@ -162,13 +161,14 @@ def preview(
     if action in _WHOLE or case.kind == "key_parked":
         return None
     if case.kind == "dead_letters":
-        return Preview(*preview_answer(conn, settings, connections, case_id, action, PREVIEWED))
+        return Preview(*preview_answer(conn, sources, case_id, action, PREVIEWED))
+    settings = sources.settings
     _require_mode(settings, case, action)
     with conn, conn.cursor() as cur:
         members = _open_members(cur, {"case_id": case_id, "shown_at": None})
     batch, plan = [member[:4] for member in members[:PREVIEWED]], _Plan()
     if batch:
-        with Judge(settings, connections, conn) as judge:
+        with Judge(settings, sources.connections, conn, sources) as judge:
             seen = judge.judgement(list(dict.fromkeys(Key(m[1], m[2]) for m in batch)))
             if seen.unreachable:
                 raise _unread(seen)

@@ -70,7 +70,8 @@ _TURNED_DOWN = (
 class PostgresConnection:
     """`run(work)` calls `work(cursor)` in a transaction of its own and commits it. For one thread at a time.
 
-    `subject` names the store in errors: "shard shop_a". Opened by the first call, not by the constructor.
+    `subject` names the store in errors: "shard shop_a". Opened by the first call, not by the constructor. `read_only`: another
+    program's types and views may run its code with our login's rights; it changes nothing then, and cannot end that.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class PostgresConnection:
         connect_timeout: timedelta = CONNECT_TIMEOUT,
         statement_timeout: timedelta = STATEMENT_TIMEOUT,
         grace: float = GRACE,
+        read_only: bool = False,
     ) -> None:
         self.subject = subject
+        self._read_only = read_only
         self._url = url
         self._connect_seconds = max(1, round(connect_timeout.total_seconds()))
         self._statement_seconds = statement_timeout.total_seconds()
@@ -289,6 +292,8 @@ class PostgresConnection:
         with connection.cursor() as cursor:
             cursor.execute(_SETTINGS, {"statement": limit, "lock": limit, "idle": limit})
         connection.commit()
+        if self._read_only:
+            connection.set_session(readonly=True)  # said by each BEGIN
         return connection
 
     def _roll_back(self) -> None:

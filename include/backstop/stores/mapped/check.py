@@ -28,7 +28,7 @@ def check_stubs(table: Table, mapping: StubMapping, last: LastLook | None) -> li
     findings = _common(table, mapping, [mapping.created_at], key)
     if mapping.is_captured:
         findings += _capture(table, mapping)
-    if not all(finding.good for finding in findings[:1]):
+    if not findings[0].good or any(f.subject == f"{at}: types" for f in findings):
         return findings
     newest, seconds = table.newest(mapping)
     ahead = None if seconds is None else timedelta(seconds=seconds)
@@ -192,7 +192,11 @@ def _capture(table: Table, mapping: StubMapping) -> list[Finding]:
     if not found:
         says = "is not there"
     elif not fires:
-        says = "is switched off" if found[0][1] == wanted else "keeps other columns than mapped"
+        says = (
+            "is switched off"
+            if found[0][1] == wanted
+            else "is of an earlier version, or keeps other columns than mapped"
+        )
     findings = [
         Finding(
             f"{at}: trigger",
@@ -201,6 +205,17 @@ def _capture(table: Table, mapping: StubMapping) -> list[Finding]:
             "" if fires else "Let a DBA run what `backstop migrate --capture` prints.",
         )
     ]
+    foreign = table.foreign_types(mapping)
+    if foreign:
+        findings.append(
+            Finding(
+                f"{at}: types",
+                False,
+                ", ".join(f"{column} is {kind}" for column, kind in foreign.items()),
+                "Keep ids and topics in types of PostgreSQL's own: the owner of another type can have code of theirs run as this "
+                "login when it looks. The trigger runs none.",
+            )
+        )
     if mapping.slot is not None:
         active = table.slot(mapping.slot)
         says = (

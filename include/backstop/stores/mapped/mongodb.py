@@ -30,9 +30,9 @@ from backstop.stores.mapped.rows import (
     KeyRange,
     chunks,
     copy_line,
-    groups_by_theirs,
     instant,
     keep_done,
+    plan_scan,
 )
 from backstop.stores.mapped.table import Column, Look, StubRow, missing_table
 from backstop.stores.protocol import Scan
@@ -212,19 +212,20 @@ class MongoTable:
         """One pass for all groups, in ranges of _id. Null where rows name no topic: each would stand for a message of every topic."""
         if mapping.topic is None:
             return None
-        theirs = groups_by_theirs(mapping, groups)
 
         def plan(server: Server) -> Scan:
             counted = [
                 server.collection(table).estimated_document_count() for table in mapping.tables
             ]
-            total, since, parts = sum(counted), min(groups.values()), list[KeyRange]()
-            if total < sum(worth[group] for group in groups):
-                for place, (table, rows) in enumerate(zip(mapping.tables, counted, strict=True)):
-                    collection = server.collection(table)
-                    parts += ranges_of(collection, place, theirs, since, rows, partitions)
-            share = total // len(groups)
-            return Scan(parts, total if parts else 0, estimates=dict.fromkeys(groups, share))
+            return plan_scan(
+                mapping,
+                groups,
+                worth,
+                counted,
+                lambda table, place, theirs, since, rows: ranges_of(
+                    server.collection(table), place, theirs, since, rows, partitions
+                ),
+            )
 
         return self._read(plan, mapping)
 

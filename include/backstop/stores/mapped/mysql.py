@@ -34,10 +34,10 @@ from backstop.stores.mapped.rows import (
     KeyRange,
     chunks,
     copy_line,
-    groups_by_theirs,
     instant,
     log_row,
     past,
+    plan_scan,
 )
 from backstop.stores.mapped.table import Column, Look, StubRow, missing_table, names_of
 from backstop.stores.protocol import Scan
@@ -270,29 +270,21 @@ class MysqlTable:
         """One pass for all groups. Null where rows name no topic: each would stand for a message of every topic."""
         if mapping.topic is None:
             return None
-        theirs = groups_by_theirs(mapping, groups)
 
         def plan(cursor: Any) -> Scan:
             counted = []
             for table in mapping.tables:
                 cursor.execute(_SQL["rows"], _named(table))
                 counted.append(sum(int(number) for (number,) in cursor.fetchall()))
-            total, since = sum(counted), min(groups.values())
-            parts: list[KeyRange] = []
-            if total < sum(worth[group] for group in groups):
-                for place, (table, rows) in enumerate(zip(mapping.tables, counted, strict=True)):
-                    parts += cut(
-                        cursor,
-                        table_of(table),
-                        _named(table),
-                        place,
-                        theirs,
-                        since,
-                        rows,
-                        partitions,
-                    )
-            share = total // len(groups)
-            return Scan(parts, total if parts else 0, estimates=dict.fromkeys(groups, share))
+            return plan_scan(
+                mapping,
+                groups,
+                worth,
+                counted,
+                lambda table, place, theirs, since, rows: cut(
+                    cursor, table_of(table), _named(table), place, theirs, since, rows, partitions
+                ),
+            )
 
         return self._connection.run(plan)
 

@@ -20,6 +20,7 @@ from backstop.sql.connection import (
     readable,
 )
 from backstop.sql.named import load
+from backstop.stores.mapped.capture import FIRST_FOREIGN_TYPE, captured_columns
 from backstop.stores.mapped.columns import (
     base_type,
     columns_of,
@@ -58,7 +59,7 @@ class PostgresTable:
 
     def __init__(self, subject: str, url: str, patience: timedelta = STATEMENT_TIMEOUT) -> None:
         self.subject, self._url = subject, url
-        self._connection = PostgresConnection(subject, url, statement_timeout=patience)
+        self._connection = self._connect(patience)
         self._id_types: set[str] | None = None
 
     def clock(self) -> datetime:
@@ -66,7 +67,7 @@ class PostgresTable:
         return now  # type: ignore[no-any-return]
 
     def look(self, mapping: StubMapping, into: BinaryIO) -> Look:
-        reader = PostgresConnection(self.subject, self._url, statement_timeout=BULK_TIMEOUT)
+        reader = self._connect(BULK_TIMEOUT)
 
         def read(cursor: Cursor) -> Look:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -242,10 +243,26 @@ class PostgresTable:
         values = {"name": name, "schema": schema}
         return [(fires, calls) for fires, calls in self._connection.rows(_SQL["trigger"], values)]
 
+    def foreign_types(self, mapping: StubMapping) -> Mapping[str, str]:
+        """Of a captured table: kept columns -> their type, of those whose type is not the server's own."""
+        schema, name = table_parts(mapping.tables[0])
+        values = {
+            "name": name,
+            "schema": schema,
+            "columns": captured_columns(mapping),
+            "first_foreign": FIRST_FOREIGN_TYPE,
+        }
+        return dict(self._connection.rows(_SQL["foreign_types"], values))
+
     def slot(self, name: str) -> bool | None:
         """Whether a relay reads the replication slot now; null: there is none."""
         found = self._connection.rows(_SQL["slot"], {"slot": name})
         return bool(found[0][0]) if found else None
+
+    def _connect(self, patience: timedelta) -> PostgresConnection:
+        return PostgresConnection(
+            self.subject, self._url, statement_timeout=patience, read_only=True
+        )
 
     def _wal(self, mapping: StubMapping, cursor: Cursor) -> tuple[str | None, str | None]:
         """The end of the log and how far the slot is; nulls without a slot. Raises StoreUnavailable when it is gone."""

@@ -96,5 +96,11 @@ SELECT g.tgenabled::text, p.proname::text FROM pg_trigger g JOIN pg_proc p ON p.
 WHERE g.tgname = 'backstop_capture' AND c.relname = %(name)s::text
     AND (n.nspname = %(schema)s::text OR (%(schema)s::text IS NULL AND pg_table_is_visible(c.oid)));
 
+-- name: foreign_types: columns of a captured table whose type is not the server's own, with the type
+SELECT a.attname::text, format_type(a.atttypid, NULL) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE a.attname = ANY (%(columns)s::text[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid >= %(first_foreign)s::oid
+    AND c.relname = %(name)s::text AND (n.nspname = %(schema)s::text OR (%(schema)s::text IS NULL AND pg_table_is_visible(c.oid)))
+ORDER BY a.attnum;
+
 -- name: slot: whether a relay reads a replication slot now
 SELECT active FROM pg_replication_slots WHERE slot_name = %(slot)s::text;

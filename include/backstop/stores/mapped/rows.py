@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from backstop.config.mapped import LogMapping
 from backstop.model.records import EARLIEST, LATEST, Key
 from backstop.stores.mapped.table import StubRow
-from backstop.stores.protocol import PART_COLUMNS
+from backstop.stores.protocol import PART_COLUMNS, Scan
 
 _KEYS, _BYTES = 10_000, 2**20
 """Of one statement, which a server takes up to a limit of its own (MySQL: max_allowed_packet; MongoDB: 16 MB)."""
@@ -51,6 +51,24 @@ def groups_by_theirs(mapping: LogMapping, groups: Mapping[str, Any]) -> dict[str
         mapping.groups.get(group, group) if mapping.group is not None else "": group
         for group in groups
     }
+
+
+def plan_scan(
+    mapping: LogMapping,
+    groups: Mapping[str, datetime],
+    worth: Mapping[str, float],
+    counted: Sequence[int],
+    ranges: Callable[[str, int, Mapping[str, str], datetime, int], list[KeyRange]],
+) -> Scan:
+    """One pass for all groups over the parts that `ranges` cuts of a table (its name and place, the groups, since when its rows are
+    worth reading, how many it has); without a part where the tables have more rows (`counted`) than a pass is `worth`."""
+    theirs, total, since = groups_by_theirs(mapping, groups), sum(counted), min(groups.values())
+    parts: list[KeyRange] = []
+    if total < sum(worth[group] for group in groups):
+        for place, (table, rows) in enumerate(zip(mapping.tables, counted, strict=True)):
+            parts += ranges(table, place, theirs, since, rows)
+    share = total // len(groups)
+    return Scan(parts, total if parts else 0, estimates=dict.fromkeys(groups, share))
 
 
 def chunks(keys: Sequence[Key]) -> Iterator[list[Key]]:

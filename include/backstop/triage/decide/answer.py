@@ -112,7 +112,7 @@ def answer(
 
 
 def preview_answer(
-    conn: Any, settings: Settings, connections: Connections, case_id: int, action: str, most: int
+    conn: Any, sources: Sources, case_id: int, action: str, most: int
 ) -> tuple[int, int, int, int, tuple[str, ...]]:
     """(dead letters read, open ones, those that the answer fits, those that are done, why others would be left out) at this
     moment, of the first `most`; it changes nothing. Raises StoreUnavailable."""
@@ -122,8 +122,7 @@ def preview_answer(
         )
     chosen = [one for one in every if one.left_in_case is None] or every
     intent = {"case_id": case_id, "action": action}
-    with Sources(settings, connections) as sources:
-        plan = _plan(conn, settings, sources, intent, chosen[:most])
+    plan = _plan(conn, sources.settings, sources, intent, chosen[:most])
     read = len(chosen[:most])
     return read, len(chosen), len(plan.fits), len(plan.done), tuple(plan.left_out[:20])
 

@@ -15,9 +15,9 @@ from backstop.airflow.console.parameters import (
     Limit,
     Routes,
     Visiting,
-    asking_stores,
     page_of,
     part,
+    reading_stores,
 )
 from backstop.airflow.console.visit import NOT_FOUND, Visit, require, writing
 from backstop.airflow.decide_case import dag_for
@@ -223,8 +223,8 @@ def preview_answer(
     require(visited.why_not_decide(action, row["topic"]))
     # What a dead letter died of may quote a content: the login that only reads does not see it.
     reading = writing() if row["kind"] == "dead_letters" else nullcontext(visited.room)
-    with asking_stores(), reading as room:
-        found = preview(room.control, room.settings, room.connections, case_id, action)
+    with reading_stores(visited) as sources, reading as room:
+        found = preview(room.control, sources, case_id, action)
     if found is None:
         return Preview(about_case=True, read=0, open=0, fits=0, done=0, left_out=[])
     return Preview(
