@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SuiteTime(config), "suite_time")
 
 
-def pytest_collection_finish() -> None:
-    """What the test files imported stays to the end: half a million objects that garbage need not be looked for among again."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What the test files import stays to the end: half a million objects that garbage need not be looked for among."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+        gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.fixture(scope="module", autouse=True)
