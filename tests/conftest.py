@@ -54,6 +54,10 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.set_threshold(10_000, 20, 20)
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else extensions say at the end that they leak what was left out
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quick_postgres(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
