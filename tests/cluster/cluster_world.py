@@ -51,7 +51,7 @@ class Cluster:
             "SPARK_HOME": str(home),
             "PYSPARK_PYTHON": "/no/such/python",
             "_SPARK_AUTH_SECRET": self.secret,
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.authenticate=true"
+            "SPARK_DAEMON_JAVA_OPTS": f"{os.environ['SPARK_SUBMIT_OPTS']} -Dspark.authenticate=true"
             " -Dspark.network.crypto.enabled=true -Dspark.master.rest.enabled=false",
         }
         ports = ("--host", LOOPBACK, "--port", str(self.port), "--webui-port", str(self.page))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,9 +48,9 @@ def conf(events: Path) -> dict[str, object]:
         "spark.eventLog.dir": f"file:{events}",
         "spark.ui.enabled": "false",
         "spark.eventLog.compress": "false",  # else a secret in it would not be seen
-        # Jobs of seconds: the second compiler and a parallel collector cost more than they give.
         "spark.executor.memory": "1g",
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        # As the drivers: jobs of seconds, and an executor that is killed is started again.
+        "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
     }
 
 
