@@ -504,7 +504,8 @@ def test_a_dba_runs_nothing_that_the_application_prepared(postgres: Postgres, sc
     with closing(psycopg2.connect(postgres.admin_dsn(name))) as dba, dba.cursor() as cursor:
         dba.autocommit = True
         cursor.execute(
-            f"CREATE ROLE {app} LOGIN; GRANT ALL ON DATABASE {name} TO {app}; CREATE TABLE outboxevent (id uuid);"
+            f"CREATE ROLE {app} LOGIN; GRANT ALL ON DATABASE {name} TO {app}; "
+            " CREATE TABLE outboxevent (id uuid, aggregatetype text);"
             ' CREATE SCHEMA cap; CREATE TABLE cap.published ("StatusName" text, "Retries" int, "ExpiresAt" timestamp)'
         )
         for prepared, says in (
