@@ -108,7 +108,8 @@ WHERE excluded.content_version >= l.content_version
         OR (l.state = 'CONSUMING' AND l.lease_expires_at <= statement_timestamp()
             AND (excluded.content_version > l.content_version
                 OR coalesce(l.payload_hash = excluded.payload_hash, true))))
-RETURNING l.topic, l.message_id, l.owner_token::text AS token, l.fence, l.attempts;
+RETURNING l.topic, l.message_id, l.owner_token::text AS token, l.fence, l.attempts,
+    extract(epoch FROM l.lease_expires_at - clock_timestamp())::float8 AS seconds_left;
 
 -- name: refused: why begin gave no row
 WITH met AS (
