@@ -85,7 +85,7 @@ class MariaStubTable:
         self, connection: Connection, values: Mapping[str, Any]
     ) -> Sequence[Mapping[str, Any]]:
         in_transaction = is_in_transaction(connection)
-        ((told,),) = (row.values() for row in fetch(connection, _SQL["in_transaction"], {}))
+        ((reported,),) = (row.values() for row in fetch(connection, _SQL["in_transaction"], {}))
         asked = list(zip(values["topics"], values["message_ids"], values["tokens"], strict=True))
         found: dict[Key, _Row] = {}
         for given, _ in _by_topic(Key(topic, message_id) for topic, message_id, _ in asked):
@@ -104,7 +104,7 @@ class MariaStubTable:
                     "ours": ours,
                     "seconds_left": _seconds(stub, "micros_left"),
                     "early_seconds": max(_seconds(stub, "micros_early") or 0.0, 0.0) or None,
-                    "in_transaction": in_transaction or bool(told),
+                    "in_transaction": in_transaction or bool(reported),
                 }
             )
         return seen

@@ -138,7 +138,7 @@ def record_many(
     send: bool = True,
     max_content_bytes: int = MAX_CONTENT_BYTES,
 ) -> list[Recorded]:
-    """Write many stubs in one statement; as `record`, all or none."""
+    """Write many stubs together; as `record`, all or none."""
     batch = list(messages)
     for new in batch:
         _check(new, policy, max_content_bytes)

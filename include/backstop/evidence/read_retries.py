@@ -79,7 +79,7 @@ def _retry_places(
     group: str,
 ) -> Places | None:
     """From where on retries are listed: where the group was a settle grace ago, because what it took from its retry queue since then
-    may come again. Null: from where it is."""
+    may come again. None: from where it is."""
     grace, until = settle_grace(broker, sources, topic, group), log_until(sources, as_of, group)
     if grace <= timedelta(0) and until is None:
         return None
@@ -107,7 +107,7 @@ def settle_grace(broker: Broker, sources: Sources, topic: str, group: str) -> ti
 
 
 def log_until(sources: Sources, as_of: datetime, group: str) -> datetime | None:
-    """Up to when the group's log can deny, where it is a lake table: nothing that was passed later counts. Null: it is asked after
+    """Up to when the group's log can deny, where it is a lake table: nothing that was passed later counts. None: it is asked after
     the progress was read, and has all of it."""
     settings = sources.settings
     if not settings.is_lake_log(group):

@@ -277,7 +277,7 @@ def drain_requests(
 @contextmanager
 def without_collector() -> Iterator[None]:
     """Leaves cycles of garbage until the end of a round. The records of a round are none: the collector would walk through tens of
-    thousands of them again and again, which took a fifth of a worker's time, and free nothing."""
+    thousands of them again and again, which took a fifth of a worker's Python CPU, and free nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:

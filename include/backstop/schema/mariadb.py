@@ -35,9 +35,9 @@ def _name_of(role: str) -> str:
     """Raises ConfigurationError for a role whose tables are in PostgreSQL alone."""
     if role not in IN_MARIADB:
         raise ConfigurationError(
-            f"The tables of the role {role!r} are in PostgreSQL alone; MariaDB holds those of {' and '.join(IN_MARIADB)}.",
+            f"The tables of the role {role!r} are in PostgreSQL alone; MariaDB has those of {' and '.join(IN_MARIADB)}.",
             unaffected="Nothing was changed.",
-            next_step="Name a PostgreSQL database for it.",
+            next_step="Use PostgreSQL for it (--kind postgresql with --sql).",
         )
     return IN_MARIADB[role]
 
@@ -149,7 +149,7 @@ def _connected(url: str, role: str) -> Iterator[Any]:
 
 def _unavailable(role: str, why: str) -> StoreUnavailable:
     return StoreUnavailable(
-        f"The {role} database did not do it: {why}.",
+        f"The {role} database could not be migrated: {why}.",
         unaffected="What was made before stays, and nothing uses it until the revision is whole.",
         next_step="Fix the problem it names (this needs the owner's login), then run `backstop migrate` again.",
     )

@@ -181,7 +181,7 @@ def _connected(url: str, role: str) -> Iterator[Connection]:
 
 def _unavailable(role: str, why: str) -> StoreUnavailable:
     return StoreUnavailable(
-        f"The {role} database did not do it: {why}.",
+        f"The {role} database could not be migrated: {why}.",
         unaffected="Each step is one transaction: nothing of it stayed.",
         next_step="Fix the problem it names (this needs the owner's login), then run `backstop migrate` again.",
     )

@@ -304,7 +304,7 @@ def _groups(groups: Sequence[str] | None) -> bytes | None:
 
 
 def _hex(text: str | None) -> str | None:
-    """Null also for a text that no column of {given} holds: the server would take it for null without a word."""
+    """None also for a text that no column of {given} can store: the server would silently read it as NULL."""
     encoded = None if text is None else text.encode(errors="replace")
     return None if encoded is None or len(encoded) > _TEXT_BYTES else encoded.hex()
 

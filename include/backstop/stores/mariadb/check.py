@@ -149,7 +149,9 @@ def _statement_log(subject: str, settings: dict[str, str]) -> Finding:
         f"{subject}: statement log",
         is_off,
         f"general_log is {settings.get('general_log', 'OFF')}",
-        "" if is_off else "Turn it off: it writes ids and what handlers said into a file.",
+        ""
+        if is_off
+        else "Turn it off: it writes every statement with its ids, contents and errors to a file.",
     )
 
 

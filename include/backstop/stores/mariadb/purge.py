@@ -1,4 +1,4 @@
-"""Takes away what is over in MariaDB: bounded statements, each row compared with what was seen, the log floor first."""
+"""Deletes finished rows in MariaDB: bounded statements, each row compared with what was seen, the log floor first."""
 
 from __future__ import annotations
 
