@@ -200,6 +200,19 @@ def test_a_lease_whose_grant_waited_longer_than_it_lasts_lasts_from_the_grant_on
     other.complete(lease)
 
 
+def test_a_lease_that_was_lost_before_its_grant_was_told_is_not_granted(
+    world: GuardWorld, one: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The grant of a batch waited, and another worker took over what it had been granted first."""
+    if world.kind == "redis":
+        pytest.skip("one script waits for nothing")
+    with monkeypatch.context() as late:
+        late.setattr(guard, "_HARDLY_BEGUN", 2.0)
+        late.setattr(guard, "renew_many", lambda *_, **__: set())
+        (begun,) = one.store.begin([arrival(ID)])
+    assert isinstance(begun, Busy)
+
+
 def test_what_is_completed_is_done_for_everybody_and_for_ever(
     world: GuardWorld, one: Worker, other: Worker
 ) -> None:

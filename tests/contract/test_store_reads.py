@@ -188,14 +188,19 @@ def test_numbers_that_were_handed_out_before_a_restore_are_not_handed_out_again(
     world.put_stub(message_id="m-2")
     world.put_stub(message_id="m-3", send_count=5)
     at = datetime.now(UTC)
-    one, two, three = (Key("orders", f"m-{number}") for number in (1, 2, 3))
+    world.put_stub(message_id="m-4")
+    one, two, three, four = (Key("orders", f"m-{number}") for number in (1, 2, 3, 4))
     handed = [
         Handed(one, 2, ["billing"], "request 2", at - timedelta(minutes=1), Outcome.REFUSED),
         Handed(one, 3, None, "request 3", at),
         Handed(two, 1, ["billing", "it's"], "request 1", at),
         Handed(three, 4, None, "request 4", at),
+        Handed(four, 1, None, "request 1", at, Outcome.REFUSED),
+        Handed(four, 2, None, "request 2", at, Outcome.REFUSED),
     ]
-    assert store.raise_numbers(handed) == {one, two}
+    assert store.raise_numbers(handed) == {one, two, four}
+    (refused,) = store.stubs([four]).values()
+    assert (refused.send_count, refused.refusals) == (2, 2)
     found, attempts = store.stubs([one, two, three]), store.attempts([one, two, three])
     assert store.raise_numbers(handed) == set() == store.raise_numbers([])
     first = found[one]

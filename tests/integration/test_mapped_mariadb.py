@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from backstop.config.mapped import LogMapping
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Key
 from backstop.sql.mysql import MysqlConnection
-from backstop.stores.mapped import mysql
-from backstop.stores.mapped.mysql_columns import ColumnType
+from backstop.stores.mapped import forms, mysql
+from backstop.stores.mapped.mysql_columns import ColumnType, Writer
 from backstop.stores.open import open_mapped_logs, open_mapped_stubs
 from backstop.stores.postgresql import scan
 from backstop_lab.servers.postgres import Postgres
@@ -209,11 +210,29 @@ def test_an_id_that_the_log_may_have_cut_or_changed_is_not_absent(
         ("varbinary(4)", "1234", True),
         ("varbinary(4)", "12345", False),
         ("enum('a')", "a", False),
+        ("decimal(3,0)", "999", True),
+        ("decimal(3,0)", "1000", False),
     ],
 )
 def test_of_a_type_that_may_change_an_id_none_is_known(column: str, text: str, holds: bool) -> None:
     kind = column.split("(")[0].split()[0]
     assert ColumnType("id", kind, column, None, 4, True).holds(text) is holds
+
+
+def test_names_in_a_character_set_that_is_not_known_are_compared_as_written() -> None:
+    """No index is asked for them, and none is left out."""
+    mapping = LogMapping.model_validate(
+        {"dialect": "mysql", "tables": ["inbox"], "message_id": "id", "topic": "topic"}
+        | {"received_at": "at", "times": "instant"}
+    )
+    values: dict[str, Any] = {}
+    its = ColumnType("topic", "varchar", "varchar(40)", "koi8r", 40, True)
+    condition = Writer(mapping, {"topic": its}, values, 0).narrow("topic", ["заказы"], "named")
+    assert condition.startswith("CAST(") and values == {"named_0": ["заказы".encode()]}
+
+
+def test_a_whole_number_that_the_server_makes_a_fraction_of_is_not_absent() -> None:
+    assert [forms.in_json(str(n), most=2**64 - 1) for n in (2**64 - 1, 2**64)] == [True, False]
 
 
 def test_an_id_in_json_is_read_as_json_has_it(mapped: Open) -> None:

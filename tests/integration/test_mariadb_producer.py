@@ -30,6 +30,7 @@ from backstop.model.records import Key, Message, Outcome, Position
 from backstop.schema.migrate import current, grant, head, migrate
 from backstop.sql.mysql import MysqlConnection
 from backstop.stores.mariadb import change_stubs
+from backstop.stores.mariadb.check import _durability
 from backstop.stores.mariadb.stubs import MariaStubs
 from backstop.stores.open import open_stub_audit, open_stub_purge, open_stub_store
 from backstop.stores.protocol import Claim, Handed, Scope, Settlement, StubOutcome
@@ -341,6 +342,31 @@ def test_the_application_records_and_settles_with_its_role_and_decides_nothing(
             with pytest.raises(pymysql.MySQLError), connection.cursor() as cursor:
                 cursor.execute(wrong)
     assert send(recorded, Answering(Outcome.SENT), lambda: connect_to(url)).settled  # type: ignore[arg-type]
+
+
+def test_a_row_that_a_trigger_refuses_costs_itself_and_not_its_shard(world: MariaStubWorld) -> None:
+    for name in ("m-1", "m-2"):
+        world.put_stub(message_id=name, send_count=1)
+    world.database.run(
+        "CREATE TRIGGER refuses BEFORE UPDATE ON message_stub FOR EACH ROW"
+        " IF NEW.message_id = 'm-1' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF"
+    )
+    claims = [
+        Claim(Key(TOPIC, name), 2, token(), ["billing"], "request 7", 60, 90, 5, 20, True)
+        for name in ("m-1", "m-2")
+    ]
+    with MariaStubs("shop_a", world.database.dsn) as stubs:
+        with pytest.raises(pymysql.MySQLError, match="not this one"):
+            stubs.claim(claims)
+        assert stubs.claim(claims[1:]).keys() == {claims[1].key}
+
+
+@pytest.mark.parametrize(("format", "good"), [("ROW", True), ("MIXED", True), ("STATEMENT", False)])
+def test_check_names_a_binary_log_in_which_the_duties_change_nothing(
+    format: str, good: bool
+) -> None:
+    found = _durability("shard shop_a", {"log_bin": "ON", "binlog_format": format})
+    assert [one.good for one in found if one.subject.endswith("binary log")] == [good]
 
 
 def test_the_duties_and_people_do_all_of_theirs_with_their_own_roles(

@@ -21,8 +21,8 @@ class StubTable(Protocol):
     """`message_stub` and `send_attempt` in one kind of database. Clocks are the database's. Nothing here commits."""
 
     def record(self, connection: Connection, values: Values) -> set[Key]:
-        """Writes a stub for each message, and returns the keys of those it wrote. Where a key is missing in the answer a stub was there: then perhaps
-        not all others are written either, and the caller rolls back."""
+        """Writes a stub for each message, and returns the keys of those it wrote. Where a key is missing in the answer a stub
+        was there: then perhaps not all others are written either, and the caller rolls back."""
         ...
 
     def has_content(self, connection: Connection, key: Key, content: bytes) -> bool:

@@ -155,9 +155,10 @@ def grant_many(
         for lease, its in zip(leases, granted, strict=True)
         if its["seconds_left"] < lease_seconds * _HARDLY_BEGUN
     ]
-    if late:
-        renew_many(connection, group, late, lease_seconds=lease_seconds)
-    return {Key(lease.topic, lease.message_id): lease for lease in leases}
+    lost = set(late)
+    if late:  # another worker may have taken over what a batch was granted first
+        lost -= renew_many(connection, group, late, lease_seconds=lease_seconds)
+    return {Key(lease.topic, lease.message_id): lease for lease in leases if lease not in lost}
 
 
 def refused_many(

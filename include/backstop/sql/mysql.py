@@ -21,6 +21,8 @@ T = TypeVar("T")
 _REFUSED_LOGINS = frozenset({1044, 1045, 1049, 1130, 1698, 3118})
 _REFUSED = frozenset({1054, 1142, 1143, 1146, 1227, 1370, 1412})
 """No privilege, no such table or column, a table that was changed while it was read."""
+_REFUSED_ROWS = frozenset({1644, 3819, 4025})
+"""A trigger's SIGNAL, and a CHECK of MySQL and of MariaDB; drivers file them with errors of the server itself."""
 _SESSION = (
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
     # No mode of the server's changes what a text means; ids are compared by their whole length.
@@ -115,7 +117,8 @@ class MysqlConnection:
 
     def change(self, work: Callable[[Any], T]) -> T:
         """What `work` returns, committed; it may be called again, after a deadlock. Each of its statements sees what is committed
-        when it begins, and locks the rows that it finds and no gap between them. Raises StoreUnavailable.
+        when it begins, and locks the rows that it finds and no gap between them. Raises StoreUnavailable; the driver's error
+        where the server refuses a row.
 
         A connection that is lost during the commit is never tried again: the rows say what became of it.
         """
@@ -137,6 +140,9 @@ class MysqlConnection:
                 if is_deadlock(error) and attempt < _TRIES:
                     self._connection.rollback()
                     continue
+                if error.args[:1] and error.args[0] in _REFUSED_ROWS:
+                    self._connection.rollback()
+                    raise  # a row is at fault, and the server is not away
                 raise self._unavailable(error) from None
             except pymysql.err.ProgrammingError as error:
                 if error.args[:1] and error.args[0] in _REFUSED | _REFUSED_LOGINS:

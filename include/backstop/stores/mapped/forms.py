@@ -25,9 +25,12 @@ def in_postgresql(kind: str, text: str) -> bool:
     return form is not None and form.fullmatch(text) is not None
 
 
-def in_json(text: str) -> bool:
-    """Whether a field has the text if it has the id: a program may have written 007 as the number 7."""
-    return WHOLE.fullmatch(text) is not None or _NUMBER.fullmatch(text) is None
+def in_json(text: str, *, most: int | None = None) -> bool:
+    """Whether a field has the text if it has the id: a program may have written 007 as the number 7. `most`: the server keeps no
+    whole number beyond it."""
+    if WHOLE.fullmatch(text) is None:
+        return _NUMBER.fullmatch(text) is None
+    return most is None or abs(int(text)) <= most
 
 
 def why_not(written: str) -> str:

@@ -43,6 +43,8 @@ from backstop.stores.mapped.table import Column, Look, StubRow, missing_table, n
 from backstop.stores.protocol import Scan
 
 _SQL = load("backstop.stores.mapped", "mysql.sql")
+_MOST_IN_JSON = 2**64 - 1
+"""The server keeps a number beyond it as a fraction, in other digits."""
 Mapped = StubMapping | LogMapping
 T = TypeVar("T")
 
@@ -213,7 +215,7 @@ class MysqlTable:
         for _, writer in self._connection.run(lambda cursor: self._writers(cursor, mapping)):
             its = writer.type_of(mapping.message_id)
             for one in message_ids:
-                if its is None and not in_json(one):
+                if its is None and not in_json(one, most=_MOST_IN_JSON):
                     odd[one] = NOT_IN_JSON
                 elif its is not None and not its.holds(one):
                     odd[one] = why_not(its.written)

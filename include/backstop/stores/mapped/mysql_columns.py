@@ -70,6 +70,12 @@ class ColumnType:
         return self.kind not in _BYTES
 
     @property
+    def is_matched(self) -> bool:
+        """Whether `holds` knows of a text that a row may have there: then an index may be asked for it."""
+        known = self.charset in _UNICODE + _PLANE_0 or self.charset in _CODECS
+        return self.kind in _INTEGERS or self.kind == "uuid" or (self.kind in _TEXTS and known)
+
+    @property
     def is_whole(self) -> bool:
         """Whether its values are whole numbers."""
         return self.kind in _INTEGERS or (
@@ -80,7 +86,7 @@ class ColumnType:
         """Whether a row may have exactly this text there. A server that is not strict cuts or replaces what it cannot hold; of a
         type that is not known, nothing is known."""
         if self.is_whole:
-            return WHOLE.fullmatch(text) is not None and self._is_in_range(int(text))
+            return WHOLE.fullmatch(text) is not None and self._is_in_range(text)
         if self.kind == "uuid":
             return UUID.fullmatch(text) is not None
         if self.kind in _BYTES:
@@ -99,11 +105,15 @@ class ColumnType:
             return False
         return True
 
-    def _is_in_range(self, number: int) -> bool:
+    def _is_in_range(self, text: str) -> bool:
+        number, is_unsigned = int(text), "unsigned" in self.written or "zerofill" in self.written
         bits = _INTEGERS.get(self.kind)
-        if "unsigned" in self.written or "zerofill" in self.written:
-            return number >= 0 and (bits is None or number < 2**bits)
-        return bits is None or -(2 ** (bits - 1)) <= number < 2 ** (bits - 1)
+        if bits is None:
+            return not (is_unsigned and number < 0) and len(text.removeprefix("-")) <= int(
+                self.written[len("decimal(") :].split(",")[0]
+            )
+        least, beyond = (0, 1 << bits) if is_unsigned else (-(1 << bits - 1), 1 << bits - 1)
+        return least <= number < beyond
 
 
 def quoted(name: str) -> str:
@@ -182,7 +192,7 @@ class Writer:
         """A condition that an index serves, and that every row with one of these texts meets, perhaps others, too."""
         name = f"{name}_{self._place}"  # another table may have other types
         its = self.type_of(column)
-        if its is None or not (its.kind in _TEXTS or its.kind in _INTEGERS or its.kind == "uuid"):
+        if its is None or not its.is_matched:
             self.values[name] = _bytes(texts)
             return f"{self.exact(column)} IN %({name})s"
         held = [text for text in texts if its.holds(text)]

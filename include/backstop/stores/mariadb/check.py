@@ -193,6 +193,17 @@ def _durability(subject: str, settings: dict[str, str]) -> list[Finding]:
         ),
     ]
     if settings.get("log_bin", "OFF") in ("ON", "1"):
+        logged = settings.get("binlog_format", "MIXED")
+        findings.append(
+            Finding(
+                f"{subject}: binary log",
+                logged != "STATEMENT",
+                f"binlog_format is {logged}",
+                "Set it to MIXED or ROW: the server refuses what the duties change, which is at READ COMMITTED."
+                if logged == "STATEMENT"
+                else "",
+            )
+        )
         synced = settings.get("sync_binlog", "1")
         findings.append(
             Finding(

@@ -5,7 +5,8 @@ SELECT VERSION();
 
 -- name: settings: what it keeps in a crash, and how it locks
 SHOW GLOBAL VARIABLES WHERE Variable_name IN
-    ('innodb_flush_log_at_trx_commit', 'innodb_doublewrite', 'sync_binlog', 'log_bin', 'innodb_snapshot_isolation', 'general_log');
+    ('innodb_flush_log_at_trx_commit', 'innodb_doublewrite', 'sync_binlog', 'log_bin', 'innodb_snapshot_isolation', 'general_log',
+     'binlog_format');
 
 -- name: engine: what keeps a table: only InnoDB has transactions
 SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %(table)s;

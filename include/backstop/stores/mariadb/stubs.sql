@@ -306,11 +306,11 @@ UPDATE {given} SET
     s.first_groups = IF(s.send_count > 0, s.first_groups, CONVERT(%(to_groups)s USING utf8mb4)),
     s.attempted_at = GREATEST(COALESCE(s.attempted_at, TIMESTAMP'1970-01-01 00:00:00' + INTERVAL g.last_at MICROSECOND),
         TIMESTAMP'1970-01-01 00:00:00' + INTERVAL g.last_at MICROSECOND),
-    s.sent_at = NULL, s.refusals = s.refusals + g.refused, s.queue_id = NULL, s.queue_offset = NULL, s.queue_epoch = NULL,
+    s.sent_at = NULL, s.queue_id = NULL, s.queue_offset = NULL, s.queue_epoch = NULL,
     s.broker_message_id = NULL, s.updated_at = UTC_TIMESTAMP(6);
 
 -- name: count_numbers: ... which only a statement of its own may write: the one before reads what it was
-UPDATE {given} SET s.send_count = g.most;
+UPDATE {given} SET s.send_count = g.most, s.refusals = s.refusals + g.refused;
 
 -- name: page: after a restore of a consumer's database, a page of some topics' stubs by key, and which were closed since; walks the key once
 SELECT s.topic, s.message_id, s.status IN ('confirmed', 'exhausted') AND s.updated_at >= %(since)s FROM message_stub s
