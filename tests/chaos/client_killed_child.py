@@ -122,7 +122,9 @@ def dying(url: str) -> Any:
 
 
 def consume(places: dict[str, str]) -> None:
-    Dying.name = staticmethod(in_turn("peers", "begin", "complete"))
+    # Where consumers can work in order, the database is first asked whether they do.
+    first = [] if places["consumer"].startswith("mysql") else ["members"]
+    Dying.name = staticmethod(in_turn(*first, "peers", "begin", "complete"))
 
     def handler(connection: Any, message: Message, work: Work) -> None:
         die("in the handler")

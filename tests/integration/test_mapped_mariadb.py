@@ -228,7 +228,7 @@ def test_names_in_a_character_set_that_is_not_known_are_compared_as_written() ->
     values: dict[str, Any] = {}
     its = ColumnType("topic", "varchar", "varchar(40)", "koi8r", 40, True)
     condition = Writer(mapping, {"topic": its}, values, 0).narrow("topic", ["заказы"], "named")
-    assert condition.startswith("CAST(") and values == {"named_0": ["заказы".encode()]}
+    assert condition.startswith("CAST(") and values["named_0"] == ["заказы".encode()]
 
 
 def test_a_whole_number_that_the_server_makes_a_fraction_of_is_not_absent() -> None:

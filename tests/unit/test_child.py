@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list["subprocess.Popen[Any]"]:
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list["subprocess.Popen[Any]"]]:
     """Processes that were started; Ctrl-C comes when each runs and nobody has it yet."""
-    found = []
+    # A suite that runs in the background ignores Ctrl-C, and its processes with it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    found: list[subprocess.Popen[Any]] = []
     start = subprocess.Popen
 
     def interrupted(*arguments: Any, **values: Any) -> "subprocess.Popen[Any]":
@@ -26,7 +29,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list["subprocess.Popen[Any]"]:
         return found[-1]
 
     monkeypatch.setattr(child.subprocess, "Popen", interrupted)
-    return found
+    yield found
+    signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_while_a_server_is_started_leaves_it_to_who_stops_it(

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import cache, lru_cache
+from types import MethodType
 from typing import Any, Protocol
 
 from backstop.model.errors import ConfigurationError, ContractBroken
@@ -186,7 +187,9 @@ def is_in_transaction(connection: object) -> bool:
 def is_in_autocommit(connection: object) -> bool:
     """Whether each statement is committed by itself, as far as the driver tells."""
     ask = getattr(connection, "get_autocommit", None)
-    return bool(ask()) if callable(ask) else getattr(connection, "autocommit", False) is True
+    if isinstance(ask, MethodType):  # another kind of database may have an attribute of every name
+        return bool(ask())
+    return getattr(connection, "autocommit", False) is True
 
 
 def commits_by_itself(connection: object) -> bool:
