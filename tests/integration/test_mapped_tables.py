@@ -369,6 +369,7 @@ def test_a_state_that_nobody_named_proves_nothing(mapped: Open) -> None:
         ("uuid", "0f8fad5b-d9cb-469f-a165-70867728950e", "0F8FAD5B-D9CB-469F-A165-70867728950E"),
         ("its_id", "0f8fad5b-d9cb-469f-a165-70867728950e", "0F8FAD5B-D9CB-469F-A165-70867728950E"),
         ("character(8)", "m-1", "m-1 "),
+        ("character varying(3)", "m-1", "m-1 "),
     ],
 )
 def test_an_id_that_the_column_cannot_hold_as_written_is_not_absent(

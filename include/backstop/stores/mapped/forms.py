@@ -6,15 +6,17 @@ import re
 from re import Pattern
 
 WHOLE = re.compile("0|-?[1-9][0-9]*")
+DIGITS = 80
+"""More than any type of whole numbers has; Python refuses to read thousands."""
 UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _WITHOUT_FRACTION = re.compile(r"numeric\([0-9]+,0\)")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _POSTGRESQL: dict[str, Pattern[str]] = {
     "uuid": UUID,
     **dict.fromkeys(("smallint", "integer", "bigint"), WHOLE),
-    **dict.fromkeys(("text", "character varying", "citext"), re.compile(".*", re.DOTALL)),
-    # Spaces at the end are its padding.
-    "character": re.compile("(.*[^ ])?", re.DOTALL),
+    **dict.fromkeys(("text", "citext"), re.compile(".*", re.DOTALL)),
+    # Spaces at the end are the padding of one, and are cut by the other where the text is too long.
+    **dict.fromkeys(("character", "character varying"), re.compile("(.*[^ ])?", re.DOTALL)),
 }
 """Type of a column, of a domain what it is made of -> the ids that stand there as they are."""
 
@@ -30,7 +32,7 @@ def in_json(text: str, *, most: int | None = None) -> bool:
     whole number beyond it."""
     if WHOLE.fullmatch(text) is None:
         return _NUMBER.fullmatch(text) is None
-    return most is None or abs(int(text)) <= most
+    return most is None or (len(text) <= DIGITS and abs(int(text)) <= most)
 
 
 def why_not(written: str) -> str:

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 from backstop.config.mapped import LogMapping, StubMapping, table_parts
 from backstop.model.records import EARLIEST, LATEST
-from backstop.stores.mapped.forms import UUID, WHOLE
+from backstop.stores.mapped.forms import DIGITS, UUID, WHOLE
 from backstop.stores.mapped.states import log_kind, stub_state
 
 _LARGE = frozenset({"tinytext", "text", "mediumtext", "longtext", "json", "geometry"})
@@ -86,7 +86,8 @@ class ColumnType:
         """Whether a row may have exactly this text there. A server that is not strict cuts or replaces what it cannot hold; of a
         type that is not known, nothing is known."""
         if self.is_whole:
-            return WHOLE.fullmatch(text) is not None and self._is_in_range(text)
+            is_number = len(text) <= DIGITS and WHOLE.fullmatch(text) is not None
+            return is_number and self._is_in_range(text)
         if self.kind == "uuid":
             return UUID.fullmatch(text) is not None
         if self.kind in _BYTES:
