@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 SLOW_WORK = 0.04
@@ -150,20 +151,27 @@ def no_clock_is_looked_at() -> None:
 
 
 def frozen_before_publish() -> None:
-    """The first of the two workers stands still once, for long, when the numbers are its own and no copy is out."""
+    """Whichever of the workers is first to hold numbers stands still once, for long, before a copy is out."""
     from backstop.resend import send_claimed
 
     plain = send_claimed._has_time
-    frozen: list[float] = []
+    frozen = Path(sys.argv[3]).with_name("frozen")
 
     def stand_still(worker: Any, claimed: Any, until: float) -> bool:
-        if until < claimed.until and not frozen and sys.argv[3].endswith("/resend.json"):
-            frozen.append(until)
+        if until < claimed.until and first_to_make(frozen):
             subprocess.Popen(["/bin/sh", "-c", f"sleep {FROZEN}; kill -CONT {os.getpid()}"])
             os.kill(os.getpid(), signal.SIGSTOP)
         return plain(worker, claimed, until)
 
     send_claimed._has_time = stand_still
+
+
+def first_to_make(file: Path) -> bool:
+    try:
+        file.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def publish_after_the_claim() -> None:
