@@ -30,7 +30,7 @@ from backstop.client import (
 )
 from backstop.client.ways import Row, Way
 from backstop.leases import guard
-from backstop.model.errors import ConfigurationError, StoreUnavailable
+from backstop.model.errors import BrokerUnavailable, ConfigurationError, StoreUnavailable
 from backstop.model.records import GROUPS_HEADER, VERSION_HEADER, Counts, Message
 from backstop_lab.servers.ports import free_port
 from backstop_lab.servers.postgres import Postgres
@@ -354,6 +354,90 @@ def test_a_lost_lease_rolls_the_effect_back_and_acknowledges_nothing(world: Worl
         drain(consumer, lambda c: "processed" in c)  # the broker delivers it again
     assert (world.effects(), world.log()["fence"]) == ([ID], fences[1])
     assert fences[1] > fences[0] + 1
+
+
+class HandingBack:
+    """A subscription, and what was handed back through it; `refuses`: the broker does not take the first one back."""
+
+    def __init__(self, inner: Any, *, refuses: bool = False) -> None:
+        self._inner, self._refuses = inner, refuses
+        self.tried: list[tuple[str, bool]] = []
+
+    def hand_back(self, received: Received, *, counts: bool, **how: Any) -> None:
+        self.tried.append((received.message.message_id, counts))
+        if self._refuses and len(self.tried) == 1:
+            raise away("handing a message back")
+        self._inner.hand_back(received, counts=counts, **how)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def away(doing: str) -> BrokerUnavailable:
+    return BrokerUnavailable(f"{doing} failed", unaffected="nothing", next_step="wait")
+
+
+def test_whatever_lost_its_lease_is_handed_back_for_a_broker_that_lends_for_good(
+    world: World,
+) -> None:
+    """RocketMQ and ActiveMQ do not offer a message again to whoever holds it."""
+
+    def robbed(connection: Any, message: Message, work: Work) -> None:
+        do(connection, message, work)
+        world.database.run(
+            "UPDATE consumer_log SET owner_token = gen_random_uuid(), fence = fence + 1"
+        )
+        deadline = time.monotonic() + 10
+        while not work.lost.wait(0.02):
+            assert time.monotonic() < deadline
+
+    world.publish("a", "b", "c")
+    with world.worker(robbed, lease=timedelta(seconds=0.6)) as consumer:
+        subscription = consumer._subscription = HandingBack(consumer._subscription)
+        counts = drain(consumer, lambda c: bool(c))
+    assert counts == {"lease_lost": 3}, "two of them before their turn"
+    assert sorted(subscription.tried) == [("a", False), ("b", False), ("c", False)]
+    assert (world.effects(), consumer.books.counts["fenced_off"]) == ([], 3)
+
+
+@pytest.mark.parametrize("fails", ["acknowledge", "handler"])
+def test_a_message_that_cannot_be_handed_back_strands_no_other_of_its_batch(
+    world: World, fails: str
+) -> None:
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        do(connection, message, work)
+        if fails == "handler":
+            raise StoreUnavailable("gone", unaffected="nothing", next_step="wait")
+        consumer.stopping.set()  # the rest of the batch is given back
+
+    def acknowledge(_: Any) -> None:
+        raise away("acknowledging")
+
+    world.publish("a", "b", "c", "d")
+    with world.worker(handle) as consumer:
+        subscription = HandingBack(consumer._subscription, refuses=True)
+        subscription.acknowledge = acknowledge  # type: ignore[attr-defined]
+        consumer._subscription = subscription
+        with pytest.raises(BrokerUnavailable, match="handing a message back"):
+            consumer.run_once()
+    assert len({name for name, _ in subscription.tried}) == (4 if fails == "handler" else 3)
+
+
+def test_a_foreign_message_that_cannot_be_acknowledged_strands_no_other_of_its_batch(
+    world: World,
+) -> None:
+    def acknowledge(_: Any) -> None:
+        raise away("acknowledging")
+
+    world.publish("theirs", **{GROUPS_HEADER.replace("-", "_"): json.dumps(["other"])})
+    world.publish("a", "b")
+    with world.worker() as consumer:
+        subscription = HandingBack(consumer._subscription)
+        subscription.acknowledge = acknowledge  # type: ignore[attr-defined]
+        consumer._subscription = subscription
+        with pytest.raises(BrokerUnavailable):
+            consumer.run_once()
+    assert (sorted(subscription.tried), world.effects()) == ([("a", False), ("b", False)], [])
 
 
 def test_a_long_handler_keeps_its_lease(world: World) -> None:

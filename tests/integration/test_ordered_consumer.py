@@ -34,7 +34,13 @@ from backstop.leases.guard import begin, renew_many
 from backstop.leases.lease import Acquired, Arrival
 from backstop.leases.parking import InOrder
 from backstop.leases.queue_owner import QueueLost, share_of
-from backstop.model.errors import ConfigurationError, DecisionRefused, LeaseLost, StoreUnavailable
+from backstop.model.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    DecisionRefused,
+    LeaseLost,
+    StoreUnavailable,
+)
 from backstop.model.records import GROUPS_HEADER, Counts, Message
 from backstop_lab.servers.valkey import Valkey
 from client_world import GROUP, TOPIC, Database, broker, consumer, postgres, valkey  # noqa: F401
@@ -480,6 +486,44 @@ def test_a_database_that_went_away_during_each_try_parks_nothing(world: OrderedW
                 world.expire_leases()
     assert counts["unavailable"] == 5, counts
     assert (world.parked(), world.effects()) == ({}, ["a-000", "a-001"])
+
+
+def test_a_message_that_ends_its_own_connection_each_time_parks_its_key(
+    world: OrderedWorld,
+) -> None:
+    """Its database answers every time: it is the message, and not an outage."""
+
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        if message.message_id == "a-000":
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        write_effect(connection, message, "w1")
+
+    world.publish(*ids("a", 2), *ids("b", 2))
+    with world.worker(handler=handle) as worker:
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert (world.effects(), world.parked()) == (ids("b", 2), {"a": ("PARKED", ids("a", 2))})
+
+
+def test_a_dead_letter_that_the_broker_refuses_holds_up_nothing_and_is_not_done_before(
+    world: OrderedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = iter(range(3))
+    world.broker.publish([Message(TOPIC, "nul", b"{}", partition_key="a\x00b")])
+    world.publish(*ids("b", 3))
+    with world.worker() as worker:
+        bury = worker._subscription.bury
+
+        def refuse(received: Any, error: str) -> None:
+            assert not worker._finished.knows(received)
+            if next(refusals, None) is not None:
+                raise BrokerUnavailable("not taken", unaffected="all", next_step="wait")
+            bury(received, error)
+
+        monkeypatch.setattr(worker._subscription, "bury", refuse)
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert (world.effects(), next(refusals, None)) == (ids("b", 3), None)
+    assert [str(d.message_id) for d in world.broker.dead_letters(GROUP)] == ["nul"]
 
 
 def test_what_no_database_can_hold_is_a_dead_letter_and_stops_neither_its_key_nor_its_queue(

@@ -38,7 +38,13 @@ from backstop.leases.lease import (
     Superseded,
 )
 from backstop.leases.redis_guard import RedisGuard
-from backstop.model.errors import ConfigurationError, ContractBroken, StoreUnavailable, Unavailable
+from backstop.model.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    ContractBroken,
+    StoreUnavailable,
+    Unavailable,
+)
 from backstop.model.log_limit import LimitedLog
 from backstop.model.records import GROUP_BYTES, Counts
 
@@ -175,8 +181,7 @@ class Consumer:
             ):
                 self._compare_server()
         except StoreUnavailable:
-            for received in fetched:
-                self._hand_back(received, self._retry_after, counts)
+            self._hand_back_each(fetched, self._retry_after, counts)
             raise
         waiting = list(_runs_of_distinct_keys(self._sort(fetched, counts)))
         try:
@@ -189,8 +194,8 @@ class Consumer:
         finally:
             for name, number in self._store.drain_counts().items():
                 counts.add(name, number)
-            for copy in chain.from_iterable(waiting):
-                self._hand_back(copy.received, NOW, counts)
+            left = [copy.received for copy in chain.from_iterable(waiting)]
+            self._hand_back_each(left, NOW, counts)
 
     def _book(self, received: int, before: Counts, counts: Counts, *, was_cut_short: bool) -> None:
         """What became of one batch; what an error of a server cut short is left to a redelivery."""
@@ -217,6 +222,7 @@ class Consumer:
         letter."""
         ours: list[Copy] = []
         foreign: list[Received] = []
+        broken: list[tuple[Received, str]] = []
         for received in fetched:
             try:
                 copy = read_headers(received)
@@ -225,9 +231,7 @@ class Consumer:
                 log.error(
                     "A message of %r (%s): %s", received.message.topic, received.broker_id, error
                 )
-                self._subscription.hand_back(
-                    received, after=self._retry_after, counts=True, error=told(error)
-                )
+                broken.append((received, told(error)))
                 continue
             if self._finished.knows(received):
                 counts.add("done_before")
@@ -237,8 +241,16 @@ class Consumer:
             else:
                 counts.add("not_for_us")
                 foreign.append(received)
-        if foreign:
-            self._subscription.acknowledge(foreign)
+        try:
+            for received, text in broken:
+                self._subscription.hand_back(
+                    received, after=self._retry_after, counts=True, error=text
+                )
+            if foreign:
+                self._subscription.acknowledge(foreign)
+        except BaseException:
+            self._hand_back_each([copy.received for copy in ours], self._retry_after, counts)
+            raise
         return ours
 
     def _compare_server(self) -> None:
@@ -273,7 +285,7 @@ class Consumer:
                         "The lease of %r in %r was lost before its turn.",
                         *reversed(copy.arrival.key),
                     )
-                    counts.add(Ended.LEASE_LOST.value)
+                    self._end(copy, Ended.LEASE_LOST, None, counts)
                 elif isinstance(outcome, Acquired):
                     message, entered = copy.received.message, outcome
                     work = self._work(copy, outcome, lost[outcome])
@@ -290,9 +302,10 @@ class Consumer:
                 self._keeper.release(lease)
             # The database first: the leases are free even when the broker is what failed.
             after = self._give_back_leases([o for _, o in left if isinstance(o, Acquired)], entered)
-            self._acknowledge_done()
-            for copy, _ in left:
-                self._hand_back(copy.received, after, counts)
+            try:
+                self._acknowledge_done()
+            finally:
+                self._hand_back_each([copy.received for copy, _ in left], after, counts)
 
     def _work_on_rows(self, way: RowLock, copies: Sequence[Copy], counts: Counts) -> None:
         """Without leases: one by one, the business row decides."""
@@ -319,8 +332,7 @@ class Consumer:
                 self._acknowledge_done()
         finally:
             after = NOW if self.stopping.is_set() else self._retry_after
-            for copy in left:
-                self._hand_back(copy.received, after, counts)
+            self._hand_back_each([copy.received for copy in left], after, counts)
 
     def _work(self, copy: Copy, lease: Acquired | None, lost: threading.Event) -> Work:
         fence, attempts = (lease.fence, lease.attempts) if lease else (0, copy.received.deliveries)
@@ -330,8 +342,7 @@ class Consumer:
         try:
             return self._store.begin([copy.arrival for copy in copies])
         except StoreUnavailable:
-            for copy in copies:
-                self._hand_back(copy.received, self._retry_after, counts)
+            self._hand_back_each([copy.received for copy in copies], self._retry_after, counts)
             raise
 
     def _end(self, copy: Copy, ended: Ended, error: str | None, counts: Counts) -> None:
@@ -343,6 +354,8 @@ class Consumer:
             self._subscription.hand_back(
                 copy.received, after=self._retry_after, counts=True, error=error
             )
+        else:  # whoever has it now has the log's word; a broker that lends for good must offer it again
+            self._subscription.hand_back(copy.received, after=self._retry_after, counts=False)
 
     def _answer(self, copy: Copy, outcome: Begun, counts: Counts) -> None:
         """What to tell the broker about a message whose lease was not granted."""
@@ -380,10 +393,20 @@ class Consumer:
             return self._retry_after
         return NOW
 
-    def _hand_back(self, received: Received, after: timedelta, counts: Counts) -> None:
-        """Not finished and not failed: it comes again without spending a delivery."""
-        self._subscription.hand_back(received, after=after, counts=False)
-        counts.add("given_back")
+    def _hand_back_each(
+        self, messages: Sequence[Received], after: timedelta, counts: Counts
+    ) -> None:
+        """Not finished and not failed: they come again without spending a delivery. One that cannot be handed back holds up no
+        other; raises BrokerUnavailable for the first of these at the end."""
+        refused: BrokerUnavailable | None = None
+        for received in messages:
+            try:
+                self._subscription.hand_back(received, after=after, counts=False)
+            except BrokerUnavailable as error:
+                refused = refused or error
+            counts.add("given_back")
+        if refused is not None:
+            raise refused
 
 
 def _runs_of_distinct_keys(copies: Sequence[Copy]) -> Iterator[list[Copy]]:

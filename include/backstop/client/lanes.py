@@ -23,6 +23,8 @@ class Lane:
     """Of the head, in place."""
     excused: int = 0
     """Tries of the head here that ended for no fault of its own, and that the log counts all the same."""
+    cut_off: int = 0
+    """Tries of the head whose database connection ended while the database itself answered."""
     is_suspect: bool = False
     """The head was begun before by somebody who did not live to say how it ended: it is tried alone."""
 
@@ -67,7 +69,7 @@ class Lanes:
         """The head is settled: the next one may go."""
         self._stop_work(lane)
         if self.has(lane):
-            lane.failures = lane.excused = 0
+            lane.failures = lane.excused = lane.cut_off = 0
             lane.is_suspect = False
             lane.waiting.popleft()
             self._held[lane.queue] -= 1

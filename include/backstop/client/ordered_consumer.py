@@ -171,6 +171,8 @@ class OrderedConsumer:
         self._suspects = Suspects()
         self._done: list[Received] = []
         self._unusable: list[tuple[Received, str]] = []
+        self._bury_at = 0.0
+        """By the monotonic clock: before it, no broker is asked again to take a dead letter that one refused."""
         """To become dead letters."""
         self._topics: dict[str, list[int]] = {}
         self._finished = FinishedOffsets()
@@ -406,7 +408,6 @@ class OrderedConsumer:
             counts.add("broken")
             log.error("A message of %r (%s): %s", received.message.topic, received.broker_id, error)
             self.books.add("failed")
-            self._finished.add(received)
             self._unusable.append((received, told(error)))
             return
         if not copy.is_for(self._group):
@@ -598,7 +599,7 @@ class OrderedConsumer:
                 )
                 self._unusable.append((copy.received, CONFLICT))
                 self.books.add("conflicts")
-                self._finished.add(copy.received)
+                self._let_read_on(lane)
                 self._lanes.ended(lane)
 
     # Ending
@@ -652,7 +653,11 @@ class OrderedConsumer:
         if result.tried is Tried.UNAVAILABLE:
             self._forget_finished()
             try:
+                if lane.cut_off >= self._retries.attempts and result.error is not None:
+                    # The database answers whenever it is not this head's turn: a failure like any other.
+                    return self._fail(result, result.error, counts)
                 self._give_back(result, None)  # nothing, if its end was committed after all
+                lane.cut_off += 1
             except StoreUnavailable:
                 lane.excused += 1
         self._again(lane, self._retry_after.total_seconds())
@@ -696,6 +701,7 @@ class OrderedConsumer:
             self._stop_queue(lane, full.reached)
         except QueueLost:
             self._lose(lane.queue, counts)
+            self._give_back(result, None)  # or its next owner waits until the lease ends
             self._again(lane, 0.0)
         except LeaseLost as lost:
             log.warning("%s", lost)
@@ -721,14 +727,17 @@ class OrderedConsumer:
         received = copy.received
         self._done.append(received)
         self._finished.add(received, is_certain=database in (None, self._database))
-        place = (lane.queue.topic, lane.queue.queue_id)
-        holding = self._queues.held.get(place)
+        self._let_read_on(lane)
+        self.books.add(outcome)
+        self._lanes.ended(lane)
+
+    def _let_read_on(self, lane: Lane) -> None:
+        """The head that stopped its queue has an end."""
+        holding = self._queues.held.get((lane.queue.topic, lane.queue.queue_id))
         if holding is not None and holding.stopped_by == lane.key:
             with self._store.short_transaction() as connection:
                 parking.go_on(connection, lane.queue)
             holding.stopped_by = None
-        self.books.add(outcome)
-        self._lanes.ended(lane)
 
     def _stop_queue(self, lane: Lane, reached: str) -> None:
         """A limit of parking is reached: the queue is not read on, and its head is tried again until there is room."""
@@ -771,9 +780,18 @@ class OrderedConsumer:
         if self._done:
             self._subscription.acknowledge(self._done)
             self._done = []
-        while self._unusable:
-            self._subscription.bury(*self._unusable[0])
-            self._unusable.pop(0)
+        if time.monotonic() < self._bury_at:
+            return
+        for _ in range(len(self._unusable)):
+            received, error = self._unusable.pop(0)
+            try:
+                self._subscription.bury(received, error)
+            except BrokerUnavailable as refused:  # it holds up no other message
+                self._unusable.append((received, error))
+                self._bury_at = time.monotonic() + self._retry_after.total_seconds()
+                self._limited.warning(str(refused))
+            else:
+                self._finished.add(received)  # before, its next owner would take it for done
 
     def _again(self, lane: Lane, seconds: float, otherwise: str = "handed_back") -> None:
         """The head is tried once more, if its queue is still ours."""

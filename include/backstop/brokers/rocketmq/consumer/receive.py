@@ -415,7 +415,8 @@ class RocketMQSubscription:
         self._share.commit(moved)
 
     def _held(self, received: Received) -> Held | None:
-        """The message as this consumer holds it; None: not any more. BrokerUnavailable when its broker is away."""
+        """The message as this consumer holds it; None: not any more. What a broker that is away had lent comes again: only when
+        no other broker is there is that an error, or one of many would stop the others."""
         named = _BROKER_ID.fullmatch(received.broker_id)
         if named is None:
             raise ContractBroken(
@@ -426,7 +427,8 @@ class RocketMQSubscription:
         held = self._out.get(received.broker_id)
         if held is not None and self._has(held):
             return held
-        if (why := self._share.away.get(named[1])) is not None:
+        why = self._share.away.get(named[1])
+        if why is not None and not self._connections.brokers:
             raise unavailable(
                 "acknowledging or handing back",
                 f"{why}; unacknowledged messages are delivered again",
