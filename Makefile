@@ -30,18 +30,18 @@ JOBS ?= 4
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Settings: SEED=1 MESSAGES=... BROKER=activemq FULL=1 for the demo; RATE=... for traffic; ARGS=... for pytest"
+	@echo "  Settings: SEED=1 MESSAGES=... BROKER=activemq STORES=mariadb FULL=1 for the demo; RATE=... for traffic; ARGS=... for pytest"
 
 setup: ## environment, locked dependencies, JDBC driver (skipped when already there)
 	@python3 -I include/backstop_lab/setup.py
 
-demo: setup $(filter activemq rocketmq,$(BROKER)) ## the main job on real traffic with real faults (BROKER=activemq, rocketmq); ends with a page of accounting
-	@$(WITH_JAVA) $(PY) -m backstop_lab.demo --seed $(SEED) $(if $(MESSAGES),--messages $(MESSAGES)) $(if $(BROKER),--broker $(BROKER)) $(if $(FULL),--full)
+demo: setup $(filter activemq rocketmq,$(BROKER)) $(filter mariadb,$(STORES)) ## the main job on real traffic with real faults (BROKER=activemq, rocketmq; STORES=mariadb); ends with a page of accounting
+	@$(WITH_JAVA) $(PY) -m backstop_lab.demo --seed $(SEED) $(if $(MESSAGES),--messages $(MESSAGES)) $(if $(BROKER),--broker $(BROKER)) $(if $(STORES),--stores $(STORES)) $(if $(FULL),--full)
 
-mariadb: ## the MariaDB programs that some tests start: Debian's packages, when root may install them
+mariadb: ## the MariaDB programs that some tests and the demo start: Debian's packages, when root may install them
 	@PATH="$$PATH:/usr/sbin" command -v mariadbd >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 	  && apt-get update -q && apt-get install -y -q --no-install-recommends mariadb-server-core mariadb-client-core; } \
-	  || echo "No MariaDB here: its tests will fail. On Debian: sudo apt-get install --no-install-recommends mariadb-server-core mariadb-client-core" >&2
+	  || echo "No MariaDB here: what needs it will fail. On Debian: sudo apt-get install --no-install-recommends mariadb-server-core mariadb-client-core" >&2
 
 browser: ## the Chromium that the console's tests use: Debian's package, when root may install it
 	@command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
@@ -72,7 +72,7 @@ collected:
 test-unit: setup ## unit tests only (within 60 s)
 	@$(PYTEST) -n 2 tests/unit $(ARGS)
 
-test-brokers: setup activemq rocketmq ## what `make test` leaves out: RocketMQ beyond the broker contract, and the demo on ActiveMQ and RocketMQ
+test-brokers: setup activemq rocketmq mariadb ## what `make test` leaves out: RocketMQ beyond the broker contract, and the demo on ActiveMQ, RocketMQ and MariaDB
 	@$(PYTEST) -n 3 -m "other_broker" $(ARGS)
 
 test-faults: setup ## that each fault of `make chaos` matters: without its protection the system is found broken

@@ -1,4 +1,5 @@
-"""One embedded system over one folder: PostgreSQL with its databases, a broker (Valkey), a Valkey for leases, Airflow.
+"""One embedded system over one folder: PostgreSQL with its databases, a broker (Valkey), a Valkey for leases, Airflow; and
+MariaDB, if producers and consumers have their databases there.
 
 Ports and passwords are kept in `state.json` (0600), so that stopping and starting again loses nothing. Run
 as a module it is `make up`, `make down`, `make status` and `make shell`.
@@ -20,6 +21,7 @@ from backstop.model.private_file import write_private
 from backstop_lab.broker_kinds import EMBEDDED, KINDS
 from backstop_lab.servers.airflow import Airflow
 from backstop_lab.servers.broker_server import BrokerServer
+from backstop_lab.servers.mariadb import MariaDB
 from backstop_lab.servers.ports import LOOPBACK, free_port, is_taken
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
@@ -27,14 +29,12 @@ from backstop_lab.servers.valkey import Valkey
 PROJECT = Path(__file__).resolve().parents[2]
 DEFAULT_ROOT = PROJECT / "build" / "platform"
 AIRFLOW_DATABASE = "airflow"
-BACKSTOP_DATABASES = (
-    "control",
-    "producer_a",
-    "producer_b",
-    "consumer_billing",
-    "consumer_shipping",
-)
-SERVERS = ("postgres", "valkey", "leases", "airflow")
+STORES = ("producer_a", "producer_b", "consumer_billing", "consumer_shipping")
+"""Databases of producers and consumers."""
+BACKSTOP_DATABASES = ("control", *STORES)
+SERVERS = ("postgres", "valkey", "leases", "airflow", "mariadb")
+POSTGRESQL, MARIADB = "postgresql", "mariadb"
+"""Kinds of backstop.yaml: the server that has the databases of producers and consumers."""
 
 
 def prepare(platform: "Platform") -> None:
@@ -57,6 +57,7 @@ class State:
     ports: dict[str, int] = field(default_factory=dict)
     passwords: dict[str, str] = field(default_factory=dict)
     broker: str = EMBEDDED
+    stores: str = POSTGRESQL
 
     @classmethod
     def load(cls, path: Path) -> "State":
@@ -78,7 +79,8 @@ class Platform:
     `root` holds all its data. `config` is the backstop.yaml that every process of it reads. Only one
     process may
     run a platform over a root: a second `start` raises ConfigurationError. `broker` is a kind of backstop.yaml; None: the one
-    that the root has, or the embedded one. `airflow_settings` go into the environment of Airflow's processes.
+    that the root has, or the embedded one; `stores`, POSTGRESQL or MARIADB, likewise. `airflow_settings` go into the environment
+    of Airflow's processes.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Platform:
         config: Path | None = None,
         broker: str | None = None,
         *,
+        stores: str | None = None,
         airflow_settings: Mapping[str, str] | None = None,
         parallelism: int = 4,
         triggerer: bool = False,
@@ -95,7 +98,7 @@ class Platform:
         self.config = (config or PROJECT / "backstop.yaml").resolve()
         self.root.mkdir(parents=True, exist_ok=True)
         self._turn: IO[str] | None = None
-        self._asked = broker
+        self._asked, self._asked_stores = broker, stores
         self._airflow_settings, self._parallelism = dict(airflow_settings or {}), parallelism
         self._triggerer = triggerer
         self._load()
@@ -104,6 +107,10 @@ class Platform:
         self._state = State.load(self.root / "state.json")
         ports = self._state.ports
         self.postgres = Postgres(self.root / "postgres", ports["postgres"])
+        self.stores = self._state.stores = self._asked_stores or self._state.stores
+        self.mariadb = (
+            MariaDB(self.root / "mariadb", ports["mariadb"]) if self.stores == MARIADB else None
+        )
         self.broker_kind = self._state.broker = self._asked or self._state.broker
         self.broker: BrokerServer = KINDS[self.broker_kind].make_server(self.root, ports["valkey"])
         # Apart from the broker, because it may be flushed at any time: the database knows everything that it knows.
@@ -141,11 +148,11 @@ class Platform:
             self.end_leftovers()
             self._move_from_taken_ports()
             self._state.save(self.root / "state.json")
-            say("PostgreSQL")
-            self.postgres.start()
+            for server in self.database_servers():
+                say(server.name)
+                server.start()
             for database, password in self._state.passwords.items():
-                self.postgres.create_role(database, password)
-                self.postgres.create_database(database, database)
+                self.server_of(database).make_database(database, password)
             say(f"{self.broker.name}, and the Valkey of the leases")
             self.broker.start()
             self.leases.start()
@@ -165,7 +172,8 @@ class Platform:
             self.airflow.stop()
             self.leases.stop()
             self.broker.stop()
-            self.postgres.stop()
+            for server in self.database_servers():
+                server.stop()
         finally:
             if self._turn is not None:
                 self._turn.close()  # the lock goes with it
@@ -177,8 +185,8 @@ class Platform:
         return self.root / "supervisor.pid"
 
     def connections(self) -> dict[str, str]:
-        """Connection id -> URI: postgresql:// for the databases, the broker's and the leases' own. They hold
-        passwords."""
+        """Connection id -> URI: postgresql:// or mysql:// for the databases, the broker's and the leases' own.
+        They hold passwords."""
         databases = {f"backstop_{name}": self.dsn(name) for name in BACKSTOP_DATABASES}
         return {
             **databases,
@@ -188,7 +196,15 @@ class Platform:
 
     def dsn(self, database: str) -> str:
         """The URI of one database as its owner."""
-        return self.postgres.dsn(database, self._state.passwords[database], database)
+        return self.server_of(database).dsn(database, self._state.passwords[database], database)
+
+    def server_of(self, database: str) -> Postgres | MariaDB:
+        """The server that has a database."""
+        return self.mariadb if self.mariadb is not None and database in STORES else self.postgres
+
+    def database_servers(self) -> list[Postgres | MariaDB]:
+        """All that this platform runs."""
+        return [self.postgres, *([self.mariadb] if self.mariadb is not None else [])]
 
     def environment(self) -> dict[str, str]:
         """What every process that works for this platform needs: connections in Airflow's form, Spark, our
@@ -233,14 +249,14 @@ class Platform:
     def end_leftovers(self) -> None:
         """End servers over this root that outlived their supervisor. Call it only when no supervisor is
         alive."""
-        for server in (self.airflow, self.leases, self.broker, self.postgres):
+        for server in (self.airflow, self.leases, self.broker, *self.database_servers()):
             server.end_leftovers()
 
     def _database_connection(self, name: str) -> dict[str, Any]:
         return {
-            "conn_type": "postgres",
+            "conn_type": "postgres" if self.server_of(name) is self.postgres else "mysql",
             "host": LOOPBACK,
-            "port": self.postgres.port,
+            "port": self.server_of(name).port,
             "schema": name,
             "login": name,
             "password": self._state.passwords[name],

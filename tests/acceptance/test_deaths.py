@@ -24,10 +24,10 @@ from backstop_lab.demo.run import write_config
 from backstop_lab.demo.settle_down import OPEN
 from backstop_lab.demo.stage import Stage
 from backstop_lab.faults.brokers.protocol import EXPIRED, SUPPRESSED_DONE, SUPPRESSED_UNDONE
-from backstop_lab.faults.stores import change
 from backstop_lab.platform import Platform
 from backstop_lab.servers.receive_alerts import AlertReceivers
 from backstop_lab.shop import demand
+from backstop_lab.shop.databases import change
 
 pytestmark = pytest.mark.timeout(300)
 TEXTS = {

@@ -17,8 +17,8 @@ from backstop_lab.demo.choose_answer import choose_answer
 from backstop_lab.demo.in_order import FOLLOWERS, POISONED, RESTARTED, in_order_beside
 from backstop_lab.demo.run import write_config
 from backstop_lab.demo.stage import BOOKKEEPERS, BOOKKEEPING, Stage
-from backstop_lab.faults.stores import change
 from backstop_lab.platform import Platform
+from backstop_lab.shop.databases import change
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -24,7 +24,7 @@ from backstop.triage.run_once import run_duty as triage
 from backstop_lab.demo.choose_answer import choose_answer
 from backstop_lab.demo.settle_down import still_open
 from backstop_lab.demo.stage import Stage
-from backstop_lab.faults.stores import change
+from backstop_lab.shop.databases import change
 from backstop_lab.shop.wait_for import wait_for
 
 

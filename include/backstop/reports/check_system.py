@@ -3,7 +3,7 @@ and the durability that stores and brokers promise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields
 from datetime import timedelta
@@ -71,9 +71,19 @@ def _servers(
     """Stores and brokers; `conn`: to the control database, whose clock counts; null: it is away."""
     skew = min(settings.policy_for(topic).max_clock_skew for topic in settings.topics)
     with Sources(settings, known, patience) as sources:
+        changed: dict[str, list[str]] = {}
         for name in settings.producers:
             say(f"shard {name}")
-            yield from _one(f"shard {name}", partial(sources.shard, name), conn, skew)
+            findings = list(_one(f"shard {name}", partial(sources.shard, name), conn, skew))
+            yield from findings
+            try:
+                tables = sources.shard(name).tables() if findings[0].good else None
+            except BackstopError as error:
+                yield Finding(f"shard {name}: database", False, error.what, error.next_step)
+            else:
+                if tables is not None:
+                    changed.setdefault(tables, []).append(name)
+        yield from map(_one_database, changed.values())
         first_group = {owner.store: group for group, owner in reversed(settings.groups.items())}
         for store in settings.consumers:
             say(f"store {store}")
@@ -90,6 +100,18 @@ def _servers(
                 if its.broker == name
             }
             yield from _one(f"broker {name}", partial(sources.broker, name), conn, skew, topics)
+
+
+def _one_database(shards: Sequence[str]) -> Finding:
+    """`shards`: all those whose stubs are the same rows, found by the server and not by the address."""
+    return Finding(
+        f"shard {shards[0]}: database",
+        len(shards) == 1,
+        "no other shard's"
+        if len(shards) == 1
+        else f"the same one as that of {' and '.join(shards[1:])}: the rows of each would be taken for the other's",
+        "Give each of these shards a database of its own, or name the database once under producers.",
+    )
 
 
 def _heartbeat(settings: Settings, known: Connections) -> str:

@@ -341,6 +341,11 @@ class StubSource(Source, Protocol):
 class StubStore(StubSource, Protocol):
     """One producer database (a shard), with what Backstop changes there."""
 
+    def tables(self) -> str | None:
+        """Names the tables in which this store changes stubs, with the server's present life: the same text means the same rows,
+        whatever address leads there. Null: it changes none there, or they are not made yet."""
+        ...
+
     def stubs(self, keys: Iterable[Key]) -> dict[Key, Stub]:
         """By key, on the primary."""
         ...

@@ -22,7 +22,7 @@ from backstop.model.records import Counts
 from backstop.spark.watch_parent import watch_parent
 from backstop.sql.named import load
 from backstop_lab.shop.own_broker import own_broker
-from backstop_lab.shop.traffic_producer import ODD
+from backstop_lab.shop.traffic_producer import ODD, orders_placed
 
 _SQL = load("backstop_lab.shop", "business.sql")
 EVERY = 0.5
@@ -96,8 +96,7 @@ class Producer:
         ]
         with self._business, self._business.cursor() as cursor:
             cursor.execute(
-                _SQL["order_placed"],
-                {"numbers": numbers, "topics": topics, "message_ids": ids, "amounts": amounts},
+                orders_placed(count), list(zip(numbers, topics, ids, amounts, strict=True))
             )
             recorded = record_many(self._business, messages, policy=self._policy)
         self._number += count

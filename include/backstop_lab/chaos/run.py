@@ -23,7 +23,7 @@ from backstop_lab.chaos.stage import STANDBY, Command, Stage, plain
 from backstop_lab.chaos.story import tell
 from backstop_lab.chaos.strike import strike
 from backstop_lab.demo.accounting import machine
-from backstop_lab.faults.stores import change
+from backstop_lab.shop.databases import change
 from backstop_lab.shop.workers import DemoBroken, demo_broken
 
 CHECKER = Path(__file__).with_name("checker.py")

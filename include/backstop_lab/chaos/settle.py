@@ -10,7 +10,7 @@ import redis
 
 from backstop_lab.chaos.schedule import LINKS
 from backstop_lab.chaos.stage import Stage
-from backstop_lab.faults.stores import change
+from backstop_lab.shop.databases import change
 from backstop_lab.shop.workers import DemoBroken, demo_broken
 
 EVERY = 1.0

@@ -26,10 +26,10 @@ from backstop_lab.chaos.settle import heal, settle
 from backstop_lab.chaos.stage import Stage
 from backstop_lab.chaos.strike import strike
 from backstop_lab.demo.accounting import machine
-from backstop_lab.faults.stores import change
 from backstop_lab.platform import PROJECT
 from backstop_lab.run_main import run_main
 from backstop_lab.servers.child import descendants
+from backstop_lab.shop.databases import change
 
 FOLDER = PROJECT / "build" / "soak"
 LOSE_EVERY = 60.0

@@ -25,9 +25,9 @@ from backstop_lab.chaos.schedule import CONSUMERS, DUTIES, LINKS, SERVERS
 from backstop_lab.chaos.servers import HOLDS, databases, make_servers
 from backstop_lab.chaos.tcp_proxy import Proxy
 from backstop_lab.faults.brokers.redis_streams import RedisStreamsFaults
-from backstop_lab.faults.stores import change
 from backstop_lab.platform import PROJECT
 from backstop_lab.servers.ports import LOOPBACK
+from backstop_lab.shop.databases import change
 from backstop_lab.shop.ledger import Ledger
 from backstop_lab.shop.wait_for import wait_for
 from backstop_lab.shop.workers import Worker

@@ -16,8 +16,8 @@ from backstop_lab.chaos.schedule import CONSUMERS, Fault
 from backstop_lab.chaos.servers import signal_if_there
 from backstop_lab.chaos.stage import Stage
 from backstop_lab.faults.brokers.protocol import LOST
-from backstop_lab.faults.stores import change
 from backstop_lab.faults.stores import flush_leases as flush_leases_of
+from backstop_lab.shop.databases import change
 from backstop_lab.shop.mishap import LEASE_KILLED, WOKEN_LATE, order
 
 LOST_AT_MOST = 4

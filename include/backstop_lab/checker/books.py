@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import psycopg2
 
@@ -139,13 +141,39 @@ def keys_of(lines: Iterable[dict[str, Any]]) -> set[Key]:
 
 
 def rows(dsn: str, statement: str, parameters: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
-    connection = psycopg2.connect(dsn, connect_timeout=10)
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute(statement, parameters)
-            return list(cursor.fetchall())
-    finally:
-        connection.close()
+    """Of one statement that reads, in words that PostgreSQL and MariaDB both understand where it is on stubs or logs."""
+    with closing(connect(dsn)) as connection, connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+        return [tuple(map(as_text, row)) for row in cursor.fetchall()]
+
+
+def connect(dsn: str) -> Any:
+    """postgresql:// or mysql://"""
+    parts = urlsplit(dsn)
+    if parts.scheme != "mysql":
+        return psycopg2.connect(dsn, connect_timeout=10)
+    import pymysql  # only where the stores are in MariaDB
+
+    return pymysql.connect(
+        host=parts.hostname,
+        port=parts.port or 3306,
+        user=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        database=unquote(parts.path.lstrip("/")),
+        charset="utf8mb4",
+        connect_timeout=10,
+    )
+
+
+def as_text(value: Any) -> Any:
+    """MariaDB keeps names as bytes."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def group_names(value: Any) -> frozenset[str] | None:
+    """The groups of an attempt: an array in PostgreSQL, in MariaDB one as JSON; null: all of them."""
+    names = json.loads(value) if isinstance(value, str) else value
+    return frozenset(names) if names else None
 
 
 def read_books(places: dict[str, Any], ledger: Ledger) -> Books:
@@ -159,11 +187,9 @@ def read_books(places: dict[str, Any], ledger: Ledger) -> Books:
             books.stubs[topic, message_id].append((shard, status, sends))
         for topic, message_id, number, groups, outcome in rows(
             dsn,
-            "SELECT topic, message_id, send_number, groups, outcome FROM send_attempt WHERE send_number > 1",
+            "SELECT a.topic, a.message_id, a.send_number, a.groups, a.outcome FROM send_attempt a WHERE a.send_number > 1",
         ):
-            books.resends[topic, message_id].append(
-                (number, frozenset(groups) if groups else None, outcome)
-            )
+            books.resends[topic, message_id].append((number, group_names(groups), outcome))
         books.excess_attempts += rows(
             dsn,
             "SELECT count(*) FROM send_attempt a LEFT JOIN message_stub s USING (topic, message_id)"

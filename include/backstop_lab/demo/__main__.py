@@ -14,7 +14,7 @@ from backstop_lab.demo.accounting import page
 from backstop_lab.demo.narrate import narrate
 from backstop_lab.demo.run import run_demo
 from backstop_lab.demo.scenario import LEAST_MESSAGES
-from backstop_lab.platform import PROJECT
+from backstop_lab.platform import MARIADB, POSTGRESQL, PROJECT
 from backstop_lab.run_main import run_main
 
 FOLDER = PROJECT / "build" / "demo"
@@ -30,6 +30,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--broker", choices=sorted(BROKERS), default=os.environ.get("BROKER") or "embedded"
     )
+    parser.add_argument(
+        "--stores",
+        choices=(POSTGRESQL, MARIADB),
+        default=os.environ.get("STORES") or POSTGRESQL,
+        help="the server that has the databases of producers and consumers",
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument(
         "--full", action="store_true", help="tell each step and each wait, not the phases alone"
@@ -41,7 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
     # Whoever ends the demo ends its servers and workers too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        report = run_demo(asked.folder.resolve(), asked.seed, asked.messages, BROKERS[asked.broker])
+        folder, broker = asked.folder.resolve(), BROKERS[asked.broker]
+        report = run_demo(folder, asked.seed, asked.messages, broker, asked.stores)
     except BackstopError as broken:
         print(broken, file=sys.stderr)
         return broken.exit_code

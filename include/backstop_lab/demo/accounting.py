@@ -78,7 +78,7 @@ def page(report: Mapping[str, Any]) -> str:
     """The report for a person."""
     parts = [
         heading(f"Backstop demo: {report['messages']} messages, seed {report['seed']}"),
-        *differs(report["broker"]),
+        *differs(report["differs"]),
         faults(report["faults"]),
         dead_letters(report["dead_letters"]),
         effects(report["effects"]),
@@ -97,14 +97,12 @@ def heading(text: str) -> str:
     return f"{'=' * WIDTH}\n{text}\n{'=' * WIDTH}"
 
 
-def differs(broker: Mapping[str, Any]) -> list[str]:
-    """What is otherwise than on the embedded broker; nothing there."""
-    if not broker["differs"]:
-        return []
+def differs(report: Mapping[str, Sequence[str]]) -> list[str]:
+    """What is otherwise than on the embedded broker and on PostgreSQL, by the server's name."""
     return [
-        "",
-        f"On {broker['name']}",
-        *(line for says in broker["differs"] for line in fold(says)),
+        line
+        for name, sentences in report.items()
+        for line in ("", f"On {name}", *(folded for says in sentences for folded in fold(says)))
     ]
 
 

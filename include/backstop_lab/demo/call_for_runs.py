@@ -18,8 +18,10 @@ import psycopg2
 from backstop.alerts.list_alerts import any_waiting
 from backstop.decisions.questions import any_to_ask
 from backstop.resend.count_due import count_due
+from backstop.schema.mariadb import is_mariadb
 from backstop_lab.demo.stage import Stage
 from backstop_lab.servers.airflow_api import AirflowApi, AirflowUnavailable
+from backstop_lab.shop.databases import away, change, listed, statements
 
 LOOK_SECONDS = 1.0
 SOON_SECONDS = 3.0
@@ -114,15 +116,14 @@ class CallForRuns:
         self._waits_since.pop(duty, None)
 
     def _to_judge(self, control: Any) -> Work | None:
-        held = rows(control, HELD)
         values = {
-            "topics": [topic for topic, _ in held],
-            "ids": [message_id for _, message_id in held],
+            "held": listed((topic, mid) for topic, mid in rows(control, HELD)),
             "soon": SOON_SECONDS,
         }
         due = soon = 0
-        for counted_due, counted_soon in self._of_shards(DUE, values):
-            due, soon = due + counted_due, soon + counted_soon
+        for dsn in self._stage.shards.values():
+            for counted_due, counted_soon in ask(dsn, statements(dsn)["due"], values):
+                due, soon = due + int(counted_due), soon + int(counted_soon)
         if not due:
             return None
         more = soon > 0 or (not self._stage.runs_wanted.at_once and number(control, UNDER_WAY) > 0)
@@ -151,7 +152,7 @@ class CallForRuns:
         ended = sum(
             found
             for dsn in set(self._stage.stores.values())
-            for (found,) in ask(dsn, ENDED_LEASES, {})
+            for (found,) in ask(dsn, statements(dsn)["ended_leases"], {})
         )
         return Work(f"{ended} leases ended") if ended else None
 
@@ -164,6 +165,7 @@ class CallForRuns:
         found = [
             (state, int(keys))
             for dsn in set(self._stage.stores.values())
+            if not is_mariadb(dsn)  # no table of parked keys
             for state, keys in ask(dsn, PARKED_KEYS, {})
         ]
         asked = number(control, PARKED_ASKED)
@@ -186,9 +188,6 @@ class CallForRuns:
     def _to_deliver(self, control: Any) -> Work | None:
         return Work("an alert waits") if any_waiting(control) else None
 
-    def _of_shards(self, statement: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-        return [row for dsn in self._stage.shards.values() for row in ask(dsn, statement, values)]
-
 
 HELD = """
     SELECT m.topic, m.message_id FROM case_member m JOIN case_file c USING (case_id) WHERE c.state = 'open'
@@ -198,13 +197,6 @@ HELD = """
         WHERE v.verdict = 'PARKED' AND c.kind = 'key_parked' AND c.state = 'open'
 """
 """What a run could only find as it was: a person decides it, or a send of it was asked for."""
-DUE = """
-    SELECT count(*) FILTER (WHERE s.next_check_at <= now()), count(*) FILTER (WHERE s.next_check_at > now())
-    FROM message_stub s
-    LEFT JOIN (SELECT DISTINCT a.topic, a.message_id FROM unnest(%(topics)s::text[], %(ids)s::text[]) AS a (topic, message_id)
-        OFFSET 0) held USING (topic, message_id)
-    WHERE s.status = 'pending' AND s.next_check_at <= now() + %(soon)s * interval '1 second' AND held.message_id IS NULL
-"""
 TO_BE_ANSWERED = (
     "SELECT count(*) FROM case_file WHERE state = 'open' AND kind IN ('dead_letters', 'mass_loss')"
 )
@@ -229,9 +221,6 @@ WATCHED = (
     " AND kind IN ('queue_blocked', 'parking_full', 'downstream_away')"
 )
 PARKED_ASKED = "SELECT count(*) FROM case_file WHERE kind = 'key_parked' AND closed_at IS NULL"
-ENDED_LEASES = (
-    "SELECT count(*) FROM consumer_log WHERE state = 'CONSUMING' AND lease_expires_at <= now()"
-)
 
 
 def rows(connection: Any, statement: str) -> list[tuple[Any, ...]]:
@@ -248,11 +237,6 @@ def number(connection: Any, statement: str) -> int:
 def ask(dsn: str, statement: str, values: dict[str, Any]) -> Sequence[tuple[Any, ...]]:
     """The rows; none when the database is away, which is one of the faults."""
     try:
-        with (
-            closing(psycopg2.connect(dsn, connect_timeout=10)) as connection,
-            connection.cursor() as cursor,
-        ):
-            cursor.execute(statement, values)
-            return list(cursor.fetchall())
-    except psycopg2.OperationalError:
+        return change(dsn, statement, values)
+    except away(dsn):
         return []

@@ -8,7 +8,7 @@ from typing import Any
 from backstop_lab.demo.die import with_country
 from backstop_lab.demo.stage import Stage
 from backstop_lab.faults.brokers.protocol import EXPIRED, GIVEN_UP_UNDONE
-from backstop_lab.faults.stores import change
+from backstop_lab.shop.databases import change
 from backstop_lab.shop.demand import FIELD_MISSING, NOT_JSON, RULE_REFUSED
 
 KNOWN = (NOT_JSON, FIELD_MISSING, RULE_REFUSED, EXPIRED, GIVEN_UP_UNDONE)

@@ -124,7 +124,7 @@ def slow_group_and_store_away(stage: Stage) -> None:
     stage.drained(DRAIN_SECONDS, "billing")
     database = stage.stores["billing"].rpartition("/")[2]
     with (
-        store_away(stage.platform.postgres.admin_dsn(), database),
+        store_away(stage.platform.server_of(database).admin_dsn(), database),
         stage.wants_runs("reconcile", "sweep", at_once=True),
     ):
         make_due_at_once(list(stage.shards.values()), keys)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import count
 
 from backstop_lab.demo.stage import BOOKINGS, BOOKKEEPING, Stage
-from backstop_lab.faults.stores import change
+from backstop_lab.shop.databases import change
 from backstop_lab.shop.demand import LOCKED
 from backstop_lab.shop.ledger import NOT_IN_TIME, Key
 from backstop_lab.shop.wait_for import wait_for

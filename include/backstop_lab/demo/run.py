@@ -21,10 +21,10 @@ from backstop_lab.demo.call_for_runs import CallForRuns
 from backstop_lab.demo.scenario import SECONDS_A_MESSAGE, play
 from backstop_lab.demo.settle_down import QUESTIONS, let_it_finish
 from backstop_lab.demo.stage import BOOKINGS, BOOKKEEPING, CALLED, Stage
-from backstop_lab.faults.stores import change
-from backstop_lab.platform import PROJECT, Platform
+from backstop_lab.platform import POSTGRESQL, PROJECT, Platform
 from backstop_lab.servers.airflow import ADMIN
 from backstop_lab.servers.receive_alerts import AlertReceivers
+from backstop_lab.shop.databases import change
 
 log = logging.getLogger(__name__)
 QUIET_SECONDS = 900.0
@@ -93,11 +93,13 @@ class StartingAirflow:
             raise self._error
 
 
-def run_demo(folder: Path, seed: int, messages: int, broker: str = EMBEDDED) -> dict[str, Any]:
-    """The whole demo in `folder`, which is emptied first; returns the report. `broker`: a kind of backstop.yaml."""
+def run_demo(
+    folder: Path, seed: int, messages: int, broker: str = EMBEDDED, stores: str = POSTGRESQL
+) -> dict[str, Any]:
+    """The whole demo in `folder`, which is emptied first; returns the report. `broker`, `stores`: kinds of backstop.yaml."""
     started = monotonic()
-    log.info("set-up: waiting for PostgreSQL, the broker, Valkey and their schemas")
-    with new_platform(folder, broker) as platform:
+    log.info("set-up: waiting for the databases, the broker, Valkey and their schemas")
+    with new_platform(folder, broker, stores) as platform:
         stage = Stage(platform, folder, seed, workers=workers_of_a_group(messages))
         try:
             stage.make_tables()
@@ -142,10 +144,7 @@ def tell(stage: Stage, messages: int) -> dict[str, Any]:
         receivers.stop()
     with stage.timed("check", "the checker to count every message, effect and case"):
         report = run_checker(stage.write_places(), stage.ledger.folder)
-    report["broker"] = {
-        "name": stage.platform.broker.name,
-        "differs": list(stage.broker_faults.page),
-    }
+    report["differs"] = stage.differs()
     report["runs"] = {
         f"{duty} {state}": count
         for duty, state, count in change(
@@ -156,14 +155,20 @@ def tell(stage: Stage, messages: int) -> dict[str, Any]:
 
 
 @contextmanager
-def new_platform(folder: Path, broker: str = EMBEDDED) -> Iterator[Platform]:
+def new_platform(
+    folder: Path, broker: str = EMBEDDED, stores: str = POSTGRESQL
+) -> Iterator[Platform]:
     """A platform without history, stopped at the end; its data stays in `folder` until the next demo."""
     root = folder / "platform"
     if root.exists():
         Platform(root).clear()  # refuses when another demo runs here
     shutil.rmtree(folder, ignore_errors=True)
     platform = Platform(
-        root, write_config(folder / "backstop.yaml", broker), broker, parallelism=PARALLELISM
+        root,
+        write_config(folder / "backstop.yaml", broker, stores),
+        broker,
+        stores=stores,
+        parallelism=PARALLELISM,
     )
     try:
         platform.start(airflow=False)
@@ -172,13 +177,15 @@ def new_platform(folder: Path, broker: str = EMBEDDED) -> Iterator[Platform]:
         platform.stop()
 
 
-def write_config(file: Path, broker: str = EMBEDDED) -> Path:
-    """The platform's own settings, with this kind of broker, readers of alerts (a mailbox and a program) and two rules about
-    dead letters."""
+def write_config(file: Path, broker: str = EMBEDDED, stores: str = POSTGRESQL) -> Path:
+    """The platform's own settings, with these kinds of broker and of stores, readers of alerts (a mailbox and a program) and two
+    rules about dead letters."""
     written = yaml.safe_load((PROJECT / "backstop.yaml").read_text(encoding="utf-8"))
     KINDS[broker].take_place(written)
     written["policy"] |= {"recheck": RECHECK, **SOONER}
-    if KINDS[broker].owns_queues:
+    for store in (*written["producers"].values(), *written["consumers"].values()):
+        store["kind"] = stores
+    if KINDS[broker].owns_queues and stores == POSTGRESQL:
         [name] = written["brokers"]
         written["groups"][BOOKKEEPING] = {
             "store": "shipping_db",

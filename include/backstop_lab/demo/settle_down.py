@@ -6,8 +6,8 @@ from time import monotonic
 
 from backstop_lab.demo.answer_questions import AnsweringPerson
 from backstop_lab.demo.stage import CALLED, Stage
-from backstop_lab.faults.stores import change
 from backstop_lab.servers.airflow_api import AirflowApi
+from backstop_lab.shop.databases import change, listed, statements
 from backstop_lab.shop.wait_for import wait_for
 
 QUESTIONS = "decide_case"
@@ -64,7 +64,7 @@ OPEN = """
 
 def open_stubs(stage: Stage) -> dict[str, int]:
     """Stubs that nobody has finished and nobody is asked about."""
-    asked = set(
+    asked = listed(
         change(
             stage.control,
             "SELECT m.topic, m.message_id FROM case_member m JOIN case_file c USING (case_id)"
@@ -75,24 +75,9 @@ def open_stubs(stage: Stage) -> dict[str, int]:
     )
     found: dict[str, int] = {}
     for shard, dsn in stage.shards.items():
-        # Counted there: every second, and at first every message of the traffic is one of them.
-        for status, number in change(
-            dsn,
-            _OPEN_STUBS,
-            ([topic for topic, _ in asked], [message_id for _, message_id in asked]),
-        ):
+        for status, number in change(dsn, statements(dsn)["open_stubs"], {"held": asked}):
             found[f"{status} stubs of {shard}"] = int(number)
     return found
-
-
-_OPEN_STUBS = """
-    SELECT s.status, count(*)
-    FROM message_stub s
-    LEFT JOIN (SELECT DISTINCT a.topic, a.message_id FROM unnest(%s::text[], %s::text[]) AS a (topic, message_id) OFFSET 0) asked
-        USING (topic, message_id)
-    WHERE s.status NOT IN ('confirmed', 'voided') AND asked.message_id IS NULL
-    GROUP BY s.status
-"""
 
 
 def stop_duties(stage: Stage, api: AirflowApi, seconds: float) -> None:

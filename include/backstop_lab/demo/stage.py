@@ -17,12 +17,11 @@ from backstop.config.load import load
 from backstop.config.settings import GroupSettings
 from backstop.model.errors import ConfigurationError
 from backstop.model.private_file import write_private
-from backstop.sql.named import load as load_sql
 from backstop_lab.broker_kinds import KINDS
 from backstop_lab.faults.brokers.protocol import FaultTools, Make
-from backstop_lab.faults.stores import change
 from backstop_lab.platform import Platform
 from backstop_lab.shop.conditions import Conditions
+from backstop_lab.shop.databases import change, statements
 from backstop_lab.shop.ledger import Key, Ledger
 from backstop_lab.shop.wait_for import wait_for
 from backstop_lab.shop.workers import (
@@ -32,12 +31,19 @@ from backstop_lab.shop.workers import (
     demo_broken,
 )
 
-_SQL = load_sql("backstop_lab.shop", "business.sql")
 CALLED = ("reconcile", "triage", "sweep", "resend", "watch", "ask_people", "deliver_alerts")
 """The duties that repair, decide and report; a demo starts them when they have something to do (call_for_runs.py)."""
 BOOKKEEPING, BOOKINGS = "bookkeeping", "bookings"
 """The group that consumes in order, and its topic; where the broker has queues to own."""
 BOOKKEEPERS = 3
+ON_MARIADB = (
+    "Producers and consumers have their databases there; Backstop's control database is in PostgreSQL.",
+    "Left out: behind poison, until answered; consumers restarted in turn. Both are faults of a group that consumes in order,"
+    " whose queues and parked keys Backstop keeps in PostgreSQL alone.",
+    "A consumer database is away because its owner's login is locked and its connections are ended: MariaDB closes no single"
+    " database.",
+)
+"""What the last page says of the stores there."""
 log = logging.getLogger(__name__)
 
 
@@ -147,10 +153,10 @@ class Stage:
     def make_tables(self) -> None:
         """The shop's own tables; Backstop's are there already."""
         for dsn in self.shards.values():
-            change(dsn, _SQL["make_business_order"], ())
+            change(dsn, statements(dsn)["make_business_order"], ())
         for dsn in self.stores.values():
-            change(dsn, _SQL["make_effect"], ())
-            change(dsn, _SQL["index_effect"], ())
+            change(dsn, statements(dsn)["make_effect"], ())
+            change(dsn, statements(dsn)["index_effect"], ())
 
     def write_places(self) -> Path:
         """Where the checker finds what it compares; mode 0600, because it holds passwords."""
@@ -182,6 +188,13 @@ class Stage:
         if self.ordered:
             self.ordered.stop()
         self.broker_faults.close()
+
+    def differs(self) -> dict[str, list[str]]:
+        """What the last page must say of servers that are not the embedded ones, by their names."""
+        found = {self.platform.broker.name: list(self.broker_faults.page)}
+        if self.platform.mariadb is not None:
+            found[self.platform.mariadb.name] = list(ON_MARIADB)
+        return {name: sentences for name, sentences in found.items() if sentences}
 
     def add_beside(self, check: Callable[[], None]) -> None:
         """One thing more goes on beside the story: `check` raises when it has failed."""
@@ -278,23 +291,23 @@ class Stage:
 
     def without_effect(self, group: str, keys: Sequence[Key]) -> set[Key]:
         """Those that the group has not done."""
-        values: Any = {
-            "consumer_group": group,
-            "message_ids": [message_id for _, message_id in keys],
-        }
-        return set(keys) - {
-            (topic, mid) for topic, mid in change(self.stores[group], _SQL["effects_of"], values)
-        }
+        return set(keys) - self._found("effects_of", group, keys)
 
     def without_stopped_copy(self, group: str, keys: Sequence[Key]) -> set[Key]:
         """Those of which the group's database has not stopped a second copy."""
         self.watch()
-        values: Any = {
-            "consumer_group": group,
-            "message_ids": [message_id for _, message_id in keys],
-        }
-        return set(keys) - {
-            (topic, mid) for topic, mid in change(self.stores[group], _SQL["stopped_of"], values)
+        return set(keys) - self._found("stopped_of", group, keys)
+
+    def _found(self, statement: str, group: str, keys: Sequence[Key]) -> set[Key]:
+        if not keys:
+            return set()
+        dsn = self.stores[group]
+        ids = tuple(message_id for _, message_id in keys)
+        return {
+            (topic, message_id)
+            for topic, message_id in change(
+                dsn, statements(dsn)[statement], {"consumer_group": group, "message_ids": ids}
+            )
         }
 
     def watch(self) -> None:
@@ -307,7 +320,7 @@ class Stage:
         if self.ordered:
             self.ordered.check()
         for server, alive in (
-            ("PostgreSQL", self.platform.postgres.running),
+            *((server.name, server.running) for server in self.platform.database_servers()),
             (self.platform.broker.name, self.platform.broker.running),
             ("The Valkey of the leases", self.platform.leases.running),
         ):
@@ -324,15 +337,7 @@ class Stage:
 
     def oldest_due(self) -> float:
         """How many seconds ago the oldest of the stubs was made that a run would judge; 0: none."""
-        ages = [
-            change(
-                dsn,
-                "SELECT coalesce(extract(epoch FROM now() - min(created_at)), 0) FROM message_stub"
-                " WHERE status = 'pending' AND next_check_at <= now()",
-                (),
-            )
-            for dsn in self.shards.values()
-        ]
+        ages = [change(dsn, statements(dsn)["oldest_due"], ()) for dsn in self.shards.values()]
         return max(float(age) for [(age,)] in ages)
 
     def judged_since(self, instant: datetime) -> int:

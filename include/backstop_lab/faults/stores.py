@@ -5,15 +5,21 @@ By SQL, as a careless hand or a crash would. What is done to a broker stands in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 
 import psycopg2
 import redis
 from psycopg2 import sql
 
+from backstop.schema.mariadb import is_mariadb
+from backstop_lab.servers.ports import LOOPBACK
+from backstop_lab.shop.databases import change, connect, statements
 from backstop_lab.shop.ledger import Key, Ledger
+from backstop_lab.shop.wait_for import wait_for
+
+AWAY_SECONDS = 30.0
 
 
 def flush_leases(url: str) -> int:
@@ -26,11 +32,7 @@ def flush_leases(url: str) -> int:
 def delete_logs(dsn: str, group: str, keys: Sequence[Key], ledger: Ledger, fault: str) -> None:
     """By hand, in the consumer's own database: logs of work that was done. What was there is in the ledger."""
     deleted = change(
-        dsn,
-        "DELETE FROM consumer_log WHERE consumer_group = %s AND state = 'CONSUMED'"
-        " AND (topic, message_id) IN (SELECT * FROM unnest(%s::text[], %s::text[]))"
-        " RETURNING topic, message_id",
-        (group, [topic for topic, _ in keys], [message_id for _, message_id in keys]),
+        dsn, statements(dsn)["delete_logs"], {"consumer_group": group, "keys": tuple(keys)}
     )
     ledger.append(
         fault, [(topic, message_id) for topic, message_id in deleted], consumer_group=group
@@ -39,16 +41,10 @@ def delete_logs(dsn: str, group: str, keys: Sequence[Key], ledger: Ledger, fault
 
 def break_logs(dsn: str, group: str, keys: Sequence[Key], ledger: Ledger, fault: str) -> None:
     """Legacy rows: the constraint is gone, and work that was done carries no time."""
-    change(
-        dsn, "ALTER TABLE consumer_log DROP CONSTRAINT IF EXISTS consumer_log_consumed_has_time", ()
-    )
-    broken = change(
-        dsn,
-        "UPDATE consumer_log SET consumed_at = NULL WHERE consumer_group = %s AND state = 'CONSUMED'"
-        " AND (topic, message_id) IN (SELECT * FROM unnest(%s::text[], %s::text[]))"
-        " RETURNING topic, message_id",
-        (group, [topic for topic, _ in keys], [message_id for _, message_id in keys]),
-    )
+    of_keys = {"consumer_group": group, "keys": tuple(keys)}
+    change(dsn, statements(dsn)["allow_timeless_logs"], ())
+    change(dsn, statements(dsn)["forget_time"], of_keys)
+    broken = change(dsn, statements(dsn)["timeless_logs"], of_keys)
     ledger.append(
         fault,
         [(topic, message_id) for topic, message_id in broken],
@@ -59,27 +55,24 @@ def break_logs(dsn: str, group: str, keys: Sequence[Key], ledger: Ledger, fault:
 
 def make_due_at_once(dsns: Sequence[str], keys: Sequence[Key]) -> None:
     """The same next look for these stubs on every shard, so that one run sees all of them."""
-    [(instant,)] = change(dsns[0], "SELECT clock_timestamp() + interval '1 second'", ())
+    [(instant,)] = change(dsns[0], statements(dsns[0])["in_a_second"], ())
     for dsn in dsns:
-        change(
-            dsn,
-            "UPDATE message_stub SET next_check_at = %s"
-            " WHERE (topic, message_id) IN (SELECT * FROM unnest(%s::text[], %s::text[])) RETURNING topic",
-            (instant, [topic for topic, _ in keys], [message_id for _, message_id in keys]),
-        )
+        change(dsn, statements(dsn)["next_check"], {"instant": instant, "keys": tuple(keys)})
 
 
 @contextmanager
 def store_away(admin_dsn: str, database: str) -> Iterator[None]:
-    """The database accepts nobody, and whoever was connected is thrown out; open again at the end."""
-    allow(admin_dsn, database, False)
+    """The database accepts nobody (in MariaDB: not its owner, as whom all come here), and whoever was connected is thrown out;
+    open again at the end."""
+    allow = partial(_allow_owner if is_mariadb(admin_dsn) else _allow, admin_dsn, database)
+    allow(False)
     try:
         yield
     finally:
-        allow(admin_dsn, database, True)
+        allow(True)
 
 
-def allow(admin_dsn: str, database: str, allowed: bool) -> None:
+def _allow(admin_dsn: str, database: str, allowed: bool) -> None:
     connection = psycopg2.connect(admin_dsn, connect_timeout=10)
     connection.autocommit = True
     try:
@@ -98,14 +91,24 @@ def allow(admin_dsn: str, database: str, allowed: bool) -> None:
         connection.close()
 
 
-def change(
-    dsn: str, statement: str, parameters: tuple[object, ...] | Mapping[str, object]
-) -> list[tuple[Any, ...]]:
-    """One statement, committed; its rows if it gives any."""
-    connection = psycopg2.connect(dsn, connect_timeout=10)
-    try:
-        with connection, connection.cursor() as cursor:
-            cursor.execute(statement, parameters)
-            return list(cursor.fetchall()) if cursor.description else []
-    finally:
-        connection.close()
+def _allow_owner(admin_dsn: str, database: str, allowed: bool) -> None:
+    with closing(connect(admin_dsn)) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            f"ALTER USER %s@%s ACCOUNT {'UNLOCK' if allowed else 'LOCK'}", (database, LOOPBACK)
+        )
+        if allowed:
+            return
+        cursor.execute("KILL CONNECTION USER %s@%s", (database, LOOPBACK))
+
+        def connected() -> int:
+            cursor.execute(
+                "SELECT count(*) FROM information_schema.PROCESSLIST WHERE USER = %s", (database,)
+            )
+            return int(cursor.fetchone()[0])
+
+        wait_for(
+            f"The end of the connections to {database}",
+            lambda: not connected(),
+            AWAY_SECONDS,
+            lambda: f"{connected()} are there",
+        )

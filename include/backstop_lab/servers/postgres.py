@@ -61,13 +61,14 @@ class Postgres:
         max_connections: int = 200,
         wrap: Sequence[str] = (),
     ) -> None:
+        self.name = "PostgreSQL"
         self.directory = directory.resolve()
         self.port = port if port is not None else free_port()
         self.data = self.directory / "data"
         self._max_connections = max_connections
         self._wrap = tuple(wrap)
         self._bin = installed(version)
-        self._child = Child("PostgreSQL", self.directory / "server.log")
+        self._child = Child(self.name, self.directory / "server.log")
 
     def __enter__(self) -> Self:
         self.start()
@@ -129,6 +130,11 @@ class Postgres:
     def dsn(self, user: str, password: str, database: str) -> str:
         login = f"{quote(user, '')}:{quote(password, '')}"
         return f"postgresql://{login}@{LOOPBACK}:{self.port}/{quote(database, '')}"
+
+    def make_database(self, name: str, password: str) -> None:
+        """Make a database and a login of its name, which owns it; or set the password of the one that is there."""
+        self.create_role(name, password)
+        self.create_database(name, name)
 
     def create_role(self, name: str, password: str | None = None) -> str:
         """Make a login role, or set the password of the one that is there; returns its password."""

@@ -13,12 +13,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
-import psycopg2
-
 from backstop.brokers.owned import OwnedSubscription
 from backstop.client import OrderedConsumer, Retries, Work, run_until_signal
 from backstop.model.records import Message
 from backstop.sql.named import load
+from backstop_lab.shop.databases import connect
 from backstop_lab.shop.demand import ACCOUNT_IS_OPEN, LOCKED
 from backstop_lab.shop.own_broker import own_broker
 from backstop_lab.shop.traffic_consumer import end_with_owner
@@ -68,7 +67,7 @@ def main(arguments: list[str]) -> int:
         )
         consumer = OrderedConsumer(
             subscription,
-            lambda: psycopg2.connect(places["database"], connect_timeout=10),
+            lambda: connect(places["database"]),
             group,
             Handler(group, member, Path(places["conditions"])),
             member=member,

@@ -16,13 +16,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psycopg2
-
 from backstop.client import Consumer, Work, run_until_signal
 from backstop.leases.front import Front
 from backstop.leases.redis_exchange import RedisExchange
 from backstop.model.records import Message
 from backstop.sql.named import load
+from backstop_lab.shop.databases import connect
 from backstop_lab.shop.demand import Demands
 from backstop_lab.shop.ledger import Ledger
 from backstop_lab.shop.mishap import Mishaps
@@ -77,7 +76,7 @@ def main(arguments: list[str]) -> int:
         subscription = broker.subscribe(group, places["topics"], worker)
         consumer = Consumer(
             subscription,
-            lambda: psycopg2.connect(places["database"], connect_timeout=10),
+            lambda: connect(places["database"]),
             group,
             Handler(group, worker, Mishaps(group, worker, ledger, orders), demands),
             redis=Front(

@@ -18,8 +18,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psycopg2
-
 from backstop.brokers.protocol import Broker, Receipt
 from backstop.client import (
     KeptConnection,
@@ -32,6 +30,8 @@ from backstop.client import (
 )
 from backstop.model.records import Message, Outcome
 from backstop.sql.named import load
+from backstop.sql.run import is_deadlock
+from backstop_lab.shop.databases import connect, transaction
 from backstop_lab.shop.ledger import NOT_IN_TIME, Key, Ledger
 from backstop_lab.shop.own_broker import own_broker
 
@@ -97,16 +97,16 @@ class Producer:
         self._shard: str = places["shard"]
         self._ledger = Ledger(Path(places["ledger"]))
         self._random = random.Random(f"{places['seed']} {self._shard}")
-        self._business = psycopg2.connect(places["database"], connect_timeout=10)
+        self._business = self._connect()
         self._settling = KeptConnection(self._connect, "producer database")
         self._broker = own_broker(places)
-        with self._business, self._business.cursor() as cursor:
+        with transaction(self._business) as cursor:
             cursor.execute(_SQL["last_number"])
             [(last,)] = cursor.fetchall()
         self._number = int(last)
 
     def _connect(self) -> Any:
-        return psycopg2.connect(self._places["database"], connect_timeout=10)
+        return connect(self._places["database"])
 
     def make(self, order: Order) -> list[str]:
         """Writes and sends `order.count` messages in batches; returns their ids."""
@@ -150,21 +150,31 @@ class Producer:
                 ids, contents, order.ordering_keys or itertools.repeat(None, size), strict=True
             )
         ]
-        with self._business, self._business.cursor() as cursor:
-            cursor.execute(
-                _SQL["order_placed"],
-                {
-                    "numbers": numbers,
-                    "topics": [order.topic] * size,
-                    "message_ids": ids,
-                    "amounts": amounts,
-                },
-            )
-            recorded = record_many(
-                self._business, messages, policy=self._policy(order.first_check), send=order.send
-            )
+        placed = [
+            (number, order.topic, message_id, amount)
+            for number, message_id, amount in zip(numbers, ids, amounts, strict=True)
+        ]
+        recorded = self._committed(order, placed, messages)
         self._number += size
         return recorded
+
+    def _committed(
+        self, order: Order, placed: Sequence[tuple[Any, ...]], messages: Sequence[NewMessage]
+    ) -> list[Recorded]:
+        """The business change and its stubs in one transaction, which is repeated when it was undone so that others could go on."""
+        while True:
+            try:
+                with transaction(self._business) as cursor:
+                    cursor.execute(orders_placed(len(placed)), placed)
+                    return record_many(
+                        self._business,
+                        messages,
+                        policy=self._policy(order.first_check),
+                        send=order.send,
+                    )
+            except Exception as error:
+                if not is_deadlock(error):
+                    raise
 
     def _send(self, order: Order, recorded: Sequence[Recorded]) -> None:
         broker: Any = self._broker
@@ -185,6 +195,11 @@ class Producer:
 
     def _id(self, number: int) -> str:
         return f"{self._shard}-{number}{ODD if number % 50 == 7 else ''}"
+
+
+def orders_placed(count: int) -> str:
+    """One batch of business changes, each a tuple."""
+    return _SQL["order_placed"].replace("{rows}", ", ".join(["%s"] * count))
 
 
 def orders() -> Iterator[Order]:

@@ -186,6 +186,9 @@ class OverlaidStubs(MappedStubs):
         self._overlay.ensure([key])
         return self._overlay.stubs.raise_max_sends(key, max_sends)
 
+    def tables(self) -> str | None:
+        return self._overlay.stubs.tables()
+
     def check(self) -> list[Finding]:
         findings = [*super().check(), *self._overlay.check()]
         if not all(one.good for one in findings if "overlay" in one.subject):

@@ -114,6 +114,9 @@ class MappedStubs:
     def clock(self) -> datetime:
         return self._theirs.clock()
 
+    def tables(self) -> str | None:
+        return None
+
     @property
     def _look_again(self) -> timedelta:
         return LOOK_AGAIN

@@ -13,7 +13,7 @@ from backstop.brokers.protocol import Finding
 from backstop.model.errors import StoreFailed
 from backstop.model.records import Attempt, Key, Message, Stub
 from backstop.sql.connection import BULK_TIMEOUT, STATEMENT_TIMEOUT, storable
-from backstop.sql.mysql import MysqlConnection
+from backstop.sql.mysql import MysqlConnection, server_of
 from backstop.stores.mariadb import change_stubs
 from backstop.stores.mariadb.change_stubs import SQL, change_one, rows_of_keys
 from backstop.stores.mariadb.check import PRODUCER, check
@@ -70,6 +70,14 @@ class MariaStubs:
 
     def clock(self) -> datetime:
         return self._connection.run(_clock)
+
+    def tables(self) -> str | None:
+        def ask(cursor: Any) -> str:
+            cursor.execute("SELECT DATABASE()")
+            ((database,),) = cursor.fetchall()
+            return f"mysql {server_of(cursor)} {database}"
+
+        return self._connection.run(ask)
 
     # What is read to judge
 

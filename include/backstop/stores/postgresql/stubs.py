@@ -83,6 +83,10 @@ class PostgresStubs:
         ((now,),) = self._connection.rows(self._sql["clock"])
         return now  # type: ignore[no-any-return]
 
+    def tables(self) -> str | None:
+        found = self._connection.rows(self._sql["tables"])
+        return str(found[0][0]) if found else None
+
     def count_due(self, as_of: datetime, scope: Scope, limit: int) -> int:
         values = {**scope_values(as_of, scope), "limit": limit}
         ((number,),) = self._connection.rows(self._sql["count_due"], values)

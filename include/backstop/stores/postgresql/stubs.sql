@@ -6,6 +6,11 @@
 -- name: clock: the store's own time
 SELECT clock_timestamp();
 
+-- name: tables: which server, since when, which database, which table; no privilege is needed for it
+SELECT concat_ws(' ', 'postgresql', extract(epoch FROM pg_postmaster_start_time()), d.oid, t.oid)
+FROM pg_database d CROSS JOIN to_regclass('message_stub') AS t (oid)
+WHERE d.datname = current_database() AND t.oid IS NOT NULL;
+
 -- name: count_due: how many stubs are due, counted up to a limit; null topics or instants mean no bound
 SELECT count(*) FROM (
     SELECT 1 FROM message_stub s

@@ -6,16 +6,14 @@ broker cannot have it names in `page`, with what is done to it in that place.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from backstop.model.records import Message
-from backstop.sql.named import load
-from backstop_lab.faults.stores import change
+from backstop_lab.shop.databases import change, statements
 from backstop_lab.shop.ledger import Key, Ledger
-
-_SQL = load("backstop_lab.shop", "business.sql")
 
 SUPPRESSED_DONE = "suppressed_done"
 """A done message is buried by a client that took its redelivery for a duplicate."""
@@ -62,14 +60,15 @@ class FaultTools:
         for topic in {topic for topic, _ in keys}:
             values: Any = {
                 "topic": topic,
-                "message_ids": [message_id for its, message_id in keys if its == topic],
+                "message_ids": tuple(message_id for its, message_id in keys if its == topic),
             }
             for dsn in self.producers.values():
                 for _, message_id, content, headers, tag, key in change(
-                    dsn, _SQL["messages_of"], values
+                    dsn, statements(dsn)["messages_of"], values
                 ):
+                    named = json.loads(headers) if isinstance(headers, str) else headers
                     found[topic, message_id] = Message(
-                        topic, message_id, bytes(content), headers, tag, key
+                        topic, message_id, bytes(content), named, tag, key
                     )
         return [found[key] for key in keys]
 
@@ -78,7 +77,7 @@ class FaultTools:
         rows = [
             row
             for dsn in self.producers.values()
-            for row in change(dsn, _SQL["under_way"], {"topic": topic})
+            for row in change(dsn, statements(dsn)["under_way"], {"topic": topic})
         ]
         return sum(int(number) for (number,) in rows)
 
@@ -87,7 +86,7 @@ class FaultTools:
         return {
             (topic, mid, number)
             for dsn in self.producers.values()
-            for topic, mid, number in change(dsn, _SQL["sent_again"], ())
+            for topic, mid, number in change(dsn, statements(dsn)["sent_again"], ())
         }
 
 
