@@ -26,7 +26,7 @@ JOBS ?= 4
 
 .DEFAULT_GOAL := help
 .PHONY: help mariadb mongodb browser activemq rocketmq iceberg setup bench demo chaos soak test test-unit test-brokers test-faults test-versions test-all collected \
-  up down traffic status shell ui materials scan lint types lint-and-types env pin-images
+  up down traffic status shell ui pictures materials scan lint types lint-and-types env pin-images
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -114,6 +114,9 @@ env: ## .env with generated secrets for docker-compose.yaml (an old one is kept)
 
 ui: ## the console's script from ui/ (needs Node 20; users and `make test` do not, but for one test)
 	@cd ui && npm ci --no-audit --no-fund && npx tsc --noEmit && node build.mjs
+
+pictures: setup browser ## the console's pictures in docs/ (2 minutes)
+	@PYTHONPATH=$(CURDIR)/include:$(CURDIR)/tests/support $(WITH_JAVA) $(PY) -m console_pictures docs
 
 materials: setup ## the bill of materials (CycloneDX) in build/, and NOTICE
 	@$(PY) docker/materials.py bill requirements.lock build/sbom.cdx.json

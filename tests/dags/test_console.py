@@ -343,6 +343,7 @@ LISTED = {
     "requests": "/resends",
     "batches": "/batches",
     "replays": "/replays",
+    "replay_deliveries": "/replays/4/deliveries",
     "queues": "/queues",
     "parked": "/parked-keys",
     "proofs": "/proofs",
@@ -362,7 +363,7 @@ def test_a_team_sees_its_own_topics_in_every_list_and_nothing_of_another_teams_b
             continue
         rows = every(everybody, path)
         assert rows, name
-        if name == "members":
+        if name in ("members", "replay_deliveries"):
             assert b.get(path).status_code == 404 and every(a, path) == rows
             continue
         mine, others = every(a, path), every(b, path)
@@ -386,6 +387,7 @@ def test_a_team_sees_its_own_topics_in_every_list_and_nothing_of_another_teams_b
         ("GET", "/replays/4"),
         ("GET", "/replays/manual__orders"),
         ("GET", "/replays/99"),
+        ("GET", "/replays/manual__orders/deliveries"),
         ("GET", "/message?topic=orders&id=orders-1"),
         ("POST", "/pauses"),
         ("POST", "/pauses/end"),
@@ -413,6 +415,7 @@ OF_ANOTHER_TEAM = (
     "/message",
     "/pauses/end",
     "/replays/{plan}",
+    "/replays/{plan}/deliveries",
     "/runs/{run_id}",
     "/proofs/{run_id}",
 )
@@ -552,8 +555,16 @@ def test_a_plan_is_shown_with_its_progress_and_the_answer_that_names_its_digest(
         }
     ]
     assert plan["left_out"] == {"it is done": 2} and plan["examples"][0] == "orders-1"
-    states = [row["state"] for row in every(olga, "/resends", "topic:orders")]
-    assert sum(plan["sends"].values()) == 3 and set(plan["sends"]) <= set(states)
+    for state, number in plan["sends"].items():
+        assert len(every(olga, "/resends", f"plan:4 state:{state}")) == number
+    assert len(every(olga, "/resends", "plan:4")) == sum(plan["sends"].values()) == 3
+    for part in plan["parts"]:
+        of = f'group:{part["group"]} reason:"{part["reason"]}"'
+        rows = every(olga, "/replays/manual__orders/deliveries", of)
+        assert len(rows) == part["deliveries"] == 5
+        for state, number in (("requested", 3), ("left_out", 0), ("planned", 2)):
+            of_state = every(olga, "/replays/4/deliveries", f"{of} state:{state}")
+            assert [row["state"] for row in of_state] == [state] * number
     assert plan["form"]["options"] == ["replay plan 4 (full, 0123456789ab)", "do nothing"]
     assert plan["form"]["href"].startswith("/api/v2/dags/replay_incident/dagRuns/manual__orders/")
     assert action(plan, "approve")["allowed"]
@@ -721,6 +732,8 @@ def test_pages_follow_one_another_whatever_their_size_and_an_invented_place_is_r
         "x",
         "W10=",
         "WzFd",
+        "WyJhIiwgImIiLCA0MDAwMDAwMDAwXQ==",
+        "WzQwMDAwMDAwMDBd",
         "WyJcdTAwMDAiXQ==",
         "é",
         "WzFlOTk5XQ==",

@@ -7,34 +7,23 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
+from zoneinfo import ZoneInfo
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect
 
 from backstop.decisions.propose import propose
+from console_browser import SHELL, chromium, login, show
 from console_seed import MESSAGE, seed
 from live_people import Live
 
 ROOT = Path(__file__).resolve().parents[2]
 AXE = ROOT / "ui" / "node_modules" / "axe-core" / "axe.min.js"
 """From the same lock as the console."""
-SHELL = next(
-    (found for name in ("chromium-headless-shell", "chromium") if (found := shutil.which(name))),
-    None,
-)
-OPTIONS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 SHOTS = os.environ.get("BACKSTOP_SCREENSHOTS")
 """A folder for pictures of the pages, to be looked at."""
 PAGES = (
@@ -63,10 +52,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=SHELL, args=OPTIONS)
+    with chromium() as made:
         yield made
-        made.close()
 
 
 @pytest.fixture(scope="module")
@@ -106,32 +93,6 @@ def shop(people: Live) -> Live:
     return people
 
 
-@contextmanager
-def login(
-    browser: Browser, live: Live, name: str, *, dark: bool = False, width: int = 1280
-) -> Iterator[Page]:
-    """A page of somebody who is logged in; it ends the test when the page has an error of its own, or says `owned`."""
-    context = browser.new_context(
-        viewport={"width": width, "height": 900},
-        color_scheme="dark" if dark else "light",
-        timezone_id="Asia/Shanghai",
-        locale="en-GB",
-        reduced_motion="reduce",
-    )
-    token = live.platform.airflow.api_of(name).token()
-    context.add_cookies([{"name": "_token", "value": token, "url": live.platform.airflow.url}])
-    page = context.new_page()
-    page.set_default_timeout(60_000)
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    try:
-        yield page
-        assert errors == []
-        assert "owned" not in page.title()
-    finally:
-        context.close()
-
-
 @pytest.fixture
 def two_people(shop: Live) -> Iterator[None]:
     """Edits and whole replays take two people, as they do where the settings say nothing of it."""
@@ -142,20 +103,6 @@ def two_people(shop: Live) -> Iterator[None]:
     config.write_text(two)
     yield
     config.write_text(one)
-
-
-def show(page: Page, live: Live, path: str = "") -> None:
-    """By the router where the console is there already: Airflow's own page is large."""
-    if page.get_by_test_id("backstop").count():
-        page.evaluate(
-            "path => { history.pushState({}, '', path); dispatchEvent(new PopStateEvent('popstate')) }",
-            f"/plugin/backstop/{path}",
-        )
-    else:
-        page.goto(f"{live.platform.airflow.url}/plugin/backstop/{path}")
-    page.get_by_test_id("backstop").wait_for()
-    page.wait_for_timeout(100)  # until the page that was there before has given way
-    expect(page.get_by_role("status")).to_have_count(0, timeout=60_000)
 
 
 def shot(page: Page, name: str) -> None:
@@ -245,6 +192,19 @@ def test_every_number_of_the_first_page_leads_to_its_rows(browser: Browser, shop
         assert "verdict%3ALOST" in page.url, "a deep link"
 
 
+def test_not_everything_is_done_while_a_duty_is_overdue(browser: Browser, shop: Live) -> None:
+    def quiet(route: Route) -> None:
+        found = route.fetch().json()
+        assert any(duty["overdue"] for duty in found["duties"])
+        route.fulfill(json={**found, "numbers": [], "cases": []})
+
+    with login(browser, shop, "vera") as page:
+        page.route("**/backstop/api/v1/overview", quiet)
+        show(page, shop)
+        expect(page.get_by_test_id("answer")).to_contain_text("Not everything is done.")
+        assert number_of(page, "Overdue duties") > 0
+
+
 def test_airflows_home_has_a_card_that_leads_to_what_is_wrong(browser: Browser, shop: Live) -> None:
     with login(browser, shop, "vera") as page:
         page.goto(shop.platform.airflow.url)
@@ -265,6 +225,11 @@ def test_a_message_is_found_by_typing_its_id_and_its_story_is_told(
         assert "billing" in (page.get_by_test_id("sentence").text_content() or "")
         expect(page.get_by_test_id("timeline")).to_contain_text("recorded on shop_a")
         expect(page.get_by_test_id("away")).to_have_count(0)
+        groups = page.locator("[role=region][aria-label=Groups]")
+        instant = groups.locator("time").first
+        at = datetime.fromisoformat(instant.get_attribute("datetime") or "")
+        expect(instant).to_contain_text(f"{at.astimezone(ZoneInfo('Asia/Shanghai')):%H:%M:%S} (")
+        expect(groups).not_to_contain_text("UTC")
         expect(page.get_by_role("button", name="Resend this message")).to_be_disabled()
         expect(page.get_by_text("Airflow does not let you start runs of resend.")).to_be_visible()
         shot(page, "message")
@@ -673,6 +638,9 @@ def test_all_that_match_are_planned_by_one_and_approved_by_another_who_sees_the_
             "link", name=str(plan), exact=True
         ).click()
         expect(page.get_by_test_id("sends")).to_be_visible()
+        ((planned,),) = shop.rows("SELECT count(*) FROM incident_delivery WHERE run_id = %s", plan)
+        rows = page.locator("[role=region][aria-label='Deliveries of this plan'] tbody tr")
+        expect(rows).to_have_count(min(planned, 50))
 
 
 @pytest.mark.parametrize("name", ["vera", "uwe"])

@@ -84,7 +84,7 @@ def test_every_reason_of_the_rule_has_its_own_sentence(reason: str) -> None:
             "repair",
             None,
             [OPEN],
-            "send 3 (request 7) is claimed from 2026-01-02 03:04:05 on",
+            "send 3 (request 7) is claimed from 2026-01-02 03:04:05 UTC on",
         ),
         (JUDGED, "repair", "moving, by ann", [OPEN], "send 3 (request 7) waits: sending is paused"),
         (
@@ -92,7 +92,7 @@ def test_every_reason_of_the_rule_has_its_own_sentence(reason: str) -> None:
             "repair",
             None,
             [{**OPEN, "state": "claimed"}],
-            "is under way until 2026-01-02 03:04:05",
+            "is under way until 2026-01-02 03:04:05 UTC",
         ),
         (
             JUDGED,
@@ -127,7 +127,7 @@ def test_every_reason_of_the_rule_has_its_own_sentence(reason: str) -> None:
             "repair",
             None,
             [],
-            "looked at again from 2026-01-02 03:04:05 on; a case asks a person (backlog)",
+            "looked at again from 2026-01-02 03:04:05 UTC on; a case asks a person (backlog)",
         ),
     ],
 )

@@ -44,21 +44,41 @@ const UNITS: [number, Intl.RelativeTimeFormatUnit][] = [
 const relative = new Intl.RelativeTimeFormat(undefined, { numeric: "always", style: "narrow" });
 const absolute = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 
+const ago = (date: Date): string => {
+  const seconds = (date.getTime() - Date.now()) / 1000;
+  const [size, unit] = UNITS.find(([one]) => Math.abs(seconds) >= one) ?? [1, "second" as const];
+  return relative.format(Math.round(seconds / size), unit);
+};
+
 // How long ago, and the instant itself in the viewer's zone.
 export const When = ({ at }: { at: string | null | undefined }) => {
   if (!at) return <>{texts.never}</>;
   const date = new Date(at);
-  const seconds = (date.getTime() - Date.now()) / 1000;
-  const [size, unit] = UNITS.find(([one]) => Math.abs(seconds) >= one) ?? [1, "second" as const];
   return (
     <time dateTime={at} title={absolute.format(date)}>
-      {relative.format(Math.round(seconds / size), unit)}
+      {ago(date)}
       <Box as="span" color="fg.muted" fontSize="xs" display="block" whiteSpace="nowrap">
         {absolute.format(date)}
       </Box>
     </time>
   );
 };
+
+const INSTANT = /(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+)?(?: UTC|Z|[+-]\d\d:\d\d))/;
+
+// A sentence of the API. Instants in it name their zone; they are shown in the viewer's.
+export const Said = ({ children }: { children: string }) => (
+  <>
+    {children.split(INSTANT).map((part, number) => {
+      const date = number % 2 === 1 ? new Date(part.replace(" UTC", "Z").replace(" ", "T")) : null;
+      return date === null || Number.isNaN(date.getTime()) ? (
+        part
+      ) : (
+        <time key={number} dateTime={date.toISOString()} title={part}>{`${absolute.format(date)} (${ago(date)})`}</time>
+      );
+    })}
+  </>
+);
 
 export const duration = (seconds: number | null | undefined): string => {
   if (seconds === null || seconds === undefined) return "–";

@@ -95,7 +95,7 @@ LISTS = {
     "requests": Listing(
         "requests",
         {"request": int},
-        ("topic", "state", "id", "batch", "run", "day"),
+        ("topic", "state", "id", "batch", "run", "plan", "day"),
         {"state": _REQUESTS},
     ),
     "batches": Listing(
@@ -105,6 +105,12 @@ LISTS = {
         {"state": ("ramping", "stopped", "done", "given_up")},
     ),
     "replays": Listing("replays", {"plan": int}, ("topic", "run")),
+    "replay_deliveries": Listing(
+        "replay_deliveries",
+        {"place": int},
+        ("group", "reason", "state"),
+        {"state": ("planned", "requested", "left_out")},
+    ),
     "runs": Listing("runs", {"run": int}, ("duty", "state"), {"state": _RUNS}),
     "queues": Listing("queues", {"topic": str, "group": str, "queue": int}, ("topic", "group")),
     "parked": Listing("parked", {"case": int}, ("topic", "group", "key")),

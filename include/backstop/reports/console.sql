@@ -114,6 +114,7 @@ WHERE c.case_id = %(case_id)s
 SELECT m.topic, m.message_id, m.consumer_group AS "group", m.shard, m.added_at, m.settled_at
 FROM case_member m
 WHERE m.case_id = %(case_id)s
+    AND (%(of_teams)s::text[] IS NULL OR CASE WHEN m.topic = ANY (%(of_teams)s) THEN m.topic = ANY (%(readable)s) ELSE %(others)s END)
     AND (%(after_1)s::text IS NULL OR (m.topic, m.message_id, m.consumer_group) > (%(after_1)s, %(after_2)s, %(after_3)s))
 ORDER BY m.topic, m.message_id, m.consumer_group LIMIT %(limit)s;
 
@@ -218,17 +219,25 @@ WHERE (%(topic)s::text IS NULL OR q.topic = %(topic)s) AND (%(state)s::text IS N
             UNION ALL SELECT (SELECT min(x.topic) FROM resend_request x WHERE x.topic > known.topic) FROM known WHERE known.topic IS NOT NULL)
         SELECT topic FROM known WHERE topic IS NOT NULL)))) AND (%(batch)s::bigint IS NULL OR q.batch_id = %(batch)s)
     AND (%(run)s::bigint IS NULL OR q.run_id = %(run)s)
+    AND (%(plan)s::bigint IS NULL OR EXISTS (
+        SELECT 1 FROM incident_delivery d
+        WHERE d.run_id = %(plan)s AND d.asked_at IS NOT NULL
+            AND (d.topic, d.message_id, d.send_number) = (q.topic, q.message_id, q.send_number)))
     AND (%(day)s::date IS NULL OR (q.updated_at >= %(day)s::date::timestamp AT TIME ZONE 'UTC'
         AND q.updated_at < (%(day)s::date + 1)::timestamp AT TIME ZONE 'UTC'))
     AND (%(of_teams)s::text[] IS NULL OR CASE WHEN q.topic = ANY (%(of_teams)s) THEN q.topic = ANY (%(readable)s) ELSE %(others)s END)
     AND (%(after_1)s::bigint IS NULL OR q.request_id < %(after_1)s)
 ORDER BY q.request_id DESC LIMIT %(limit)s;
 
--- name: batches: resends that go out in steps, the newest first; of live ones how many wait
+-- name: batches: resends that go out in steps, the newest first; of live ones how many wait, and how many went out in a minute
 SELECT b.batch_id AS batch, b.topic, b.state, b.step, b.step_size, b.released, b.released_at, b.created_at, b.ended_at, b.case_id AS "case",
     CASE WHEN b.state IN ('ramping', 'stopped') THEN (
         SELECT count(*) FROM (SELECT 1 FROM resend_request q WHERE q.topic = b.topic AND q.state = 'open' AND q.held LIMIT 10001) h) END
-        AS held
+        AS held,
+    CASE WHEN b.state IN ('ramping', 'stopped') THEN (
+        SELECT count(*) FROM (SELECT 1 FROM resend_request q
+            WHERE q.batch_id = b.batch_id AND q.state IN ('sent', 'refused', 'unknown') AND q.updated_at >= now() - interval '1 min'
+            LIMIT 10001) r) END AS sent_last_minute
 FROM resend_batch b
 WHERE (%(topic)s::text IS NULL OR b.topic = %(topic)s) AND (%(state)s::text IS NULL OR b.state = %(state)s)
     AND (%(of_teams)s::text[] IS NULL OR CASE WHEN b.topic = ANY (%(of_teams)s) THEN b.topic = ANY (%(readable)s) ELSE %(others)s END)
@@ -259,11 +268,24 @@ FROM incident_delivery d WHERE d.run_id = %(run)s GROUP BY 1, 2 ORDER BY 3 DESC,
 -- name: replay_examples: its first messages
 SELECT d.message_id FROM incident_delivery d WHERE d.run_id = %(run)s ORDER BY d.place LIMIT 5;
 
--- name: replay_sends: what became of its requests, of the first 2,000
+-- name: replay_deliveries: what is in a plan, in the order in which it is requested
+SELECT d.place, d.topic, d.message_id, d.consumer_group AS "group", d.send_number AS send, d.route, d.reason, d.asked_at, d.left_out,
+    CASE WHEN d.left_out IS NOT NULL THEN 'left_out' WHEN d.asked_at IS NOT NULL THEN 'requested' ELSE 'planned' END AS state
+FROM incident_delivery d
+WHERE d.run_id = %(plan)s AND (%(group)s::text IS NULL OR d.consumer_group = %(group)s)
+    AND (%(reason)s::text IS NULL OR d.reason = %(reason)s)
+    AND (%(state)s::text IS NULL OR %(state)s = CASE WHEN d.left_out IS NOT NULL THEN 'left_out'
+        WHEN d.asked_at IS NOT NULL THEN 'requested' ELSE 'planned' END)
+    AND (%(after_1)s::bigint IS NULL OR d.place > %(after_1)s)
+ORDER BY d.place LIMIT %(limit)s;
+
+-- name: replay_sends: what became of its requests, of the first 2,000 deliveries; one request may be of several groups
 SELECT q.state, count(*) AS number
 FROM (
-    SELECT d.topic, d.message_id, d.send_number FROM incident_delivery d
-    WHERE d.run_id = %(run)s AND d.asked_at IS NOT NULL ORDER BY d.place LIMIT 2000
+    SELECT DISTINCT f.topic, f.message_id, f.send_number
+    FROM (
+        SELECT d.topic, d.message_id, d.send_number FROM incident_delivery d
+        WHERE d.run_id = %(run)s AND d.asked_at IS NOT NULL ORDER BY d.place LIMIT 2000) f
 ) d
 JOIN resend_request q USING (topic, message_id, send_number)
 GROUP BY 1 ORDER BY 1;
@@ -321,7 +343,7 @@ FROM watch_queue w
 LEFT JOIN watch_owner o ON (o.topic, o.consumer_group, o.queue_id) = (w.topic, w.consumer_group, w.queue_id)
 WHERE (%(topic)s::text IS NULL OR w.topic = %(topic)s) AND (%(group)s::text IS NULL OR w.consumer_group = %(group)s)
     AND (%(of_teams)s::text[] IS NULL OR CASE WHEN w.topic = ANY (%(of_teams)s) THEN w.topic = ANY (%(readable)s) ELSE %(others)s END)
-    AND (%(after_1)s::text IS NULL OR (w.topic, w.consumer_group, w.queue_id) > (%(after_1)s, %(after_2)s, %(after_3)s::integer))
+    AND (%(after_1)s::text IS NULL OR (w.topic, w.consumer_group, w.queue_id) > (%(after_1)s, %(after_2)s, %(after_3)s::bigint))
 ORDER BY w.topic, w.consumer_group, w.queue_id LIMIT %(limit)s;
 
 -- name: parked: ordering keys that wait for a person, the newest case first

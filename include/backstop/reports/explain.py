@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from backstop.evidence.judge_by_key import Judged
@@ -107,4 +107,5 @@ def _at(micros: Any) -> str:
 
 
 def _moment(at: datetime | None) -> str:
-    return "unknown" if at is None else at.strftime("%Y-%m-%d %H:%M:%S")
+    # The console finds an instant in a sentence by this form, and shows it in the reader's zone.
+    return "unknown" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -15,7 +15,7 @@ _TOKEN = re.compile(
 )
 _LONGEST = 2_000
 _LARGEST = 2**63 - 1
-INTEGERS = frozenset({"cause", "case", "batch", "run", "send"})
+INTEGERS = frozenset({"cause", "case", "batch", "run", "plan", "send"})
 """Qualifiers whose value is a number of ours."""
 NONE = "none"
 """Of `cause` (read as 0) and `category`: rows without one."""

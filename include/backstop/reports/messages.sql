@@ -10,7 +10,7 @@ SELECT consumer_group, decision, case_id, decided_by, decided_at, why
 FROM delivery_decision WHERE topic = %(topic)s AND message_id = %(message_id)s ORDER BY consumer_group;
 
 -- name: cases_of_message: the cases it is in
-SELECT c.case_id, c.kind, c.consumer_group, c.state, c.decision, c.decided_by, c.decided_at, c.why, m.settled_at
+SELECT c.case_id, c.kind, c.consumer_group, c.state, c.decision, c.decided_by, c.decided_at, c.why, m.added_at, m.settled_at
 FROM case_member m JOIN case_file c USING (case_id)
 WHERE m.topic = %(topic)s AND m.message_id = %(message_id)s ORDER BY c.case_id;
 

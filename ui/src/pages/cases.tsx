@@ -2,7 +2,7 @@ import { Box, Button, Flex, Input, Stack, Text, Textarea } from "@chakra-ui/reac
 import { useState } from "react";
 import { useSearchParams } from "react-router-dom";
 import { answer, api, ask, problemOf, useGet, useList, type FormOf, type Problem, type Row } from "../api";
-import { Empty, Facts, Failure, FilterBar, Loaded, MessageLink, More, Raw, Rows, Section, Tag, Title, To, When, filterOf, pathOf } from "../parts";
+import { Empty, Facts, Failure, FilterBar, Loaded, MessageLink, More, Raw, Rows, Said, Section, Tag, Title, To, When, filterOf, pathOf } from "../parts";
 import { texts } from "../texts";
 
 type CaseRowOf = { case: number; kind: string; topic: string; group: string; severity: string; state: string; summary: string; opened_at: string; last_seen_at: string; decision: string | null; decided_by: string | null; decided_at: string | null; reopened: number };
@@ -42,7 +42,7 @@ export const Cases = () => {
               { name: texts.columns.topic, cell: (row) => row.topic },
               { name: texts.columns.group, cell: (row) => row.group },
               { name: texts.columns.state, cell: (row) => <Tag>{row.state}</Tag> },
-              { name: texts.columns.summary, cell: (row) => <Box wordBreak="break-word">{row.summary}</Box> },
+              { name: texts.columns.summary, cell: (row) => <Box wordBreak="break-word"><Said>{row.summary}</Said></Box> },
               { name: texts.columns.opened, cell: (row) => <When at={row.opened_at} /> },
             ]}
           />
@@ -62,7 +62,7 @@ export const Case = ({ id }: { id: string }) => {
       {(row) => (
         <>
           <Title>{`${texts.columns.case} ${row.case}: ${row.kind}`}</Title>
-          <Text mb={3} wordBreak="break-word" data-testid="summary">{row.summary}</Text>
+          <Text mb={3} wordBreak="break-word" data-testid="summary"><Said>{row.summary}</Said></Text>
           <Facts
             facts={[
               [texts.columns.state, <Tag>{row.state}</Tag>],
@@ -91,7 +91,7 @@ export const Case = ({ id }: { id: string }) => {
                 { name: texts.columns.by, cell: (one) => one.answered_by ?? "" },
                 { name: texts.columns.answer, cell: (one) => one.answer ?? "" },
                 { name: texts.columns.state, cell: (one) => one.how ?? "" },
-                { name: texts.columns.what, cell: (one) => one.said ?? "" },
+                { name: texts.columns.what, cell: (one) => <Said>{one.said ?? ""}</Said> },
               ]}
             />
           </Section>

@@ -1,6 +1,6 @@
 import { useSearchParams } from "react-router-dom";
 import { useGet, useList } from "../api";
-import { FilterBar, Loaded, MessageLink, More, Rows, Section, Title, To, When, duration, pathOf } from "../parts";
+import { FilterBar, Loaded, MessageLink, More, Rows, Said, Section, Title, To, When, duration, pathOf } from "../parts";
 import { texts } from "../texts";
 
 export type FlowOf = { topic: string; group: string; taken_at: string; waiting: number; expired: number; backlog_seconds: number; rate: number | null; empty_in_seconds: number | null; lost_in_seconds: number | null };
@@ -68,7 +68,7 @@ export const Flow = () => {
                 { name: texts.columns.case, cell: (row) => <To to={pathOf(`/cases/${row.case}`)}>{row.case}</To> },
                 { name: texts.columns.topic, cell: (row) => row.topic },
                 { name: texts.columns.group, cell: (row) => row.group },
-                { name: texts.columns.summary, cell: (row) => row.summary },
+                { name: texts.columns.summary, cell: (row) => <Said>{row.summary}</Said> },
                 { name: texts.columns.since, cell: (row) => <When at={row.opened_at} /> },
               ]}
             />

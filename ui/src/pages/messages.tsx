@@ -2,7 +2,7 @@ import { Box, Button, Flex, Input, Text } from "@chakra-ui/react";
 import { useState } from "react";
 import { useSearchParams } from "react-router-dom";
 import { useGet, type Action, type Row } from "../api";
-import { Do, Empty, Loaded, MessageLink, Raw, Rows, Section, Tag, Title, To, When, pathOf } from "../parts";
+import { Do, Empty, Loaded, MessageLink, Raw, Rows, Said, Section, Tag, Title, To, When, pathOf } from "../parts";
 import { texts } from "../texts";
 
 type FoundOf = { messages: { topic: string; message_id: string; found_in: string[] }[]; searched: string[]; unreachable: Record<string, string> };
@@ -88,7 +88,7 @@ const Story = ({ topic, id }: { topic: string; id: string }) => {
       {(story) => (
         <>
           <Text fontWeight="semibold" wordBreak="break-all">{`${story.topic} ${story.message_id}`}</Text>
-          <Text mb={3} data-testid="sentence">{story.sentence}</Text>
+          <Text mb={3} data-testid="sentence"><Said>{story.sentence}</Said></Text>
           <Away unreachable={story.unreachable} />
           <Flex gap={3} mb={4} wrap="wrap">
             {story.actions.filter((action) => action.name === "resend").map((action) => (
@@ -104,8 +104,8 @@ const Story = ({ topic, id }: { topic: string; id: string }) => {
               columns={[
                 { name: texts.columns.group, cell: (one) => one.group },
                 { name: texts.columns.verdict, cell: (one) => (one.verdict ? <Tag>{one.verdict}</Tag> : texts.none) },
-                { name: texts.messages.evidence, cell: (one) => one.evidence },
-                { name: texts.messages.next, cell: (one) => one.next_step ?? "" },
+                { name: texts.messages.evidence, cell: (one) => <Said>{one.evidence}</Said> },
+                { name: texts.messages.next, cell: (one) => <Said>{one.next_step ?? ""}</Said> },
               ]}
             />
           </Section>
@@ -117,7 +117,7 @@ const Story = ({ topic, id }: { topic: string; id: string }) => {
                     <Flex gap={3} wrap="wrap">
                       <Box minW="9rem"><When at={event.at} /></Box>
                       <Tag>{event.kind}</Tag>
-                      <Box flex="1 1 12rem" minW={0}>{event.text}</Box>
+                      <Box flex="1 1 12rem" minW={0}><Said>{event.text}</Said></Box>
                     </Flex>
                   </Box>
                 ))}

@@ -2,7 +2,7 @@ import { Box, Button, Flex, SimpleGrid, Text } from "@chakra-ui/react";
 import { useMemo, useState } from "react";
 import { useGet, type Rows as RowsOf } from "../api";
 import { Bars } from "../chart";
-import { Empty, Loaded, Rows, Section, Tag, Title, To, When, duration, filterOf, pathOf } from "../parts";
+import { Empty, Loaded, Rows, Said, Section, Tag, Title, To, When, duration, filterOf, pathOf } from "../parts";
 import { texts } from "../texts";
 
 type Counted = { number: number; rows: RowsOf };
@@ -40,6 +40,11 @@ const Tile = ({ label, number, to, bad }: { label: string; number: number; to: s
     </Text>
   </Box>
 );
+
+// What is not done, and what keeps Backstop from knowing: a duty that is overdue has not looked.
+const notDone = (of: OverviewOf): number =>
+  of.numbers.filter((one) => BAD.includes(one.name) && one.number > 0).length + of.cases.length + overdueOf(of);
+const overdueOf = (of: OverviewOf): number => of.duties.filter((duty) => duty.overdue).length;
 
 const pageOf = (rows: RowsOf): string => pathOf(rows.list, { filter: rows.filter });
 
@@ -96,12 +101,11 @@ export const Overview = () => {
       <Title actions={<Button size="sm" variant="outline" onClick={got.again}>{texts.refresh}</Button>}>{texts.nav.overview}</Title>
       <Loaded got={got}>
         {(data) => {
-          const open = data.numbers.filter((one) => BAD.includes(one.name) && one.number > 0).length + data.cases.length;
           const shown = data.numbers.filter((one) => one.number > 0 || ["lost", "resent_today", "backlogged", "dead_letters_open", "exhausted"].includes(one.name));
           return (
             <>
               <Text mb={3} data-testid="answer">
-                <strong>{open === 0 ? texts.overview.allDone : texts.overview.notDone}</strong>{" "}
+                <strong>{notDone(data) === 0 ? texts.overview.allDone : texts.overview.notDone}</strong>{" "}
                 {`${texts.newestLook}: `}
                 {data.newest_look_at ? <When at={data.newest_look_at} /> : texts.never}
               </Text>
@@ -113,6 +117,8 @@ export const Overview = () => {
                   <Tile key={one.severity} label={texts.severities[one.severity] ?? one.severity} number={one.number} to={pageOf(one.rows)} bad={one.severity === "critical"} />
                 ))}
                 <Tile label={texts.overview.waitsForMe} number={data.waits_for_me} to={pathOf("/cases", { filter: "waits:me" })} bad />
+                <Tile label={texts.overview.overdueDuties} number={overdueOf(data)} to={pathOf("/runs")} bad />
+                <Tile label={texts.overview.pauses} number={data.pauses.length} to={pathOf("/resends")} bad={false} />
                 {data.oldest_backlog_seconds === null ? null : (
                   <Box borderWidth={1} borderRadius="md" p={3}>
                     <Text fontSize="xs" color="fg.muted">{texts.overview.oldest}</Text>
@@ -165,7 +171,7 @@ export const Overview = () => {
                   rows={data.findings}
                   columns={[
                     { name: texts.columns.severity, cell: (finding) => <Tag>{finding.severity}</Tag> },
-                    { name: texts.columns.what, cell: (finding) => finding.title },
+                    { name: texts.columns.what, cell: (finding) => <Said>{finding.title}</Said> },
                     { name: texts.columns.since, cell: (finding) => <When at={finding.began_at} /> },
                   ]}
                 />
@@ -197,10 +203,11 @@ export const Card = () => {
         <To to={pathOf("")}>
           <strong>{texts.title}</strong>
         </To>
-        {bad.length === 0 ? <Text>{texts.overview.allDone}</Text> : null}
+        {notDone(got.data) === 0 ? <Text>{texts.overview.allDone}</Text> : null}
         {bad.map((one) => (
           <To key={one.name} to={pageOf(one.rows)}>{`${texts.numbers[one.name] ?? one.name}: ${one.number.toLocaleString()}`}</To>
         ))}
+        {overdueOf(got.data) > 0 ? <To to={pathOf("")}>{`${texts.overview.overdueDuties}: ${overdueOf(got.data)}`}</To> : null}
         {got.data.waits_for_me > 0 ? <To to={pathOf("/cases", { filter: "waits:me" })}>{`${texts.overview.waitsForMe}: ${got.data.waits_for_me}`}</To> : null}
       </Flex>
     </Box>

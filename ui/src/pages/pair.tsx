@@ -1,7 +1,7 @@
 // One topic and group: what is open, how it moves, who must decide.
 import { useSearchParams } from "react-router-dom";
 import { useGet, useList } from "../api";
-import { Empty, Facts, Loaded, Rows, Section, Tag, Title, To, When, duration, filterOf, pathOf } from "../parts";
+import { Empty, Facts, Loaded, Rows, Said, Section, Tag, Title, To, When, duration, filterOf, pathOf } from "../parts";
 import { texts } from "../texts";
 import type { FlowOf, QueueOf } from "./flow";
 import { DeadLettersOf, History, Verdicts, type OverviewOf } from "./overview";
@@ -62,7 +62,7 @@ export const Pair = () => {
                 { name: texts.columns.case, cell: (row) => <To to={pathOf(`/cases/${row.case}`)}>{row.case}</To> },
                 { name: texts.columns.severity, cell: (row) => <Tag>{row.severity}</Tag> },
                 { name: texts.columns.kind, cell: (row) => row.kind },
-                { name: texts.columns.summary, cell: (row) => row.summary },
+                { name: texts.columns.summary, cell: (row) => <Said>{row.summary}</Said> },
                 { name: texts.columns.opened, cell: (row) => <When at={row.opened_at} /> },
               ]}
             />

@@ -1,7 +1,7 @@
 import { Box, Link, Stack, Text } from "@chakra-ui/react";
 import { useSearchParams } from "react-router-dom";
 import { useGet, useList } from "../api";
-import { Facts, FilterBar, Loaded, More, Raw, Rows, Section, Tag, Title, To, When, pathOf } from "../parts";
+import { Facts, FilterBar, Loaded, More, Raw, Rows, Said, Section, Tag, Title, To, When, pathOf } from "../parts";
 import { texts } from "../texts";
 
 type ProofOf = { run: number; topic: string; window_from: string; window_to: string; answer: string; sentence: string; deliveries: number; digest: string; proved_at: string };
@@ -24,7 +24,7 @@ export const Proofs = () => {
               { name: texts.columns.run, cell: (row) => <To to={pathOf(`/proofs/${row.run}`)}>{row.run}</To> },
               { name: texts.columns.topic, cell: (row) => row.topic },
               { name: texts.columns.answer, cell: (row) => <Tag>{texts.proofs.answers[row.answer] ?? row.answer}</Tag> },
-              { name: texts.columns.what, cell: (row) => row.sentence },
+              { name: texts.columns.what, cell: (row) => <Said>{row.sentence}</Said> },
               { name: texts.columns.deliveries, number: true, cell: (row) => row.deliveries.toLocaleString() },
               { name: texts.columns.at, cell: (row) => <When at={row.proved_at} /> },
             ]}
@@ -50,7 +50,7 @@ export const Proof = ({ id }: { id: string }) => {
       {(proof) => (
         <>
           <Title>{`${texts.proofs.title}: ${proof.topic}`}</Title>
-          <Text mb={3} fontSize="lg">{proof.sentence}</Text>
+          <Text mb={3} fontSize="lg"><Said>{proof.sentence}</Said></Text>
           <Facts
             facts={[
               [texts.columns.answer, <Tag>{texts.proofs.answers[proof.answer] ?? proof.answer}</Tag>],

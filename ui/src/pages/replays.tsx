@@ -1,7 +1,8 @@
 import { Button, Flex, Text } from "@chakra-ui/react";
 import { useState } from "react";
+import { useSearchParams } from "react-router-dom";
 import { answer, problemOf, useGet, useList, type Action, type FormOf, type Problem } from "../api";
-import { Empty, Facts, Failure, Loaded, MessageLink, More, Raw, Rows, Section, Tag, Title, To, When, filterOf, pathOf } from "../parts";
+import { Empty, Facts, Failure, FilterBar, Loaded, MessageLink, More, Raw, Rows, Said, Section, Tag, Title, To, When, filterOf, pathOf } from "../parts";
 import { texts } from "../texts";
 
 type ReplayOf = { plan: number; topic: string; planned_by: string; planned_at: string; why: string; wanted: Record<string, unknown>; whole: boolean; too_wide: boolean; approved_by: string | null; approved_at: string | null; dag_run: string | null };
@@ -81,17 +82,20 @@ export const Replay = ({ id }: { id: string }) => {
                 columns={[
                   { name: texts.columns.group, cell: (row) => row.group },
                   { name: texts.columns.reason, cell: (row) => row.reason },
-                  { name: texts.columns.deliveries, number: true, cell: (row) => row.deliveries.toLocaleString() },
-                  { name: texts.replays.requested, number: true, cell: (row) => row.requested.toLocaleString() },
-                  { name: texts.replays.changed, number: true, cell: (row) => row.left_out.toLocaleString() },
+                  { name: texts.columns.deliveries, number: true, cell: (row) => <Of plan={plan.plan} of={row} number={row.deliveries} /> },
+                  { name: texts.replays.requested, number: true, cell: (row) => <Of plan={plan.plan} of={row} number={row.requested} state="requested" /> },
+                  { name: texts.replays.changed, number: true, cell: (row) => <Of plan={plan.plan} of={row} number={row.left_out} state="left_out" /> },
                 ]}
               />
+            </Section>
+            <Section title={texts.replays.rows}>
+              <Planned plan={plan.plan} />
             </Section>
             <Section title={texts.replays.sends}>
               {Object.keys(plan.sends).length === 0 ? <Empty>{texts.none}</Empty> : (
                 <Flex gap={3} wrap="wrap" data-testid="sends">
                   {Object.entries(plan.sends).map(([state, number]) => (
-                    <To key={state} to={pathOf("/resends", { filter: filterOf({ topic: plan.topic, state }) })}><Tag>{state}</Tag> {number.toLocaleString()}</To>
+                    <To key={state} to={pathOf("/resends", { filter: filterOf({ plan: plan.plan, state }) })}><Tag>{state}</Tag> {number.toLocaleString()}</To>
                   ))}
                 </Flex>
               )}
@@ -109,6 +113,41 @@ export const Replay = ({ id }: { id: string }) => {
         );
       }}
     </Loaded>
+  );
+};
+
+// A number of a plan leads to its rows below.
+const Of = ({ plan, of, number, state = null }: { plan: number; of: { group: string; reason: string }; number: number; state?: string | null }) => (
+  <To to={pathOf(`/replays/${plan}`, { filter: filterOf({ group: of.group, reason: of.reason, state }) })}>{number.toLocaleString()}</To>
+);
+
+type PlannedOf = { topic: string; message_id: string; group: string; send: number; reason: string; state: string; asked_at: string | null; left_out: string | null };
+
+const Planned = ({ plan }: { plan: number }) => {
+  const [search] = useSearchParams();
+  const got = useList<PlannedOf>(`/replays/${plan}/deliveries?filter=${encodeURIComponent(search.get("filter") ?? "")}`);
+  return (
+    <>
+      <FilterBar list="replay_deliveries" />
+      <Loaded got={got}>
+        {(rows) => (
+          <Rows
+            label={texts.replays.rows}
+            empty={texts.replays.noRows}
+            rows={rows}
+            columns={[
+              { name: texts.columns.message, cell: (row) => <MessageLink topic={row.topic} id={row.message_id} /> },
+              { name: texts.columns.group, cell: (row) => row.group },
+              { name: texts.columns.send, number: true, cell: (row) => row.send },
+              { name: texts.columns.reason, cell: (row) => row.reason },
+              { name: texts.columns.state, cell: (row) => <Tag>{row.state}</Tag> },
+              { name: texts.replays.requested, cell: (row) => (row.left_out === null ? row.asked_at && <When at={row.asked_at} /> : <Said>{row.left_out}</Said>) },
+            ]}
+          />
+        )}
+      </Loaded>
+      <More next={got.next} more={got.more} />
+    </>
   );
 };
 

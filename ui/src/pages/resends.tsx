@@ -6,14 +6,14 @@ import { texts } from "../texts";
 import { Replays } from "./replays";
 
 type RequestOf = { request: number; topic: string; message_id: string; send: number; groups: string[] | null; reason: string; requested_by: string; state: string; batch: number | null; updated_at: string };
-type BatchOf = { batch: number; topic: string; state: string; step: number; step_size: number; released: number; held: number | null; case: number | null; created_at: string };
+type BatchOf = { batch: number; topic: string; state: string; step: number; step_size: number; released: number; held: number | null; sent_last_minute: number | null; case: number | null; created_at: string };
 type PauseOf = { topic: string; paused_at: string; paused_by: string; why: string };
 type MeOf = { topics: { topic: string; mode: string; actions: Action[] }[]; actions: Action[] };
 
 export const Resends = () => {
   const [search] = useSearchParams();
   const filter = search.get("filter") ?? "";
-  const got = useList<RequestOf>(`/resends?filter=${encodeURIComponent(filter)}`);
+  const got = useList<RequestOf>(`/resends?filter=${encodeURIComponent(filter)}`, 15);
   const batches = useList<BatchOf>("/batches", 15);
   const pauses = useGet<PauseOf[]>("/pauses", 15);
   const me = useGet<MeOf>("/me");
@@ -61,6 +61,7 @@ export const Resends = () => {
                 { name: texts.columns.step, number: true, cell: (row) => `${row.step} (${row.step_size})` },
                 { name: texts.columns.released, number: true, cell: (row) => row.released.toLocaleString() },
                 { name: texts.columns.held, number: true, cell: (row) => row.held?.toLocaleString() ?? "" },
+                  { name: texts.columns.lastMinute, number: true, cell: (row) => row.sent_last_minute?.toLocaleString() ?? "" },
                 { name: texts.columns.case, cell: (row) => (row.case ? <To to={pathOf(`/cases/${row.case}`)}>{row.case}</To> : "") },
                 { name: texts.columns.opened, cell: (row) => <When at={row.created_at} /> },
               ]}

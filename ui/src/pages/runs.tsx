@@ -3,7 +3,7 @@ import { useMemo } from "react";
 import { useSearchParams } from "react-router-dom";
 import { address, useGet, useList } from "../api";
 import { Bars } from "../chart";
-import { Empty, Facts, FilterBar, Loaded, MessageLink, More, Rows, Section, Tag, Title, To, When, duration, pathOf } from "../parts";
+import { Empty, Facts, FilterBar, Loaded, MessageLink, More, Rows, Said, Section, Tag, Title, To, When, duration, pathOf } from "../parts";
 import { texts } from "../texts";
 
 type CheckOf = { suite: string; passed: boolean; expectations: number; failed: { name: string; must_hold: string | null; count: number; ids: Record<string, string>[] }[]; checked_at: string };
@@ -43,7 +43,7 @@ export const Runs = () => {
               { name: texts.columns.started, cell: (row) => <When at={row.started_at} /> },
               { name: texts.columns.took, cell: (row) => took(row) },
               { name: texts.columns.counts, cell: (row) => counts(row.counts) },
-              { name: texts.columns.error, cell: (row) => row.error ?? "" },
+              { name: texts.columns.error, cell: (row) => <Said>{row.error ?? ""}</Said> },
             ]}
           />
         )}
@@ -79,7 +79,7 @@ export const Run = ({ id }: { id: string }) => {
               [texts.columns.heartbeat, run.finished_at ? null : texts.runs.ago(run.heartbeat_age)],
               [texts.columns.counts, counts(run.counts)],
               [texts.columns.phases, counts(run.phases)],
-              [texts.columns.error, run.error],
+              [texts.columns.error, run.error ? <Said>{run.error}</Said> : null],
               [texts.settings.version, `${run.code_version}, ${run.policy_version}`],
             ]}
           />
@@ -123,7 +123,7 @@ export const Run = ({ id }: { id: string }) => {
           ) : null}
           {run.unread.length > 0 ? (
             <Section title={texts.runs.unread}>
-              {run.unread.map((one) => <Text key={one.subject}>{`${one.subject}: ${one.detail ?? ""}`}</Text>)}
+              {run.unread.map((one) => <Text key={one.subject}><Said>{`${one.subject}: ${one.detail ?? ""}`}</Said></Text>)}
             </Section>
           ) : null}
         </>

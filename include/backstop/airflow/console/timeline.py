@@ -115,12 +115,11 @@ def _events(told: MessageHistory) -> list[TimelineEvent]:
                 )
             )
     for case in told.cases:
-        text = (
-            f"case {case['case_id']} ({case['kind']}): {case['decision']} by {case['decided_by']}"
-        )
-        found.append(
-            (case["decided_at"], "case", case["consumer_group"], text, {"case": case["case_id"]})
-        )
+        called, name = f"case {case['case_id']} ({case['kind']})", {"case": case["case_id"]}
+        decided = f"{called}: {case['decision']} by {case['decided_by']}"
+        group = case["consumer_group"]
+        found.append((case["added_at"], "case", group, f"{called} asks about it", name))
+        found.append((case["decided_at"], "case", group, decided, name))
     for decision in told.decisions:
         text = f"{decision['decision']} by {decision['decided_by']}: {decision['why']}"
         found.append((decision["decided_at"], "decision", decision["consumer_group"], text, {}))

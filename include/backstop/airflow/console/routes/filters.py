@@ -21,6 +21,7 @@ def suggest_filters(
         "requests",
         "batches",
         "replays",
+        "replay_deliveries",
         "runs",
         "queues",
         "parked",

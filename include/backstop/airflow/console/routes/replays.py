@@ -18,7 +18,7 @@ from backstop.airflow.console.parameters import (
     page_of,
     part,
 )
-from backstop.airflow.console.visit import NOT_FOUND, REPLAY
+from backstop.airflow.console.visit import NOT_FOUND, REPLAY, Visit
 from backstop.airflow.links import base_url
 from backstop.airflow.replay_incident import NO
 from backstop.reports.console import read_one, read_rows
@@ -52,6 +52,21 @@ class ReplayPart(m.Answer):
     left_out: int = Field(description="because they changed between plan and request")
 
 
+class ReplayDelivery(m.Answer):
+    """A delivery of a plan."""
+
+    place: int = Field(description="plans are requested in this order")
+    topic: str
+    message_id: str
+    group: str
+    send: int
+    route: str
+    reason: str
+    state: str = Field(description="planned, requested, or left_out: it changed since")
+    asked_at: datetime | None
+    left_out: str | None = Field(description="why it was left out")
+
+
 class WholeReplay(Replay):
     """A plan with its progress."""
 
@@ -65,6 +80,9 @@ class WholeReplay(Replay):
     form: m.Form | None = Field(description="null: Airflow asks nobody about this plan")
 
 
+PlanName = Annotated[str, Path(max_length=1_000, pattern=NO_NUL)]
+
+
 def list_replays(
     visited: Visiting, filter: Filter = "", after: After = None, limit: Limit = 50
 ) -> m.Page[Replay]:
@@ -72,18 +90,20 @@ def list_replays(
     return page_of(visited, "replays", Replay, filter, after, limit)
 
 
-def show_replay(
-    visited: Visiting,
-    plan: Annotated[str, Path(max_length=1_000, pattern=NO_NUL)],
-) -> WholeReplay:
-    """One plan, by its number or by the run of replay_incident that made it: what is in it, how far it is, and where Airflow takes
-    the approval. The approval names the digest of what is shown here."""
+def _require_replay(visited: Visit, plan: str) -> dict[str, Any]:
     number = int(plan) if plan.isascii() and plan.isdigit() and int(plan) <= LARGEST else None
     row = read_one(
         visited.conn, "replay", visited.sight, run=number, dag_run=None if number else plan
     )
     if row is None:
         raise HTTPException(404, NOT_FOUND)
+    return row
+
+
+def show_replay(visited: Visiting, plan: PlanName) -> WholeReplay:
+    """One plan, by its number or by the run of replay_incident that made it: what is in it, how far it is, and where Airflow takes
+    the approval. The approval names the digest of what is shown here."""
+    row = _require_replay(visited, plan)
     row["left_out"] = row["left_out"] or {}
     yes, values = row.pop("yes"), {"run": row["plan"]}
     parts = [
@@ -118,7 +138,20 @@ def show_replay(
     )
 
 
+def list_deliveries_of(
+    visited: Visiting,
+    plan: PlanName,
+    filter: Filter = "",
+    after: After = None,
+    limit: Limit = 50,
+) -> m.Page[ReplayDelivery]:
+    """What is in a plan, in the order in which it is requested. Filters: group, reason, state."""
+    number = _require_replay(visited, plan)["plan"]
+    return page_of(visited, "replay_deliveries", ReplayDelivery, filter, after, limit, plan=number)
+
+
 ROUTES: Routes = (
     ("GET", "/replays", list_replays),
     ("GET", "/replays/{plan}", show_replay),
+    ("GET", "/replays/{plan}/deliveries", list_deliveries_of),
 )

@@ -54,7 +54,10 @@ class Batch(m.Answer):
     created_at: datetime
     ended_at: datetime | None
     case: int | None
-    held: int | None
+    held: int | None = Field(description="how many wait for a step; null: the batch has ended")
+    sent_last_minute: int | None = Field(
+        description="how many went out within the last minute (10001: more); null: it has ended"
+    )
 
 
 class NewPause(BaseModel):
@@ -79,7 +82,7 @@ class EndOfPause(BaseModel):
 def list_requests(
     visited: Visiting, filter: Filter = "", after: After = None, limit: Limit = 50
 ) -> m.Page[Request]:
-    """Resends, the newest first. Filters: topic, state, id, batch, run, day (UTC)."""
+    """Resends, the newest first. Filters: topic, state, id, batch, run, plan, day (UTC)."""
     return page_of(visited, "requests", Request, filter, after, limit)
 
 
