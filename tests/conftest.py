@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from committed import close_sessions
 from quick_postgres import copied_data
 from suite_time import SuiteTime
 
@@ -72,6 +73,7 @@ def quick_postgres(
             made = copied_data(shared / "pg", postgres.Postgres._make_data)
             patch.setattr(postgres.Postgres, "_make_data", made)
         yield
+    close_sessions()
 
 
 @pytest.fixture(scope="session")

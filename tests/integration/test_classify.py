@@ -31,7 +31,6 @@ from letter_world import (
     categories,
     causes,
     classify,
-    clean,
     counts_are_right,
     letter,
     log,
@@ -40,7 +39,7 @@ from letter_world import (
 )
 from resend_world import TOPIC, World, servers, world
 
-__all__ = ["clean", "servers", "world"]
+__all__ = ["servers", "world"]
 
 
 def test_a_letter_gets_its_cause_and_category_and_the_cause_counts_it(

@@ -16,7 +16,6 @@ from letter_world import (
     LIMIT,
     categories,
     causes,
-    clean,
     counts_are_right,
     letter,
     log,
@@ -25,7 +24,7 @@ from letter_world import (
 )
 from resend_world import ROOT, World, servers, world
 
-__all__ = ["clean", "servers", "world"]
+__all__ = ["servers", "world"]
 sys.path.insert(0, str(ROOT))
 
 

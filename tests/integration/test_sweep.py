@@ -41,13 +41,6 @@ GROUP, DB = "billing", "consumer_billing"
 LEASE = timedelta(seconds=60)
 
 
-@pytest.fixture(autouse=True)
-def clean(world: World) -> None:
-    world.sql(
-        "control", "TRUNCATE sweep_count, sweep_look, sweep_sample, sweep_place, alert CASCADE"
-    )
-
-
 def begin(
     world: World, names: list[str], host: str = "host-1", lease: float = 60
 ) -> list[Acquired]:

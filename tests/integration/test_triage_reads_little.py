@@ -15,10 +15,10 @@ from backstop.sql.named import load
 from backstop.triage.causes import stage_patterns
 from backstop.triage.causes.classify import rules_of
 from backstop.triage.count_due import count_stored
-from letter_world import causes, classify, clean, letter, triage
+from letter_world import causes, classify, letter, triage
 from resend_world import World, servers, world
 
-__all__ = ["clean", "servers", "world"]
+__all__ = ["servers", "world"]
 
 
 def waiting(world: World, letters: int) -> None:

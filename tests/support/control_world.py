@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psycopg2
 import pytest
 import redis
 import yaml
@@ -22,6 +21,7 @@ from backstop.evidence.judge_by_key import Judge, Judged
 from backstop.schema.migrate import migrate
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
+from committed import empty, rows
 
 PROJECT = Path(__file__).resolve().parents[2]
 ROLES = {
@@ -60,13 +60,7 @@ class World:
 
     def run(self, database: str, statement: str, values: Any = None) -> list[tuple[Any, ...]]:
         """One committed statement in one of the five databases, by its owner."""
-        connection = psycopg2.connect(self.postgres.admin_dsn(database))
-        try:
-            with connection, connection.cursor() as cursor:
-                cursor.execute(statement, values)
-                return list(cursor.fetchall()) if cursor.description else []
-        finally:
-            connection.close()
+        return rows(self.postgres.admin_dsn(database), statement, values)
 
     def stub(
         self,
@@ -196,16 +190,6 @@ def world(
     conn = connect(settings, connections)
     made = World(postgres, settings, connections, conn, config)
     for database in ROLES:
-        # Only what somebody wrote to: emptying is the dearer, the more tables there are.
-        tables = made.run(
-            database,
-            "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
-            " AND relname NOT LIKE 'backstop_%%_version' AND pg_relation_size(oid) > 0",
-        )
-        if tables:
-            made.run(
-                database,
-                f"TRUNCATE {', '.join(name for (name,) in tables)} RESTART IDENTITY CASCADE",
-            )
+        empty(postgres.admin_dsn(database))
     yield made
     conn.close()

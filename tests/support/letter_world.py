@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from backstop.checks.run import run_suite
 from backstop.control.connection import connect
 from backstop.model.records import Counts
@@ -20,14 +18,6 @@ from resend_world import TOPIC, World
 GROUP = "billing"
 LIMIT, FAILED = "delivery limit", "handler failed"
 KEY_ERROR = "KeyError: 'total'"
-
-
-@pytest.fixture(autouse=True)
-def clean(world: World) -> None:
-    world.sql(
-        "control",
-        "TRUNCATE dead_letter, cause, drain_batch, staged_letter, staged_read, data_check CASCADE",
-    )
 
 
 def letter(

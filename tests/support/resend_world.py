@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psycopg2
 import pytest
 import redis
 import yaml
@@ -31,6 +30,7 @@ from backstop.runs.scope import name_of
 from backstop.schema.migrate import migrate
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
+from committed import empty, rows
 
 ROOT = Path(__file__).parents[2]
 ROLES = {
@@ -41,12 +41,6 @@ ROLES = {
     "consumer_shipping": "consumer",
 }
 TOPIC, OTHER = "orders", "payments"
-_ACCOUNTING = {
-    "control": "resend_request, resend_batch, case_file, case_member, pause, watermark, duty_lease, run, verdict, progress,"
-    " progress_history, queue_epoch, delivery_decision",
-    "producer": "message_stub, send_attempt",
-    "consumer": "consumer_log",
-}
 
 
 class World:
@@ -74,14 +68,8 @@ class World:
         place[path[-1]] = to
 
     def sql(self, database: str, statement: str, values: Any = None) -> list[tuple[Any, ...]]:
-        """One committed statement on a connection of its own."""
-        connection = psycopg2.connect(self.urls[f"backstop_{database}"])
-        try:
-            with connection, connection.cursor() as cursor:
-                cursor.execute(statement, values)
-                return cursor.fetchall() if cursor.description else []
-        finally:
-            connection.close()
+        """One committed statement."""
+        return rows(self.urls[f"backstop_{database}"], statement, values)
 
     def stubs(
         self, ids: Sequence[str], shard: str = "a", topic: str = TOPIC, **columns: Any
@@ -223,8 +211,8 @@ class World:
         )
 
     def empty(self) -> None:
-        for name, role in ROLES.items():
-            self.sql(name, f"TRUNCATE {_ACCOUNTING[role]} CASCADE")
+        for name in ROLES:
+            empty(self.urls[f"backstop_{name}"])
         self.raw.flushall()
         self.raw.execute_command("ACL", "SETUSER", "default", "~*")
         with RedisStreams(self.urls["backstop_broker"]) as broker:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import psycopg2
 import pytest
 
 from backstop.config.connections import Connections
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
+from committed import empty
 from system import ROLES, System, build_template
-
-_TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT LIKE 'backstop%version'"
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +26,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres
 def emptied(made: System) -> System:
     """The same databases without a row, and connections that nobody has resolved yet."""
     for database in ROLES:
-        connection = psycopg2.connect(made.urls[database])
-        with connection, connection.cursor() as cursor:
-            cursor.execute(
-                "SET LOCAL session_replication_role = replica"
-            )  # no order of tables is needed then
-            cursor.execute(_TABLES)
-            cursor.execute("; ".join(f"DELETE FROM {table}" for (table,) in cursor.fetchall()))
-        connection.close()
+        empty(made.urls[database])
     urls = dict(made.urls)
     return System(urls, made.settings, Connections(resolver=urls.get), made.broker)

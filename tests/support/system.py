@@ -20,6 +20,7 @@ from backstop.model.records import Key, Message, Outcome
 from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
+from committed import empty, execute, rows
 
 ROLES = {
     "control": "control",
@@ -78,7 +79,7 @@ def build_template(postgres: Postgres, more: Mapping[str, str] | None = None) ->
         ):
             cursor.execute(whole(ROLES[name]) + (more or {}).get(ROLES[name], ""))
             cursor.execute(SHAPE)
-            SHAPES[ROLES[name]] = cursor.fetchone()
+            SHAPES[ROLES[name]] = cursor.fetchall()
             cursor.execute(FILLED)
             assert cursor.fetchall() == [], "rows of the schema's own would be lost between tests"
             connection.commit()
@@ -102,6 +103,7 @@ SELECT md5(string_agg(line, E'\n' ORDER BY line)) FROM (
     UNION ALL SELECT format('%s %s %s', oid::regprocedure, proacl, md5(prosrc)) FROM pg_proc WHERE oid >= 16384
     UNION ALL SELECT format('%s', setconfig) FROM pg_db_role_setting s JOIN pg_database d ON d.oid = s.setdatabase
         WHERE d.datname = current_database()
+    UNION ALL SELECT format('%s %s', datallowconn, datconnlimit) FROM pg_database WHERE datname = current_database()
 ) AS shape (line)
 """
 """Everything of a database but its rows."""
@@ -118,13 +120,7 @@ class System:
 
     def rows(self, database: str, query: str, *values: object) -> list[tuple[Any, ...]]:
         """One committed statement."""
-        connection = psycopg2.connect(self.urls[database])
-        try:
-            with connection, connection.cursor() as cursor:
-                cursor.execute(query, values)
-                return list(cursor.fetchall()) if cursor.description else []
-        finally:
-            connection.close()
+        return rows(self.urls[database], query, values)
 
     def control(self) -> Any:
         return psycopg2.connect(self.urls["control"], options="-c timezone=UTC")
@@ -298,27 +294,18 @@ def is_empty_again(postgres: Postgres, database: str, kind: str) -> bool:
 
     A test that changed a table, a right, a setting or a row of the schema's own gets its databases dropped.
     """
+    url = postgres.admin_dsn(database)
     try:
-        connection = psycopg2.connect(postgres.admin_dsn(database))
-    except psycopg2.OperationalError:
-        return False
-    with closing(connection), connection.cursor() as cursor:
-        connection.autocommit = True
-        cursor.execute(
+        execute(
+            url,
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()",
         )
-        cursor.execute(SHAPE)
-        if cursor.fetchone() != SHAPES.get(kind):  # other templates than ours are not known
+        if rows(url, SHAPE) != SHAPES.get(kind):  # other templates than ours are not known
             return False
-        cursor.execute(FILLED)
-        if filled := [name for (name,) in cursor.fetchall()]:
-            cursor.execute(f"TRUNCATE {', '.join(filled)} CASCADE")
-        cursor.execute(
-            "SELECT format('%I.%I', schemaname, sequencename) FROM pg_sequences WHERE last_value IS NOT NULL"
-        )
-        for (sequence,) in cursor.fetchall():
-            cursor.execute(f"ALTER SEQUENCE {sequence} RESTART")
+        empty(url)
+    except psycopg2.Error:
+        return False
     return True
 
 
