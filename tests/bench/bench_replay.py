@@ -20,8 +20,8 @@ from backstop.triage.decide.settle_replays import settle_replays
 from bench.measure import RUNS, Row, median, said
 from bench.world import World, world
 
-REDRIVE = 500
-"""Messages a second: the published limit of a well-known managed queue's redrive."""
+TARGET, REDRIVE = 5_000, 500
+"""Dead letters a second; and the published limit of a well-known managed queue's redrive."""
 GROUP = "billing"
 
 
@@ -42,8 +42,8 @@ def bench(full: bool) -> list[Row]:
             "dead_letters.replay",
             value,
             "letters/s",
-            f">= {REDRIVE:,}",
-            value >= REDRIVE,
+            f">= {TARGET:,}",
+            value >= TARGET,
             peer=REDRIVE,
             rows=number,
             runs=rates,

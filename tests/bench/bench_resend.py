@@ -19,7 +19,7 @@ from backstop.runs.run import close_run, open_run
 from bench.measure import RUNS, Row, median, said
 from bench.world import TOPICS, World, world
 
-TARGET = 25_000
+TARGET = 15_000
 REDRIVE = 500
 """Messages a second: the published limit of a well-known managed queue's redrive."""
 BATCH = 5_000
