@@ -17,6 +17,7 @@ from backstop.evidence.judge_by_key import Judge, Judgement
 from backstop.model.errors import RunLost, Unavailable
 from backstop.model.records import GROUPS_HEADER, Key, Message
 from backstop.requests.policy import NotNeeded, Postpone, Send, backoff
+from backstop.resend import send_claimed
 from backstop.resend.run_once import drain_requests, now, plan, run_duty, run_once
 from backstop.resend.settle import FOR_GOOD
 from backstop.runs.scope import name_of
@@ -463,6 +464,25 @@ def test_a_consumer_database_that_is_away_postpones_what_it_could_tell(world: Wo
     # The group whose database answers is not held up by the other.
     assert world.request("m")["groups"] == ["shipping"]
     assert world.copies() == {("m", "1"): 1}
+
+
+def test_what_waits_behind_a_slow_broker_is_judged_anew_before_it_is_sent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one claim, one message a second: what became done meanwhile gets no copy."""
+    monkeypatch.setattr(send_claimed, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(send_claimed, "_FIRST_CHUNK", 1)
+    world.stubs(ids(3))
+    world.ask(ids(3))
+
+    def done_meanwhile() -> None:
+        last = max(set(ids(3)) - {message_id for message_id, _ in world.copies()})
+        for group in ("billing", "shipping"):
+            world.consume(last, group)
+
+    counts = world.hooked_resend({"publish after": once(done_meanwhile)})
+    assert (counts["published"], counts["handed_back"]) == (2, 2)
+    assert (world.copies().total(), world.requests()) == (2, {"sent": 2, "not_needed": 1})
 
 
 @pytest.mark.parametrize("moment", ["stub_table after", "claim before", "claim after"])
