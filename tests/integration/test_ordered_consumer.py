@@ -514,15 +514,34 @@ def test_a_dead_letter_that_the_broker_refuses_holds_up_nothing_and_is_not_done_
     with world.worker() as worker:
         bury = worker._subscription.bury
 
-        def refuse(received: Any, error: str) -> None:
+        def refuse(received: Any, error: str) -> bool:
             assert not worker._finished.knows(received)
             if next(refusals, None) is not None:
                 raise BrokerUnavailable("not taken", unaffected="all", next_step="wait")
-            bury(received, error)
+            return bool(bury(received, error))
 
         monkeypatch.setattr(worker._subscription, "bury", refuse)
         world.step(worker, until=lambda: world.lag() == 0)
     assert (world.effects(), next(refusals, None)) == (ids("b", 3), None)
+    assert [str(d.message_id) for d in world.broker.dead_letters(GROUP)] == ["nul"]
+
+
+def test_what_is_not_in_hand_any_more_is_not_buried_nor_taken_for_finished(
+    world: OrderedWorld,
+) -> None:
+    """It comes again, to its next owner or to this one, and becomes a dead letter then."""
+    world.broker.publish([Message(TOPIC, "nul", b"{}", partition_key="a\x00b")])
+    with world.worker() as worker:
+        bury, seen = worker._subscription.bury, []
+
+        def once_gone(received: Any, error: str) -> bool:
+            seen.append(received)
+            return len(seen) > 1 and bool(bury(received, error))
+
+        worker._subscription.bury = once_gone  # type: ignore[method-assign]
+        world.step(worker, until=lambda: bool(seen))
+        assert not worker._finished.knows(seen[0])
+        assert bury(seen[0], "late") is True and bury(seen[0], "again") is False
     assert [str(d.message_id) for d in world.broker.dead_letters(GROUP)] == ["nul"]
 
 

@@ -33,8 +33,9 @@ class OwnedSubscription(Protocol):
         """The group is done with these; idempotent."""
         ...
 
-    def bury(self, received: Received, error: str) -> None:
-        """Moves a message that can never be processed to the group's dead letters."""
+    def bury(self, received: Received, error: str) -> bool:
+        """Moves a message that can never be processed to the group's dead letters; false: it is not this consumer's any more, and
+        whoever receives it again buries it. Raises BrokerUnavailable."""
         ...
 
     def forget(self, queue: Queue) -> None:

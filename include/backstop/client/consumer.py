@@ -166,7 +166,7 @@ class Consumer:
         try:
             self._process(fetched, counts)
         except BaseException as error:
-            if isinstance(error, StoreUnavailable):
+            if isinstance(error, Unavailable):  # a broker's error may hide the database's
                 self._finished.forget()
             self._book(len(fetched), before, counts, was_cut_short=True)
             raise
@@ -248,8 +248,8 @@ class Consumer:
                 )
             if foreign:
                 self._subscription.acknowledge(foreign)
-        except BaseException:
-            self._hand_back_each([copy.received for copy in ours], self._retry_after, counts)
+        except BaseException:  # of what has ended already, nothing is left to hand back
+            self._hand_back_each(fetched, self._retry_after, counts)
             raise
         return ours
 

@@ -171,9 +171,9 @@ class OrderedConsumer:
         self._suspects = Suspects()
         self._done: list[Received] = []
         self._unusable: list[tuple[Received, str]] = []
+        """To become dead letters."""
         self._bury_at = 0.0
         """By the monotonic clock: before it, no broker is asked again to take a dead letter that one refused."""
-        """To become dead letters."""
         self._topics: dict[str, list[int]] = {}
         self._finished = FinishedOffsets()
         self._server_life: str | None = None
@@ -785,13 +785,14 @@ class OrderedConsumer:
         for _ in range(len(self._unusable)):
             received, error = self._unusable.pop(0)
             try:
-                self._subscription.bury(received, error)
+                is_buried = self._subscription.bury(received, error)
             except BrokerUnavailable as refused:  # it holds up no other message
                 self._unusable.append((received, error))
                 self._bury_at = time.monotonic() + self._retry_after.total_seconds()
                 self._limited.warning(str(refused))
-            else:
-                self._finished.add(received)  # before, its next owner would take it for done
+                continue
+            if is_buried:  # else it comes again, and must not be taken for finished then
+                self._finished.add(received)
 
     def _again(self, lane: Lane, seconds: float, otherwise: str = "handed_back") -> None:
         """The head is tried once more, if its queue is still ours."""

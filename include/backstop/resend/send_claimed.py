@@ -151,9 +151,8 @@ def send_claimed(worker: Worker, claimed: Claimed, looked: Looked, counts: Count
             # A rest that was smaller than allowed says nothing of how many could go out in a second.
             if len(now) >= worker.pace.get(broker_name, _FIRST_CHUNK) or took >= 1:
                 worker.pace[broker_name] = paced(len(now), took)
-            if (
-                left and monotonic() - looked.at > FRESH_SECONDS
-            ):  # a slow broker: the rest is claimed and judged anew
+            # Behind a slow broker the rest is claimed and judged anew.
+            if left and monotonic() - looked.at > FRESH_SECONDS:
                 counts.add("handed_back", len(left))
                 ends |= dict.fromkeys(
                     left, End(RequestState.OPEN, "what it was judged by is too old by now")

@@ -149,7 +149,7 @@ class OwnedRedisSubscription:
         for (queue, epoch), ids in places.items():
             self._in_hand.get(queue, set()).difference_update((epoch, one) for one in ids)
 
-    def bury(self, received: Received, error: str) -> None:
+    def bury(self, received: Received, error: str) -> bool:
         number, entry_id = _entry(received)
         topic = received.message.topic
         queue = (topic, number)
@@ -179,6 +179,7 @@ class OwnedRedisSubscription:
         ):  # it was adopted again meanwhile, or is its next owner's: whoever fetches it buries it
             for known in [place for place in self._adopted if place[0] == queue]:
                 self._adopted[known] = _NONE_ADOPTED
+        return bool(answer == b"dead")
 
     def forget(self, queue: Queue) -> None:
         self._in_hand.pop(queue, None)

@@ -226,14 +226,17 @@ class RocketMQSubscription:
                 broker_id: held for broker_id, held in self._out.items() if self._has(held)
             }
 
-    def bury(self, received: Received) -> None:
-        """Moves it to the group's dead letters at once."""
+    def bury(self, received: Received) -> bool:
+        """Moves it to the group's dead letters at once; false: it is not in hand any more."""
         with self._lock:
             held = self._held(received)
-            if held is not None and not self._send_back(held, None):
+            if held is None:
+                return False
+            if not self._send_back(held, None):
                 raise unavailable(
                     "moving a message to the dead letters", "the broker did not take it"
                 )
+            return True
 
     def acknowledge(self, received: Sequence[Received]) -> None:
         with self._lock:

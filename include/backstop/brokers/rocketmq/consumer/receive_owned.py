@@ -70,9 +70,9 @@ class OwnedRocketMQSubscription:
     def acknowledge(self, received: Sequence[Received]) -> None:
         self._inner.acknowledge(received)
 
-    def bury(self, received: Received, error: str) -> None:
+    def bury(self, received: Received, error: str) -> bool:
         """`error` is not kept: RocketMQ has no place for it."""
-        self._inner.bury(received)
+        return self._inner.bury(received)
 
     def forget(self, queue: Queue) -> None:
         self._fences.pop(queue, None)
