@@ -64,7 +64,7 @@ def remove_files(stage: Stage) -> None:
                 "A run that finds them removed",
                 lambda: stage.expired(gone) >= len(gone),
                 RUN_SECONDS,
-                lambda: f"{stage.expired(gone)} of {len(gone)} deliveries",
+                lambda: f"{stage.expired(gone)} of {len(gone)} deliveries; {stage.judged(gone)}",
             )
 
 

@@ -107,7 +107,7 @@ class Stage:
         }
         self.control = self.urls[self.settings.control]
         [self._broker_name] = self.settings.brokers
-        tools = FaultTools(self.ledger, self.shards, self.topics)
+        tools = FaultTools(self.ledger, self.shards, self.topics, self.without_effect)
         self.broker_faults = KINDS[platform.broker_kind].open_faults(platform.broker, tools)
         shared = self._shared(seed)
         self.producers = {
@@ -360,6 +360,18 @@ class Stage:
             ([message_id for _, message_id in keys],),
         )
         return int(found)
+
+    def judged(self, keys: Sequence[Key]) -> list[str]:
+        """Every verdict on these messages, for whoever waits for another one."""
+        return [
+            f"{message_id} of {group} (send {number}): {verdict} {reason}"
+            for message_id, group, number, verdict, reason in change(
+                self.control,
+                "SELECT DISTINCT message_id, consumer_group, send_count, verdict, reason FROM verdict"
+                " WHERE message_id = ANY(%s) ORDER BY 1, 2, 3",
+                ([message_id for _, message_id in keys],),
+            )
+        ]
 
     def unread(self, group: str, keys: Sequence[Key]) -> int:
         """For how many of these deliveries a run could not tell, because the logs were not read."""
