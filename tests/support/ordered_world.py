@@ -72,9 +72,11 @@ class OrderedWorld:
         member: str = "w1",
         handler: Any = None,
         topics: Sequence[str] = (TOPIC,),
+        through: Callable[[Any], Any] = lambda subscription: subscription,
         **values: Any,
     ) -> Iterator[OrderedConsumer]:
-        subscription = self.broker.subscribe_owned(GROUP, topics, member)
+        """`through`: what stands between it and its subscription."""
+        subscription = through(self.broker.subscribe_owned(GROUP, topics, member))
         values = {
             "retry_after": SOON,
             "beat": SOON,
