@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from io import BytesIO
@@ -399,7 +399,7 @@ def _fits(key: Key, codec: str) -> bool:
 
 
 UNREADABLE = "unreadable"
-"""The status of a stub whose topic or id is no UTF-8: they are shown as hexadecimal, and nobody can ask for them."""
+"""The status of a stub whose topic or id is no UTF-8, or holds a NUL: they are shown as hexadecimal, and nobody can ask for them."""
 _TAIL = "[89ab][0-9a-f]"
 _UTF8 = (
     "^("
@@ -420,9 +420,12 @@ _UTF8 = (
 """The hexadecimal of valid UTF-8."""
 
 
-def readable(cursor: Cursor, select: str, columns: Mapping[str, str]) -> str:
+def readable(
+    cursor: Cursor, select: str, columns: Mapping[str, str], *, names: Collection[str] = ()
+) -> str:
     """The SELECT, changed so that no row of a SQL_ASCII database can end it: such a database holds any bytes, and the server
-    refuses to send those that are no UTF-8. Text that is none becomes its hexadecimal, which equals nothing that is asked for.
+    refuses to send those that are no UTF-8. Text that is none becomes its hexadecimal, which equals nothing that is asked for;
+    in the columns `names` it becomes null, and so names no message.
 
     Of every other encoding the server converts each character that it holds, or `backstop check` says what to do.
     """
@@ -437,7 +440,8 @@ def readable(cursor: Cursor, select: str, columns: Mapping[str, str]) -> str:
             return f"CASE WHEN {legible('topic')} AND {legible('message_id')} THEN status ELSE '{UNREADABLE}' END AS status"
         if kind != "string":
             return name
-        return f"CASE WHEN {legible(name)} THEN {name} ELSE '\\x' || encode(convert_to({name}, 'SQL_ASCII'), 'hex') END AS {name}"
+        shown = f"'\\x' || encode(convert_to({name}, 'SQL_ASCII'), 'hex')"
+        return f"CASE WHEN {legible(name)} THEN {name} ELSE {'NULL' if name in names else shown} END AS {name}"
 
     return f"SELECT {', '.join(read(name, kind) for name, kind in columns.items())} FROM ({select}) AS raw"
 
