@@ -350,14 +350,16 @@ class Stage:
         )
         return int(runs)
 
-    def expired(self, keys: Sequence[Key]) -> int:
-        """For how many deliveries of these messages a run found that the broker's retention removed them."""
+    def expired(self, keys: Sequence[Key], since: datetime) -> int:
+        """For how many deliveries of these messages a run found that the broker's retention removed them, which began at `since`;
+        of one whose sender never heard from the broker, a run since then finds that it is not stored."""
         self.watch()
         [(found,)] = change(
             self.control,
-            "SELECT count(DISTINCT (message_id, consumer_group)) FROM verdict WHERE verdict = 'LOST'"
-            " AND reason = 'expired_in_broker' AND message_id = ANY(%s)",
-            ([message_id for _, message_id in keys],),
+            "SELECT count(DISTINCT (message_id, consumer_group)) FROM verdict JOIN run USING (run_id) WHERE message_id = ANY(%s)"
+            " AND ((verdict = 'LOST' AND reason = 'expired_in_broker')"
+            " OR (verdict = 'UNSENT' AND reason = 'not_stored' AND as_of >= %s))",
+            ([message_id for _, message_id in keys], since),
         )
         return int(found)
 
