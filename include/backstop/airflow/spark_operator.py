@@ -16,8 +16,10 @@ import stat
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -348,4 +350,14 @@ def pack_code(private: Path) -> str:
     """Our code as a zip for executors elsewhere (their environment holds the libraries)."""
     import backstop
 
-    return shutil.make_archive(str(private / "backstop"), "zip", source_root(backstop), "backstop")
+    root, packed = Path(source_root(backstop)), private / "backstop.zip"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
+        for file in sorted((root / "backstop").rglob("*")):
+            if file.suffix == ".pyc" or not file.is_file():
+                continue
+            inside = file.relative_to(root)
+            out.write(file, inside)
+            if file.suffix == ".py" and (compiled := Path(cache_from_source(str(file)))).is_file():
+                # Else each Python worker compiles all that it imports. One of an older source is not taken.
+                out.write(compiled, inside.with_suffix(".pyc"))
+    return str(packed)
