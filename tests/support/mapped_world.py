@@ -559,6 +559,7 @@ def connect_mariadb(server: MariaDB, database: str, user: str = "admin") -> Any:
         autocommit=True,
         charset="utf8mb4",
         client_flag=pymysql.constants.CLIENT.MULTI_STATEMENTS,
+        ssl_disabled=True,
         init_command="SET SESSION sql_mode = 'ANSI_QUOTES'",
     )
 

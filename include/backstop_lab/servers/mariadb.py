@@ -156,6 +156,7 @@ class MariaDB:
             charset="utf8mb4",
             autocommit=True,
             connect_timeout=5,
+            ssl_disabled=True,
         )
         try:
             with connection.cursor() as cursor:
