@@ -204,9 +204,11 @@ class PostgresConnection:
         columns: Mapping[str, Mapping[str, str]],
         snapshot: str | None,
         keep: Callable[[str, Any], T],
+        has_rows: Callable[[str], bool] = lambda _: True,
     ) -> list[T]:
         """What `keep` makes of each Arrow table of these SELECTs, by COPY, a few megabytes at a time, in a snapshot that another
-        session exported. `keep` is called again for all of them when `run` tries again. Raises StoreUnavailable."""
+        session exported. `keep` is called again for all of them when `run` tries again. `has_rows`: whether a SELECT may have
+        any, asked when those before it were read. Raises StoreUnavailable."""
         from backstop.sql.arrow import read_copy
 
         reader = PostgresConnection(self.subject, self._url, statement_timeout=BULK_TIMEOUT)
@@ -217,6 +219,8 @@ class PostgresConnection:
                 cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
             kept: list[T] = []
             for name, statement in statements.items():
+                if not has_rows(name):
+                    continue
                 rows = _Rows(lambda text: kept.append(keep(name, read_copy(text, columns[name]))))  # noqa: B023 - called at once
                 cursor.copy_expert(f"COPY ({statement}) TO STDOUT (FORMAT csv)", rows)
                 rows.end()
