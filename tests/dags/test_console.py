@@ -779,6 +779,38 @@ def test_runs_that_found_nothing_to_do_are_hidden_unless_asked_for(by: As) -> No
     assert [row["run"] for row in every(by("sweep"), "/runs", empty="true")] == [2]
 
 
+def test_a_run_under_way_says_what_it_does_how_far_it_is_and_when_it_is_stuck(by: As) -> None:
+    by.rows(
+        """INSERT INTO run (duty, token, policy_version, code_version, heartbeat_at, state, finished_at, error)
+           SELECT 'resend', gen_random_uuid(), 'p', 'c', now() - interval '1 s' * silent, s, CASE WHEN s <> 'running' THEN now() END, 'e'
+           FROM (VALUES (1, 5, 'running'), (2, 150, 'running'), (3, 150, 'abandoned'), (4, 5, 'failed')) v (n, silent, s)
+           ORDER BY n;
+           UPDATE run SET phase = 'claim_publish_settle', phase_done = 40, phase_of = 300 WHERE duty = 'resend' RETURNING run_id"""
+    )
+    visitor = by(*EVERYTHING)
+    try:
+        rows = visitor.get("/runs", params={"filter": "duty:resend"}).json()["items"][::-1]
+        assert [(row["state"], row["stuck"]) for row in rows] == [
+            ("running", False),
+            ("running", True),
+            ("abandoned", False),
+            ("failed", False),
+        ]
+        whole = [visitor.get(f"/runs/{row['run']}").json() for row in rows]
+        assert [row["phase"] for row in whole] == [row["phase"] for row in rows]
+        for row in rows[:3]:
+            phase = row["phase"]
+            assert phase["since"] and (phase["name"], phase["done"], phase["of"]) == (
+                "claim_publish_settle",
+                40,
+                300,
+            )
+        assert rows[3]["phase"] is None, "what it did when it failed is in its error"
+        assert 5 <= rows[0]["heartbeat_age"] < 120 < rows[1]["heartbeat_age"]
+    finally:
+        by.rows("DELETE FROM run WHERE duty = 'resend' RETURNING 1")
+
+
 def test_a_case_says_what_each_answer_does_why_one_is_refused_and_where_airflow_takes_it(
     by: As,
 ) -> None:

@@ -206,7 +206,12 @@ def test_a_run_of_some_topics_is_whose_login_opened_it(world: World, ann: Any, o
 
 
 def test_no_run_of_a_person_breaks_what_everybody_reads(world: World, ann: Any, capfd: Any) -> None:
-    open_run(ann, "sweep", "*", world.settings, dry_run=True)
+    run = open_run(ann, "sweep", "*", world.settings, dry_run=True)
+    run.phase.begin("count what is due")
+    beat(ann, run)
+    assert world.control(
+        "SELECT phase, phase_at BETWEEN started_at AND clock_timestamp() FROM run"
+    ) == [("count what is due", True)]
     for column, value in (
         ("counts", "5"),
         ("counts", "[]"),
@@ -215,6 +220,10 @@ def test_no_run_of_a_person_breaks_what_everybody_reads(world: World, ann: Any, 
         ("counts", '{"due": 0.5}'),
         ("phases", "5"),
         ("phases", '{"judge": [1]}'),
+        ("phase", ""),
+        ("phase", "x" * 101),
+        ("phase_done", "-1"),
+        ("phase_at", "infinity"),
     ):
         refused = (errors.InsufficientPrivilege, errors.CheckViolation)
         with pytest.raises(refused), ann, ann.cursor() as cursor:

@@ -93,6 +93,8 @@ const COLOURS: Record<string, string> = {
   critical: "red",
   failed: "red",
   bad: "red",
+  stuck: "red",
+  overdue: "red",
   FAILED: "red",
   stopped: "red",
   STALLED: "orange",

@@ -116,7 +116,9 @@ export const texts = {
     took: "Took",
     counts: "Counts",
     heartbeat: "Heartbeat",
-    phases: "Phases",
+    phase: "Phase",
+    progress: "Progress",
+    phases: "Seconds by phase",
     error: "Error",
     rule: "Rule",
     request: "Request",
@@ -298,6 +300,7 @@ export const texts = {
     unread: "Could not be read to the end",
     docs: "Data Docs",
     chart: "Checks of this run",
+    progress: (done: number, of: number | null) => (of === null ? `${done.toLocaleString()} done` : `${done.toLocaleString()} of ${of.toLocaleString()}`),
     ago: (seconds: number) => `${Math.round(seconds)} s ago`,
   },
   proofs: {

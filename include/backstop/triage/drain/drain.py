@@ -211,6 +211,7 @@ def _drain_queue(
                     left += page.counts.get("left", 0)
                     reading.acknowledge(page)
                 read += len(letters)
+                run.phase.advance(drained.counts.get("stored", 0))
                 if beyond >= _PASSED_OVER or beyond_bytes >= _PASSED_OVER_BYTES:
                     break  # the rest is full of what does not fit; the next run looks again
             reading.wait()
