@@ -363,6 +363,29 @@ def test_the_triggerer_loads_nothing_that_judges_or_checks() -> None:
     assert not heavy.intersection(loaded)
 
 
+def test_after_one_error_it_is_looked_as_often_as_before(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backstop.airflow import control_room
+
+    answers: list[Any] = [world.settings, OSError("no such file"), world.settings]
+
+    def current_settings() -> Settings:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(control_room, "current_settings", current_settings)
+    monkeypatch.setattr(control_room, "url_from_airflow", world.urls.get)
+    every = []
+    with closing(due_trigger._Looking()) as looking:
+        for _ in range(3):
+            looking.look()
+            every.append(looking.every)
+    assert every == [EVERY, 30.0, EVERY]
+
+
 def test_one_trigger_looks_for_all_and_each_fires_for_its_own_duty(
     world: System, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
