@@ -54,10 +54,8 @@ def count_due(
     """Looks at the first letter of each queue, takes none, and counts what is stored."""
     queues: list[str] = []
     silent: list[str] = []
-    for name in settings.brokers:
-        groups = groups_of(settings, name, topics_of(run.scope))
-        if not groups:
-            continue
+    groups = groups_of(settings, topics_of(run.scope))
+    for name in settings.brokers if groups else ():
         try:
             with guard_reader(open_broker, settings, connections, name) as broker:
                 for queue in guard_reader(broker.dead_letter_queues, groups):
