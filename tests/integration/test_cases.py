@@ -25,7 +25,7 @@ from backstop.evidence.sources import Sources
 from backstop.model.errors import DecisionRefused, StoreUnavailable
 from backstop.runs.run import open_run
 from backstop.watch.outbox import note_failure, note_success
-from control_world import SHARDS, World, servers, world  # noqa: F401
+from control_world import SHARDS, World, servers, world, written_settings  # noqa: F401
 
 
 def found(
@@ -754,6 +754,54 @@ def test_a_number_that_no_form_allows_is_refused_when_it_is_applied(
     with pytest.raises(DecisionRefused, match="is a number from 1 to"):
         decided(world, case_id, "raise", **options)
     assert world.stub_now("a")["max_sends"] is None and state_of(world, case_id) == "open"
+
+
+@pytest.mark.parametrize(
+    ("kind", "action", "options"),
+    [
+        ("unknown", "resend", {}),
+        ("unknown", "drained", {"broker": "old"}),
+        ("exhausted", "raise", {}),
+    ],
+)
+def test_an_answer_that_needs_the_settings_of_a_topic_that_left_them_is_refused(
+    world: World, kind: str, action: str, options: dict[str, Any]
+) -> None:
+    world.stub("a", sends=4, status="exhausted")
+    case_id = found(world, kind, "a")
+    content = written_settings()
+    del content["topics"]["orders"]
+    content["people"] = {"second_person": ["raise"], "deciders": ["ann", "bob"]}
+    world.settings = from_mapping(content)
+    with pytest.raises(DecisionRefused, match=r"orders is not in backstop\.yaml"):
+        decided(world, case_id, action, **options)
+    assert state_of(world, case_id) == "open"
+    with pytest.raises(DecisionRefused):
+        decided(world, case_id, "void")
+    with pytest.raises(DecisionRefused):
+        decided(world, case_id, "discard")
+    assert state_of(world, case_id) == "open"
+    decided(world, case_id, "leave")
+
+
+def test_a_batch_of_a_topic_that_left_the_settings_is_given_up_for_every_group(
+    world: World,
+) -> None:
+    case_id = found(world, "ramp_stopped")
+    world.control(
+        "INSERT INTO resend_batch (topic, state, case_id) VALUES ('orders', 'stopped', %s)",
+        (case_id,),
+    )
+    world.control(
+        "INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, held)"
+        " VALUES ('shop_a', 'orders', 'a', 2, 'LOST', 'reconcile', true)"
+    )
+    content = written_settings()
+    del content["topics"]["orders"]
+    world.settings = from_mapping(content)
+    assert decided(world, case_id, "give_up").counts == {"given_up": 1}
+    given_up = world.control("SELECT state, given_up_groups FROM resend_request")
+    assert given_up == [("not_needed", ["*"])]
 
 
 def test_a_preview_says_what_a_decision_would_do_and_changes_nothing(world: World) -> None:

@@ -200,6 +200,7 @@ def _adds_up(
         conn, case.case_id, options.get("once") or "", who
     ):
         return False
+    _require_topic(settings, case)
     with conn, conn.cursor() as cur:
         members = _open_members(cur, {"case_id": case.case_id, "shown_at": None})
     keys = [Key(m[1], m[2]) for m in members if wanted is None or m[2] in set(wanted)]
@@ -367,7 +368,7 @@ def _decide_in_control(
                 )
                 counts.add("accepted", cur.rowcount)
         else:
-            counts += _move_batch(cur, intent, settings.groups_of(case.topic))
+            counts += _move_batch(cur, intent, settings.groups_of(case.topic) or ("*",))
         record(cur, intent, counts, [], whole=True)
         return append_decision(cur, Decided(intent["case_id"], intent["action"], counts), intent)
 
@@ -382,6 +383,7 @@ def _state_drained(
 ) -> Decided:
     """The next run judges what went to that broker by time. Refused for one that is configured, because it can still be asked,
     and for one to which no open copy went."""
+    _require_topic(settings, case)
     own, known = settings.topics[case.topic].broker, set[str]()
     with Sources(settings, connections) as sources:
         for shard in settings.producers:
@@ -491,10 +493,23 @@ def _plan(
 
 def _require_mode(settings: Settings, case: Case, action: str) -> None:
     """Raises DecisionRefused for an answer that sends in a topic in which nothing is ever sent."""
-    if action == "resend" and settings.topics[case.topic].mode != "repair":
+    if action != "resend":
+        return
+    _require_topic(settings, case)
+    if settings.topics[case.topic].mode != "repair":
         raise refused(
             f"Topic {case.topic} is in mode observe, in which nothing is ever sent.",
             "Set its mode to repair in backstop.yaml, or decide otherwise.",
+        )
+
+
+def _require_topic(settings: Settings, case: Case) -> None:
+    """Raises DecisionRefused for an answer that needs to know the broker, the mode or the policy of a topic that has left the
+    settings."""
+    if case.topic not in settings.topics:
+        raise refused(
+            f"The topic {case.topic} is not in backstop.yaml.",
+            "Put it back, or decide otherwise.",
         )
 
 
