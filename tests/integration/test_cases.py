@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg2
 import pytest
@@ -18,14 +18,17 @@ from backstop.cli.app import run_app
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.control.connection import connect
+from backstop.decisions import decide as subject
 from backstop.decisions.actions import ACTIONS, actions_for
 from backstop.decisions.decide import Decided, Preview, decide, preview
 from backstop.decisions.list_cases import list_cases, show
 from backstop.evidence.sources import Sources
 from backstop.model.errors import DecisionRefused, StoreUnavailable
 from backstop.runs.run import open_run
+from backstop.triage.decide import answer
 from backstop.watch.outbox import note_failure, note_success
 from control_world import SHARDS, World, servers, world, written_settings  # noqa: F401
+from letters import INSERT, values
 
 
 def found(
@@ -802,6 +805,42 @@ def test_a_batch_of_a_topic_that_left_the_settings_is_given_up_for_every_group(
     assert decided(world, case_id, "give_up").counts == {"given_up": 1}
     given_up = world.control("SELECT state, given_up_groups FROM resend_request")
     assert given_up == [("not_needed", ["*"])]
+
+
+class Fetches(psycopg2.extensions.cursor):
+    """Keeps how many rows each query about a case's deliveries or dead letters has brought here."""
+
+    rows: ClassVar[list[int]] = []
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        found = super().fetchall()
+        if b"case_member" in self.query or b"dead_letter d" in self.query:
+            Fetches.rows.append(len(found))
+        return found
+
+
+def test_a_preview_of_a_large_case_brings_no_more_of_it_than_it_reads_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subject, "PREVIEWED", 3)
+    monkeypatch.setattr(answer, "COUNTED", 4, raising=False)
+    monkeypatch.setattr(Fetches, "rows", [])
+    many = found(world, "mass_loss", *(f"m-{number}" for number in range(5)))
+    letters = found(world, "dead_letters")
+    for number in range(6):
+        world.control(INSERT, values(f"m-{number}"))
+    world.control("UPDATE dead_letter SET case_id = %s", (letters,))
+    world.control("UPDATE dead_letter SET left_in_case = case_id WHERE message_id = 'm-0'")
+    world.conn.cursor_factory = Fetches
+    seen = previewed(world, many, "resend")
+    assert seen is not None and (seen.read, seen.open) == (3, 5)
+    seen = previewed(world, letters, "discard")
+    assert seen is not None and (seen.read, seen.open) == (3, 5), "what was left before is not read"
+    assert max(Fetches.rows) == 3
+    world.control("UPDATE dead_letter SET left_in_case = case_id")
+    seen = previewed(world, letters, "discard")
+    assert seen is not None and (seen.read, seen.open) == (3, 5), "counted up to one more than 4"
+    assert max(Fetches.rows) == 3
 
 
 def test_a_preview_says_what_a_decision_would_do_and_changes_nothing(world: World) -> None:

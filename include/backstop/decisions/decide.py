@@ -138,8 +138,8 @@ _WHOLE = ("leave", "accept", "drained", "go_on", "give_up")
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What an answer would do at this moment: of `read` of the case's `open` deliveries (or dead letters) it fits `fits`, and `done`
-    are done already; `left_out` says why others would be left out, the first few of them."""
+    """What an answer would do at this moment: of `read` of the case's `open` deliveries (or dead letters, of which 10,001 are counted
+    at most) it fits `fits`, and `done` are done already; `left_out` says why others would be left out, the first few of them."""
 
     read: int
     open: int
@@ -165,8 +165,8 @@ def preview(conn: Any, sources: Sources, case_id: int, action: str) -> Preview |
     settings = sources.settings
     _require_mode(settings, case, action)
     with conn, conn.cursor() as cur:
-        members = _open_members(cur, {"case_id": case_id, "shown_at": None})
-    batch, plan = [member[:4] for member in members[:PREVIEWED]], _Plan()
+        cur.execute(_SQL["first_members"], {"case_id": case_id, "limit": PREVIEWED})
+        batch, plan = cur.fetchall(), _Plan()
     if batch:
         with Judge(settings, sources.connections, conn, sources) as judge:
             seen = judge.judgement(list(dict.fromkeys(Key(m[1], m[2]) for m in batch)))
@@ -174,7 +174,7 @@ def preview(conn: Any, sources: Sources, case_id: int, action: str) -> Preview |
                 raise _unread(seen)
             _plan_batch(plan, settings, action, batch, seen)
     fits, done = len(plan.fits), len(plan.done)
-    return Preview(len(batch), len(members), fits, done, tuple(plan.left_out[:20]))
+    return Preview(len(batch), case.open_members, fits, done, tuple(plan.left_out[:20]))
 
 
 def _unread(seen: Judgement) -> StoreUnavailable:

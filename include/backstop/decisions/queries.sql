@@ -31,6 +31,12 @@ SELECT shard, topic, message_id, consumer_group, coalesce(added_at > %(shown_at)
 WHERE case_id = %(case_id)s AND settled_at IS NULL
 ORDER BY topic, message_id, consumer_group;
 
+-- name: first_members: the first few of these
+SELECT shard, topic, message_id, consumer_group FROM case_member
+WHERE case_id = %(case_id)s AND settled_at IS NULL
+ORDER BY topic, message_id, consumer_group
+LIMIT %(limit)s;
+
 -- name: split: takes open deliveries out of a case: those that were not named, or that came after it was shown
 DELETE FROM case_member
 WHERE case_id = %(case_id)s AND settled_at IS NULL
