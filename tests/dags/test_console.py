@@ -19,7 +19,7 @@ from fastapi.testclient import TestClient
 from backstop.airflow import access
 from backstop.airflow.console import app as console
 from backstop.airflow.console import visit
-from backstop.airflow.console.routes import matching
+from backstop.airflow.console.routes import matching, replays
 from backstop.airflow.control_room import READING
 from backstop.evidence.sources import Sources
 from backstop.model.errors import ConfigurationError
@@ -444,6 +444,18 @@ def test_no_route_answers_one_team_with_anything_of_another(by: As) -> None:
 def action(found: dict[str, Any], name: str) -> dict[str, Any]:
     (one,) = [one for one in found["actions"] if one["name"] == name]
     return dict(one)
+
+
+def test_a_plan_says_how_many_of_its_sends_it_counts(
+    by: As, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    olga = by(*EVERYTHING)
+    plan = olga.get("/replays/4").json()
+    assert plan["sends_of"] == sum(part["requested"] for part in plan["parts"]) == 3
+    monkeypatch.setattr(replays, "SENDS_COUNTED", 2)
+    cut = olga.get("/replays/4").json()
+    assert cut["sends_of"] == sum(cut["sends"].values()) == 2, "and its parts say 3"
+    assert len(every(olga, "/resends", "plan:4")) == 3, "where all of them are"
 
 
 def test_a_batch_says_how_many_wait_and_how_many_went_out_in_the_last_minute(by: As) -> None:
