@@ -429,30 +429,27 @@ def another_server_program() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", params=sorted(ADAPTERS))
+def kind(request: pytest.FixtureRequest) -> str:
+    """All tests of one kind follow each other: a server that waits for its turn takes up to a fifth of a core."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
-    """A running server of each kind, for one test at a time: one that a test has killed is started again over its folder."""
-    made: dict[str, Any] = {}
-
-    def running(kind: str) -> Any:
-        server = made.get(kind) or made.setdefault(
-            kind, ADAPTERS[kind][0](tmp_path_factory.mktemp(kind))
-        )
-        if not server.running:
-            server.start()
-        return server
-
-    yield running
-    for server in made.values():
-        server.kill()
+def server(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Of this kind, for one test at a time."""
+    made = ADAPTERS[kind][0](tmp_path_factory.mktemp(kind))
+    yield made
+    made.kill()
 
 
-@pytest.fixture(params=sorted(ADAPTERS))
-def adapter(
-    request: pytest.FixtureRequest, servers: Callable[[str], Any]
-) -> Iterator[ServerUnderTest]:
-    """An adapter on a server of its kind. A test names its own topics and groups, and may kill, stall and wipe the server."""
-    under_test = ADAPTERS[request.param][1](servers(request.param))
+@pytest.fixture
+def adapter(kind: str, server: Any) -> Iterator[ServerUnderTest]:
+    """An adapter on a running server of its kind: one that a test has killed is started again over its folder. A test names its own
+    topics and groups, and may kill, stall and wipe the server."""
+    if not server.running:
+        server.start()
+    under_test = ADAPTERS[kind][1](server)
     yield under_test
     under_test.close()
 

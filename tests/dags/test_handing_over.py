@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import py_compile
+import shutil
 import stat
 import subprocess
 import sys
@@ -267,6 +269,36 @@ def test_executors_elsewhere_get_our_code(airflow: Path, monkeypatch: pytest.Mon
         assert {"backstop/model/records.py", "backstop/verdicts/verdict.sql"} <= set(
             archive.namelist()
         )
+
+
+def test_our_code_goes_compiled_and_an_executor_takes_what_was_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each Python worker compiles all that it imports."""
+    ours = tmp_path / "here" / "backstop"
+    ours.mkdir(parents=True)
+    for name, written in (
+        ("__init__", ""),
+        ("now", "AT = 1"),
+        ("older", "AT = 1"),
+        ("alone", "AT = 2"),
+    ):
+        (ours / f"{name}.py").write_text(written)
+        if name != "alone":
+            py_compile.compile(str(ours / f"{name}.py"))
+    (ours / "older.py").write_text("AT = 2 # since it was compiled")
+    monkeypatch.setattr(spark_operator, "source_root", lambda _: str(ours.parent))
+    packed = spark_operator.pack_code(tmp_path)
+    shutil.rmtree(ours)
+    names = ("now", "older", "alone")
+    program = (
+        f"import sys; sys.path.insert(0, {packed!r}); from backstop import {', '.join(names)};"
+        f" print([(one.AT, one.__file__[-4:]) for one in ({', '.join(names)})])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == "[(1, '.pyc'), (2, 'r.py'), (2, 'e.py')]"
 
 
 def test_executors_elsewhere_take_their_libraries_and_their_python_from_the_archive(

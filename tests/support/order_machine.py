@@ -29,7 +29,7 @@ from backstop.leases.lease import Acquired
 from backstop.leases.queue_owner import OwnedQueue
 from backstop.model.errors import DecisionRefused
 from backstop.model.records import Counts, Message
-from guard_machine import KeptDatabase
+from client_world import Database
 
 AT_ONCE, HOURS = timedelta(microseconds=1), timedelta(hours=1)
 WORKERS, KEYS, QUEUES = 3, ("a", "b", "c"), 2
@@ -90,7 +90,7 @@ class NoKeeper:
 class Stage:
     """The servers, and connections that outlive an example."""
 
-    database: KeptDatabase
+    database: Database
     broker: RedisStreams
     examples: Any = field(default_factory=count)
     connections: dict[str, Any] = field(default_factory=dict)
@@ -105,7 +105,6 @@ class Stage:
     def close(self) -> None:
         for connection in self.connections.values():
             Connection.close(connection)
-        self.database.kept.close()
 
 
 class Worker:

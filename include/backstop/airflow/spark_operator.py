@@ -16,8 +16,10 @@ import stat
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +134,18 @@ class SparkDutyOperator(BaseOperator):
         from backstop.config.load import load
 
         check_master(self.conn_id)
-        connections = Connections(resolver=url_from_airflow)
-        named = [ref for ref in load().connection_refs() if not ref.startswith("env:")]
+        connections, settings = Connections(resolver=url_from_airflow), load()
+        named = [ref for ref in settings.connection_refs() if not ref.startswith("env:")]
         write_secrets_file(private / SECRETS, connections.known(named))
         return client_hook(
             conn_id=self.conn_id,
             conf=with_compiler(
-                {"spark.speculation": "false", **settings_of(self.conn_id), **self.conf},
+                {
+                    "spark.speculation": "false",
+                    **heap_of(self.conn_id, lakes=settings.has_lakes()),
+                    **settings_of(self.conn_id),
+                    **self.conf,
+                },
                 self.duty,
                 self.opened["due"],
             ),
@@ -296,6 +303,15 @@ def runs_here(conn_id: str) -> bool:
     return host == "local" or host.startswith("local[")
 
 
+def heap_of(conn_id: str, *, lakes: bool) -> dict[str, str]:
+    """The bound of a driver whose threads are the executors, where the connection's `conf` names none."""
+    from airflow.sdk import BaseHook
+
+    from backstop.spark.session import heap_for
+
+    return heap_for(BaseHook.get_connection(conn_id).host or "", lakes=lakes)
+
+
 def archives_of(conn_id: str) -> str | None:
     """The packed environment that the connection's extra `archives` names, `file#name`; null: executors have the libraries."""
     from airflow.sdk import BaseHook
@@ -348,4 +364,14 @@ def pack_code(private: Path) -> str:
     """Our code as a zip for executors elsewhere (their environment holds the libraries)."""
     import backstop
 
-    return shutil.make_archive(str(private / "backstop"), "zip", source_root(backstop), "backstop")
+    root, packed = Path(source_root(backstop)), private / "backstop.zip"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
+        for file in sorted((root / "backstop").rglob("*")):
+            if file.suffix == ".pyc" or not file.is_file():
+                continue
+            inside = file.relative_to(root)
+            out.write(file, inside)
+            if file.suffix == ".py" and (compiled := Path(cache_from_source(str(file)))).is_file():
+                # Else each Python worker compiles all that it imports. One of an older source is not taken.
+                out.write(compiled, inside.with_suffix(".pyc"))
+    return str(packed)

@@ -37,6 +37,11 @@ def buckets_for(deliveries: int, partitions: int) -> int:
     )
 
 
+def share_of(partitions: int, scans: int) -> int:
+    """Into how many parts at least each of so many scans beside one another is cut, to keep every core at work."""
+    return -(-partitions // max(1, scans))
+
+
 def no_packets(spark: SparkSession) -> DataFrame:
     """An empty packet frame. `createDataFrame` would start a second Python daemon for it, which takes seconds."""
     return spark.range(0).selectExpr(
