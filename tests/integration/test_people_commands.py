@@ -239,6 +239,24 @@ def test_no_run_of_a_person_breaks_what_everybody_reads(world: World, ann: Any, 
     assert code == 0 and json.loads(said), said
 
 
+def test_a_run_lives_although_its_login_may_not_write_its_phase(world: World, ann: Any) -> None:
+    """As a person's does until the grants of this revision are applied."""
+    run = open_run(ann, "sweep", "*", world.settings, dry_run=True)
+    world.control("REVOKE UPDATE (phase) ON run FROM backstop_person")
+    heard = "SELECT r.heartbeat_at, l.heartbeat_at FROM run r JOIN duty_lease l USING (run_id)"
+    try:
+        ((before, held),) = world.control(heard)
+        run.phase.begin("count what is due")
+        with pytest.raises(errors.InsufficientPrivilege):
+            beat(ann, run)
+        ((after, still_held),) = world.control(heard)
+        assert after > before and still_held > held
+    finally:
+        world.control("GRANT UPDATE (phase) ON run TO backstop_person")
+    beat(ann, run)
+    assert world.control("SELECT phase FROM run") == [("count what is due",)]
+
+
 def test_nobody_writes_counts_that_are_no_object(world: World) -> None:
     open_run(world.conn, "sweep", "*", world.settings)
     for column in ("counts", "phases"):

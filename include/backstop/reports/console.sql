@@ -279,13 +279,13 @@ WHERE d.run_id = %(plan)s AND (%(group)s::text IS NULL OR d.consumer_group = %(g
     AND (%(after_1)s::bigint IS NULL OR d.place > %(after_1)s)
 ORDER BY d.place LIMIT %(limit)s;
 
--- name: replay_sends: what became of its requests, of the first 2,000 deliveries; one request may be of several groups
+-- name: replay_sends: what became of its requests, of the first `most` deliveries; one request may be of several groups
 SELECT q.state, count(*) AS number
 FROM (
     SELECT DISTINCT f.topic, f.message_id, f.send_number
     FROM (
         SELECT d.topic, d.message_id, d.send_number FROM incident_delivery d
-        WHERE d.run_id = %(run)s AND d.asked_at IS NOT NULL ORDER BY d.place LIMIT 2000) f
+        WHERE d.run_id = %(run)s AND d.asked_at IS NOT NULL ORDER BY d.place LIMIT %(most)s) f
 ) d
 JOIN resend_request q USING (topic, message_id, send_number)
 GROUP BY 1 ORDER BY 1;

@@ -56,8 +56,8 @@ WHERE duty = %(lease)s AND scope = %(scope)s AND token = %(token)s AND run_id = 
 -- name: show_beat: the same, where people look
 UPDATE run SET heartbeat_at = clock_timestamp() WHERE run_id = %(run_id)s AND finished_at IS NULL;
 
--- name: show_phase: the same, and what it does
-UPDATE run SET heartbeat_at = clock_timestamp(), phase = %(phase)s, phase_done = %(done)s, phase_of = %(of)s
+-- name: show_phase: what it does
+UPDATE run SET phase = %(phase)s, phase_done = %(done)s, phase_of = %(of)s
 WHERE run_id = %(run_id)s AND finished_at IS NULL;
 
 -- name: begin_stage: what earlier attempts of this run staged does not count any more

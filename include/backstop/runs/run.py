@@ -180,19 +180,20 @@ def hold(cursor: Any, run: Run) -> None:
 
 
 def beat(conn: Any, run: Run) -> None:
-    """Says that the run lives and in which phase it is, and commits; RunLost when it is not ours any more."""
-    phase = run.phase.unwritten()
+    """Says that the run lives, then in which phase it is, and commits each; RunLost when it is not ours any more."""
     with conn, conn.cursor() as cursor:
         cursor.execute(_SQL["beat"], run._where())
         if cursor.rowcount == 0:
             raise _lost(run.run_id)
-        if phase is None:
-            cursor.execute(_SQL["show_beat"], run._where())
-        else:
-            shown = {"phase": phase.name, "done": phase.done, "of": phase.of}
-            cursor.execute(_SQL["show_phase"], run._where() | shown)
-    if phase is not None:
-        run.phase.wrote(phase)
+        cursor.execute(_SQL["show_beat"], run._where())
+    phase = run.phase.unwritten()
+    if phase is None:
+        return
+    # By itself: a run lives although its phase cannot be written.
+    shown = {"run_id": run.run_id, "phase": phase.name, "done": phase.done, "of": phase.of}
+    with conn, conn.cursor() as cursor:
+        cursor.execute(_SQL["show_phase"], shown)
+    run.phase.wrote(phase)
 
 
 def begin_stage(conn: Any, run: Run) -> int:

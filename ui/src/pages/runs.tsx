@@ -20,7 +20,7 @@ const progress = (phase: PhaseOf): string => (phase.done === null ? "" : texts.r
 const Live = ({ row }: { row: RunRowOf }) =>
   row.finished_at !== null ? null : (
     <Text fontSize="xs" data-testid="live">
-      {[row.phase ? `${row.phase.name}${row.phase.done === null ? "" : ` (${progress(row.phase)})`}` : "", `${texts.columns.heartbeat} ${texts.runs.ago(row.heartbeat_age)}`].filter(Boolean).join(", ")}
+      {[row.phase ? `${row.phase.name}${row.phase.done === null ? "" : ` (${progress(row.phase)})`}` : "", texts.runs.heard(duration(row.heartbeat_age))].filter(Boolean).join(", ")}
     </Text>
   );
 
@@ -50,11 +50,11 @@ export const Runs = () => {
             columns={[
               { name: texts.columns.run, cell: (row) => <To to={pathOf(`/runs/${row.run}`)}>{row.run}</To> },
               { name: texts.columns.duty, cell: (row) => `${row.duty}${row.scope === "*" ? "" : ` ${row.scope}`}` },
-              { name: texts.columns.state, cell: (row) => <><Tag>{row.state}</Tag> {row.stuck ? <Tag>{texts.runs.stuck}</Tag> : null} {row.check_failed ? <Tag>{texts.runs.checkFailed}</Tag> : null}<Live row={row} /></> },
+              { name: texts.columns.state, wide: true, cell: (row) => <><Tag>{row.state}</Tag> {row.stuck ? <Tag>{texts.runs.stuck}</Tag> : null} {row.check_failed ? <Tag>{texts.runs.checkFailed}</Tag> : null}<Live row={row} /></> },
               { name: texts.columns.started, cell: (row) => <When at={row.started_at} /> },
               { name: texts.columns.took, cell: (row) => took(row) },
               { name: texts.columns.counts, cell: (row) => counts(row.counts) },
-              { name: texts.columns.error, cell: (row) => <Said>{row.error ?? ""}</Said> },
+              { name: texts.columns.error, wide: true, cell: (row) => <Said>{row.error ?? ""}</Said> },
             ]}
           />
         )}
@@ -89,7 +89,7 @@ export const Run = ({ id }: { id: string }) => {
               [texts.columns.took, took(run)],
               [texts.columns.phase, run.phase ? <>{run.phase.name} <When at={run.phase.since} /></> : null],
               [texts.columns.progress, run.phase ? progress(run.phase) : null],
-              [texts.columns.heartbeat, run.finished_at ? null : texts.runs.ago(run.heartbeat_age)],
+              [texts.columns.heartbeat, run.finished_at ? null : texts.runs.heard(duration(run.heartbeat_age))],
               [texts.columns.counts, counts(run.counts)],
               [texts.columns.phases, counts(run.phases)],
               [texts.columns.error, run.error ? <Said>{run.error}</Said> : null],
