@@ -1146,6 +1146,7 @@ def test_two_people_discard_a_parked_key_each_with_their_own_login(
         INSERT INTO parked_message (consumer_group, topic, message_id, ordering_key, content, queue_id)
             VALUES ('billing', 'orders', 'k-1', 'k', 'x', 0)""",
     )
+    ((last_number,),) = world.run("consumer_billing", "SELECT number FROM parked_message")
     with world.conn, world.conn.cursor() as cur:
         case_id = open_case(
             cur,
@@ -1155,7 +1156,7 @@ def test_two_people_discard_a_parked_key_each_with_their_own_login(
             subject="k",
             severity="warning",
             summary="s",
-            evidence={"head": "k-1"},
+            evidence={"head": "k-1", "last_number": last_number},
             members=[],
             run_id=None,
         )
