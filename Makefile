@@ -89,7 +89,7 @@ test-all: setup mariadb mongodb browser activemq rocketmq iceberg message-tables
 	@$(MAKE) -j 2 --no-print-directory lint-and-types collected
 	@$(PYTEST) -n $(JOBS) $(ARGS)
 
-bench: setup rocketmq ## the benchmarks with their peers (FULL=1: the large sizes; ONLY=prefix; DATA=1: only make their data); rows in build/bench/results.json
+bench: setup rocketmq mariadb mongodb iceberg ## the benchmarks with their peers (FULL=1: the large sizes; ONLY=prefix; DATA=1: only make their data); rows in build/bench/results.json
 	@PYTHONPATH=$(CURDIR)/include:$(CURDIR)/tests:$(CURDIR)/tests/support $(WITH_JAVA) $(PY) -m bench $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY)) $(if $(DATA),--data)
 
 chaos: setup ## the system under fire: SEED=1, or SEEDS=20 for many, SECONDS=75 of it each

@@ -25,7 +25,7 @@ EVENTUATE_TRAM = _wanted("Eventuate Tram", "0.36.0", "eventuate_tram")
 
 
 def fetch_all() -> int:
-    """As a program: its exit code. One library that is refused keeps the other from nothing."""
+    """As a program: its exit code. A library that cannot be fetched does not stop the other."""
     return max([fetch_or_say_why(wanted) for wanted in (SPRING_MODULITH, EVENTUATE_TRAM)])
 
 
