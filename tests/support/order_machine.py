@@ -128,12 +128,12 @@ class Worker:
             blame=Blame(many=100),
         )
         self.pool = self.consumer._pool = ByHand(lambda: stage.connect(f"pool-{slot}"))  # type: ignore[assignment]
-        self.consumer._keeper = NoKeeper()  # type: ignore[assignment]
+        self.consumer._leases = NoKeeper()  # type: ignore[assignment]
         self.consumer._queues.since = float("-inf")
 
     def step(self, knows: bool = True) -> None:
         """One round; without `knows` it has not heard since whether its queues are its own."""
-        self.consumer._beat_at = float("-inf") if knows else float("inf")
+        self.consumer._keeper._beat_at = float("-inf") if knows else float("inf")
         self.consumer._looked_at = float("-inf")
         self.consumer.step(Counts())
         assert self.consumer.books.difference(self.consumer.in_process()) == 0, (
