@@ -366,7 +366,7 @@ class OrderMachine(RuleBasedStateMachine):
         broker._publisher.forget(self.topic)
         for worker in self.workers:
             if worker is not None:
-                worker.consumer._subscription._read_queues_at = float("-inf")  # type: ignore[attr-defined]
+                worker.consumer._keeper._subscription._read_queues_at = float("-inf")  # type: ignore[attr-defined]
 
     @rule()
     def pass_time(self) -> None:
