@@ -25,7 +25,7 @@ PYTEST = $(WITH_JAVA) $(PY) -m pytest
 JOBS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help mariadb mongodb browser activemq rocketmq iceberg setup bench demo chaos soak test test-unit test-brokers test-faults test-versions test-all collected \
+.PHONY: help mariadb mongodb browser activemq rocketmq iceberg message-tables setup bench demo chaos soak test test-unit test-brokers test-faults test-versions test-all collected \
   up down traffic status shell ui pictures materials scan lint types lint-and-types env pin-images
 
 help: ## this list
@@ -58,10 +58,14 @@ rocketmq: setup ## the jars of RocketMQ, for tests and the demo (skipped when al
 mongodb: setup rocketmq ## the jars of a server that speaks MongoDB's protocol, for tests (skipped when already there)
 	-@$(PY) -m backstop_lab.servers.fetch_mongodb
 
+# Their programs of ours are compiled by the compiler among RocketMQ's jars, too.
+message-tables: setup rocketmq ## the jars of Spring Modulith and Eventuate Tram, for the tests of their tables (skipped when already there)
+	-@$(PY) -m backstop_lab.servers.fetch_message_tables
+
 iceberg: setup ## the Spark runtime of Apache Iceberg, for the tests of lake tables (skipped when already there)
 	-@$(PY) -m backstop_lab.servers.fetch_iceberg
 
-test: setup mariadb mongodb browser activemq rocketmq iceberg ## lint, types, and the tests, JOBS=4 files at once; left out: long runs, and what only `make test-brokers` runs
+test: setup mariadb mongodb browser activemq rocketmq iceberg message-tables ## lint, types, and the tests, JOBS=4 files at once; left out: long runs, and what only `make test-brokers` runs
 	@$(MAKE) -j 2 --no-print-directory lint-and-types collected
 	@$(PYTEST) -n $(JOBS) -m "not soak and not other_broker" $(ARGS)
 
@@ -81,11 +85,11 @@ test-faults: setup ## that each fault of `make chaos` matters: without its prote
 test-versions: setup ## both ends of the declared versions: the oldest on Python 3.11, the newest on Python 3.13 (two environments below build/)
 	@$(PY) -m backstop_lab.try_versions
 
-test-all: setup mariadb mongodb browser activemq rocketmq iceberg ## everything, the long tests too (seeds, soaks)
+test-all: setup mariadb mongodb browser activemq rocketmq iceberg message-tables ## everything, the long tests too (seeds, soaks)
 	@$(MAKE) -j 2 --no-print-directory lint-and-types collected
 	@$(PYTEST) -n $(JOBS) $(ARGS)
 
-bench: setup rocketmq ## the benchmarks with their peers (FULL=1: the large sizes; ONLY=prefix; DATA=1: only make their data); rows in build/bench/results.json
+bench: setup rocketmq mariadb mongodb iceberg ## the benchmarks with their peers (FULL=1: the large sizes; ONLY=prefix; DATA=1: only make their data); rows in build/bench/results.json
 	@PYTHONPATH=$(CURDIR)/include:$(CURDIR)/tests:$(CURDIR)/tests/support $(WITH_JAVA) $(PY) -m bench $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY)) $(if $(DATA),--data)
 
 chaos: setup ## the system under fire: SEED=1, or SEEDS=20 for many, SECONDS=75 of it each

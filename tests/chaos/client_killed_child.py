@@ -22,7 +22,7 @@ from psycopg2.extensions import cursor as Cursor
 from backstop.client import Consumer, SendPolicy, Work, record, send
 from backstop.model.records import Message
 from client_world import GROUP, TOPIC, open_broker
-from maria_world import connect_to
+from mariadb import connect_to
 
 BOUNDARY = sys.argv[2]
 POLICY = SendPolicy(timedelta(seconds=2), timedelta(seconds=2), timedelta(seconds=1))

@@ -26,7 +26,7 @@ from backstop.client import (
 )
 from client_world import GROUP, TOPIC, open_broker
 from guard_handlers import apply_under_fence, apply_under_lock, insert_effect
-from maria_world import connect_to
+from mariadb import connect_to
 
 
 def connect(url: str) -> Any:

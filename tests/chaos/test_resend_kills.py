@@ -31,6 +31,8 @@ from backstop.model.private_file import write_private
 from backstop.resend import run_once, send_claimed
 from backstop.resend.run_once import now
 from forked import run_forked
+from maria_world import maria_producer, maria_server  # noqa: F401
+from resend_in_mariadb import in_mariadb  # noqa: F401
 from resend_world import TOPIC, World, ids, once, servers, world  # noqa: F401
 
 # Both sides of every commit: the request's claim, the stub's claim, the publish, the settle, the close.
@@ -47,11 +49,30 @@ BOUNDARIES = [
     "end_requests inside",
     "end_requests after",
 ]
+OF_THE_STORE = [
+    "claim before",
+    "claim after",
+    "publish after",
+    "settle before",
+    "settle after",
+]
+"""Both sides of every commit in the producer's database."""
 MESSAGES, BATCH = 12, 5
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 def test_a_kill_is_repaired_by_the_next_run(world: World, boundary: str, tmp_path: Path) -> None:
+    _kill_and_go_on(world, boundary, tmp_path)
+
+
+@pytest.mark.parametrize("boundary", OF_THE_STORE)
+def test_a_kill_is_repaired_where_the_stubs_are_in_mariadb(
+    in_mariadb: World, boundary: str, tmp_path: Path
+) -> None:
+    _kill_and_go_on(in_mariadb, boundary, tmp_path)
+
+
+def _kill_and_go_on(world: World, boundary: str, tmp_path: Path) -> None:
     world.set("resend", to={"batch_size": BATCH})
     wanted = ids(MESSAGES)
     world.stubs(wanted)

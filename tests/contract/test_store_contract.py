@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import psycopg2
 import pytest
 
-from backstop.model.errors import ContractBroken, StoreUnavailable
+from backstop.model.errors import ContractBroken, StoreFailed, StoreUnavailable
 from backstop.model.records import EARLIEST, LATEST, Key, Outcome, Position
 from backstop.stores.postgresql import scan as postgresql_scan
 from backstop.stores.protocol import (
@@ -329,6 +329,25 @@ def test_attempts_are_scanned_for_due_stubs_sent_more_than_once_one_row_a_group(
         ("twice", 2, "billing", "refused", None),
         ("twice", 2, "it's", "refused", None),
     }
+
+
+@in_postgresql
+def test_attempts_are_asked_for_only_where_a_stub_of_the_part_has_them(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    world.put_stub(next_check_at=NOW, send_count=1)
+
+    def read() -> list[str]:
+        with store.scan_due(NOW, Scope(), 1) as scan:
+            (part,) = scan.parts
+            asked = part._replace(statements={**part.statements, "attempts": "SELECT 1 / 0"})
+            return store.read_part(asked, lambda name, table: name)
+
+    assert read() == ["stubs"]
+    for has_them in ("send_count = 2", "send_count = 1, first_groups = '{billing}'"):
+        world.run("producer", f"UPDATE message_stub SET {has_them}")
+        with pytest.raises((StoreFailed, psycopg2.Error)):
+            read()
 
 
 def test_no_secret_is_in_what_a_scan_shows(world: PostgresWorld, store: StubStore) -> None:

@@ -19,7 +19,7 @@ from fastapi.testclient import TestClient
 from backstop.airflow import access
 from backstop.airflow.console import app as console
 from backstop.airflow.console import visit
-from backstop.airflow.console.routes import matching
+from backstop.airflow.console.routes import matching, replays
 from backstop.airflow.control_room import READING
 from backstop.evidence.sources import Sources
 from backstop.model.errors import ConfigurationError
@@ -446,6 +446,39 @@ def action(found: dict[str, Any], name: str) -> dict[str, Any]:
     return dict(one)
 
 
+def test_a_plan_says_how_many_of_its_sends_it_counts(
+    by: As, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    olga = by(*EVERYTHING)
+    plan = olga.get("/replays/4").json()
+    assert plan["sends_of"] == sum(part["requested"] for part in plan["parts"]) == 3
+    monkeypatch.setattr(replays, "SENDS_COUNTED", 2)
+    cut = olga.get("/replays/4").json()
+    assert cut["sends_of"] == sum(cut["sends"].values()) == 2, "and its parts say 3"
+    assert len(every(olga, "/resends", "plan:4")) == 3, "where all of them are"
+
+
+def test_a_batch_says_how_many_wait_and_how_many_went_out_in_the_last_minute(by: As) -> None:
+    by.rows(
+        """INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, batch_id, held, updated_at)
+           SELECT 'shop_a', 'orders', 'batch-' || n, 1, 'r', 'batch test', s, b, h, now() - a * interval '1 s'
+           FROM (VALUES (1, 'sent', 1, false, 0), (2, 'refused', 1, false, 1), (3, 'unknown', 1, false, 2), (4, 'sent', 1, false, 300),
+               (5, 'open', 1, false, 0), (6, 'sent', 2, false, 0), (7, 'open', NULL, true, 0), (8, 'open', NULL, true, 0))
+               v (n, s, b, h, a) RETURNING 1"""
+    )
+    try:
+        rows = {row["batch"]: row for row in every(by(*EVERYTHING), "/batches")}
+        assert (rows[1]["topic"], rows[1]["state"]) == ("orders", "ramping")
+        assert (rows[1]["sent_last_minute"], rows[1]["held"]) == (3, 2)
+        assert (rows[2]["sent_last_minute"], rows[2]["held"]) == (1, 0)
+        by.rows("UPDATE resend_batch SET state = 'done', ended_at = now() RETURNING 1")
+        rows = {row["batch"]: row for row in every(by(*EVERYTHING), "/batches")}
+        assert {(row["sent_last_minute"], row["held"]) for row in rows.values()} == {(None, None)}
+    finally:
+        by.rows("DELETE FROM resend_request WHERE requested_by = 'batch test' RETURNING 1")
+        by.rows("UPDATE resend_batch SET state = 'ramping', ended_at = NULL RETURNING 1")
+
+
 def test_all_that_match_a_filter_are_counted_exported_and_planned_within_the_team(by: As) -> None:
     olga, b = by(*EVERYTHING, run=True, answer=True), by(*OF_B, run=True, answer=True)
     for visitor, text in (
@@ -777,6 +810,38 @@ def test_runs_that_found_nothing_to_do_are_hidden_unless_asked_for(by: As) -> No
     assert [row["run"] for row in every(visitor, "/runs")] == [1]
     assert [row["run"] for row in every(visitor, "/runs", empty="true")] == [4, 3, 2, 1]
     assert [row["run"] for row in every(by("sweep"), "/runs", empty="true")] == [2]
+
+
+def test_a_run_under_way_says_what_it_does_how_far_it_is_and_when_it_is_stuck(by: As) -> None:
+    by.rows(
+        """INSERT INTO run (duty, token, policy_version, code_version, heartbeat_at, state, finished_at, error)
+           SELECT 'resend', gen_random_uuid(), 'p', 'c', now() - interval '1 s' * silent, s, CASE WHEN s <> 'running' THEN now() END, 'e'
+           FROM (VALUES (1, 5, 'running'), (2, 150, 'running'), (3, 150, 'abandoned'), (4, 5, 'failed')) v (n, silent, s)
+           ORDER BY n;
+           UPDATE run SET phase = 'claim_publish_settle', phase_done = 40, phase_of = 300 WHERE duty = 'resend' RETURNING run_id"""
+    )
+    visitor = by(*EVERYTHING)
+    try:
+        rows = visitor.get("/runs", params={"filter": "duty:resend"}).json()["items"][::-1]
+        assert [(row["state"], row["stuck"]) for row in rows] == [
+            ("running", False),
+            ("running", True),
+            ("abandoned", False),
+            ("failed", False),
+        ]
+        whole = [visitor.get(f"/runs/{row['run']}").json() for row in rows]
+        assert [row["phase"] for row in whole] == [row["phase"] for row in rows]
+        for row in rows[:3]:
+            phase = row["phase"]
+            assert phase["since"] and (phase["name"], phase["done"], phase["of"]) == (
+                "claim_publish_settle",
+                40,
+                300,
+            )
+        assert rows[3]["phase"] is None, "what it did when it failed is in its error"
+        assert 5 <= rows[0]["heartbeat_age"] < 120 < rows[1]["heartbeat_age"]
+    finally:
+        by.rows("DELETE FROM run WHERE duty = 'resend' RETURNING 1")
 
 
 def test_a_case_says_what_each_answer_does_why_one_is_refused_and_where_airflow_takes_it(

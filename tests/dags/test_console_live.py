@@ -202,7 +202,37 @@ def test_not_everything_is_done_while_a_duty_is_overdue(browser: Browser, shop: 
         page.route("**/backstop/api/v1/overview", quiet)
         show(page, shop)
         expect(page.get_by_test_id("answer")).to_contain_text("Not everything is done.")
-        assert number_of(page, "Overdue duties") > 0
+        overdue = number_of(page, "Overdue duties")
+        page.get_by_test_id("tile-Overdue duties").get_by_role("link").click()
+        expect(page.get_by_text("overdue", exact=True)).to_have_count(overdue)
+        assert page.locator("table tbody tr").count() == overdue > 0
+
+
+def test_a_run_under_way_shows_what_it_does_and_one_that_is_silent_is_stuck(
+    browser: Browser, shop: Live
+) -> None:
+    runs = shop.rows(
+        """INSERT INTO run (duty, scope, token, policy_version, code_version, heartbeat_at, started_at)
+           SELECT 'resend', 'live ' || a, gen_random_uuid(), 'p', 'c', now() - a * interval '1 s', now() - interval '1 h'
+           FROM unnest(ARRAY[0, 3600]) a RETURNING run_id"""
+    )
+    for (run,) in runs:
+        shop.rows(
+            "UPDATE run SET phase = 'lookup', phase_done = 37, phase_of = 64 WHERE run_id = %s", run
+        )
+    (alive,), (silent,) = runs
+    try:
+        with login(browser, shop, "vera") as page:
+            show(page, shop, "runs?filter=duty:resend%20state:running")
+            expect(page.get_by_test_id("live").first).to_contain_text("lookup (37 of 64)")
+            expect(page.get_by_text("stuck", exact=True)).to_have_count(1)
+            show(page, shop, f"runs/{silent}")
+            expect(page.get_by_text("stuck", exact=True)).to_have_count(1)
+            expect(page.get_by_text("37 of 64")).to_be_visible()
+            show(page, shop, f"runs/{alive}")
+            expect(page.get_by_text("37 of 64")).to_be_visible()
+    finally:
+        shop.rows("DELETE FROM run WHERE run_id IN (%s, %s)", alive, silent)
 
 
 def test_airflows_home_has_a_card_that_leads_to_what_is_wrong(browser: Browser, shop: Live) -> None:

@@ -608,6 +608,14 @@ def test_a_question_that_nobody_answered_in_time_stays_open() -> None:
     )
 
 
+def test_an_answer_about_a_topic_that_left_the_settings_is_not_applied(control: Control) -> None:
+    case_id = control.case(topic="gone")
+    control.choose()
+    run = ask(control, case_id)
+    done = apply(case_id, run, OLGA | {"option": "resend"})
+    assert done["how"] == "not_applied" and "gone is not in backstop.yaml" in done["said"]
+
+
 def test_what_a_database_cannot_keep_is_refused_and_not_dropped(control: Control) -> None:
     event = {
         "responded_by_user": {"id": "olga", "name": "olga"},

@@ -28,6 +28,7 @@ from backstop.airflow.resend import resend_here
 from backstop.config.connections import Connections
 from backstop.model.errors import ConfigurationError, StoreUnavailable
 from backstop.runs.duty import Duty, Step
+from backstop.runs.phase import CurrentPhase
 
 ROOT = Path(__file__).resolve().parents[2]
 IDS = (
@@ -242,7 +243,12 @@ def test_a_store_away_is_told_apart_without_spark_too(
     duty: Duty[Any] = Duty(
         "resend", (Step("claim_publish_settle", away),), unaffected="Nothing was changed."
     )
-    work = SimpleNamespace(duty=duty, run=SimpleNamespace(dry_run=False), settings=None, counts={})
+    work = SimpleNamespace(
+        duty=duty,
+        run=SimpleNamespace(dry_run=False, phase=CurrentPhase()),
+        settings=None,
+        counts={},
+    )
     monkeypatch.setattr(steps, "opened_work", lambda *_: nullcontext(work))
     xcoms = Xcoms()
     with pytest.raises(StoreUnavailable):

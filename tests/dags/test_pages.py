@@ -200,6 +200,24 @@ def test_a_run_page_does_not_show_the_fencing_token(reader: TestClient, control:
     assert token not in reader.get("/runs/1").text
 
 
+def test_a_run_under_way_shows_its_phase_and_heartbeat_without_a_script(
+    reader: TestClient, control: str
+) -> None:
+    connection = psycopg2.connect(control)
+    with connection, connection.cursor() as cursor:
+        cursor.execute("UPDATE run SET phase = 'lookup', phase_done = 3, phase_of = 8")
+        cursor.execute("UPDATE run SET heartbeat_at = clock_timestamp() - interval '10 min'")
+    whole, listed = reader.get("/runs/1").text, reader.get("/runs").text
+    assert "<td>lookup</td>" in whole and "<td>3 of 8</td>" in whole
+    assert "<td>lookup</td>" in listed
+    for text in (whole, listed):
+        assert "stuck: last heard of 60" in text
+    with connection, connection.cursor() as cursor:
+        cursor.execute("UPDATE run SET heartbeat_at = clock_timestamp()")
+    assert "stuck" not in reader.get("/runs/1").text
+    connection.close()
+
+
 def test_the_list_leads_to_each_run(reader: TestClient) -> None:
     assert 'href="runs/1"' in reader.get("/runs").text
     assert reader.get("/runs/2").status_code == 404

@@ -65,7 +65,9 @@ def broker(server: ActiveMQServer) -> Iterator[ActiveMQ]:
 
 @pytest.fixture
 def faults(server: ActiveMQServer, broker: ActiveMQ, tmp_path: Path) -> Iterator[ActiveMQFaults]:
-    made = ActiveMQFaults(server, Tools(Ledger(tmp_path / "ledger"), {}, GROUPS))
+    made = ActiveMQFaults(
+        server, Tools(Ledger(tmp_path / "ledger"), {}, GROUPS, lambda _, keys: set(keys))
+    )
     yield made
     made.close()
 

@@ -102,6 +102,9 @@ def test_from_nothing_to_where_is_my_message_without_touching_the_producer(
         # What happened before anybody heard of Backstop.
         history = shop.send(shop.promise())
         done = [shop.receive(shop.send(shop.promise())) for _ in range(3)]
+        if kind != "mongodb":  # a redelivery that its inbox kept as another row
+            kept = '"Version", "Name", "Group", "Content", "Retries", "Added", "ExpiresAt", "StatusName"'
+            shop.run(f'INSERT INTO {{received}} SELECT "Id" + 90000, {kept} FROM {{received}}')
         written = shop.shown()
 
         code, applied = cli("migrate")

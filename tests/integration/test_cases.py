@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg2
 import pytest
@@ -18,14 +18,17 @@ from backstop.cli.app import run_app
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.control.connection import connect
+from backstop.decisions import decide as subject
 from backstop.decisions.actions import ACTIONS, actions_for
 from backstop.decisions.decide import Decided, Preview, decide, preview
 from backstop.decisions.list_cases import list_cases, show
 from backstop.evidence.sources import Sources
 from backstop.model.errors import DecisionRefused, StoreUnavailable
 from backstop.runs.run import open_run
+from backstop.triage.decide import answer
 from backstop.watch.outbox import note_failure, note_success
-from control_world import SHARDS, World, servers, world  # noqa: F401
+from control_world import SHARDS, World, servers, world, written_settings  # noqa: F401
+from letters import INSERT, values
 
 
 def found(
@@ -754,6 +757,90 @@ def test_a_number_that_no_form_allows_is_refused_when_it_is_applied(
     with pytest.raises(DecisionRefused, match="is a number from 1 to"):
         decided(world, case_id, "raise", **options)
     assert world.stub_now("a")["max_sends"] is None and state_of(world, case_id) == "open"
+
+
+@pytest.mark.parametrize(
+    ("kind", "action", "options"),
+    [
+        ("unknown", "resend", {}),
+        ("unknown", "drained", {"broker": "old"}),
+        ("exhausted", "raise", {}),
+    ],
+)
+def test_an_answer_that_needs_the_settings_of_a_topic_that_left_them_is_refused(
+    world: World, kind: str, action: str, options: dict[str, Any]
+) -> None:
+    world.stub("a", sends=4, status="exhausted")
+    case_id = found(world, kind, "a")
+    content = written_settings()
+    del content["topics"]["orders"]
+    content["people"] = {"second_person": ["raise"], "deciders": ["ann", "bob"]}
+    world.settings = from_mapping(content)
+    with pytest.raises(DecisionRefused, match=r"orders is not in backstop\.yaml"):
+        decided(world, case_id, action, **options)
+    assert state_of(world, case_id) == "open"
+    with pytest.raises(DecisionRefused):
+        decided(world, case_id, "void")
+    with pytest.raises(DecisionRefused):
+        decided(world, case_id, "discard")
+    assert state_of(world, case_id) == "open"
+    decided(world, case_id, "leave")
+
+
+def test_a_batch_of_a_topic_that_left_the_settings_is_given_up_for_every_group(
+    world: World,
+) -> None:
+    case_id = found(world, "ramp_stopped")
+    world.control(
+        "INSERT INTO resend_batch (topic, state, case_id) VALUES ('orders', 'stopped', %s)",
+        (case_id,),
+    )
+    world.control(
+        "INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, held)"
+        " VALUES ('shop_a', 'orders', 'a', 2, 'LOST', 'reconcile', true)"
+    )
+    content = written_settings()
+    del content["topics"]["orders"]
+    world.settings = from_mapping(content)
+    assert decided(world, case_id, "give_up").counts == {"given_up": 1}
+    given_up = world.control("SELECT state, given_up_groups FROM resend_request")
+    assert given_up == [("not_needed", ["*"])]
+
+
+class Fetches(psycopg2.extensions.cursor):
+    """Keeps how many rows each query about a case's deliveries or dead letters has brought here."""
+
+    rows: ClassVar[list[int]] = []
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        found = super().fetchall()
+        if b"case_member" in self.query or b"dead_letter d" in self.query:
+            Fetches.rows.append(len(found))
+        return found
+
+
+def test_a_preview_of_a_large_case_brings_no_more_of_it_than_it_reads_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subject, "PREVIEWED", 3)
+    monkeypatch.setattr(answer, "COUNTED", 4, raising=False)
+    monkeypatch.setattr(Fetches, "rows", [])
+    many = found(world, "mass_loss", *(f"m-{number}" for number in range(5)))
+    letters = found(world, "dead_letters")
+    for number in range(6):
+        world.control(INSERT, values(f"m-{number}"))
+    world.control("UPDATE dead_letter SET case_id = %s", (letters,))
+    world.control("UPDATE dead_letter SET left_in_case = case_id WHERE message_id = 'm-0'")
+    world.conn.cursor_factory = Fetches
+    seen = previewed(world, many, "resend")
+    assert seen is not None and (seen.read, seen.open) == (3, 5)
+    seen = previewed(world, letters, "discard")
+    assert seen is not None and (seen.read, seen.open) == (3, 5), "what was left before is not read"
+    assert max(Fetches.rows) == 3
+    world.control("UPDATE dead_letter SET left_in_case = case_id")
+    seen = previewed(world, letters, "discard")
+    assert seen is not None and (seen.read, seen.open) == (3, 5), "counted up to one more than 4"
+    assert max(Fetches.rows) == 3
 
 
 def test_a_preview_says_what_a_decision_would_do_and_changes_nothing(world: World) -> None:

@@ -400,6 +400,13 @@ def test_a_run_is_shown_with_the_batches_that_its_requests_go_out_in(
     assert cli.json("runs", "show", str(runs[1]))["batches_of_run"] == [{**live, "held": 0}]
     assert cli("runs", "show", str(runs[0])) == 0
     assert "held by this run" in cli.out and "stopped" in cli.out
+    assert "phase" not in cli.out, "no process has written one"
+    world.control(
+        "UPDATE run SET phase = 'lookup', phase_done = 3, phase_of = 8 WHERE run_id = %s",
+        (runs[0],),
+    )
+    assert cli("runs", "show", str(runs[0])) == 0
+    assert "phase lookup since" in cli.out and "done 3 of 8" in cli.out
     other = open_run(world.conn, "prove", "*", world.settings).run_id
     assert cli.json("runs", "show", str(other))["batches_of_run"] == []
     assert cli("runs", "show", str(other)) == 0 and "held by this run" not in cli.out

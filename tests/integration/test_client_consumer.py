@@ -402,7 +402,7 @@ def test_whatever_lost_its_lease_is_handed_back_for_a_broker_that_lends_for_good
 
 @pytest.mark.parametrize("fails", ["acknowledge", "handler"])
 def test_a_message_that_cannot_be_handed_back_strands_no_other_of_its_batch(
-    world: World, fails: str
+    world: World, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def handle(connection: Any, message: Message, work: Work) -> None:
         do(connection, message, work)
@@ -418,9 +418,13 @@ def test_a_message_that_cannot_be_handed_back_strands_no_other_of_its_batch(
         subscription = HandingBack(consumer._subscription, refuses=True)
         subscription.acknowledge = acknowledge  # type: ignore[attr-defined]
         consumer._subscription = subscription
+        forgotten: list[bool] = []
+        monkeypatch.setattr(consumer._finished, "forget", lambda: forgotten.append(True))
         with pytest.raises(BrokerUnavailable, match="handing a message back"):
             consumer.run_once()
     assert len({name for name, _ in subscription.tried}) == (4 if fails == "handler" else 3)
+    # What is finished is asked of the log again where the database was away, also behind the broker's error.
+    assert any(forgotten) == (fails == "handler")
 
 
 def test_a_foreign_message_that_cannot_be_acknowledged_strands_no_other_of_its_batch(

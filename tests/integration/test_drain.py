@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +22,13 @@ from backstop.config.load import from_mapping
 from backstop.control.connection import connect
 from backstop.model.errors import BrokerUnavailable, RunLost
 from backstop.model.records import Counts, Position
+from backstop.runs.duty import close, open_due
 from backstop.runs.run import Run, close_run, open_run
-from backstop.triage.count_due import count_due
+from backstop.triage.count_due import any_dead_letter, count_due
 from backstop.triage.drain.drain import Bounds, drain_all
 from backstop.triage.drain.quota import Queue, Quota, tell_quota
 from backstop.triage.drain.storable import make_storable
+from backstop.triage.run_once import TRIAGE, TriageInput
 from broken_checks import broken_checks
 from control_world import World, servers, world, written_settings  # noqa: F401  fixtures
 
@@ -858,6 +861,41 @@ def test_a_letter_that_no_reader_can_read_stops_its_queue_alone_and_is_named_by_
     assert len(due.silent) == 1 and due.silent[0].startswith(
         f"broker embedded, {DEAD}: Its dead letters cannot be read: ValueError"
     )
+
+
+class Unanswered(RedisStreams):
+    """A broker that does not give the letters of one group, as ActiveMQ does with a map message."""
+
+    def open_dead_letters(self, queue: str) -> Any:
+        if queue == DEAD:
+            raise BrokerUnavailable("It cannot be read.", unaffected="It stays.", next_step="See.")
+        return super().open_dead_letters(queue)
+
+
+def test_a_queue_that_does_not_answer_hides_no_letter_in_another_queue_of_its_broker(
+    world: World, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipping = Keys().dead("orders", "shipping")
+    client.xadd(DEAD, entry(1))
+    client.xadd(shipping, entry(2, origin_group="shipping"))
+    url = world.connections.url("backstop_broker")
+    monkeypatch.setattr("backstop.triage.count_due.open_broker", lambda *_: Unanswered(url))
+    with Unanswered(url) as broker:
+        assert broker.dead_letter_queues(["billing", "shipping"])[0] == DEAD
+        assert any_dead_letter(broker, ["billing", "shipping"])
+        opened = open_due(TRIAGE, world.settings, world.connections, world.conn, TriageInput())
+        assert opened is not None, "the letter of the other queue is due"
+        work, _ = opened
+        with pytest.raises(BrokerUnavailable, match=re.escape(f"{DEAD}: It cannot be read.")):
+            drain_all(*work.parts, brokers={"embedded": broker})
+        assert stored(world) == [("m-2",)]
+        with pytest.raises(BrokerUnavailable, match="It cannot be read"):
+            any_dead_letter(broker, ["billing", "shipping"])
+        found = count_due(world.settings, world.connections, world.conn, work.run)
+        assert found.queues == () and found.silent == (
+            f"broker embedded, {DEAD}: It cannot be read.",
+        )
+        close(work, [])
 
 
 def test_a_queue_whose_name_is_too_long_to_be_kept_is_named_and_the_others_go_on(

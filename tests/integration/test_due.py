@@ -6,27 +6,34 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg2
 import pytest
 import redis
+from airflow.configuration import conf
 from airflow.triggers.shared_stream import SharedStreamManager
 
 from backstop.airflow import due_trigger
 from backstop.airflow.due_trigger import DutyDue
+from backstop.alerts.run_once import run_once as run_deliveries
 from backstop.brokers.redis_streams.keys import Keys
 from backstop.config.settings import Settings
 from backstop.control.connection import connect
-from backstop.due.look import Looker, due_now
+from backstop.due import look as look_module
+from backstop.due.look import EVERY, Looker, due_now
 from backstop.due.probes import DUTIES
 from backstop.due.starts import DutySeen
+from backstop.resend.run_once import run_duty as run_resend
 from backstop.runs.run import close_run, open_run
+from backstop.sweep.run_once import run_duty as run_sweep
+from backstop.triage.run_once import run_duty as run_triage
 from backstop.watch.due_trigger import judge_silence, read_silence
 from backstop.watch.run_once import run_once
 from backstop_lab.servers.postgres import Postgres
@@ -98,6 +105,76 @@ def test_an_idle_system_has_nothing_due_whatever_is_over(world: System) -> None:
         "INSERT INTO alert (dedup_key, severity, title, body, delivered_at) VALUES ('k', 'info', 't', 'b', now())",
     )
     assert due(world) == set()
+
+
+def test_what_the_slow_schedules_start_in_an_idle_system_makes_nothing_due(world: System) -> None:
+    """A run that found nothing must not be the reason for the next one."""
+    for run in (run_once, run_sweep, run_triage, run_resend, run_deliveries):
+        run(world.settings, world.connections)
+    began = world.rows("control", "SELECT duty, state FROM run ORDER BY duty")
+    assert began == [
+        (duty, "done") for duty in ("deliver_alerts", "resend", "sweep", "triage", "watch")
+    ]
+    assert due(world) == set()
+
+
+def test_each_duty_is_fired_by_the_look_that_follows_what_became_due(
+    world: System, servers: tuple[Postgres, Valkey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the trigger's own clock, which stands while databases answer: a loaded machine cannot make it late. What Airflow adds
+    are the rounds of its triggerer and its scheduler, of a second each by its defaults."""
+    clock = [1000.0]
+    monkeypatch.setattr(look_module, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(due_trigger, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    key = world.stub("m", status="confirmed")
+    lease = {"state": "CONSUMING", "owner_token": "00000000-0000-0000-0000-000000000001"}
+    world.log(key, **lease, lease_expires_at="2100-01-01")
+    server = redis.Redis.from_url(servers[1].url())
+    queue = Keys().dead("orders", "billing")
+    a_case = (
+        "INSERT INTO case_file (kind, topic, summary) VALUES ('exhausted', 'orders', 's');"
+        "INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)"
+        " SELECT case_id, 'shop_b', 'orders', 'm', 'billing' FROM case_file"
+    )
+    an_alert = "INSERT INTO alert (dedup_key, severity, title, body) VALUES ('k', 'info', 't', 'b')"
+    ends = "UPDATE consumer_log SET lease_expires_at = now()"
+    becomes_due: dict[str, Callable[[], object]] = {
+        "watch": lambda: world.stub("later", next_check_at="2100-01-01"),
+        "reconcile": lambda: world.stub("now", shard="shop_b"),
+        "sweep": lambda: world.rows("billing_db", ends),
+        "triage": lambda: server.xadd(queue, {"id": "m"}),
+        "resend": lambda: world.rows("control", A_REQUEST.format(state="open")),
+        "deliver_alerts": lambda: world.rows("control", an_alert),
+        "ask_people": lambda: world.rows("control", a_case),
+    }
+    assert becomes_due.keys() == set(DUTIES)
+    fired: dict[str, float] = {}
+
+    async def looks(looker: Looker, number: int) -> AsyncIterator[Any]:
+        for _ in range(number):
+            clock[0] += EVERY
+            yield looker.look()
+
+    async def fires(looker: Looker, duty: str, number: int) -> bool:
+        async for _ in DutyDue(duty).filter_shared_stream(looks(looker, number)):
+            return True
+        return False
+
+    with Looker(world.settings, world.connections, patience=60.0, notes=False) as looker:
+        for duty, begins in becomes_due.items():
+            assert not asyncio.run(fires(looker, duty, 4)), "it is not due yet"
+            since = clock[0]
+            begins()
+            assert asyncio.run(fires(looker, duty, 20)), duty
+            fired[duty] = clock[0] - since
+    server.close()
+    # A broker is asked once a second, a database in each look.
+    assert fired == {**dict.fromkeys(DUTIES, EVERY), "triage": fired["triage"]}
+    slowest, rounds = (
+        max(fired.values()),
+        1.0 + conf.getfloat("scheduler", "scheduler_idle_sleep_time"),
+    )
+    assert slowest <= 1.0 and slowest + rounds <= 3.0, "from due to started"
 
 
 def test_a_promise_is_watched_until_it_is_settled_and_judged_when_its_time_has_come(
@@ -284,6 +361,29 @@ def test_the_triggerer_loads_nothing_that_judges_or_checks() -> None:
     assert "psycopg2" in loaded
     heavy = {"duckdb", "pyarrow", "pandas", "pyspark", "great_expectations", "airflow"}
     assert not heavy.intersection(loaded)
+
+
+def test_after_one_error_it_is_looked_as_often_as_before(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backstop.airflow import control_room
+
+    answers: list[Any] = [world.settings, OSError("no such file"), world.settings]
+
+    def current_settings() -> Settings:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(control_room, "current_settings", current_settings)
+    monkeypatch.setattr(control_room, "url_from_airflow", world.urls.get)
+    every = []
+    with closing(due_trigger._Looking()) as looking:
+        for _ in range(3):
+            looking.look()
+            every.append(looking.every)
+    assert every == [EVERY, 30.0, EVERY]
 
 
 def test_one_trigger_looks_for_all_and_each_fires_for_its_own_duty(

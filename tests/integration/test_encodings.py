@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from tempfile import TemporaryFile
 from typing import Any
 
 import psycopg2
 import pytest
 
+from backstop.config.mapped import StubMapping
 from backstop.model.records import Key
 from backstop.schema.revisions import whole
+from backstop.stores.mapped.postgresql import PostgresTable
 from backstop.stores.postgresql.logs import PostgresLogs
 from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import Scope
@@ -109,6 +114,26 @@ def test_a_row_that_is_not_utf_8_is_one_unreadable_row(urls: dict[tuple[str, str
         rows = scanned(stubs)
     readable = [(key.message_id, key.message_id, "pending") for key in (PLAIN, CAFE, TOKYO)]
     assert sorted(rows) == sorted([*readable, ("\\x636166e9", "\\x636166e9", "unreadable")])
+
+
+def test_a_row_of_somebody_elses_that_is_not_utf_8_names_no_message(
+    urls: dict[tuple[str, str], str],
+) -> None:
+    """By a name in place of its own it would be asked for, and would be found nowhere."""
+    mapping = StubMapping(
+        tables=["message_stub"],
+        message_id="message_id",
+        topics=["orders"],
+        state="status",
+        unsent=["pending"],
+        created_at="created_at",
+    )
+    table = PostgresTable("shop", urls["SQL_ASCII", "producer"])
+    with closing(table), TemporaryFile() as into:
+        table.look(mapping, into)
+        into.seek(0)
+        found = [row[1] for row in csv.reader(into.read().decode().splitlines())]
+    assert sorted(found) == sorted(["", *(key.message_id for key in (PLAIN, CAFE, TOKYO))])
 
 
 def test_a_text_that_is_not_utf_8_makes_its_own_row_invalid(

@@ -35,8 +35,8 @@ from backstop.stores.mariadb.stubs import MariaStubs
 from backstop.stores.open import open_stub_audit, open_stub_purge, open_stub_store
 from backstop.stores.protocol import Claim, Handed, Scope, Settlement, StubOutcome
 from backstop.stores.purge import FIRST_STUB
-from maria_world import MariaDatabase, MariaStubWorld, connect_to, maria_database, maria_server
-from mariadb import MariaDB
+from maria_world import MariaDatabase, MariaStubWorld, maria_database, maria_server
+from mariadb import MariaDB, connect_to
 from store_world import NOW, token
 from system import settings_dict
 

@@ -477,14 +477,16 @@ def test_a_key_that_is_no_utf8_is_shown_and_matches_nothing(maria: MariaDatabase
     with closing(maria.connect()) as connection, connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO consumer_log (consumer_group, topic, message_id, state, first_received_at, updated_at, consumed_at)"
-            " VALUES ('billing', 'orders', x'ff00', 'CONSUMED', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))"
+            " VALUES ('billing', 'orders', x'ff00', 'CONSUMED', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)),"
+            " ('billing', 'orders', x'6100', 'CONSUMED', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))"
         )
         connection.commit()
     now = datetime.now(UTC)
     with MariaLogs("billing_db", maria.dsn) as logs:
-        (found,) = logs.received_between(GROUP, now - timedelta(1), now + timedelta(1), 10)
-        assert found.message_id == "\\xff00"
-        assert logs.logs(GROUP, [Key(TOPIC, "\\xff00"), Key(TOPIC, "\xff")]) == {}
+        found = logs.received_between(GROUP, now - timedelta(1), now + timedelta(1), 10)
+        assert {one.message_id for one in found} == {"\\xff00", "\\x6100"}
+        asked = ("\\xff00", "\xff", "\\x6100", "a", "a\0")
+        assert logs.logs(GROUP, [Key(TOPIC, one) for one in asked]) == {}
 
 
 def test_a_lease_of_a_far_future_is_no_reason_to_fail(

@@ -67,12 +67,20 @@ def test_a_lost_message_is_sent_again_once_and_then_confirmed(
     world.consume("shipping")
 
     with moved(world, maria_server, POLICY) as (there, databases):
+        # What a program of somebody else's wrote: a NUL that fills up a fixed length, and bytes that are no text.
+        for odd in ("610000", "ff01"):
+            databases["shop_a"].run(
+                f"INSERT INTO message_stub (topic, message_id, content, next_check_at, created_at, updated_at) SELECT topic, x'{odd}',"
+                " '', next_check_at, created_at, updated_at FROM message_stub WHERE message_id = 'never'"
+            )
 
         def stubs() -> dict[str, tuple[str, int]]:
             return {
                 row["message_id"]: (row["status"], row["send_count"])
                 for database in databases.values()
-                for row in database.run("SELECT * FROM message_stub")
+                for row in database.run(
+                    "SELECT * FROM message_stub WHERE message_id NOT IN (x'610000', x'ff01')"
+                )
             }
 
         def reconcile() -> None:
@@ -91,6 +99,12 @@ def test_a_lost_message_is_sent_again_once_and_then_confirmed(
             "lost": ("pending", 1),
             "never": ("pending", 0),
         }
+        assert world.rows("control", "SELECT message_id, reason FROM quarantine ORDER BY 1") == [
+            ("\\x610000", "not_utf8"),
+            ("\\xff01", "not_utf8"),
+        ]
+        judged = world.rows("control", "SELECT DISTINCT message_id FROM verdict ORDER BY 1")
+        assert judged == [("lost",), ("never",)]
         asked = "SELECT message_id, send_number, groups FROM resend_request ORDER BY message_id"
         assert world.rows("control", asked) == [("lost", 2, ["billing"]), ("never", 1, None)]
         counts = resend(there.settings, there.connections, dead_after=timedelta(0))

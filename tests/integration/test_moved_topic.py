@@ -5,16 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import redis
 
 from backstop.brokers.open import open_broker
+from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.cases.open import open_case
 from backstop.config.load import from_mapping
 from backstop.decisions.decide import decide
+from backstop.due.probes import probes_of
 from backstop.evidence.judge_by_key import Judge
-from backstop.model.errors import DecisionRefused
+from backstop.model.errors import BrokerUnavailable, DecisionRefused
 from backstop.model.records import Key, Message, Outcome
 from backstop.reconcile.revisit import revisit_cases
 from backstop.runs.run import open_run
+from backstop.runs.scope import name_of
+from backstop.triage.count_due import count_due
+from backstop.triage.drain.drain import drain_all
 from control_world import World, servers, world, written_settings  # noqa: F401
 
 
@@ -133,3 +139,37 @@ def test_a_copy_is_judged_by_the_broker_that_it_went_to(world: World) -> None:
     run = open_run(world.conn, "reconcile", "*", world.settings)
     revisit_cases(world.settings, world.connections, world.conn, run)
     assert world.control("SELECT * FROM drained_broker") == []
+
+
+class OneMaster(RedisStreams):
+    """A broker of several servers, of which only m1 is known now."""
+
+    def servers(self, topic: str) -> frozenset[str]:
+        return frozenset({"m1"})
+
+
+@pytest.mark.parametrize("topics", [None, ["orders"]])
+def test_what_died_at_the_broker_that_a_topic_left_is_found_and_stored_once(
+    world: World, topics: list[str] | None
+) -> None:
+    settings, queue = from_mapping(moved_settings()), Keys().dead("orders", "billing")
+    url = world.connections.url("backstop_broker")
+    run = open_run(world.conn, "triage", name_of(topics), settings)
+    with redis.Redis.from_url(url) as server, OneMaster(url) as one_of_two:
+        server.xadd(queue, {"origin-topic": "orders", "origin-group": "billing"})
+        assert count_due(settings, world.connections, world.conn, run).queues == (queue,)
+        looked_at = {probe.name for probe in probes_of(settings, world.connections)}
+        assert {"broker embedded", "broker second"} <= looked_at
+        world.control(
+            "INSERT INTO broker_server VALUES ('embedded', 'redis_streams', 'orders', 'm2')"
+        )
+        with pytest.raises(BrokerUnavailable, match="embedded does not name m2 any more"):
+            drain_all(
+                settings, world.connections, world.conn, run, brokers={"embedded": one_of_two}
+            )
+        assert server.xlen(queue) == 1
+        world.control("DELETE FROM broker_server")
+        counts = drain_all(settings, world.connections, world.conn, run)
+        assert (counts["stored"], server.xlen(queue)) == (1, 0)
+    stored = world.control("SELECT broker, queue, consumer_group FROM dead_letter")
+    assert stored == [("embedded", queue, "billing")]

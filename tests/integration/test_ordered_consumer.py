@@ -24,8 +24,8 @@ from backstop.client import (
     Retries,
     Work,
     leased,
-    ordered_consumer,
     ordered_peers,
+    read_owned,
     row_lock,
     suspects,
 )
@@ -512,7 +512,7 @@ def test_a_dead_letter_that_the_broker_refuses_holds_up_nothing_and_is_not_done_
     world.broker.publish([Message(TOPIC, "nul", b"{}", partition_key="a\x00b")])
     world.publish(*ids("b", 3))
     with world.worker() as worker:
-        bury = worker._subscription.bury
+        bury = worker._acknowledgements._subscription.bury
 
         def refuse(received: Any, error: str) -> bool:
             assert not worker._finished.knows(received)
@@ -520,7 +520,7 @@ def test_a_dead_letter_that_the_broker_refuses_holds_up_nothing_and_is_not_done_
                 raise BrokerUnavailable("not taken", unaffected="all", next_step="wait")
             return bool(bury(received, error))
 
-        monkeypatch.setattr(worker._subscription, "bury", refuse)
+        monkeypatch.setattr(worker._acknowledgements._subscription, "bury", refuse)
         world.step(worker, until=lambda: world.lag() == 0)
     assert (world.effects(), next(refusals, None)) == (ids("b", 3), None)
     assert [str(d.message_id) for d in world.broker.dead_letters(GROUP)] == ["nul"]
@@ -532,13 +532,13 @@ def test_what_is_not_in_hand_any_more_is_not_buried_nor_taken_for_finished(
     """It comes again, to its next owner or to this one, and becomes a dead letter then."""
     world.broker.publish([Message(TOPIC, "nul", b"{}", partition_key="a\x00b")])
     with world.worker() as worker:
-        bury, seen = worker._subscription.bury, []
+        bury, seen = worker._acknowledgements._subscription.bury, []
 
         def once_gone(received: Any, error: str) -> bool:
             seen.append(received)
             return len(seen) > 1 and bool(bury(received, error))
 
-        worker._subscription.bury = once_gone  # type: ignore[method-assign]
+        worker._acknowledgements._subscription.bury = once_gone  # type: ignore[method-assign]
         world.step(worker, until=lambda: bool(seen))
         assert not worker._finished.knows(seen[0])
         assert bury(seen[0], "late") is True and bury(seen[0], "again") is False
@@ -609,7 +609,7 @@ def test_a_worker_that_lost_its_queue_has_no_effect_and_the_new_owner_does_it_in
     counts = Counts()
     with world.worker("w1", slow) as late, world.worker("w2") as two:
         world.step(late, until=entered.is_set)
-        late._beat_at = time.monotonic() + 60  # it does not know
+        late._keeper._beat_at = time.monotonic() + 60  # it does not know
         world.expire_queues()
         world.step(two, until=lambda: set(world.owners().values()) == {"w2"})
         go_on.set()
@@ -634,10 +634,10 @@ def test_a_late_worker_begins_nothing_and_parks_nothing(world: OrderedWorld) -> 
             late.step(Counts())
         assert sum(late._lanes.held(holding.queue) for holding in late._queues.held.values()) == 12
         world.expire_queues()
-        two._keep_queues(Counts())
+        two._keeper.keep(Counts())
         assert set(world.owners().values()) == {"w2"}
         del late._start
-        late._beat_at = time.monotonic() + 60  # it does not know yet
+        late._keeper._beat_at = time.monotonic() + 60  # it does not know yet
         counts = Counts()
         late.step(counts)
         assert counts == {"notowner": 4, "queues_lost": 2}
@@ -675,7 +675,7 @@ def test_fences_grow_although_the_databases_clock_was_set_back(world: OrderedWor
             world.step(worker, until=lambda: world.lag() == 0)
             assert set(world.owners().values()) == {"w2"}
             for queue in before:
-                assert late._subscription.fetch((TOPIC, queue), before[queue], 10) is None
+                assert late._reader._subscription.fetch((TOPIC, queue), before[queue], 10) is None
     after = {row["queue_id"]: row["fence"] for row in world.database.run(fences)}
     assert all(after[queue] > fence for queue, fence in before.items())
     assert world.effects("a") == ids("a", 6)
@@ -897,7 +897,7 @@ def test_a_handler_that_outlasts_the_drain_has_no_effect_and_its_queue_goes_on(
 def test_a_queue_with_too_many_open_messages_is_not_read_on_until_they_are_done(
     world: OrderedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ordered_consumer, "MOST_GAPS", 2)
+    monkeypatch.setattr(read_owned, "MOST_GAPS", 2)
     world.broker.delete_topic(TOPIC)
     world.broker.create_topic(TOPIC, 1)
     world.broker.create_group(GROUP, TOPIC, "start")
@@ -1018,8 +1018,8 @@ def test_a_database_restored_behind_a_pooler_that_keeps_its_clients_is_asked_aga
         assert all(world.states().values())
         world.database.run("DELETE FROM consumer_log WHERE message_id > 'a-002'")
         world.database.run("DELETE FROM ordered_effect WHERE message_id > 'a-002'")
-        worker._server_life = "the server before"
-        worker._beat_at = float("inf")  # the messages come before the next renewal
+        worker._keeper._server_life = "the server before"
+        worker._keeper._beat_at = float("inf")  # the messages come before the next renewal
         worker._finished._fetched.clear()
         server = redis.Redis.from_url(world.valkey.url())
         for queue in range(len(world.owners())):
@@ -1040,7 +1040,7 @@ def test_what_was_fetched_when_the_database_went_away_is_done_before_what_comes_
         server = redis.Redis.from_url(world.valkey.url())
         for queue in range(len(world.owners())):
             server.xgroup_setid(world.broker._keys.stream(TOPIC, queue), GROUP, "0")
-        worker._beat_at = float("inf")  # the messages come before the next renewal
+        worker._keeper._beat_at = float("inf")  # the messages come before the next renewal
         worker._looked_at = time.monotonic()
         world.database.run(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
@@ -1156,8 +1156,12 @@ class Assigning:
 
     assigns = True
 
-    def __init__(self, inner: Any, *queues: int) -> None:
-        self._inner, self.assigned, self.let_go = inner, list(queues), []
+    def __init__(self, *queues: int) -> None:
+        self.assigned, self.let_go = list(queues), []
+
+    def over(self, inner: Any) -> Any:
+        self._inner = inner
+        return self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -1173,9 +1177,11 @@ class Assigning:
 def test_what_the_broker_assigns_is_taken_and_what_it_revokes_is_drained_and_then_let_go(
     world: OrderedWorld,
 ) -> None:
-    with world.worker("w1") as one, world.worker("w2") as two:
-        first = one._subscription = Assigning(one._subscription, 0, 1)
-        second = two._subscription = Assigning(two._subscription)
+    first, second = Assigning(0, 1), Assigning()
+    with (
+        world.worker("w1", through=first.over) as one,
+        world.worker("w2", through=second.over) as two,
+    ):
         world.step(one, two, until=lambda: world.owners() == {0: "w1", 1: "w1"})
         world.publish(*(f"k{n}-{m:03}" for m in range(8) for n in range(6)))
         entered, go_on = threading.Event(), threading.Event()

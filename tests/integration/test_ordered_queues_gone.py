@@ -344,7 +344,7 @@ def test_logs_that_were_restored_in_place_are_asked_again(world: OrderedWorld) -
             )
             cursor.execute("TRUNCATE consumer_log; INSERT INTO consumer_log SELECT * FROM older")
             cursor.execute("DELETE FROM ordered_effect WHERE message_id > %s", (mine[2],))
-        worker._beat_at = float("inf")  # the messages come before the next renewal
+        worker._keeper._beat_at = float("inf")  # the messages come before the next renewal
         worker._finished._fetched.clear()
         server = redis.Redis.from_url(world.valkey.url())
         for queue in range(2):

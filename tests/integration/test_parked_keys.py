@@ -16,6 +16,8 @@ from backstop.client import DownstreamAway, Limits
 from backstop.config.connections import Connections
 from backstop.decisions import answer_parked
 from backstop.decisions.list_cases import show
+from backstop.decisions.propose import proposed
+from backstop.decisions.questions import asked, choose, show_now
 from backstop.model.errors import DecisionRefused, StoreUnavailable
 from backstop.watch import parked as watched
 from control_world import World, servers, world  # noqa: F401
@@ -116,6 +118,77 @@ def test_what_a_person_discards_is_voided_and_the_rest_goes_on_in_order(
     shop.publish(*given_up)  # copies
     shop.work(lambda: shop.lag() == 0)
     assert shop.effects() == effects
+
+
+def test_an_answer_discards_of_a_key_what_its_form_showed_whatever_the_watch_found_since(
+    shop: ParkedWorld,
+) -> None:
+    case_id = shop.park("a-1", "a-2", failing="a-1")
+    shown = shown_now(shop)
+    keep_another(shop, "a-3")
+    assert shop.answer(case_id, "discard_key", shown=shown).counts == {"discarded": 2}
+    shop.work(lambda: shop.parked() == {} and shop.effects() == ["a-3"])
+
+
+def test_an_approval_discards_of_a_key_what_there_was_when_it_was_proposed(
+    shop: ParkedWorld,
+) -> None:
+    two = shop.world.settings.people.model_copy(update={"second_person": ("discard_key",)})
+    shop.world.settings = shop.world.settings.model_copy(update={"people": two})
+    case_id = shop.park("a-1", "a-2", failing="a-1")
+    assert shop.answer(case_id, "discard_key").counts == {"proposed": 1}
+    keep_another(shop, "a-3")
+    waits = proposed(shop.world.conn, case_id)
+    assert waits is not None
+    done = shop.answer(case_id, "approve", who="bob", proposal=waits.proposal_id)
+    assert done.counts == {"discarded": 2}
+    shop.work(lambda: shop.parked() == {} and shop.effects() == ["a-3"])
+
+
+def test_an_answer_to_a_form_that_did_not_say_which_messages_it_showed_discards_no_key(
+    shop: ParkedWorld,
+) -> None:
+    """Backstop wrote such forms before it kept the number of the last message with them."""
+    case_id = shop.park("a-1", "a-2", failing="a-1")
+    shown = shown_now(shop)
+    del shown["last_number"]
+    with pytest.raises(DecisionRefused, match="which messages"):
+        shop.answer(case_id, "discard_key", shown=shown)
+    assert shop.parked() == {"a": ["a-1", "a-2"]}
+
+
+def test_an_answer_to_a_head_that_is_not_the_one_of_its_form_is_refused(shop: ParkedWorld) -> None:
+    """The discard was cut short after it had freed the first head; the second was parked behind the same open case."""
+    case_id = shop.park("a-1", "a-2", failing="a-1")
+    shown = shown_now(shop)
+    shop.world.control(
+        'UPDATE case_file SET evidence = evidence || \'{"head": "a-2"}\' WHERE case_id = %s',
+        (case_id,),
+    )
+    shop.world.run(DATABASE, "DELETE FROM parked_message WHERE message_id = 'a-1'")
+    with pytest.raises(DecisionRefused, match="'a-2' now, not 'a-1'"):
+        shop.answer(case_id, "discard_head", shown=shown)
+    assert shop.parked() == {"a": ["a-2"]}
+
+
+def shown_now(shop: ParkedWorld) -> dict[str, Any]:
+    """What the form about the only open case shows."""
+    (question,) = choose(shop.world.conn, 1)
+    show_now(shop.world.conn, question)
+    kept = asked(shop.world.conn, question.dag_run_id)
+    assert kept is not None
+    return dict(kept.shown)
+
+
+def keep_another(shop: ParkedWorld, message_id: str) -> None:
+    """One more message joins the parked key, and the watch finds it; from now on no message fails."""
+    ((before,),) = shop.world.run(DATABASE, "SELECT messages FROM parked_key")
+    shop.publish(message_id)
+    shop.work(
+        lambda: shop.world.run(DATABASE, "SELECT messages FROM parked_key") == [(before + 1,)]
+    )
+    shop.watch()
+    shop.failing = set()
 
 
 def test_a_release_that_makes_no_progress_can_be_cut_short_by_a_discard(shop: ParkedWorld) -> None:

@@ -843,7 +843,8 @@ def test_a_proposal_by_sql_is_of_what_is_there_now_and_of_who_may(
     )
     world.settings = world.settings.model_copy(update={"people": people})
     keep_policy(world.conn, world.settings)
-    forged = '{"shown": {"at": "9999-01-01T00:00:00Z", "letter": 999}}'
+    world.control('UPDATE case_file SET evidence = \'{"head": "k-1", "last_number": 2}\'')
+    forged = '{"shown": {"at": "9999-01-01T00:00:00Z", "letter": 999, "last_number": 999}}'
     proposes = (
         "INSERT INTO proposal (case_id, action, who, why, options) VALUES (%s, %s, 'ann', 'w', %s)"
     )
@@ -861,9 +862,10 @@ def test_a_proposal_by_sql_is_of_what_is_there_now_and_of_who_may(
         cursor.execute(proposes, (case_id, "void", forged))
     found(world, "unknown", "later")
     shown = world.control(
-        "SELECT (options #>> '{shown,at}')::timestamptz <= now(), options #>> '{shown,letter}' FROM proposal"
+        "SELECT (options #>> '{shown,at}')::timestamptz <= now(), options #> '{shown,letter}', options #> '{shown,head}',"
+        " options #> '{shown,last_number}' FROM proposal"
     )
-    assert shown == [(True, "0")]
+    assert shown == [(True, 0, "k-1", 2)]
     number = world.control("SELECT proposal_id FROM proposal")[0][0]
     password = world.postgres.create_role("bob")
     world.run("control", "GRANT backstop_person TO bob")
@@ -1144,6 +1146,7 @@ def test_two_people_discard_a_parked_key_each_with_their_own_login(
         INSERT INTO parked_message (consumer_group, topic, message_id, ordering_key, content, queue_id)
             VALUES ('billing', 'orders', 'k-1', 'k', 'x', 0)""",
     )
+    ((last_number,),) = world.run("consumer_billing", "SELECT number FROM parked_message")
     with world.conn, world.conn.cursor() as cur:
         case_id = open_case(
             cur,
@@ -1153,7 +1156,7 @@ def test_two_people_discard_a_parked_key_each_with_their_own_login(
             subject="k",
             severity="warning",
             summary="s",
-            evidence={"head": "k-1"},
+            evidence={"head": "k-1", "last_number": last_number},
             members=[],
             run_id=None,
         )

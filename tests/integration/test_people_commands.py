@@ -206,7 +206,12 @@ def test_a_run_of_some_topics_is_whose_login_opened_it(world: World, ann: Any, o
 
 
 def test_no_run_of_a_person_breaks_what_everybody_reads(world: World, ann: Any, capfd: Any) -> None:
-    open_run(ann, "sweep", "*", world.settings, dry_run=True)
+    run = open_run(ann, "sweep", "*", world.settings, dry_run=True)
+    run.phase.begin("count what is due")
+    beat(ann, run)
+    assert world.control(
+        "SELECT phase, phase_at BETWEEN started_at AND clock_timestamp() FROM run"
+    ) == [("count what is due", True)]
     for column, value in (
         ("counts", "5"),
         ("counts", "[]"),
@@ -215,6 +220,10 @@ def test_no_run_of_a_person_breaks_what_everybody_reads(world: World, ann: Any, 
         ("counts", '{"due": 0.5}'),
         ("phases", "5"),
         ("phases", '{"judge": [1]}'),
+        ("phase", ""),
+        ("phase", "x" * 101),
+        ("phase_done", "-1"),
+        ("phase_at", "infinity"),
     ):
         refused = (errors.InsufficientPrivilege, errors.CheckViolation)
         with pytest.raises(refused), ann, ann.cursor() as cursor:
@@ -228,6 +237,24 @@ def test_no_run_of_a_person_breaks_what_everybody_reads(world: World, ann: Any, 
     ) == [(True, True)]
     code, said = told(capfd, "runs", "list", "--json")
     assert code == 0 and json.loads(said), said
+
+
+def test_a_run_lives_although_its_login_may_not_write_its_phase(world: World, ann: Any) -> None:
+    """As a person's does until the grants of this revision are applied."""
+    run = open_run(ann, "sweep", "*", world.settings, dry_run=True)
+    world.control("REVOKE UPDATE (phase) ON run FROM backstop_person")
+    heard = "SELECT r.heartbeat_at, l.heartbeat_at FROM run r JOIN duty_lease l USING (run_id)"
+    try:
+        ((before, held),) = world.control(heard)
+        run.phase.begin("count what is due")
+        with pytest.raises(errors.InsufficientPrivilege):
+            beat(ann, run)
+        ((after, still_held),) = world.control(heard)
+        assert after > before and still_held > held
+    finally:
+        world.control("GRANT UPDATE (phase) ON run TO backstop_person")
+    beat(ann, run)
+    assert world.control("SELECT phase FROM run") == [("count what is due",)]
 
 
 def test_nobody_writes_counts_that_are_no_object(world: World) -> None:

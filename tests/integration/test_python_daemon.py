@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,3 +55,28 @@ def test_a_package_that_is_sent_along_later_is_found(spark: Any, tmp_path: Any) 
             row["number"]
             for row in spark.range(0, 1, 1, 1).mapInArrow(found, "number long").collect()
         ] == [number]
+
+
+def test_the_jvm_holds_no_more_than_its_cores_need(spark: Any) -> None:
+    assert spark._jvm.java.lang.Runtime.getRuntime().maxMemory() <= 640 * 2**20
+
+
+def test_a_worker_of_another_daemon_is_spared_the_same_once() -> None:
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import gc, zipimport\n"
+            "from backstop.spark.python_daemon import spare_tasks\n"
+            "assert gc.get_freeze_count() == 0\n"
+            "spare_tasks()\n"
+            "once = zipimport.zipimporter.invalidate_caches\n"
+            "spare_tasks()\n"
+            "assert zipimport.zipimporter.invalidate_caches is once\n"
+            "print(once.__module__, gc.get_freeze_count() > len(gc.get_objects()))",
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout.split() == ["backstop.spark.python_daemon", "True"]

@@ -61,11 +61,18 @@ def cases(world: World) -> list[tuple[Any, ...]]:
     )
 
 
-def decided(world: World, case_id: int, action: str) -> Counts:
+def decided(world: World, case_id: int, action: str, **options: Any) -> Counts:
     connection = connect(world.settings, world.connections)
     try:
         return decide(
-            connection, world.settings, world.connections, case_id, action, "ann", "because"
+            connection,
+            world.settings,
+            world.connections,
+            case_id,
+            action,
+            "ann",
+            "because",
+            options,
         ).counts
     finally:
         connection.close()
@@ -212,6 +219,31 @@ def test_a_batch_given_up_is_closed_and_only_a_person_asks_for_it_again(ramped: 
     assert ramped.ask([wanted[9]], by="case 7", ramped=True) == {"reopened": 1}
     ramped.resend()
     assert out(ramped) == [*wanted[:4], wanted[9]]
+
+
+def test_what_was_asked_for_after_the_form_was_shown_is_not_given_up_and_begins_a_batch_of_its_own(
+    ramped: World,
+) -> None:
+    wanted = asked(ramped, 10)
+    ramped.resend()
+    ramped.consume(wanted[0], "billing", state="PARKED")
+    ramped.resend()
+    ((case_id, *_),) = cases(ramped)
+    ramped.sql(
+        "control",
+        "UPDATE resend_request SET state = 'not_needed' WHERE message_id = %s",
+        [wanted[9]],
+    )
+    ((at,),) = ramped.sql("control", "SELECT clock_timestamp()")
+    late = asked(ramped, 6, prefix="z")
+    assert ramped.ask([wanted[9]], ramped=True) == {"reopened": 1}
+    shown = {"at": at.isoformat()}
+    assert decided(ramped, case_id, "give_up", shown=shown) == {"given_up": 5}
+    assert ramped.request(late[0])["state"] == "open"
+    ramped.resend()
+    begun = batch(ramped)
+    assert (begun["state"], begun["step_size"], begun["case_id"]) == ("ramping", CANARY, None)
+    assert len(out(ramped)) == 2 * CANARY
 
 
 def test_what_a_dead_worker_held_of_a_batch_given_up_is_not_sent_when_it_is_free_again(

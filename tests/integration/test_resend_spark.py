@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from backstop.model.errors import Unavailable
+from backstop.spark.job import count_tasks
 from backstop_lab.servers.ports import free_port
+from backstop_lab.shop.wait_for import wait_for
 from resend_world import OTHER, ROOT, TOPIC, World, ids, servers, world  # noqa: F401
 
 sys.path.insert(0, str(ROOT))
@@ -61,3 +66,30 @@ def test_a_driver_that_outlives_its_run_changes_nothing(world: World, spark: Any
         with pytest.raises(RunLost):
             resend(spark, world.settings, world.connections, run)
     assert world.copies() == {} and world.requests() == {"open": 1}
+
+
+def test_the_progress_of_a_job_is_the_tasks_of_its_stages(spark: Any, tmp_path: Path) -> None:
+    gate, context = tmp_path / "gate", spark.sparkContext
+
+    def wait_at_the_gate(number: int) -> None:
+        while number == 1 and not gate.exists():
+            time.sleep(0.02)
+
+    def wait_until(wanted: tuple[int, int] | None) -> None:
+        wait_for(
+            f"Progress {wanted}",
+            lambda: count_tasks(spark) == wanted,
+            120,
+            lambda: str(count_tasks(spark)),
+            every=0.05,
+        )
+
+    wait_until(None)
+    job = Thread(target=context.parallelize(range(2), 2).foreach, args=(wait_at_the_gate,))
+    job.start()
+    try:
+        wait_until((1, 2))
+    finally:
+        gate.touch()
+        job.join()
+    wait_until(None)

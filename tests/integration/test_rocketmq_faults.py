@@ -54,6 +54,14 @@ class Tools(FaultTools):
         return CUT if time.monotonic() - sending.get("since", math.inf) > 0.5 else 0
 
 
+done: set[tuple[str, Key]] = set()
+"""(group, message) whose work is there."""
+
+
+def not_done(group: str, keys: Sequence[Key]) -> set[Key]:
+    return {key for key in keys if (group, key) not in done}
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQServer]:
     with RocketMQServer(tmp_path_factory.mktemp("rocketmq"), settings=DEMO_ROCKETMQ) as started:
@@ -82,7 +90,7 @@ def faults(
 ) -> Iterator[RocketMQFaults]:
     made = RocketMQFaults(
         server,
-        Tools(Ledger(tmp_path / "ledger"), {}, {topic: GROUPS}),
+        Tools(Ledger(tmp_path / "ledger"), {}, {topic: GROUPS}, not_done),
         delivery_limit=DEMO_DELIVERIES,
     )
     yield made
@@ -201,6 +209,16 @@ def test_retention_removes_what_no_group_was_given(
     again = make(broker, topic, 3)
     for group in GROUPS:
         assert sorted(received(broker, topic, group, 3)) == sorted(again)
+
+
+def test_what_a_group_has_done_and_not_acknowledged_is_nothing_that_retention_takes_from_it(
+    faults: RocketMQFaults, broker: RocketMQ, topic: str, tmp_path: Path
+) -> None:
+    made = make(broker, topic, 1)
+    done.add(("shipping", (topic, made[0])))
+    gone = faults.remove_by_retention(topic, lambda number: made, 1)
+    assert gone == [(topic, made[0])]
+    assert lines(tmp_path, FILES_REMOVED) == [(made[0], "billing")]
 
 
 def test_done_messages_come_again_to_a_group_that_goes_on_working(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -34,6 +35,7 @@ from backstop.model.errors import (
     StoreUnavailable,
 )
 from backstop.model.records import Counts
+from backstop.runs.duty import Check, Duty, Step, Work, walk_duty
 from backstop.runs.run import Run, beat, begin_stage, close_run, find, hold, keep_alive, open_run
 from backstop.schema.revisions import head, whole
 from backstop.spark.watch_parent import EXIT_CODE
@@ -284,6 +286,116 @@ def test_keep_alive_goes_on_after_the_control_database_was_away(
         wait_for(lambda: len(served) > 1)
         wait_for(lambda: silent_for(conn, run) < 0.2)
         assert not lost.is_set()
+
+
+PHASE = "SELECT phase, phase_done, phase_of FROM run"
+
+
+def test_the_heartbeat_writes_the_phase_its_progress_and_since_when(
+    conn: Any, open_connection: Callable[[], Any], settings: Settings
+) -> None:
+    run = open_run(conn, "reconcile", "*", settings)
+    since = "SELECT phase_at FROM run"
+    with keep_alive(open_connection, run, every=timedelta(milliseconds=30)):
+        run.phase.begin("read")
+        wait_for(lambda: rows(conn, PHASE) == [("read", None, None)])
+        began = rows(conn, since)
+        run.phase.advance(3, 8)
+        wait_for(lambda: rows(conn, PHASE) == [("read", 3, 8)])
+        assert rows(conn, since) == began, "it is the same phase"
+        run.phase.measure = lambda: (5, 9)
+        wait_for(lambda: rows(conn, PHASE) == [("read", 5, 9)])
+
+        def fails() -> None:
+            raise OSError("Spark is gone")
+
+        run.phase.measure = fails
+        run.phase.begin("judge")
+        wait_for(lambda: rows(conn, PHASE) == [("judge", None, None)])
+        assert rows(conn, since) > began
+
+
+def test_a_phase_is_written_at_once_and_not_with_the_next_heartbeat_only(
+    conn: Any, open_connection: Callable[[], Any], settings: Settings
+) -> None:
+    run = open_run(conn, "reconcile", "*", settings)
+    with keep_alive(open_connection, run, every=timedelta(hours=1)):
+        run.phase.begin("read")
+        wait_for(lambda: rows(conn, PHASE) == [("read", None, None)], 60)
+
+
+def test_a_short_run_needs_no_connection_to_be_kept_alive(conn: Any, settings: Settings) -> None:
+    run = open_run(conn, "reconcile", "*", settings)
+    opened: list[Any] = []
+    with keep_alive(lambda: opened.append(1), run, every=timedelta(hours=1)):
+        run.phase.begin("read")
+    assert opened == [] and rows(conn, PHASE) == [(None, None, None)]
+
+
+def test_a_lost_write_of_the_phase_breaks_no_run_and_is_made_up_for(
+    conn: Any, open_connection: Callable[[], Any], settings: Settings
+) -> None:
+    run = open_run(conn, "reconcile", "*", settings)
+    served: list[Any] = []
+
+    def breaks_once() -> Any:
+        served.append(open_connection())
+        if len(served) == 1:
+            rows(open_connection(), f"SELECT pg_terminate_backend({served[0].info.backend_pid})")
+        return served[-1]
+
+    with keep_alive(breaks_once, run, every=timedelta(milliseconds=30)) as lost:
+        run.phase.begin("read")
+        wait_for(lambda: rows(conn, PHASE) == [("read", None, None)])
+        assert len(served) > 1 and not lost.is_set()
+    close_run(conn, run, "done", Counts())
+
+
+def test_a_killed_run_leaves_its_phase_as_it_was_and_a_stale_process_changes_none(
+    conn: Any, settings: Settings
+) -> None:
+    run = open_run(conn, "reconcile", "*", settings)
+    run.phase.begin("judge")
+    beat(conn, run)
+    other = open_run(conn, "reconcile", "*", settings, dead_after=timedelta(0))
+    run.phase.begin("promote")
+    with pytest.raises(RunLost):
+        beat(conn, run)
+    assert rows(conn, "SELECT state, phase FROM run ORDER BY run_id") == [
+        ("abandoned", "judge"),
+        ("running", None),
+    ]
+    close_run(conn, other, "done", Counts())
+
+
+def test_each_step_and_check_of_a_duty_is_a_phase(
+    open_connection: Callable[[], Any], settings: Settings
+) -> None:
+    seen: list[str | None] = []
+
+    def note(run: Run) -> None:
+        phase = run.phase.unwritten()
+        seen.append(phase and phase.name)
+
+    def count(work: Work[None]) -> int:
+        note(work.run)
+        return 1
+
+    def step(work: Work[None]) -> None:
+        note(work.run)
+
+    duty = Duty("sweep", (Step("sweep", step), Check("leases_after")), unaffected="u", due=count)
+    walk_duty(duty, settings, Connections(), None, check=lambda run, _: note(run))
+    assert seen == ["count what is due", "sweep", "check leases_after"]
+
+
+def test_a_copy_of_a_run_in_an_executor_has_a_phase_of_its_own(
+    conn: Any, settings: Settings
+) -> None:
+    run = open_run(conn, "reconcile", "*", settings)
+    run.phase.begin("judge")
+    copy = pickle.loads(pickle.dumps(run))
+    assert copy == run and copy.phase.unwritten() is None
 
 
 def test_closing_a_run_frees_its_scope_and_adds_up_what_its_tasks_counted(

@@ -20,7 +20,8 @@ from backstop.leases.redis_exchange import Script
 from backstop.stores.postgresql import leases as postgresql_leases
 from backstop.sweep import redis_bucket
 from client_world import Database, postgres, valkey  # noqa: F401
-from guard_machine import GuardAndSweep, KeptDatabase, Stage
+from committed import close_sessions
+from guard_machine import GuardAndSweep, Stage
 from guard_world import KINDS
 
 SETTINGS = settings(
@@ -40,13 +41,13 @@ def stages(postgres: Any, valkey: Any) -> Iterator[Callable[[str], Stage]]:
     opened: list[Stage] = []
 
     def stage(kind: str) -> Stage:
-        opened.append(Stage(kind, KeptDatabase(postgres.admin_dsn("consumer")), valkey.url()))
+        opened.append(Stage(kind, database, valkey.url()))
         return opened[-1]
 
-    Database(postgres.admin_dsn("consumer")).run(
-        "ALTER DATABASE consumer SET synchronous_commit = off"
-    )
-    Database(postgres.admin_dsn("consumer")).run(
+    database = Database(postgres.admin_dsn("consumer"))
+    database.run("ALTER DATABASE consumer SET synchronous_commit = off")
+    close_sessions()  # one that is open goes by what was set before
+    database.run(
         "TRUNCATE consumer_log, effect; CREATE INDEX IF NOT EXISTS effect_of ON effect (consumer_group)"
     )
     yield stage

@@ -15,7 +15,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from backstop.brokers.redis_streams import receive_owned
 from backstop.leases import parking, queue_owner
 from client_world import Database, open_broker, postgres, valkey  # noqa: F401
-from guard_machine import KeptDatabase
+from committed import close_sessions
 from order_machine import EFFECT, OrderMachine, Stage
 
 SETTINGS = settings(
@@ -33,10 +33,12 @@ Switch = Callable[[pytest.MonkeyPatch], None]
 @pytest.fixture(scope="module")
 def stage(postgres: Any, valkey: Any) -> Iterator[Stage]:
     dsn = postgres.admin_dsn("consumer")
-    Database(dsn).run("ALTER DATABASE consumer SET synchronous_commit = off")
-    Database(dsn).run(EFFECT)
+    database = Database(dsn)
+    database.run("ALTER DATABASE consumer SET synchronous_commit = off")
+    close_sessions()  # one that is open goes by what was set before
+    database.run(EFFECT)
     with open_broker(valkey.url()) as broker:
-        stage = Stage(KeptDatabase(dsn), broker)
+        stage = Stage(database, broker)
         yield stage
         stage.close()
 

@@ -50,7 +50,7 @@ class Incident:
         self.system, self._postgres, self._spark = system, postgres, spark
         self.said: list[str] = []
         patch.chdir(folder)
-        patch.setattr("backstop.spark.session.start_session", lambda *_: spark)
+        patch.setattr("backstop.spark.session.start_session", lambda *_, **__: spark)
         for reference in system.settings.connection_refs():
             patch.setenv(f"AIRFLOW_CONN_{reference.upper()}", system.connections.url(reference))
         written = folder / "backstop.yaml"

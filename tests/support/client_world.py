@@ -15,6 +15,7 @@ from backstop.brokers.redis_streams import RedisStreams
 from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
+from committed import empty, named_rows
 
 TOPIC, GROUP = "orders", "billing"
 VISIBILITY = timedelta(seconds=1)
@@ -34,17 +35,8 @@ class Database:
         return psycopg2.connect(self.dsn, connect_timeout=10, **options)
 
     def run(self, statement: str, values: Any = None) -> list[dict[str, Any]]:
-        """One committed statement on a connection of its own."""
-        connection = self.connect()
-        try:
-            with connection, connection.cursor() as cursor:
-                cursor.execute(statement, values)
-                if cursor.description is None:
-                    return []
-                names = [column.name for column in cursor.description]
-                return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-        finally:
-            connection.close()
+        """One committed statement."""
+        return named_rows(self.dsn, statement, values)
 
     def one(self, statement: str, values: Any = None) -> dict[str, Any]:
         (row,) = self.run(statement, values)
@@ -83,14 +75,14 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
 @pytest.fixture
 def producer(postgres: Postgres) -> Database:
     database = Database(postgres.admin_dsn("producer"))
-    database.run("TRUNCATE message_stub, send_attempt, business_order")
+    empty(database.dsn)
     return database
 
 
 @pytest.fixture
 def consumer(postgres: Postgres) -> Database:
     database = Database(postgres.admin_dsn("consumer"))
-    database.run("TRUNCATE consumer_log, effect")
+    empty(database.dsn)
     return database
 
 

@@ -1,5 +1,5 @@
-"""Statements of the tests themselves, each committed by itself, over connections that stay open: a new session costs the server
-more than nearly every statement."""
+"""Statements of the tests themselves, in PostgreSQL and MariaDB, each committed by itself, over connections that stay open: a new
+session costs the server more than nearly every statement."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import threading
 from typing import Any
 
 import psycopg2
+
+from mariadb import connect_to
 
 _SMALL = 64 * 1024
 """Bytes of a table up to which its rows are deleted: to make new files for it and all its indexes costs more."""
@@ -38,16 +40,14 @@ def execute(url: str, query: str, values: Any = None) -> Any:
     """The cursor of one committed statement, or of several that are committed together."""
     key = (os.getpid(), url)
     session = _sessions.open.get(key)
-    if session is not None and not session.closed:
+    if session is not None and _is_open(session):
         try:
             return _execute(session, query, values)
-        except (psycopg2.OperationalError, psycopg2.InterfaceError):
-            if not session.closed:
+        except Exception:
+            if _is_open(session):
                 raise
     # None so far, or one that a test has ended meanwhile.
-    session = psycopg2.connect(url)
-    session.autocommit = True
-    _sessions.open[key] = session
+    _sessions.open[key] = session = _open(url)
     return _execute(session, query, values)
 
 
@@ -56,8 +56,17 @@ def rows(url: str, query: str, values: Any = None) -> list[tuple[Any, ...]]:
     return list(cursor.fetchall()) if cursor.description else []
 
 
+def named_rows(url: str, query: str, values: Any = None) -> list[dict[str, Any]]:
+    """The same, each by the names of its columns."""
+    cursor = execute(url, query, values)
+    if cursor.description is None:
+        return []
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
 def empty(url: str) -> None:
-    """Every table without a row and every sequence at its start; which revision the schema has stays."""
+    """Of a PostgreSQL: every table without a row and every sequence at its start; which revision the schema has stays."""
     filled = rows(url, _FILLED)
     if large := [table for table, is_large in filled if is_large]:
         execute(url, f"TRUNCATE {', '.join(large)} CASCADE")
@@ -71,8 +80,21 @@ def empty(url: str) -> None:
 def close_sessions() -> None:
     """At the end of a file, whose servers end with it."""
     for session in _sessions.open.values():
-        session.close()
+        if _is_open(session):
+            session.close()
     _sessions.open.clear()
+
+
+def _open(url: str) -> Any:
+    if url.startswith("mysql:"):
+        return connect_to(url, autocommit=True)
+    session = psycopg2.connect(url)
+    session.autocommit = True
+    return session
+
+
+def _is_open(session: Any) -> bool:
+    return bool(session.open) if hasattr(session, "open") else not session.closed
 
 
 def _execute(session: Any, query: str, values: Any) -> Any:

@@ -25,6 +25,7 @@ from backstop.schema.revisions import whole
 from backstop_lab.chaos.servers import Server, find_faketime
 from backstop_lab.servers.valkey import Valkey
 from client_world import EFFECT, GROUP, TOPIC, Database, open_broker
+from committed import empty
 from guard_handlers import TABLES
 
 SOON = timedelta(milliseconds=100)
@@ -78,7 +79,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 @pytest.fixture
 def database(servers: Servers) -> Iterator[Database]:
-    servers.database.run("TRUNCATE consumer_log, effect, downstream, account")
+    empty(servers.database.dsn)
     yield servers.database
     servers.database_server.skew(0.0)
 

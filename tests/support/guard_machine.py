@@ -66,29 +66,12 @@ class LateBucket(Bucket):
         return set()
 
 
-class KeptDatabase(Database):
-    """One connection for all that a test looks at and moves: there are many thousand steps."""
-
-    def __init__(self, dsn: str) -> None:
-        super().__init__(dsn)
-        self.kept = self.connect()
-        self.kept.autocommit = True
-
-    def run(self, statement: str, values: Any = None) -> list[dict[str, Any]]:
-        with self.kept.cursor() as cursor:
-            cursor.execute(statement, values)
-            if cursor.description is None:
-                return []
-            names = [column.name for column in cursor.description]
-            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
-
 @dataclass
 class Stage:
     """The servers, and connections that outlive an example."""
 
     kind: str
-    database: KeptDatabase
+    database: Database
     url: str
     groups: Iterator[int] = field(default_factory=count)
     connections: dict[Any, Any] = field(default_factory=dict)
@@ -106,7 +89,7 @@ class Stage:
         self.exchange.close()
         for leases in self.sweepers:
             leases.close()
-        for connection in (*self.connections.values(), self.database.kept):
+        for connection in self.connections.values():
             connection.close()
 
 

@@ -20,6 +20,7 @@ from backstop.config.load import load
 from backstop.decisions.decide import decide
 from backstop_lab.platform import PROJECT, Platform
 from backstop_lab.servers.airflow_api import FINISHED, AirflowApi, AirflowUnavailable
+from committed import rows
 
 SECONDS = 600.0
 """For one step on a busy machine."""
@@ -47,27 +48,17 @@ class Live:
         """By form: gives the answer that Airflow took for it once more."""
         self._asked: dict[object, float] = {}
         """Since when it asks for an answer that it lost."""
-        self._metadata = psycopg2.connect(platform.dsn("airflow"))
-        self._metadata.autocommit = True
 
     def control(self) -> Any:
         return psycopg2.connect(self.platform.dsn("control"))
 
     def rows(self, query: str, *values: object, database: str = "control") -> list[tuple[Any, ...]]:
-        connection = psycopg2.connect(self.platform.dsn(database))
-        try:
-            with connection, connection.cursor() as cursor:
-                cursor.execute(query, values)
-                return cursor.fetchall() if cursor.description else []
-        finally:
-            connection.close()
+        return rows(self.platform.dsn(database), query, values)
 
     def airflow(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """Rows of Airflow's own tables, over one connection: those who wait read often, and a request costs its api-server more
-        than the task that they wait for."""
-        with self._metadata.cursor() as cursor:
-            cursor.execute(query, values)
-            return list(cursor.fetchall())
+        """Rows of Airflow's own tables: those who wait read often, and a request costs its api-server more than the task that they
+        wait for."""
+        return self.rows(query, *values, database="airflow")
 
     def wait(self, dag: str, run: str) -> str:
         """The state in which the run ended."""
@@ -164,17 +155,14 @@ class Live:
         return self.details(case_id)[0]
 
     def wait_until_parked(self, dag: str, run: str, task: str = "ask") -> None:
-        """Until the form is there and the scheduler knows that its task has left its worker: it would lose an earlier answer."""
-        log = self.platform.airflow.home / "scheduler.log"
-        where = f"TaskInstance Finished: dag_id={dag}, task_id={task}, run_id={run}, "
+        """Until the form is there, and an answer to it is not lost."""
+        query = """SELECT try_number FROM task_instance
+            WHERE dag_id = %s AND run_id = %s AND task_id = %s AND state = 'awaiting_input'"""
 
         def parked() -> bool:
-            if self.tasks(run, dag).get(task) != "awaiting_input":
-                return False
-            return any(
-                where in line and "state=awaiting_input" in line
-                for line in log.read_text(errors="replace").splitlines()
-            )
+            tries = self.airflow(query, dag, run, task)
+            waits = self.platform.airflow.waits_for_an_answer
+            return bool(tries) and waits(dag, run, task, tries[0][0])
 
         self.wait_for(parked, f"the form of {task} in {run} of {dag}")
 

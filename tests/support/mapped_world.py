@@ -47,8 +47,8 @@ MODULITH = "".join(
 )
 EVENTUATE = """
 CREATE SCHEMA eventuate;
-CREATE TABLE eventuate.message (id VARCHAR(1000) PRIMARY KEY, destination TEXT NOT NULL, headers JSON NOT NULL,
-    payload JSON NOT NULL, published SMALLINT DEFAULT 0, creation_time BIGINT);
+CREATE TABLE eventuate.message (id VARCHAR(255) PRIMARY KEY, destination TEXT NOT NULL, headers TEXT NOT NULL,
+    payload TEXT NOT NULL, published SMALLINT DEFAULT 0, message_partition SMALLINT, creation_time BIGINT);
 CREATE TABLE eventuate.received_messages (consumer_id VARCHAR(1000), message_id VARCHAR(1000), creation_time BIGINT,
     published SMALLINT DEFAULT 0, PRIMARY KEY (consumer_id, message_id));
 """
@@ -136,7 +136,7 @@ LIBRARIES: dict[str, Library] = {
         EVENTUATE,
         {"preset": "eventuate", "topics": ["orders"]},
         {"preset": "eventuate", "groups": {"billing": "billing-consumer"}},
-        "INSERT INTO eventuate.message VALUES (%(id)s, 'orders', '{}', '{}', 0, (extract(epoch FROM now()) * 1000)::bigint)",
+        "INSERT INTO eventuate.message VALUES (%(id)s, 'orders', '{}', '{}', 0, NULL, (extract(epoch FROM now()) * 1000)::bigint)",
         "UPDATE eventuate.message SET published = 1 WHERE id = %(id)s",
         "",
         "INSERT INTO eventuate.received_messages VALUES ('billing-consumer', %(id)s, (extract(epoch FROM now()) * 1000)::bigint)",
@@ -176,7 +176,8 @@ CREATE TABLE "cap.published" ("Id" bigint NOT NULL, "Version" varchar(20) DEFAUL
 _MODULITH_MYSQL = """
 CREATE TABLE {name} (ID VARCHAR(36) NOT NULL, LISTENER_ID VARCHAR(512) NOT NULL, EVENT_TYPE VARCHAR(512) NOT NULL,
     SERIALIZED_EVENT VARCHAR(4000) NOT NULL, PUBLICATION_DATE TIMESTAMP(6) NOT NULL, COMPLETION_DATE TIMESTAMP(6) NULL DEFAULT NULL,
-    STATUS VARCHAR(20), COMPLETION_ATTEMPTS INT, LAST_RESUBMISSION_DATE TIMESTAMP(6) NULL DEFAULT NULL, PRIMARY KEY (ID));
+    STATUS VARCHAR(20), COMPLETION_ATTEMPTS INT, LAST_RESUBMISSION_DATE TIMESTAMP(6) NULL DEFAULT NULL, PRIMARY KEY (ID),
+    INDEX {name}_BY_COMPLETION_DATE_IDX (COMPLETION_DATE));
 """
 MODULITH_MYSQL = "".join(
     _MODULITH_MYSQL.format(name=name) for name in ("EVENT_PUBLICATION", "EVENT_PUBLICATION_ARCHIVE")
@@ -184,10 +185,10 @@ MODULITH_MYSQL = "".join(
 EVENTUATE_MYSQL = """
 DROP DATABASE IF EXISTS eventuate;
 CREATE DATABASE eventuate CHARACTER SET utf8mb4;
-CREATE TABLE eventuate.message (id VARCHAR(767) PRIMARY KEY, destination LONGTEXT NOT NULL,
+CREATE TABLE eventuate.message (id VARCHAR(255) PRIMARY KEY, destination LONGTEXT NOT NULL,
     headers LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci NOT NULL,
     payload LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci NOT NULL, published SMALLINT DEFAULT 0,
-    message_partition SMALLINT, creation_time BIGINT);
+    message_partition SMALLINT, creation_time BIGINT, INDEX message_published_idx (published, id));
 CREATE TABLE eventuate.received_messages (consumer_id VARCHAR(255), message_id VARCHAR(255), creation_time BIGINT,
     published SMALLINT DEFAULT 0, PRIMARY KEY (consumer_id, message_id));
 """
@@ -501,20 +502,22 @@ def make_mapped(
     server: Postgres | MariaDB | MongoServer, running: System, library: Library
 ) -> Mapped:
     """Makes the database with the library's tables and a login that may only read (on MongoDB there are no logins); the system's
-    connection `shop` is that."""
+    connection `shop` is that. Tables that are no SQL are made by who is called with the database's name."""
     name = f"theirs_{uuid.uuid4().hex[:10]}"
     if isinstance(server, MongoServer):
         running.urls["shop"] = server.url(name)
         shop = Mapped(running, library, name, connect_mongodb(server, name))
         shop.run(library.tables)
         return shop
-    assert isinstance(library.tables, str)
     if isinstance(server, MariaDB):
         return _make_on_mariadb(server, running, library, name)
     server.create_database(name)
     owner = server.admin_dsn(name)
+    if not isinstance(library.tables, str):
+        library.tables(name)
     with closing(psycopg2.connect(owner)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute(library.tables)
+        if isinstance(library.tables, str):
+            cursor.execute(library.tables)
         cursor.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{name}'")
         cursor.execute(f"GRANT CONNECT ON DATABASE {name} TO {name}")
         cursor.execute(
@@ -528,14 +531,16 @@ def make_mapped(
 
 
 def _make_on_mariadb(server: MariaDB, running: System, library: Library, name: str) -> Mapped:
-    assert isinstance(library.tables, str)
     with closing(connect_mariadb(server, "dedup")) as connection, connection.cursor() as cursor:
         cursor.execute("DROP DATABASE IF EXISTS eventuate")
         cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
         cursor.execute(f"USE {name}")
-        cursor.execute(library.tables)
-        while cursor.nextset():
-            pass
+        if isinstance(library.tables, str):
+            cursor.execute(library.tables)
+            while cursor.nextset():
+                pass
+        else:
+            library.tables(name)
         cursor.execute(f"CREATE USER {name}@'{LOOPBACK}' IDENTIFIED BY '{PASSWORD}'")
         for schema in (name, "eventuate"):
             cursor.execute(f"GRANT SELECT ON {schema}.* TO {name}@'{LOOPBACK}'")
@@ -559,6 +564,7 @@ def connect_mariadb(server: MariaDB, database: str, user: str = "admin") -> Any:
         autocommit=True,
         charset="utf8mb4",
         client_flag=pymysql.constants.CLIENT.MULTI_STATEMENTS,
+        ssl_disabled=True,
         init_command="SET SESSION sql_mode = 'ANSI_QUOTES'",
     )
 

@@ -9,16 +9,15 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-import pymysql
 import pytest
 
 from backstop.schema.migrate import migrate
 from backstop.stores.mariadb.logs import MariaLogs
 from backstop.stores.mariadb.stubs import MariaStubs
 from backstop.stores.protocol import LogStore, StubStore
-from mariadb import PASSWORD, MariaDB
+from committed import named_rows
+from mariadb import PASSWORD, MariaDB, connect_to
 from store_world import NOW
 
 EFFECT = (
@@ -29,22 +28,6 @@ BUSINESS = "CREATE TABLE business_order (order_id varchar(255) PRIMARY KEY)"
 KEYS = ("consumer_group", "topic", "message_id")
 _KEY = "consumer_group = %s AND topic = %s AND message_id = %s"
 Row = dict[str, Any]
-
-
-def connect_to(url: str, kind: type[Any] = pymysql.connections.Connection, **options: Any) -> Any:
-    """A connection of `kind`, with autocommit off, to the address of a URL."""
-    parts = urlsplit(url)
-    given: dict[str, Any] = {
-        "host": parts.hostname,
-        "port": parts.port,
-        "user": unquote(parts.username or ""),
-        "password": unquote(parts.password or ""),
-        "database": parts.path.lstrip("/"),
-        "charset": "utf8mb4",
-        "autocommit": False,
-        "connect_timeout": 10,
-    }
-    return kind(**{**given, **options})
 
 
 class MariaDatabase:
@@ -58,14 +41,8 @@ class MariaDatabase:
         return connect_to(self.dsn, **options)
 
     def run(self, statement: str, values: Any = None) -> list[Row]:
-        """One committed statement on a connection of its own."""
-        with (
-            closing(self.connect()) as connection,
-            connection.cursor(pymysql.cursors.DictCursor) as cursor,
-        ):
-            cursor.execute(statement, values)
-            found = list(cursor.fetchall())
-            connection.commit()
+        """One committed statement."""
+        found = named_rows(self.dsn, statement, values)
         return [{name: _shown(name, value) for name, value in row.items()} for row in found]
 
     def one(self, statement: str, values: Any = None) -> Row:
@@ -92,7 +69,7 @@ class MariaDatabase:
 
     def empty(self) -> None:
         for table in ("consumer_log", "consumer_log_floor", "consumer_books", "effect"):
-            self.run(f"TRUNCATE {table}")
+            self.run(f"DELETE FROM {table}")
 
 
 def _bytes(*texts: str) -> tuple[bytes, ...]:
@@ -239,13 +216,12 @@ class MariaStubWorld:
     def __init__(self, folder: Path) -> None:
         self.server = MariaDB(folder)
         self.database = MariaDatabase(self.server, "producer")
-        self._kept: Any = None
 
     @classmethod
     def of(cls, database: MariaDatabase) -> MariaStubWorld:
         """Over a database that is there."""
         world = cls.__new__(cls)
-        world.server, world.database, world._kept = database.server, database, None
+        world.server, world.database = database.server, database
         return world
 
     def start(self) -> None:
@@ -256,8 +232,6 @@ class MariaStubWorld:
         migrate(self.database.dsn, "producer")
 
     def stop(self) -> None:
-        if self._kept is not None:
-            self._kept.close()
         self.server.stop()
 
     def empty(self) -> None:
@@ -335,16 +309,10 @@ class MariaStubWorld:
         return [[row for name, rows in part if name == what for row in rows] for part in read]
 
     def run(self, _: str, statement: str, values: Any = None) -> list[Row]:
-        """One committed statement, on a connection that is kept for the next one."""
-        if self._kept is None:
-            self._kept = self.database.connect(autocommit=True)
+        """One committed statement."""
         given = None if values is None else [_stub_value("", value) for value in values]
-        with self._kept.cursor(pymysql.cursors.DictCursor) as cursor:
-            cursor.execute(statement, given)
-            return [
-                {name: _stub_shown(name, value) for name, value in row.items()}
-                for row in cursor.fetchall()
-            ]
+        found = named_rows(self.database.dsn, statement, given)
+        return [{name: _stub_shown(name, value) for name, value in row.items()} for row in found]
 
     def _insert(self, table: str, values: Mapping[str, Any]) -> None:
         names = ", ".join(f"`{name}`" for name in values)

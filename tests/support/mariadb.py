@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pymysql
 
@@ -11,6 +12,23 @@ from backstop_lab.servers import mariadb
 from backstop_lab.servers.ports import LOOPBACK
 
 PASSWORD = "s3cret-m@ria/never-shown"
+
+
+def connect_to(url: str, kind: type[Any] = pymysql.connections.Connection, **options: Any) -> Any:
+    """A connection of `kind`, with autocommit off, to the address of a URL."""
+    parts = urlsplit(url)
+    given: dict[str, Any] = {
+        "host": parts.hostname,
+        "port": parts.port,
+        "user": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+        "database": parts.path.lstrip("/"),
+        "charset": "utf8mb4",
+        "autocommit": False,
+        "connect_timeout": 10,
+        "ssl_disabled": True,  # else PyMySQL reads every certificate of the system for each connection
+    }
+    return kind(**{**given, **options})
 
 
 class MariaDB(mariadb.MariaDB):
@@ -40,6 +58,7 @@ class MariaDB(mariadb.MariaDB):
             autocommit=True,
             charset="utf8mb4",
             connect_timeout=5,
+            ssl_disabled=True,
         )
 
     def url(self, user: str = "sweeper", database: str = "dedup") -> str:

@@ -29,7 +29,7 @@ from backstop.leases.lease import Acquired
 from backstop.leases.queue_owner import OwnedQueue
 from backstop.model.errors import DecisionRefused
 from backstop.model.records import Counts, Message
-from guard_machine import KeptDatabase
+from client_world import Database
 
 AT_ONCE, HOURS = timedelta(microseconds=1), timedelta(hours=1)
 WORKERS, KEYS, QUEUES = 3, ("a", "b", "c"), 2
@@ -90,7 +90,7 @@ class NoKeeper:
 class Stage:
     """The servers, and connections that outlive an example."""
 
-    database: KeptDatabase
+    database: Database
     broker: RedisStreams
     examples: Any = field(default_factory=count)
     connections: dict[str, Any] = field(default_factory=dict)
@@ -105,7 +105,6 @@ class Stage:
     def close(self) -> None:
         for connection in self.connections.values():
             Connection.close(connection)
-        self.database.kept.close()
 
 
 class Worker:
@@ -129,12 +128,12 @@ class Worker:
             blame=Blame(many=100),
         )
         self.pool = self.consumer._pool = ByHand(lambda: stage.connect(f"pool-{slot}"))  # type: ignore[assignment]
-        self.consumer._keeper = NoKeeper()  # type: ignore[assignment]
+        self.consumer._leases = NoKeeper()  # type: ignore[assignment]
         self.consumer._queues.since = float("-inf")
 
     def step(self, knows: bool = True) -> None:
         """One round; without `knows` it has not heard since whether its queues are its own."""
-        self.consumer._beat_at = float("-inf") if knows else float("inf")
+        self.consumer._keeper._beat_at = float("-inf") if knows else float("inf")
         self.consumer._looked_at = float("-inf")
         self.consumer.step(Counts())
         assert self.consumer.books.difference(self.consumer.in_process()) == 0, (
@@ -367,7 +366,7 @@ class OrderMachine(RuleBasedStateMachine):
         broker._publisher.forget(self.topic)
         for worker in self.workers:
             if worker is not None:
-                worker.consumer._subscription._read_queues_at = float("-inf")  # type: ignore[attr-defined]
+                worker.consumer._keeper._subscription._read_queues_at = float("-inf")  # type: ignore[attr-defined]
 
     @rule()
     def pass_time(self) -> None:

@@ -13,9 +13,9 @@ from backstop.client import OrderedConsumer, Retries, Work
 from backstop.leases import parking
 from backstop.model.records import Counts, Message
 from client_world import GROUP, TOPIC, Database
+from committed import empty
 
 SOON = timedelta(milliseconds=20)
-TABLES = "consumer_log, effect, queue_owner, group_member, parked_key, parked_message, parking_full, ordered_effect"
 ORDERED_EFFECT = (
     "CREATE TABLE IF NOT EXISTS ordered_effect (number bigint GENERATED ALWAYS AS IDENTITY, ordering_key text,"
     " message_id text, member text, content bytea)"
@@ -24,7 +24,7 @@ ORDERED_EFFECT = (
 
 def make_empty(database: Database) -> None:
     database.run(ORDERED_EFFECT)
-    database.run(f"TRUNCATE {TABLES}")
+    empty(database.dsn)
 
 
 def write_effect(connection: Any, message: Message, member: str) -> None:
@@ -72,9 +72,11 @@ class OrderedWorld:
         member: str = "w1",
         handler: Any = None,
         topics: Sequence[str] = (TOPIC,),
+        through: Callable[[Any], Any] = lambda subscription: subscription,
         **values: Any,
     ) -> Iterator[OrderedConsumer]:
-        subscription = self.broker.subscribe_owned(GROUP, topics, member)
+        """`through`: what stands between it and its subscription."""
+        subscription = through(self.broker.subscribe_owned(GROUP, topics, member))
         values = {
             "retry_after": SOON,
             "beat": SOON,

@@ -15,6 +15,7 @@ from backstop.resend.run_once import run_once
 from backstop.runs.run import close_run, open_run
 from backstop.stores.mapped.overlay import overlay_sql
 from backstop_lab.servers.postgres import Postgres
+from mapped_library import Library
 from mapped_world import EXTERNALIZER, LIBRARIES, Mapped, make_mapped, settings_of
 from system import System
 
@@ -148,10 +149,10 @@ class Repaired(Mapped):
         return lost
 
 
-def repair_settings(name: str, level: str = "rearm", **changes: Any) -> dict[str, Any]:
+def repair_settings(library: str | Library, level: str = "rearm", **changes: Any) -> dict[str, Any]:
     """settings_of a library, at this level, where the inbox keeps rows for good."""
     changes.setdefault("consumer", {"kept": None})
-    changed = settings_of(LIBRARIES[name], **changes)
+    changed = settings_of(LIBRARIES[library] if isinstance(library, str) else library, **changes)
     changed["producers"]["shop"]["level"] = level
     if level != "overlay":
         changed["topics"]["orders"]["mode"] = "repair"

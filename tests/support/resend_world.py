@@ -192,12 +192,14 @@ class World:
             updated_at = now() - interval '1 hour' WHERE state = 'claimed'""",
         )
         for shard in "ab":
-            self.sql(
-                f"producer_{shard}",
-                """UPDATE message_stub SET attempt_deadline = now() - interval '1
-            second',
-                attempted_at = now() - interval '10 seconds' WHERE attempt_token IS NOT NULL""",
-            )
+            self.expire_attempts(shard)
+
+    def expire_attempts(self, shard: str) -> None:
+        self.sql(
+            f"producer_{shard}",
+            """UPDATE message_stub SET attempt_deadline = now() - interval '1 second',
+            attempted_at = now() - interval '10 seconds' WHERE attempt_token IS NOT NULL""",
+        )
 
     def consume(
         self, message_id: str, group: str, topic: str = TOPIC, state: str = "CONSUMED"
@@ -212,7 +214,8 @@ class World:
 
     def empty(self) -> None:
         for name in ROLES:
-            empty(self.urls[f"backstop_{name}"])
+            if self.urls[f"backstop_{name}"].startswith("postgresql:"):
+                empty(self.urls[f"backstop_{name}"])
         self.raw.flushall()
         self.raw.execute_command("ACL", "SETUSER", "default", "~*")
         with RedisStreams(self.urls["backstop_broker"]) as broker:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import psycopg2
 from psycopg2 import sql
 
 from backstop.schema.migrate import migrate
@@ -22,6 +21,7 @@ from backstop.stores.postgresql.logs import PostgresLogs
 from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import LogStore, Scan, StubStore
 from backstop_lab.servers.postgres import Postgres
+from committed import empty, named_rows
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 PASSWORD = "s3cret-pass-never-shown"  # unique, so that a leak can be searched for
@@ -46,7 +46,6 @@ class PostgresWorld:
 
     def __init__(self, folder: Path) -> None:
         self.server = Postgres(folder)
-        self._open: dict[str, Any] = {}
 
     def start(self) -> None:
         self.server.start()
@@ -55,14 +54,11 @@ class PostgresWorld:
             migrate(self.server.admin_dsn(role), role)
 
     def stop(self) -> None:
-        for connection in self._open.values():
-            connection.close()
-        self._open.clear()
         self.server.stop()
 
     def empty(self) -> None:
-        self.run("producer", "TRUNCATE message_stub, send_attempt")
-        self.run("consumer", "TRUNCATE consumer_log, consumer_log_floor")
+        for role in ("producer", "consumer"):
+            empty(self.server.admin_dsn(role))
 
     def stubs(self) -> StubStore:
         """A store of its own each time: another program's, as far as the database can tell."""
@@ -181,18 +177,8 @@ class PostgresWorld:
         return [[row for name, rows in part if name == what for row in rows] for part in read]
 
     def run(self, database: str, statement: Any, values: Any = None) -> list[Row]:
-        """One committed statement, on a connection that is kept for the next one."""
-        if database not in self._open:
-            self._open[database] = psycopg2.connect(
-                self.server.admin_dsn(database), connect_timeout=10
-            )
-            self._open[database].autocommit = True
-        with self._open[database].cursor() as cursor:
-            cursor.execute(statement, values)
-            if cursor.description is None:
-                return []
-            names = [column.name for column in cursor.description]
-            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        """One committed statement."""
+        return named_rows(self.server.admin_dsn(database), statement, values)
 
     def _insert(self, database: str, table: str, values: Mapping[str, Any]) -> None:
         statement = sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(

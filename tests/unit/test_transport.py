@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
+import pymysql
 import pytest
 
 from backstop.config.connections import Connections
@@ -11,6 +13,7 @@ from backstop.config.load import load
 from backstop.config.transport import open_to_others
 from backstop.control.connection import connect
 from backstop.model.errors import ConfigurationError, StoreUnavailable
+from backstop.sql import mysql
 
 PROJECT = Path(__file__).resolve().parents[2]
 OPEN = [
@@ -83,3 +86,19 @@ def test_nothing_is_started_over_an_open_connection_where_the_settings_want_none
             Connections(resolver=nobodys.get),
             connect_timeout=2,
         )
+
+
+def test_mysql_without_options_of_tls_verifies_nothing_and_reads_no_certificate_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[object] = []
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *given: read.append(given))
+    plain = mysql.connect(pymysql, defer_connect=True)
+    assert (plain.ssl, plain.ctx.verify_mode, plain.ctx.check_hostname, read) == (
+        True,
+        ssl.CERT_NONE,
+        False,
+        [],
+    )
+    asked = mysql.connect(pymysql, defer_connect=True, ssl_verify_cert=True)
+    assert asked.ctx.verify_mode is ssl.CERT_REQUIRED and len(read) == 1

@@ -9,7 +9,7 @@ import { DeadLetter, DeadLetters } from "./pages/dead_letters";
 import { Deliveries } from "./pages/deliveries";
 import { Flow } from "./pages/flow";
 import { Messages } from "./pages/messages";
-import { Card, Overview } from "./pages/overview";
+import { Card, Duties, Overview } from "./pages/overview";
 import { Pair } from "./pages/pair";
 import { Proof, Proofs } from "./pages/proofs";
 import { Replay } from "./pages/replays";
@@ -37,6 +37,7 @@ const Console = () => {
   const content = useRef<HTMLDivElement>(null);
   const page =
     name === "deliveries" ? () => <Deliveries />
+    : name === "duties" ? () => <Duties />
     : name === "pairs" ? () => <Pair />
     : name === "replays" ? (plan?: string) => (plan ? <Replay id={plan} /> : <Resends />)
     : PAGES.find(([one]) => one === name)?.[2];

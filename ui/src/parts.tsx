@@ -93,6 +93,8 @@ const COLOURS: Record<string, string> = {
   critical: "red",
   failed: "red",
   bad: "red",
+  stuck: "red",
+  overdue: "red",
   FAILED: "red",
   stopped: "red",
   STALLED: "orange",
@@ -175,7 +177,8 @@ export const Loaded = <T,>({ got, children }: { got: Got<T>; children: (data: T)
   </>
 );
 
-export type Column<T> = { name: string; cell: (row: T) => ReactNode; number?: boolean };
+// `wide`: a sentence, which on a narrow screen would be one word a line.
+export type Column<T> = { name: string; cell: (row: T) => ReactNode; number?: boolean; wide?: boolean };
 export const Rows = <T,>({ label, columns, rows, empty }: { label: string; columns: Column<T>[]; rows: T[]; empty: string }) =>
   rows.length === 0 ? (
     <Empty>{empty}</Empty>
@@ -195,7 +198,7 @@ export const Rows = <T,>({ label, columns, rows, empty }: { label: string; colum
           {rows.map((row, number) => (
             <Table.Row key={number}>
               {columns.map((column) => (
-                <Table.Cell key={column.name} textAlign={column.number ? "end" : "start"} verticalAlign="top">
+                <Table.Cell key={column.name} textAlign={column.number ? "end" : "start"} verticalAlign="top" minW={column.wide ? "12rem" : undefined}>
                   {column.cell(row)}
                 </Table.Cell>
               ))}
@@ -341,7 +344,7 @@ export const Facts = ({ facts }: { facts: [string, ReactNode][] }) => (
       .filter(([, value]) => value !== null && value !== undefined && value !== "")
       .map(([name, value]) => (
         <Box key={name} display="contents">
-          <Box as="dt" color="fg.muted">
+          <Box as="dt" color="fg.muted" mt={{ base: 2, md: 0 }}>
             {name}
           </Box>
           <Box as="dd" wordBreak="break-word">

@@ -86,7 +86,7 @@ class _Looking:
             if self._looker is None or settings is not self._settings:
                 self.close()
                 self._looker = Looker(settings, Connections(resolver=url_from_airflow))
-                self._settings, self.every = settings, EVERY
+                self._settings = settings
             seen = self._looker.look()
         except Exception as error:  # noqa: BLE001 - whatever it is, the trigger goes on
             self.every = 30.0
@@ -94,7 +94,7 @@ class _Looking:
                 log.warning("backstop: due work is not looked for: %s", type(error).__name__)
             self._failing = True
             return None
-        self._failing = False
+        self._failing, self.every = False, EVERY
         return seen
 
     def close(self) -> None:

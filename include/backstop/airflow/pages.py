@@ -19,6 +19,7 @@ from fastapi.responses import FileResponse, HTMLResponse, Response
 from backstop.airflow.access import Visitor, reader, visitor_of
 from backstop.airflow.control_room import Room, control_room, docs_folder
 from backstop.airflow.decide_case import DAG, dag_for
+from backstop.runs.run import DEAD_AFTER
 from backstop.sql.named import load
 
 DAG_OF_RUNS = "reconcile"
@@ -133,7 +134,7 @@ def show_console() -> Response:
 def list_runs() -> Response:
     """The newest runs, each with its page."""
     with _reading() as (_, cursor):
-        cursor.execute(_SQL["newest_runs"])
+        cursor.execute(_SQL["newest_runs"], {"dead_after": DEAD_AFTER})
         rows = [row_of(cursor, row) for row in cursor.fetchall()]
     for row in rows:
         row["run"] = Link(f"runs/{row['run']}", str(row["run"]))
@@ -192,7 +193,7 @@ def show_case(case_id: int, visitor: Asking) -> Response:
 def show_run(run_id: int) -> Response:
     """Counts, verdicts by topic and group, requests, cases, data checks of one run."""
     with _reading() as (_, cursor):
-        cursor.execute(_SQL["run"], {"run_id": run_id})
+        cursor.execute(_SQL["run"], {"run_id": run_id, "dead_after": DEAD_AFTER})
         found = cursor.fetchone()
         if found is None:
             raise HTTPException(404, "There is no such run.")

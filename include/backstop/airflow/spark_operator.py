@@ -134,13 +134,18 @@ class SparkDutyOperator(BaseOperator):
         from backstop.config.load import load
 
         check_master(self.conn_id)
-        connections = Connections(resolver=url_from_airflow)
-        named = [ref for ref in load().connection_refs() if not ref.startswith("env:")]
+        connections, settings = Connections(resolver=url_from_airflow), load()
+        named = [ref for ref in settings.connection_refs() if not ref.startswith("env:")]
         write_secrets_file(private / SECRETS, connections.known(named))
         return client_hook(
             conn_id=self.conn_id,
             conf=with_compiler(
-                {"spark.speculation": "false", **settings_of(self.conn_id), **self.conf},
+                {
+                    "spark.speculation": "false",
+                    **heap_of(self.conn_id, lakes=settings.has_lakes()),
+                    **settings_of(self.conn_id),
+                    **self.conf,
+                },
                 self.duty,
                 self.opened["due"],
             ),
@@ -296,6 +301,15 @@ def runs_here(conn_id: str) -> bool:
 
     host = BaseHook.get_connection(conn_id).host or ""
     return host == "local" or host.startswith("local[")
+
+
+def heap_of(conn_id: str, *, lakes: bool) -> dict[str, str]:
+    """The bound of a driver whose threads are the executors, where the connection's `conf` names none."""
+    from airflow.sdk import BaseHook
+
+    from backstop.spark.session import heap_for
+
+    return heap_for(BaseHook.get_connection(conn_id).host or "", lakes=lakes)
 
 
 def archives_of(conn_id: str) -> str | None:

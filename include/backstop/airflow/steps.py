@@ -192,6 +192,7 @@ def check_all(suites: Sequence[str], opened: Opened) -> list[str]:
         given = given_by(work.settings)
         url = work.connections.url(work.settings.control)
         for suite in suites:
+            work.run.phase.begin(f"check {suite}")
             try:
                 reports.append(
                     run_suite(suite, url, work.run.run_id, None, docs_folder(), **given).report

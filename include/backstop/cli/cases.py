@@ -250,7 +250,8 @@ def _preview(
         out.line(f"{action} is about case {case_id} as such: no delivery of it is read for it.")
     else:
         out.line(
-            f"Case {case_id}: {action} fits {found.fits} of {found.read} read ({found.open} open);"
+            f"Case {case_id}: {action} fits {found.fits} of {found.read} read"
+            f" ({'more than 10,000' if found.open > 10_000 else found.open} open);"
             f" {found.done} are done already. Nothing was changed."
         )
         for sentence in found.left_out:

@@ -75,7 +75,9 @@ def prove(
     def start_spark() -> Any:
         from backstop.spark.session import start_session
 
-        return start_session("backstop prove", "local[*]" if local_spark else None)
+        return start_session(
+            "backstop prove", "local[*]" if local_spark else None, lakes=settings.has_lakes()
+        )
 
     with out.progress("prove") as say:
         proof = run_proof(

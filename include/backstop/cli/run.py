@@ -74,7 +74,9 @@ def reconcile(
     def start_spark() -> Any:
         from backstop.spark.session import start_session
 
-        return start_session("backstop reconcile", "local[*]" if local_spark else None)
+        return start_session(
+            "backstop reconcile", "local[*]" if local_spark else None, lakes=settings.has_lakes()
+        )
 
     def audit(run: Run, suite: str) -> None:
         last.append(run.run_id)

@@ -92,6 +92,10 @@ def show_one(
         f"  started {out.cell(run['started_at'])}{by}, {ended}, judged as of {out.cell(run['as_of'])}"
     )
     out.line(f"  policy {run['policy_version']}, code {run['code_version']}, stage {run['stage']}")
+    if run["phase"] and (run["finished_at"] is None or run["state"] == "abandoned"):
+        done = " of ".join(str(n) for n in (run["phase_done"], run["phase_of"]) if n is not None)
+        since = f" since {out.cell(run['phase_at'])}"
+        out.line(f"  phase {run['phase']}{since}{f', done {done}' if done else ''}")
     if run["error"]:
         out.line(f"  {run['error']}", style="red")
     for title, values in (("counts", run["counts"]), ("seconds", run["phases"])):

@@ -8,10 +8,11 @@ worker is a `Consumer`. Programs in other languages follow docs/wire-contract.md
 from backstop.client.blame import DownstreamAway
 from backstop.client.consumer import Consumer
 from backstop.client.keep_connection import KeptConnection
-from backstop.client.ordered_consumer import OrderedConsumer, Retries
+from backstop.client.ordered_consumer import OrderedConsumer
 from backstop.client.process import Ended
 from backstop.client.process_once import Holding, ProcessOnce
 from backstop.client.publish import SendState, Sent, send, send_many, settle
+from backstop.client.retries import Retries
 from backstop.client.run_until_signal import run_until_signal
 from backstop.client.stub_writer import NewMessage, Recorded, SendPolicy, record, record_many
 from backstop.client.ways import Handler, Row, Work, leased, row_lock, transactional

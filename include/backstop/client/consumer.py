@@ -166,7 +166,7 @@ class Consumer:
         try:
             self._process(fetched, counts)
         except BaseException as error:
-            if isinstance(error, Unavailable):  # a broker's error may hide the database's
+            if _met_store_away(error):
                 self._finished.forget()
             self._book(len(fetched), before, counts, was_cut_short=True)
             raise
@@ -390,6 +390,7 @@ class Consumer:
             self._store.give_back(leases, entered)
         except StoreUnavailable as error:
             log.warning("%d messages keep their lease until it ends. %s", len(leases), error)
+            self._finished.forget()
             return self._retry_after
         return NOW
 
@@ -419,3 +420,10 @@ def _runs_of_distinct_keys(copies: Sequence[Copy]) -> Iterator[list[Copy]]:
         run.append(copy)
     if run:
         yield run
+
+
+def _met_store_away(error: BaseException | None) -> bool:
+    """Whether the database was away: also where what was handed back then met a broker that was away, too."""
+    while error is not None and not isinstance(error, StoreUnavailable):
+        error = error.__context__
+    return error is not None

@@ -85,8 +85,8 @@ STUB_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "created_at": "publication_date",
         "times": "instant",
         "sent_when_set": "completion_date",
-        # As if it had never completed: resubmitted like any other incomplete publication.
-        "rearm": {"completion_date": None},
+        # As if its send had failed: version 2 of the tables resubmits by the status. Version 1 has the date alone.
+        "rearm": {"completion_date": None, "status": "FAILED"},
     },
     "modulith_archive": {
         "tables": ["event_publication", "event_publication_archive"],

@@ -24,7 +24,7 @@ ACTIONS: dict[str, str] = {
     "release": "processes the parked key's messages again, head first, the next when it is done; no send number is used",
     "edit_head": "replaces the content of the parked head (--content-file FILE), then releases the key",
     "discard_head": "gives up the parked head for this group, and releases the key's other messages",
-    "discard_key": "gives up every message that the parked key has now, for this group; later ones go on",
+    "discard_key": "gives up every message of the parked key that was shown, for this group; later ones go on",
     "accept": "accepts the queue's new epoch: older copies are judged by time from now on",
     "drained": "nothing will come from a broker that the topic left (--broker NAME): what went there is judged by time",
     "approve": "applies what another person proposed",

@@ -72,10 +72,12 @@ def answer_parked(
 ) -> Decided:
     """Releases or discards the key and commits; the intention was written before.
 
-    options: `content` (edit_head: bytes). Raises DecisionRefused when the key is not what the case says any more,
+    options: `content` (edit_head: bytes), `shown` (`head`, `last_number`: what the person saw, or what there was when it was
+    proposed; null: what the case says now). Raises DecisionRefused when the key is not what was shown any more,
     StoreUnavailable when its database does not answer.
     """
     action, content = intent["action"], options.get("content")
+    head, until = _seen(case, action, options.get("shown") or {})
     if action == EDIT_HEAD and content is None:
         raise refused("An edit needs the whole new content.", "Give it (--content-file FILE).")
     if case.consumer_group not in settings.groups:
@@ -89,7 +91,7 @@ def answer_parked(
         open_guarded(f"store {store}", open_parking, settings, connections, store)
     ) as parked:
         again = reach(conn, intent)
-        counts += _answer(parked, case, intent, content, again=again)
+        counts += _answer(parked, case, intent, content, head, until, again=again)
         mine = (case.case_id, intent["who"], intent["why"])
         # A person's login writes discards in its own name alone: what it approves the next watch moves.
         left = person(conn) not in (None, intent["who"])
@@ -107,12 +109,33 @@ def answer_parked(
     return decided
 
 
+def _seen(case: Case, action: str, shown: Mapping[str, Any]) -> tuple[str | None, int | None]:
+    """(the head, the last number) of the key as the person saw it: the watch may have found more of the open case since."""
+    head, until = case.evidence.get("head"), case.evidence.get("last_number")
+    if "at" not in shown:
+        return head, until
+    last = shown.get("last_number")
+    if last is None and action == DISCARD_KEY:
+        raise refused(
+            f"It is not known which messages of the ordering key {case.subject!r} were shown.",
+            f"Look at the key again and decide by what it is now: backstop cases show {case.case_id}",
+        )
+    # Numbers begin again where the consumer database was restored.
+    return shown.get("head", head), last if until is None or last is None else min(last, until)
+
+
 def _answer(
-    parked: PostgresParking, case: Case, intent: Intent, content: bytes | None, *, again: bool
+    parked: PostgresParking,
+    case: Case,
+    intent: Intent,
+    content: bytes | None,
+    head: str | None,
+    until: int | None,
+    *,
+    again: bool,
 ) -> Counts:
     """The one transaction in the consumer database."""
     group, topic, key, action = case.consumer_group, case.topic, case.subject, intent["action"]
-    head, until = case.evidence.get("head"), case.evidence.get("last_number")
     present = parked.parked_key(group, topic, key)
     if again and _was_applied(present, intent):
         return Counts(answered_before=1)

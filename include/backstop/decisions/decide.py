@@ -97,8 +97,8 @@ def decide(
     nothing else until they do, or `reject`.
 
     options: `more` (raise: sends beyond those handed out, 1), `message_ids` (only these), `once` (names the answer: the same
-    name is applied once), `shown` (`at`, `letter`: what the person saw; what came later is decided only where it is named); for
-    dead letters see dead_letters.answer. Raises DecisionRefused when the action does not fit the case as it is now, or an
+    name is applied once), `shown` (`at`, `letter`, `last_number`: what the person saw; what came later is decided only where it is
+    named); for dead letters see dead_letters.answer. Raises DecisionRefused when the action does not fit the case as it is now, or an
     option does not belong to the action (actions.options_for); StoreUnavailable when the state could not be read again.
     """
     options, settings = options or {}, settings_for(conn, settings)
@@ -138,8 +138,8 @@ _WHOLE = ("leave", "accept", "drained", "go_on", "give_up")
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What an answer would do at this moment: of `read` of the case's `open` deliveries (or dead letters) it fits `fits`, and `done`
-    are done already; `left_out` says why others would be left out, the first few of them."""
+    """What an answer would do at this moment: of `read` of the case's `open` deliveries (or dead letters, of which 10,001 are counted
+    at most) it fits `fits`, and `done` are done already; `left_out` says why others would be left out, the first few of them."""
 
     read: int
     open: int
@@ -165,8 +165,8 @@ def preview(conn: Any, sources: Sources, case_id: int, action: str) -> Preview |
     settings = sources.settings
     _require_mode(settings, case, action)
     with conn, conn.cursor() as cur:
-        members = _open_members(cur, {"case_id": case_id, "shown_at": None})
-    batch, plan = [member[:4] for member in members[:PREVIEWED]], _Plan()
+        cur.execute(_SQL["first_members"], {"case_id": case_id, "limit": PREVIEWED})
+        batch, plan = cur.fetchall(), _Plan()
     if batch:
         with Judge(settings, sources.connections, conn, sources) as judge:
             seen = judge.judgement(list(dict.fromkeys(Key(m[1], m[2]) for m in batch)))
@@ -174,7 +174,7 @@ def preview(conn: Any, sources: Sources, case_id: int, action: str) -> Preview |
                 raise _unread(seen)
             _plan_batch(plan, settings, action, batch, seen)
     fits, done = len(plan.fits), len(plan.done)
-    return Preview(len(batch), len(members), fits, done, tuple(plan.left_out[:20]))
+    return Preview(len(batch), case.open_members, fits, done, tuple(plan.left_out[:20]))
 
 
 def _unread(seen: Judgement) -> StoreUnavailable:
@@ -200,6 +200,7 @@ def _adds_up(
         conn, case.case_id, options.get("once") or "", who
     ):
         return False
+    _require_topic(settings, case)
     with conn, conn.cursor() as cur:
         members = _open_members(cur, {"case_id": case.case_id, "shown_at": None})
     keys = [Key(m[1], m[2]) for m in members if wanted is None or m[2] in set(wanted)]
@@ -367,7 +368,7 @@ def _decide_in_control(
                 )
                 counts.add("accepted", cur.rowcount)
         else:
-            counts += _move_batch(cur, intent, settings.groups_of(case.topic))
+            counts += _move_batch(cur, intent, settings.groups_of(case.topic) or ("*",))
         record(cur, intent, counts, [], whole=True)
         return append_decision(cur, Decided(intent["case_id"], intent["action"], counts), intent)
 
@@ -382,6 +383,7 @@ def _state_drained(
 ) -> Decided:
     """The next run judges what went to that broker by time. Refused for one that is configured, because it can still be asked,
     and for one to which no open copy went."""
+    _require_topic(settings, case)
     own, known = settings.topics[case.topic].broker, set[str]()
     with Sources(settings, connections) as sources:
         for shard in settings.producers:
@@ -491,10 +493,23 @@ def _plan(
 
 def _require_mode(settings: Settings, case: Case, action: str) -> None:
     """Raises DecisionRefused for an answer that sends in a topic in which nothing is ever sent."""
-    if action == "resend" and settings.topics[case.topic].mode != "repair":
+    if action != "resend":
+        return
+    _require_topic(settings, case)
+    if settings.topics[case.topic].mode != "repair":
         raise refused(
             f"Topic {case.topic} is in mode observe, in which nothing is ever sent.",
             "Set its mode to repair in backstop.yaml, or decide otherwise.",
+        )
+
+
+def _require_topic(settings: Settings, case: Case) -> None:
+    """Raises DecisionRefused for an answer that needs to know the broker, the mode or the policy of a topic that has left the
+    settings."""
+    if case.topic not in settings.topics:
+        raise refused(
+            f"The topic {case.topic} is not in backstop.yaml.",
+            "Put it back, or decide otherwise.",
         )
 
 

@@ -15,7 +15,8 @@ WHERE c.case_id = p.case_id AND p.case_id = %(case_id)s AND p.ended_at IS NULL A
 INSERT INTO proposal (case_id, action, who, why, options, content)
 SELECT c.case_id, %(action)s, %(who)s, %(why)s,
     jsonb_build_object('shown', jsonb_build_object('at', clock_timestamp(), 'letter',
-        (SELECT coalesce(max(d.dead_letter_id), 0) FROM dead_letter d WHERE d.case_id = c.case_id))) || %(options)s::jsonb, %(content)s
+        (SELECT coalesce(max(d.dead_letter_id), 0) FROM dead_letter d WHERE d.case_id = c.case_id),
+        'head', c.evidence -> 'head', 'last_number', c.evidence -> 'last_number')) || %(options)s::jsonb, %(content)s
 FROM case_file c
 WHERE c.case_id = %(case_id)s AND (c.state = 'open' OR c.state = 'decided' AND c.decision = 'leave')
 ON CONFLICT DO NOTHING;

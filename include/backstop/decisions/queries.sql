@@ -31,6 +31,12 @@ SELECT shard, topic, message_id, consumer_group, coalesce(added_at > %(shown_at)
 WHERE case_id = %(case_id)s AND settled_at IS NULL
 ORDER BY topic, message_id, consumer_group;
 
+-- name: first_members: the first few of these
+SELECT shard, topic, message_id, consumer_group FROM case_member
+WHERE case_id = %(case_id)s AND settled_at IS NULL
+ORDER BY topic, message_id, consumer_group
+LIMIT %(limit)s;
+
 -- name: split: takes open deliveries out of a case: those that were not named, or that came after it was shown
 DELETE FROM case_member
 WHERE case_id = %(case_id)s AND settled_at IS NULL
@@ -63,7 +69,8 @@ UPDATE resend_batch SET state = 'ramping', pardoned = step WHERE case_id = %(cas
 -- name: batch_given_up: the stopped batch of this case is over
 UPDATE resend_batch SET state = 'given_up', ended_at = clock_timestamp() WHERE case_id = %(case_id)s AND state = 'stopped';
 
--- name: give_up_requests: what the batch held is closed, and reconcile does not open it again
+-- name: give_up_requests: what the batch held when it was shown is closed, and reconcile does not open it again
+-- What was asked for since is held still, and begins a batch of its own.
 UPDATE resend_request r
 SET state = 'not_needed', held = false, given_up_by = %(case_id)s,
     given_up_groups = ARRAY(
@@ -72,7 +79,7 @@ SET state = 'not_needed', held = false, given_up_by = %(case_id)s,
     error = 'given up by ' || %(who)s || ': ' || left(%(why)s, 500)
 FROM resend_batch b
 WHERE b.case_id = %(case_id)s AND b.state = 'given_up' AND r.topic = b.topic AND r.state = 'open'
-    AND (r.held OR r.batch_id = b.batch_id);
+    AND (r.held OR r.batch_id = b.batch_id) AND (%(shown_at)s::timestamptz IS NULL OR r.created_at <= %(shown_at)s::timestamptz);
 
 -- name: withdrawal_begun: messages whose stubs are about to be voided
 INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why)

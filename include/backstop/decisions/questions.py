@@ -195,13 +195,15 @@ def show_now(conn: Any, question: Question, asked_by: str = "") -> Present:
         cur.execute(_SQL["hold_case"], {"case_id": question.case_id})
         now = _present(cur, question.case_id)
         cur.execute(_SQL["bound"], {"case_id": question.case_id})
-        at, letter = cur.fetchone()
+        at, letter, head, last_number = cur.fetchone()
         shown = {
             "state": now.state,
             "reopened": now.reopened,
             "open": now.open,
             "at": at.isoformat(),
             "letter": letter,
+            "head": head,
+            "last_number": last_number,
             "proposal": now.proposal,
             "asked_by": asked_by,
         }

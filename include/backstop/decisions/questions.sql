@@ -82,8 +82,10 @@ FROM case_file c WHERE c.case_id = %(case_id)s;
 -- name: hold_case: nothing joins the case until the transaction ends
 SELECT 1 FROM case_file WHERE case_id = %(case_id)s FOR SHARE;
 
--- name: bound: the instant, and the newest letter of a case at it
-SELECT clock_timestamp(), coalesce(max(dead_letter_id), 0) FROM dead_letter WHERE case_id = %(case_id)s;
+-- name: bound: the instant; at it, the newest letter of a case, and of a parked key the head and the last number
+SELECT clock_timestamp(), (SELECT coalesce(max(d.dead_letter_id), 0) FROM dead_letter d WHERE d.case_id = c.case_id),
+    c.evidence -> 'head', c.evidence -> 'last_number'
+FROM case_file c WHERE c.case_id = %(case_id)s;
 
 -- name: shown: the form is about to be written
 UPDATE case_question SET shown_at = clock_timestamp(), shown = %(shown)s::jsonb, given = NULL

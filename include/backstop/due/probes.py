@@ -200,6 +200,6 @@ def probes_of(settings: Settings, connections: Connections) -> Iterator[Probe]:
         yield Probe(f"redis of {name}", sweep, guard(name))
     for name in settings.foreign_leases:
         yield Probe(f"foreign {name}", sweep, foreign(name), every=swept.total_seconds())
-    for name in settings.brokers:
-        if groups := groups_of(settings, name, None):
+    if groups := groups_of(settings, None):
+        for name in settings.brokers:
             yield Probe(f"broker {name}", frozenset({"triage"}), broker(name, groups), every=1.0)

@@ -78,6 +78,9 @@ WHERE d.topic = t.topic AND d.broker = t.broker;
 -- name: servers_seen: the servers of a broker, as long as it is of this kind, that runs have seen for a topic
 SELECT server FROM broker_server WHERE broker = %(broker)s AND kind = %(kind)s AND topic = %(topic)s;
 
+-- name: topics_seen: the topics of which servers of a broker of this kind were seen
+SELECT DISTINCT topic FROM broker_server WHERE broker = %(broker)s AND kind = %(kind)s;
+
 -- name: record_servers: ... and those of this look
 INSERT INTO broker_server (broker, kind, topic, server) SELECT %(broker)s, %(kind)s, %(topic)s, unnest(%(servers)s::text[])
 ON CONFLICT DO NOTHING;

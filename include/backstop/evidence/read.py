@@ -7,6 +7,7 @@ caller calls after the logs). Whatever arrives in between can only turn a verdic
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol, cast
@@ -333,14 +334,23 @@ def _first_lives(
     seen = {topic: unseen for topic, there in queued.items() if (unseen := there.unseen())}
     if not seen:
         return {}
-    known: dict[str, set[Life]] = {topic: set() for topic in seen}
-    for shard in sources.settings.producers:
+
+    def ask(shard: str) -> Mapping[str, Collection[Life]] | None:
         try:
-            for topic, lives in sources.shard(shard).lives(list(seen)).items():
-                known[topic] |= {life for life in lives if (topic, life.broker) not in drained}
+            return sources.shard(shard).lives(list(seen))
         except Unavailable as error:
             sources.missed(f"shard {shard}", error)
+            return None
+
+    # Side by side: each reads all that is open in it.
+    with ThreadPoolExecutor(max_workers=max(1, len(sources.settings.producers))) as threads:
+        answers = list(threads.map(ask, sources.settings.producers))
+    known: dict[str, set[Life]] = {topic: set() for topic in seen}
+    for answer in answers:
+        if answer is None:
             return {topic: dict.fromkeys(unseen, False) for topic, unseen in seen.items()}
+        for topic, lives in answer.items():
+            known[topic] |= {life for life in lives if (topic, life.broker) not in drained}
     return {
         topic: _first_lives_of(sources, brokers[topic], unseen, known[topic])
         for topic, unseen in seen.items()

@@ -32,6 +32,12 @@ def require_servers(
         )
 
 
+def topics_seen(cursor: Any, broker: str, kind: str) -> set[str]:
+    """The topics of which servers of this broker were seen, whether they are there now or not."""
+    cursor.execute(_SQL["topics_seen"], {"broker": broker, "kind": kind})
+    return {topic for (topic,) in cursor.fetchall()}
+
+
 def record_servers(cursor: Any, seen: Mapping[tuple[str, str, str], Collection[str]]) -> None:
     """Remembers those of a look; `seen`: by broker, its kind, and topic."""
     for (broker, kind, topic), servers in sorted(seen.items()):

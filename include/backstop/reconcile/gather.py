@@ -42,6 +42,7 @@ from backstop.reconcile.quarantine import quarantine_logs, quarantine_stubs
 from backstop.reconcile.read import Due
 from backstop.reconcile.read_lakes import read_lakes
 from backstop.reconcile.scan_logs import choose_scans, scanned_logs
+from backstop.runs.phase import CurrentPhase
 from backstop.runs.run import Run, hold
 from backstop.sql.named import load
 from backstop.verdicts import frames
@@ -52,18 +53,27 @@ _SQL = load("backstop.evidence", "queries.sql")
 
 @dataclass(slots=True)
 class Phases:
-    """Seconds of each phase, by name; `say` is told each name as the phase ends."""
+    """Seconds of each phase, by name. `current` shows the one under way; `say` gets each name as the phase ends."""
 
+    current: CurrentPhase
     say: Callable[[str], None] = lambda _: None
     seconds: dict[str, float] = field(default_factory=dict)
-    _since: float = field(default_factory=monotonic)
+    _name: str | None = None
+    _since: float = 0.0
 
-    def end(self, name: str) -> None:
-        """The phase that just ended was `name`."""
-        now = monotonic()
-        self.seconds[name] = round(self.seconds.get(name, 0.0) + now - self._since, 3)
-        self._since = now
-        self.say(name)
+    def begin(self, name: str) -> None:
+        """Ends the phase before, if there is one."""
+        self.end()
+        self._name, self._since = name, monotonic()
+        self.current.begin(name)
+
+    def end(self) -> None:
+        if self._name is None:
+            return
+        took = monotonic() - self._since
+        self.seconds[self._name] = round(self.seconds.get(self._name, 0.0) + took, 3)
+        self.say(self._name)
+        self._name = None
 
     def split(self, name: str, other: str, share: float) -> None:
         """Of the seconds of `name`, this share was spent on `other`, in one pass with it."""
@@ -136,7 +146,7 @@ def gather(
         if one.sound and one.topic is not None
         for broker in one.brokers
     }
-    phases.end("read")
+    phases.begin("look")
 
     with control, control.cursor() as cursor:
         looks = read_groups(sources, cursor, run.as_of, topics, went_to | due.attempts_went_to)
@@ -151,7 +161,7 @@ def gather(
             "no_taker": table(frames.NO_TAKER, frames.no_taker_rows(settings)),
             "decision": _decisions(cursor, topics),
         }
-    phases.end("look")
+    phases.begin("lookup")
 
     scans = choose_scans(settings, sources, due, partitions)
     describe(
@@ -188,7 +198,7 @@ def gather(
             "decision": decisions,
         }
     )
-    phases.end("lookup")
+    phases.end()
     missed = {**_doubtful_clocks(settings, looks, sources.unreachable), **sources.unreachable}
     looked_up = told[LOOKED_UP]
     return Gathered(

@@ -48,7 +48,8 @@ def judge(
     Every write holds the run's token; a judge that was taken over raises RunLost. What did not answer is in the table
     `staged_read` as incomplete, and the deliveries that need it are UNKNOWN.
     """
-    phases, counts = Phases(say), Counts()
+    phases, counts = Phases(run.phase, say), Counts()
+    phases.begin("read")
     stage = begin_stage(control, run)
     partitions = (
         max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
@@ -65,12 +66,13 @@ def judge(
             spark, settings, connections, control, run, sources, due, phases, partitions
         )
         away = len(sources.unreachable)
+    phases.begin("judge")
     describe(spark, "rule and staging")
     by_verdict, share = judge_and_stage(
         gathered.held, gathered.rule, run.run_id, stage, settings, connections, gathered.counted
     )
     prove_mapped_logs(settings, connections, control, run, by_verdict)
-    phases.end("judge")
+    phases.begin("stage")
     phases.split("judge", "stage", share)
     if gathered.broken_stubs:
         stage_stubs(gathered.broken, run.run_id, stage, settings, connections)
@@ -98,7 +100,7 @@ def judge(
                     "read_at": gathered.read_at.get(subject),
                 },
             )
-        phases.end("stage")
+        phases.end()
         cursor.execute(
             _SQL["save_phases"], {"run_id": run.run_id, "phases": record.as_json(phases.seconds)}
         )

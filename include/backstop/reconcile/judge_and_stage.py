@@ -78,9 +78,11 @@ def _judge(url: str, rule: Rule, run_id: int, stage: int) -> Callable[[Batches],
     def judge(batches: Batches) -> Batches:
         import pyarrow as pa
 
+        from backstop.spark.python_daemon import spare_tasks
         from backstop.sql.arrow import arrow_schema
         from backstop.verdicts.evaluate import Engine
 
+        spare_tasks()
         schema = arrow_schema({**COUNTED, **_SPENT})
         counted, staging, begun = [], 0.0, monotonic()
         with closing(Engine()) as engine, ExitStack() as opened:

@@ -8,7 +8,7 @@ A stub whose every delivery is proven needs no further evidence and is judged he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -23,6 +23,8 @@ from backstop.verdicts import frames
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
+
+    from backstop.verdicts.evaluate import Engine
 
 _FOUND = {"consumer_group": "string", **frames.LOG}
 _BROKEN_LOG = ["consumer_group", "topic", "message_id", "log_broken"]
@@ -110,63 +112,26 @@ def _look_up(
     job = uuid4().hex
 
     def prove_and_ask(stubs: pa.Table, logs: pa.Table) -> pa.Table:
-        import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        from backstop.evidence.read_logs import read_logs
-        from backstop.runs.worker_memory import remembered
+        from backstop.spark.python_daemon import spare_tasks
         from backstop.verdicts.evaluate import Engine, table
 
+        spare_tasks()
         given = of_kind(stubs, "stubs")
         if not given:  # logs alone: nobody asked about them
             return pa.Table.from_batches([as_batch([])])
-        # Stores that did not answer this worker: each further wait for their time-out would tell nothing new.
-        why_away = remembered(job)
-        away = set(why_away)
         engine = Engine()
         try:
-            every = pa.concat_tables(given)
-            if engine.query(_SQL["met_twice"], {"part": every}).num_rows:
-                every = engine.query(_SQL["numbered"], {"part": every})
-            else:
-                every = every.append_column("stub_id", pa.array(np.arange(every.num_rows)))
+            every = _numbered(engine, pa.concat_tables(given))
+            del given
             broken = every.filter(pc.is_valid(every.column("broken")))
             sound = every.filter(pc.is_null(every.column("broken"))) if broken.num_rows else every
             sound = sound.drop_columns(["broken"])
-            owed = engine.run("deliveries", {**tables, "stub": sound})
-            scanned = pa.concat_tables([table(frames.FOUND_LOG, []), *of_kind(logs, "logs")])
-            mine = pc.is_in(owed.column("consumer_group"), pa.array(list(whole), pa.string()))
-            askable = owed.filter(pc.invert(mine)) if whole else owed
-            rest = engine.query(_SQL["not_proven"], {"owed": askable, "scanned": scanned})
-            proven = engine.query(_SQL["proven"], {"owed": owed, "scanned": scanned})
-            with Sources(settings, connections) as sources:
-                found, answered = read_logs(sources, rest, away)
-                why_away.update(
-                    {store: sources.unreachable[f"store {store}"] for store in away - set(why_away)}
-                )
-                missed = {
-                    **sources.unreachable,
-                    **{f"store {store}": why for store, why in why_away.items()},
-                }
-            # Of a group whose every key is proven nothing was asked, and nothing is open.
-            groups, asked = (
-                set(pc.unique(rows.column("consumer_group")).to_pylist())
-                for rows in (owed, answered)
-            )
-            all_proven = table(
-                frames.ANSWERED,
-                [
-                    {"consumer_group": group, "answered": whole.get(group, True)}
-                    for group in groups - asked
-                ],
-            )
-            logged, answered = (
-                pa.concat_tables([found, proven]),
-                pa.concat_tables([answered, all_proven]),
-            )
-            delivery = engine.run(
-                "delivery", {"owed": owed, "found_log": logged, "answered": answered}
+            # What was needed to find them is gone by the time they are judged: each of it is as large as they are.
+            delivery, looked_up, missed = _deliveries(
+                engine, sound, of_kind(logs, "logs"), tables, whole, settings, connections, job
             )
             decided = judge_proven(decides, engine, sound, delivery) if decides else None
             left = sound if decided is None else decided.rest
@@ -174,17 +139,7 @@ def _look_up(
             held = engine.query(_SQL["with_attempts"], {"part": left, "attempt": attempts})
         finally:
             engine.close()
-        packets = [
-            Packet(
-                0,
-                LOOKED_UP,
-                pack(
-                    pa.table(
-                        {"proven": [askable.num_rows - rest.num_rows], "asked": [rest.num_rows]}
-                    )
-                ),
-            ),
-        ]
+        packets = [Packet(0, LOOKED_UP, pack(looked_up))]
         if held.num_rows:
             packets.append(Packet(0, HELD, pack(with_deliveries(held, delivery))))
         if decided is not None:
@@ -206,6 +161,72 @@ def _look_up(
         return pa.Table.from_batches([as_batch(packets)])
 
     return prove_and_ask
+
+
+def _numbered(engine: Engine, every: pa.Table) -> pa.Table:
+    """The stubs of a bucket, each once and with a `stub_id`."""
+    import numpy as np
+    import pyarrow as pa
+
+    if engine.query(_SQL["met_twice"], {"part": every}).num_rows:
+        return engine.query(_SQL["numbered"], {"part": every})
+    return every.append_column("stub_id", pa.array(np.arange(every.num_rows)))
+
+
+def _deliveries(
+    engine: Engine,
+    sound: pa.Table,
+    scanned: Sequence[pa.Table],
+    tables: Mapping[str, Any],
+    whole: Mapping[str, bool],
+    settings: Settings,
+    connections: Connections,
+    job: str,
+) -> tuple[pa.Table, pa.Table, Mapping[str, str]]:
+    """Every delivery that these stubs owe, with its log row; how many were proven and asked; what did not answer, and why."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from backstop.evidence.read_logs import read_logs
+    from backstop.runs.worker_memory import remembered
+    from backstop.verdicts.evaluate import table
+
+    # Stores that did not answer this worker: each further wait for their time-out would tell nothing new.
+    why_away = remembered(job)
+    away = set(why_away)
+    owed = engine.run("deliveries", {**tables, "stub": sound})
+    found_by_scan = pa.concat_tables([table(frames.FOUND_LOG, []), *scanned])
+    mine = pc.is_in(owed.column("consumer_group"), pa.array(list(whole), pa.string()))
+    askable = owed.filter(pc.invert(mine)) if whole else owed
+    rest = engine.query(_SQL["not_proven"], {"owed": askable, "scanned": found_by_scan})
+    proven = engine.query(_SQL["proven"], {"owed": owed, "scanned": found_by_scan})
+    with Sources(settings, connections) as sources:
+        found, answered = read_logs(sources, rest, away)
+        why_away.update(
+            {store: sources.unreachable[f"store {store}"] for store in away - set(why_away)}
+        )
+        missed = {
+            **sources.unreachable,
+            **{f"store {store}": why for store, why in why_away.items()},
+        }
+    # Of a group whose every key is proven nothing was asked, and nothing is open.
+    groups, asked = (
+        set(pc.unique(rows.column("consumer_group")).to_pylist()) for rows in (owed, answered)
+    )
+    all_proven = table(
+        frames.ANSWERED,
+        [{"consumer_group": group, "answered": whole.get(group, True)} for group in groups - asked],
+    )
+    delivery = engine.run(
+        "delivery",
+        {
+            "owed": owed,
+            "found_log": pa.concat_tables([found, proven]),
+            "answered": pa.concat_tables([answered, all_proven]),
+        },
+    )
+    numbers = {"proven": [askable.num_rows - rest.num_rows], "asked": [rest.num_rows]}
+    return delivery, pa.table(numbers), missed
 
 
 def with_deliveries(stubs: pa.Table, delivery: pa.Table) -> pa.Table:

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from backstop.verdicts.evaluate import Engine
 
 PACKETS = "`bucket` int, `kind` string, `packet` binary"
-DELIVERIES_OF_BUCKET = 150_000
-"""With more the engine gains nothing, with 20,000 half its time goes into planning; so many take some 80 MB."""
+DELIVERIES_OF_BUCKET = 120_000
+"""What a worker holds at once, in 2 to 3 KB each: the bound of its memory, whatever is due. Twice as many would take a few percent
+less of its time; with 20,000 half of it goes into planning."""
 FEW_DELIVERIES = 20_000
 _SQL = load("backstop.reconcile", "packets.sql")
 
@@ -35,6 +36,11 @@ def buckets_for(deliveries: int, partitions: int) -> int:
         if deliveries <= FEW_DELIVERIES
         else max(partitions, -(-deliveries // DELIVERIES_OF_BUCKET))
     )
+
+
+def share_of(partitions: int, scans: int) -> int:
+    """Into how many parts at least each of so many scans beside one another is cut, to keep every core at work."""
+    return -(-partitions // max(1, scans))
 
 
 def no_packets(spark: SparkSession) -> DataFrame:

@@ -53,9 +53,11 @@ FROM (
 SELECT o.consumer_group, o.topic, o.message_id FROM owed o ANTI JOIN scanned l
     ON l.consumer_group = o.consumer_group AND l.topic = o.topic AND l.message_id = o.message_id;
 
--- name: proven: the log rows of owed deliveries among those that were scanned
+-- name: proven: the log row of each owed delivery among those that were scanned, every one of which shows it to be done; another
+-- program's table may have several of a key
 SELECT l.* FROM scanned l SEMI JOIN owed o
-    ON l.consumer_group = o.consumer_group AND l.topic = o.topic AND l.message_id = o.message_id;
+    ON l.consumer_group = o.consumer_group AND l.topic = o.topic AND l.message_id = o.message_id
+QUALIFY row_number() OVER (PARTITION BY l.consumer_group, l.topic, l.message_id) = 1;
 
 -- name: with_attempts: each stub with the list of its attempts' rows, null when it has none
 SELECT s.*, a.attempts

@@ -402,16 +402,24 @@ def _promote_shard(
     """A row that the shard refuses is noted and left as it is: its stub stays due, and the next run judges it."""
     moved, own_as_of = 0, _by_the_clock_of(store, control, as_of)
     refused: list[tuple[StubOutcome, StoreFailed]] = []
-    with control, control.cursor(name="staged") as rows:
+    with (
+        control,
+        control.cursor(name="staged") as rows,
+        ThreadPoolExecutor(max_workers=1) as reader,
+    ):
         rows.execute(_SQL["staged_stubs"], {"run_id": run_id, "shard": name})
-        while chunk := rows.fetchmany(_STUBS):
+
+        def read() -> StubOutcomes:
+            return StubOutcomes.of_rows(rows.fetchmany(_STUBS))
+
+        # While the shard changes one chunk, the next is read: the two are different servers' work.
+        chunk = read()
+        while chunk:
+            following = reader.submit(read)
             moved += sum(
-                apply_apart(
-                    StubOutcomes.of_rows(chunk),
-                    lambda some: store.promote(some, as_of, own_as_of),
-                    refused,
-                )
+                apply_apart(chunk, lambda some: store.promote(some, as_of, own_as_of), refused)
             )
+            chunk = following.result()
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["forget_shard"], {"run_id": run_id, "shard": name})
     if refused:

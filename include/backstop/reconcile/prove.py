@@ -109,7 +109,8 @@ def prove(
     scope = scope_of(run.scope)
     assert scope.topics and scope.created_from and scope.created_to  # as `scope_now` names it
     window = Window(scope.topics[0], scope.created_from, scope.created_to)
-    phases = Phases(say)
+    phases = Phases(run.phase, say)
+    phases.begin("read")
     partitions = (
         max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
     )
@@ -136,6 +137,7 @@ def prove(
             partitions,
             evidence_of_all=True,  # a proof shows each delivery's
         )
+    phases.begin("export")
     if sum(one.rows for one in due.read) >= _WORTH_COMPILING:
         spark.conf.set("spark.sql.codegen.wholeStage", "true")
         spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK")
@@ -192,7 +194,7 @@ def prove(
             "digest": str(digest),
         }
         write_manifest(folder, manifest, written, signing_key(settings))
-    phases.end("export")
+    phases.end()
     with control, control.cursor() as cursor:
         hold(cursor, run)
         cursor.execute(

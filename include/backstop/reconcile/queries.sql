@@ -208,10 +208,17 @@ WHERE s.run_id = %(run_id)s AND s.shard = %(shard)s
 ORDER BY s.topic, s.message_id;
 
 -- name: staged_shards: the shards that a run's promotion still has to reach
-SELECT DISTINCT s.shard
-FROM staged_stub s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
-WHERE s.run_id = %(run_id)s
-ORDER BY 1;
+-- From one to the next by the index: there are few, and each has rows by the million.
+WITH RECURSIVE reached AS (
+    SELECT r.run_id, r.stage,
+        (SELECT min(s.shard) FROM staged_stub s WHERE s.run_id = r.run_id AND s.stage = r.stage) AS shard
+    FROM run r WHERE r.run_id = %(run_id)s
+    UNION ALL
+    SELECT p.run_id, p.stage,
+        (SELECT min(s.shard) FROM staged_stub s WHERE s.run_id = p.run_id AND s.stage = p.stage AND s.shard > p.shard)
+    FROM reached p WHERE p.shard IS NOT NULL
+)
+SELECT shard FROM reached WHERE shard IS NOT NULL ORDER BY shard;
 
 -- name: forget_shard: a shard has been promoted
 DELETE FROM staged_stub WHERE run_id = %(run_id)s AND shard = %(shard)s;

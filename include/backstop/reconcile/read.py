@@ -33,6 +33,7 @@ from backstop.reconcile.packets import (
     limits,
     no_packets,
     pack,
+    share_of,
     unpack,
 )
 from backstop.sql.named import load
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
 OPEN = (StubStatus.PENDING, StubStatus.EXHAUSTED)
 """What a run over due stubs may meet."""
 _SQL = load("backstop.reconcile", "packets.sql")
-OpenScan = Callable[[StubSource], AbstractContextManager[Scan]]
+OpenScan = Callable[[StubSource, int], AbstractContextManager[Scan]]
+"""By into how many parts at least many rows are cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def read_due(
         settings,
         connections,
         sources,
-        lambda store: store.scan_due(as_of, scope, partitions),
+        lambda store, parts: store.scan_due(as_of, scope, parts),
         OPEN,
         partitions,
     )
@@ -116,7 +118,7 @@ def read_window(
         settings,
         connections,
         sources,
-        lambda store: store.scan_window(topic, start, end, partitions),
+        lambda store, parts: store.scan_window(topic, start, end, parts),
         list(StubStatus),
         partitions,
     )
@@ -138,8 +140,14 @@ def _read(
     ):
         # One thread a shard: they are asked, and Spark reads them, side by side; what one of them raises is its own.
         names = list(settings.producers)
+        # Together they keep every core at work; a part more costs a task and a connection.
+        parts = share_of(partitions, len(names))
         opened = dict(
-            zip(names, threads.map(lambda name: _open(sources, name, scan), names), strict=True)
+            zip(
+                names,
+                threads.map(lambda name: _open(sources, name, scan, parts), names),
+                strict=True,
+            )
         )
         for _, snapshot in opened.values():
             snapshots.callback(snapshot.close)
@@ -197,11 +205,11 @@ class _Shard:
     sent_to: Sequence[Any]
 
 
-def _open(sources: Sources, name: str, scan: OpenScan) -> tuple[Scan | None, ExitStack]:
+def _open(sources: Sources, name: str, scan: OpenScan, parts: int) -> tuple[Scan | None, ExitStack]:
     """The shard's scan and what ends it; null: it did not answer, which is noted."""
     stack = ExitStack()
     try:
-        return stack.enter_context(scan(sources.shard(name))), stack
+        return stack.enter_context(scan(sources.shard(name), parts)), stack
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this shard's alone
         stack.close()
         if f"shard {name}" not in sources.unreachable:  # the first reason says most
@@ -270,8 +278,10 @@ def _scan_stubs(
 
     def scan_stubs(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from backstop.runs.worker_memory import remembered
+        from backstop.spark.python_daemon import spare_tasks
         from backstop.verdicts.evaluate import Engine
 
+        spare_tasks()
         failed = remembered(read_id)
         if name in failed:
             # Each further wait for a time-out would tell nothing new.

@@ -17,7 +17,15 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
-from backstop.reconcile.packets import PACKETS, Packet, by_bucket, deal, in_batches, limits
+from backstop.reconcile.packets import (
+    PACKETS,
+    Packet,
+    by_bucket,
+    deal,
+    in_batches,
+    limits,
+    share_of,
+)
 from backstop.reconcile.read import Due
 from backstop.verdicts.frames import instant
 
@@ -63,12 +71,13 @@ def choose_scans(settings: Settings, sources: Sources, due: Due, partitions: int
         if number >= KEYS_WORTH_A_SCAN:
             of_store[settings.groups[group].store].append(group)
     scans = Scans()
+    parts = share_of(partitions, sum(map(len, of_store.values())))
     for store, groups in of_store.items():
         try:
             logs = sources.logs_of(groups[0])
             lineage = logs.lineage()
             worth = {group: keys[group] * ROWS_FOR_A_KEY for group in groups}
-            found = logs.scan_done({group: since[group] for group in groups}, worth, partitions)
+            found = logs.scan_done({group: since[group] for group in groups}, worth, parts)
         except Unavailable:
             continue
         if found is None:
@@ -98,8 +107,10 @@ def _scan_logs(
     given = {"dealt": limits(buckets, (), ())["dealt"]}
 
     def scan_logs(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from backstop.spark.python_daemon import spare_tasks
         from backstop.verdicts.evaluate import Engine
 
+        spare_tasks()
         engine = Engine()
 
         def packets_of(kind: str, part: pa.Table) -> list[Packet]:

@@ -279,19 +279,20 @@ WHERE d.run_id = %(plan)s AND (%(group)s::text IS NULL OR d.consumer_group = %(g
     AND (%(after_1)s::bigint IS NULL OR d.place > %(after_1)s)
 ORDER BY d.place LIMIT %(limit)s;
 
--- name: replay_sends: what became of its requests, of the first 2,000 deliveries; one request may be of several groups
+-- name: replay_sends: what became of its requests, of the first `most` deliveries; one request may be of several groups
 SELECT q.state, count(*) AS number
 FROM (
     SELECT DISTINCT f.topic, f.message_id, f.send_number
     FROM (
         SELECT d.topic, d.message_id, d.send_number FROM incident_delivery d
-        WHERE d.run_id = %(run)s AND d.asked_at IS NOT NULL ORDER BY d.place LIMIT 2000) f
+        WHERE d.run_id = %(run)s AND d.asked_at IS NOT NULL ORDER BY d.place LIMIT %(most)s) f
 ) d
 JOIN resend_request q USING (topic, message_id, send_number)
 GROUP BY 1 ORDER BY 1;
 
 -- name: runs: the newest first; `busy` leaves out those that ended well and found nothing to do
 SELECT r.run_id AS run, r.duty, r.scope, r.state, r.dry_run, r.started_at, r.finished_at, r.heartbeat_at, r.counts, r.phases, r.error,
+    r.phase, r.phase_at, r.phase_done, r.phase_of,
     extract(epoch FROM clock_timestamp() - r.heartbeat_at)::float8 AS heartbeat_age,
     EXISTS (SELECT 1 FROM data_check k WHERE k.run_id = r.run_id AND NOT k.passed) AS check_failed
 FROM run r
@@ -302,7 +303,7 @@ ORDER BY r.run_id DESC LIMIT %(limit)s;
 
 -- name: run: one run
 SELECT r.run_id AS run, r.duty, r.scope, r.state, r.dry_run, r.no_send, r.started_at, r.finished_at, r.heartbeat_at, r.as_of, r.stage,
-    r.policy_version, r.code_version, r.counts, r.phases, r.error,
+    r.policy_version, r.code_version, r.counts, r.phases, r.error, r.phase, r.phase_at, r.phase_done, r.phase_of,
     extract(epoch FROM clock_timestamp() - r.heartbeat_at)::float8 AS heartbeat_age
 FROM run r WHERE r.run_id = %(run_id)s AND r.duty = ANY (%(duties)s);
 

@@ -1,12 +1,22 @@
 -- Named queries on the control database: the pages in Airflow. They change nothing, and name their columns as the pages show them.
 
 -- name: newest_runs: the list of runs
-SELECT run_id AS run, duty, scope, state, started_at, finished_at, counts FROM run ORDER BY run_id DESC
-LIMIT 50;
+SELECT run_id AS run, duty, scope, state, started_at, finished_at, counts,
+    CASE WHEN finished_at IS NULL THEN phase END AS phase,
+    CASE WHEN finished_at IS NULL THEN
+        CASE WHEN clock_timestamp() - heartbeat_at > %(dead_after)s THEN 'stuck: ' ELSE '' END
+        || 'last heard of ' || extract(epoch FROM clock_timestamp() - heartbeat_at)::integer || ' s ago' END AS heartbeat
+FROM run ORDER BY run_id DESC LIMIT 50;
 
 -- name: run: one run
 SELECT run_id, duty, scope, state, dry_run, no_send, started_at, finished_at, as_of, stage, policy_version, code_version,
-    counts, phases, error
+    counts, phases, error,
+    CASE WHEN finished_at IS NULL OR state = 'abandoned' THEN phase END AS phase,
+    CASE WHEN finished_at IS NULL OR state = 'abandoned' THEN phase_at END AS phase_since,
+    CASE WHEN finished_at IS NULL THEN nullif(concat_ws(' of ', phase_done, phase_of), '') END AS progress,
+    CASE WHEN finished_at IS NULL THEN
+        CASE WHEN clock_timestamp() - heartbeat_at > %(dead_after)s THEN 'stuck: ' ELSE '' END
+        || 'last heard of ' || extract(epoch FROM clock_timestamp() - heartbeat_at)::integer || ' s ago' END AS heartbeat
 FROM run WHERE run_id = %(run_id)s;
 
 -- name: checks_of_run: its data checks

@@ -1,8 +1,8 @@
 -- Named queries on the control database: what runs did, for the command line and the end of a run. They change nothing.
 
 -- name: runs: runs of a duty, the newest first
-SELECT run_id, duty, scope, state, dry_run, no_send, started_at, finished_at, heartbeat_at, counts, phases, stage, as_of,
-    policy_version, code_version, error, opened_by
+SELECT run_id, duty, scope, state, dry_run, no_send, started_at, finished_at, heartbeat_at, counts, phases, phase, phase_at,
+    phase_done, phase_of, stage, as_of, policy_version, code_version, error, opened_by
 FROM run
 WHERE (%(duty)s::text IS NULL OR duty = %(duty)s) AND (%(run_id)s::bigint IS NULL OR run_id = %(run_id)s)
 ORDER BY run_id DESC

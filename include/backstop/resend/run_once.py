@@ -266,6 +266,7 @@ def drain_requests(
                 claims = _claim_round(worker, waiting, cut, int(min(at_once, left)))
                 number = sum(len(claimed.requests) for claimed in claims)
                 counts.add("claimed", number)
+                worker.run.phase.advance(counts["claimed"])
                 left -= number
                 gone, seconds = _send_round(worker, claims, counts)
             given_up |= gone

@@ -301,6 +301,7 @@ def _walk(work: Work[T], check: RunCheck | None, errors: list[BaseException]) ->
                 if isinstance(one, Step):
                     _do(work, one)
                 elif check is not None:
+                    work.run.phase.begin(f"check {one.name}")
                     check(work.run, one.name)
             except (psycopg2.OperationalError, psycopg2.InterfaceError, RunError):
                 raise
@@ -312,6 +313,7 @@ def _walk(work: Work[T], check: RunCheck | None, errors: list[BaseException]) ->
 
 
 def _do(work: Work[T], step: Step[T]) -> None:
+    work.run.phase.begin(step.name)
     done = step.do(work)
     if done and step.counts_itself:
         work.counts += done
@@ -321,6 +323,7 @@ def _do(work: Work[T], step: Step[T]) -> None:
 
 def _count(work: Work[Any]) -> Unavailable | None:
     """Counts what is due, where a duty does; returns what did not answer."""
+    work.run.phase.begin("count what is due")
     try:
         work.due = work.duty.due(work) if work.duty.due is not None else None
     except Unavailable as error:

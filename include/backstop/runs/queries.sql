@@ -56,6 +56,10 @@ WHERE duty = %(lease)s AND scope = %(scope)s AND token = %(token)s AND run_id = 
 -- name: show_beat: the same, where people look
 UPDATE run SET heartbeat_at = clock_timestamp() WHERE run_id = %(run_id)s AND finished_at IS NULL;
 
+-- name: show_phase: what it does
+UPDATE run SET phase = %(phase)s, phase_done = %(done)s, phase_of = %(of)s
+WHERE run_id = %(run_id)s AND finished_at IS NULL;
+
 -- name: begin_stage: what earlier attempts of this run staged does not count any more
 UPDATE run SET stage = stage + 1 WHERE run_id = %(run_id)s RETURNING stage;
 

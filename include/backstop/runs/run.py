@@ -11,7 +11,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from backstop.control.speaker import keep_policy, person
 from backstop.model.errors import ConfigurationError, RunLost, RunRefused, Unavailable
 from backstop.model.mask_secrets import drop_details
 from backstop.model.storable_text import escaped
+from backstop.runs.phase import CurrentPhase
 from backstop.schema.revisions import head
 from backstop.sql.named import load
 
@@ -31,6 +32,8 @@ _SQL = load("backstop.runs", "queries.sql")
 DEAD_AFTER = timedelta(minutes=2)
 """A holder that was silent for longer is taken over: several heartbeats, and a pause of the machine."""
 BEAT_EVERY = timedelta(seconds=5)
+SHOWN_AFTER = timedelta(seconds=1)
+"""A shorter phase is not written: most runs end without a heartbeat, and so without its connection."""
 
 EndState = Literal["done", "incomplete", "failed"]
 
@@ -47,6 +50,8 @@ class Run:
     dry_run: bool = False
     no_send: bool = False
     """Judges and promotes, and asks for no resend."""
+    phase: CurrentPhase = field(default_factory=CurrentPhase, compare=False, repr=False)
+    """What this process does for it now."""
 
     def _where(self) -> dict[str, Any]:
         lease = _lease(self.duty, self.dry_run)
@@ -175,12 +180,20 @@ def hold(cursor: Any, run: Run) -> None:
 
 
 def beat(conn: Any, run: Run) -> None:
-    """Says that the run lives, and commits; RunLost when it is not ours any more."""
+    """Says that the run lives, then in which phase it is, and commits each; RunLost when it is not ours any more."""
     with conn, conn.cursor() as cursor:
         cursor.execute(_SQL["beat"], run._where())
         if cursor.rowcount == 0:
             raise _lost(run.run_id)
         cursor.execute(_SQL["show_beat"], run._where())
+    phase = run.phase.unwritten()
+    if phase is None:
+        return
+    # By itself: a run lives although its phase cannot be written.
+    shown = {"run_id": run.run_id, "phase": phase.name, "done": phase.done, "of": phase.of}
+    with conn, conn.cursor() as cursor:
+        cursor.execute(_SQL["show_phase"], shown)
+    run.phase.wrote(phase)
 
 
 def begin_stage(conn: Any, run: Run) -> int:
@@ -240,7 +253,8 @@ def keep_alive(
 ) -> Iterator[threading.Event]:
     """Beats in the background over a connection of its own; yields an event that is set when the run was lost.
 
-    A control database that does not answer is asked again: the lease tells who is right once it is back.
+    It beats at intervals, and when the run is in another phase. A control database that does not answer is asked again: the lease
+    tells who is right once it is back.
     """
     lost, stop = threading.Event(), threading.Event()
     thread = threading.Thread(
@@ -254,6 +268,7 @@ def keep_alive(
         yield lost
     finally:
         stop.set()
+        run.phase.changed.set()
         thread.join()
 
 
@@ -266,7 +281,11 @@ def _beat_until(
 ) -> None:
     conn: Any = None
     try:
-        while not stop.wait(seconds):
+        while not stop.is_set():
+            if run.phase.changed.wait(seconds):
+                run.phase.changed.clear()
+                if stop.wait(min(seconds, SHOWN_AFTER.total_seconds())):
+                    return
             try:
                 if conn is None:
                     conn = connect()

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from backstop.model.errors import ConfigurationError, StoreUnavailable
 from backstop.model.mask_secrets import mask_secrets
 from backstop.schema.revisions import IN_MARIADB, head, revisions, version_table
-from backstop.sql.mysql import driver, read_mysql_url
+from backstop.sql.mysql import connect, driver, read_mysql_url
 from backstop.sql.named import read_sql
 
 _LOCK_SECONDS = 60
@@ -129,7 +129,8 @@ def _connected(url: str, role: str) -> Iterator[Any]:
         raise _unavailable(role, "its connection is not mysql://user:password@host:3306/database")
     pymysql = driver(f"the {role} database")
     try:
-        connection = pymysql.connect(
+        connection = connect(
+            pymysql,
             **login,
             charset="utf8mb4",
             autocommit=False,

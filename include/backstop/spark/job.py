@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from backstop.config.connections import Connections, take_secrets_file
@@ -57,5 +58,19 @@ def run_job(name: str, job: Job, run_id: int, token: str) -> Counts:
     settings, connections = load(), Connections()
     with closing(connect(settings, connections)) as control:
         found = find(control, run_id, token)
+    found.phase.begin("start Spark")
     with keep_alive(lambda: connect(settings, connections), found):
-        return job(start_session(f"backstop {name}"), settings, connections, found)
+        spark = start_session(f"backstop {name}")
+        found.phase.begin(name)
+        found.phase.measure = partial(count_tasks, spark)
+        return job(spark, settings, connections, found)
+
+
+def count_tasks(spark: Any) -> tuple[int, int] | None:
+    """How many tasks of the stages under way are done, and of how many; None: Spark does nothing at the moment."""
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    stages = [stage for stage in stages if stage is not None]
+    if not stages:
+        return None
+    return sum(one.numCompletedTasks for one in stages), sum(one.numTasks for one in stages)

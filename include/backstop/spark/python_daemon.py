@@ -13,6 +13,7 @@ import importlib
 import os
 import runpy
 import zipimport
+from functools import cache
 from typing import Any
 
 FORKED_WITH = (
@@ -32,6 +33,21 @@ def main() -> None:
     """Takes the arguments of pyspark.daemon, and becomes it."""
     for name in FORKED_WITH:
         importlib.import_module(name)
+    _read_changed_archives_only()
+    os.register_at_fork(before=gc.freeze)
+    runpy.run_module("pyspark.daemon", run_name="__main__", alter_sys=True)
+
+
+@cache
+def spare_tasks() -> None:
+    """The same of reading and collecting for the tasks to come of a worker that another daemon started, as on a cluster: called by
+    its first task, when that has imported what it needs."""
+    _read_changed_archives_only()
+    gc.freeze()
+
+
+@cache
+def _read_changed_archives_only() -> None:
     read_again = zipimport.zipimporter.invalidate_caches
     read: dict[str, tuple[int, int]] = {}
 
@@ -46,9 +62,7 @@ def main() -> None:
         if seen is not None:
             read[importer.archive] = seen
 
-    os.register_at_fork(before=gc.freeze)
     setattr(zipimport.zipimporter, "invalidate_caches", read_what_changed)  # noqa: B010 - its declared type names self twice
-    runpy.run_module("pyspark.daemon", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,27 @@ if TYPE_CHECKING:
     from backstop.config.settings import Settings
 
 
-def start_session(name: str, master: str | None = None) -> SparkSession:
+HEAP_MIB, HEAP_OF_CORE_MIB = 512, 64
+
+
+def heap_for(master: str, *, lakes: bool) -> dict[str, str]:
+    """The setting that bounds the JVM whose threads are the executors; none for another master, nor where Spark itself reads rows.
+
+    Only packets pass our jobs' JVM, a few for each core at a time, and what was read waits on the disk where it does not fit: the
+    bound holds whatever is due. Java fills a larger heap before it collects anything.
+    """
+    found = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master)
+    if found is None or lakes:
+        return {}
+    cores = (os.cpu_count() or 1) if found[1] == "*" else int(found[1] or 1)
+    return {"spark.driver.memory": f"{HEAP_MIB + cores * HEAP_OF_CORE_MIB}m"}
+
+
+def start_session(name: str, master: str | None = None, *, lakes: bool = False) -> SparkSession:
     """A session with UTC, one shuffle partition a core on this machine, and side effects never run twice by speculation.
 
-    `master` counts only outside spark-submit, whose own setting wins. Raises ConfigurationError when Java is missing.
+    `master` and `lakes` (whether Spark itself will read tables of a lake) count only outside spark-submit, whose own settings
+    win. Raises ConfigurationError when Java is missing.
     """
     # Workers would otherwise take the system's interpreter, which has none of our libraries.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -50,6 +67,8 @@ def start_session(name: str, master: str | None = None) -> SparkSession:
             "BACKSTOP_SPARK_MASTER", f"local[{min(os.cpu_count() or 2, 8)}]"
         )
         builder = builder.master(master)
+        for setting, value in heap_for(master, lakes=lakes).items():
+            builder = builder.config(setting, value)
     if secret := os.environ.get("_SPARK_AUTH_SECRET"):
         # Executors get connections inside their tasks: between machines that must not be readable. The name is Spark's own;
         # its workers read it, too, and hand it to executors off every command line.
@@ -92,7 +111,7 @@ def start_for_lakes(settings: Settings) -> None:
     """A session for what is asked of lake tables, where there are any: it is asked nowhere else than in a process with one."""
     if settings.has_lakes():
         with suppress(ImportError):  # the table's own error says what is missing
-            start_session("backstop")
+            start_session("backstop", lakes=True)
 
 
 def _submitted() -> bool:

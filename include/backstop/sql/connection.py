@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from io import BytesIO
@@ -204,9 +204,11 @@ class PostgresConnection:
         columns: Mapping[str, Mapping[str, str]],
         snapshot: str | None,
         keep: Callable[[str, Any], T],
+        has_rows: Callable[[str], bool] = lambda _: True,
     ) -> list[T]:
         """What `keep` makes of each Arrow table of these SELECTs, by COPY, a few megabytes at a time, in a snapshot that another
-        session exported. `keep` is called again for all of them when `run` tries again. Raises StoreUnavailable."""
+        session exported. `keep` is called again for all of them when `run` tries again. `has_rows`: whether a SELECT may have
+        any, asked when those before it were read. Raises StoreUnavailable."""
         from backstop.sql.arrow import read_copy
 
         reader = PostgresConnection(self.subject, self._url, statement_timeout=BULK_TIMEOUT)
@@ -217,6 +219,8 @@ class PostgresConnection:
                 cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
             kept: list[T] = []
             for name, statement in statements.items():
+                if not has_rows(name):
+                    continue
                 rows = _Rows(lambda text: kept.append(keep(name, read_copy(text, columns[name]))))  # noqa: B023 - called at once
                 cursor.copy_expert(f"COPY ({statement}) TO STDOUT (FORMAT csv)", rows)
                 rows.end()
@@ -399,7 +403,7 @@ def _fits(key: Key, codec: str) -> bool:
 
 
 UNREADABLE = "unreadable"
-"""The status of a stub whose topic or id is no UTF-8: they are shown as hexadecimal, and nobody can ask for them."""
+"""The status of a stub whose topic or id is no UTF-8, or holds a NUL: they are shown as hexadecimal, and nobody can ask for them."""
 _TAIL = "[89ab][0-9a-f]"
 _UTF8 = (
     "^("
@@ -420,9 +424,12 @@ _UTF8 = (
 """The hexadecimal of valid UTF-8."""
 
 
-def readable(cursor: Cursor, select: str, columns: Mapping[str, str]) -> str:
+def readable(
+    cursor: Cursor, select: str, columns: Mapping[str, str], *, names: Collection[str] = ()
+) -> str:
     """The SELECT, changed so that no row of a SQL_ASCII database can end it: such a database holds any bytes, and the server
-    refuses to send those that are no UTF-8. Text that is none becomes its hexadecimal, which equals nothing that is asked for.
+    refuses to send those that are no UTF-8. Text that is none becomes its hexadecimal, which equals nothing that is asked for;
+    in the columns `names` it becomes null, and so names no message.
 
     Of every other encoding the server converts each character that it holds, or `backstop check` says what to do.
     """
@@ -437,7 +444,8 @@ def readable(cursor: Cursor, select: str, columns: Mapping[str, str]) -> str:
             return f"CASE WHEN {legible('topic')} AND {legible('message_id')} THEN status ELSE '{UNREADABLE}' END AS status"
         if kind != "string":
             return name
-        return f"CASE WHEN {legible(name)} THEN {name} ELSE '\\x' || encode(convert_to({name}, 'SQL_ASCII'), 'hex') END AS {name}"
+        shown = f"'\\x' || encode(convert_to({name}, 'SQL_ASCII'), 'hex')"
+        return f"CASE WHEN {legible(name)} THEN {name} ELSE {'NULL' if name in names else shown} END AS {name}"
 
     return f"SELECT {', '.join(read(name, kind) for name, kind in columns.items())} FROM ({select}) AS raw"
 

@@ -92,7 +92,8 @@ def in_this_process(
     """Does the parts one after the other."""
 
     def spread(parts: Sequence[Part], walks: Mapping[str, str]) -> Iterator[Tally]:
-        for part in parts:
+        for number, part in enumerate(parts):
+            run.phase.advance(number, len(parts))
             yield sweep_part(
                 settings,
                 connections,

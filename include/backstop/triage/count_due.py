@@ -16,7 +16,7 @@ from backstop.runs.scope import topics_of
 from backstop.sql.named import load
 from backstop.triage.causes.classify import rules_of
 from backstop.triage.drain.drain import groups_of
-from backstop.triage.drain.guard_reader import Unreadable, guard_reader
+from backstop.triage.drain.guard_reader import guard_reader
 
 _SQL = load("backstop.triage", "count_due.sql")
 COUNTED = 10_000
@@ -54,16 +54,14 @@ def count_due(
     """Looks at the first letter of each queue, takes none, and counts what is stored."""
     queues: list[str] = []
     silent: list[str] = []
-    for name in settings.brokers:
-        groups = groups_of(settings, name, topics_of(run.scope))
-        if not groups:
-            continue
+    groups = groups_of(settings, topics_of(run.scope))
+    for name in settings.brokers if groups else ():
         try:
             with guard_reader(open_broker, settings, connections, name) as broker:
                 for queue in guard_reader(broker.dead_letter_queues, groups):
                     try:
                         queues += [queue] if guard_reader(_has_dead_letters, broker, queue) else []
-                    except Unreadable as error:
+                    except Unavailable as error:
                         silent.append(f"broker {name}, {queue}: {error.what}")
         except Unavailable as error:
             silent.append(f"broker {name}: {error.what}")
@@ -96,11 +94,18 @@ def any_stored(control: Any, version: str) -> bool:
 
 
 def any_dead_letter(broker: Broker, groups: Sequence[str]) -> bool:
-    """Whether a dead-letter queue of these groups holds a letter; takes none. Raises Unavailable."""
-    return any(
-        guard_reader(_has_dead_letters, broker, queue)
-        for queue in guard_reader(broker.dead_letter_queues, groups)
-    )
+    """Whether a dead-letter queue of these groups holds a letter; takes none. Raises Unavailable where none is known to hold one and
+    not every one answered."""
+    missed: Unavailable | None = None
+    for queue in guard_reader(broker.dead_letter_queues, groups):
+        try:
+            if guard_reader(_has_dead_letters, broker, queue):
+                return True
+        except Unavailable as error:
+            missed = missed or error
+    if missed is not None:
+        raise missed
+    return False
 
 
 def unread_logs(control: Any, run: Run) -> Unavailable | None:

@@ -162,6 +162,7 @@ def connect(dsn: str) -> Any:
         database=unquote(parts.path.lstrip("/")),
         charset="utf8mb4",
         connect_timeout=10,
+        ssl_disabled=True,
     )
 
 

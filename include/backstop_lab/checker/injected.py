@@ -74,7 +74,8 @@ def is_found(
         case "lost_in_broker" | "offset_moved" | "taken_out":
             return "LOST" in verdicts
         case "files_removed":
-            return ("LOST", "expired_in_broker") in seen
+            # Of one whose sender never heard from the broker, nobody knows that it was stored.
+            return not seen.isdisjoint({("LOST", "expired_in_broker"), ("UNSENT", "not_stored")})
         case "consumer_killed" | "lease_killed":
             return group is not None and key in books.taken_over[group]
         case "worker_woken_late":

@@ -1,8 +1,7 @@
 """Answers what Airflow asks people, through its own API, as somebody who looks every other second: `ann`, who may decide.
 
-An answer is lost on its way into Airflow when it comes before the scheduler has heard that the process that asked is gone: a
-second on an idle machine, several on a busy one. So she waits until the task has come to rest, and takes her time to read.
-What was lost all the same, or not applied, is asked again.
+An answer is lost on its way into Airflow when it comes before the scheduler has heard that the process that asked is gone. So
+she waits until it has, and takes her time to read. What was lost all the same, or not applied, is asked again.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from backstop_lab.servers.airflow_api import AirflowApi, AirflowUnavailable, Jso
 
 PERSON = "ann"
 LOOK_SECONDS = 2.0
-READS_FOR = 10.0
-AT_REST = "awaiting_input"
+READS_FOR = 3.0
 TAKEN = 409
 """Airflow's status for a question that was answered before."""
 
@@ -31,6 +29,7 @@ class AnsweringPerson:
         self, stage: Stage, api: Callable[[], AirflowApi], until_up: Callable[[], None]
     ) -> None:
         self._stage, self._open_api, self._until_up = stage, api, until_up
+        self._heard_of = stage.platform.airflow.waits_for_an_answer
         self._seen: dict[tuple[str, int], float] = {}
         self._answered: set[tuple[str, int]] = set()
         self._over = threading.Event()
@@ -62,14 +61,18 @@ class AnsweringPerson:
     def _look(self, api: AirflowApi) -> None:
         for question in api.questions():
             case, task = re.match(r"Case (\d+): ", question["subject"]), question["task_instance"]
-            if task["state"] != AT_REST:
-                continue
             # Asked again, by the same run or another, it is another question.
             name = (task["dag_run_id"], task["try_number"])
-            first = self._seen.setdefault(name, time.monotonic())
-            if case is None or name in self._answered or time.monotonic() - first < READS_FOR:
+            if case is None or name in self._answered or not self._is_at_rest(task):
+                continue
+            if time.monotonic() - self._seen.setdefault(name, time.monotonic()) < READS_FOR:
                 continue
             self._answer(api, question, int(case[1]), name)
+
+    def _is_at_rest(self, task: Json) -> bool:
+        return task["state"] == "awaiting_input" and self._heard_of(
+            task["dag_id"], task["dag_run_id"], task["task_id"], task["try_number"]
+        )
 
     def _answer(self, api: AirflowApi, question: Json, case_id: int, name: tuple[str, int]) -> None:
         answer = choose_answer(self._stage, case_id)

@@ -24,8 +24,9 @@ from backstop_lab.servers.airflow_api import AirflowApi, AirflowUnavailable
 from backstop_lab.shop.databases import away, change, listed, statements
 
 LOOK_SECONDS = 1.0
-SOON_SECONDS = 3.0
-"""A run is not called for while more stubs become due within this time."""
+SOON_SECONDS = 6.0
+"""A run is not called for while more stubs become due within this time: what was just sent does, and a run of its own takes
+longer."""
 PATIENCE = {
     "reconcile": 30.0,
     "triage": 20.0,

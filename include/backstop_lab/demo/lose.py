@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from backstop_lab.demo.stage import Stage
@@ -56,15 +57,18 @@ def remove_files(stage: Stage) -> None:
     """The broker's retention removes what no group has been given yet; they stay away until a run has found it out."""
     stage.drained(DRAIN_SECONDS)
     with stage.nobody_receives():
+        since = datetime.now(UTC)
         gone = stage.broker_faults.remove_by_retention(
             "orders", stage.maker("shop_a", "orders"), EXPIRED
         )
         with stage.wants_runs("reconcile", at_once=True):
             wait_for(
                 "A run that finds them removed",
-                lambda: stage.expired(gone) >= len(gone),
+                lambda: stage.expired(gone, since) >= len(gone),
                 RUN_SECONDS,
-                lambda: f"{stage.expired(gone)} of {len(gone)} deliveries",
+                lambda: (
+                    f"{stage.expired(gone, since)} of {len(gone)} deliveries; {stage.judged(gone)}"
+                ),
             )
 
 

@@ -107,7 +107,7 @@ class Stage:
         }
         self.control = self.urls[self.settings.control]
         [self._broker_name] = self.settings.brokers
-        tools = FaultTools(self.ledger, self.shards, self.topics)
+        tools = FaultTools(self.ledger, self.shards, self.topics, self.without_effect)
         self.broker_faults = KINDS[platform.broker_kind].open_faults(platform.broker, tools)
         shared = self._shared(seed)
         self.producers = {
@@ -350,16 +350,30 @@ class Stage:
         )
         return int(runs)
 
-    def expired(self, keys: Sequence[Key]) -> int:
-        """For how many deliveries of these messages a run found that the broker's retention removed them."""
+    def expired(self, keys: Sequence[Key], since: datetime) -> int:
+        """For how many deliveries of these messages a run found that the broker's retention removed them, which began at `since`;
+        of one whose sender never heard from the broker, a run since then finds that it is not stored."""
         self.watch()
         [(found,)] = change(
             self.control,
-            "SELECT count(DISTINCT (message_id, consumer_group)) FROM verdict WHERE verdict = 'LOST'"
-            " AND reason = 'expired_in_broker' AND message_id = ANY(%s)",
-            ([message_id for _, message_id in keys],),
+            "SELECT count(DISTINCT (message_id, consumer_group)) FROM verdict JOIN run USING (run_id) WHERE message_id = ANY(%s)"
+            " AND ((verdict = 'LOST' AND reason = 'expired_in_broker')"
+            " OR (verdict = 'UNSENT' AND reason = 'not_stored' AND as_of >= %s))",
+            ([message_id for _, message_id in keys], since),
         )
         return int(found)
+
+    def judged(self, keys: Sequence[Key]) -> list[str]:
+        """Every verdict on these messages, for whoever waits for another one."""
+        return [
+            f"{message_id} of {group} (send {number}): {verdict} {reason}"
+            for message_id, group, number, verdict, reason in change(
+                self.control,
+                "SELECT DISTINCT message_id, consumer_group, send_count, verdict, reason FROM verdict"
+                " WHERE message_id = ANY(%s) ORDER BY 1, 2, 3",
+                ([message_id for _, message_id in keys],),
+            )
+        ]
 
     def unread(self, group: str, keys: Sequence[Key]) -> int:
         """For how many of these deliveries a run could not tell, because the logs were not read."""

@@ -31,7 +31,7 @@ def compiled(
 ) -> Path:
     """The folder of the classes of these sources; `services`: interface -> our class, as RocketMQ looks them up; `libraries`: further
     jars that they use."""
-    digest = hashlib.sha256(repr(services).encode())
+    digest = hashlib.sha256(repr((services, [Path(jar).name for jar in libraries])).encode())
     for source in sources:
         digest.update(source.read_bytes())
     CLASSES.mkdir(parents=True, exist_ok=True)

@@ -22,12 +22,14 @@ START_SECONDS = 60.0
 ONLY_OURS = "DELETE FROM mysql.global_priv WHERE User IN ('root', '');\nFLUSH PRIVILEGES;\n"
 PACKAGES = "mariadb-server-core mariadb-client-core"
 
-# No name is looked up: everything goes through the port and its password.
+# No name is looked up: everything goes through the port and its password. Temporary files are the server's own: in a shared folder, a
+# server that starts deletes those of one that runs.
 SETTINGS = """\
 [mariadbd]
 datadir={data}
 socket={data}/socket
 pid-file={data}/pid
+tmpdir={temporary}
 port={port}
 bind-address={host}
 skip-name-resolve
@@ -42,7 +44,7 @@ character-set-server=utf8mb4
 class MariaDB:
     """One MariaDB server over one directory; made on the first start, found again on the next.
 
-    `directory` gets `data/`, `superuser.password` (0600) and `server.log`. As a context manager it starts
+    `directory` gets `data/`, `tmp/`, `superuser.password` (0600) and `server.log`. As a context manager it starts
     and stops. Errors: LocalServerError when it does not start, ConfigurationError when root cannot run it.
     `durable=False`: the last second before a crash of the machine may be gone.
     """
@@ -90,10 +92,15 @@ class MariaDB:
         run_as = choose_run_as(program, self.directory)
         self.end_leftovers()
         settings = self.directory / "my.cnf"
+        temporary = self.directory / "tmp"
+        temporary.mkdir(mode=0o700, exist_ok=True)
+        if run_as.owner is not None:
+            os.chown(temporary, *run_as.owner)
         write_private(
             settings,
             SETTINGS.format(
                 data=self.data,
+                temporary=temporary,
                 port=self.port,
                 host=LOOPBACK,
                 flush=self._flush,
@@ -156,6 +163,7 @@ class MariaDB:
             charset="utf8mb4",
             autocommit=True,
             connect_timeout=5,
+            ssl_disabled=True,
         )
         try:
             with connection.cursor() as cursor:

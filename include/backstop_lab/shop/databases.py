@@ -36,6 +36,7 @@ def connect(url: str) -> Any:
         autocommit=False,
         connect_timeout=CONNECT_SECONDS,
         init_command="SET time_zone = '+00:00'",
+        ssl_disabled=True,
     )
 
 

@@ -42,7 +42,7 @@ export const Cases = () => {
               { name: texts.columns.topic, cell: (row) => row.topic },
               { name: texts.columns.group, cell: (row) => row.group },
               { name: texts.columns.state, cell: (row) => <Tag>{row.state}</Tag> },
-              { name: texts.columns.summary, cell: (row) => <Box wordBreak="break-word"><Said>{row.summary}</Said></Box> },
+              { name: texts.columns.summary, wide: true, cell: (row) => <Box wordBreak="break-word"><Said>{row.summary}</Said></Box> },
               { name: texts.columns.opened, cell: (row) => <When at={row.opened_at} /> },
             ]}
           />

@@ -143,7 +143,7 @@ const Causes = () => {
             empty={texts.deadLetters.noCauses}
             rows={rows}
             columns={[
-              { name: texts.columns.cause, cell: (row) => <To to={pathOf(row.rows.list, { filter: row.rows.filter || "state:open" })}>{row.template ?? texts.deadLetters.unclassified}</To> },
+              { name: texts.columns.cause, wide: true, cell: (row) => <To to={pathOf(row.rows.list, { filter: row.rows.filter || "state:open" })}>{row.template ?? texts.deadLetters.unclassified}</To> },
               { name: texts.columns.category, cell: (row) => row.category ?? "" },
               { name: texts.columns.rule, cell: (row) => row.rule ?? "" },
               { name: texts.columns.count, number: true, cell: (row) => row.dead_letters.toLocaleString() },
@@ -176,7 +176,7 @@ const Letters = ({ filter }: { filter: string }) => {
               { name: texts.columns.message, cell: (row) => <MessageLink topic={row.topic} id={row.message_id} /> },
               { name: texts.columns.state, cell: (row) => <Tag>{row.state}</Tag> },
               { name: texts.columns.category, cell: (row) => row.category ?? texts.deadLetters.unclassified },
-              { name: texts.columns.reason, cell: (row) => row.reason ?? "" },
+              { name: texts.columns.reason, wide: true, cell: (row) => row.reason ?? "" },
               { name: texts.columns.case, cell: (row) => (row.case ? <To to={pathOf(`/cases/${row.case}`)}>{row.case}</To> : "") },
               { name: texts.columns.died, cell: (row) => <When at={row.died_at ?? row.drained_at} /> },
             ]}
@@ -203,7 +203,7 @@ export const DeadLetter = ({ id }: { id: string }) => {
               [texts.columns.group, row.group],
               [texts.columns.message, <MessageLink topic={row.topic} id={row.message_id} />],
               [texts.columns.cause, row.template ?? texts.deadLetters.unclassified],
-              [texts.columns.category, row.category ? `${row.category} (${row.classified_by ?? ""})` : null],
+              [texts.columns.category, row.category ? `${row.category}${row.classified_by ? ` (${row.classified_by})` : ""}` : null],
               [texts.columns.decision, row.decision ? `${row.decision}: ${row.reason ?? ""}` : null],
               [texts.columns.case, row.case ? <To to={pathOf(`/cases/${row.case}`)}>{row.case}</To> : null],
               [texts.columns.queue, `${row.broker} ${row.queue} ${row.broker_id}`],

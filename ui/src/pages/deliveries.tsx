@@ -27,7 +27,7 @@ export const Deliveries = () => {
               { name: texts.columns.message, cell: (row) => <MessageLink topic={row.topic} id={row.message_id} /> },
               { name: texts.columns.group, cell: (row) => row.group },
               { name: texts.columns.verdict, cell: (row) => <Tag>{row.verdict}</Tag> },
-              { name: texts.columns.reason, cell: (row) => row.reason },
+              { name: texts.columns.reason, wide: true, cell: (row) => row.reason },
               { name: texts.columns.since, cell: (row) => <When at={row.since} /> },
               { name: texts.columns.run, cell: (row) => <To to={pathOf(`/runs/${row.run}`)}>{row.run}</To> },
             ]}

@@ -1,3 +1,4 @@
+import { Box } from "@chakra-ui/react";
 import { useSearchParams } from "react-router-dom";
 import { useGet, useList } from "../api";
 import { FilterBar, Loaded, MessageLink, More, Rows, Said, Section, Title, To, When, duration, pathOf } from "../parts";
@@ -17,6 +18,7 @@ export const Flow = () => {
   return (
     <>
       <Title>{texts.flow.title}</Title>
+      <Box mb={6}>
       <Loaded got={got}>
         {(data) => (
           <Rows
@@ -36,6 +38,7 @@ export const Flow = () => {
           />
         )}
       </Loaded>
+      </Box>
       <Section title={texts.flow.queues}>
         <FilterBar list="queues" />
         <Loaded got={queues}>
@@ -68,7 +71,7 @@ export const Flow = () => {
                 { name: texts.columns.case, cell: (row) => <To to={pathOf(`/cases/${row.case}`)}>{row.case}</To> },
                 { name: texts.columns.topic, cell: (row) => row.topic },
                 { name: texts.columns.group, cell: (row) => row.group },
-                { name: texts.columns.summary, cell: (row) => <Said>{row.summary}</Said> },
+                { name: texts.columns.summary, wide: true, cell: (row) => <Said>{row.summary}</Said> },
                 { name: texts.columns.since, cell: (row) => <When at={row.opened_at} /> },
               ]}
             />
@@ -90,7 +93,7 @@ export const Flow = () => {
                 { name: texts.columns.key, cell: (row) => row.key },
                 { name: texts.columns.count, number: true, cell: (row) => row.messages?.toLocaleString() },
                 { name: texts.columns.head, cell: (row) => row.head && <MessageLink topic={row.topic} id={row.head} /> },
-                { name: texts.columns.error, cell: (row) => row.error },
+                { name: texts.columns.error, wide: true, cell: (row) => row.error },
                 { name: texts.columns.parked, cell: (row) => row.parked_at && <When at={row.parked_at} /> },
               ]}
             />

@@ -104,8 +104,8 @@ const Story = ({ topic, id }: { topic: string; id: string }) => {
               columns={[
                 { name: texts.columns.group, cell: (one) => one.group },
                 { name: texts.columns.verdict, cell: (one) => (one.verdict ? <Tag>{one.verdict}</Tag> : texts.none) },
-                { name: texts.messages.evidence, cell: (one) => <Said>{one.evidence}</Said> },
-                { name: texts.messages.next, cell: (one) => <Said>{one.next_step ?? ""}</Said> },
+                { name: texts.messages.evidence, wide: true, cell: (one) => <Said>{one.evidence}</Said> },
+                { name: texts.messages.next, wide: true, cell: (one) => <Said>{one.next_step ?? ""}</Said> },
               ]}
             />
           </Section>
@@ -114,7 +114,7 @@ const Story = ({ topic, id }: { topic: string; id: string }) => {
               <Box as="ol" borderStartWidth={2} ps={4} data-testid="timeline">
                 {story.timeline.map((event, number) => (
                   <Box as="li" key={number} mb={2}>
-                    <Flex gap={3} wrap="wrap">
+                    <Flex gap={3} wrap="wrap" align="start">
                       <Box minW="9rem"><When at={event.at} /></Box>
                       <Tag>{event.kind}</Tag>
                       <Box flex="1 1 12rem" minW={0}><Said>{event.text}</Said></Box>

@@ -1,11 +1,13 @@
 import { Box, Button, Flex, SimpleGrid, Text } from "@chakra-ui/react";
 import { useMemo, useState } from "react";
+import { useSearchParams } from "react-router-dom";
 import { useGet, type Rows as RowsOf } from "../api";
 import { Bars } from "../chart";
 import { Empty, Loaded, Rows, Said, Section, Tag, Title, To, When, duration, filterOf, pathOf } from "../parts";
 import { texts } from "../texts";
 
 type Counted = { number: number; rows: RowsOf };
+type DutyAge = { duty: string; succeeded_at: string | null; success_run: number | null; failure_run: number | null; failed_at: string | null; allowed_seconds: number; overdue: boolean };
 export type OverviewOf = {
   now: string;
   newest_look_at: string | null;
@@ -13,7 +15,7 @@ export type OverviewOf = {
   numbers: (Counted & { name: string })[];
   pairs: PairOf[];
   cases: (Counted & { severity: string; oldest: string })[];
-  duties: { duty: string; succeeded_at: string | null; success_run: number | null; failure_run: number | null; failed_at: string | null; allowed_seconds: number; overdue: boolean }[];
+  duties: DutyAge[];
   findings: { finding: number; severity: string; title: string; topic: string; group: string; began_at: string }[];
   pauses: { topic: string; paused_at: string; paused_by: string; why: string }[];
   waits_for_me: number;
@@ -109,7 +111,7 @@ export const Overview = () => {
                 {`${texts.newestLook}: `}
                 {data.newest_look_at ? <When at={data.newest_look_at} /> : texts.never}
               </Text>
-              <SimpleGrid minChildWidth="10rem" gap={3} mb={6}>
+              <SimpleGrid minChildWidth="8rem" gap={3} mb={6}>
                 {shown.map((one) => (
                   <Tile key={one.name} label={texts.numbers[one.name] ?? one.name} number={one.number} to={pageOf(one.rows)} bad={BAD.includes(one.name)} />
                 ))}
@@ -117,7 +119,7 @@ export const Overview = () => {
                   <Tile key={one.severity} label={texts.severities[one.severity] ?? one.severity} number={one.number} to={pageOf(one.rows)} bad={one.severity === "critical"} />
                 ))}
                 <Tile label={texts.overview.waitsForMe} number={data.waits_for_me} to={pathOf("/cases", { filter: "waits:me" })} bad />
-                <Tile label={texts.overview.overdueDuties} number={overdueOf(data)} to={pathOf("/runs")} bad />
+                <Tile label={texts.overview.overdueDuties} number={overdueOf(data)} to={OVERDUE} bad />
                 <Tile label={texts.overview.pauses} number={data.pauses.length} to={pathOf("/resends")} bad={false} />
                 {data.oldest_backlog_seconds === null ? null : (
                   <Box borderWidth={1} borderRadius="md" p={3}>
@@ -152,17 +154,7 @@ export const Overview = () => {
               </Section>
               <History />
               <Section title={texts.overview.duties}>
-                <Rows
-                  label={texts.overview.duties}
-                  empty={texts.none}
-                  rows={data.duties}
-                  columns={[
-                    { name: texts.columns.duty, cell: (duty) => <To to={pathOf("/runs", { filter: filterOf({ duty: duty.duty }) })}>{duty.duty}</To> },
-                    { name: texts.columns.state, cell: (duty) => <Tag>{duty.overdue ? texts.overview.overdue : texts.overview.inTime}</Tag> },
-                    { name: texts.overview.succeeded, cell: (duty) => <When at={duty.succeeded_at} /> },
-                    { name: texts.overview.allowed, cell: (duty) => duration(duty.allowed_seconds) },
-                  ]}
-                />
+                <DutyAges duties={data.duties} />
               </Section>
               <Section title={texts.overview.findings}>
                 <Rows
@@ -171,7 +163,7 @@ export const Overview = () => {
                   rows={data.findings}
                   columns={[
                     { name: texts.columns.severity, cell: (finding) => <Tag>{finding.severity}</Tag> },
-                    { name: texts.columns.what, cell: (finding) => <Said>{finding.title}</Said> },
+                    { name: texts.columns.what, wide: true, cell: (finding) => <Said>{finding.title}</Said> },
                     { name: texts.columns.since, cell: (finding) => <When at={finding.began_at} /> },
                   ]}
                 />
@@ -192,6 +184,47 @@ export const Overview = () => {
   );
 };
 
+const OVERDUE = pathOf("/duties", { overdue: "true" });
+const RunAt = ({ run, at }: { run: number | null; at: string | null }) =>
+  run === null ? <When at={at} /> : <To to={pathOf(`/runs/${run}`)}><When at={at} /></To>;
+
+const DutyAges = ({ duties }: { duties: DutyAge[] }) => (
+  <Rows
+    label={texts.overview.duties}
+    empty={texts.overview.noneOverdue}
+    rows={duties}
+    columns={[
+      { name: texts.columns.duty, cell: (duty) => <To to={pathOf("/runs", { empty: "true", filter: filterOf({ duty: duty.duty }) })}>{duty.duty}</To> },
+      { name: texts.columns.state, cell: (duty) => <Tag>{duty.overdue ? texts.overview.overdue : texts.overview.inTime}</Tag> },
+      { name: texts.overview.succeeded, cell: (duty) => <RunAt run={duty.success_run} at={duty.succeeded_at} /> },
+      { name: texts.overview.failed, cell: (duty) => <RunAt run={duty.failure_run} at={duty.failed_at} /> },
+      { name: texts.overview.allowed, cell: (duty) => duration(duty.allowed_seconds) },
+    ]}
+  />
+);
+
+// The duties that the first page counts as overdue, or all of them.
+export const Duties = () => {
+  const [search, setSearch] = useSearchParams();
+  const overdue = search.get("overdue") === "true";
+  const got = useGet<OverviewOf>("/overview", 15);
+  return (
+    <>
+      <Title
+        actions={
+          <Button size="sm" variant="outline" onClick={() => setSearch(overdue ? {} : { overdue: "true" })}>
+            {overdue ? texts.overview.allDuties : texts.overview.onlyOverdue}
+          </Button>
+        }
+      >
+        {overdue ? texts.overview.overdueDuties : texts.overview.duties}
+      </Title>
+      <Loaded got={got}>{(data) => <DutyAges duties={data.duties.filter((duty) => duty.overdue || !overdue)} />}</Loaded>
+      <Text mt={2} fontSize="sm">{texts.overview.overdueHelp}</Text>
+    </>
+  );
+};
+
 // Small enough for a dashboard; nothing at all for who may not see it.
 export const Card = () => {
   const got = useGet<OverviewOf>("/overview", 60);
@@ -207,7 +240,7 @@ export const Card = () => {
         {bad.map((one) => (
           <To key={one.name} to={pageOf(one.rows)}>{`${texts.numbers[one.name] ?? one.name}: ${one.number.toLocaleString()}`}</To>
         ))}
-        {overdueOf(got.data) > 0 ? <To to={pathOf("")}>{`${texts.overview.overdueDuties}: ${overdueOf(got.data)}`}</To> : null}
+        {overdueOf(got.data) > 0 ? <To to={OVERDUE}>{`${texts.overview.overdueDuties}: ${overdueOf(got.data)}`}</To> : null}
         {got.data.waits_for_me > 0 ? <To to={pathOf("/cases", { filter: "waits:me" })}>{`${texts.overview.waitsForMe}: ${got.data.waits_for_me}`}</To> : null}
       </Flex>
     </Box>

@@ -62,7 +62,7 @@ export const Pair = () => {
                 { name: texts.columns.case, cell: (row) => <To to={pathOf(`/cases/${row.case}`)}>{row.case}</To> },
                 { name: texts.columns.severity, cell: (row) => <Tag>{row.severity}</Tag> },
                 { name: texts.columns.kind, cell: (row) => row.kind },
-                { name: texts.columns.summary, cell: (row) => <Said>{row.summary}</Said> },
+                { name: texts.columns.summary, wide: true, cell: (row) => <Said>{row.summary}</Said> },
                 { name: texts.columns.opened, cell: (row) => <When at={row.opened_at} /> },
               ]}
             />

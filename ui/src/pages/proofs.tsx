@@ -24,7 +24,7 @@ export const Proofs = () => {
               { name: texts.columns.run, cell: (row) => <To to={pathOf(`/proofs/${row.run}`)}>{row.run}</To> },
               { name: texts.columns.topic, cell: (row) => row.topic },
               { name: texts.columns.answer, cell: (row) => <Tag>{texts.proofs.answers[row.answer] ?? row.answer}</Tag> },
-              { name: texts.columns.what, cell: (row) => <Said>{row.sentence}</Said> },
+              { name: texts.columns.what, wide: true, cell: (row) => <Said>{row.sentence}</Said> },
               { name: texts.columns.deliveries, number: true, cell: (row) => row.deliveries.toLocaleString() },
               { name: texts.columns.at, cell: (row) => <When at={row.proved_at} /> },
             ]}
@@ -56,7 +56,7 @@ export const Proof = ({ id }: { id: string }) => {
               [texts.columns.answer, <Tag>{texts.proofs.answers[proof.answer] ?? proof.answer}</Tag>],
               [texts.columns.window, <><When at={proof.window_from} /> <When at={proof.window_to} /></>],
               [texts.proofs.digest, proof.digest],
-              [texts.proofs.signature, <Box as="span" wordBreak="break-all" data-testid="signature">{proof.manifest === null ? texts.proofs.noExport : (proof.signature ?? texts.proofs.unsigned)}</Box>],
+              [texts.proofs.signature, <Box as="span" wordBreak={proof.signature ? "break-all" : undefined} data-testid="signature">{proof.manifest === null ? texts.proofs.noExport : (proof.signature ?? texts.proofs.unsigned)}</Box>],
               [texts.columns.run, <To to={pathOf(`/runs/${proof.run}`)}>{proof.run}</To>],
             ]}
           />

@@ -11,6 +11,7 @@ type WholeOf = ReplayOf & {
   left_out: Record<string, number>;
   examples: string[];
   sends: Record<string, number>;
+  sends_of: number;
   actions: Action[];
   form: FormOf | null;
 };
@@ -29,7 +30,7 @@ export const Replays = () => {
               { name: texts.replays.plan, cell: (row) => <To to={pathOf(`/replays/${row.plan}`)}>{row.plan}</To> },
               { name: texts.columns.topic, cell: (row) => row.topic },
               { name: texts.columns.by, cell: (row) => row.planned_by },
-              { name: texts.columns.reason, cell: (row) => row.why },
+              { name: texts.columns.reason, wide: true, cell: (row) => row.why },
               { name: texts.replays.approved, cell: (row) => row.approved_by ?? "" },
               { name: texts.columns.at, cell: (row) => <When at={row.planned_at} /> },
             ]}
@@ -56,6 +57,7 @@ export const Replay = ({ id }: { id: string }) => {
     <Loaded got={got}>
       {(plan) => {
         const deliveries = plan.parts.reduce((sum, part) => sum + part.deliveries, 0);
+        const requested = plan.parts.reduce((sum, part) => sum + part.requested, 0);
         return (
           <>
             <Title>{`${texts.replays.plan} ${plan.plan}: ${plan.topic}`}</Title>
@@ -81,7 +83,7 @@ export const Replay = ({ id }: { id: string }) => {
                 rows={plan.parts}
                 columns={[
                   { name: texts.columns.group, cell: (row) => row.group },
-                  { name: texts.columns.reason, cell: (row) => row.reason },
+                  { name: texts.columns.reason, wide: true, cell: (row) => row.reason },
                   { name: texts.columns.deliveries, number: true, cell: (row) => <Of plan={plan.plan} of={row} number={row.deliveries} /> },
                   { name: texts.replays.requested, number: true, cell: (row) => <Of plan={plan.plan} of={row} number={row.requested} state="requested" /> },
                   { name: texts.replays.changed, number: true, cell: (row) => <Of plan={plan.plan} of={row} number={row.left_out} state="left_out" /> },
@@ -92,6 +94,11 @@ export const Replay = ({ id }: { id: string }) => {
               <Planned plan={plan.plan} />
             </Section>
             <Section title={texts.replays.sends}>
+              {requested <= plan.sends_of ? null : (
+                <Text mb={2} data-testid="sends-cut">
+                  {texts.replays.sendsCut(requested)} <To to={pathOf("/resends", { filter: filterOf({ plan: plan.plan }) })}>{texts.replays.allSends}</To>
+                </Text>
+              )}
               {Object.keys(plan.sends).length === 0 ? <Empty>{texts.none}</Empty> : (
                 <Flex gap={3} wrap="wrap" data-testid="sends">
                   {Object.entries(plan.sends).map(([state, number]) => (
@@ -139,7 +146,7 @@ const Planned = ({ plan }: { plan: number }) => {
               { name: texts.columns.message, cell: (row) => <MessageLink topic={row.topic} id={row.message_id} /> },
               { name: texts.columns.group, cell: (row) => row.group },
               { name: texts.columns.send, number: true, cell: (row) => row.send },
-              { name: texts.columns.reason, cell: (row) => row.reason },
+              { name: texts.columns.reason, wide: true, cell: (row) => row.reason },
               { name: texts.columns.state, cell: (row) => <Tag>{row.state}</Tag> },
               { name: texts.replays.requested, cell: (row) => (row.left_out === null ? row.asked_at && <When at={row.asked_at} /> : <Said>{row.left_out}</Said>) },
             ]}

@@ -85,7 +85,7 @@ export const Resends = () => {
               { name: texts.columns.send, number: true, cell: (row) => row.send },
               { name: texts.columns.group, cell: (row) => row.groups?.join(", ") ?? texts.all },
               { name: texts.columns.state, cell: (row) => <Tag>{row.state}</Tag> },
-              { name: texts.columns.reason, cell: (row) => row.reason },
+              { name: texts.columns.reason, wide: true, cell: (row) => row.reason },
               { name: texts.columns.by, cell: (row) => row.requested_by },
               { name: texts.columns.updated, cell: (row) => <When at={row.updated_at} /> },
             ]}

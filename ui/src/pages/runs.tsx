@@ -7,11 +7,22 @@ import { Empty, Facts, FilterBar, Loaded, MessageLink, More, Rows, Said, Section
 import { texts } from "../texts";
 
 type CheckOf = { suite: string; passed: boolean; expectations: number; failed: { name: string; must_hold: string | null; count: number; ids: Record<string, string>[] }[]; checked_at: string };
-type RunRowOf = { run: number; duty: string; scope: string; state: string; dry_run: boolean; started_at: string; finished_at: string | null; heartbeat_age: number; stuck: boolean; counts: Record<string, number>; phases: Record<string, number>; error: string | null; check_failed: boolean };
+type PhaseOf = { name: string; since: string; done: number | null; of: number | null };
+type RunRowOf = { run: number; duty: string; scope: string; state: string; dry_run: boolean; started_at: string; finished_at: string | null; heartbeat_age: number; stuck: boolean; counts: Record<string, number>; phases: Record<string, number>; phase: PhaseOf | null; error: string | null; check_failed: boolean };
 type RunOf = RunRowOf & { as_of: string; stage: number; policy_version: string; code_version: string; checks: CheckOf[]; verdicts: { topic: string; group: string; verdict: string; deliveries: number; eligible: number }[]; unread: { subject: string; detail: string | null }[] };
 
 const counts = (of: Record<string, number>): string => Object.entries(of).filter(([, number]) => number !== 0).map(([name, number]) => `${name} ${number}`).join(", ");
 const took = (row: RunRowOf): string => duration(((row.finished_at ? new Date(row.finished_at) : new Date()).getTime() - new Date(row.started_at).getTime()) / 1000);
+
+const progress = (phase: PhaseOf): string => (phase.done === null ? "" : texts.runs.progress(phase.done, phase.of));
+
+// What a run does at the moment and when it was last heard of; nothing of one that has ended.
+const Live = ({ row }: { row: RunRowOf }) =>
+  row.finished_at !== null ? null : (
+    <Text fontSize="xs" data-testid="live">
+      {[row.phase ? `${row.phase.name}${row.phase.done === null ? "" : ` (${progress(row.phase)})`}` : "", texts.runs.heard(duration(row.heartbeat_age))].filter(Boolean).join(", ")}
+    </Text>
+  );
 
 export const Runs = () => {
   const [search, setSearch] = useSearchParams();
@@ -39,11 +50,11 @@ export const Runs = () => {
             columns={[
               { name: texts.columns.run, cell: (row) => <To to={pathOf(`/runs/${row.run}`)}>{row.run}</To> },
               { name: texts.columns.duty, cell: (row) => `${row.duty}${row.scope === "*" ? "" : ` ${row.scope}`}` },
-              { name: texts.columns.state, cell: (row) => <><Tag>{row.state}</Tag> {row.stuck ? <Tag>{texts.runs.stuck}</Tag> : null} {row.check_failed ? <Tag>{texts.runs.checkFailed}</Tag> : null}</> },
+              { name: texts.columns.state, wide: true, cell: (row) => <><Tag>{row.state}</Tag> {row.stuck ? <Tag>{texts.runs.stuck}</Tag> : null} {row.check_failed ? <Tag>{texts.runs.checkFailed}</Tag> : null}<Live row={row} /></> },
               { name: texts.columns.started, cell: (row) => <When at={row.started_at} /> },
               { name: texts.columns.took, cell: (row) => took(row) },
               { name: texts.columns.counts, cell: (row) => counts(row.counts) },
-              { name: texts.columns.error, cell: (row) => <Said>{row.error ?? ""}</Said> },
+              { name: texts.columns.error, wide: true, cell: (row) => <Said>{row.error ?? ""}</Said> },
             ]}
           />
         )}
@@ -76,7 +87,9 @@ export const Run = ({ id }: { id: string }) => {
               [texts.columns.state, <><Tag>{run.state}</Tag> {run.stuck ? <Tag>{texts.runs.stuck}</Tag> : null}</>],
               [texts.columns.started, <When at={run.started_at} />],
               [texts.columns.took, took(run)],
-              [texts.columns.heartbeat, run.finished_at ? null : texts.runs.ago(run.heartbeat_age)],
+              [texts.columns.phase, run.phase ? <>{run.phase.name} <When at={run.phase.since} /></> : null],
+              [texts.columns.progress, run.phase ? progress(run.phase) : null],
+              [texts.columns.heartbeat, run.finished_at ? null : texts.runs.heard(duration(run.heartbeat_age))],
               [texts.columns.counts, counts(run.counts)],
               [texts.columns.phases, counts(run.phases)],
               [texts.columns.error, run.error ? <Said>{run.error}</Said> : null],

@@ -36,7 +36,7 @@ const Check = ({ action }: { action: Action | undefined }) => {
               columns={[
                 { name: texts.columns.state, cell: (one) => <Tag>{one.good ? texts.settings.good : texts.settings.bad}</Tag> },
                 { name: texts.settings.subject, cell: (one) => one.subject },
-                { name: texts.columns.what, cell: (one) => one.says },
+                { name: texts.columns.what, wide: true, cell: (one) => one.says },
                 { name: texts.failed.next, cell: (one) => one.do },
               ]}
             />
@@ -67,7 +67,7 @@ export const Settings = () => {
                   { name: texts.columns.topic, cell: (row) => row.topic },
                   { name: texts.columns.what, cell: (row) => row.action.name },
                   { name: texts.columns.allowed, cell: (row) => (row.action.allowed ? texts.yes : texts.no) },
-                  { name: texts.columns.reason, cell: (row) => row.action.why_not ?? "" },
+                  { name: texts.columns.reason, wide: true, cell: (row) => row.action.why_not ?? "" },
                 ]}
               />
             </>
@@ -95,7 +95,7 @@ export const Settings = () => {
                       { name: texts.columns.setting, cell: (row) => row.name },
                       { name: texts.columns.value, cell: (row) => row.value },
                       { name: texts.columns.source, cell: (row) => <Tag>{row.source}</Tag> },
-                      { name: texts.columns.what, cell: (row) => row.description },
+                      { name: texts.columns.what, wide: true, cell: (row) => row.description },
                     ]}
                   />
                 </Section>

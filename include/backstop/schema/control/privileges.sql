@@ -89,7 +89,7 @@ GRANT UPDATE (severity, state, summary, evidence, opened_at, last_seen_at, decis
 GRANT INSERT (case_id, shard, topic, message_id, consumer_group) ON case_member TO backstop_person;
 GRANT UPDATE (settled_at, added_at) ON case_member TO backstop_person;
 GRANT INSERT (duty, scope, token, dry_run, no_send, policy_version, code_version) ON run TO backstop_person;
-GRANT UPDATE (state, heartbeat_at, finished_at, error, counts, phases, only_ids) ON run TO backstop_person;
+GRANT UPDATE (state, heartbeat_at, finished_at, error, counts, phases, only_ids, phase, phase_done, phase_of) ON run TO backstop_person;
 GRANT INSERT ON delivery_decision TO backstop_person;
 GRANT INSERT (run_id, wanted, planned_by, why) ON incident TO backstop_person;
 GRANT INSERT (case_id, written_by, note) ON case_note TO backstop_person;

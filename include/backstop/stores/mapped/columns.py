@@ -42,7 +42,7 @@ class _Words:
         return f"t.{_quoted(column)} IS NOT NULL"
 
     def one_of(self, text: str, values: str) -> str:
-        return f"{text} = ANY (%({values})s::text[])"
+        return f"{_exact(text)} = ANY (%({values})s::text[])"
 
 
 def stub_rows(mapping: StubMapping, version: int) -> str:
@@ -60,7 +60,7 @@ def stub_rows(mapping: StubMapping, version: int) -> str:
     return (
         f"SELECT m.ours AS topic, r.message_id, {_MICROS.format(at='r.created_at')} AS created_at, r.state, r.row_version,"
         f" r.created_at AS created FROM ({' UNION ALL '.join(tables)}) r"
-        " JOIN unnest(%(theirs)s::text[], %(ours)s::text[]) AS m (theirs, ours) ON m.theirs = r.theirs"
+        f" JOIN unnest(%(theirs)s::text[], %(ours)s::text[]) AS m (theirs, ours) ON m.theirs = {_exact('r.theirs')}"
     )
 
 
@@ -116,12 +116,13 @@ def visible_table(name: str) -> str:
 
 def _of_messages(mapping: StubMapping, table: str, version: int) -> str:
     theirs = "%(only_topic)s::text" if mapping.topic is None else _text(mapping.topic, version)
+    message_id = _text(mapping.message_id, version)
     return (
         f" FROM {table_of(table)} t"
         " JOIN unnest(%(theirs)s::text[], %(ours)s::text[]) AS m (theirs, ours)"
-        f" ON m.theirs = {theirs}"
+        f" ON m.theirs = {_exact(theirs)}"
         " JOIN (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[])) AS k (topic, message_id)"
-        f" ON k.topic = m.ours AND k.message_id = {_text(mapping.message_id, version)}{_only(mapping)}"
+        f" ON k.topic = m.ours AND k.message_id = {message_id} AND k.message_id = {_exact(message_id)}{_only(mapping)}"
     )
 
 
@@ -167,7 +168,7 @@ def _captured_rows(mapping: StubMapping) -> str:
         f"SELECT m.ours AS topic, r.message_id, {_MICROS.format(at='r.created_at')} AS created_at, r.state, r.row_version,"
         f" r.created_at AS created FROM (SELECT {theirs} AS theirs, t.message_id, t.captured_at AS created_at, {state} AS state,"
         f" t.xmin::text AS row_version FROM {CAPTURED} t WHERE t.source = %(source)s::text) r"
-        " JOIN unnest(%(theirs)s::text[], %(ours)s::text[]) AS m (theirs, ours) ON m.theirs = r.theirs"
+        f" JOIN unnest(%(theirs)s::text[], %(ours)s::text[]) AS m (theirs, ours) ON m.theirs = {_exact('r.theirs')}"
     )
 
 
@@ -239,6 +240,12 @@ def _quoted(name: str) -> str:
 
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''").replace("%", "%%") + "'"
+
+
+def _exact(text: str) -> str:
+    """Compared by each character: a column's own collation may take other texts for the same. Beside the comparison that serves
+    an index, not in its place."""
+    return f'({text}) COLLATE "C"'
 
 
 def _text(column: str, version: int) -> str:

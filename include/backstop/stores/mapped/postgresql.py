@@ -78,7 +78,9 @@ class PostgresTable:
                 raise missing_table(self.subject, tables_of(mapping))
             into.seek(0)
             into.truncate()
-            text = readable(cursor, _of_stubs("rows_of_window", mapping, cursor), _ROW)
+            text = readable(
+                cursor, _of_stubs("rows_of_window", mapping, cursor), _ROW, names=["message_id"]
+            )
             values = {**stub_values(mapping), "window_from": window_from}
             cursor.copy_expert(
                 f"COPY ({cursor.mogrify(text, values).decode()}) TO STDOUT (FORMAT csv)", into

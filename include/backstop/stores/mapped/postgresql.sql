@@ -19,7 +19,7 @@ WHERE w.created IS NULL OR w.created >= %(window_from)s::timestamptz;
 -- name: rows_of_keys: the rows of these messages
 SELECT w.topic, w.message_id, w.created_at, w.state, w.row_version FROM ({rows}) w
 JOIN (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[])) AS k (topic, message_id)
-    ON k.topic = w.topic AND k.message_id = w.message_id;
+    ON k.topic = w.topic AND k.message_id = w.message_id AND k.message_id = w.message_id COLLATE "C";
 
 -- name: newer: how many rows were created after the newest that a look has met, counted up to a limit
 SELECT count(*) FROM (
@@ -32,6 +32,7 @@ SELECT count(*) FROM (
     LIMIT %(limit)s) n;
 
 -- name: log_rows: one group's rows by key, all of a key as one; done by any of them is done
+-- Compared twice: with the column's collation, for its index, and by each character, as a collation may fold them.
 -- In state: CONSUMING without a lease's end wherever somebody may still finish it without a new copy.
 SELECT g.topic, g.message_id,
     CASE WHEN g.done THEN 'CONSUMED' WHEN g.unknown THEN '' WHEN g.working THEN 'CONSUMING' ELSE 'FAILED' END AS log_state,
@@ -48,8 +49,9 @@ FROM (
         greatest(timestamptz '0001-01-01 00:00:00+00', least(clock_timestamp(),
             min(coalesce(l.received_at, l.done_at, clock_timestamp())))) AS received_at
     FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(theirs)s::text[]) AS k (topic, message_id, theirs)
-    JOIN ({rows}) l ON l.message_id = k.message_id AND (NOT %(by_topic)s OR l.theirs = k.theirs)
-    WHERE NOT %(by_group)s OR l.its_group = %(group)s::text
+    JOIN ({rows}) l ON l.message_id = k.message_id AND l.message_id COLLATE "C" = k.message_id
+        AND (NOT %(by_topic)s OR l.theirs COLLATE "C" = k.theirs)
+    WHERE NOT %(by_group)s OR l.its_group COLLATE "C" = %(group)s::text
     GROUP BY k.topic, k.message_id) g;
 
 -- name: column: how a column writes its values, and whether each row has one
@@ -59,11 +61,11 @@ WHERE a.attrelid = to_regclass(%(table)s) AND a.attname = %(column)s AND NOT a.a
 
 -- name: nameless: whether a row of the group has no id that can be read: it may be of any message
 SELECT EXISTS (SELECT 1 FROM ({rows}) l
-    WHERE (l.message_id IS NULL OR (%(by_topic)s AND l.theirs IS NULL)) AND (NOT %(by_group)s OR l.its_group = %(group)s::text));
+    WHERE (l.message_id IS NULL OR (%(by_topic)s AND l.theirs IS NULL)) AND (NOT %(by_group)s OR l.its_group COLLATE "C" = %(group)s::text));
 
 -- name: count_received: by their topic, one group's rows first received in [start, end)
 SELECT l.theirs, count(*) FROM ({rows}) l
-WHERE (NOT %(by_group)s OR l.its_group = %(group)s::text)
+WHERE (NOT %(by_group)s OR l.its_group COLLATE "C" = %(group)s::text)
     AND l.received_at >= %(start)s::timestamptz AND l.received_at < %(end)s::timestamptz
 GROUP BY l.theirs;
 

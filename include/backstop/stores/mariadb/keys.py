@@ -32,13 +32,21 @@ def by_topic(keys: Sequence[Key]) -> Iterator[tuple[dict[str, Any], dict[bytes, 
 
 
 def as_text(value: bytes | str) -> str:
-    """A key as people read it: bytes that are no UTF-8 are shown as hexadecimal, which equals nothing that is asked for."""
+    """A text as people read it: bytes that are no UTF-8, or hold a NUL, are shown as hexadecimal, which equals nothing that is
+    asked for. No NUL gets any further: the control database holds none."""
+    if is_text(value):
+        return value if isinstance(value, str) else value.decode()
+    return "\\x" + (value.encode() if isinstance(value, str) else value).hex()
+
+
+def is_text(value: bytes | str) -> bool:
+    """Whether the control database can hold it as it is."""
     if isinstance(value, str):
-        return value
+        return "\0" not in value
     try:
-        return value.decode()
+        return "\0" not in value.decode()
     except UnicodeDecodeError:
-        return "\\x" + value.hex()
+        return False
 
 
 def as_instant(value: object) -> datetime | None:

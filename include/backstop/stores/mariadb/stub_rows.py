@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from backstop.model.records import VERSION_HEADER, Attempt, Key, Message, Stub
-from backstop.stores.mariadb.keys import as_text, of_micros, within_bounds
+from backstop.sql.connection import UNREADABLE
+from backstop.stores.mariadb.keys import as_text, is_text, of_micros, within_bounds
 from backstop.stores.protocol import ATTEMPT_COLUMNS, STUB_COLUMNS
 
 _KINDS = tuple(STUB_COLUMNS.values())[1:]
@@ -104,6 +105,11 @@ def message_of(row: Sequence[Any]) -> Message:
 def stub_table(shard: str, rows: Sequence[Sequence[Any]]) -> Any:
     """An Arrow table of STUB_COLUMNS, of rows of stub_columns."""
     turned = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in _NAMES]
+    keys = zip(turned[_NAMES.index("topic")], turned[_NAMES.index("message_id")], strict=True)
+    states = zip(keys, turned[_NAMES.index("status")], strict=True)
+    turned[_NAMES.index("status")] = [
+        status if all(map(is_text, key)) else UNREADABLE for key, status in states
+    ]
     for place, (name, kind) in enumerate(zip(_NAMES, _KINDS, strict=True)):
         if name in _TIMES:
             turned[place] = [within_bounds(value) for value in turned[place]]

@@ -123,7 +123,21 @@ class PostgresStubs:
         return True
 
     def read_part(self, part: Part, keep: Callable[[str, Any], T]) -> list[T]:
-        return self._connection.copy_parts(part.statements, PART_COLUMNS, part.snapshot, keep)
+        # Most parts have no attempt to be read, as their stubs say; to find out in the database is to look at each stub again.
+        tried = part.snapshot is None
+
+        def keep_and_see(name: str, rows: Any) -> T:
+            nonlocal tried
+            tried = tried or (name == "stubs" and _has_attempts(rows))
+            return keep(name, rows)
+
+        return self._connection.copy_parts(
+            part.statements,
+            PART_COLUMNS,
+            part.snapshot,
+            keep_and_see,
+            lambda name: name != "attempts" or tried,
+        )
 
     def stub_table(self, keys: Sequence[Key]) -> Any:
         select = f"SELECT {', '.join(STUB_COLUMNS)} FROM ({self._sql['stub_columns']} {self._sql['of_keys']}) AS found"
@@ -540,6 +554,14 @@ def _within(schema: str) -> dict[str, str]:
 def _chunks(rows: Sequence[T]) -> Iterator[Sequence[T]]:
     for start in range(0, len(rows), _CHUNK):
         yield rows[start : start + _CHUNK]
+
+
+def _has_attempts(stubs: Any) -> bool:
+    """Whether one of them was sent more than once, or first to some groups alone, as `attempts_of_due` asks."""
+    import pyarrow.compute as pc
+
+    again = pc.any(pc.greater(stubs.column("send_count"), 1)).as_py()
+    return bool(again) or pc.all(stubs.column("first_to_all")).as_py() is False
 
 
 def _published(row: tuple[Any, ...]) -> tuple[Key, Message]:

@@ -17,7 +17,7 @@ import pymysql
 from backstop.model.errors import ConfigurationError, StoreUnavailable
 from backstop.model.mask_secrets import mask_secrets
 from backstop.model.records import Counts, Key
-from backstop.sql.mysql import read_mysql_url
+from backstop.sql.mysql import connect, read_mysql_url
 from backstop.sql.named import load
 from backstop.sweep.foreign.decide import Decision, Expiry, Held, Record
 from backstop.sweep.foreign.records import Page, Seen
@@ -178,7 +178,8 @@ class MysqlRecords:
 
     def _open(self) -> Any:
         if self._connection is None or not self._connection.open:
-            self._connection = pymysql.connect(
+            self._connection = connect(
+                pymysql,
                 **self._login,
                 charset="utf8mb4",
                 autocommit=True,

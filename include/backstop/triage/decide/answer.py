@@ -48,6 +48,8 @@ from backstop.triage.decide.refresh_case_summary import refresh_case
 
 _SQL = load("backstop.triage.decide", "decide.sql")
 _BATCH = 1_000
+COUNTED = 10_000
+"""Open dead letters of a case that a preview counts; one more says that there are more."""
 _REPLAYS = ("replay", "replay_sample", "edit")
 
 
@@ -114,17 +116,20 @@ def answer(
 def preview_answer(
     conn: Any, sources: Sources, case_id: int, action: str, most: int
 ) -> tuple[int, int, int, int, tuple[str, ...]]:
-    """(dead letters read, open ones, those that the answer fits, those that are done, why others would be left out) at this
-    moment, of the first `most`; it changes nothing. Raises StoreUnavailable."""
+    """(dead letters read, open ones up to one more than COUNTED, those that the answer fits, those that are done, why others would
+    be left out) at this moment, of the first `most`; it changes nothing. Raises StoreUnavailable."""
     with conn, conn.cursor() as cur:
-        every = read_dead_letters(
-            cur, "of_case", {"case_id": case_id, "ids": None, "letters": None}
-        )
-    chosen = [one for one in every if one.left_in_case is None] or every
+        # As an answer: what was left before only where nothing else is open.
+        for left in (False, True):
+            which = {"case_id": case_id, "left": left}
+            letters = read_dead_letters(cur, "first_of_case", {**which, "limit": most})
+            if letters:
+                break
+        cur.execute(_SQL["count_of_case"], {**which, "limit": COUNTED + 1})
+        (number,) = cur.fetchone()
     intent = {"case_id": case_id, "action": action}
-    plan = _plan(conn, sources.settings, sources, intent, chosen[:most])
-    read = len(chosen[:most])
-    return read, len(chosen), len(plan.fits), len(plan.done), tuple(plan.left_out[:20])
+    plan = _plan(conn, sources.settings, sources, intent, letters)
+    return len(letters), number, len(plan.fits), len(plan.done), tuple(plan.left_out[:20])
 
 
 def _choose(

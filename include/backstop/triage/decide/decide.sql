@@ -26,6 +26,17 @@ WHERE d.state = 'open' AND d.case_id = %(case_id)s
     AND (%(letters)s::bigint[] IS NULL OR d.dead_letter_id = ANY (%(letters)s::bigint[]))
 ORDER BY d.dead_letter_id;
 
+-- name: first_of_case: the first few open letters of a case; without `left` those that nobody left
+WHERE d.state = 'open' AND d.case_id = %(case_id)s AND (%(left)s OR d.left_in_case IS NULL)
+ORDER BY d.dead_letter_id
+LIMIT %(limit)s;
+
+-- name: count_of_case: how many of them there are, counted up to a limit
+SELECT count(*) FROM (
+    SELECT 1 FROM dead_letter d
+    WHERE d.state = 'open' AND d.case_id = %(case_id)s AND (%(left)s OR d.left_in_case IS NULL)
+    LIMIT %(limit)s) AS c;
+
 -- name: came_after: open letters that were not in the case when a person was shown it, or moved since; none without an instant
 SELECT d.dead_letter_id
 FROM dead_letter d

@@ -21,7 +21,7 @@ from backstop.brokers.open import open_broker
 from backstop.brokers.protocol import LETTERS_IN_HAND, Broker, DeadLetterReader
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.evidence.require_servers import require_servers
+from backstop.evidence.require_servers import require_servers, topics_seen
 from backstop.model.errors import BrokerUnavailable, RunError, Unavailable
 from backstop.model.records import Counts
 from backstop.runs.run import Run, add_counts, hold
@@ -88,13 +88,11 @@ def drain_all(
     answer; RunLost when the run is not ours any more. What is counted is added to the run's own counts, also then.
     """
     drained, topics = Drained(), topics_of(run.scope)
+    groups = groups_of(settings, topics)
     with control, control.cursor() as cursor:
         quota = read_quota(cursor, settings)
     with ExitStack() as stack:
-        for name in settings.brokers:
-            groups = groups_of(settings, name, topics)
-            if not groups:
-                continue
+        for name in settings.brokers if groups else ():
             try:
                 broker = (brokers or {}).get(name)
                 if broker is None:
@@ -138,29 +136,27 @@ def _require_servers(
     settings: Settings, control: Any, broker: Broker, name: str, topics: Sequence[str] | None
 ) -> None:
     """With fewer servers than were ever seen, dead letters would be missing, and the place that the others came from could be
-    that of another message."""
+    that of another message. So also for topics that have left this broker."""
+    kind = settings.brokers[name].kind
+    with control, control.cursor() as cursor:
+        seen = topics_seen(cursor, name, kind)
     for topic, its in settings.topics.items():
-        if its.broker == name and (topics is None or topic in topics):
+        if (its.broker == name or topic in seen) and (topics is None or topic in topics):
             servers = guard_reader(_servers, broker, topic)
             with control, control.cursor() as cursor:
-                require_servers(cursor, name, settings.brokers[name].kind, topic, servers)
+                require_servers(cursor, name, kind, topic, servers)
 
 
 def _servers(broker: Broker, topic: str) -> frozenset[str]:
     return broker.servers(topic)
 
 
-def groups_of(settings: Settings, broker: str, topics: Sequence[str] | None) -> list[str]:
-    """The groups whose letters this broker may have, of these topics. Of all topics (null): also groups that take none now."""
-    groups = {
-        group: None
-        for topic, its in settings.topics.items()
-        if its.broker == broker and (topics is None or topic in topics)
-        for group in its.groups
-    }
+def groups_of(settings: Settings, topics: Sequence[str] | None) -> list[str]:
+    """The groups of these topics; of all topics (null): every group, also one that takes none now. Any broker may have dead letters
+    of each: a topic leaves them behind when it moves to another."""
     if topics is None:
-        groups |= {group: None for group in settings.groups if not settings.topics_of(group)}
-    return list(groups)
+        return list(settings.groups)
+    return list(dict.fromkeys(group for topic in topics for group in settings.groups_of(topic)))
 
 
 def _count(broker: Broker, groups: Sequence[str]) -> int:
@@ -211,6 +207,7 @@ def _drain_queue(
                     left += page.counts.get("left", 0)
                     reading.acknowledge(page)
                 read += len(letters)
+                run.phase.advance(drained.counts.get("stored", 0))
                 if beyond >= _PASSED_OVER or beyond_bytes >= _PASSED_OVER_BYTES:
                     break  # the rest is full of what does not fit; the next run looks again
             reading.wait()

@@ -32,7 +32,7 @@ OFFSET_MOVED = "offset_moved"
 TAKEN_OUT = "taken_out"
 """Another program acknowledges a message in one group's queue; the others get it."""
 FILES_REMOVED = "files_removed"
-"""The broker's retention removes a message that one group has not been given."""
+"""The broker's retention removes a message that one group has not done."""
 CUT_OFF = "cut_off"
 """The broker is killed in the middle of a send: the message is gone, and its producer does not know."""
 
@@ -53,6 +53,8 @@ class FaultTools:
     """shard -> its database, to see what was promised and sent"""
     groups: Mapping[str, Sequence[str]]
     """topic -> the groups that owe its messages"""
+    without_effect: Callable[[str, Sequence[Key]], set[Key]]
+    """Those of these messages that a group has not done."""
 
     def messages(self, keys: Sequence[Key]) -> list[Message]:
         """These messages as they were sent first, in order, from their stubs."""
@@ -120,7 +122,10 @@ class BrokerFaults(Protocol):
         ...
 
     def remove_by_retention(self, topic: str, make: Make, count: int) -> list[Key]:
-        """Has `count` messages made, which the broker's retention removes; nobody receives meanwhile."""
+        """Has `count` messages made, which the broker's retention removes with what lies before them; nobody receives meanwhile.
+
+        Returns one key for each delivery that this takes away: more than `count`, and a message of several groups several times.
+        """
         ...
 
     def deliver_again(self, topic: str, group: str, keys: Sequence[Key]) -> None:

@@ -168,14 +168,16 @@ class RocketMQFaults:
         keys: list[Key] = []
         for its, groups in self._tools.groups.items():
             for group in groups:
-                gone = [
-                    copy
+                waiting = {
+                    (its, copy.message_id)
                     for some in self._waiting(its, group).values()
                     for copy in some
                     if copy.stored.physical_offset < end
-                ]
-                keys += (found := [(its, copy.message_id) for copy in gone])
-                self._tools.ledger.append(FILES_REMOVED, found, consumer_group=group)
+                }
+                # What waits may be done: its acknowledgement was cut off, or it is a second copy.
+                gone = sorted(self._tools.without_effect(group, sorted(waiting)))
+                self._tools.ledger.append(FILES_REMOVED, gone, consumer_group=group)
+                keys += gone
         self._server.configure(fileReservedTime=0)
         self._server.ask(329)  # what the hour of deleteWhen does
         last = {copy.queue: copy.stored.offset for copy in copies}

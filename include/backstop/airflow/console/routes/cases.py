@@ -106,7 +106,7 @@ class Preview(m.Answer):
 
     about_case: bool = Field(description="the answer reads no delivery: the counts say nothing")
     read: int = Field(description="deliveries, or dead letters, that were read again")
-    open: int = Field(description="those of the case that are open")
+    open: int = Field(description="those of the case that are open; dead letters up to 10,001")
     fits: int
     done: int = Field(description="done already: the answer only settles them")
     left_out: list[str] = Field(description="why others would be left out; 20 at most")

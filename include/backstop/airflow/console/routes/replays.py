@@ -74,12 +74,18 @@ class WholeReplay(Replay):
     left_out: dict[str, int] = Field(description="why -> deliveries that were not planned")
     examples: list[str]
     sends: dict[str, int] = Field(
-        description="state of the request -> how many, of the first 2,000 that were requested"
+        description="state of the request -> how many, for the first `sends_of` deliveries that were requested"
+    )
+    sends_of: int = Field(
+        description="requested deliveries that `sends` counts the requests of. Where `parts` have more requested, the rest is"
+        " in /resends with the filter plan:<plan> alone"
     )
     actions: list[m.Action]
     form: m.Form | None = Field(description="null: Airflow asks nobody about this plan")
 
 
+SENDS_COUNTED = 2_000
+"""Deliveries of a plan whose requests its page counts: each is looked up."""
 PlanName = Annotated[str, Path(max_length=1_000, pattern=NO_NUL)]
 
 
@@ -116,8 +122,11 @@ def show_replay(visited: Visiting, plan: PlanName) -> WholeReplay:
     ]
     sends = {
         one["state"]: one["number"]
-        for one in read_rows(visited.conn, "replay_sends", visited.sight, **values)
+        for one in read_rows(
+            visited.conn, "replay_sends", visited.sight, **values, most=SENDS_COUNTED
+        )
     }
+    requested = sum(one.requested for one in parts)
     why_not = visited.why_not_approve(row["topic"])
     form = None
     if row["dag_run"] is not None and yes is not None and row["approved_at"] is None:
@@ -133,6 +142,7 @@ def show_replay(visited: Visiting, plan: PlanName) -> WholeReplay:
         parts=parts,
         examples=examples,
         sends=sends,
+        sends_of=min(requested, SENDS_COUNTED),
         actions=[m.Action(name="approve", allowed=why_not is None, why_not=why_not)],
         form=form,
     )

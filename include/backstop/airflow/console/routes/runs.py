@@ -17,8 +17,18 @@ from backstop.airflow.console.parameters import (
 )
 from backstop.airflow.console.visit import NOT_FOUND, Visit
 from backstop.reports.console import read_one, read_page, read_rows
+from backstop.runs.run import DEAD_AFTER
 
 # No postponed annotations: FastAPI and Pydantic read them.
+
+
+class Phase(m.Answer):
+    """What a run does now; of an abandoned one, what it did when it was last heard of."""
+
+    name: str
+    since: datetime
+    done: int | None = Field(description="how much of it is done; null: nobody counts")
+    of: int | None
 
 
 class RunRow(m.Answer):
@@ -34,8 +44,9 @@ class RunRow(m.Answer):
     heartbeat_at: datetime
     heartbeat_age: float
     stuck: bool = Field(description="not finished, and without a heartbeat for two minutes")
+    phase: Phase | None
     counts: dict[str, Any]
-    phases: dict[str, Any]
+    phases: dict[str, Any] = Field(description="seconds of each phase that ended")
     error: str | None
     check_failed: bool
 
@@ -95,20 +106,32 @@ class Run(m.Answer):
     stage: int
     policy_version: str
     code_version: str
+    phase: Phase | None
     counts: dict[str, Any]
-    phases: dict[str, Any]
+    phases: dict[str, Any] = Field(description="seconds of each phase that ended")
     error: str | None
     checks: list[Check]
     verdicts: list[VerdictCount]
     unread: list[Unread]
 
 
-STUCK_SECONDS = 120.0
-"""As long as a run's lease lives without a heartbeat."""
-
-
-def _stuck(row: dict[str, Any]) -> bool:
-    return bool(row["finished_at"] is None and row["heartbeat_age"] > STUCK_SECONDS)
+def _live(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with what it says of the present in the API's words."""
+    rest = {name: value for name, value in row.items() if not name.startswith("phase_")}
+    at_work = row["finished_at"] is None
+    phase = None
+    if row["phase"] is not None and (at_work or row["state"] == "abandoned"):
+        phase = Phase(
+            name=row["phase"],
+            since=row["phase_at"],
+            done=row["phase_done"],
+            of=row["phase_of"],
+        )
+    return {
+        **rest,
+        "phase": phase,
+        "stuck": at_work and row["heartbeat_age"] > DEAD_AFTER.total_seconds(),
+    }
 
 
 def list_runs(
@@ -130,13 +153,11 @@ def list_runs(
         duties=visited.duties(),
         busy=not empty,
     )
-    return m.Page[RunRow](
-        items=[RunRow(**row, stuck=_stuck(row)) for row in page.rows], next=page.next
-    )
+    return m.Page[RunRow](items=[RunRow(**_live(row)) for row in page.rows], next=page.next)
 
 
 def show_run(visited: Visiting, run_id: Annotated[int, Id]) -> Run:
-    """One run: phases, counts, heartbeat, what it found of the topics that you see, its data checks with the ids that failed."""
+    """One run: its phase, counts, heartbeat, what it found of the topics that you see, its data checks with the ids that failed."""
     row = read_one(visited.conn, "run", visited.sight, run_id=run_id, duties=visited.duties())
     if row is None:
         raise HTTPException(404, NOT_FOUND)
@@ -152,7 +173,7 @@ def show_run(visited: Visiting, run_id: Annotated[int, Id]) -> Run:
         Unread(**one)
         for one in read_rows(visited.conn, "reads_of_run", visited.sight, run_id=run_id)
     ]
-    return Run(**row, stuck=_stuck(row), checks=checks, verdicts=verdicts, unread=unread)
+    return Run(**_live(row), checks=checks, verdicts=verdicts, unread=unread)
 
 
 def _broken(visited: Visit, broken: dict[str, Any]) -> BrokenCheck:

@@ -1,0 +1,56 @@
+"""What this consumer is done with, until its broker has heard of it: acknowledged, or made a dead letter."""
+
+import time
+from datetime import timedelta
+
+from backstop.brokers.owned import OwnedSubscription
+from backstop.brokers.protocol import Received
+from backstop.client.finished import FinishedOffsets
+from backstop.model.errors import BrokerUnavailable
+from backstop.model.log_limit import LimitedLog
+
+
+class Acknowledgements:
+    """Of one consumer. Not shared between threads."""
+
+    def __init__(
+        self,
+        subscription: OwnedSubscription,
+        finished: FinishedOffsets,
+        retry_after: timedelta,
+        limited: LimitedLog,
+    ) -> None:
+        self._subscription, self._finished, self._limited = subscription, finished, limited
+        self._retry_after = retry_after.total_seconds()
+        self._done: list[Received] = []
+        self._unusable: list[tuple[Received, str]] = []
+        """To become dead letters, and why."""
+        self._bury_at = float("-inf")
+        """Monotonic: before it, no broker is asked again to take a dead letter that one refused."""
+
+    def done(self, received: Received) -> None:
+        """Nothing is to be done with it any more."""
+        self._done.append(received)
+
+    def unusable(self, received: Received, why: str) -> None:
+        """It is to become a dead letter, and is not finished before it is one."""
+        self._unusable.append((received, why))
+
+    def send(self) -> None:
+        """Tells the broker all of it. Raises BrokerUnavailable; what was not heard is told again."""
+        if self._done:
+            self._subscription.acknowledge(self._done)
+            self._done = []
+        if time.monotonic() < self._bury_at:
+            return
+        for _ in range(len(self._unusable)):
+            received, error = self._unusable.pop(0)
+            try:
+                is_buried = self._subscription.bury(received, error)
+            except BrokerUnavailable as refused:  # it holds up no other message
+                self._unusable.append((received, error))
+                self._bury_at = time.monotonic() + self._retry_after
+                self._limited.warning(str(refused))
+                continue
+            if is_buried:  # else it comes again, and must not be taken for finished then
+                self._finished.add(received)

@@ -1,0 +1,154 @@
+"""Keep the queues that this consumer owns: renewed, adopted, stopped at a limit, given up or lost; and what is known of them."""
+
+import logging
+import time
+from datetime import timedelta
+
+from backstop.brokers.owned import OwnedSubscription
+from backstop.client.finished import FinishedOffsets
+from backstop.client.keep_connection import KeptConnection
+from backstop.client.lanes import Lane, Lanes
+from backstop.client.own_queues import Holding, OwnQueues
+from backstop.leases import parking, queue_owner
+from backstop.leases.books import Books
+from backstop.leases.queue_owner import OwnedQueue
+from backstop.model.errors import BrokerUnavailable
+from backstop.model.log_limit import LimitedLog
+from backstop.model.records import Counts
+
+log = logging.getLogger(__name__)
+
+
+class QueueKeeper:
+    """Of one consumer. Not shared between threads."""
+
+    def __init__(
+        self,
+        subscription: OwnedSubscription,
+        store: KeptConnection,
+        queues: OwnQueues,
+        lanes: Lanes,
+        finished: FinishedOffsets,
+        books: Books,
+        beat: timedelta,
+        limited: LimitedLog,
+    ) -> None:
+        self._subscription, self._store, self.queues = subscription, store, queues
+        self._lanes, self._finished, self._books, self._limited = lanes, finished, books, limited
+        self._beat = beat.total_seconds()
+        self._beat_at = float("-inf")
+        self.topics: dict[str, list[int]] = {}
+        """The queues that the broker has, or assigns to this member, by topic."""
+        self.database = 0
+        """How often the consumer database was away, or became another server, so far."""
+        self._server_life: str | None = None
+
+    def keep(self, counts: Counts, *, leaving: bool = False) -> None:
+        """Once a beat: renews what is owned, takes its share, adopts what it took, stops what it gives up."""
+        now = time.monotonic()
+        if now - self._beat_at < self._beat and not leaving:
+            return
+        try:
+            self.topics = self._subscription.queues()
+        except BrokerUnavailable as error:  # what is owned stays owned
+            self._limited.warning(str(error))
+        self.compare_server()
+        for lost in self.queues.beat(
+            self.topics, assigned=self._subscription.assigns, leaving=leaving
+        ):
+            counts.add("queues_lost")
+            self._limited.warning(
+                f"Queue {lost.queue.queue_id} of {lost.queue.topic!r} was taken by another consumer."
+            )
+            self._forget(lost.queue)
+        for holding in self.queues.held.values():
+            if holding.draining:
+                self._drop(holding.queue)
+            elif not holding.is_adopted:
+                self.adopt(holding)
+                counts.add("queues_taken")
+        self._beat_at = now
+
+    def adopt(self, holding: Holding) -> None:
+        """It was taken: where it stopped and what was finished of it is ours to say."""
+        queue = holding.queue
+        with self._store.short_transaction() as connection:
+            parking.go_on(connection, queue)
+            finished = queue_owner.finished(connection, queue)
+        self._finished.adopt((queue.topic, queue.queue_id), finished)
+        holding.is_adopted = True
+
+    def release_drained(self) -> None:
+        """Those of which nothing is in work any more."""
+        for holding in list(self.queues.held.values()):
+            if holding.draining and not self._lanes.in_work(holding.queue):
+                if holding.stopped_by is not None:  # its next owner, if there is one, says so again
+                    with self._store.short_transaction() as connection:
+                        parking.go_on(connection, holding.queue)
+                self.let_go(holding)
+
+    def let_go(self, holding: Holding) -> None:
+        """Nothing of it is in work."""
+        queue = holding.queue
+        self.queues.release(holding, self._finished.saved((queue.topic, queue.queue_id)))
+        self._forget(queue)
+
+    def lose(self, queue: OwnedQueue, counts: Counts) -> None:
+        """Another member has the queue: what is left of it here is its own."""
+        place = (queue.topic, queue.queue_id)
+        holding = self.queues.held.get(place)
+        if holding is not None and holding.queue == queue:
+            counts.add("queues_lost")
+            del self.queues.held[place]
+        self._forget(queue)
+
+    def taken_away(self, holding: Holding) -> None:
+        """Somebody reads it under a higher fence: the row will say so too."""
+        self.queues.held.pop((holding.queue.topic, holding.queue.queue_id))
+        self._forget(holding.queue)
+
+    def stop(self, lane: Lane, reached: str) -> None:
+        """A limit of parking is reached: the queue is not read on, and goes on once its head has an end."""
+        holding = self.queues.held.get((lane.queue.topic, lane.queue.queue_id))
+        if holding is not None and holding.queue == lane.queue and holding.stopped_by is None:
+            log.error(
+                "Queue %d of %r stops: the limit of %s is reached.",
+                lane.queue.queue_id,
+                lane.queue.topic,
+                reached,
+            )
+            with self._store.short_transaction() as connection:
+                parking.stop_queue(connection, lane.queue, lane.key, reached)
+            holding.stopped_by = lane.key
+
+    def let_read_on(self, lane: Lane) -> None:
+        """The head that stopped its queue has an end."""
+        holding = self.queues.held.get((lane.queue.topic, lane.queue.queue_id))
+        if holding is not None and holding.stopped_by == lane.key:
+            with self._store.short_transaction() as connection:
+                parking.go_on(connection, lane.queue)
+            holding.stopped_by = None
+
+    def forget_finished(self) -> None:
+        """A database or broker may come back as an older self: the log answers for each message."""
+        self.database += 1
+        self._finished.forget()
+
+    def compare_server(self) -> None:
+        """Behind a pooler a database may be restored without one broken connection: it is another server then."""
+        with self._store.short_transaction() as connection:
+            life = queue_owner.server_life(connection)
+        if life != self._server_life:
+            self._server_life = life
+            self.forget_finished()
+
+    def _forget(self, queue: OwnedQueue) -> None:
+        """What is left of the queue here is its next owner's."""
+        place = (queue.topic, queue.queue_id)
+        self._drop(queue)
+        if place not in self.queues.held:
+            self._subscription.forget(place)
+            self._finished.leave(place)
+
+    def _drop(self, queue: OwnedQueue) -> None:
+        self._books.add("handed_back", self._lanes.drop(queue))

@@ -1,0 +1,58 @@
+"""An Airflow process of ours ends when its command has: with its exit code, and with what it said."""
+
+from __future__ import annotations
+
+import logging
+import os
+import runpy
+import sys
+from typing import Any
+
+import pytest
+
+from backstop_lab.servers.airflow_process import become_airflow
+
+
+class Ended(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (None, 0, ""),
+        (SystemExit(), 0, ""),
+        (SystemExit(3), 3, ""),
+        (SystemExit("it is wrong"), 1, "it is wrong\n"),
+        (RuntimeError("it broke"), 1, "RuntimeError: it broke\n"),
+        (KeyboardInterrupt(), 1, "KeyboardInterrupt\n"),
+    ],
+)
+def test_it_ends_as_its_command_did(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    raised: BaseException | None,
+    code: int,
+    said: str,
+) -> None:
+    asked: list[list[str]] = []
+
+    def run(module: str, **_: Any) -> None:
+        asked.append([module, *sys.argv])
+        print("half a line", end="")
+        if raised is not None:
+            raise raised
+
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(runpy, "run_module", run)
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(logging, "shutdown", lambda: None)
+    with pytest.raises(Ended) as ended:
+        become_airflow(["db", "migrate"])
+    assert ended.value.args == (code,)
+    assert asked == [["airflow", "airflow", "db", "migrate"]]
+    out, errors = capfd.readouterr()
+    assert out == "half a line" and errors.endswith(said) and bool(errors) == bool(said)
