@@ -120,45 +120,51 @@ def explained(subject: str, table: str) -> Iterator[None]:
 def iceberg_name(url: str, table: str, session: SparkSession) -> str:
     """The table's name in SQL. A catalog over the warehouse is configured in the session, unless the connection names one that
     Spark's own configuration has."""
-    parts = re.findall(r"`[^`]+`|[^.`]+", table)
+    return ".".join(f"`{part}`" for part in _parts(url, table, session))
+
+
+def iceberg_table(url: str, table: str, session: SparkSession) -> Any:
+    """Iceberg's own table, as it is now: what it is asked takes no job of Spark's."""
+    catalog, *folders, name = _parts(url, table, session)
+    jvm: Any = session._jvm
+    namespace = session.sparkContext._gateway.new_array(jvm.String, len(folders))
+    for at, folder in enumerate(folders):
+        namespace[at] = folder
+    identifier = jvm.org.apache.spark.sql.connector.catalog.Identifier.of(namespace, name)
+    catalogs = session._jsparkSession.sessionState().catalogManager()
+    return catalogs.catalog(catalog).loadTable(identifier).table()
+
+
+def _parts(url: str, table: str, session: SparkSession) -> list[str]:
+    parts = [part.strip("`") for part in re.findall(r"`[^`]+`|[^.`]+", table)]
     if url.startswith("catalog://"):
-        catalog = url.removeprefix("catalog://").strip("/")
-    else:
-        catalog = f"backstop_{hashlib.sha256(url.encode()).hexdigest()[:12]}"
-        at = f"spark.sql.catalog.{catalog}"
-        session.conf.set(f"{at}.type", "hadoop")
-        session.conf.set(f"{at}.warehouse", url)
-        # What another process commits is seen at once.
-        session.conf.set(f"{at}.cache-enabled", "false")
-        session.conf.set(at, "org.apache.iceberg.spark.SparkCatalog")
-    return ".".join(f"`{part.strip('`')}`" for part in (catalog, *parts))
+        return [url.removeprefix("catalog://").strip("/"), *parts]
+    catalog = f"backstop_{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+    at = f"spark.sql.catalog.{catalog}"
+    session.conf.set(f"{at}.type", "hadoop")
+    session.conf.set(f"{at}.warehouse", url)
+    # What another process commits is seen at once.
+    session.conf.set(f"{at}.cache-enabled", "false")
+    session.conf.set(at, "org.apache.iceberg.spark.SparkCatalog")
+    return [catalog, *parts]
 
 
 def _of_iceberg(subject: str, url: str, table: str, session: SparkSession) -> Snapshot:
-    name = iceberg_name(url, table, session)
-    # The reference first: snapshots that are read later hold it, unless it has expired since.
-    heads = session.sql(f"SELECT snapshot_id FROM {name}.refs WHERE name = 'main'").collect()
-    if not heads:
+    its = iceberg_table(url, table, session)
+    head = its.currentSnapshot()
+    if head is None:
         raise _none(subject, table, "no snapshot: nothing was ever committed to it")
-    head = int(heads[0]["snapshot_id"])
-    found = {
-        int(row["snapshot_id"]): row
-        for row in session.sql(
-            f"SELECT snapshot_id, parent_id, operation, unix_micros(committed_at) AS at FROM {name}.snapshots"
-        ).collect()
-    }
-    if head not in found:
-        raise _none(subject, table, "its newest snapshot expired while it was looked up")
-    at: int | None = head
-    while at in found and found[at]["operation"] != _BRINGS_ROWS:
-        at = found[at]["parent_id"]
-    written = found[at]["at"] if at in found else None
-    frame = session.sql(f"SELECT * FROM {name} VERSION AS OF {head}")
+    at = head
+    while at is not None and at.operation() != _BRINGS_ROWS:
+        before = at.parentId()
+        at = None if before is None else its.snapshot(before)  # none: it has expired
+    name = iceberg_name(url, table, session)
+    frame = session.sql(f"SELECT * FROM {name} VERSION AS OF {head.snapshotId()}")
     return Snapshot(
         frame,
-        f"{name} {head}",
-        None if written is None else _instant(written),
-        _instant(found[head]["at"]),
+        f"{name} {head.snapshotId()}",
+        None if at is None else _instant(at.timestampMillis() * 1000),
+        _instant(head.timestampMillis() * 1000),
     )
 
 
