@@ -139,7 +139,7 @@ def world(broker: RedisStreams, consumer: Database, valkey: Valkey) -> World:
     return World(broker, consumer, valkey)
 
 
-def until(what: str, holds: Callable[[], Any], seconds: float = 30.0) -> None:
+def until(what: str, holds: Callable[[], Any], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"{what} did not come"
