@@ -97,8 +97,8 @@ def message_of(row: Sequence[Any]) -> Message:
         as_text(message_id),
         bytes(content),
         headers,
-        _text(tag),
-        _text(ordering_key),
+        _as_written(tag),
+        _as_written(ordering_key),
     )
 
 
@@ -169,6 +169,14 @@ def _table(columns: Sequence[Sequence[Any]], named: Any) -> Any:
 
 def _groups(document: str | None) -> tuple[str, ...] | None:
     return None if document is None else tuple(json.loads(document))
+
+
+def _as_written(value: bytes | str | None) -> str | None:
+    """For what is published: a NUL, which no table of ours could hold, goes out as the first copy had it."""
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return _text(value)
 
 
 def _text(value: bytes | str | None) -> str | None:
