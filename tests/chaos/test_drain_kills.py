@@ -169,7 +169,9 @@ def test_a_control_database_that_goes_away_acknowledges_nothing_more(
 
         def store_when_the_database_is_gone(control: Any, *rest: Any) -> Any:
             if next(pages) == 3:
-                world.rows("control", "SELECT pg_terminate_backend(%s)", control.info.backend_pid)
+                world.rows(
+                    "control", "SELECT pg_terminate_backend(%s, 10000)", control.info.backend_pid
+                )
             return store(control, *rest)
 
         with (

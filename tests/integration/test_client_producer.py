@@ -440,7 +440,7 @@ def test_a_send_whose_outcome_cannot_be_stored_is_not_called_failed(
     producer: Database,
 ) -> None:
     recorded = committed(producer)
-    backends = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'producer' AND pid <> pg_backend_pid()"
+    backends = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = 'producer' AND pid <> pg_backend_pid()"
     told = Answering(Outcome.SENT, lambda: producer.run(backends))
     sent = send(recorded, told, producer.connect)  # type: ignore[arg-type]
     assert (sent.state, sent.settled) == (SendState.SENT, False)

@@ -989,7 +989,7 @@ def test_a_restored_database_is_asked_again_whatever_was_finished_before(
         world.database.run("DELETE FROM consumer_log WHERE message_id > 'a-002'")
         world.database.run("DELETE FROM ordered_effect WHERE message_id > 'a-002'")
         world.database.run(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database()"
             " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
         )
         server = redis.Redis.from_url(world.valkey.url())
@@ -1043,7 +1043,7 @@ def test_what_was_fetched_when_the_database_went_away_is_done_before_what_comes_
         worker._keeper._beat_at = float("inf")  # the messages come before the next renewal
         worker._looked_at = time.monotonic()
         world.database.run(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database()"
             " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
         )
         counts = Counts()

@@ -362,7 +362,7 @@ def away(postgres: Postgres) -> Iterator[None]:
         with admin.cursor() as cursor:
             cursor.execute("ALTER DATABASE consumer ALLOW_CONNECTIONS false")
             cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'consumer'"
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = 'consumer'"
             )
         yield
     finally:

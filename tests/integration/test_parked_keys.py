@@ -355,7 +355,11 @@ def test_a_queue_that_a_limit_stopped_is_a_critical_case_that_closes_when_it_goe
             "SELECT case_id FROM case_file WHERE kind = 'key_parked'"
         )
         shop.answer(case_id, "release")
-        shop.work(lambda: shop.effects() == ids, worker)
+        # The key and the stop go when the worker next finds nothing left of them.
+        stops = (
+            "SELECT ordering_key FROM parked_key UNION ALL SELECT ordering_key FROM parking_full"
+        )
+        shop.work(lambda: shop.effects() == ids and not shop.world.run(DATABASE, stops), worker)
     shop.watch()
     assert {state for _, _, state in shop.cases()} == {"closed"}
 

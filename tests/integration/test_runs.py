@@ -341,7 +341,10 @@ def test_a_lost_write_of_the_phase_breaks_no_run_and_is_made_up_for(
     def breaks_once() -> Any:
         served.append(open_connection())
         if len(served) == 1:
-            rows(open_connection(), f"SELECT pg_terminate_backend({served[0].info.backend_pid})")
+            rows(
+                open_connection(),
+                f"SELECT pg_terminate_backend({served[0].info.backend_pid}, 10000)",
+            )
         return served[-1]
 
     with keep_alive(breaks_once, run, every=timedelta(milliseconds=30)) as lost:
