@@ -182,13 +182,12 @@ def test_every_number_of_the_first_page_leads_to_its_rows(browser: Browser, shop
         assert number_of(page, "Lost") == lost > 50
         page.get_by_test_id("tile-Lost").get_by_role("link").click()
         page.get_by_role("button", name="Show more").wait_for()
+        rows = page.locator("[role=region][aria-label='Open deliveries'] tbody tr")
         while page.get_by_role("button", name="Show more").count():
-            before = page.locator("table tbody tr").count()
+            before = rows.count()
             page.get_by_role("button", name="Show more").click()
-            page.wait_for_function(
-                f"() => document.querySelectorAll('table tbody tr').length > {before}"
-            )
-        assert page.locator("table tbody tr").count() == lost
+            expect(rows.nth(before)).to_be_attached(timeout=60_000)
+        assert rows.count() == lost
         assert "verdict%3ALOST" in page.url, "a deep link"
 
 
