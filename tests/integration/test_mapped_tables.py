@@ -134,7 +134,8 @@ def verdict_of(row: str, log: str, a_minute_later: bool) -> str:
 
 def test_the_truth_table_holds_for_each_state_of_a_row_and_of_its_log(mapped: Open) -> None:
     states = {"working": ["Scheduled"], "failed": ["Failed"], "kept": None}
-    with mapped("cap", consumer=states) as shop:
+    slowly = {"max_send_duration": "20s", "attempt_timeout": "25s", "claim_timeout": "30s"}
+    with mapped("cap", consumer=states, policy=slowly) as shop:
         made = {shop.promise(): (row, log) for row in (*UNDER_WAY, *PAST) for log in LOGGED}
         for message_id, (row, log) in made.items():
             if row in ("sent", "gone_sent"):
