@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from backstop.model.errors import ContractBroken, StoreUnavailable
+from backstop.sql.prepared import prepare_on
 from backstop.sql.run import (
     Connection,
     commits_by_itself,
@@ -148,6 +149,7 @@ class KeptConnection:
             if is_in_autocommit(connection):
                 connection.close()
                 raise self._refused("is in autocommit", "Open it with autocommit off.")
+            prepare_on(connection)
             self._open = connection
         return self._open
 
