@@ -13,6 +13,7 @@ from backstop.client.keep_connection import KeptConnection
 from backstop.client.lease_store import InDatabase
 from backstop.client.publish import send
 from backstop.client.stub_writer import record
+from backstop.leases import guard
 from backstop.leases.lease import LEASE, RETRY_AFTER, Acquired, Arrival
 from backstop.model.errors import StoreUnavailable
 from backstop.sql import prepared
@@ -31,14 +32,9 @@ from client_world import (  # noqa: F401
     valkey,
 )
 from pooler import Pooler
+from prepared_world import MANY, done, named, prepared_there, work, worker
 
-PREPARED = "SELECT name, prepare_time, statement FROM pg_prepared_statements ORDER BY name"
-SCANNED = "SELECT seq_tup_read AS read FROM pg_stat_user_tables WHERE relname = 'consumer_log'"
-MANY = 3 * USES
-
-
-def worker(connect: Any) -> InDatabase:
-    return InDatabase(connect, GROUP, lease=LEASE, retry_after=RETRY_AFTER, owner_host="host")
+PREPARED = "SELECT count(*) FROM pg_prepared_statements"
 
 
 @pytest.fixture
@@ -48,39 +44,14 @@ def store(consumer: Database) -> Iterator[InDatabase]:
     worker_of_one.close()
 
 
-def work(store: InDatabase, *ids: str) -> None:
-    """Each message from its lease to its end."""
-    for message_id in ids:
-        (lease,) = store.begin([Arrival(TOPIC, message_id)])
-        assert isinstance(lease, Acquired)
-        with store.completing(lease) as connection, connection.cursor() as cursor:
-            cursor.execute("INSERT INTO effect VALUES (%s, %s, %s, 1)", (TOPIC, message_id, GROUP))
-
-
-def done(database: Database) -> list[str]:
-    effects = [row["message_id"] for row in database.run("SELECT message_id FROM effect")]
-    logs = database.run("SELECT message_id FROM consumer_log WHERE state = 'CONSUMED'")
-    assert sorted(effects) == sorted(row["message_id"] for row in logs)
-    return sorted(effects)
-
-
-def named(prefix: str, count: int = MANY) -> list[str]:
-    return [f"{prefix}{number:03}" for number in range(count)]
-
-
-def prepared_there(store: InDatabase) -> list[dict[str, Any]]:
-    return store.store.run(PREPARED, {})
-
-
 def test_a_worker_prepares_what_comes_often_and_does_the_same_by_it(
     store: InDatabase,
     consumer: Database,
 ) -> None:
     work(store, *named("few", USES))
-    assert prepared_there(store) == [], "what comes seldom is planned each time"
+    assert prepared_there(store) == {}, "what comes seldom is planned each time"
     work(store, *named("many"))
-    names = {row["name"] for row in prepared_there(store)}
-    assert len(names) == 2, "the grant and the end"
+    assert len(prepared_there(store)) == 2, "the grant and the end"
     assert done(consumer) == sorted([*named("few", USES), *named("many")])
     (again,) = store.begin([Arrival(TOPIC, "many000")])
     assert not isinstance(again, Acquired)
@@ -89,40 +60,66 @@ def test_a_worker_prepares_what_comes_often_and_does_the_same_by_it(
 def test_a_batch_is_planned_each_time(store: InDatabase) -> None:
     for batch in range(MANY):
         store.begin([Arrival(TOPIC, f"{batch}-{number}") for number in range(3)])
-    assert prepared_there(store) == []
+    assert prepared_there(store) == {}
 
 
-@pytest.mark.parametrize("rule", ["uses", "time"])
-def test_a_plan_does_not_outlive_the_size_of_its_table(
+def test_a_plan_is_made_again_when_its_statement_has_come_twice_as_often(
+    store: InDatabase,
+    consumer: Database,
+) -> None:
+    """The first plan is made for an empty table, where reading all of it is the cheapest."""
+    work(store, *named("a", USES + 1))
+    before = prepared_there(store)
+    work(store, *named("b", 2 * USES))
+    after = prepared_there(store)
+    assert len(before) == 2 and all(after[name] > before[name] for name in before)
+    assert len(done(consumer)) == 3 * USES + 1
+
+
+def test_a_plan_ends_after_a_minute_and_another_is_made_once_its_statement_comes_often_again(
     store: InDatabase,
     consumer: Database,
     monkeypatch: pytest.MonkeyPatch,
-    rule: str,
 ) -> None:
-    """The first plan is made for an empty table, where reading all of it is the cheapest. When the statement has come twice as
-    often, or a minute later, it is made again."""
-    more = {"uses": 2 * USES, "time": 1}[rule]
+    """What comes seldom costs one round trip, as if nothing were ever prepared."""
+    monkeypatch.setattr(prepared, "PLAN_SECONDS", -1.0)
     work(store, *named("a", USES + 1))
-    before = {row["name"]: row["prepare_time"] for row in prepared_there(store)}
-    if rule == "time":
-        monkeypatch.setattr(prepared.time, "monotonic", lambda: float("inf"))
-    work(store, *named("b", more))
-    after = {row["name"]: row["prepare_time"] for row in prepared_there(store)}
-    assert len(before) == 2 and all(after[name] > before[name] for name in before)
-    assert len(done(consumer)) == USES + 1 + more
+    before = prepared_there(store)
+    work(store, *named("seldom", USES))
+    assert len(before) == 2 and prepared_there(store) == before
+    work(store, "often")
+    after = prepared_there(store)
+    assert all(after[name] > before[name] for name in before)
+    assert len(done(consumer)) == 2 * (USES + 1)
 
 
 def test_an_end_reads_its_own_rows_when_its_table_has_grown_under_its_plan(
     store: InDatabase,
     consumer: Database,
 ) -> None:
+    """Counted by the session itself in the transaction of a lease and its end, by the statements that it prepared."""
+    consumer.run("TRUNCATE consumer_log")  # the first plan is made for a table without pages
     work(store, *named("a", 400))
+    assert len(prepared_there(store)) == 2
     store.store.run("SELECT pg_stat_force_next_flush() AS flushed", {})
-    before = consumer.one(SCANNED)
-    work(store, *named("b", 20))
-    store.store.run("SELECT pg_stat_force_next_flush() AS flushed", {})
-    after = consumer.one(SCANNED)
-    assert after["read"] == before["read"], "no execution read the whole table"
+    arrival = Arrival(TOPIC, "b")
+    with store.store.transaction() as connection:
+        granted = guard.grant_many(
+            connection,
+            GROUP,
+            [arrival],
+            lease_seconds=LEASE.total_seconds(),
+            owner_host="host",
+        )
+        lease = granted[arrival.key]
+        assert isinstance(lease, Acquired)
+        guard.complete(connection, lease)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'consumer_log'"
+            )
+            (read,) = cursor.fetchone()
+    assert 0 < read < 20, "of some 400 rows"
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "kept"])
@@ -136,43 +133,10 @@ def test_nothing_is_prepared_behind_a_pooler(consumer: Database, shared: bool) -
         for one, other in zip(named("one"), named("other"), strict=True):
             work(workers[0], one)
             work(workers[1], other)
-        assert [prepared_there(one) for one in workers] == [[], []]
+        assert [prepared_there(one) for one in workers] == [{}, {}]
         for one_worker in workers:
             one_worker.close()
     assert done(consumer) == sorted([*named("one"), *named("other")])
-
-
-def test_a_discarded_statement_costs_one_message_a_try_and_never_its_effect(
-    store: InDatabase,
-    consumer: Database,
-) -> None:
-    """A handler empties the session behind our back: that transaction cannot end, the lease stands, and the next ones are planned
-    each time."""
-    work(store, *named("a"))
-    (lease,) = store.begin([Arrival(TOPIC, "b")])
-    assert isinstance(lease, Acquired)
-    with (
-        pytest.raises((psycopg2.OperationalError, StoreUnavailable)),
-        store.completing(lease) as connection,
-        connection.cursor() as cursor,
-    ):
-        cursor.execute("INSERT INTO effect VALUES (%s, 'b', %s, 1)", (TOPIC, GROUP))
-        cursor.execute("DEALLOCATE ALL")
-    assert done(consumer) == named("a"), "what could not end is rolled back"
-    store.fail(lease, "could not end")
-    work(store, "b", *named("c"))
-    assert done(consumer) == sorted([*named("a"), "b", *named("c")])
-    assert prepared_there(store) == []
-
-
-def test_a_discarded_statement_outside_a_transaction_is_executed_all_the_same(
-    store: InDatabase,
-    consumer: Database,
-) -> None:
-    work(store, *named("a"))
-    store.store.run("DEALLOCATE ALL; SELECT 1 AS one", {})
-    work(store, *named("b"))
-    assert done(consumer) == sorted([*named("a"), *named("b")])
 
 
 def test_a_connection_that_broke_leaves_no_plan_to_the_next(
@@ -181,7 +145,7 @@ def test_a_connection_that_broke_leaves_no_plan_to_the_next(
 ) -> None:
     work(store, *named("a"))
     (pid,) = store.store.run("SELECT pg_backend_pid() AS pid", {})
-    consumer.run("SELECT pg_terminate_backend(%s)", (pid["pid"],))
+    consumer.run("SELECT pg_terminate_backend(%s, 10000)", (pid["pid"],))
     with pytest.raises(StoreUnavailable):
         store.begin([Arrival(TOPIC, "b")])
     work(store, "b", *named("c"))
@@ -201,8 +165,10 @@ def test_a_producer_prepares_its_look_and_its_end_and_nothing_on_the_application
     assert plans_of(application) is None
     with application, application.cursor() as cursor:
         cursor.execute(PREPARED)
-        assert cursor.fetchall() == []
-    assert len(kept.run(PREPARED, {})) == 2
+        assert cursor.fetchone() == (0,)
+    with kept.transaction() as connection, connection.cursor() as cursor:
+        cursor.execute(PREPARED)
+        assert cursor.fetchone() == (2,)
     ends = producer.run("SELECT DISTINCT outcome, send_number FROM send_attempt")
     assert ends == [{"outcome": "sent", "send_number": 1}]
     assert producer.one("SELECT count(*) AS count FROM send_attempt") == {"count": MANY}
@@ -231,7 +197,7 @@ def test_every_statement_of_the_client_can_be_prepared(
     for statement in load(package, file).values():
         with connection.cursor() as cursor:
             for text in {statement, of_one(statement)[0]}:
-                prepared.Plans()._prepare(cursor, text)
+                prepared.Plans()._prepare(cursor, text, USES)
     connection.close()
 
 

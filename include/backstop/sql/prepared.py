@@ -21,8 +21,14 @@ PLANNED_AGAIN = 1000
 """Executions of one plan at most."""
 PLAN_SECONDS = 60.0
 _PARAMETER = re.compile(r"%\((\w+)\)s")
+_SESSION = (
+    "SELECT pg_backend_pid() AS pid,"
+    " ARRAY(SELECT name::text FROM pg_prepared_statements WHERE name LIKE 'backstop%') AS names"
+)
 _OTHER_SESSION = frozenset({"26000", "42P05"})
 """The server knows no statement of this name, or has one already."""
+_OTHER_COLUMNS = "0A000"
+"""Among others: since the statement was prepared its columns got other types. It is never executed with the old ones."""
 _IDLE = 0  # libpq's PQTRANS_IDLE
 
 
@@ -41,6 +47,8 @@ class Plans:
     def __init__(self) -> None:
         self._uses: dict[str, int] = {}
         self._plans: dict[str, _Plan] = {}
+        self._known: set[str] = set()
+        """Names that the session has. An application may give us a session that was ours before."""
         self._session_is_ours: bool | None = None
 
     def execute(
@@ -48,49 +56,62 @@ class Plans:
     ) -> None:
         """As the cursor's `execute`, in fewer steps of the server once it has come often. For statements whose values are no lists:
         a plan fits one number of values."""
+        plan = self._plans.get(statement)
+        if plan is not None and time.monotonic() > plan.ends:
+            self._forget(statement)
+            plan = None
         uses = self._uses.get(statement, 0)
         self._uses[statement] = uses + 1
         if uses < USES or not self._is_alone(connection):
             cursor.execute(statement, values)
             return
         try:
-            plan = self._plans.get(statement)
-            if plan is None or uses >= plan.uses or time.monotonic() > plan.ends:
-                plan = self._prepare(cursor, statement)
+            if plan is None or uses >= plan.uses:
+                plan = self._prepare(cursor, statement, uses)
             cursor.execute(plan.text, values)
         except Exception as error:
-            if getattr(error, "pgcode", None) not in _OTHER_SESSION:
+            code = getattr(error, "pgcode", None)
+            if code in _OTHER_SESSION:
+                # Somebody discarded it, or another session stands behind this line: nothing is prepared here any more.
+                self._session_is_ours = False
+            elif code != _OTHER_COLUMNS:
                 raise
-            # Somebody discarded it, or another session stands behind this line: nothing is prepared here any more.
-            self._session_is_ours = False
+            self._forget(statement)
+            # Nothing of it has happened. A transaction cannot go on from here: who began it begins it again.
             if connection.info.transaction_status != _IDLE:
                 raise
             cursor.execute(statement, values)
+
+    def _forget(self, statement: str) -> None:
+        """It is planned each time until it has come often again."""
+        self._plans.pop(statement, None)
+        self._uses.pop(statement, None)
 
     def _is_alone(self, connection: Any) -> bool:
         """Whether the session is the connection's for good. The server tells its number at the login and when it is asked."""
         if self._session_is_ours is None:
             with closing(connection.cursor()) as cursor:
-                cursor.execute("SELECT pg_backend_pid() AS pid")
+                cursor.execute(_SESSION)
                 row = cursor.fetchone()
-            pid = row["pid"] if isinstance(row, Mapping) else row[0]
+            pid, names = row.values() if isinstance(row, Mapping) else row
+            self._known.update(names)
             self._session_is_ours = pid == connection.info.backend_pid
         return self._session_is_ours
 
-    def _prepare(self, cursor: Any, statement: str) -> _Plan:
+    def _prepare(self, cursor: Any, statement: str, uses: int) -> _Plan:
         numbers: dict[str, int] = {}
         text = _PARAMETER.sub(
             lambda found: f"${numbers.setdefault(found[1], len(numbers) + 1)}", statement
         )
         # Named by its text: whatever session this may be, the name stands for no other statement.
         name = f"backstop_{sha256(statement.encode()).hexdigest()[:32]}"
-        again = f"DEALLOCATE {name}; " if statement in self._plans else ""
+        again = f"DEALLOCATE {name}; " if name in self._known else ""
         cursor.execute(f"{again}PREPARE {name} AS {text}".replace("%%", "%"))
+        self._known.add(name)
         given = ", ".join(f"%({parameter})s" for parameter in numbers)
-        uses = self._uses.get(statement, 0)
         plan = _Plan(
             f"EXECUTE {name} ({given})" if given else f"EXECUTE {name}",
-            uses + min(uses, PLANNED_AGAIN),
+            uses + 1 + min(uses, PLANNED_AGAIN),
             time.monotonic() + PLAN_SECONDS,
         )
         self._plans[statement] = plan
@@ -104,6 +125,12 @@ def prepare_on(connection: object) -> None:
     """From now on, statements that come often are prepared on this connection, if its driver is psycopg2."""
     if any(kind.__module__.partition(".")[0] == "psycopg2" for kind in type(connection).__mro__):
         _PLANS[connection] = Plans()
+
+
+def prepare_no_more_on(connection: object) -> None:
+    """It is ours no longer: to close it may be to give it back to a pool of the application's."""
+    if plans_of(connection) is not None:
+        del _PLANS[connection]
 
 
 def plans_of(connection: object) -> Plans | None:

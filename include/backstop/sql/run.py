@@ -86,11 +86,12 @@ def rows(
         values = {**values, **{name: lists[name][0] for name in unnested}}
         lists = {name: value for name, value in lists.items() if name not in unnested}
     given = {**values, **{name: array_literal(value) for name, value in lists.items()}}
-    plans = None if lists else plans_of(connection)
+    style = parameter_style(connection)
+    plans = plans_of(connection) if style == "pyformat" and not lists else None
     cursor: Cursor
     with closing(connection.cursor()) as cursor:
         if plans is None:
-            cursor.execute(*in_style(parameter_style(connection), statement, given))
+            cursor.execute(*in_style(style, statement, given))
         else:
             plans.execute(connection, cursor, statement, given)
         names = [column[0] for column in cursor.description]
