@@ -191,7 +191,7 @@ export const texts = {
       ["state:closed", "Archive"],
     ] as [string, string][],
     preview: "Preview",
-    previewed: (fits: number, read: number, open: number, done: number) => `At this moment it fits ${fits} of ${read} that were read again (${open} are open); ${done} are done already. Nothing was changed.`,
+    previewed: (fits: number, read: number, open: string, done: number) => `At this moment it fits ${fits} of ${read} that were read again (${open} are open); ${done} are done already. Nothing was changed.`,
     aboutCase: "This answer is about the case as such: no delivery is read for it.",
     leftOut: "Would be left out",
     waiting: (number: number) => `${number} wait for you`,

@@ -201,7 +201,7 @@ const Preview = ({ row, action }: { row: CaseOf; action: string }) => {
     <Loaded got={got}>
       {(found) => (
         <Box data-testid="previewed">
-          <Text fontSize="sm">{found.about_case ? texts.cases.aboutCase : texts.cases.previewed(found.fits, found.read, found.open, found.done)}</Text>
+          <Text fontSize="sm">{found.about_case ? texts.cases.aboutCase : texts.cases.previewed(found.fits, found.read, number(found.open), found.done)}</Text>
           {found.left_out.map((one) => <Text key={one} fontSize="xs">{`${texts.cases.leftOut}: ${one}`}</Text>)}
         </Box>
       )}
