@@ -137,10 +137,12 @@ def test_each_page_is_whole_in_light_and_dark_and_at_390_px(
     browser: Browser, shop: Live, axe: Path, dark: bool, width: int
 ) -> None:
     ((seeded,),) = shop.rows("SELECT max(run_id) FROM proof")
+    ((over,),) = shop.rows("SELECT case_id FROM case_file WHERE subject = 'over'")
     with login(browser, shop, "olga", dark=dark, width=width) as page:
         for path in (
             *PAGES,
             "cases/1",
+            f"cases/{over}",
             "runs/1",
             "dead-letters/1",
             "dead-letters?filter=state:open",

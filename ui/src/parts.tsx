@@ -24,6 +24,13 @@ export const To = ({ to, children, label, current }: { to: string; children: Rea
   </Link>
 );
 
+// To a page that is not the console's.
+export const Out = ({ href, children }: { href: string; children: ReactNode }) => (
+  <Link href={href} colorPalette="brand" textDecoration="underline" color="fg">
+    {children}
+  </Link>
+);
+
 export const MessageLink = ({ topic, id }: { topic: string | null; id: string | null }) =>
   topic === null || id === null ? (
     <>{id ?? "?"}</>

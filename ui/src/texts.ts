@@ -302,6 +302,7 @@ export const texts = {
     noChecks: "This run has no data checks.",
     passed: "passed",
     checkFailed: "FAILED",
+    hold: (hold: number, all: number) => `${hold} of ${all} expectations hold`,
     ids: "The first rows that break it",
     verdicts: "Verdicts",
     unread: "Could not be read to the end",

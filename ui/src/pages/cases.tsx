@@ -2,7 +2,7 @@ import { Box, Button, Flex, Input, Stack, Text, Textarea } from "@chakra-ui/reac
 import { useState } from "react";
 import { useSearchParams } from "react-router-dom";
 import { answer, api, ask, problemOf, useGet, useList, type FormOf, type Problem, type Row } from "../api";
-import { Empty, Facts, Failure, FilterBar, Loaded, MessageLink, More, Raw, Rows, Said, Section, Tag, Title, To, When, filterOf, pathOf } from "../parts";
+import { Empty, Facts, Failure, FilterBar, Loaded, MessageLink, More, Out, Raw, Rows, Said, Section, Tag, Title, To, When, filterOf, pathOf } from "../parts";
 import { texts } from "../texts";
 
 type CaseRowOf = { case: number; kind: string; topic: string; group: string; severity: string; state: string; summary: string; opened_at: string; last_seen_at: string; decision: string | null; decided_by: string | null; decided_at: string | null; reopened: number };
@@ -179,7 +179,7 @@ const Answers = ({ row, after }: { row: CaseOf; after: () => void }) => {
       ) : null}
       {problem ? <Failure problem={problem} /> : null}
       {taken ? <Text role="status" data-testid="taken">{texts.cases.taken}</Text> : null}
-      {form ? <Text fontSize="sm"><a href={form.page}>{texts.cases.inAirflow}</a></Text> : null}
+      {form ? <Text fontSize="sm"><Out href={form.page}>{texts.cases.inAirflow}</Out></Text> : null}
     </Stack>
   );
 };

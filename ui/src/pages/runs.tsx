@@ -3,7 +3,7 @@ import { useMemo } from "react";
 import { useSearchParams } from "react-router-dom";
 import { address, useGet, useList } from "../api";
 import { Bars } from "../chart";
-import { Empty, Facts, FilterBar, Loaded, MessageLink, More, Rows, Said, Section, Tag, Title, To, When, duration, pathOf } from "../parts";
+import { Empty, Facts, FilterBar, Loaded, MessageLink, More, Out, Rows, Said, Section, Tag, Title, To, When, duration, pathOf } from "../parts";
 import { texts } from "../texts";
 
 type CheckOf = { suite: string; passed: boolean; expectations: number; failed: { name: string; must_hold: string | null; count: number; ids: Record<string, string>[] }[]; checked_at: string };
@@ -100,8 +100,8 @@ export const Run = ({ id }: { id: string }) => {
             {run.checks.length === 0 ? <Empty>{texts.runs.noChecks}</Empty> : <Bars label={texts.runs.chart} names={[...names]} stacks={[...stacks]} />}
             {run.checks.map((check) => (
               <Text key={check.suite} mt={2}>
-                <Tag>{check.passed ? "passed" : "failed"}</Tag> {`${check.suite}: ${check.expectations} `}
-                <a href={address(`backstop/runs/${run.run}/checks/${encodeURIComponent(check.suite)}`)}>{texts.runs.docs}</a>
+                <Tag>{check.passed ? "passed" : "failed"}</Tag> {`${check.suite}: ${texts.runs.hold(check.expectations - check.failed.length, check.expectations)}. `}
+                <Out href={address(`backstop/runs/${run.run}/checks/${encodeURIComponent(check.suite)}`)}>{texts.runs.docs}</Out>
               </Text>
             ))}
           </Section>
