@@ -102,23 +102,26 @@ const COLOURS: Record<string, string> = {
   bad: "red",
   stuck: "red",
   overdue: "red",
-  FAILED: "red",
   stopped: "red",
+  lost: "red",
   STALLED: "orange",
   UNKNOWN: "orange",
   DEAD_LETTERED: "orange",
   PARKED: "orange",
   warning: "orange",
   incomplete: "orange",
+  unfinished: "orange",
   open: "orange",
   CONFIRMED: "green",
   done: "green",
   sent: "green",
   passed: "green",
   good: "green",
+  nothing_lost: "green",
 };
-export const Tag = ({ children }: { children: string }) => (
-  <Badge colorPalette={COLOURS[children] ?? "gray"} variant="subtle">
+// `kind`: what it says in the API's words, where the text is another.
+export const Tag = ({ children, kind = children }: { children: string; kind?: string }) => (
+  <Badge colorPalette={COLOURS[kind] ?? "gray"} variant="subtle">
     {children}
   </Badge>
 );

@@ -222,7 +222,7 @@ const Members = ({ id }: { id: string }) => {
             columns={[
               { name: texts.columns.message, cell: (row) => <MessageLink topic={row.topic} id={row.message_id} /> },
               { name: texts.columns.group, cell: (row) => row.group },
-              { name: texts.columns.state, cell: (row) => (row.settled_at ? <When at={row.settled_at} /> : <Tag>{texts.cases.open}</Tag>) },
+              { name: texts.columns.state, cell: (row) => (row.settled_at ? <When at={row.settled_at} /> : <Tag kind="open">{texts.cases.open}</Tag>) },
             ]}
           />
         )}

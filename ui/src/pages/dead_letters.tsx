@@ -323,7 +323,7 @@ const Edit = ({ row, old }: { row: WholeOf; old: string }) => {
               {found.compared_with.length > 0 ? `${texts.deadLetters.comparedWith}: ${found.compared_with.join(", ")}.` : texts.deadLetters.comparedWithNothing}
             </Text>
             {found.findings.length === 0 ? <Empty>{texts.deadLetters.noFindings}</Empty> : found.findings.map((one, number) => (
-              <Text key={number}><Tag>{one.severity === "error" ? "failed" : "warning"}</Tag> {`${one.where} ${one.what}`}</Text>
+              <Text key={number}><Tag kind={one.severity === "error" ? "failed" : "warning"}>{one.severity}</Tag> {`${one.where} ${one.what}`}</Text>
             ))}
           </Box>
           {why_not !== null ? <Text data-testid="no-edit">{why_not}</Text> : null}

@@ -63,7 +63,7 @@ export const Replay = ({ id }: { id: string }) => {
             <Title>{`${texts.replays.plan} ${plan.plan}: ${plan.topic}`}</Title>
             <Text mb={2} fontSize="lg" data-testid="planned">{texts.replays.deliveries(deliveries)}</Text>
             {plan.whole ? null : <Text mb={2}>{texts.replays.cutShort}</Text>}
-            {plan.too_wide ? <Text mb={2}><Tag>{texts.replays.warning}</Tag> {texts.replays.tooWide}</Text> : null}
+            {plan.too_wide ? <Text mb={2}><Tag kind="warning">{texts.replays.warning}</Tag> {texts.replays.tooWide}</Text> : null}
             {plan.whole && deliveries === 0 ? <Text mb={2}>{texts.replays.nothing}</Text> : null}
             <Facts
               facts={[
