@@ -731,6 +731,33 @@ def test_every_number_is_the_number_of_the_rows_behind_it(by: As) -> None:
     )
 
 
+def test_a_duty_that_has_nothing_to_do_is_not_overdue(by: As) -> None:
+    config = Path(os.environ["BACKSTOP_CONFIG"])
+    settings = json.loads(config.read_text())
+    settings["alerts"] = {"channels": {"desk": {"url": "backstop_desk"}}}
+    config.write_text(json.dumps(settings))
+
+    def alerts() -> tuple[float, bool]:
+        duties = {duty["duty"]: duty for duty in by(*EVERYTHING).get("/overview").json()["duties"]}
+        return duties["deliver_alerts"]["allowed_seconds"], duties["deliver_alerts"]["overdue"]
+
+    try:
+        by.rows(
+            """INSERT INTO run (duty, token, policy_version, code_version, state, started_at, finished_at)
+               SELECT 'deliver_alerts', gen_random_uuid(), 'p', 'c', 'done', at, at FROM (SELECT now() - interval '30 min') v (at)
+               RETURNING run_id"""
+        )
+        assert alerts() == (3600, False)
+        by.rows(
+            """INSERT INTO alert (dedup_key, severity, title, body, created_at)
+               VALUES ('console/waits', 'warning', 't', 'b', now() - interval '20 min') RETURNING alert_id"""
+        )
+        assert alerts() == (900, True)
+    finally:
+        by.rows("DELETE FROM alert WHERE dedup_key = 'console/waits' RETURNING 1")
+        by.rows("DELETE FROM run WHERE duty = 'deliver_alerts' RETURNING 1")
+
+
 def test_the_flow_page_names_who_owns_a_queue_and_which_keys_wait_for_a_person(by: As) -> None:
     queues = {row["topic"]: row for row in every(by(*EVERYTHING), "/queues")}
     assert (queues["orders"]["owner"], queues["orders"]["owner_state"]) == ("worker-7", "OWNED")

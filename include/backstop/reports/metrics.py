@@ -19,7 +19,7 @@ from backstop.config.settings import Settings
 from backstop.control.kept_bytes import read_kept_bytes
 from backstop.evidence.sources import ANSWER_SECONDS
 from backstop.sql.named import load
-from backstop.watch.duties import EVERYTHING, read_duties
+from backstop.watch.duties import EVERYTHING, allowed_now, read_duties
 
 _SQL = load("backstop.reports", "metrics.sql")
 RUN_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0, inf)
@@ -59,13 +59,10 @@ class _Fixed(Collector):
 
 def _gauges(cursor: Any, settings: Settings) -> Iterator[Metric]:
     standings, _, _ = read_duties(cursor)
+    watched = allowed_now(cursor, settings)
     known = {(s.duty, s.scope) for s in standings}
     # A duty that never succeeded is there with 0, so that a rule about its age fires instead of finding nothing.
-    never = [
-        ((duty, EVERYTHING), 0.0)
-        for duty in settings.watched_duties()
-        if (duty, EVERYTHING) not in known
-    ]
+    never = [((duty, EVERYTHING), 0.0) for duty in watched if (duty, EVERYTHING) not in known]
     yield _gauge(
         "backstop_duty_last_success_timestamp_seconds",
         "When a run of the duty last succeeded; 0: never",
@@ -86,9 +83,9 @@ def _gauges(cursor: Any, settings: Settings) -> Iterator[Metric]:
     )
     yield _gauge(
         "backstop_duty_allowed_age_seconds",
-        "How long ago the duty may have succeeded last (watch.allowed_age)",
+        "How long ago the duty may have succeeded last (watch.allowed_age; longer while an idle one has nothing to do)",
         ("duty",),
-        [((duty,), allowed.total_seconds()) for duty, allowed in settings.watched_duties().items()],
+        [((duty,), allowed.total_seconds()) for duty, allowed in watched.items()],
     )
     labels = ("rule", "topic", "group", "severity")
     yield _gauge(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from backstop.config.durations import written
@@ -37,29 +37,28 @@ def read_duties(cursor: Any) -> tuple[list[Standing], datetime, datetime]:
     return standings, installed, now
 
 
-def idle_duties(cursor: Any, settings: Settings) -> frozenset[str]:
-    """Duties that are started when there is something to do, and had nothing to do for as long as they may be late."""
-    allowed = settings.watched_duties().get("deliver_alerts")
-    if allowed is None or not settings.schedule.on_demand:
-        return frozenset()
-    cursor.execute(_SQL["alert_waits"], {"longer": allowed})
-    return frozenset() if cursor.fetchone()[0] else frozenset({"deliver_alerts"})
+def allowed_now(cursor: Any, settings: Settings) -> dict[str, timedelta]:
+    """How long ago each watched duty may have succeeded last. One that had nothing to do for as long has time until its slow schedule
+    starts it."""
+    allowed = settings.watched_duties()
+    if settings.schedule.on_demand and "deliver_alerts" in allowed:
+        cursor.execute(_SQL["alert_waits"], {"longer": allowed["deliver_alerts"]})
+        if not cursor.fetchone()[0]:
+            allowed["deliver_alerts"] += settings.schedule.safety_interval
+    return allowed
 
 
 def overdue(
-    settings: Settings,
+    watched: Mapping[str, timedelta],
     standings: Sequence[Standing],
     installed: datetime,
     now: datetime,
-    idle: frozenset[str] = frozenset(),
 ) -> list[Answer]:
-    """One answer for each duty that is to be watched; one that never ran has time from the first run of all, and one that is
-    idle until its slow schedule starts it."""
+    """One answer for each duty of `watched`, which says how long ago it may have succeeded last; one that never ran has time from
+    the first run of all."""
     known = {standing.duty: standing for standing in standings if standing.scope == EVERYTHING}
     answers = []
-    for duty, allowed in settings.watched_duties().items():
-        if duty in idle:
-            allowed += settings.schedule.safety_interval
+    for duty, allowed in watched.items():
         standing = known.get(duty)
         last = standing.last_success if standing else None
         if now - (last or installed) <= allowed:

@@ -23,7 +23,7 @@ from backstop.runs.run import hold
 from backstop.watch.add_up import add_up, count_answers
 from backstop.watch.blocked import look_for_blocked, tell_of_blocked
 from backstop.watch.due_trigger import judge_silence, read_silence
-from backstop.watch.duties import Standing, idle_duties, overdue, read_duties
+from backstop.watch.duties import Standing, allowed_now, overdue, read_duties
 from backstop.watch.heartbeat import beat, with_heartbeat
 from backstop.watch.judge import judge
 from backstop.watch.owners import judge_books, keep_owners
@@ -80,10 +80,10 @@ def look(work: Work[Watched]) -> None:
         missed = _missed(sources)
     with control, control.cursor() as cursor:
         standings, installed, now = read_duties(cursor)
-        idle = idle_duties(cursor, settings)
+        watched = allowed_now(cursor, settings)
         nobody_looks = judge_silence(settings, *read_silence(cursor))
         sizes = judge_size(settings, read_kept_bytes(cursor))
-    late = overdue(settings, standings, installed, now, idle)
+    late = overdue(watched, standings, installed, now)
     trouble = _beat(settings, connections, late, standings, now)
     if settings.heartbeat is not None:
         late = [*late, trouble]

@@ -1,7 +1,7 @@
 """Is everything done?"""
 
 from collections import defaultdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -17,6 +17,7 @@ from backstop.airflow.console.routes.cases import waiting_for
 from backstop.airflow.console.routes.flow import groups_now
 from backstop.airflow.console.visit import Visit
 from backstop.reports.console import filter_text, read_one, read_rows
+from backstop.watch.duties import allowed_now
 
 # No postponed annotations: FastAPI and Pydantic read them.
 
@@ -133,7 +134,9 @@ def show_overview(visited: Visiting) -> Overview:
     """Is everything done? Each number names the list and the filter whose rows add up to it."""
     sight, conn = visited.sight, visited.conn
     tallies = read_rows(conn, "tallies", sight)
-    duties = read_rows(conn, "duties", sight, duties=list(visited.settings.watched_duties()))
+    with conn, conn.cursor() as cursor:
+        watched = allowed_now(cursor, visited.settings)
+    duties = read_rows(conn, "duties", sight, duties=list(watched))
     now = duties[0]["now"] if duties else datetime.now(UTC)
     groups = groups_now(visited)
     pauses = [m.Pause(**row) for row in read_rows(conn, "pauses", sight)]
@@ -146,7 +149,7 @@ def show_overview(visited: Visiting) -> Overview:
         numbers=_numbers(tallies, now),
         pairs=_pairs(visited, tallies),
         cases=_by_severity(open_cases),
-        duties=[_duty_age(visited, row) for row in duties],
+        duties=[_duty_age(watched[row["duty"]], row) for row in duties],
         findings=[Finding(**row) for row in read_rows(conn, "findings", sight)],
         pauses=pauses,
         waits_for_me=_waits_for(visited, open_cases),
@@ -253,8 +256,7 @@ def _by_severity(rows: list[dict[str, Any]]) -> list[OpenCases]:
     return found
 
 
-def _duty_age(visited: Visit, row: dict[str, Any]) -> DutyAge:
-    allowed = visited.settings.watched_duties()[row["duty"]]
+def _duty_age(allowed: timedelta, row: dict[str, Any]) -> DutyAge:
     last = row["succeeded_at"]
     return DutyAge(
         **{name: value for name, value in row.items() if name != "now"},
