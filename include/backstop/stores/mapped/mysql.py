@@ -227,7 +227,7 @@ class MysqlTable:
         def ask(cursor: Any) -> bool:
             for table, writer in self._writers(cursor, mapping):
                 missing = [
-                    f"{writer.text(name)} IS NULL"
+                    writer.has_no_text(name)
                     for name in (mapping.message_id, mapping.topic)
                     if name and not _is_required(writer.type_of(name))
                 ]
@@ -436,7 +436,7 @@ def _may_be_of_group(mapping: LogMapping, group: str, writer: Writer) -> list[st
     if mapping.group is None or _is_required(writer.type_of(mapping.group)):
         return _of_group(mapping, group, writer)
     its, *only = _of_group(mapping, group, writer)
-    return [f"({its} OR {writer.text(mapping.group)} IS NULL)", *only]
+    return [f"({its} OR {writer.has_no_text(mapping.group)})", *only]
 
 
 def _fill(
