@@ -24,6 +24,11 @@ FROM mapped_row
 WHERE coalesce(octet_length(topic), 0) <= %(topic_bytes)s AND coalesce(octet_length(message_id), 0) <= %(id_bytes)s
 GROUP BY 1, 2;
 
+-- name: left_out: ... and those that no key of the control database holds, the first of them
+SELECT DISTINCT topic, message_id FROM mapped_row
+WHERE octet_length(topic) > %(topic_bytes)s OR octet_length(message_id) > %(id_bytes)s
+LIMIT %(listed)s;
+
 -- name: slot_is_past: ... of which the relay's slot is past the end that the log had when a look first met them
 UPDATE mapped_seen s SET state = 'sent' FROM mapped_stub m
 WHERE m.store = %(store)s::text AND m.topic = s.topic AND m.message_id = s.message_id AND s.state = 'unsent'
