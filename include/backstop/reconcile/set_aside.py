@@ -22,8 +22,7 @@ def stubs_set_aside(
     settings: Settings, cursor: Any, run: Run
 ) -> tuple[dict[CaseKey, list[Member]], dict[CaseKey, dict[str, object]]]:
     """The deliveries of stubs that this run met broken, as an earlier one did longer than unknown_horizon ago, as members of cases;
-    and for each case by what their contract is broken. A row without an id, or with one that no case can list, is named by its key
-    in quarantine."""
+    and for each case by what their contract is broken. A row whose id no case can list is named by its key in quarantine."""
     members: dict[CaseKey, list[Member]] = defaultdict(list)
     reasons: dict[CaseKey, Counter[str]] = defaultdict(Counter)
     cursor.execute(_SQL["set_aside"], {"run_id": run.run_id})
@@ -31,7 +30,7 @@ def stubs_set_aside(
         topic, message_id = topic or "", message_id or ""
         if len(topic.encode()) > TOPIC_BYTES:
             topic = ""
-        if not message_id.strip() or len(message_id.encode()) > ID_BYTES:
+        if len(message_id.encode()) > ID_BYTES:
             message_id = row_key
         is_known = topic in settings.topics
         for group in (settings.groups_of(topic) if is_known else ()) or (_NOBODY,):

@@ -459,10 +459,19 @@ class MappedStubAudit:
         return []
 
     def never_looked_at(self, since: datetime, limit: int) -> list[Key]:
-        return []
+        values = {"store": self._shard, "since": since, "limit": limit}
+        return [Key(*row) for row in self._control.rows(_SQL["never_looked_at"], values)]
 
     def overdue(self, since: Mapping[str, datetime], after: Key, limit: int) -> list[Key]:
-        return []
+        values = {
+            "store": self._shard,
+            "topics": list(since),
+            "instants": list(since.values()),
+            "after_topic": after.topic,
+            "after_id": after.message_id,
+            "limit": limit,
+        }
+        return [Key(*row) for row in self._control.rows(_SQL["overdue"], values)]
 
     def confirmed_between(
         self, topic: str, start: datetime, end: datetime, after: tuple[str, str], limit: int

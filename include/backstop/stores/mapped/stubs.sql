@@ -261,6 +261,20 @@ SELECT m.topic, m.message_id FROM mapped_stub m
 WHERE m.store = %(store)s::text AND m.status = 'exhausted' AND (m.topic, m.message_id) > (%(after_topic)s::text, %(after_id)s::text)
 ORDER BY m.topic, m.message_id LIMIT %(limit)s;
 
+-- name: never_looked_at: pending rows that have been due for long and were not judged since
+SELECT m.topic, m.message_id FROM mapped_stub m
+WHERE m.store = %(store)s::text AND m.status = 'pending' AND m.next_check_at < %(since)s::timestamptz
+    AND coalesce(m.judged_at, '-infinity') < %(since)s::timestamptz
+ORDER BY m.next_check_at LIMIT %(limit)s;
+
+-- name: overdue: a page of the pending rows whose horizons began long ago, by key
+SELECT m.topic, m.message_id FROM mapped_stub m
+JOIN unnest(%(topics)s::text[], %(instants)s::timestamptz[]) AS k (topic, since) ON k.topic = m.topic
+WHERE m.store = %(store)s::text AND m.status = 'pending'
+    AND greatest(m.created_at, m.first_seen_at, m.state_seen_at, m.attempted_at) < k.since
+    AND (m.topic, m.message_id) > (%(after_topic)s::text, %(after_id)s::text)
+ORDER BY m.topic, m.message_id LIMIT %(limit)s;
+
 -- name: no_taker_between: a page of one topic's rows that no group owed, by when that was decided
 SELECT m.topic, m.message_id, m.updated_at::text FROM mapped_stub m
 WHERE m.store = %(store)s::text AND m.topic = %(topic)s::text AND m.status = 'no_taker'
