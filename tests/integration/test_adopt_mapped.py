@@ -257,7 +257,7 @@ def test_a_lost_message_is_found_and_sent_once_more_by_its_own_relay(
 
         done = [shop.receive(shop.send(shop.promise())) for _ in range(3)]
         assert reconcile()["confirmed"] == 3
-        lost, rolled_back = shop.send(shop.promise()), shop.library.id_of(99)
+        lost, rolled_back = shop.send(shop.promise()), shop.roll_back()
         reconcile()
         shop.a_minute_later()
         running.pass_over("billing")

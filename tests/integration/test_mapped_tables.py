@@ -90,7 +90,7 @@ def test_each_preset_tells_lost_rolled_back_under_way_and_done_apart(
         shop.look()
         lost, under_way = shop.send(shop.promise()), shop.promise()
         done, begun = shop.send(shop.promise()), shop.send(shop.promise())
-        rolled_back = shop.library.id_of(99)
+        rolled_back = shop.roll_back()
         shop.receive(done)
         shop.receive(begun, done=False)
         shop.look()

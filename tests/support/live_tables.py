@@ -143,10 +143,6 @@ class Live(Repaired):
         else:
             super().a_minute_later()
 
-    def roll_back(self) -> str:
-        """A message of a transaction that is rolled back."""
-        raise NotImplementedError
-
     def _publish(self, sent: list[str], *, lose: bool) -> None:
         for message_id in sent:
             if not lose:
