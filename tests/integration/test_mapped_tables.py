@@ -15,8 +15,8 @@ from backstop.model.records import EARLIEST, LATEST, Key
 from backstop.stores.mapped import forms, mongodb_connection
 from backstop.stores.mapped.logs import MappedLogs
 from backstop.stores.mapped.stubs import MappedStubs
-from backstop.stores.open import open_mapped_logs, open_mapped_stubs
-from backstop.stores.protocol import Claim, Scope
+from backstop.stores.open import open_mapped_logs, open_mapped_stubs, open_stub_audit
+from backstop.stores.protocol import Claim, Scope, StubOutcome
 from backstop_lab.servers.mongodb import MongoServer
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
@@ -90,7 +90,7 @@ def test_each_preset_tells_lost_rolled_back_under_way_and_done_apart(
         shop.look()
         lost, under_way = shop.send(shop.promise()), shop.promise()
         done, begun = shop.send(shop.promise()), shop.send(shop.promise())
-        rolled_back = shop.library.id_of(99)
+        rolled_back = shop.roll_back()
         shop.receive(done)
         shop.receive(begun, done=False)
         shop.look()
@@ -183,6 +183,34 @@ def test_what_was_sent_before_the_first_look_is_not_lost_where_logs_are_deleted(
             old: ("UNKNOWN", "log_purged"),
             new: ("LOST", "passed_over"),
         }
+
+
+@on_postgresql
+def test_the_audit_finds_what_was_forgotten_of_a_mapped_table(mapped: Open) -> None:
+    with mapped("cap") as shop:
+        forgotten, _ = shop.promise(), shop.promise()
+        shop.look()
+        shop.system.rows(
+            "control",
+            "UPDATE mapped_stub SET created_at = created_at - interval '3 days', first_seen_at = first_seen_at - interval '3 days',"
+            " state_seen_at = state_seen_at - interval '3 days', next_check_at = next_check_at - interval '3 days'"
+            " WHERE message_id = %s",
+            forgotten,
+        )
+        since, first = datetime.now(UTC) - timedelta(days=2), Key("", "")
+        with closing(
+            open_stub_audit(shop.system.settings, shop.system.connections, "shop")
+        ) as audit:
+            mine = Key("orders", forgotten)
+            assert audit.never_looked_at(since, 10) == [mine]
+            assert audit.overdue({"orders": since, "payments": since}, first, 10) == [mine]
+            assert audit.overdue({"orders": since}, mine, 10) == []
+            shop.system.rows("control", "UPDATE mapped_stub SET judged_at = now()")
+            assert audit.never_looked_at(since, 10) == []
+            with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
+                done = StubOutcome(mine, "pending", "confirmed", 1, None)
+                assert stubs.promote([done], datetime.now(UTC)) == 1
+            assert audit.overdue({"orders": since}, first, 10) == []
 
 
 def test_a_log_that_may_be_deleted_by_now_denies_nothing(mapped: Open) -> None:
@@ -683,7 +711,8 @@ def test_a_look_that_was_overtaken_changes_nothing(mapped: Open) -> None:
             with control, control.cursor() as cursor:
                 late = datetime.now(UTC)
                 kept = shop.system.settings.policy_for(None).stub_retention
-                assert not stubs.remember(cursor, old, rows, began, late, late, 1, kept)
+                again = stubs.remember(cursor, old, rows, began, late, late, 1, kept)
+                assert again is None
         assert shop.system.rows("control", "SELECT state FROM mapped_stub") == [("sent",)]
 
 
