@@ -23,7 +23,8 @@ from backstop.airflow.console.routes import matching, replays
 from backstop.airflow.control_room import READING
 from backstop.evidence.sources import Sources
 from backstop.model.errors import ConfigurationError
-from backstop.reports.console import LISTS
+from backstop.model.records import GROUP_BYTES, ID_BYTES, TOPIC_BYTES
+from backstop.reports.console import LISTS, filter_text
 from backstop.reports.filters import read_filter
 from backstop.schema.migrate import grant, migrate
 from backstop_lab.servers.postgres import Postgres
@@ -778,6 +779,34 @@ def test_pages_follow_one_another_whatever_their_size_and_an_invented_place_is_r
     assert visitor.get("/cases", params={"after": "x"}).status_code == 422
 
 
+def test_the_longest_names_of_the_contract_are_found_filtered_and_paged_past(by: As) -> None:
+    ids = ["\x01" * ID_BYTES, '"' * ID_BYTES, "z" * ID_BYTES]
+    topic, group = "\x01" * TOPIC_BYTES, "\x01" * GROUP_BYTES
+    connection = psycopg2.connect(by.url)
+    with connection, connection.cursor() as cursor:
+        for name in ids:
+            cursor.execute(
+                "INSERT INTO open_delivery (topic, message_id, consumer_group, shard, verdict, reason, eligible, run_id)"
+                " VALUES (%s, %s, %s, 'shop_a', 'STALLED', 'long', false, 1)",
+                (topic, name, group),
+            )
+    try:
+        visitor = by(*EVERYTHING)
+        found = every(visitor, "/deliveries", "verdict:STALLED", limit=1)
+        assert [row["message_id"] for row in found] == sorted(ids)
+        for name in ids:
+            of = filter_text(topic=topic, group=group, id=name)
+            assert [row["message_id"] for row in every(visitor, "/deliveries", of)] == [name]
+            answer = visitor.get("/message", params={"topic": topic, "id": name})
+            assert answer.status_code != 422, "not too long to ask for"
+        too_long = visitor.get("/message", params={"topic": "orders", "id": "x" * (ID_BYTES + 1)})
+        assert too_long.status_code == 422
+    finally:
+        with connection, connection.cursor() as cursor:
+            cursor.execute("DELETE FROM open_delivery WHERE reason = 'long'")
+        connection.close()
+
+
 def test_filters_are_read_as_they_are_typed_and_what_is_none_is_said() -> None:
     listing = LISTS["dead_letters"]
     read = read_filter(
@@ -945,6 +974,25 @@ def test_a_list_that_takes_long_is_given_up(by: As, monkeypatch: pytest.MonkeyPa
     olga = by(*EVERYTHING, answer=True)
     answer = olga.post("/dead-letters/export", headers=ORIGIN, json=said)
     assert answer.status_code == 503 and "busy" in answer.json()["what"]
+
+
+def test_a_control_database_that_goes_away_within_a_request_is_an_answer_and_comes_back(
+    by: As, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backstop.reports import console as reports
+
+    visitor = by(*EVERYTHING)
+    ended = {"cases": "SELECT pg_terminate_backend(pg_backend_pid())"}
+    with monkeypatch.context() as patched:
+        patched.setattr(reports, "_SQL", {**reports._SQL, **ended})
+        answer = visitor.get("/cases")
+    assert (answer.status_code, answer.json()["what"], answer.json()["unaffected"]) == (
+        503,
+        "The control database went away.",
+        "What was being stored is stored whole, or not at all.",
+    )
+    assert answer.headers["cache-control"] == "private, no-store"
+    assert visitor.get("/cases").status_code == 200
 
 
 def test_the_description_is_whole_and_every_answer_is_typed(by: As) -> None:
