@@ -15,18 +15,22 @@ import pytest
 import yaml
 from fastapi import Request
 from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
 
 from backstop.airflow import access
 from backstop.airflow.console import app as console
 from backstop.airflow.console import visit
 from backstop.airflow.console.routes import matching, replays
 from backstop.airflow.control_room import READING
+from backstop.config.load import load
 from backstop.evidence.sources import Sources
 from backstop.model.errors import ConfigurationError
 from backstop.model.records import GROUP_BYTES, ID_BYTES, TOPIC_BYTES
 from backstop.reports.console import LISTS, filter_text
 from backstop.reports.filters import read_filter
+from backstop.reports.metrics import render
 from backstop.schema.migrate import grant, migrate
+from backstop.watch.duties import overdue, read_ages
 from backstop_lab.servers.postgres import Postgres
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -730,6 +734,64 @@ def test_every_number_is_the_number_of_the_rows_behind_it(by: As) -> None:
         everything["newest_run"]["read"] == 12
         and by(*OF_B).get("/overview").json()["newest_run"]["read"] == 6
     )
+
+
+def test_console_watch_and_metrics_call_the_same_duties_overdue(by: As) -> None:
+    settings = Path(os.environ["BACKSTOP_CONFIG"])
+    hook = {"hook": {"kind": "webhook", "url": "backstop_hook", "at_least": "info"}}
+    settings.write_text(
+        json.dumps(json.loads(settings.read_text()) | {"alerts": {"channels": hook}})
+    )
+    connection = psycopg2.connect(by.url)
+
+    def change(*statements: str) -> None:
+        with connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    def late() -> set[str]:
+        duties = by(*EVERYTHING).get("/overview").json()["duties"]
+        console_says = {duty["duty"] for duty in duties if duty["overdue"]}
+        with connection, connection.cursor() as cursor:
+            ages, now = read_ages(cursor, load())
+        assert {duty["duty"]: duty["allowed_seconds"] for duty in duties} == {
+            age.duty: age.allowed.total_seconds() for age in ages
+        }
+        watch_says = {one.topic for one in overdue(ages) if one.finding is not None}
+        text, _ = render(connection, load())
+        metrics_say = {
+            sample.labels["duty"]
+            for family in text_string_to_metric_families(text.decode())
+            for sample in family.samples
+            if sample.name == "backstop_duty_late_from_timestamp_seconds"
+            and sample.value < now.timestamp()
+        }
+        assert console_says == watch_says == metrics_say
+        return console_says
+
+    older = "UPDATE run SET started_at = started_at + {0}, finished_at = finished_at + {0}"
+    try:
+        assert late() == set(), "of a new installation nothing is late, though most never ran"
+        change(
+            "INSERT INTO run (duty, token, policy_version, code_version, state, started_at, finished_at) SELECT"
+            " 'deliver_alerts', gen_random_uuid(), 'p', 'c', 'done', t, t FROM (SELECT now() - interval '30 min') n (t)"
+        )
+        assert late() == set(), "it has nothing to do"
+        change(
+            "INSERT INTO alert (dedup_key, severity, title, body, created_at)"
+            " VALUES ('waits', 'info', 't', 'b', now() - interval '20 min')"
+        )
+        assert late() == {"deliver_alerts"}
+        change("DELETE FROM alert", older.format("interval '-2 h'"))
+        assert late() == {"deliver_alerts", "reconcile", "sweep", "resend", "triage"}
+    finally:
+        change(
+            "DELETE FROM alert",
+            "DELETE FROM run WHERE duty = 'deliver_alerts'",
+            older.format("interval '2 h'")
+            + " WHERE started_at < clock_timestamp() - interval '2 h'",
+        )
+        connection.close()
 
 
 def test_the_flow_page_names_who_owns_a_queue_and_which_keys_wait_for_a_person(by: As) -> None:

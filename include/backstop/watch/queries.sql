@@ -130,18 +130,20 @@ INSERT INTO alert (dedup_key, severity, title, body)
 VALUES (%(dedup_key)s, %(severity)s, %(title)s, %(body)s)
 ON CONFLICT (dedup_key) DO NOTHING;
 
--- name: duties: each duty and scope, by its runs that were no dry ones
-SELECT duty, scope,
-    max(finished_at) FILTER (WHERE state = 'done') AS last_success,
-    max(finished_at) FILTER (WHERE state IN ('failed', 'incomplete', 'abandoned')) AS last_failure,
-    min(started_at) AS first_run
-FROM run
-WHERE NOT dry_run
-GROUP BY duty, scope
-ORDER BY duty, scope;
+-- name: duties: of each duty the newest success and the newest failure over everything, dry runs aside, and from when on it may be late
+SELECT d.duty, s.finished_at, s.run_id, f.finished_at, f.run_id, coalesce(s.finished_at, (SELECT min(started_at) FROM run))
+FROM unnest(%(duties)s::text[]) AS d (duty)
+LEFT JOIN LATERAL (
+    SELECT r.run_id, r.finished_at FROM run r
+    WHERE r.duty = d.duty AND r.scope = '*' AND r.state = 'done' AND NOT r.dry_run ORDER BY r.started_at DESC LIMIT 1) s ON true
+LEFT JOIN LATERAL (
+    SELECT r.run_id, r.finished_at FROM run r
+    WHERE r.duty = d.duty AND r.scope = '*' AND r.state IN ('failed', 'incomplete', 'abandoned') AND NOT r.dry_run
+    ORDER BY r.started_at DESC LIMIT 1) f ON true
+ORDER BY d.duty;
 
--- name: installed: when this control database first knew of anything: nothing can be overdue before
-SELECT least(min(started_at), clock_timestamp()), clock_timestamp() FROM run;
+-- name: now: this database's instant
+SELECT clock_timestamp();
 
 -- name: last_success_of: names the last success of a duty over everything; 0: none
 SELECT coalesce(
