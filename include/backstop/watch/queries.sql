@@ -211,6 +211,22 @@ SELECT 'stores', t.* FROM unnest(%(subjects)s::text[], %(outcomes)s::text[], %(b
 INSERT INTO watermark (subject, reached) VALUES (%(subject)s, clock_timestamp())
 ON CONFLICT (subject) DO UPDATE SET reached = excluded.reached;
 
+-- name: note_unseen: since when these places have not answered; all others answer
+WITH answers AS (
+    DELETE FROM watermark WHERE starts_with(subject, %(unseen)s) AND subject <> ALL (%(subjects)s::text[])
+)
+INSERT INTO watermark (subject, reached)
+SELECT s.subject, clock_timestamp() - make_interval(secs => s.seconds)
+FROM unnest(%(subjects)s::text[], %(seconds)s::float8[]) AS s (subject, seconds)
+ON CONFLICT (subject) DO NOTHING;
+
+-- name: unseen: since when places have not answered; null: one answers again, and its finding is open
+SELECT p.place, max(p.since) FROM (
+    SELECT substr(subject, length(%(unseen)s) + 1) AS place, reached AS since FROM watermark WHERE starts_with(subject, %(unseen)s)
+    UNION ALL
+    SELECT topic, NULL FROM watch_finding WHERE rule = %(rule)s AND topic <> '*' AND over_at IS NULL
+) p GROUP BY p.place ORDER BY p.place;
+
 -- name: silence: how long ago somebody looked for due work, and whether anybody ever did; if not, how long ago the first run was
 SELECT clock_timestamp() - coalesce(looked, (SELECT min(started_at) FROM run), clock_timestamp()), looked IS NOT NULL
 FROM (SELECT (SELECT reached FROM watermark WHERE subject = %(subject)s) AS looked) AS l;

@@ -22,7 +22,7 @@ from backstop.runs.duty import Duty, Step, Work, walk_duty
 from backstop.runs.run import hold
 from backstop.watch.add_up import add_up, count_answers
 from backstop.watch.blocked import look_for_blocked, tell_of_blocked
-from backstop.watch.due_trigger import judge_silence, read_silence
+from backstop.watch.due_trigger import judge_silence, judge_unseen, read_silence, read_unseen
 from backstop.watch.duties import DutyAge, overdue, read_ages
 from backstop.watch.heartbeat import beat, with_heartbeat
 from backstop.watch.judge import judge
@@ -80,7 +80,11 @@ def look(work: Work[Watched]) -> None:
         missed = _missed(sources)
     with control, control.cursor() as cursor:
         ages, now = read_ages(cursor, settings)
-        nobody_looks = judge_silence(settings, *read_silence(cursor))
+        silence = read_silence(cursor)
+        nobody_looks = [
+            judge_silence(settings, *silence),
+            *judge_unseen(settings, *silence, read_unseen(cursor)),
+        ]
         sizes = judge_size(settings, read_kept_bytes(cursor))
     late = overdue(ages)
     trouble = _beat(settings, connections, late, ages, now)
@@ -96,7 +100,7 @@ def look(work: Work[Watched]) -> None:
             [
                 *answers,
                 *late,
-                nobody_looks,
+                *nobody_looks,
                 *sizes,
                 *judge_books(parked),
                 *judge_discards(parked),
