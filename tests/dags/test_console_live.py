@@ -137,10 +137,12 @@ def test_each_page_is_whole_in_light_and_dark_and_at_390_px(
     browser: Browser, shop: Live, axe: Path, dark: bool, width: int
 ) -> None:
     ((seeded,),) = shop.rows("SELECT max(run_id) FROM proof")
+    ((over,),) = shop.rows("SELECT case_id FROM case_file WHERE subject = 'over'")
     with login(browser, shop, "olga", dark=dark, width=width) as page:
         for path in (
             *PAGES,
             "cases/1",
+            f"cases/{over}",
             "runs/1",
             "dead-letters/1",
             "dead-letters?filter=state:open",
@@ -420,7 +422,12 @@ def test_a_case_is_answered_by_click_and_decided_in_the_name_of_who_clicked(
     shop.look()
     shop.question(case_id)
     run = shop.run_of(case_id)
+
+    def crowd(route: Route) -> None:
+        route.fulfill(json={**route.fetch().json(), "open": 10_001})
+
     with login(browser, shop, "olga") as page:
+        page.route("**/preview?*", crowd)
 
         def answer() -> int:
             show(page, shop, "cases")
@@ -429,7 +436,7 @@ def test_a_case_is_answered_by_click_and_decided_in_the_name_of_who_clicked(
             page.get_by_test_id("answer-discard").click()
             page.get_by_test_id("preview").click()
             expect(page.get_by_test_id("previewed")).to_contain_text(
-                "At this moment it fits 1 of 1"
+                "At this moment it fits 1 of 1 that were read again (more than 10,000 are open)"
             )
             page.get_by_test_id("why").fill("we know")
             page.get_by_test_id("send").click()
@@ -510,6 +517,17 @@ def test_a_message_is_found_by_its_key_from_the_keyboard_alone(
         page.get_by_role("link", name=EDITED, exact=True).focus()
         page.keyboard.press("Enter")
         expect(page.get_by_test_id("sentence")).to_contain_text("billing")
+
+
+def test_what_a_filter_may_say_next_is_suggested(browser: Browser, shop: Live) -> None:
+    with login(browser, shop, "vera") as page:
+        show(page, shop, "dead-letters")
+        box = page.get_by_test_id("filter")
+        suggested = page.locator(f"datalist[id='{box.get_attribute('list')}'] option")
+        expect(suggested.and_(page.locator("[value='topic:orders']"))).to_have_count(1)
+        box.fill("topic:orders st")
+        expect(suggested.and_(page.locator("[value='topic:orders state:open']"))).to_have_count(1)
+        expect(suggested.and_(page.locator("[value='topic:orders cause:']"))).to_have_count(1)
 
 
 def test_dead_letters_that_match_are_exported_by_click(

@@ -805,7 +805,9 @@ def test_a_url_keeps_its_own_quoting_in_the_extra_field_of_an_airflow_connection
     assert told.deliver(settings) == Counts(told=1, messages=1)
 
 
-def test_with_channels_the_watch_expects_deliver_alerts_to_succeed(told: Told) -> None:
+def test_with_channels_the_watch_expects_deliver_alerts_to_succeed_while_an_alert_waits(
+    told: Told,
+) -> None:
     from backstop.watch.duties import read_ages
 
     settings = told.settings("hook")
@@ -819,8 +821,9 @@ def test_with_channels_the_watch_expects_deliver_alerts_to_succeed(told: Told) -
         with told.world.conn, told.world.conn.cursor() as cursor:
             return {age.duty for age in read_ages(cursor, settings)[0] if age.is_overdue}
 
-    assert late(settings) == set(), "it has nothing to do until its slow schedule starts it"
+    assert late(settings) == set(), "idle: the slow schedule starts it"
     told.case("a")
+    assert late(settings) == set(), "it has just begun to wait"
     told.world.control("UPDATE alert SET created_at = created_at - interval '16 minutes'")
     assert late(settings) == {"deliver_alerts"}
     run_once(settings, Connections())

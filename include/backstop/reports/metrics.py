@@ -58,12 +58,11 @@ class _Fixed(Collector):
 
 
 def _gauges(cursor: Any, settings: Settings) -> Iterator[Metric]:
-    watched = settings.watched_duties()
     cursor.execute(_SQL["duties"])
     runs = cursor.fetchall()
     known = {(duty, scope) for duty, scope, _, _ in runs}
     # A duty that never succeeded is there with 0, so that a rule about its age fires instead of finding nothing.
-    never = [((duty, "*"), 0.0) for duty in watched if (duty, "*") not in known]
+    never = [((duty, "*"), 0.0) for duty in settings.watched_duties() if (duty, "*") not in known]
     yield _gauge(
         "backstop_duty_last_success_timestamp_seconds",
         "When a run of the duty last succeeded; 0: never",
@@ -76,17 +75,18 @@ def _gauges(cursor: Any, settings: Settings) -> Iterator[Metric]:
         ("duty", "scope"),
         [((duty, scope), failure) for duty, scope, _, failure in runs if failure],
     )
+    duties, _ = read_ages(cursor, settings)
     yield _gauge(
         "backstop_duty_allowed_age_seconds",
-        "How long ago the duty may have succeeded last (watch.allowed_age)",
+        "How long ago the duty may have succeeded last (watch.allowed_age; longer while an idle one has nothing to do)",
         ("duty",),
-        [((duty,), allowed.total_seconds()) for duty, allowed in watched.items()],
+        [((age.duty,), age.allowed.total_seconds()) for age in duties],
     )
     yield _gauge(
         "backstop_duty_late_from_timestamp_seconds",
         "The instant after which the duty is overdue, unless it succeeds before",
         ("duty",),
-        [((age.duty,), age.late_from.timestamp()) for age in read_ages(cursor, settings)[0]],
+        [((age.duty,), age.late_from.timestamp()) for age in duties],
     )
     labels = ("rule", "topic", "group", "severity")
     yield _gauge(
