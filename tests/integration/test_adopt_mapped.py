@@ -17,6 +17,7 @@ import yaml
 
 from backstop.cli.app import run_app
 from backstop.reconcile import scan_logs
+from backstop.reconcile.row_key import row_key
 from backstop.reconcile.run_once import run_once
 from backstop_lab.servers.mongodb import MongoServer
 from backstop_lab.servers.postgres import Postgres
@@ -139,6 +140,8 @@ def test_from_nothing_to_where_is_my_message_without_touching_the_producer(
         paused = shop.promise()
         shop.act("state", id=int(paused), state="Paused")
         done.append(shop.receive(shop.send(shop.promise())))
+        groupless = shop.receive(shop.send(shop.promise()))
+        shop.act("received group", id=int(groupless), group=None)
         written_later = shop.shown()
         second = reconcile()
         assert second["mapped_tables_read"] == 1
@@ -150,11 +153,13 @@ def test_from_nothing_to_where_is_my_message_without_touching_the_producer(
             history: ("UNKNOWN", "log_purged"),
             lost: ("LOST", "passed_over"),
             under_way: ("BACKLOGGED", "ahead_of_group"),
+            groupless: ("IN_PROGRESS", "lease_without_expiry"),
         }
 
-        assert running.rows("control", "SELECT store, message_id, reason FROM quarantine") == [
-            ("shard shop", paused, "unknown_status")
-        ]
+        assert {*running.rows("control", "SELECT store, message_id, reason FROM quarantine")} == {
+            ("shard shop", paused, "unknown_status"),
+            ("store billing_db", groupless, "a row without a group that can be read"),
+        }
 
         shop.a_minute_later()  # until its next look, what is under way is WAITING
         code, stories = cli("where", "orders", lost, done[-1], under_way)
@@ -169,6 +174,49 @@ def test_from_nothing_to_where_is_my_message_without_touching_the_producer(
         assert running.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
         assert shop.shown() == written_later and set(written) <= set(written_later)
         postgres_drop(postgres, empty)
+
+
+NAMED = ("{}", '{"orderId": "%s"}' % ("x" * 1100), '{"orderId": "twice"}', '{"orderId": "twice"}')
+"""Events of which nobody can be told: without an id, with one that is too long, and two of one id."""
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_rows_that_no_run_can_follow_are_put_before_a_person(
+    kind: str, postgres: Postgres, valkey: Valkey, mariadb: MariaDB, spark: Any
+) -> None:
+    library = SERVERS[kind]["modulith"]
+    with system(postgres, valkey, **settings_of(library)) as running:
+        shop = make_mapped({"mariadb": mariadb}.get(kind, postgres), running, library)
+        for place, event in enumerate(NAMED):
+            shop.promise()
+            shop.run(
+                "UPDATE event_publication SET serialized_event = %(event)s WHERE serialized_event LIKE %(its)s"
+                if kind == "postgresql"
+                else "UPDATE EVENT_PUBLICATION SET SERIALIZED_EVENT = %(event)s WHERE SERIALIZED_EVENT LIKE %(its)s",
+                event=event,
+                its=f"%order-{101 + place}%",
+            )
+
+        def reconcile() -> Any:
+            return run_once(running.settings, running.connections, lambda: spark, lambda *_: None)
+
+        def asked() -> list[tuple[Any, ...]]:
+            return running.rows(
+                "control",
+                "SELECT c.kind, m.shard, c.topic, c.consumer_group, m.message_id, c.evidence -> 'set_aside'"
+                ' FROM case_file c JOIN case_member m USING (case_id) ORDER BY m.message_id COLLATE "C"',
+            )
+
+        reconcile()
+        assert asked() == []
+        running.rows("control", "UPDATE run SET as_of = as_of - interval '2 minutes'")
+        running.rows("control", "UPDATE mapped_stub SET next_check_at = now()")
+        reconcile()
+        reasons = {"no_message_id": 1, "key_too_long": 1, "unknown_status": 1}
+        ids = ("", "twice", row_key("orders", "x" * 1100))
+        assert asked() == [
+            ("unknown", "shop", "orders", "billing", one, reasons) for one in sorted(ids)
+        ]
 
 
 @pytest.mark.parametrize("preset", REARMED)
@@ -213,7 +261,7 @@ def test_a_lost_message_is_found_and_sent_once_more_by_its_own_relay(
 
         done = [shop.receive(shop.send(shop.promise())) for _ in range(3)]
         assert reconcile()["confirmed"] == 3
-        lost, rolled_back = shop.send(shop.promise()), shop.library.id_of(99)
+        lost, rolled_back = shop.send(shop.promise()), shop.roll_back()
         reconcile()
         shop.a_minute_later()
         running.pass_over("billing")

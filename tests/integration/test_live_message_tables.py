@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from backstop.config.load import from_mapping
 from backstop.model.errors import ConfigurationError
+from backstop.stores.open import open_mapped_stubs
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from live_tables import LIVE, REARMED_LIVE, JavaShop, eventuate, live_library, make_live, modulith
@@ -42,10 +44,11 @@ Javas = Mapping[str, JavaShop]
 
 @pytest.fixture(scope="module")
 def javas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Javas]:
-    """preset -> the program of its library."""
+    """form -> the program of its library."""
     folder = tmp_path_factory.mktemp("java")
     with modulith(folder / "modulith") as one, eventuate(folder / "eventuate") as other:
-        yield {"modulith": one, "modulith_archive": one, "eventuate": other}
+        modulith_forms = dict.fromkeys(("modulith", "modulith_archive", "modulith_version_1"), one)
+        yield {**modulith_forms, "eventuate": other}
 
 
 @pytest.fixture
@@ -70,7 +73,9 @@ def columns(shop: Mapped) -> dict[tuple[str, str], tuple[Any, ...]]:
     return {(row[0], row[1]): row[2:] for row in shop.run(asked, mine=shop.database)}
 
 
-@pytest.mark.parametrize(("preset", "kind"), [one for one in LIVE if one[0] != "modulith"])
+@pytest.mark.parametrize(
+    ("preset", "kind"), [one for one in LIVE if one[0] in ("modulith_archive", "eventuate")]
+)
 def test_the_tables_that_other_tests_make_are_those_of_the_library(
     preset: str,
     kind: str,
@@ -84,6 +89,21 @@ def test_the_tables_that_other_tests_make_are_those_of_the_library(
         by_hand = columns(make_mapped(servers[kind], running, SERVERS[kind][preset]))
         theirs = columns(make_live(servers[kind], running, library, javas[preset]))
     assert by_hand == theirs
+
+
+def test_what_the_preset_sets_back_is_not_in_version_1_of_moduliths_tables(
+    postgres: Postgres, valkey: Valkey, javas: Javas
+) -> None:
+    library = live_library("modulith_version_1", postgres, javas["modulith"])
+    producer = {name: value for name, value in library.producer.items() if name != "rearm"}
+    library = replace(library, producer=producer)
+    with system(postgres, valkey, **repair_settings(library)) as running:
+        shop = make_mapped(postgres, running, library)
+        assert ("event_publication", "completion_date") in columns(shop)
+        assert ("event_publication", "status") not in columns(shop)
+        with open_mapped_stubs(running.settings, running.connections, "shop") as stubs:
+            missing = [one.says for one in stubs.check() if "overlay privileges" in one.subject]
+    assert len(missing) == 1 and "UPDATE on event_publication.status" in missing[0]
 
 
 @pytest.mark.parametrize(("preset", "kind"), LIVE)

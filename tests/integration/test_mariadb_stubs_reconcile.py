@@ -123,8 +123,18 @@ def test_a_lost_message_is_sent_again_once_and_then_confirmed(
         world.log(Key("orders", "never"), "shipping")
         for database in databases.values():
             database.run("UPDATE message_stub SET next_check_at = UTC_TIMESTAMP(6)")
+        world.rows("control", "UPDATE run SET as_of = as_of - interval '9 minutes'")
         reconcile()
         assert {status for status, _ in stubs().values()} == {"confirmed"}
+        # No run can judge the odd ones, nor send them: people are asked about them.
+        assert world.rows(
+            "control",
+            "SELECT c.kind, c.consumer_group, c.evidence -> 'set_aside', array_agg(m.message_id ORDER BY 1)"
+            " FROM case_file c JOIN case_member m USING (case_id) GROUP BY c.case_id ORDER BY 2",
+        ) == [
+            ("unknown", group, {"not_utf8": 2}, ["\\x610000", "\\xff01"])
+            for group in ("billing", "shipping")
+        ]
 
 
 def test_a_shard_that_is_away_keeps_its_own_messages_open_and_nobody_elses(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,8 +13,10 @@ import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.config.connections import Connections
+from backstop.decisions.decide import decide
 from backstop.model.errors import RunLost, StoreUnavailable
 from backstop.model.records import Counts, Key
+from backstop.reconcile.row_key import row_key
 from backstop.reconcile.run_once import run_once
 from backstop.runs.run import Run, close_run, open_run
 from backstop.stores.postgresql.stubs import PostgresStubs
@@ -308,6 +310,69 @@ def test_broken_rows_are_set_aside_once_and_counted(world: System, reconcile: An
     world.rows("shop_b", "UPDATE message_stub SET next_check_at = now()")
     reconcile()
     assert world.rows("control", "SELECT count(*) FROM quarantine") == [(4,)]
+
+
+def broken_since_the_unknown_horizon(world: System) -> None:
+    """As if what is set aside had been found so long ago; and every stub is due again."""
+    world.rows("control", "UPDATE run SET as_of = as_of - interval '2 minutes'")
+    for shard in ("shop_a", "shop_b"):
+        world.rows(shard, "UPDATE message_stub SET next_check_at = now() WHERE status = 'pending'")
+
+
+def members(world: System) -> list[tuple[Any, ...]]:
+    return world.rows(
+        "control",
+        "SELECT c.kind, c.topic, c.consumer_group, c.state, c.evidence -> 'set_aside', m.message_id, m.settled_at IS NOT NULL"
+        " FROM case_file c JOIN case_member m USING (case_id) ORDER BY c.case_id, m.message_id",
+    )
+
+
+def test_a_row_that_stays_broken_is_put_before_a_person(world: System, reconcile: Any) -> None:
+    world.sent("twice", shard="shop_a")
+    world.stub("twice", shard="shop_b", send_count=0)
+    world.rows("shop_a", "ALTER TABLE message_stub DROP CONSTRAINT message_stub_lengths")
+    world.stub("x" * 2600, send_count=0)
+    world.stub("no-topic-of-ours", topic="nobody's", send_count=0)
+    reconcile()
+    assert members(world) == [], "whoever repairs it soon is not asked"
+    broken_since_the_unknown_horizon(world)
+    reconcile()
+    twice = {"on_two_shards": 2, "key_too_long": 1}
+    hashed = row_key("orders", "x" * 2600)
+    found = sorted(members(world))
+    assert found == [
+        (
+            "unknown",
+            "nobody's",
+            "*",
+            "open",
+            {"topic_without_policy": 1},
+            "no-topic-of-ours",
+            False,
+        ),
+        *(
+            ("unknown", "orders", group, "open", twice, message_id, False)
+            for group in ("billing", "shipping")
+            for message_id in (hashed, "twice")
+        ),
+    ]
+    assert world.rows("control", "SELECT count(*) FROM alert WHERE case_id IS NOT NULL") == [(3,)]
+
+    # What a person leaves stays left; what is repaired and done settles by itself.
+    with closing(world.control()) as control:
+        (case_id,) = world.rows("control", "SELECT case_id FROM case_file WHERE topic <> 'orders'")[
+            0
+        ]
+        decide(control, world.settings, world.connections, case_id, "leave", "ann", "an old test")
+    world.rows("shop_b", "DELETE FROM message_stub")
+    for group in ("billing", "shipping"):
+        world.consume(group)
+    broken_since_the_unknown_horizon(world)
+    reconcile()
+    assert status(world, Key("orders", "twice")) == "confirmed"
+    after = sorted(members(world))
+    assert [one[3] for one in after] == ["decided", "open", "open", "open", "open"]
+    assert [one[5] for one in after if one[6]] == ["twice", "twice"]
 
 
 def test_a_thousand_broken_rows_do_not_stop_the_sound_one(world: System, reconcile: Any) -> None:

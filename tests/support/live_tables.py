@@ -19,6 +19,7 @@ import psycopg2
 
 import backstop_lab.servers
 from activemq_world import until
+from backstop.config.mapped import StubMapping
 from backstop.model.records import Message, Outcome
 from backstop.stores.mapped.overlay import overlay_sql
 from backstop_lab.servers.compile_java import compiled
@@ -45,10 +46,18 @@ ON_MODULITH = {
     ("modulith", "mariadb"): "delegating",
     ("modulith_archive", "postgresql"): "delegating",
     ("modulith_archive", "mariadb"): "module-listener",
+    ("modulith_version_1", "postgresql"): "module-listener",
+    ("modulith_version_1", "mariadb"): "delegating",
 }
+PRESETS = {"modulith_version_1": "modulith"}
+"""Forms of a library's tables that share a preset -> the preset."""
 LIVE = (*ON_MODULITH, ("eventuate", "postgresql"), ("eventuate", "mariadb"))
-"""(preset, server) of each live library."""
-REARMED_LIVE = (("modulith", "postgresql"), ("eventuate", "postgresql"))
+"""(form, server) of each live library; a form is a preset, or one of PRESETS."""
+REARMED_LIVE = (
+    ("modulith", "postgresql"),
+    ("modulith_version_1", "postgresql"),
+    ("eventuate", "postgresql"),
+)
 """Those whose rows can be set back."""
 
 
@@ -134,10 +143,6 @@ class Live(Repaired):
         else:
             super().a_minute_later()
 
-    def roll_back(self) -> str:
-        """A message of a transaction that is rolled back."""
-        raise NotImplementedError
-
     def _publish(self, sent: list[str], *, lose: bool) -> None:
         for message_id in sent:
             if not lose:
@@ -171,20 +176,29 @@ class LiveModulith(Live):
     def relay(self, *, lose: bool = False) -> list[str]:
         """Its incomplete publications are submitted again, as by a scheduled job."""
         self.java.ask("sent", self.database)
-        failed = "SELECT count(*) FROM event_publication WHERE status = 'FAILED'"
-        ((due,),) = self.run(failed)
+        # Version 1 of its tables has no status: whatever is incomplete is submitted again, also what is under way.
+        has_status = "status" in self.producer.rearm
+        waits = "status = 'FAILED'" if has_status else "completion_date IS NULL"
+        due_again = f"SELECT count(*) FROM event_publication WHERE {waits}"
+        ((due,),) = self.run(due_again)
         self.java.ask("resubmit", self.database)
         sent: list[str] = []
 
         def all_sent() -> bool:
             sent.extend(self.java.ask("sent", self.database))
-            return len(sent) >= due and self.run(failed) == [(0,)]
+            return len(sent) >= due and (not has_status or self.run(due_again) == [(0,)])
 
         until("what was submitted again is sent", all_sent, ANSWER_SECONDS)
         self._publish(sent, lose=lose)
         for message_id in sent:
             self.send(message_id)
         return sent
+
+    @property
+    def producer(self) -> StubMapping:
+        mapping = self.system.settings.producers["shop"].mapping
+        assert mapping is not None
+        return mapping
 
     def _until_complete(self, event: str, message_id: str) -> None:
         said = (
@@ -230,15 +244,16 @@ class LiveEventuate(Live):
         return sent
 
 
-def live_library(preset: str, server: Postgres | MariaDB, java: JavaShop) -> Library:
+def live_library(form: str, server: Postgres | MariaDB, java: JavaShop) -> Library:
     """How the library makes its tables there, and the mappings, as docs/how-to/existing-tables.md writes them."""
+    preset = PRESETS.get(form, form)
     on_mariadb = isinstance(server, MariaDB)
     dialect = {"dialect": "mysql"} if on_mariadb else {}
     if preset == "eventuate":
         producer: Mapping[str, Any] = {"topics": ["orders"]}
         consumer: Mapping[str, Any] = {"groups": {"billing": "billing-consumer"}}
     else:
-        transport = ON_MODULITH[preset, "mariadb" if on_mariadb else "postgresql"]
+        transport = ON_MODULITH[form, "mariadb" if on_mariadb else "postgresql"]
         listener = f"org.springframework.modulith.events.support.{LISTENERS[transport]}"
         producer = {
             "only": {"listener_id": f"{listener}.externalize(java.lang.Object)"},
@@ -250,8 +265,10 @@ def live_library(preset: str, server: Postgres | MariaDB, java: JavaShop) -> Lib
             "topics": {"org.example.OrderReceived": "orders"},
             "groups": {"billing": "org.example.Billing.on(org.example.OrderReceived)"},
         }
+        if form == "modulith_version_1":
+            producer["rearm"] = {"completion_date": None}
     return Library(
-        tables=_makes_tables(preset, server, java),
+        tables=_makes_tables(form, server, java),
         producer={"preset": preset, **dialect, **producer},
         consumer={"preset": preset, **dialect, **consumer},
         promise="",
@@ -262,8 +279,9 @@ def live_library(preset: str, server: Postgres | MariaDB, java: JavaShop) -> Lib
     )
 
 
-def _makes_tables(preset: str, server: Postgres | MariaDB, java: JavaShop) -> Callable[[str], None]:
+def _makes_tables(form: str, server: Postgres | MariaDB, java: JavaShop) -> Callable[[str], None]:
     def make(database: str) -> None:
+        preset = PRESETS.get(form, form)
         schema = "eventuate" if preset == "eventuate" else database
         if isinstance(server, MariaDB):
             if preset == "eventuate":
@@ -284,7 +302,7 @@ def _makes_tables(preset: str, server: Postgres | MariaDB, java: JavaShop) -> Ca
         kinds = {"modulith": ["update"], "modulith_archive": ["archive"]}.get(preset, [])
         if kinds:
             on = "mariadb" if isinstance(server, MariaDB) else "postgresql"
-            kinds.append(ON_MODULITH[preset, on])
+            kinds += [ON_MODULITH[form, on], "2" if form == preset else "1"]
         java.ask("open", database, url, *login, *kinds)
 
     return make

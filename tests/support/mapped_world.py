@@ -395,6 +395,27 @@ class Mapped:
         self.run(self.library.promise, id=_value(message_id))
         return message_id
 
+    def roll_back(self) -> str:
+        """A message of a transaction that is rolled back; in MongoDB one that was never written."""
+        message_id, statement = self.library.id_of(99), self.library.promise
+        if not isinstance(statement, str):
+            return message_id
+        for word, here in self.library.words.items():
+            statement = statement.replace("{" + word + "}", here)
+        on_mariadb = isinstance(self.owner, MariaDB)
+        theirs = (
+            connect_mariadb(self.owner, self.database)
+            if on_mariadb
+            else psycopg2.connect(self.owner)
+        )
+        with closing(theirs), theirs.cursor() as cursor:
+            if on_mariadb:
+                theirs.begin()
+            cursor.execute(statement, {"id": _value(message_id)})
+            assert cursor.rowcount == 1
+            theirs.rollback()
+        return message_id
+
     def send(self, message_id: str) -> str:
         self.run(self.library.send, id=_value(message_id))
         return message_id

@@ -15,6 +15,7 @@ from backstop.evidence.sources import Sources, guarded
 from backstop.model.errors import StoreFailed, Unavailable
 from backstop.model.records import Counts
 from backstop.reconcile.count_due import control_now
+from backstop.reconcile.quarantine import quarantine_left_out
 from backstop.runs.run import Run, hold
 from backstop.stores.open import open_mapped_logs, open_mapped_stubs
 
@@ -40,9 +41,10 @@ def look_at_mapped(
                 kept = _kept(settings, store.mapping.topics.values())
                 with control, control.cursor() as cursor:
                     hold(cursor, run)
-                    stubs.remember(
+                    left_out = stubs.remember(
                         cursor, look, rows, began_at, ended_at, run.as_of, run.run_id, kept
                     )
+                quarantine_left_out(name, left_out or (), control, run)
             counts.add("mapped_tables_read")
         except Unavailable as error:
             sources.missed(f"shard {name}", error)

@@ -38,6 +38,7 @@ from backstop.reconcile.find_gaps import find_gaps
 from backstop.reconcile.find_takers import ask_about_untaken
 from backstop.reconcile.lineage import not_continued, topics_of
 from backstop.reconcile.open_cases import CaseKey, open_cases
+from backstop.reconcile.set_aside import stubs_set_aside
 from backstop.requests.ask import (
     FOR_GOOD,
     Ask,
@@ -214,9 +215,11 @@ def _promote_control(settings: Settings, sources: Sources, control: Any, run: Ru
                 (shard, topic, message_id, group)
             )
         counts += ask_about_untaken(settings, cursor, run)
-        counts += open_cases(
-            cursor, run.run_id, members, {("mass_loss", *pair): why for pair, why in held.items()}
-        )
+        evidence = {("mass_loss", *pair): why for pair, why in held.items()}
+        broken, why_broken = stubs_set_aside(settings, cursor, run)
+        for case, found in broken.items():
+            members.setdefault(case, []).extend(found)
+        counts += open_cases(cursor, run.run_id, members, evidence | why_broken)
         counts.add("cases_closed", close_satisfied(cursor, run.run_id))
         cursor.execute(_SQL["begin_promotion"], {"run_id": run.run_id})
     return counts

@@ -39,6 +39,12 @@ UPDATE run SET phases = phases || %(phases)s::jsonb WHERE run_id = %(run_id)s;
 INSERT INTO quarantine (store, row_key, reason, topic, message_id, consumer_group, first_run_id) VALUES %s
 ON CONFLICT (store, row_key, reason) DO UPDATE SET last_seen_at = clock_timestamp();
 
+-- name: set_aside: broken stubs that this run met, and how long ago an earlier run met them first; a log names its group
+SELECT substr(q.store, length('shard ') + 1), q.row_key, q.reason, q.topic, q.message_id, r.as_of - f.as_of
+FROM quarantine q JOIN run f ON f.run_id = q.first_run_id JOIN run r ON r.run_id = %(run_id)s
+WHERE q.last_seen_at >= r.started_at AND q.consumer_group IS NULL AND f.as_of < r.as_of
+ORDER BY q.store, q.row_key;
+
 -- name: take_turns: one promotion at a time: two scopes at once could each stay within the blast radius and leave it together
 SELECT set_config('lock_timeout', '0', true), pg_advisory_xact_lock(hashtextextended('backstop promotion', 0));
 

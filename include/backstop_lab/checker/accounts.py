@@ -159,10 +159,10 @@ def check_stubs(books: Books, problems: Problems) -> dict[str, int]:
                 place = "confirmed"
             elif status in ("exhausted", "voided") and held(books, key, "open", "decided"):
                 place = f"{status}, with a case"
+            elif key in books.quarantined:  # also where people were asked about it
+                place = "quarantined"
             elif held(books, key, "open"):
                 place = "held by an open case"
-            elif key in books.quarantined:
-                place = "quarantined"
             else:
                 place = "unaccounted for"
                 problems.add("stub unaccounted for", shard, *key)

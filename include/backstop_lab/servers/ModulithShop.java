@@ -34,12 +34,13 @@ import org.springframework.transaction.support.TransactionTemplate;
 /**
  * Spring Modulith's own event registry, one application a database, driven line by line: what it makes and writes is the library's.
  *
- * <p>Orders: {@code open NAME URL USER PASSWORD MODE TRANSPORT}, {@code place NAME ID}, {@code roll-back NAME ID},
- * {@code answer NAME ID} (the broker has the message), {@code receive NAME ID}, {@code resubmit NAME}, {@code sent NAME} (the ids
+ * <p>Orders: {@code open NAME URL USER PASSWORD MODE TRANSPORT VERSION} (of the tables: 1 or 2),
+ * {@code place NAME ID}, {@code roll-back NAME ID}, {@code answer NAME ID} (the broker has the message), {@code receive NAME ID}, {@code resubmit NAME}, {@code sent NAME} (the ids
  * that were handed to the broker since the last question). Each is answered by one line: {@code done ...} or {@code failed ...}.
  */
 public final class ModulithShop {
     private static final int WAIT_SECONDS = 120;
+    private static final String LEGACY = "spring.modulith.events.jdbc.use-legacy-structure";
     private static final Map<String, ConfigurableApplicationContext> SHOPS = new HashMap<>();
 
     public static void main(String[] arguments) throws Exception {
@@ -60,7 +61,7 @@ public final class ModulithShop {
     private static String carryOut(String[] order) throws Exception {
         String name = order[1];
         if (order[0].equals("open")) {
-            SHOPS.put(name, open(order[2], order[3], order[4], order[5], order[6]));
+            SHOPS.put(name, open(order[2], order[3], order[4], order[5], order[6], order[7]));
             return "";
         }
         ConfigurableApplicationContext shop = SHOPS.get(name);
@@ -79,8 +80,7 @@ public final class ModulithShop {
                 publish(shop, new OrderReceived(order[2]), false);
                 return "";
             case "resubmit":
-                shop.getBean(IncompleteEventPublications.class)
-                        .resubmitIncompletePublications(ResubmissionOptions.defaults());
+                resubmit(shop);
                 return "";
             case "sent":
                 return broker.sent();
@@ -90,7 +90,7 @@ public final class ModulithShop {
     }
 
     private static ConfigurableApplicationContext open(
-            String url, String user, String password, String mode, String transport) {
+            String url, String user, String password, String mode, String transport, String version) {
         return new SpringApplicationBuilder(Application.class)
                 .web(WebApplicationType.NONE)
                 .bannerMode(org.springframework.boot.Banner.Mode.OFF)
@@ -102,8 +102,19 @@ public final class ModulithShop {
                         "shop.password=" + password,
                         "shop.transport=" + transport,
                         "spring.modulith.events.completion-mode=" + mode,
+                        LEGACY + "=" + version.equals("1"),
                         "spring.modulith.events.jdbc.schema-initialization.enabled=true")
                 .run();
+    }
+
+    /** With options, nothing of version 1 of the tables is ever submitted again: these ask for a status, which it lacks. */
+    private static void resubmit(ConfigurableApplicationContext shop) {
+        IncompleteEventPublications incomplete = shop.getBean(IncompleteEventPublications.class);
+        if (shop.getEnvironment().getRequiredProperty(LEGACY, Boolean.class)) {
+            incomplete.resubmitIncompletePublications(publication -> true);
+        } else {
+            incomplete.resubmitIncompletePublications(ResubmissionOptions.defaults());
+        }
     }
 
     private static void publish(ConfigurableApplicationContext shop, Object event, boolean rollBack) {

@@ -138,8 +138,9 @@ class MappedStubs:
         as_of: datetime,
         run_id: int,
         kept: timedelta,
-    ) -> bool:
-        """Keeps a look in the control database, in the transaction of `cursor`; false: a later one is kept already.
+    ) -> list[Key] | None:
+        """Keeps a look in the control database, in the transaction of `cursor`; returns messages that it left out because their key
+        is longer than the contract allows, 10,000 of them at most. None: a later look is kept already.
 
         `began_at`, `ended_at`: the control database's clock before and after the look; new rows are due at `as_of`; closed rows
         that were not met for `kept` are forgotten.
@@ -164,13 +165,15 @@ class MappedStubs:
         cursor.execute(_SQL["last_look"], values)
         for last in (LastLook(*row) for row in cursor.fetchall()):
             if last.began_at >= began_at:
-                return False
+                return None
             if (last.mapping, last.server) == (self._mapping.fingerprint, look.server):
                 values |= {"known_from": last.window_from, "known_since": last.began_at}
         cursor.execute(_SQL["make_room"])
         rows.seek(0)
         cursor.copy_expert("COPY mapped_row FROM STDIN (FORMAT csv)", rows)
         cursor.execute(_SQL["one_row_a_key"], values)
+        cursor.execute(_SQL["left_out"], {**values, "listed": _CHUNK})
+        left_out = [Key(topic or "", message_id or "") for topic, message_id in cursor.fetchall()]
         if look.slot_at is not None:
             cursor.execute(_SQL["slot_is_past"], values)
         for name in ("remember", *self._remember_more(values), "remember_gone", "forget"):
@@ -178,7 +181,7 @@ class MappedStubs:
                 cursor.execute(_SQL[name], values)
         cursor.execute(_SQL["record_look"], values)
         cursor.execute("DROP TABLE mapped_seen, mapped_row")
-        return True
+        return left_out
 
     def last_look(self) -> LastLook | None:
         """Null: there was none."""
@@ -456,10 +459,19 @@ class MappedStubAudit:
         return []
 
     def never_looked_at(self, since: datetime, limit: int) -> list[Key]:
-        return []
+        values = {"store": self._shard, "since": since, "limit": limit}
+        return [Key(*row) for row in self._control.rows(_SQL["never_looked_at"], values)]
 
     def overdue(self, since: Mapping[str, datetime], after: Key, limit: int) -> list[Key]:
-        return []
+        values = {
+            "store": self._shard,
+            "topics": list(since),
+            "instants": list(since.values()),
+            "after_topic": after.topic,
+            "after_id": after.message_id,
+            "limit": limit,
+        }
+        return [Key(*row) for row in self._control.rows(_SQL["overdue"], values)]
 
     def confirmed_between(
         self, topic: str, start: datetime, end: datetime, after: tuple[str, str], limit: int

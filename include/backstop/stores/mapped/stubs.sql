@@ -24,6 +24,11 @@ FROM mapped_row
 WHERE coalesce(octet_length(topic), 0) <= %(topic_bytes)s AND coalesce(octet_length(message_id), 0) <= %(id_bytes)s
 GROUP BY 1, 2;
 
+-- name: left_out: ... and those that no key of the control database holds, the first of them
+SELECT DISTINCT topic, message_id FROM mapped_row
+WHERE octet_length(topic) > %(topic_bytes)s OR octet_length(message_id) > %(id_bytes)s
+LIMIT %(listed)s;
+
 -- name: slot_is_past: ... of which the relay's slot is past the end that the log had when a look first met them
 UPDATE mapped_seen s SET state = 'sent' FROM mapped_stub m
 WHERE m.store = %(store)s::text AND m.topic = s.topic AND m.message_id = s.message_id AND s.state = 'unsent'
@@ -254,6 +259,20 @@ GROUP BY m.topic;
 -- name: exhausted: a page of the exhausted rows, by key
 SELECT m.topic, m.message_id FROM mapped_stub m
 WHERE m.store = %(store)s::text AND m.status = 'exhausted' AND (m.topic, m.message_id) > (%(after_topic)s::text, %(after_id)s::text)
+ORDER BY m.topic, m.message_id LIMIT %(limit)s;
+
+-- name: never_looked_at: pending rows that have been due for long and were not judged since
+SELECT m.topic, m.message_id FROM mapped_stub m
+WHERE m.store = %(store)s::text AND m.status = 'pending' AND m.next_check_at < %(since)s::timestamptz
+    AND coalesce(m.judged_at, '-infinity') < %(since)s::timestamptz
+ORDER BY m.next_check_at LIMIT %(limit)s;
+
+-- name: overdue: a page of the pending rows whose horizons began long ago, by key
+SELECT m.topic, m.message_id FROM mapped_stub m
+JOIN unnest(%(topics)s::text[], %(instants)s::timestamptz[]) AS k (topic, since) ON k.topic = m.topic
+WHERE m.store = %(store)s::text AND m.status = 'pending'
+    AND greatest(m.created_at, m.first_seen_at, m.state_seen_at, m.attempted_at) < k.since
+    AND (m.topic, m.message_id) > (%(after_topic)s::text, %(after_id)s::text)
 ORDER BY m.topic, m.message_id LIMIT %(limit)s;
 
 -- name: no_taker_between: a page of one topic's rows that no group owed, by when that was decided
