@@ -19,6 +19,7 @@ from backstop.decisions.list_cases import show
 from backstop.decisions.propose import proposed
 from backstop.decisions.questions import asked, choose, show_now
 from backstop.model.errors import DecisionRefused, StoreUnavailable
+from backstop.reports.proposed_edit import ContentBefore, contents_before
 from backstop.watch import parked as watched
 from control_world import World, servers, world  # noqa: F401
 from parked_world import DATABASE, GROUP, TOPIC, ParkedWorld
@@ -143,6 +144,18 @@ def test_an_approval_discards_of_a_key_what_there_was_when_it_was_proposed(
     done = shop.answer(case_id, "approve", who="bob", proposal=waits.proposal_id)
     assert done.counts == {"discarded": 2}
     shop.work(lambda: shop.parked() == {} and shop.effects() == ["a-3"])
+
+
+def test_a_proposed_content_of_a_head_is_shown_beside_the_present_one(shop: ParkedWorld) -> None:
+    two = shop.world.settings.people.model_copy(update={"second_person": ("edit_head",)})
+    shop.world.settings = shop.world.settings.model_copy(update={"people": two})
+    case_id = shop.park("a-1", failing="a-1")
+    assert shop.answer(case_id, "edit_head", content=b"mended").counts == {"proposed": 1}
+    world, (case, _) = shop.world, show(shop.world.conn, case_id)
+    waits = proposed(world.conn, case_id)
+    assert waits is not None and waits.content == b"mended"
+    before = contents_before(world.conn, world.settings, world.connections, case, waits)
+    assert before == [ContentBefore(None, "a-1", b"{}")]
 
 
 def test_an_answer_to_a_form_that_did_not_say_which_messages_it_showed_discards_no_key(

@@ -1,5 +1,5 @@
 // Stacked bars, with the same numbers for who cannot see them.
-import { Box } from "@chakra-ui/react";
+import { Box, VisuallyHidden } from "@chakra-ui/react";
 import { BarController, BarElement, CategoryScale, Chart, Legend, LinearScale, Tooltip } from "chart.js";
 import { useEffect, useRef } from "react";
 
@@ -31,10 +31,30 @@ export const Bars = ({ label, names, stacks }: { label: string; names: string[];
     });
     return () => chart.destroy();
   }, [names, stacks]);
-  const sums = stacks.map((stack) => `${stack.label}: ${stack.values[stack.values.length - 1] ?? 0}`).join(", ");
   return (
-    <Box h="16rem" color="fg">
-      <canvas ref={canvas} role="img" aria-label={`${label}. ${sums}`} />
+    <Box position="relative">
+      <Box h="16rem" color="fg">
+        <canvas ref={canvas} role="img" aria-label={label} />
+      </Box>
+      <VisuallyHidden>
+        <table>
+          <caption>{label}</caption>
+          <thead>
+            <tr>
+              <td />
+              {stacks.map((stack) => <th key={stack.label} scope="col">{stack.label}</th>)}
+            </tr>
+          </thead>
+          <tbody>
+            {names.map((name, place) => (
+              <tr key={place}>
+                <th scope="row">{name}</th>
+                {stacks.map((stack) => <td key={stack.label}>{stack.values[place] ?? 0}</td>)}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </VisuallyHidden>
     </Box>
   );
 };

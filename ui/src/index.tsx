@@ -1,9 +1,9 @@
 // The component that Airflow mounts at /plugin/backstop/*.
-import { Badge, Box, ChakraProvider, Flex } from "@chakra-ui/react";
+import { Badge, Box, Button, ChakraProvider, Flex } from "@chakra-ui/react";
 import { useEffect, useRef, type ReactNode } from "react";
 import { NavLink, useLocation, useParams } from "react-router-dom";
 import { useGet } from "./api";
-import { BASE, Empty } from "./parts";
+import { BASE, CONTENT, Empty } from "./parts";
 import { Case, Cases } from "./pages/cases";
 import { DeadLetter, DeadLetters } from "./pages/dead_letters";
 import { Deliveries } from "./pages/deliveries";
@@ -30,11 +30,27 @@ const PAGES: [string, string, (id?: string) => ReactNode][] = [
   ["settings", texts.nav.settings, () => <Settings />],
 ];
 
+const HOST_TITLE = document.title;
+// The page that was shown last. Airflow may mount the console anew for each address.
+let shown: string | null = null;
+
 const Console = () => {
   const rest = (useParams()["*"] ?? "").split("/").filter(Boolean);
   const [name = "", id] = rest;
   const { pathname } = useLocation();
   const content = useRef<HTMLDivElement>(null);
+  // From page to page the focus follows: to the title, or to where it will be when the page is there.
+  useEffect(() => {
+    const from = shown;
+    shown = pathname;
+    if (from !== null && from !== pathname && !content.current?.contains(document.activeElement)) (content.current?.querySelector("h1") ?? content.current)?.focus();
+  }, [pathname]);
+  useEffect(
+    () => () => {
+      document.title = HOST_TITLE;
+    },
+    [],
+  );
   const page =
     name === "deliveries" ? () => <Deliveries />
     : name === "duties" ? () => <Duties />
@@ -58,6 +74,18 @@ const Console = () => {
   }, []);
   return (
     <Box p={{ base: 2, md: 4 }} data-testid="backstop" h="full" overflowY="auto" color="fg" overflowWrap="anywhere">
+      <Button
+        size="sm"
+        position="absolute"
+        zIndex="skipNav"
+        top={1}
+        left="-999rem"
+        _focusVisible={{ left: 1 }}
+        onClick={() => content.current?.focus()}
+        data-testid="skip"
+      >
+        {texts.skip}
+      </Button>
       <Flex as="nav" aria-label={texts.title} gap={1} wrap="wrap" mb={4} borderBottomWidth={1} pb={2}>
         {PAGES.map(([one, label]) => {
           const current = one === name;
@@ -85,7 +113,7 @@ const Console = () => {
           );
         })}
       </Flex>
-      <Box ref={content} key={pathname} minW={0}>
+      <Box ref={content} key={pathname} minW={0} id={CONTENT} tabIndex={-1}>
         {page ? page(id) : <Empty>{texts.noPage}</Empty>}
       </Box>
     </Box>

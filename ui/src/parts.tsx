@@ -1,6 +1,6 @@
 // What the pages are made of.
 import { Alert, Badge, Box, Button, Flex, Heading, Input, Link, Spinner, Stack, Table, Text, Textarea } from "@chakra-ui/react";
-import { useEffect, useId, useState, type ReactNode } from "react";
+import { useEffect, useId, useRef, useState, type ReactNode } from "react";
 import { Link as RouterLink, useSearchParams } from "react-router-dom";
 import { address, ask, problemOf, useGet, type Action, type Got, type Problem } from "./api";
 import { texts } from "./texts";
@@ -126,14 +126,25 @@ export const Tag = ({ children, kind = children }: { children: string; kind?: st
   </Badge>
 );
 
-export const Title = ({ children, actions }: { children: ReactNode; actions?: ReactNode }) => (
-  <Flex align="center" justify="space-between" gap={3} wrap="wrap" mb={3}>
-    <Heading as="h1" size="xl">
-      {children}
-    </Heading>
-    {actions}
-  </Flex>
-);
+// The page's name: the window has it, too, and it has the focus once somebody has come here from another page.
+export const CONTENT = "backstop-content";
+export const Title = ({ children, actions }: { children: string; actions?: ReactNode }) => {
+  const heading = useRef<HTMLHeadingElement>(null);
+  useEffect(() => {
+    document.title = `${children} - ${texts.title}`;
+  }, [children]);
+  useEffect(() => {
+    if (document.activeElement?.id === CONTENT) heading.current?.focus();
+  }, []);
+  return (
+    <Flex align="center" justify="space-between" gap={3} wrap="wrap" mb={3}>
+      <Heading as="h1" size="xl" ref={heading} tabIndex={-1}>
+        {children}
+      </Heading>
+      {actions}
+    </Flex>
+  );
+};
 export const Section = ({ title, children }: { title: string; children: ReactNode }) => {
   const id = useId();
   return (
@@ -157,7 +168,7 @@ export const Failure = ({ problem }: { problem: Problem }) => {
   const kept = problem.unaffected || (away ? texts.failed.networkKept : "");
   const next = problem.next_step || (away ? texts.failed.networkNext : "");
   return (
-    <Alert.Root status="error" my={3} data-testid="failure">
+    <Alert.Root role="alert" status="error" my={3} data-testid="failure">
       <Alert.Content>
         <Alert.Title>{texts.failed.title}</Alert.Title>
         <Alert.Description>

@@ -269,27 +269,20 @@ def show_proposed(
     ] = False,
 ) -> None:
     """Write a proposed new content to stdout, unchanged; the rest of the proposal goes to stderr."""
+    from backstop.decisions.list_cases import show
     from backstop.decisions.propose import proposed
     from backstop.model.errors import DecisionRefused
-    from backstop.reports.export_letters import read_letters
-    from backstop.reports.letters import UNDECIDED, LetterFilter
+    from backstop.reports.proposed_edit import ContentBefore, contents_before
 
-    old: list[dict[str, Any]] = []
-    with context.control(context.load_settings(), context.connections()) as conn:
+    settings, known = context.load_settings(), context.connections()
+    old: list[ContentBefore] = []
+    with context.control(settings, known) as conn:
         waits = proposed(conn, case_id)
         if waits is not None and waits.content is not None:
             context.note_reading(conn, f"case {case_id}", {"proposal": waits.proposal_id})
             if diff:
-                letters = read_letters(
-                    conn, LetterFilter(None, None, UNDECIDED, None, None, case_id, None)
-                )
-                named = waits.named
-                old = [
-                    one
-                    for one in letters
-                    if not named
-                    or {str(one["message_id"]), str(one["dead_letter_id"])} & set(named)
-                ]
+                case, _ = show(conn, case_id, members=0)
+                old = contents_before(conn, settings, known, case, waits)
     if waits is None:
         raise DecisionRefused(
             f"Nothing is proposed of case {case_id}.",
@@ -304,13 +297,14 @@ def show_proposed(
         return
     if not old:
         raise DecisionRefused(
-            "There is no undecided dead letter to compare with.",
+            "There is no undecided dead letter or parked message to compare with.",
             unaffected="Nothing was changed.",
             next_step=f"See the new content alone: backstop cases proposed {case_id}",
         )
-    for letter in old:
-        before, now = (_lines(content) for content in (letter["content"] or b"", waits.content))
-        name = f"dead letter {letter['dead_letter_id']}, {letter['message_id']}"
+    for one in old:
+        before, now = (_lines(content) for content in (one.content or b"", waits.content))
+        whose = "the head" if one.dead_letter is None else f"dead letter {one.dead_letter}"
+        name = f"{whose}, {one.message_id}"
         for changed in unified_diff(
             before, now, name, f"proposal {waits.proposal_id}", lineterm=""
         ):

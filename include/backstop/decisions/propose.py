@@ -22,6 +22,7 @@ import psycopg2
 from backstop.cases.intend import refused
 from backstop.config.people import PeopleSettings
 from backstop.control.decision_log import append
+from backstop.decisions.actions import OPTIONS
 from backstop.sql.named import load
 
 _SQL = load("backstop.decisions", "proposals.sql")
@@ -45,11 +46,9 @@ class Proposal:
     """Whose login to the control database proposed it; null: from before that was kept."""
 
     def __str__(self) -> str:
-        ids = self.options.get("message_ids") or self.options.get("letters")
-        beside = [
-            f"{name} {value}" for name, value in self.options.items() if name in ("more", "sample")
-        ]
-        beside += [f"{len(ids)} named: {', '.join(str(one) for one in ids)}"] if ids else []
+        beside = [f"{name} {value}" for name, value in said_beside(self.options).items()]
+        if self.named:
+            beside.append(f"{len(self.named)} named: {', '.join(self.named)}")
         if self.content is not None:
             beside.append(
                 f"a new content of {len(self.content)} bytes, SHA-256 {sha256(self.content).hexdigest()}"
@@ -61,13 +60,22 @@ class Proposal:
     @property
     def named(self) -> tuple[str, ...]:
         """The messages or letters that were named; none: every open delivery of the case, as it was when it was proposed."""
-        return tuple(
-            str(one)
-            for one in (
-                *(self.options.get("message_ids") or ()),
-                *(self.options.get("letters") or ()),
-            )
-        )
+        return *named_in(self.options, "message_ids"), *named_in(self.options, "letters")
+
+
+def named_in(options: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """What a proposal names: `message_ids` or `letters`."""
+    value = options.get(name)
+    return tuple(str(one) for one in (value if isinstance(value, list | tuple) else [value]) if one)
+
+
+def said_beside(options: Mapping[str, Any]) -> dict[str, str]:
+    """What else was said beside the action and is applied with it, such as `more`; the content is kept by itself."""
+    return {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in options.items()
+        if name in OPTIONS and name not in ("message_ids", "letters") and value is not None
+    }
 
 
 def needs_second(people: PeopleSettings, action: str, options: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from backstop.decisions.actions import ACTIONS
 from backstop.decisions.list_cases import Case, CaseMember
-from backstop.decisions.propose import Proposal
+from backstop.decisions.propose import Proposal, said_beside
 
 EXAMPLES = 10
 LONGEST = 300
@@ -79,9 +79,8 @@ def body_of(
         ]
         lines.append(f"- why: {code(proposal.why)}")
         lines += [
-            f"- {name}: {code(_text(value))}"
-            for name, value in proposal.options.items()
-            if name in ("more", "sample")
+            f"- {plain(name)}: {code(value)}"
+            for name, value in said_beside(proposal.options).items()
         ]
         if proposal.content is not None:
             lines.append(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backstop.model.errors import ConfigurationError
+from backstop.model.records import Verdict
 from backstop.reports.filters import read_filter
 from backstop.sql.named import load
 
@@ -96,8 +97,8 @@ LISTS = {
     "requests": Listing(
         "requests",
         {"request": int},
-        ("topic", "state", "id", "batch", "run", "plan", "day"),
-        {"state": _REQUESTS},
+        ("topic", "state", "id", "batch", "run", "plan", "day", "held"),
+        {"state": _REQUESTS, "held": ("yes", "no")},
     ),
     "batches": Listing(
         "batches",
@@ -111,6 +112,12 @@ LISTS = {
         {"place": int},
         ("group", "reason", "state"),
         {"state": ("planned", "requested", "left_out")},
+    ),
+    "verdicts": Listing(
+        "verdicts_of_run",
+        {"topic": str, "group": str, "verdict": str},
+        ("topic", "group", "verdict"),
+        {"verdict": tuple(Verdict.__members__)},
     ),
     "runs": Listing("runs", {"run": int}, ("duty", "state"), {"state": _RUNS}),
     "queues": Listing("queues", {"topic": str, "group": str, "queue": int}, ("topic", "group")),

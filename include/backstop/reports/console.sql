@@ -90,7 +90,8 @@ SELECT c.case_id AS "case", c.kind, c.topic, c.consumer_group AS "group", c.seve
         AS open_members,
     (SELECT count(*) FROM (SELECT 1 FROM dead_letter d WHERE d.case_id = c.case_id LIMIT 10001) d) AS dead_letters,
     q.dag_run_id AS dag_run, q.shown_at AS asked_at,
-    p.proposal_id AS proposal, p.action AS proposed, p.who AS proposed_by, p.why AS proposed_why, p.proposed_at
+    p.proposal_id AS proposal, p.action AS proposed, p.who AS proposed_by, p.why AS proposed_why, p.proposed_at,
+    p.options, p.content_bytes AS proposed_content_bytes, p.content_sha256 AS proposed_content_sha256
 FROM case_file c
 LEFT JOIN case_question q ON q.case_id = c.case_id AND q.ended_at IS NULL
 LEFT JOIN proposal p ON p.case_id = c.case_id AND p.ended_at IS NULL AND p.proposed_at >= c.opened_at
@@ -205,7 +206,7 @@ WHERE (%(topic)s::text IS NULL OR q.topic = %(topic)s) AND (%(state)s::text IS N
         WITH RECURSIVE known (topic) AS (SELECT min(topic) FROM resend_request
             UNION ALL SELECT (SELECT min(x.topic) FROM resend_request x WHERE x.topic > known.topic) FROM known WHERE known.topic IS NOT NULL)
         SELECT topic FROM known WHERE topic IS NOT NULL)))) AND (%(batch)s::bigint IS NULL OR q.batch_id = %(batch)s)
-    AND (%(run)s::bigint IS NULL OR q.run_id = %(run)s)
+    AND (%(run)s::bigint IS NULL OR q.run_id = %(run)s) AND (%(held)s::text IS NULL OR q.held = (%(held)s = 'yes'))
     AND (%(plan)s::bigint IS NULL OR EXISTS (
         SELECT 1 FROM incident_delivery d
         WHERE d.run_id = %(plan)s AND d.asked_at IS NOT NULL
@@ -301,8 +302,11 @@ SELECT k.suite, k.passed, k.expectations, k.failed, k.checked_at FROM data_check
 SELECT c.topic, c.consumer_group AS "group", c.verdict, c.deliveries, c.eligible, c.newly
 FROM verdict_count c
 WHERE c.run_id = %(run_id)s
+    AND (%(topic)s::text IS NULL OR c.topic = %(topic)s) AND (%(group)s::text IS NULL OR c.consumer_group = %(group)s)
+    AND (%(verdict)s::text IS NULL OR c.verdict = %(verdict)s)
     AND (%(of_teams)s::text[] IS NULL OR CASE WHEN c.topic = ANY (%(of_teams)s) THEN c.topic = ANY (%(readable)s) ELSE %(others)s END)
-ORDER BY 1, 2, 3 LIMIT 1000;
+    AND (%(after_1)s::text IS NULL OR (c.topic, c.consumer_group, c.verdict) > (%(after_1)s, %(after_2)s, %(after_3)s))
+ORDER BY c.topic, c.consumer_group, c.verdict LIMIT %(limit)s;
 
 -- name: reads_of_run: what it could not read to the end
 SELECT s.subject, s.detail FROM staged_read s JOIN run USING (run_id, stage)

@@ -113,8 +113,14 @@ def open_leases(settings: Settings, connections: Connections, store: str) -> Lea
     return MariaLeases(store, url) if _in_mariadb(settings, store) else PostgresLeases(store, url)
 
 
-def open_parking(settings: Settings, connections: Connections, store: str) -> PostgresParking:
-    """Ordered consumption in the consumer database `store`; nothing is connected before its first use."""
+def open_parking(
+    settings: Settings,
+    connections: Connections,
+    store: str,
+    patience: timedelta = STATEMENT_TIMEOUT,
+) -> PostgresParking:
+    """Ordered consumption in the consumer database `store`, each of whose statements may take `patience`; nothing is connected before
+    its first use."""
     if store not in settings.consumers:
         raise _not_named("consumers", store, settings.consumers)
     _require_own(settings.consumers[store].mapping, store)
@@ -124,7 +130,8 @@ def open_parking(settings: Settings, connections: Connections, store: str) -> Po
             unaffected="Nothing was read or changed there.",
             next_step="Ordered consumption needs a consumer database in PostgreSQL (docs/how-to/mariadb.md).",
         )
-    return PostgresParking(store, connections.url(settings.consumers[store].connection))
+    url = connections.url(settings.consumers[store].connection)
+    return PostgresParking(store, url, patience)
 
 
 def open_mariadb_books(settings: Settings, connections: Connections, store: str) -> MariaBooks:

@@ -2,6 +2,7 @@ import { Box, Button, Flex, Input, Stack, Text, Textarea } from "@chakra-ui/reac
 import { useState } from "react";
 import { useSearchParams } from "react-router-dom";
 import { answer, api, ask, problemOf, useGet, useList, type FormOf, type Problem, type Row } from "../api";
+import { Diff } from "../diff";
 import { Empty, Facts, Failure, FilterBar, Loaded, MessageLink, More, Out, Raw, Rows, Said, Section, Tag, Title, To, When, filterOf, pathOf } from "../parts";
 import { texts } from "../texts";
 
@@ -9,7 +10,9 @@ type CaseRowOf = { case: number; kind: string; topic: string; group: string; sev
 type AnswerOf = { name: string; does: string; allowed: boolean; why_not: string | null };
 export type CaseOf = CaseRowOf & {
   evidence: Row; run: number | null; why: string | null; members: number; open_members: number; dead_letters: number;
-  proposed: string | null; proposed_by: string | null; proposed_why: string | null;
+  proposal: number | null; proposed: string | null; proposed_by: string | null; proposed_why: string | null;
+  proposed_with: Record<string, string>; proposed_messages: string[]; proposed_dead_letters: string[];
+  proposed_content_bytes: number | null; proposed_content_sha256: string | null;
   actions: AnswerOf[]; form: FormOf | null;
   notes: { number: number; written_at: string; written_by: string; note: string }[];
   questions: { number: number; asked_at: string; answered_by: string | null; answer: string | null; how: string | null; said: string | null }[];
@@ -76,8 +79,8 @@ export const Case = ({ id }: { id: string }) => {
               [texts.columns.decision, row.decision ? `${row.decision}, ${row.decided_by ?? ""}: ${row.why ?? ""}` : null],
             ]}
           />
-          {row.proposed ? <Text mb={3}>{`${texts.cases.proposed(row.proposed_by ?? "", row.proposed)}: ${row.proposed_why ?? ""}`}</Text> : null}
-          {row.actions.length > 0 ? <Section title={texts.cases.answers}><Answers row={row} after={got.again} /></Section> : null}
+          {row.proposed ? <Section title={texts.cases.proposal}><Proposed key={row.proposal} row={row} proposed={row.proposed} /></Section> : null}
+          {row.actions.length > 0 ? <Section title={texts.cases.answers}><Answers key={`${row.form?.href} ${row.proposal}`} row={row} after={got.again} /></Section> : null}
           <Section title={texts.cases.members}><Members id={id} /></Section>
           <Section title={texts.cases.evidence}><Raw value={row.evidence} /></Section>
           <Section title={texts.cases.notes}><Notes row={row} after={got.again} /></Section>
@@ -101,13 +104,101 @@ export const Case = ({ id }: { id: string }) => {
   );
 };
 
-const FIELDS: Record<string, { label: string; lines?: boolean; number?: boolean; of: string[] | null }> = {
-  ids: { label: texts.cases.ids, lines: true, of: null },
+const FIELDS: Record<string, { label: string; lines?: boolean; number?: boolean; of: string[] }> = {
+  ids: { label: texts.cases.ids, lines: true, of: ["raise", "void", "discard", "resend", "replay", "replay_sample", "edit", "leave"] },
   more: { label: texts.cases.more, number: true, of: ["raise"] },
   sample: { label: texts.cases.sample, number: true, of: ["replay_sample"] },
   broker: { label: texts.cases.broker, of: ["drained"] },
   secret_content: { label: texts.cases.content, lines: true, of: ["edit", "edit_head"] },
   secret_content_base64: { label: texts.cases.contentBase64, lines: true, of: ["edit", "edit_head"] },
+};
+
+// The fields that belong to an answer. What was typed for another one is not shown, and not sent.
+const fieldsOf = (form: FormOf, chosen: string): string[] => form.fields.filter((name) => FIELDS[name]?.of.includes(chosen));
+
+// All of what a second person approves; the contents when they are asked for, because reading them is logged.
+const Proposed = ({ row, proposed }: { row: CaseOf; proposed: string }) => {
+  const named = [
+    ...row.proposed_messages.map((id) => <MessageLink topic={row.topic} id={id} />),
+    ...row.proposed_dead_letters.map((number) => <To to={pathOf(`/dead-letters/${number}`)}>{`${texts.columns.letter} ${number}`}</To>),
+  ];
+  return (
+    <Box data-testid="proposed">
+      <Text mb={2}>{`${texts.cases.proposed(row.proposed_by ?? "", proposed)}: ${row.proposed_why ?? ""}`}</Text>
+      <Facts
+        facts={[
+          ...Object.entries(row.proposed_with).map(([name, value]): [string, string] => [FIELDS[name]?.label ?? name, value]),
+          [
+            texts.cases.named,
+            named.length === 0 ? (
+              texts.cases.everyOpen
+            ) : (
+              <Box as="ul" maxH="16rem" overflowY="auto" tabIndex={0} aria-label={texts.cases.named}>
+                {named.map((one, number) => <li key={number}>{one}</li>)}
+              </Box>
+            ),
+          ],
+          [texts.cases.newContent, row.proposed_content_bytes === null ? null : texts.cases.newContentIs(row.proposed_content_bytes, row.proposed_content_sha256 ?? "")],
+        ]}
+      />
+      {row.proposed_content_bytes === null ? null : <ProposedContent row={row} />}
+    </Box>
+  );
+};
+
+type ContentOf = { text: string | null; base64: string | null };
+type ProposedContentOf = ContentOf & { before: (ContentOf & { dead_letter: number | null; message_id: string | null })[] };
+
+const Content = ({ of }: { of: ContentOf }) =>
+  of.text !== null ? <Raw value={of.text} />
+  : of.base64 !== null ? <><Text>{texts.deadLetters.binary}</Text><Raw value={of.base64} /></>
+  : <Text>{texts.deadLetters.purged}</Text>;
+
+const ProposedContent = ({ row }: { row: CaseOf }) => {
+  const [why, setWhy] = useState("");
+  const [content, setContent] = useState<ProposedContentOf | null>(null);
+  const [problem, setProblem] = useState<Problem | null>(null);
+  const approve = row.actions.find((action) => action.name === "approve");
+  const read = () =>
+    ask<ProposedContentOf>(api(`/cases/${row.case}/proposals/${row.proposal}/content`), "POST", { why }).then(
+      (found) => {
+        setProblem(null);
+        setContent(found);
+      },
+      (error: unknown) => setProblem(problemOf(error)),
+    );
+  return (
+    <Stack gap={2} mb={4}>
+      {content === null ? (
+        <>
+          <Text fontSize="xs" color="fg.muted">{approve?.allowed ? texts.deadLetters.readHelp : `${texts.greyed}: ${approve?.why_not ?? ""}`}</Text>
+          <Flex gap={2} wrap="wrap">
+            {approve?.allowed ? <Input size="sm" maxW="20rem" aria-label={texts.why} placeholder={texts.why} value={why} onChange={(event) => setWhy(event.target.value)} /> : null}
+            <Button size="sm" disabled={!approve?.allowed} onClick={() => void read()} data-testid="read-proposed">{texts.cases.readProposed}</Button>
+          </Flex>
+        </>
+      ) : content.before.length === 0 ? (
+        <Content of={content} />
+      ) : (
+        content.before.map((one, number) => (
+          <Box key={number}>
+            <Text fontWeight="semibold">{`${one.dead_letter === null ? texts.cases.head : `${texts.columns.letter} ${one.dead_letter}`}, ${one.message_id ?? "?"}`}</Text>
+            {one.text !== null && content.text !== null ? (
+              <Diff before={one.text} after={content.text} />
+            ) : (
+              <>
+                <Text>{texts.deadLetters.before}</Text>
+                <Content of={one} />
+                <Text>{texts.deadLetters.after}</Text>
+                <Content of={content} />
+              </>
+            )}
+          </Box>
+        ))
+      )}
+      {problem ? <Failure problem={problem} /> : null}
+    </Stack>
+  );
 };
 
 // The answer is Airflow's own record of who answered what: it goes where Airflow's form sends it.
@@ -121,7 +212,7 @@ const Answers = ({ row, after }: { row: CaseOf; after: () => void }) => {
     if (form === null || chosen === null) return;
     setProblem(null);
     const inputs = Object.fromEntries(
-      form.fields.flatMap((name) => {
+      ["why", ...fieldsOf(form, chosen)].flatMap((name) => {
         const text = given[name];
         return text?.trim() ? [[name, FIELDS[name]?.number ? Number(text) : text]] : [];
       }),
@@ -161,7 +252,7 @@ const Answers = ({ row, after }: { row: CaseOf; after: () => void }) => {
         <Stack gap={2} borderWidth={1} borderRadius="md" p={3} maxW="36rem">
           <label htmlFor="backstop-why">{`${chosen}: ${texts.why}`}</label>
           <Textarea id="backstop-why" value={given["why"] ?? ""} onChange={set("why")} data-testid="why" />
-          {form.fields.filter((name) => FIELDS[name] && (FIELDS[name].of === null || FIELDS[name].of.includes(chosen))).map((name) => (
+          {fieldsOf(form, chosen).map((name) => (
             <Box key={name}>
               <label htmlFor={`backstop-${name}`}>{FIELDS[name]!.label}</label>
               {FIELDS[name]!.lines ? (

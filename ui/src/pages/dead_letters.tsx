@@ -118,7 +118,7 @@ const Exports = ({ actions }: { actions: Action[] }) => {
         </Button>
       ) : null}
       {contents ? <Do label={texts.deadLetters.exportContents} action={contents} after={take} /> : null}
-      {said ? <Text role="note" data-testid="exported">{said}</Text> : null}
+      {said ? <Text role="status" data-testid="exported">{said}</Text> : null}
       {problem ? <Failure problem={problem} /> : null}
     </Flex>
   );
@@ -348,7 +348,7 @@ const Edit = ({ row, old }: { row: WholeOf; old: string }) => {
           </Button>
         </>
       ) : null}
-      {sent && form ? <Text role="note" data-testid="edit-sent">{texts.deadLetters.sent} <Out href={form.page}>{texts.cases.inAirflow}</Out></Text> : null}
+      {sent && form ? <Text role="status" data-testid="edit-sent">{texts.deadLetters.sent} <Out href={form.page}>{texts.cases.inAirflow}</Out></Text> : null}
       {problem ? <Failure problem={problem} /> : null}
     </Stack>
   );

@@ -29,6 +29,7 @@ const COLOURS: Record<string, string> = {
   PARKED: "#805ad5", BACKLOGGED: "#3182ce", IN_PROGRESS: "#63b3ed", CONFIRMED: "#2f855a",
 };
 const BAD = ["lost", "unsent", "stalled", "unknown", "exhausted", "dead_lettered", "parked", "dead_letters_open"];
+const UNDER_WAY = ["backlogged", "in_progress", "dead_letters_replaying", "resends_open", "resends_claimed"];
 
 const Tile = ({ label, number, to, bad }: { label: string; number: number; to: string; bad: boolean }) => (
   <Box borderWidth={1} borderRadius="md" p={3} borderColor={bad && number > 0 ? "red.solid" : "border"} data-testid={`tile-${label}`}>
@@ -43,10 +44,16 @@ const Tile = ({ label, number, to, bad }: { label: string; number: number; to: s
   </Box>
 );
 
-// What is not done, and what keeps Backstop from knowing: a duty that is overdue has not looked.
-const notDone = (of: OverviewOf): number =>
-  of.numbers.filter((one) => BAD.includes(one.name) && one.number > 0).length + of.cases.length + overdueOf(of);
+const some = (of: OverviewOf, names: string[]) => of.numbers.filter((one) => names.includes(one.name) && one.number > 0);
 const overdueOf = (of: OverviewOf): number => of.duties.filter((duty) => duty.overdue).length;
+const findingsOf = (of: OverviewOf): number => of.findings.filter((one) => one.severity !== "info").length;
+
+// Whether everything is done. What keeps Backstop from knowing counts, too: a duty that is overdue has not looked.
+const answerOf = (of: OverviewOf): string => {
+  if (some(of, BAD).length + of.cases.length + overdueOf(of) + findingsOf(of) > 0) return texts.overview.notDone;
+  const underWay = some(of, UNDER_WAY).map((one) => `${texts.numbers[one.name] ?? one.name} (${one.number.toLocaleString()})`);
+  return underWay.length > 0 ? texts.overview.underWay(underWay.join(", ")) : texts.overview.allDone;
+};
 
 const pageOf = (rows: RowsOf): string => pathOf(rows.list, { filter: rows.filter });
 
@@ -107,7 +114,7 @@ export const Overview = () => {
           return (
             <>
               <Text mb={3} data-testid="answer">
-                <strong>{notDone(data) === 0 ? texts.overview.allDone : texts.overview.notDone}</strong>{" "}
+                <strong>{answerOf(data)}</strong>{" "}
                 {`${texts.newestLook}: `}
                 {data.newest_look_at ? <When at={data.newest_look_at} /> : texts.never}
               </Text>
@@ -229,18 +236,18 @@ export const Duties = () => {
 export const Card = () => {
   const got = useGet<OverviewOf>("/overview", 60);
   if (got.data === null) return null;
-  const bad = got.data.numbers.filter((one) => BAD.includes(one.name) && one.number > 0);
   return (
     <Box borderWidth={1} borderRadius="md" p={3} data-testid="backstop-card">
       <Flex gap={4} wrap="wrap" align="baseline">
         <To to={pathOf("")}>
           <strong>{texts.title}</strong>
         </To>
-        {notDone(got.data) === 0 ? <Text>{texts.overview.allDone}</Text> : null}
-        {bad.map((one) => (
+        <Text>{answerOf(got.data)}</Text>
+        {some(got.data, BAD).map((one) => (
           <To key={one.name} to={pageOf(one.rows)}>{`${texts.numbers[one.name] ?? one.name}: ${one.number.toLocaleString()}`}</To>
         ))}
         {overdueOf(got.data) > 0 ? <To to={OVERDUE}>{`${texts.overview.overdueDuties}: ${overdueOf(got.data)}`}</To> : null}
+        {findingsOf(got.data) > 0 ? <To to={pathOf("")}>{`${texts.overview.findings}: ${findingsOf(got.data)}`}</To> : null}
         {got.data.waits_for_me > 0 ? <To to={pathOf("/cases", { filter: "waits:me" })}>{`${texts.overview.waitsForMe}: ${got.data.waits_for_me}`}</To> : null}
       </Flex>
     </Box>

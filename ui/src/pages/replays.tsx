@@ -181,7 +181,7 @@ const Approval = ({ form, action, after }: { form: FormOf; action: Action | unde
         ))}
       </Flex>
       {action?.allowed ? null : <Text fontSize="xs" color="fg.muted">{`${texts.greyed}: ${action?.why_not ?? ""}`}</Text>}
-      {taken ? <Text role="note" data-testid="taken">{texts.replays.taken}</Text> : null}
+      {taken ? <Text role="status" data-testid="taken">{texts.replays.taken}</Text> : null}
       {problem ? <Failure problem={problem} /> : null}
       <Text fontSize="sm" mt={1}><Out href={form.page}>{texts.cases.inAirflow}</Out></Text>
     </Section>

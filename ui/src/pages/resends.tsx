@@ -60,8 +60,8 @@ export const Resends = () => {
                 { name: texts.columns.state, cell: (row) => <Tag>{row.state}</Tag> },
                 { name: texts.columns.step, number: true, cell: (row) => `${row.step} (${row.step_size})` },
                 { name: texts.columns.released, number: true, cell: (row) => row.released.toLocaleString() },
-                { name: texts.columns.held, number: true, cell: (row) => row.held?.toLocaleString() ?? "" },
-                  { name: texts.columns.lastMinute, number: true, cell: (row) => row.sent_last_minute?.toLocaleString() ?? "" },
+                { name: texts.columns.held, number: true, cell: (row) => (row.held === null ? "" : <To to={pathOf("/resends", { filter: filterOf({ topic: row.topic, state: "open", held: "yes" }) })} label={`${texts.columns.held}: ${row.held}`}>{row.held.toLocaleString()}</To>) },
+                { name: texts.columns.lastMinute, number: true, cell: (row) => row.sent_last_minute?.toLocaleString() ?? "" },
                 { name: texts.columns.case, cell: (row) => (row.case ? <To to={pathOf(`/cases/${row.case}`)}>{row.case}</To> : "") },
                 { name: texts.columns.opened, cell: (row) => <When at={row.created_at} /> },
               ]}

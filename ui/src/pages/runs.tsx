@@ -9,7 +9,8 @@ import { texts } from "../texts";
 type CheckOf = { suite: string; passed: boolean; expectations: number; failed: { name: string; must_hold: string | null; count: number; ids: Record<string, string>[] }[]; checked_at: string };
 type PhaseOf = { name: string; since: string; done: number | null; of: number | null };
 type RunRowOf = { run: number; duty: string; scope: string; state: string; dry_run: boolean; started_at: string; finished_at: string | null; heartbeat_age: number; stuck: boolean; counts: Record<string, number>; phases: Record<string, number>; phase: PhaseOf | null; error: string | null; check_failed: boolean };
-type RunOf = RunRowOf & { as_of: string; stage: number; policy_version: string; code_version: string; checks: CheckOf[]; verdicts: { topic: string; group: string; verdict: string; deliveries: number; eligible: number }[]; unread: { subject: string; detail: string | null }[] };
+type VerdictOf = { topic: string; group: string; verdict: string; deliveries: number; eligible: number };
+type RunOf = RunRowOf & { as_of: string; stage: number; policy_version: string; code_version: string; checks: CheckOf[]; verdicts: VerdictOf[]; unread: { subject: string; detail: string | null }[] };
 
 const counts = (of: Record<string, number>): string => Object.entries(of).filter(([, number]) => number !== 0).map(([name, number]) => `${name} ${number}`).join(", ");
 const took = (row: RunRowOf): string => duration(((row.finished_at ? new Date(row.finished_at) : new Date()).getTime() - new Date(row.started_at).getTime()) / 1000);
@@ -119,21 +120,7 @@ export const Run = ({ id }: { id: string }) => {
               />
             </Section>
           ))}
-          {run.verdicts.length > 0 ? (
-            <Section title={texts.runs.verdicts}>
-              <Rows
-                label={texts.runs.verdicts}
-                empty={texts.none}
-                rows={run.verdicts}
-                columns={[
-                  { name: texts.columns.topic, cell: (row) => row.topic },
-                  { name: texts.columns.group, cell: (row) => row.group },
-                  { name: texts.columns.verdict, cell: (row) => <Tag>{row.verdict}</Tag> },
-                  { name: texts.columns.deliveries, number: true, cell: (row) => row.deliveries.toLocaleString() },
-                ]}
-              />
-            </Section>
-          ) : null}
+          {run.verdicts.length > 0 ? <Section title={texts.runs.verdicts}><Verdicts id={id} /></Section> : null}
           {run.unread.length > 0 ? (
             <Section title={texts.runs.unread}>
               {run.unread.map((one) => <Text key={one.subject}><Said>{`${one.subject}: ${one.detail ?? ""}`}</Said></Text>)}
@@ -142,5 +129,29 @@ export const Run = ({ id }: { id: string }) => {
         </>
       )}
     </Loaded>
+  );
+};
+
+const Verdicts = ({ id }: { id: string }) => {
+  const got = useList<VerdictOf>(`/runs/${encodeURIComponent(id)}/verdicts?limit=200`);
+  return (
+    <>
+      <Loaded got={got}>
+        {(rows) => (
+          <Rows
+            label={texts.runs.verdicts}
+            empty={texts.none}
+            rows={rows}
+            columns={[
+              { name: texts.columns.topic, cell: (row) => row.topic },
+              { name: texts.columns.group, cell: (row) => row.group },
+              { name: texts.columns.verdict, cell: (row) => <Tag>{row.verdict}</Tag> },
+              { name: texts.columns.deliveries, number: true, cell: (row) => row.deliveries.toLocaleString() },
+            ]}
+          />
+        )}
+      </Loaded>
+      <More next={got.next} more={got.more} />
+    </>
   );
 };

@@ -147,3 +147,10 @@ class Changed(Answer):
     """Whether something was changed."""
 
     changed: bool
+
+
+class WhyRead(BaseModel):
+    """Why a content is read; it is kept with who read it."""
+
+    model_config = ConfigDict(extra="forbid")
+    why: str = Field(default="", max_length=10_000, pattern=r"^[^\x00]*$")

@@ -142,7 +142,7 @@ BEGIN
                 WHEN 'message_version' THEN ARRAY['shard', 'topic', 'message_id', 'content_version', 'case_id', 'written_by', 'why',
                     'written_at', 'emptied_at']
                 WHEN 'proposal' THEN ARRAY['proposal_id', 'case_id', 'action', 'who', 'why', 'options', 'proposed_at', 'ended_at',
-                    'ended_by', 'how', 'approving_since']
+                    'ended_by', 'how', 'approving_since', 'content_bytes', 'content_sha256']
                 WHEN 'case_question' THEN ARRAY['case_id', 'number', 'dag_run_id', 'asked_at', 'shown_at', 'shown', 'answered_by', 'answer',
                     'ended_at', 'how', 'said']
                 WHEN 'incident' THEN ARRAY['run_id', 'wanted', 'planned_by', 'why', 'whole', 'too_wide', 'left_out', 'planned_at',

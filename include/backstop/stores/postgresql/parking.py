@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
-from backstop.sql.connection import PostgresConnection, columns
+from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, columns
 from backstop.sql.named import load
 
 _SQL = load("backstop.stores.postgresql", "parking.sql")
@@ -120,8 +120,8 @@ class QueueOwner(NamedTuple):
 class PostgresParking:
     """Ordered consumption in one consumer database. Every method raises StoreUnavailable when it does not answer."""
 
-    def __init__(self, store: str, url: str) -> None:
-        self._connection = PostgresConnection(f"store {store}", url)
+    def __init__(self, store: str, url: str, patience: timedelta = STATEMENT_TIMEOUT) -> None:
+        self._connection = PostgresConnection(f"store {store}", url, statement_timeout=patience)
 
     def __enter__(self) -> Self:
         return self

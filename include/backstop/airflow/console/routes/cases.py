@@ -15,14 +15,18 @@ from backstop.airflow.console.parameters import (
     Limit,
     Routes,
     Visiting,
+    asking_stores,
     page_of,
     part,
+    readable,
     reading_stores,
 )
 from backstop.airflow.console.visit import NOT_FOUND, Visit, require, writing
+from backstop.airflow.control_room import READING
 from backstop.airflow.decide_case import dag_for
 from backstop.airflow.links import base_url
 from backstop.decisions.actions import ACTIONS, actions_for, actions_now
+from backstop.decisions.propose import named_in, said_beside
 from backstop.reports.console import LISTS, read_one, read_rows
 from backstop.reports.filters import read_filter
 
@@ -94,11 +98,39 @@ class Case(CaseRow):
     proposed_by: str | None
     proposed_why: str | None
     proposed_at: datetime | None
+    proposed_with: dict[str, str] = Field(
+        description="what else was said beside the action and is applied with it, such as `more`"
+    )
+    proposed_messages: list[str] = Field(
+        description="the messages that were named; with `proposed_dead_letters` empty, too: every open delivery as it was then"
+    )
+    proposed_dead_letters: list[str] = Field(description="the numbers of those that were named")
+    proposed_content_bytes: int | None = Field(
+        description="of the new content; null: it proposes none"
+    )
+    proposed_content_sha256: str | None
     asked_at: datetime | None
     actions: list[CaseAction]
     form: m.Form | None = Field(description="null: nobody is asked at the moment")
     notes: list[Note]
     questions: list[Question]
+
+
+class ContentBefore(m.Answer):
+    """A content that the proposal would replace, as it is now."""
+
+    dead_letter: int | None = Field(description="null: it is the head of a parked key")
+    message_id: str | None
+    text: str | None = Field(description="null: it is no text, or was purged")
+    base64: str | None
+
+
+class ProposedContent(m.Answer):
+    """The new content of a proposal, and what it would replace. Reading them is in the log of decisions."""
+
+    text: str | None = Field(description="null: it is no text")
+    base64: str | None
+    before: list[ContentBefore] = Field(description="20 at most")
 
 
 class Preview(m.Answer):
@@ -172,6 +204,7 @@ def show_case(visited: Visiting, case_id: Annotated[int, Id]) -> Case:
     """One case: its evidence, what each answer does, whether you may give it, and where Airflow takes it."""
     row = _require_case(visited, case_id)
     dag_run, proposed = row.pop("dag_run"), row["proposal"] is not None
+    said = row.pop("options") or {}
     now = actions_now(row["kind"], row["state"], row["decision"])
     names = ("approve", "reject") if proposed else now
     actions = [
@@ -195,13 +228,64 @@ def show_case(visited: Visiting, case_id: Annotated[int, Id]) -> Case:
         Question(**one)
         for one in read_rows(visited.conn, "questions", visited.sight, case_id=case_id)
     ]
-    return Case(**row, actions=actions, form=form, notes=notes, questions=questions)
+    return Case(
+        **row,
+        proposed_with=said_beside(said),
+        proposed_messages=list(named_in(said, "message_ids")),
+        proposed_dead_letters=list(named_in(said, "letters")),
+        actions=actions,
+        form=form,
+        notes=notes,
+        questions=questions,
+    )
 
 
 def _fields(kind: str, names: tuple[str, ...]) -> list[str]:
     from backstop.airflow.decide_case import fields_of
 
     return list(fields_of(kind, names)) if names else []
+
+
+def read_proposed_content(
+    visited: Visiting,
+    case_id: Annotated[int, Id],
+    proposal_id: Annotated[int, Id],
+    said: m.WhyRead,
+) -> ProposedContent:
+    """The new content of the proposal that waits, and what it would replace, for who may approve it. That you read them is logged
+    first."""
+    from backstop.control.decision_log import append
+    from backstop.control.speaker import speaker
+    from backstop.decisions.list_cases import show
+    from backstop.decisions.propose import proposed
+    from backstop.reports.proposed_edit import contents_before
+
+    row = _require_case(visited, case_id)
+    require(visited.why_not_decide(row["proposed"] or "edit", row["topic"]))
+    gone = HTTPException(404, "No new content of this proposal waits: read the case again.")
+    if row["proposal"] != proposal_id or row["proposed_content_bytes"] is None:
+        raise gone
+    parked = row["kind"] == "key_parked"
+    with asking_stores() if parked else nullcontext(), writing() as room:
+        who = speaker(room.control, None, visited.visitor.name)
+        with room.control, room.control.cursor() as cursor:
+            details = {"topic": row["topic"], "proposal": proposal_id}
+            append(cursor, who, "read contents", f"case {case_id}", said.why, details)
+        waits, (case, _) = proposed(room.control, case_id), show(room.control, case_id, members=0)
+        if waits is None or waits.proposal_id != proposal_id or waits.content is None:
+            raise gone
+        before = contents_before(
+            room.control, room.settings, room.connections, case, waits, 20, READING
+        )
+    text, encoded = readable(waits.content)
+    return ProposedContent(text=text, base64=encoded, before=[_as_it_is_now(one) for one in before])
+
+
+def _as_it_is_now(one: Any) -> ContentBefore:
+    text, encoded = readable(one.content)
+    return ContentBefore(
+        dead_letter=one.dead_letter, message_id=one.message_id, text=text, base64=encoded
+    )
 
 
 def list_members(
@@ -256,5 +340,6 @@ ROUTES: Routes = (
     ("GET", "/cases/{case_id}", show_case),
     ("GET", "/cases/{case_id}/members", list_members),
     ("GET", "/cases/{case_id}/preview", preview_answer),
+    ("POST", "/cases/{case_id}/proposals/{proposal_id}/content", read_proposed_content),
     ("POST", "/cases/{case_id}/notes", add_note),
 )

@@ -19,8 +19,8 @@ from backstop.airflow.console.parameters import (
     reading_stores,
 )
 from backstop.airflow.console.visit import NOT_FOUND, Visit, require, writing
-from backstop.reports.console import filter_text, read_one, read_page
-from backstop.reports.filters import NONE
+from backstop.reports.console import LISTS, filter_text, read_one, read_page
+from backstop.reports.filters import NONE, read_filter
 
 # No postponed annotations: FastAPI and Pydantic read them.
 
@@ -88,13 +88,6 @@ class CheckedContent(m.Answer):
     compared_with: list[str]
 
 
-class WhyRead(BaseModel):
-    """Why a content is read; it is kept with who read it."""
-
-    model_config = ConfigDict(extra="forbid")
-    why: str = Field(default="", max_length=10_000, pattern=r"^[^\x00]*$")
-
-
 class NewContent(BaseModel):
     """A content that is to replace the message's."""
 
@@ -106,6 +99,8 @@ def list_causes(
     visited: Visiting, filter: Filter = "", after: After = None, limit: Limit = 50
 ) -> m.Page[Cause]:
     """What undecided dead letters died of, the most frequent first. Filters: topic, group, category."""
+    listing = LISTS["causes"]
+    wanted = read_filter(filter, listing.filters, listing.choices)
     page = read_page(visited.conn, "causes", visited.sight, filter, after, limit)
     items = [
         Cause(
@@ -113,7 +108,11 @@ def list_causes(
             rows=m.Rows(
                 list="/dead-letters",
                 filter=filter_text(
-                    cause=row["cause"] or NONE, category=row["category"] or NONE, state="undecided"
+                    topic=wanted["topic"],
+                    group=wanted["group"],
+                    cause=row["cause"] or NONE,
+                    category=row["category"] or NONE,
+                    state="undecided",
                 ),
             ),
         )
@@ -182,7 +181,7 @@ def check_edit(
     )
 
 
-def read_content(visited: Visiting, dead_letter_id: Annotated[int, Id], said: WhyRead) -> Content:
+def read_content(visited: Visiting, dead_letter_id: Annotated[int, Id], said: m.WhyRead) -> Content:
     """Headers, content and what the consumer said, for who may change contents of the topic. That you read it is logged first."""
     from backstop.control.decision_log import append
     from backstop.control.speaker import speaker

@@ -22,6 +22,7 @@ def suggest_filters(
         "batches",
         "replays",
         "replay_deliveries",
+        "verdicts",
         "runs",
         "queues",
         "parked",

@@ -14,6 +14,7 @@ from backstop.airflow.console.parameters import (
     Limit,
     Routes,
     Visiting,
+    page_of,
 )
 from backstop.airflow.console.visit import NOT_FOUND, Visit
 from backstop.reports.console import read_one, read_page, read_rows
@@ -111,7 +112,9 @@ class Run(m.Answer):
     phases: dict[str, Any] = Field(description="seconds of each phase that ended")
     error: str | None
     checks: list[Check]
-    verdicts: list[VerdictCount]
+    verdicts: list[VerdictCount] = Field(
+        description="the first 1,000; /runs/{run_id}/verdicts has all of them, page by page"
+    )
     unread: list[Unread]
 
 
@@ -156,18 +159,38 @@ def list_runs(
     return m.Page[RunRow](items=[RunRow(**_live(row)) for row in page.rows], next=page.next)
 
 
-def show_run(visited: Visiting, run_id: Annotated[int, Id]) -> Run:
-    """One run: its phase, counts, heartbeat, what it found of the topics that you see, its data checks with the ids that failed."""
+def _require_run(visited: Visit, run_id: int) -> dict[str, Any]:
     row = read_one(visited.conn, "run", visited.sight, run_id=run_id, duties=visited.duties())
     if row is None:
         raise HTTPException(404, NOT_FOUND)
+    return row
+
+
+def list_verdicts(
+    visited: Visiting,
+    run_id: Annotated[int, Id],
+    filter: Filter = "",
+    after: After = None,
+    limit: Limit = 50,
+) -> m.Page[VerdictCount]:
+    """What a run found, by topic, group and verdict. Filters: topic, group, verdict."""
+    _require_run(visited, run_id)
+    return page_of(visited, "verdicts", VerdictCount, filter, after, limit, run_id=run_id)
+
+
+def show_run(visited: Visiting, run_id: Annotated[int, Id]) -> Run:
+    """One run: its phase, counts, heartbeat, what it found of the topics that you see, its data checks with the ids that failed."""
+    row = _require_run(visited, run_id)
     checks = [
         Check(**{**one, "failed": [_broken(visited, broken) for broken in one["failed"]]})
         for one in read_rows(visited.conn, "checks", visited.sight, run_id=run_id)
     ]
+    first = dict.fromkeys(("topic", "group", "verdict", "after_1", "after_2", "after_3"))
     verdicts = [
         VerdictCount(**one)
-        for one in read_rows(visited.conn, "verdicts_of_run", visited.sight, run_id=run_id)
+        for one in read_rows(
+            visited.conn, "verdicts_of_run", visited.sight, run_id=run_id, limit=1_000, **first
+        )
     ]
     unread = [
         Unread(**one)
@@ -186,4 +209,5 @@ def _broken(visited: Visit, broken: dict[str, Any]) -> BrokenCheck:
 ROUTES: Routes = (
     ("GET", "/runs", list_runs),
     ("GET", "/runs/{run_id}", show_run),
+    ("GET", "/runs/{run_id}/verdicts", list_verdicts),
 )
