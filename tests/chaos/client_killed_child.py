@@ -21,6 +21,7 @@ from psycopg2.extensions import cursor as Cursor
 
 from backstop.client import Consumer, SendPolicy, Work, record, send
 from backstop.model.records import Message
+from backstop.sql import prepared
 from client_world import GROUP, TOPIC, open_broker
 from mariadb import connect_to
 
@@ -34,10 +35,11 @@ def die(boundary: str) -> None:
 
 
 class DyingCursor(Cursor):
-    """The same for a statement that the server commits by itself."""
+    """The same for a statement that the server commits by itself. Preparing one writes nothing."""
 
     def execute(self, *given: Any) -> None:
-        if not self.connection.autocommit:
+        is_ours = not given[0].startswith(("PREPARE ", "SELECT pg_backend_pid()"))
+        if not self.connection.autocommit or not is_ours:
             super().execute(*given)
             return
         name = Dying.name()
@@ -145,4 +147,7 @@ def consume(places: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    {"produce": produce, "consume": consume}[sys.argv[1]](json.loads(sys.argv[3]))
+    given: dict[str, str] = json.loads(sys.argv[3])
+    if "prepares" in given:
+        prepared.USES = 0
+    {"produce": produce, "consume": consume}[sys.argv[1]](given)

@@ -38,7 +38,11 @@ def run_child(role: str, boundary: str, places: dict[str, str]) -> int:
     return ended.returncode
 
 
-@pytest.mark.parametrize("where", ["producer", "maria_producer"])
+@pytest.mark.parametrize(
+    ("where", "prepares"),
+    [("producer", False), ("producer", True), ("maria_producer", False)],
+    ids=["producer", "prepared", "maria_producer"],
+)
 @pytest.mark.parametrize(
     ("boundary", "recorded", "published", "settled"),
     [
@@ -56,6 +60,7 @@ def test_a_killed_producer_leaves_what_backstop_needs_and_a_rerun_completes_it(
     valkey: Valkey,
     request: pytest.FixtureRequest,
     where: str,
+    prepares: bool,
     boundary: str,
     recorded: bool,
     published: int,
@@ -63,6 +68,8 @@ def test_a_killed_producer_leaves_what_backstop_needs_and_a_rerun_completes_it(
 ) -> None:
     producer: Database = request.getfixturevalue(where)
     places = {"producer": producer.dsn, "broker": valkey.url(), "id": ID}
+    if prepares:
+        places["prepares"] = "from the first execution on"
     assert run_child("produce", boundary, places) == -signal.SIGKILL
     orders = producer.run("SELECT 1 FROM business_order")
     stubs = producer.run("SELECT * FROM message_stub")
@@ -83,7 +90,11 @@ def test_a_killed_producer_leaves_what_backstop_needs_and_a_rerun_completes_it(
         assert producer.one("SELECT outcome FROM send_attempt")["outcome"] == "sent"
 
 
-@pytest.mark.parametrize("where", ["consumer", "maria"])
+@pytest.mark.parametrize(
+    ("where", "prepares"),
+    [("consumer", False), ("consumer", True), ("maria", False)],
+    ids=["consumer", "prepared", "maria"],
+)
 @pytest.mark.parametrize(
     ("boundary", "state", "effects"),
     [
@@ -102,6 +113,7 @@ def test_a_killed_consumer_is_followed_by_one_that_does_the_work_exactly_once(
     valkey: Valkey,
     request: pytest.FixtureRequest,
     where: str,
+    prepares: bool,
     boundary: str,
     state: str | None,
     effects: int,
@@ -109,6 +121,8 @@ def test_a_killed_consumer_is_followed_by_one_that_does_the_work_exactly_once(
     consumer: Database = request.getfixturevalue(where)
     broker.publish([Message(TOPIC, ID, b"{}")])
     places = {"consumer": consumer.dsn, "broker": valkey.url()}
+    if prepares:
+        places["prepares"] = "from the first execution on"
     assert run_child("consume", boundary, places) == -signal.SIGKILL
     assert [row["state"] for row in consumer.run("SELECT state FROM consumer_log")] == (
         [state] if state else []

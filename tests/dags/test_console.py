@@ -15,17 +15,22 @@ import pytest
 import yaml
 from fastapi import Request
 from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
 
 from backstop.airflow import access
 from backstop.airflow.console import app as console
 from backstop.airflow.console import visit
 from backstop.airflow.console.routes import matching, replays
 from backstop.airflow.control_room import READING
+from backstop.config.load import load
 from backstop.evidence.sources import Sources
 from backstop.model.errors import ConfigurationError
-from backstop.reports.console import LISTS
+from backstop.model.records import GROUP_BYTES, ID_BYTES, TOPIC_BYTES
+from backstop.reports.console import LISTS, filter_text
 from backstop.reports.filters import read_filter
+from backstop.reports.metrics import render
 from backstop.schema.migrate import grant, migrate
+from backstop.watch.duties import overdue, read_ages
 from backstop_lab.servers.postgres import Postgres
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -731,6 +736,64 @@ def test_every_number_is_the_number_of_the_rows_behind_it(by: As) -> None:
     )
 
 
+def test_console_watch_and_metrics_call_the_same_duties_overdue(by: As) -> None:
+    settings = Path(os.environ["BACKSTOP_CONFIG"])
+    hook = {"hook": {"kind": "webhook", "url": "backstop_hook", "at_least": "info"}}
+    settings.write_text(
+        json.dumps(json.loads(settings.read_text()) | {"alerts": {"channels": hook}})
+    )
+    connection = psycopg2.connect(by.url)
+
+    def change(*statements: str) -> None:
+        with connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    def late() -> set[str]:
+        duties = by(*EVERYTHING).get("/overview").json()["duties"]
+        console_says = {duty["duty"] for duty in duties if duty["overdue"]}
+        with connection, connection.cursor() as cursor:
+            ages, now = read_ages(cursor, load())
+        allowed = {age.duty: age.allowed.total_seconds() for age in ages}
+        assert {duty["duty"]: duty["allowed_seconds"] for duty in duties} == allowed
+        watch_says = {one.topic for one in overdue(ages) if one.finding is not None}
+        text, _ = render(connection, load())
+        metrics_say = {
+            sample.labels["duty"]
+            for family in text_string_to_metric_families(text.decode())
+            for sample in family.samples
+            if sample.name == "backstop_duty_late_from_timestamp_seconds"
+            and sample.value < now.timestamp()
+        }
+        assert console_says == watch_says == metrics_say
+        assert allowed["deliver_alerts"] == (900 if "deliver_alerts" in console_says else 3600)
+        return console_says
+
+    older = "UPDATE run SET started_at = started_at + {0}, finished_at = finished_at + {0}"
+    try:
+        assert late() == set(), "of a new installation nothing is late, though most never ran"
+        change(
+            "INSERT INTO run (duty, token, policy_version, code_version, state, started_at, finished_at) SELECT"
+            " 'deliver_alerts', gen_random_uuid(), 'p', 'c', 'done', t, t FROM (SELECT now() - interval '30 min') n (t)"
+        )
+        assert late() == set(), "it has nothing to do"
+        change(
+            "INSERT INTO alert (dedup_key, severity, title, body, created_at)"
+            " VALUES ('waits', 'info', 't', 'b', now() - interval '20 min')"
+        )
+        assert late() == {"deliver_alerts"}
+        change(older.format("interval '-2 h'"))
+        assert late() == {"deliver_alerts", "reconcile", "sweep", "resend", "triage"}
+    finally:
+        change(
+            "DELETE FROM alert",
+            "DELETE FROM run WHERE duty = 'deliver_alerts'",
+            older.format("interval '2 h'")
+            + " WHERE started_at < clock_timestamp() - interval '2 h'",
+        )
+        connection.close()
+
+
 def test_the_flow_page_names_who_owns_a_queue_and_which_keys_wait_for_a_person(by: As) -> None:
     queues = {row["topic"]: row for row in every(by(*EVERYTHING), "/queues")}
     assert (queues["orders"]["owner"], queues["orders"]["owner_state"]) == ("worker-7", "OWNED")
@@ -776,6 +839,34 @@ def test_pages_follow_one_another_whatever_their_size_and_an_invented_place_is_r
             answer = visitor.get(path, params={"after": after})
             assert answer.status_code in (200, 422), (path, after, answer.text)
     assert visitor.get("/cases", params={"after": "x"}).status_code == 422
+
+
+def test_the_longest_names_of_the_contract_are_found_filtered_and_paged_past(by: As) -> None:
+    ids = ["\x01" * ID_BYTES, '"' * ID_BYTES, "z" * ID_BYTES]
+    topic, group = "\x01" * TOPIC_BYTES, "\x01" * GROUP_BYTES
+    connection = psycopg2.connect(by.url)
+    with connection, connection.cursor() as cursor:
+        for name in ids:
+            cursor.execute(
+                "INSERT INTO open_delivery (topic, message_id, consumer_group, shard, verdict, reason, eligible, run_id)"
+                " VALUES (%s, %s, %s, 'shop_a', 'STALLED', 'long', false, 1)",
+                (topic, name, group),
+            )
+    try:
+        visitor = by(*EVERYTHING)
+        found = every(visitor, "/deliveries", "verdict:STALLED", limit=1)
+        assert [row["message_id"] for row in found] == sorted(ids)
+        for name in ids:
+            of = filter_text(topic=topic, group=group, id=name)
+            assert [row["message_id"] for row in every(visitor, "/deliveries", of)] == [name]
+            answer = visitor.get("/message", params={"topic": topic, "id": name})
+            assert answer.status_code != 422, "not too long to ask for"
+        too_long = visitor.get("/message", params={"topic": "orders", "id": "x" * (ID_BYTES + 1)})
+        assert too_long.status_code == 422
+    finally:
+        with connection, connection.cursor() as cursor:
+            cursor.execute("DELETE FROM open_delivery WHERE reason = 'long'")
+        connection.close()
 
 
 def test_filters_are_read_as_they_are_typed_and_what_is_none_is_said() -> None:
@@ -945,6 +1036,25 @@ def test_a_list_that_takes_long_is_given_up(by: As, monkeypatch: pytest.MonkeyPa
     olga = by(*EVERYTHING, answer=True)
     answer = olga.post("/dead-letters/export", headers=ORIGIN, json=said)
     assert answer.status_code == 503 and "busy" in answer.json()["what"]
+
+
+def test_a_control_database_that_goes_away_within_a_request_is_an_answer_and_comes_back(
+    by: As, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backstop.reports import console as reports
+
+    visitor = by(*EVERYTHING)
+    ended = {"cases": "SELECT pg_terminate_backend(pg_backend_pid())"}
+    with monkeypatch.context() as patched:
+        patched.setattr(reports, "_SQL", {**reports._SQL, **ended})
+        answer = visitor.get("/cases")
+    assert (answer.status_code, answer.json()["what"], answer.json()["unaffected"]) == (
+        503,
+        "The control database went away.",
+        "What was being stored is stored whole, or not at all.",
+    )
+    assert answer.headers["cache-control"] == "private, no-store"
+    assert visitor.get("/cases").status_code == 200
 
 
 def test_the_description_is_whole_and_every_answer_is_typed(by: As) -> None:

@@ -15,16 +15,20 @@ from live_people import Live
 pytestmark = pytest.mark.timeout(900)
 LOOKED = "SELECT reached FROM watermark WHERE subject = 'due work is looked for'"
 SWEEPS = "SELECT run_id, run_type, state FROM dag_run WHERE dag_id = 'sweep' ORDER BY id"
-STARTED = """
-SELECT extract(epoch FROM start_date)::float8 FROM dag_run
-WHERE dag_id = 'sweep' AND run_id = %s AND start_date IS NOT NULL
-"""
-
 STEPS = """
-SELECT extract(epoch FROM e.timestamp)::float8, extract(epoch FROM r.queued_at)::float8
+SELECT extract(epoch FROM e.timestamp)::float8, extract(epoch FROM r.queued_at)::float8, extract(epoch FROM r.start_date)::float8,
+    (SELECT extract(epoch FROM min(t.start_date))::float8 FROM task_instance t WHERE t.dag_id = r.dag_id AND t.run_id = r.run_id)
 FROM dag_run r JOIN dagrun_asset_event l ON l.dag_run_id = r.id JOIN asset_event e ON e.id = l.event_id
 WHERE r.dag_id = 'sweep' AND r.run_id = %s ORDER BY e.timestamp LIMIT 1
 """
+BEGAN = "SELECT extract(epoch FROM started_at)::float8 FROM run WHERE duty = 'sweep' ORDER BY run_id DESC LIMIT 1"
+MAY_BEGIN = "SELECT max(started_at) < now() - %s FROM run WHERE duty = 'sweep'"
+WITHIN = 3.0
+"""Seconds from due to the event that starts the duty: ours. The rest is Airflow's."""
+TRIES = 6
+"""A machine that is busy with other work delays one; the best of them is what the trigger takes."""
+AIRFLOWS = 120.0
+"""Seconds from that event to the first task, on a machine that is as busy."""
 
 
 @contextmanager
@@ -79,6 +83,33 @@ def state_of(people: Live, message_id: str) -> str:
     return str(people.rows(query, message_id, database="consumer_billing")[0][0])
 
 
+def start_by_due_work(people: Live, message_id: str) -> float:
+    """A lease ends, and the sweep that its end starts takes it back: seconds from that end to the event, by the clocks of the servers.
+
+    What an idle machine takes from one to the next is in docs/benchmarks.md; the figures of this one are printed.
+    """
+    interval = people.settings.policy_for().sweep_interval
+    people.wait_for(
+        lambda: people.rows(MAY_BEGIN, interval) != [(False,)], "the instant at which it may begin"
+    )
+    before = people.airflow(SWEEPS)
+    ended = end_a_lease(people, message_id)
+    people.wait_for(lambda: len(people.airflow(SWEEPS)) > len(before), "a run of sweep")
+    run, kind, _ = people.airflow(SWEEPS)[-1]
+    assert kind == "asset_triggered"
+    assert people.wait("sweep", run) == "success"
+    assert state_of(people, message_id) == "EXPIRED"
+    ((said, queued, started, first_task),) = people.airflow(STEPS, run)
+    ((began,),) = people.rows(BEGAN)
+    print(
+        f"due to started {started - ended:.2f} s: event {said - ended:.2f}, run made {queued - said:.2f}, run started"
+        f" {started - queued:.2f}; then its first task after {first_task - started:.2f} and Backstop's run after {began - first_task:.2f}"
+    )
+    assert ended <= said <= queued <= started <= first_task <= began
+    assert first_task - said < AIRFLOWS
+    return float(said - ended)
+
+
 @pytest.mark.usefixtures("idle")
 def test_what_becomes_due_starts_its_dag_and_idle_starts_nothing(people: Live) -> None:
     with triggerer(people):
@@ -86,22 +117,15 @@ def test_what_becomes_due_starts_its_dag_and_idle_starts_nothing(people: Live) -
         wait_for_looks(people)
         assert people.airflow(SWEEPS) == before, "idle starts nothing"
 
-        ended = end_a_lease(people, "due-1")
-        people.wait_for(lambda: len(people.airflow(SWEEPS)) > len(before), "a run of sweep")
-        run, kind, _ = people.airflow(SWEEPS)[-1]
-        assert kind == "asset_triggered"
-        assert people.wait("sweep", run) == "success"
-        ((started,),) = people.airflow(STARTED, run)
-        ((said, queued),) = people.airflow(STEPS, run)
-        # On an idle machine this is a figure; here it says where the time went.
-        print(
-            f"started {started - ended:.2f} s after the lease ended: seen and said {said - ended:.2f},"
-            f" run made {queued - said:.2f}, started {started - queued:.2f}"
-        )
-        assert state_of(people, "due-1") == "EXPIRED"
+        seconds: list[float] = []
+        while not seconds or (min(seconds) > WITHIN and len(seconds) < TRIES):
+            seconds.append(start_by_due_work(people, f"due-1-{len(seconds)}"))
+        assert min(seconds) <= WITHIN, seconds
 
+        begun = len(people.airflow(SWEEPS))
         wait_for_looks(people)
-        assert len(people.airflow(SWEEPS)) == len(before) + 1, "idle again"
+        assert len(people.airflow(SWEEPS)) == begun, "idle again"
+        assert begun == len(before) + len(seconds), "one run for each"
 
 
 @pytest.mark.usefixtures("idle")

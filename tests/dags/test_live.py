@@ -147,6 +147,9 @@ def test_what_is_lost_is_found_asked_for_and_sent_and_no_secret_is_told(people: 
         "verdicts",
         "requests",
     }
+    # Its Spark job wrote what it was doing.
+    phase = "SELECT phase IS NOT NULL AND phase_at BETWEEN started_at AND finished_at FROM run WHERE run_id = %s"
+    assert people.rows(phase, control_run) == [(True,)]
     links = people.api.request(
         "GET",
         f"/dags/reconcile/dagRuns/{urllib.request.quote(run_id)}/taskInstances/audit_judged/links",

@@ -296,6 +296,23 @@ def test_a_page_that_takes_long_is_given_up_and_holds_no_thread_of_airflows_serv
     monkeypatch.undo()
 
 
+def test_a_control_database_that_is_away_or_goes_away_is_said_on_a_page(
+    reader: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = {"newest_runs": "SELECT pg_terminate_backend(pg_backend_pid())"}
+    with monkeypatch.context() as patched:
+        patched.setattr(pages, "_SQL", {**pages._SQL, **ended})
+        gone = reader.get("/runs")
+    assert (gone.status_code, gone.headers["content-type"][:9]) == (503, "text/html")
+    assert "went away" in gone.text and "whole, or not at all" in gone.text
+    assert gone.headers["cache-control"] == "private, no-store"
+    assert reader.get("/runs").status_code == 200
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", "postgresql://nobody@127.0.0.1:1/gone")
+    away = reader.get("/cases")
+    assert away.status_code == 503 and "did not answer" in away.text
+    assert "Nothing was decided or sent" in away.text
+
+
 def test_a_page_takes_styles_from_the_hosts_of_great_expectations_alone() -> None:
     policy = pages.HEADERS["Content-Security-Policy"]
     assert "script" not in policy and " https: " not in f" {policy.replace(';', ' ')} "

@@ -49,8 +49,8 @@ export LD_PRELOAD="/usr/lib/$(uname -m)-linux-gnu/libstdc++.so.6"
 umask 0002
 check="import os, psycopg2
 psycopg2.connect(os.environ['AIRFLOW__DATABASE__SQL_ALCHEMY_CONN'].replace('+psycopg2', '')).close()"
-for _ in {1..20}; do python3 -c "$check" && exec "$@"; sleep 3; done
-exit 1
+for try in {1..20}; do python3 -c "$check" && break; [ "$try" -lt 20 ] || exit 1; sleep 3; done
+case "$1" in airflow|bash|python) exec "$@" ;; *) exec airflow "$@" ;; esac
 """
 POSTGRES = """#!/bin/bash
 # Stands in for the PostgreSQL image's entry point.

@@ -147,6 +147,17 @@ def test_nothing_starts_before_what_it_needs_is_healthy() -> None:
     assert {"initialise", "spark-worker"} <= set(SERVICES["airflow-scheduler"]["depends_on"])
 
 
+def test_a_command_is_one_that_the_images_entry_point_takes() -> None:
+    """Airflow's hands on `airflow`, `bash` and `python`; any other word it takes for a command of `airflow`."""
+    first = {
+        name: service["command"][0]
+        for name, service in SERVICES.items()
+        if service["image"].startswith("backstop:") and "entrypoint" not in service
+    }
+    assert "airflow-scheduler" in first
+    assert set(first.values()) <= {"airflow", "bash", "python"}, first
+
+
 def test_only_the_service_that_migrates_has_the_owners_login() -> None:
     holders = {
         name

@@ -140,6 +140,8 @@ def test_from_nothing_to_where_is_my_message_without_touching_the_producer(
         paused = shop.promise()
         shop.act("state", id=int(paused), state="Paused")
         done.append(shop.receive(shop.send(shop.promise())))
+        groupless = shop.receive(shop.send(shop.promise()))
+        shop.act("received group", id=int(groupless), group=None)
         written_later = shop.shown()
         second = reconcile()
         assert second["mapped_tables_read"] == 1
@@ -151,11 +153,13 @@ def test_from_nothing_to_where_is_my_message_without_touching_the_producer(
             history: ("UNKNOWN", "log_purged"),
             lost: ("LOST", "passed_over"),
             under_way: ("BACKLOGGED", "ahead_of_group"),
+            groupless: ("IN_PROGRESS", "lease_without_expiry"),
         }
 
-        assert running.rows("control", "SELECT store, message_id, reason FROM quarantine") == [
-            ("shard shop", paused, "unknown_status")
-        ]
+        assert {*running.rows("control", "SELECT store, message_id, reason FROM quarantine")} == {
+            ("shard shop", paused, "unknown_status"),
+            ("store billing_db", groupless, "a row without a group that can be read"),
+        }
 
         shop.a_minute_later()  # until its next look, what is under way is WAITING
         code, stories = cli("where", "orders", lost, done[-1], under_way)

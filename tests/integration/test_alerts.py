@@ -805,8 +805,10 @@ def test_a_url_keeps_its_own_quoting_in_the_extra_field_of_an_airflow_connection
     assert told.deliver(settings) == Counts(told=1, messages=1)
 
 
-def test_with_channels_the_watch_expects_deliver_alerts_to_succeed(told: Told) -> None:
-    from backstop.watch.duties import overdue, read_duties
+def test_with_channels_the_watch_expects_deliver_alerts_to_succeed_while_an_alert_waits(
+    told: Told,
+) -> None:
+    from backstop.watch.duties import read_ages
 
     settings = told.settings("hook")
     told.world.control(
@@ -817,13 +819,12 @@ def test_with_channels_the_watch_expects_deliver_alerts_to_succeed(told: Told) -
 
     def late(settings: Settings) -> set[str]:
         with told.world.conn, told.world.conn.cursor() as cursor:
-            standings, installed, now = read_duties(cursor)
-        return {
-            one.topic
-            for one in overdue(settings, standings, installed, now)
-            if one.finding is not None
-        }
+            return {age.duty for age in read_ages(cursor, settings)[0] if age.is_overdue}
 
+    assert late(settings) == set(), "idle: the slow schedule starts it"
+    told.case("a")
+    assert late(settings) == set(), "it has just begun to wait"
+    told.world.control("UPDATE alert SET created_at = created_at - interval '16 minutes'")
     assert late(settings) == {"deliver_alerts"}
     run_once(settings, Connections())
     assert late(settings) == set()

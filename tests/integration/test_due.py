@@ -6,10 +6,11 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +25,11 @@ from backstop.airflow import due_trigger
 from backstop.airflow.due_trigger import DutyDue
 from backstop.alerts.run_once import run_once as run_deliveries
 from backstop.brokers.redis_streams.keys import Keys
+from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.control.connection import connect
 from backstop.due import look as look_module
+from backstop.due import probes
 from backstop.due.look import EVERY, Looker, due_now
 from backstop.due.probes import DUTIES
 from backstop.due.starts import DutySeen
@@ -34,7 +37,7 @@ from backstop.resend.run_once import run_duty as run_resend
 from backstop.runs.run import close_run, open_run
 from backstop.sweep.run_once import run_duty as run_sweep
 from backstop.triage.run_once import run_duty as run_triage
-from backstop.watch.due_trigger import judge_silence, read_silence
+from backstop.watch.due_trigger import SILENT_AFTER, judge_silence, judge_unseen, read_silence
 from backstop.watch.run_once import run_once
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
@@ -349,6 +352,93 @@ def test_the_watch_hears_that_somebody_looks_and_says_when_nobody_does(world: Sy
     nobody = changed(world.settings, schedule={"on_demand": False})
     with closing(world.control()) as control, control.cursor() as cursor:
         assert judge_silence(nobody, *read_silence(cursor)).finding is None
+
+
+def urls_that_change(world: System) -> tuple[dict[str, str], Connections]:
+    """The world's URLs as whoever changes a password finds them: what is written there is what the next question hears."""
+    urls = dict(world.urls)
+    return urls, Connections(resolver=urls.get)
+
+
+def looks_until(looker: Looker, done: Callable[[Any], bool]) -> None:
+    """Looks until one sees it; a place that failed is asked again after two seconds."""
+    deadline = time.monotonic() + 120
+    while not done(looker.look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("reference", ["shop_a", "control"])
+def test_a_changed_password_needs_no_restart(world: System, reference: str) -> None:
+    world.stub("m", shard="shop_a")
+    urls, connections = urls_that_change(world)
+    right, urls[reference] = urls[reference], "postgresql://x:old@127.0.0.1:1/gone"
+    with Looker(world.settings, connections, patience=30.0, notes=False) as looker:
+        first = looker.look()
+        assert first is None or first["reconcile"].apart is None
+        urls[reference] = right
+        looks_until(looker, lambda seen: seen is not None and seen["reconcile"].apart is not None)
+
+
+def test_a_place_that_moved_is_found_although_its_old_server_still_answers(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls, connections = urls_that_change(world)
+    world.stub("m", shard="shop_b")
+    right, urls["shop_b"] = urls["shop_b"], urls["shop_a"]
+    with Looker(world.settings, connections, patience=30.0, notes=False) as looker:
+        looks_until(looker, lambda seen: seen is not None)
+        urls["shop_b"] = right
+        monkeypatch.setattr(probes, "OPEN_SECONDS", 0.0)
+        looks_until(looker, lambda seen: seen is not None and seen["reconcile"].apart is not None)
+
+
+def test_a_place_that_does_not_answer_who_looks_is_a_finding_until_it_does(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = (
+        "SELECT topic, severity, over_at IS NULL FROM watch_finding WHERE rule = 'nobody_looks'"
+        " ORDER BY finding_id"
+    )
+    urls, connections = urls_that_change(world)
+    right, urls["shop_a"] = urls["shop_a"], "postgresql://x:old@127.0.0.1:1/gone"
+    monkeypatch.setattr(look_module, "NOTED_EVERY", 0.0)
+
+    def watch() -> list[tuple[Any, ...]]:
+        run_once(world.settings, world.connections)
+        return world.rows("control", told)
+
+    with Looker(world.settings, connections, patience=30.0) as looker:
+        (place,) = [one for one in looker._places if one.probe.name == "shard shop_a"]
+        looks_until(looker, lambda _: place.failures > 0)
+        assert watch() == [], "it has failed once"
+        assert place.unanswered_since is not None
+        place.unanswered_since -= SILENT_AFTER.total_seconds()
+        looks_until(looker, lambda seen: seen is not None)
+        for _ in range(2):
+            assert watch() == [("shard shop_a", "warning", True)]
+        urls["shop_a"] = right
+        looks_until(looker, lambda _: place.failures == 0)
+        looks_until(looker, lambda seen: seen is not None)
+        assert watch() == [("shard shop_a", "warning", False)]
+        assert (
+            world.rows("control", "SELECT subject FROM watermark WHERE subject LIKE '%%not seen%%'")
+            == []
+        )
+
+
+def test_nobody_looking_at_all_ends_no_finding_of_a_place(world: System) -> None:
+    since = datetime(2030, 1, 1, tzinfo=UTC)
+    unseen = {"shard shop_a": since, "shard shop_b": None}
+
+    def found(settings: Settings, silent: timedelta) -> dict[str, bool]:
+        answers = judge_unseen(settings, silent, True, unseen)
+        return {one.topic: one.finding is not None for one in answers}
+
+    assert found(world.settings, 2 * SILENT_AFTER) == {}, "nothing is known of them"
+    assert found(world.settings, SECONDS) == {"shard shop_a": True, "shard shop_b": False}
+    nobody = changed(world.settings, schedule={"on_demand": False})
+    assert not any(found(nobody, SECONDS).values())
 
 
 def test_the_triggerer_loads_nothing_that_judges_or_checks() -> None:

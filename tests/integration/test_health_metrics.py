@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,11 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from backstop.cases.open import open_case
-from backstop.reports.metrics import render
+from backstop.reports.metrics import read_families, render
 from backstop.runs.run import close_run, open_run
 from control_world import World, servers, world  # noqa: F401
 
@@ -153,6 +155,37 @@ def test_the_command_writes_a_whole_file_for_the_textfile_collector(
     assert beside == ["backstop.prom"]
     assert main_says(["metrics"]) == 0
     assert "backstop_duty_last_success_timestamp_seconds" in capsys.readouterr().out
+
+
+HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
+
+
+def alert_rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((HOW_TO / "watch-rules.yaml").read_text())["groups"]
+    return list(group["rules"])
+
+
+def test_every_alert_rule_asks_for_metrics_that_there_are_and_each_is_described(
+    world: World,
+) -> None:
+    families = {
+        f"{family.name}_total" if family.type == "counter" else family.name
+        for family in read_families(world.conn, world.settings)
+    } | {"backstop_airflow_dag_import_errors"}  # Airflow's page adds it
+    asked = {
+        re.sub("_(bucket|count|sum)$", "", name)
+        for rule in alert_rules()
+        for name in re.findall("backstop_[a-z_]+", rule["expr"])
+    }
+    assert asked - families == set()
+    described = set(re.findall("`(backstop_[a-z_]+)`", (HOW_TO / "watch.md").read_text()))
+    assert families - described == set()
+
+
+def test_an_idle_watch_is_not_silent_to_the_alert_rules(world: World) -> None:
+    (silent,) = (rule for rule in alert_rules() if rule["alert"] == "BackstopWatchSilent")
+    (limit,) = re.findall(r"> (\d+)$", silent["expr"])
+    assert int(limit) >= 2 * world.settings.schedule.watch_interval.total_seconds()
 
 
 def main_says(arguments: list[str]) -> int:

@@ -22,7 +22,7 @@ from backstop.config.mapped import LogMapping, StubMapping
 from backstop.evidence.judge_by_key import Judge
 from backstop.evidence.read import read_groups
 from backstop.evidence.sources import Sources
-from backstop.model.records import Counts, Key
+from backstop.model.records import EARLIEST, LATEST, Counts, Key
 from backstop.reconcile.answer_proof import Answer
 from backstop.reconcile.record import record_looks
 from backstop.reconcile.run_proof import run_proof
@@ -33,7 +33,7 @@ from backstop.stores.open import open_mapped_logs, open_mapped_stubs
 from backstop_lab.servers import fetch_iceberg
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from lake_world import INBOX, OUTBOX, OWN, PRODUCER, Lake, lake
+from lake_world import CONSUMER, INBOX, OUTBOX, OWN, PRODUCER, Lake, lake
 from system import build_template
 
 FORMATS = ("iceberg", "parquet")
@@ -230,9 +230,9 @@ def test_a_version_is_made_of_all_that_has_a_hash_however_deep_a_map_stands(spar
 
 
 def test_a_declared_delay_keeps_a_message_waiting(opened: Open) -> None:
-    with opened("parquet", consumer={"delay": "30s"}) as shop:
+    with opened("parquet", consumer={"delay": "2m"}) as shop:
         learned(shop)
-        a_minute_earlier(shop)
+        minutes_earlier(shop)
         sent = shop.sent()
         shop.commit()
         shop.run()
@@ -240,25 +240,25 @@ def test_a_declared_delay_keeps_a_message_waiting(opened: Open) -> None:
         shop.commit()
         shop.run()
         assert shop.verdicts()[sent] == WAITS, "it may have been done, and not have arrived"
-        a_minute_earlier(shop)
+        minutes_earlier(shop)
         shop.run()
         assert shop.verdicts()[sent] == LOST
 
 
-def a_minute_earlier(shop: Lake) -> None:
+def minutes_earlier(shop: Lake) -> None:
     """As if the broker had been looked at earlier; what was seen of it stays."""
     shop.system.rows(
-        "control", "UPDATE progress_history SET recorded_at = recorded_at - interval '1 minute'"
+        "control", "UPDATE progress_history SET recorded_at = recorded_at - interval '3 minutes'"
     )
 
 
-LOGGED = (None, "begun", "odd", "failed", "done")
+LOGGED = (None, "begun", "odd", "groupless", "failed", "done")
 
 
 def verdict_of(row: str, log: str | None) -> str:
     if log == "done":
         return "confirmed"
-    if log in ("begun", "odd"):
+    if log in ("begun", "odd", "groupless"):
         return "IN_PROGRESS"
     if row == "new":
         return "BACKLOGGED"
@@ -275,7 +275,8 @@ def test_the_truth_table_holds_for_each_state_of_a_row_and_of_its_log(
         past = datetime.now(UTC) - timedelta(minutes=1)
         for message_id, (_, log) in made.items():
             if log is not None:
-                shop.receive(message_id, log)
+                group, state = (None, "done") if log == "groupless" else ("billing", log)
+                shop.receive(message_id, state, group)
                 shop.inbox[message_id] = (*shop.inbox[message_id][:4], past)
         shop.commit()
         shop.run()
@@ -295,6 +296,50 @@ def test_the_truth_table_holds_for_each_state_of_a_row_and_of_its_log(
         assert {one.message_id: str(one.verdict).upper() for one in by_key} == {
             one: verdict.upper() for one, verdict in expected.items() if made[one][0] != "odd"
         }, "by key it is the same snapshot"
+
+
+def test_a_row_is_of_the_one_topic_and_of_the_group_that_can_be_read(opened: Open) -> None:
+    theirs = ("orders", "orders_v2", "old")
+    named: list[dict[str, str]] = [
+        {},
+        {"orders": "orders_v2"},
+        {"orders": "orders_v2", "orders_v2": "orders"},
+        {"old": "orders", "orders": "orders_v2"},
+    ]
+    with opened("parquet") as shop:
+        at = datetime.now(UTC)
+        rows: list[tuple[Any, ...]] = [
+            (f"m-{name}", name, "billing", "done", at) for name in theirs
+        ]
+
+        def logs(topics: dict[str, str]) -> LakeLogs:
+            given = {**CONSUMER, "dialect": "parquet", "tables": ["theirs/inbox"], "topics": topics}
+            mapping = LogMapping.model_validate(given)
+            return LakeLogs("billing_db", shop.url, shop.system.urls["control"], mapping)
+
+        shop.write("inbox", rows, INBOX)
+        for topics in named:
+            with logs(topics) as inbox:
+                true = {
+                    (ours, f"m-{name}")
+                    for name in theirs
+                    if (ours := topics.get(name, None if name in topics.values() else name))
+                }
+                for asked in (theirs, theirs[::-1], [theirs[0]]):
+                    whole = inbox.read_whole({"billing": asked}).collect()
+                    keys = [Key(topic, f"m-{name}") for topic in asked for name in theirs]
+                    by_key = inbox.log_table("billing", keys).to_pylist()
+                    for found in (whole, by_key):
+                        assert {(row["topic"], row["message_id"]) for row in found} == {
+                            one for one in true if one[0] in asked
+                        }, (topics, asked)
+                assert inbox.floor("billing") == EARLIEST
+        shop.write("inbox", [*rows, (None, "orders", "shipping", "done", at)], INBOX)
+        with logs({}) as inbox:
+            assert inbox.floor("billing") == EARLIEST
+        shop.write("inbox", [*rows, (None, "orders", None, "done", at)], INBOX)
+        with logs({}) as inbox:
+            assert inbox.floor("billing") == LATEST, "it may be any message of any group"
 
 
 def test_compaction_and_retention_commit_without_making_a_snapshot_newer(opened: Open) -> None:

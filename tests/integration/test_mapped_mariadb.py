@@ -138,6 +138,18 @@ def test_a_zero_date_is_no_date(mapped: Open) -> None:
         assert remembered(shop) == {done: "sent", under_way: "unsent"}
 
 
+@pytest.mark.parametrize("value", [None, b"\xff", b"Billing.V1"])
+def test_a_group_that_is_no_text_may_be_any_group(mapped: Open, value: bytes | None) -> None:
+    with mapped("cap", consumer={"kept": None}) as shop:
+        shop.run('ALTER TABLE {received} MODIFY "Group" varbinary(200) NULL')
+        done, odd = (shop.receive(shop.send(shop.promise())) for _ in range(2))
+        shop.act("received group", id=int(odd), group=value)
+        settled(shop, done)
+        is_group = value == b"Billing.V1"
+        verdict = ("LOST", "passed_over") if is_group else ("IN_PROGRESS", "lease_without_expiry")
+        assert shop.judge(done, odd) == {done: ("CONFIRMED", "consumed"), odd: verdict}
+
+
 def test_numbers_as_ids_are_whole_beyond_what_a_float_holds(mapped: Open) -> None:
     with mapped("cap", consumer={"kept": None}) as shop:
         shop.run('ALTER TABLE {published} MODIFY "Id" bigint unsigned NOT NULL')

@@ -206,6 +206,26 @@ def test_a_log_document_whose_id_has_no_text_may_be_any_message(mapped: Open, ke
         assert shop.judge(lost) == {lost: ("UNKNOWN", "log_purged")}
 
 
+@pytest.mark.parametrize(
+    ("value", "is_group"),
+    [
+        (None, False),
+        (["billing.v1", "shipping.v1"], False),
+        ({"name": "billing.v1"}, False),
+        (1e300, False),
+        (7, True),
+        ("Billing.V1", True),
+    ],
+)
+def test_a_group_that_is_no_text_may_be_any_group(mapped: Open, value: Any, is_group: bool) -> None:
+    with mapped("cap", consumer={"kept": None}) as shop:
+        done, odd = (shop.receive(shop.send(shop.promise())) for _ in range(2))
+        shop.act("received group", id=int(odd), group=value)
+        settled(shop, done)
+        verdict = ("LOST", "passed_over") if is_group else ("IN_PROGRESS", "lease_without_expiry")
+        assert shop.judge(done, odd) == {done: ("CONFIRMED", "consumed"), odd: verdict}
+
+
 def test_odd_documents_cost_only_themselves(mapped: Open) -> None:
     with mapped("practice", consumer={"kept": None}) as shop:
         done, twice = shop.receive(shop.send(shop.promise())), shop.send(shop.promise())

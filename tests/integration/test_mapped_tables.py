@@ -11,7 +11,7 @@ import pytest
 
 from backstop.config.mapped import LogMapping, StubMapping
 from backstop.model.errors import StoreUnavailable
-from backstop.model.records import Key
+from backstop.model.records import EARLIEST, LATEST, Key
 from backstop.stores.mapped import forms, mongodb_connection
 from backstop.stores.mapped.logs import MappedLogs
 from backstop.stores.mapped.stubs import MappedStubs
@@ -116,14 +116,14 @@ def test_each_preset_tells_lost_rolled_back_under_way_and_done_apart(
 
 
 UNDER_WAY, PAST = ("unsent", "paused"), ("sent", "gone_sent", "gone_unsent")
-LOGGED = ("none", "working", "odd", "failed", "done")
+LOGGED = ("none", "working", "odd", "groupless", "failed", "done")
 
 
 def verdict_of(row: str, log: str, a_minute_later: bool) -> str:
     """The truth table of a row and of its log, once the group has passed all that was stored."""
     if log == "done":
         return "CONFIRMED"
-    if log in ("working", "odd"):  # somebody may finish it without a new copy
+    if log in ("working", "odd", "groupless"):  # somebody may finish it, or has, without a new copy
         return "IN_PROGRESS"
     if row in UNDER_WAY or not a_minute_later:  # a copy may be stored later than what was passed
         return "BACKLOGGED"
@@ -134,7 +134,8 @@ def verdict_of(row: str, log: str, a_minute_later: bool) -> str:
 
 def test_the_truth_table_holds_for_each_state_of_a_row_and_of_its_log(mapped: Open) -> None:
     states = {"working": ["Scheduled"], "failed": ["Failed"], "kept": None}
-    with mapped("cap", consumer=states) as shop:
+    slowly = {"max_send_duration": "20s", "attempt_timeout": "25s", "claim_timeout": "30s"}
+    with mapped("cap", consumer=states, policy=slowly) as shop:
         made = {shop.promise(): (row, log) for row in (*UNDER_WAY, *PAST) for log in LOGGED}
         for message_id, (row, log) in made.items():
             if row in ("sent", "gone_sent"):
@@ -142,7 +143,9 @@ def test_the_truth_table_holds_for_each_state_of_a_row_and_of_its_log(mapped: Op
             elif row == "paused":
                 shop.act("state", id=int(message_id), state="Paused")
             if log != "none":
-                shop.receive(message_id, done=log == "done")
+                shop.receive(message_id, done=log in ("done", "groupless"))
+            if log == "groupless":
+                shop.act("received group", id=int(message_id), group=None)
             if log in ("odd", "failed"):
                 shop.act("received state", id=int(message_id), state=log.capitalize())
         shop.look()
@@ -390,6 +393,142 @@ def test_a_state_that_nobody_named_proves_nothing(mapped: Open) -> None:
         assert row["log_broken"] == "a state that the mapping does not name"
 
 
+def test_a_log_row_without_a_group_costs_its_id_alone(mapped: Open) -> None:
+    """Any group may have done it."""
+    with mapped("cap", consumer={"kept": None}) as shop:
+        done, twice, odd, lost = (shop.send(shop.promise()) for _ in range(4))
+        for one in (done, twice, odd):
+            shop.receive(one)
+        shop.run(COPY_OF_RECEIVED[shop.library.server], id=int(twice))
+        for one in (twice, odd):
+            shop.act("received group", id=int(one), group=None)
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(done)
+        keys = [Key("orders", one) for one in (done, twice, odd, lost)]
+        with opened_logs(shop) as logs:
+            found = {row["message_id"]: row for row in logs.log_table("billing", keys).to_pylist()}
+            assert done_by_scan(logs) in (None, {keys[0], keys[1]})
+        assert {one: row["log_state"] for one, row in found.items()} == {
+            done: "CONSUMED",
+            twice: "CONSUMED",
+            odd: "",
+        }
+        assert found[odd]["log_broken"] == "a row without a group that can be read"
+        assert shop.judge(done, twice, odd, lost) == {
+            done: ("CONFIRMED", "consumed"),
+            twice: ("CONFIRMED", "consumed"),
+            odd: ("IN_PROGRESS", "lease_without_expiry"),
+            lost: ("LOST", "passed_over"),
+        }
+        shop.act("nameless", id=1, group=None)
+        assert shop.judge(lost) == {lost: ("UNKNOWN", "log_purged")}, "it may be any message"
+
+
+COPY_OF_RECEIVED: dict[str, Any] = {
+    "postgresql": 'INSERT INTO cap.received SELECT "Id" + 90000, "Version", "Name", "Group", "Content", "Retries", "Added",'
+    ' "ExpiresAt", "StatusName" FROM cap.received WHERE "Id" = %(id)s + 7000',
+    "mariadb": 'INSERT INTO {received} SELECT "Id" + 90000, "Version", "Name", "Group", "Content", "Retries", "Added",'
+    ' "ExpiresAt", "StatusName" FROM {received} WHERE "Id" = %(id)s + 7000',
+    "mongodb": lambda database, id: database.received.insert_one(
+        {**database.received.find_one({"Id": id + 7000}, {"_id": 0}), "Id": id + 97000}
+    ),
+}
+
+
+THEIR_TOPICS = ("orders", "orders_v2", "refunds", "old")
+
+
+@pytest.mark.parametrize(
+    ("topics", "expected"),
+    [
+        ({}, {"orders": "orders", "orders_v2": "orders_v2", "refunds": "refunds", "old": "old"}),
+        ({"orders": "orders_v2"}, {"orders": "orders_v2", "refunds": "refunds", "old": "old"}),
+        (
+            {"orders": "orders_v2", "orders_v2": "orders"},
+            {"orders": "orders_v2", "orders_v2": "orders", "refunds": "refunds", "old": "old"},
+        ),
+        (
+            {"old": "orders", "orders": "orders_v2"},
+            {"old": "orders", "orders": "orders_v2", "refunds": "refunds"},
+        ),
+        (
+            {"old": "orders", "orders": "orders"},
+            {"old": "orders", "orders": "orders", "orders_v2": "orders_v2", "refunds": "refunds"},
+        ),
+    ],
+)
+def test_a_row_is_of_the_one_topic_that_the_mapping_gives_its_name(
+    mapped: Open, topics: dict[str, str], expected: dict[str, str]
+) -> None:
+    """By key in whatever order, and by a scan. `expected`: a topic's name there -> here; of any other a row proves nothing."""
+    with mapped("cap") as shop:
+        rows = {theirs: shop.receive(shop.promise()) for theirs in THEIR_TOPICS}
+        for theirs, message_id in rows.items():
+            shop.act("received topic", id=int(message_id), topic=theirs)
+        true = {Key(ours, rows[theirs]) for theirs, ours in expected.items()}
+        keys = [Key(ours, one) for ours in THEIR_TOPICS for one in rows.values()]
+        with opened_logs(shop, topics=topics) as logs:
+            for asked in (keys, keys[::-1], *([key] for key in keys)):
+                found = {
+                    Key(r["topic"], r["message_id"])
+                    for r in logs.log_table("billing", asked).to_pylist()
+                }
+                assert found == true & set(asked), asked
+            assert done_by_scan(logs) in (None, true)
+
+
+@pytest.mark.parametrize("orders_first", [True, False])
+def test_a_topic_whose_name_is_another_ones_there_is_never_lost(
+    mapped: Open, orders_first: bool
+) -> None:
+    with mapped("cap") as shop:
+        message_id = shop.receive(shop.promise())
+        keys = [Key("orders", message_id), Key("orders_v2", message_id)]
+        with opened_logs(shop, topics={"orders": "orders_v2"}, kept=None) as logs:
+            with closing(shop.system.control()) as control, control, control.cursor() as cursor:
+                logs.prove(cursor, "billing", ["orders", "orders_v2"])
+            found = logs.log_table("billing", keys if orders_first else keys[::-1]).to_pylist()
+            assert [row["topic"] for row in found] == ["orders_v2"]
+            assert logs.floor("billing", "orders") == LATEST, "its absence proves nothing"
+            assert logs.floor("billing", "orders_v2") == EARLIEST
+
+
+def test_ids_that_are_unique_across_topics_are_found_by_id_alone(mapped: Open) -> None:
+    with mapped("practice") as shop:
+        order, refund, absent = (shop.promise() for _ in range(3))
+        for one in (order, refund):
+            shop.receive(one)
+        keys = [Key("orders", order), Key("refunds", refund), Key("refunds", absent)]
+        with opened_logs(shop, ids="unique_across_topics") as logs:
+            for asked in (keys, keys[::-1]):
+                found = logs.log_table("billing", asked).to_pylist()
+                assert {Key(row["topic"], row["message_id"]) for row in found} == set(keys[:2])
+                assert {row["log_state"] for row in found} == {"CONSUMED"}
+
+
+@contextmanager
+def opened_logs(shop: Mapped, **mapping: Any) -> Iterator[MappedLogs]:
+    """The library's inbox, mapped as no settings with several topics need allow."""
+    url, control = shop.system.urls["shop"], shop.system.urls["control"]
+    given = LogMapping.model_validate({**shop.library.consumer, **mapping})
+    with MappedLogs("billing_db", url, control, given) as logs:
+        yield logs
+
+
+def done_by_scan(logs: MappedLogs) -> set[Key] | None:
+    """What one pass over the table finds done; null where this kind of server is asked by key alone."""
+    since = datetime.now(UTC) - timedelta(hours=24)
+    scan = logs.scan_done({"billing": since}, {"billing": 1e6}, 2)
+    if scan is None:
+        return None
+    tables = [
+        table for part in scan.parts for table in logs.read_part(part, lambda _, found: found)
+    ]
+    return {Key(row["topic"], row["message_id"]) for table in tables for row in table.to_pylist()}
+
+
 @on_postgresql
 @pytest.mark.parametrize(
     ("kind", "good", "odd"),
@@ -556,7 +695,6 @@ def test_no_number_is_ever_handed_out_and_nothing_is_withdrawn(mapped: Open) -> 
 
 def test_a_look_that_was_overtaken_changes_nothing(mapped: Open) -> None:
     """A run that was stopped between its read and its write wakes up after another has looked."""
-    from contextlib import closing
     from tempfile import TemporaryFile
 
     with mapped("cap") as shop:

@@ -189,6 +189,19 @@ def test_logs_purged_since_are_said_and_do_not_spoil_the_answer(system: System, 
     assert "their logs purged since" in proof.sentence
 
 
+def test_of_a_window_whose_closed_stubs_may_be_purged_only_a_loss_is_told(
+    system: System, prove: Any
+) -> None:
+    kept = system.settings.policy_for("orders").stub_retention
+    consumed_by_all(system, confirmed(system, "done"))
+    pass_all(system)
+    proof = prove(start=datetime.now(UTC) - kept - HOUR)
+    assert proof.answer is Answer.INCOMPLETE and "some may be purged" in proof.sentence
+    assert prove(start=datetime.now(UTC) - kept + HOUR).answer is Answer.NOTHING_LOST
+    system.stub("never sent", send_count=0)
+    assert prove(start=datetime.now(UTC) - kept - HOUR).answer is Answer.LOST
+
+
 @pytest.mark.parametrize("away", ["billing_db", "shop_b"])
 def test_what_cannot_be_read_makes_the_proof_incomplete(
     system: System, prove: Any, away: str, monkeypatch: pytest.MonkeyPatch
@@ -238,6 +251,7 @@ def test_only_the_window_and_the_topic_are_read(system: System, prove: Any) -> N
 
 def test_a_window_that_producers_may_still_fill_is_cut(system: System, prove: Any) -> None:
     proof = prove()
+    assert "nothing promised" in proof.sentence
     policy = system.settings.policy_for("orders")
     assert (
         proof.window.end <= datetime.now(UTC) - policy.longest_transaction - policy.max_clock_skew

@@ -39,8 +39,8 @@ Open = Callable[..., Any]
 @pytest.fixture
 def publishing(postgres: Postgres, valkey: Valkey) -> Open:
     @contextmanager
-    def opened(name: str = "cap") -> Iterator[Repaired]:
-        with system(postgres, valkey, **repair_settings(name, "publish")) as running:
+    def opened(name: str = "cap", **changes: Any) -> Iterator[Repaired]:
+        with system(postgres, valkey, **repair_settings(name, "publish", **changes)) as running:
             yield make_repaired(postgres, running, name, "publish")
 
     return opened
@@ -120,7 +120,8 @@ def test_rows_without_a_content_to_send_cost_no_number_and_stop_no_other(publish
 def test_copies_whose_numbers_were_taken_go_out_when_the_shard_refuses_too_many_others(
     publishing: Open,
 ) -> None:
-    with publishing() as shop:
+    # To find each row that is refused takes as many statements; the copies must still be within their time.
+    with publishing(policy={"attempt_timeout": "30s", "claim_timeout": "60s"}) as shop:
         lost = many_lost(shop, 50)
         bad = lost[::2]
         shop.run(

@@ -290,7 +290,7 @@ def test_a_message_never_sent_waits_for_a_group_without_duplicates_that_cannot_b
     assert world.resend()["sent"] == 2
 
 
-@pytest.mark.parametrize(("fresh", "looks"), [(10.0, [12]), (-1.0, [12, 6, 6])])
+@pytest.mark.parametrize(("fresh", "looks"), [(10.0, [12]), (-1.0, [12, 6, 6, 6, 6])])
 def test_one_look_judges_the_claims_of_several_lots_and_is_taken_again_when_it_is_old(
     world: World, monkeypatch: pytest.MonkeyPatch, fresh: float, looks: list[int]
 ) -> None:
@@ -483,6 +483,27 @@ def test_what_waits_behind_a_slow_broker_is_judged_anew_before_it_is_sent(
     counts = world.hooked_resend({"publish after": once(done_meanwhile)})
     assert (counts["published"], counts["handed_back"]) == (2, 2)
     assert (world.copies().total(), world.requests()) == (2, {"sent": 2, "not_needed": 1})
+
+
+def test_what_became_done_while_the_order_was_looked_at_gets_no_copy(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line of many messages takes longer to judge than a look is fresh."""
+    world.stubs(["m", "n"])
+    world.ask(["m", "n"])
+    passed, keep_order = [0.0], send_claimed.keep_order
+
+    def takes_long(*given: Any) -> Any:
+        for group in ("billing", "shipping"):
+            world.consume("m", group)
+        passed[0] += send_claimed.FRESH_SECONDS
+        return keep_order(*given)
+
+    monkeypatch.setattr(send_claimed, "FRESH_SECONDS", 0.5)
+    monkeypatch.setattr(send_claimed, "monotonic", lambda: time.monotonic() + passed[0])
+    monkeypatch.setattr(send_claimed, "keep_order", takes_long)
+    assert world.resend()["published"] == 1
+    assert (world.copies(), world.requests()) == ({("n", "1"): 1}, {"sent": 1, "not_needed": 1})
 
 
 @pytest.mark.parametrize("moment", ["stub_table after", "claim before", "claim after"])

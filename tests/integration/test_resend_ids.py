@@ -6,6 +6,7 @@ import pytest
 
 from backstop.control.connection import connect
 from backstop.model.errors import ConfigurationError, DecisionRefused, Unavailable
+from backstop.model.id_list import fits_a_line
 from backstop.model.records import Counts
 from backstop.resend.ask_for_ids import Listed, ask_for_ids, read_ids
 from backstop.resend.run_once import Listing, run_duty
@@ -129,6 +130,11 @@ def test_a_list_needs_a_name_and_a_topic_in_mode_repair_and_a_shard_that_answers
 
 def test_ids_are_read_one_a_line_each_once_with_any_character() -> None:
     assert read_ids("b\n\na b:%'\n\nb\nünï\n") == ("b", "a b:%'", "ünï")
+    for inside in "\x0b\x0c\r\x1c\x1d\x1e\x85\u2028\u2029":
+        odd = f"a{inside}b"
+        assert read_ids(f"{odd}\r\n{odd}\nc") == (odd, "c") and fits_a_line(odd)
+    assert read_ids("a", ["a", "b\nc"]) == ("a", "b\nc"), "by name it is what it is"
+    assert not any(map(fits_a_line, ["", " ", "a\nb", "a\r"]))
     with pytest.raises(ConfigurationError, match="empty"):
         read_ids("\n \n")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
@@ -14,6 +15,8 @@ SHELL = next(
     (found for name in ("chromium-headless-shell", "chromium") if (found := shutil.which(name))),
     None,
 )
+NOWHERE = "nowhere"
+"""A path of the console that has no page."""
 OPTIONS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -34,14 +37,40 @@ def chromium() -> Iterator[Browser]:
         made.close()
 
 
+_TABS: WeakKeyDictionary[Browser, dict[tuple[str, str, int], Page]] = WeakKeyDictionary()
+"""Of each browser, by address, name and width: the page that somebody left. Airflow's script takes two seconds of a core to load."""
+
+
 @contextmanager
 def login(
     browser: Browser, live: Live, name: str, *, dark: bool = False, width: int = 1280
 ) -> Iterator[Page]:
     """A page of somebody who is logged in; it ends the test when the page has an error of its own, or says `owned`."""
+    tabs, key = _TABS.setdefault(browser, {}), (live.platform.airflow.url, name, width)
+    page = tabs.pop(key, None) or _new_page(browser, live, name, width)
+    page.emulate_media(color_scheme="dark" if dark else "light")
+    errors: list[str] = []
+
+    def note(error: object) -> None:
+        errors.append(str(error))
+
+    page.on("pageerror", note)
+    try:
+        yield page
+        assert errors == []
+        assert "owned" not in page.title()
+        page.unroute_all()
+        show(page, live, NOWHERE)  # what comes next finds nothing of it, and nothing asks meanwhile
+        page.remove_listener("pageerror", note)
+    except BaseException:
+        page.context.close()
+        raise
+    tabs[key] = page
+
+
+def _new_page(browser: Browser, live: Live, name: str, width: int) -> Page:
     context = browser.new_context(
         viewport={"width": width, "height": 900},
-        color_scheme="dark" if dark else "light",
         timezone_id="Asia/Shanghai",
         locale="en-GB",
         reduced_motion="reduce",
@@ -50,18 +79,13 @@ def login(
     context.add_cookies([{"name": "_token", "value": token, "url": live.platform.airflow.url}])
     page = context.new_page()
     page.set_default_timeout(60_000)
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    try:
-        yield page
-        assert errors == []
-        assert "owned" not in page.title()
-    finally:
-        context.close()
+    return page
 
 
 def show(page: Page, live: Live, path: str = "") -> None:
-    """By the router where the console is there already: Airflow's own page is large."""
+    """By the router where the console is there already: Airflow's own page is large. What is shown again comes anew."""
+    if page.url.endswith(f"/plugin/backstop/{path}") and path != NOWHERE:
+        show(page, live, NOWHERE)
     if page.get_by_test_id("backstop").count():
         page.evaluate(
             "path => { history.pushState({}, '', path); dispatchEvent(new PopStateEvent('popstate')) }",

@@ -26,17 +26,17 @@ CONTROL = (
        VALUES ('dead_letters', 'orders', 'billing', 'critical', %(summary)s,
            jsonb_build_object('said', %(said)s::text), 'console')""",
     """INSERT INTO dead_letter (batch_id, broker, queue, broker_id, topic, message_id, consumer_group, headers, content,
-           content_bytes, cause_id, category, classified_at, reason, case_id, error)
+           content_bytes, cause_id, category, classified_at, classified_by, reason, case_id, error)
        SELECT (SELECT max(batch_id) FROM drain_batch), 'embedded', 'q', 'b-console-' || n, 'orders', 'console-' || n, 'billing',
            convert_to('{"h": ' || to_json(%(header)s::text) || '}', 'UTF8'), convert_to('the content ' || %(content)s, 'UTF8'), 11,
-           (SELECT cause_id FROM cause WHERE fingerprint = 'console'), 'poison', now(), %(held)s,
+           (SELECT cause_id FROM cause WHERE fingerprint = 'console'), 'poison', now(), %(rule)s, %(held)s,
            (SELECT case_id FROM case_file WHERE subject = 'console'), %(error_of_letter)s
        FROM generate_series(1, 40) n""",
     """INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)
        SELECT case_id, 'shop_a', 'orders', 'console-' || n, 'billing' FROM case_file, generate_series(1, 40) n
        WHERE subject = 'console'""",
     """INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state)
-       SELECT 'shop_a', 'orders', 'console-' || n, 1, %(request)s, 'reconcile', 'sent' FROM generate_series(1, 5) n""",
+       SELECT 'shop_a', 'orders', 'console-' || n, 1, %(request)s, %(asker)s, 'sent' FROM generate_series(1, 5) n""",
     "INSERT INTO resend_batch (topic, state, ended_at) VALUES ('orders', 'done', now())",
     """INSERT INTO data_check (run_id, suite, passed, expectations, failed)
        SELECT max(run_id), 'verdicts', false, 3, jsonb_build_array(jsonb_build_object('name', %(check)s::text, 'must_hold',
@@ -45,8 +45,9 @@ CONTROL = (
        FROM run""",
     """INSERT INTO proof (run_id, topic, window_from, window_to, answer, sentence, stubs, owed_stubs, broken, deliveries, digest)
        SELECT max(run_id), 'orders', now() - interval '1 h', now(), 'nothing_lost', %(sentence)s, '{}', 1, 0, 1, 'd' FROM run""",
-    """INSERT INTO incident (run_id, wanted, planned_by, why, whole, planned_in)
-       SELECT max(run_id), '{"topic": "orders"}', 'olga', %(why)s, true, 'manual__seed' FROM run""",
+    """INSERT INTO incident (run_id, wanted, planned_by, why, whole, planned_in, left_out)
+       SELECT max(run_id), '{"topic": "orders"}', %(planner)s, %(why)s, true, 'manual__seed', jsonb_build_object(%(left)s::text, 2)
+       FROM run""",
     """INSERT INTO incident_delivery (run_id, place, shard, topic, message_id, consumer_group, send_number, route, reason)
        SELECT (SELECT max(run_id) FROM run), n, 'shop_a', 'orders', 'console-' || n, 'billing', 1, 'topic', %(planned)s
        FROM generate_series(1, 3) n""",
@@ -65,6 +66,12 @@ CONTROL = (
        VALUES ('key_parked', 'orders', 'billing', 'customer ' || %(key)s, %(parked)s, jsonb_build_object('messages', 3, 'queue', 0,
                'head', 'console-3', 'error', %(error_of_letter)s::text, 'parked_at', '2026-11-24T10:00:00+00:00')),
            ('queue_blocked', 'orders', 'billing', 'queue 2', 'queue 2 stands: ' || %(stands)s, '{}')""",
+    """INSERT INTO case_file (kind, topic, consumer_group, subject, summary, evidence, state, decision, decided_by, decided_at, why,
+           closed_at)
+       VALUES ('unknown', 'orders', 'billing', 'over', %(over)s, '{}', 'closed', 'leave', %(decider)s, now(), %(because)s, now())""",
+    "INSERT INTO case_note (case_id, written_by, note) SELECT case_id, %(decider)s, %(note)s FROM case_file WHERE subject = 'over'",
+    """INSERT INTO case_question (case_id, number, dag_run_id, shown_at, answered_by, answer, ended_at, how, said)
+       SELECT case_id, 1, 'over', now(), %(decider)s, 'leave', now(), 'applied', %(applied)s FROM case_file WHERE subject = 'over'""",
     """INSERT INTO watch_finding (rule, topic, consumer_group, severity, title, body)
        VALUES ('group_stands', 'orders', 'billing', 'warning', %(finding)s, %(finding)s)""",
     """INSERT INTO staged_read (run_id, stage, subject, rows_read, complete, detail)
@@ -80,20 +87,29 @@ PLAIN = {
     "cause": "by the issuer: card expired",
     "summary": "40 dead letters of orders for billing died of: the card was refused",
     "said": "the card was refused by the issuer: card expired",
+    "rule": "poison: the issuer refuses",
     "held": "a person decides: poison",
     "header": "2026-11-24",
     "content": "of an order",
     "error_of_letter": "CardRefused: card expired",
     "request": "passed_over",
+    "asker": "reconcile",
     "check": "names_known",
     "must_hold": "every delivery is of a topic and a group of the settings",
     "broken_id": "console-7",
     "sentence": "Nothing was lost: 1 delivery was owed in this hour, and 1 is confirmed.",
     "why": "the card service is back",
+    "planner": "olga",
+    "left": "it is done",
     "planned": "dead letter: poison",
     "owner": "billing-worker-7",
     "key": "4711",
     "parked": "3 messages of one customer wait behind a message that failed",
+    "over": "nobody could say what became of 2 deliveries",
+    "decider": "olga",
+    "because": "the shop called",
+    "note": "seen",
+    "applied": "2 deliveries are left as they are",
     "finding": "orders: messages arrive, and billing passes none",
     "subject": "logs of billing",
     "unread": "the server did not answer within 5 s",

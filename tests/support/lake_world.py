@@ -79,7 +79,7 @@ class Lake:
     def sent(self) -> str:
         return self.promise("sent")
 
-    def receive(self, message_id: str, state: str = "done", group: str = "billing") -> str:
+    def receive(self, message_id: str, state: str = "done", group: str | None = "billing") -> str:
         self.inbox[message_id] = (message_id, "orders", group, state, datetime.now(UTC))
         return message_id
 

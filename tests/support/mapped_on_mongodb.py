@@ -122,6 +122,12 @@ ON_MONGODB: dict[str, Library] = {
             "received state": lambda database, id, state: _two_hours_older(
                 database.received, {"Id": id + 7000}, StatusName=state
             ),
+            "received group": lambda database, id, group: _set(
+                database.received, {"Id": id + 7000}, Group=group
+            ),
+            "received topic": lambda database, id, topic: _set(
+                database.received, {"Id": id + 7000}, Name=topic
+            ),
             "nameless": lambda database, id, group: database.received.insert_one(
                 {"Id": id, "Name": "orders", "Group": group, "Content": "no document"}
             ),

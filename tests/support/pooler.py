@@ -19,10 +19,11 @@ _IDLE = b"I"
 
 
 class Pooler:
-    """`shared`: a session belongs to a transaction, not to a client. It listens on the loopback, at `port`."""
+    """`shared`: a session belongs to a transaction, not to a client. `forwards`: a client is told the number of the session that
+    logged it in, as if it were its own. It listens on the loopback, at `port`."""
 
-    def __init__(self, host: str, port: int, *, shared: bool) -> None:
-        self._server, self._shared = (host, port), shared
+    def __init__(self, host: str, port: int, *, shared: bool, forwards: bool = False) -> None:
+        self._server, self._shared, self._forwards = (host, port), shared, forwards
         self._free: list[socket.socket] = []
         self._waits = threading.Condition()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -75,7 +76,7 @@ class Pooler:
         """The server's own questions and the client's answers; the number of the session becomes one of ours."""
         while True:
             kind, content = _frame(session)
-            if kind == _KEY:
+            if kind == _KEY and not self._forwards:
                 content = struct.pack("!I", 7) + content[4:]
             client.sendall(b"".join(_written((kind, content))))
             if kind == _READY:

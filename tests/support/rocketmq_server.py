@@ -311,7 +311,7 @@ class RocketMQ:
         deadline = time.monotonic() + seconds
         while not (found := holds()):
             assert time.monotonic() < deadline, f"{what} did not come within {seconds:.0f} s"
-            time.sleep(0.01)
+            time.sleep(0.05)
         return found
 
     def configure(self, **settings: object) -> None:

@@ -1,4 +1,4 @@
-"""An Airflow process of ours ends when its command has: with its exit code, and with what it said."""
+"""An Airflow process of ours ends when its command has: with its exit code, and with what it said; its scheduler is Airflow's own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from backstop.airflow import scheduler
 from backstop_lab.servers.airflow_process import become_airflow
 
 
@@ -56,3 +57,14 @@ def test_it_ends_as_its_command_did(
     assert asked == [["airflow", "airflow", "db", "migrate"]]
     out, errors = capfd.readouterr()
     assert out == "half a line" and errors.endswith(said) and bool(errors) == bool(said)
+
+
+def test_the_scheduler_imports_what_the_duties_need_and_is_airflows_with_the_same_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(scheduler, "import_duties", lambda: done.append("imports"))
+    monkeypatch.setattr(runpy, "run_module", lambda name, **_: done.append((name, *sys.argv)))
+    monkeypatch.setattr(sys, "argv", ["scheduler.py", "--skip-serve-logs"])
+    scheduler.main()
+    assert done == ["imports", ("airflow", "airflow", "scheduler", "--skip-serve-logs")]

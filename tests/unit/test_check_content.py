@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ def test_without_a_schema_a_content_is_compared_with_the_shape_of_others(
         (b"\xff", "is not JSON"),
         (b'{"order": NaN}', "NaN is no number in JSON"),
         (b'{"a": 1, "a": 2}', 'the key "a" stands twice'),
+        (b'{"price": -1e400}', "too large for most programs: -1e400"),
+        (b'{"price": 1%s}' % (b"0" * 5_000), "too large for most programs: 1000"),
         (b"[" * 100_000, "is not JSON"),
         (b"", "is empty"),
     ],
@@ -103,6 +106,17 @@ def test_the_schema_says_where_it_is_broken_and_the_shape_is_not_asked() -> None
     assert len(said(json.dumps(list(range(50))).encode(), schema=many)) == MOST + 1
 
 
+@pytest.mark.parametrize(
+    ("number", "step"), [(b"1e400", 0.01), (b"1" + b"0" * 400, 0.01), (b"1.5", 10**400)]
+)
+def test_a_number_that_no_arithmetic_takes_is_an_error_also_beside_a_schema(
+    number: bytes, step: float
+) -> None:
+    schema = {"properties": {"price": {"multipleOf": step}}}
+    ((severity, _, what),) = said(b'{"price": %s}' % number, schema=schema)
+    assert severity == "error" and "too large" in what
+
+
 def test_a_schema_that_refers_to_another_address_fetches_nothing() -> None:
     ((severity, _, what),) = said(b"[]", schema={"$ref": "http://127.0.0.1:1/other.json"})
     assert severity == "error" and "not in its file" in what
@@ -113,6 +127,49 @@ def test_the_same_content_is_named_and_halves_of_characters_break_nothing() -> N
     for schema in (None, {"additionalProperties": False}):
         for _, where, what in said(b'{"\\ud800": 1}', schema=schema):
             assert (where + what).encode()
+
+
+def calls_for(new: bytes) -> int:
+    """How many functions of Python and of C a comparison calls: its work, whatever the machine does besides."""
+    calls = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event.endswith("call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        check_content(new, b"{}", OTHERS, None)
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+@pytest.mark.parametrize("above", ["new", "order"])
+def test_the_work_of_a_comparison_grows_as_the_content_does(above: str) -> None:
+    def content(keys: int) -> bytes:
+        inner = {f"key-{number}": number for number in range(keys)}
+        return json.dumps({"order": 1, "lines": [], "note": None, above: inner}).encode()
+
+    assert calls_for(content(2_000)) < 3 * calls_for(content(1_000))
+
+
+def test_a_new_key_is_named_once_and_nothing_beneath_it() -> None:
+    inner = {f"key-{number}": number for number in range(50_000)}
+    new = json.dumps({"order": 1, "lines": [{"sku": "s", "count": 1}], "note": None, "a": inner})
+    assert said(new.encode()) == [("warning", "$.a", "is in none of the 4 others")]
+
+
+def test_keys_that_begin_alike_or_hold_a_dot_are_places_of_their_own() -> None:
+    long = "k" * 400
+    others = [json.dumps({f"{long}-1": 1, f"{long}-2": "", "a.b": 1, "a": {"b": ""}}).encode()] * 3
+    assert said(others[0], beside=others) == []
+    new = json.dumps({f"{long}-1": "", f"{long}-2": "", "a.b": "", "a": {"b": ""}}).encode()
+    assert [(where[-3:], what) for _, where, what in said(new, beside=others)] == [
+        ("a.b", "is a text; in the others a number"),
+        ("kk…", "is a text; in the others a number"),
+    ]
 
 
 def settings_with(schema: str) -> Settings:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
+from uuid import RFC_4122, UUID
 
 import psycopg2
 import psycopg2.errors
@@ -18,6 +19,7 @@ import pytest
 from backstop import client
 from backstop.brokers.protocol import Received
 from backstop.client.read_headers import read_headers
+from backstop.leases.guard import new_tokens
 from backstop.model.errors import BackstopError, ContractBroken
 from backstop.model.records import LogState, Message
 from backstop.sql.named import load
@@ -226,3 +228,11 @@ def test_an_id_that_no_log_can_hold_is_refused(message_id: str) -> None:
 def test_a_header_that_names_this_group_among_others_is_for_it() -> None:
     copy = read_headers(received(backstop_groups='["a:b", "ключ"]'))
     assert [copy.is_for(group) for group in ("a:b", "ключ", "a")] == [True, True, False]
+
+
+def test_tokens_are_random_uuids_of_version_4() -> None:
+    tokens = new_tokens(500)
+    assert len(set(tokens)) == 500
+    for token in tokens:
+        uuid = UUID(token)
+        assert (str(uuid), uuid.version, uuid.variant) == (token, 4, RFC_4122)

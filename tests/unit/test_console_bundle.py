@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from console_packages import UI, node_modules
+
 ROOT = Path(__file__).resolve().parents[2]
-UI = ROOT / "ui"
 SHIPPED = ROOT / "include" / "backstop" / "airflow" / "console" / "static" / "console.js"
 
 
@@ -24,14 +25,7 @@ SHIPPED = ROOT / "include" / "backstop" / "airflow" / "console" / "static" / "co
 def test_building_it_again_gives_the_same_file(tmp_path: Path) -> None:
     work = tmp_path / "ui"
     shutil.copytree(UI, work, ignore=shutil.ignore_patterns("node_modules"))
-    wanted = json.loads((UI / "package.json").read_text())
-    names = {**wanted.get("dependencies", {}), **wanted.get("devDependencies", {})}
-    if all((UI / "node_modules" / name).is_dir() for name in names):
-        (work / "node_modules").symlink_to(UI / "node_modules")
-    else:
-        subprocess.run(
-            ["npm", "ci", "--no-audit", "--no-fund", "--silent"], cwd=work, check=True, timeout=500
-        )
+    (work / "node_modules").symlink_to(node_modules())
     subprocess.run(
         ["node", "build.mjs", str(tmp_path / "console.js")], cwd=work, check=True, timeout=100
     )

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from backstop.config.load import from_mapping
-from backstop.config.mapped import LOG_PRESETS, STUB_PRESETS, table_parts
+from backstop.config.mapped import LOG_PRESETS, STUB_PRESETS, LogMapping, table_parts
 from backstop.model.errors import ConfigurationError
 from backstop.requests.ask import duplicates_of
 from backstop.stores.mapped.columns import log_rows, stub_rows
@@ -40,6 +40,9 @@ BOTH: dict[str, Any] = {
 }
 
 
+REFUNDS = {"broker": "main", "groups": ["billing"]}
+
+
 def changed(*changes: tuple[str, object]) -> dict[str, Any]:
     content = copy.deepcopy(BOTH)
     for path, value in changes:
@@ -50,7 +53,7 @@ def changed(*changes: tuple[str, object]) -> dict[str, Any]:
         if value is None:
             place.pop(last, None)
         else:
-            place[last] = value
+            place[last] = copy.deepcopy(value)
     return content
 
 
@@ -153,12 +156,66 @@ def test_a_preset_fills_in_what_is_not_written_beside_it() -> None:
             ],
             "one group in this store",
         ),
+        (
+            [
+                ("topics/refunds", REFUNDS),
+                ("consumers/billing_db/mapping", {"tables": ["inbox"], "message_id": "id"}),
+            ],
+            "consumers.billing_db.mapping: orders, refunds; allowed: one topic for billing, the column `topic`, or `ids:",
+        ),
+        (
+            [
+                ("topics/refunds", REFUNDS),
+                ("consumers/billing_db/mapping/topics", {"orders": "refunds"}),
+            ],
+            "consumers.billing_db.mapping.topics: orders; allowed: what the table calls orders as well",
+        ),
     ],
 )
 def test_a_mapping_that_could_mislead_is_refused(
     changes: list[tuple[str, object]], says: str
 ) -> None:
     assert says in refused(*changes)
+
+
+ONE_ID = {"tables": ["inbox"], "message_id": "id"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("consumers/billing_db/mapping", {**ONE_ID, "ids": "unique_across_topics"})],
+        [("consumers/billing_db/mapping", {"preset": "eventuate"})],
+        [("consumers/billing_db/mapping", {**ONE_ID, "topic": "topic"})],
+        [
+            ("topics/refunds/groups", ["shipping"]),
+            ("groups/shipping", {"store": "billing_db"}),
+            ("consumers/billing_db/mapping", {**ONE_ID, "group": "its_group"}),
+        ],
+        [("consumers/billing_db/mapping/topics", {"orders": "refunds", "refunds": "orders"})],
+        [("consumers/billing_db/mapping/topics", {"orders": "refunds", "old": "orders"})],
+        [("consumers/billing_db/mapping/topics", {"their_orders": "orders"})],
+    ],
+)
+def test_several_topics_are_taken_where_each_row_is_of_one(
+    changes: list[tuple[str, object]],
+) -> None:
+    from_mapping(changed(("topics/refunds", REFUNDS), *changes))
+
+
+def test_of_an_inbox_without_topics_what_was_learned_is_learned_again() -> None:
+    """A row of one topic may have proved another's."""
+
+    def learned(given: dict[str, Any]) -> tuple[str, str]:
+        mapping = LogMapping.model_validate(given)
+        before = {"dialect", "changes", "delay", "ids", "rearm", "content", "headers"}
+        text = json.dumps(mapping.model_dump(mode="json", exclude=before), sort_keys=True)
+        return mapping.fingerprint, hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    now, before = learned(ONE_ID)
+    assert now != before
+    now, before = learned({**ONE_ID, "topic": "topic"})
+    assert now == before
 
 
 REPAIR = (("topics/orders/mode", "repair"), ("consumers/billing_db/mapping/kept", "21d"))

@@ -24,6 +24,13 @@ export const To = ({ to, children, label, current }: { to: string; children: Rea
   </Link>
 );
 
+// To a page that is not the console's.
+export const Out = ({ href, children }: { href: string; children: ReactNode }) => (
+  <Link href={href} colorPalette="brand" textDecoration="underline" color="fg">
+    {children}
+  </Link>
+);
+
 export const MessageLink = ({ topic, id }: { topic: string | null; id: string | null }) =>
   topic === null || id === null ? (
     <>{id ?? "?"}</>
@@ -95,23 +102,26 @@ const COLOURS: Record<string, string> = {
   bad: "red",
   stuck: "red",
   overdue: "red",
-  FAILED: "red",
   stopped: "red",
+  lost: "red",
   STALLED: "orange",
   UNKNOWN: "orange",
   DEAD_LETTERED: "orange",
   PARKED: "orange",
   warning: "orange",
   incomplete: "orange",
+  unfinished: "orange",
   open: "orange",
   CONFIRMED: "green",
   done: "green",
   sent: "green",
   passed: "green",
   good: "green",
+  nothing_lost: "green",
 };
-export const Tag = ({ children }: { children: string }) => (
-  <Badge colorPalette={COLOURS[children] ?? "gray"} variant="subtle">
+// `kind`: what it says in the API's words, where the text is another.
+export const Tag = ({ children, kind = children }: { children: string; kind?: string }) => (
+  <Badge colorPalette={COLOURS[kind] ?? "gray"} variant="subtle">
     {children}
   </Badge>
 );

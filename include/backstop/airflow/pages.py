@@ -17,6 +17,7 @@ from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
 from backstop.airflow.access import Visitor, reader, visitor_of
+from backstop.airflow.answer_errors import answer_errors
 from backstop.airflow.control_room import Room, control_room, docs_folder
 from backstop.airflow.decide_case import DAG, dag_for
 from backstop.runs.run import DEAD_AFTER
@@ -71,22 +72,16 @@ _LONGEST = "5s"
 
 @contextmanager
 def _reading() -> Iterator[tuple[Room, Any]]:
-    """The settings and a cursor that only reads, for a short time. HTTPException 503 when it takes longer."""
-    from psycopg2 import errors
-
+    """The settings and a cursor that only reads, for a short time."""
     with control_room() as room, room.control, room.control.cursor() as cursor:
         cursor.execute("SET TRANSACTION READ ONLY; SET LOCAL statement_timeout TO %s", [_LONGEST])
-        try:
-            yield room, cursor
-        except errors.QueryCanceled as error:
-            raise HTTPException(
-                503, "The control database is too busy to show this page. Use the command line."
-            ) from error
+        yield room, cursor
 
 
 def make_app() -> FastAPI:
     """The application that Airflow mounts; without a reader every path is refused."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(reader())])
+    answer_errors(app, _error_page)
     of_runs = [Depends(require_reader_of_runs)]
     app.get("/me")(show_visitor)
     app.get("/console.js")(show_console)
@@ -323,8 +318,13 @@ def shown(value: Any) -> str:
     return escape(f"{value:%Y-%m-%d %H:%M:%S}" if hasattr(value, "strftime") else str(value))
 
 
-def page(title: str, body: str) -> HTMLResponse:
+def _error_page(status: int, what: str, unaffected: str, next_step: str) -> HTMLResponse:
+    parts = "".join(f"<p>{escape(part)}</p>" for part in (what, unaffected, next_step) if part)
+    return page("This page cannot be shown", parts, status)
+
+
+def page(title: str, body: str, status: int = 200) -> HTMLResponse:
     """A whole page."""
     head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style>"
     text = f"<!doctype html><html lang='en'>{head}<h1>{escape(title)}</h1>{body}</html>"
-    return HTMLResponse(text, headers=HEADERS)
+    return HTMLResponse(text, status, headers=HEADERS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -345,6 +344,7 @@ def _listing(
     topic: list[str] | None, path: str | None, named: list[str] | None, who: str, why: str
 ) -> Listing | None:
     from backstop.model.errors import ConfigurationError
+    from backstop.model.id_list import read_id_list
     from backstop.resend.ask_for_ids import read_ids
     from backstop.resend.run_once import Listing
 
@@ -356,21 +356,8 @@ def _listing(
             unaffected="Nothing was started.",
             next_step="Name it: --topic TOPIC.",
         )
-    try:
-        text = (
-            ""
-            if path is None
-            else sys.stdin.read()
-            if path == "-"
-            else Path(path).read_text(encoding="utf-8")
-        )
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read: {error}.",
-            unaffected="Nothing was started.",
-            next_step="Give a text file, one id a line.",
-        ) from None
-    return Listing(topic[0], read_ids("\n".join([text, *(named or ())])), who, why)
+    text = "" if path is None else read_id_list(path)
+    return Listing(topic[0], read_ids(text, named or ()), who, why)
 
 
 def _require_topics(known: Any, named: list[str] | None) -> None:

@@ -44,6 +44,7 @@ def where(
     Ends with 1 if a message is unknown, with 3 if a database or broker that may know it did not answer.
     """
     from backstop.model.errors import ConfigurationError
+    from backstop.model.id_list import ids_in, read_id_list
 
     if key is not None:
         if message_id or file is not None or queues:
@@ -63,7 +64,7 @@ def where(
     if queues:
         _show_queues(topic, as_json)
         return
-    ids = [*(message_id or ()), *(_read_ids(file) if file is not None else ())]
+    ids = [*(message_id or ()), *(ids_in(read_id_list(str(file))) if file is not None else ())]
     if not ids:
         raise ConfigurationError(
             "No message id was given.",
@@ -166,21 +167,6 @@ def _show_queues(topic: str, as_json: bool) -> None:
         )
     if unreachable:
         raise typer.Exit(3)
-
-
-def _read_ids(file: Path) -> list[str]:
-    from backstop.model.errors import ConfigurationError
-
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"The file {file} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}.",
-            unaffected="Nothing was read.",
-            next_step="Name a file with one message id a line.",
-        ) from None
-    # Only the line's end is cut off: an id may contain blanks.
-    return [line for line in text.split("\n") if line]
 
 
 def _print(story: MessageHistory) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from backstop.model.errors import ContractBroken, StoreUnavailable
+from backstop.sql.prepared import prepare_no_more_on, prepare_on
 from backstop.sql.run import (
     Connection,
     commits_by_itself,
@@ -118,6 +119,7 @@ class KeptConnection:
         """Close the connection if one is open; what was not committed is rolled back by the database."""
         connection, self._open = self._open, None
         if connection is not None:
+            prepare_no_more_on(connection)
             try:
                 connection.close()
             except Exception as error:
@@ -148,6 +150,7 @@ class KeptConnection:
             if is_in_autocommit(connection):
                 connection.close()
                 raise self._refused("is in autocommit", "Open it with autocommit off.")
+            prepare_on(connection)
             self._open = connection
         return self._open
 

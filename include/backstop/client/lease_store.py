@@ -16,7 +16,7 @@ from backstop.leases.front import Front
 from backstop.leases.lease import Acquired, Arrival, Begun, Busy
 from backstop.leases.redis_guard import RedisGuard
 from backstop.model.errors import ConfigurationError, StoreUnavailable
-from backstop.model.records import Counts, Key
+from backstop.model.records import Counts
 from backstop.sql.run import Connection
 
 
@@ -93,7 +93,8 @@ class InDatabase:
         )
         found |= self._refused([arrival for arrival in asked if arrival.key not in found])
         # A row that was purged in between has no answer: the message comes again, nothing is assumed.
-        answers = [found.get(arrival.key, Busy(self._retry_after)) for arrival in asked]
+        unknown = Busy(self._retry_after)
+        answers = [found.get(arrival.key, unknown) for arrival in asked]
         if self._front:
             granted = {a: asked[n] for n, a in enumerate(answers) if isinstance(a, Acquired)}
             self._arrivals = granted
@@ -101,7 +102,7 @@ class InDatabase:
         rest = iter(answers)
         return [next(rest) if known is None else known for known in early]
 
-    def _refused(self, arrivals: Sequence[Arrival]) -> dict[Key, Begun]:
+    def _refused(self, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], Begun]:
         """Why these got no lease. What was granted beside them is committed: without an answer here they are busy, and come again."""
         if not arrivals:
             return {}

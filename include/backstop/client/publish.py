@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import compress
 from typing import Any
 
 from backstop.brokers.protocol import Broker, Receipt
@@ -76,15 +77,16 @@ def send_many(
 
     A batch with a stub that is not committed is published not at all.
     """
-    keys: set[Key] = set()
+    keys: set[tuple[str, str]] = set()
     for one in recorded:
         if one.token is None:
             raise _not_ours_to_send(
                 one, "was recorded with send=False", "Leave it: Backstop sends it."
             )
-        if one.message.key in keys:
+        key = (one.message.topic, one.message.message_id)
+        if key in keys:
             raise _not_ours_to_send(one, "is given twice", "A recorded message is sent once.")
-        keys.add(one.message.key)
+        keys.add(key)
     if isinstance(connect, KeptConnection):
         return _send_all(recorded, broker, connect, broker_name)
     store = KeptConnection(connect, "producer database")
@@ -136,12 +138,14 @@ def _send_batch(
     looked_at = time.monotonic()
     with store.one_statement() as connection:
         looked = stub_table(connection).look(connection, _keys(batch))
-        seen = {Key(row["topic"], row["message_id"]): row for row in looked}
-        for one in batch:
-            _refuse_unready(one, seen[one.message.key])
+        seen = {(row["topic"], row["message_id"]): row for row in looked}
+        found = [seen[one.message.topic, one.message.message_id] for one in batch]
+        for one, row in zip(batch, found, strict=True):
+            _refuse_unready(one, row)
     # Time that passed here since the look has passed for the attempt too, whatever this process was doing.
     passed = time.monotonic() - looked_at
-    ready = [one for one in batch if _in_time(one, seen[one.message.key], passed)]
+    in_time = [_in_time(one, row, passed) for one, row in zip(batch, found, strict=True)]
+    ready = list(compress(batch, in_time))
     if not ready:
         return [Sent(one.message.key, SendState.LEFT) for one in batch]
     receipts = broker.publish(
@@ -156,13 +160,14 @@ def _send_batch(
         log.warning("%d sends have no stored outcome. %s", len(ready), error)
     for reason in sorted({receipt.error or "" for receipt in receipts if receipt.refused_for_good}):
         log.error("The broker refused for good, and Backstop will ask a person: %s", reason)
-    ended = {
-        one.message.key: Sent(
-            one.message.key, SendState(receipt.outcome.value), receipt, one.message.key in settled
-        )
-        for one, receipt in zip(ready, receipts, strict=True)
-    }
-    return [ended.get(one.message.key, Sent(one.message.key, SendState.LEFT)) for one in batch]
+    ends = (
+        Sent(key, SendState(receipt.outcome.value), receipt, key in settled)
+        for key, receipt in zip([one.message.key for one in ready], receipts, strict=True)
+    )
+    return [
+        next(ends) if was_ready else Sent(one.message.key, SendState.LEFT)
+        for one, was_ready in zip(batch, in_time, strict=True)
+    ]
 
 
 def _refuse_unready(one: Recorded, row: Mapping[str, Any]) -> None:

@@ -95,6 +95,13 @@ class Connections:
                 found[ref] = self.url(ref)
         return found
 
+    def renewed(self) -> Connections:
+        """The same, with nothing resolved yet: what was a URL may be another by now. A pickled copy keeps what it carries."""
+        made = Connections(self._resolver)
+        if self._resolver is None:
+            made._urls = dict(self._urls)
+        return made
+
     def carrying(self, refs: Iterable[str]) -> Connections:
         """Resolves all of these now, as `known`, so that a pickled copy has them where neither file nor environment is."""
         self.known(refs)

@@ -5,7 +5,7 @@ A policy that breaks one could call a message lost that still comes, or send one
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import get_args
@@ -253,6 +253,7 @@ def _mapped(settings: Settings) -> Iterator[Problem]:
         if len(set(theirs)) < len(theirs):
             says = "a name of its own for each group: a row of one would prove another's work"
             yield Problem(f"consumers.{name}.mapping.groups", ", ".join(sorted(theirs)), says)
+        yield from _topics_of_log(settings, name, log.mapping, groups)
         for group in groups:
             if settings.groups[group].progress == "logged":
                 says = "acknowledged or received: a mapped log has no offsets"
@@ -267,6 +268,25 @@ def _mapped(settings: Settings) -> Iterator[Problem]:
                 if settings.topics[topic].mode == "repair" and why:
                     says = f"observe: the log of {group} is a mapped table ({why})"
                     yield Problem(f"topics.{topic}.mode", "repair", says)
+
+
+def _topics_of_log(
+    settings: Settings, name: str, mapping: LogMapping, groups: Sequence[str]
+) -> Iterator[Problem]:
+    """A row must be of one topic: else it would prove the work of another one's message with the same id."""
+    at = f"consumers.{name}.mapping"
+    for group in groups:
+        topics = settings.topics_of(group)
+        if mapping.topic is None and mapping.ids is None and len(topics) > 1:
+            says = (
+                f"one topic for {group}, the column `topic`, or `ids: unique_across_topics` if no two messages of different topics "
+                "have one id: a row of one would prove another's work"
+            )
+            yield Problem(at, ", ".join(topics), says)
+        for topic in topics:
+            if not mapping.names_of(topic):
+                says = f"what the table calls {topic} as well: its name {topic} is mapped to {mapping.topics[topic]}"
+                yield Problem(f"{at}.topics", topic, says)
 
 
 def _late_lake(at: str, delay: timedelta | None, policy: Policy) -> Iterator[Problem]:

@@ -164,6 +164,7 @@ LOG_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "eventuate": {
         "tables": ["eventuate.received_messages"],
         "message_id": "message_id",
+        "ids": "unique_across_topics",
         "group": "consumer_id",
         "received_at": "creation_time",
         "times": "milliseconds",
@@ -304,6 +305,8 @@ class _Mapping(BaseModel):
             *_NOT_READ,
             *{"postgresql": ("dialect", "changes"), "mysql": ("changes",)}.get(self.dialect, ()),
             *(("delay",) if self.delay is None else ()),
+            # Of an inbox without topics, what was learned before could be another topic's.
+            *(("ids",) if self.topic is not None else ()),
         }
         text = json.dumps(self.model_dump(mode="json", exclude=without), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -443,6 +446,10 @@ class LogMapping(_Mapping):
     topics: _Names = Field(
         default={}, description="their name -> the topic's name here; others are called the same"
     )
+    ids: Literal["unique_across_topics"] | None = Field(
+        default=None,
+        description="of a group with several topics and no column `topic`: two messages of different topics never have the same id",
+    )
     group: _Text | None = Field(
         default=None, description="the column of the group; null: all rows are of one group"
     )
@@ -474,3 +481,20 @@ class LogMapping(_Mapping):
         if self.kept is not None and self.kept < timedelta(hours=1):
             raise PydanticCustomError("kept", "at least 1h: sooner, nothing is proved by absence")
         return self
+
+    def topic_of(self, theirs: str) -> str | None:
+        """A topic's name here, by what the table calls it; `None` if no topic here is called that there."""
+        if theirs in self.topics:
+            return self.topics[theirs]
+        return None if theirs in self.topics.values() else theirs
+
+    def names_of(self, topic: str) -> list[str]:
+        """What the table calls a topic, by the same rule. Empty if that name is another topic's there and the mapping gives no other
+        one: the table says nothing about this topic. Without a column for the topic, rows are found by id alone."""
+        if self.topic is None:
+            return [topic]
+        return [
+            theirs
+            for theirs in dict.fromkeys([*self.topics, topic])
+            if self.topic_of(theirs) == topic
+        ]

@@ -21,6 +21,7 @@ from backstop.config.settings import Settings
 from backstop.due.probes import DUTIES, Apart, Asked, ControlProbe, Probe, probes_of
 from backstop.due.starts import DutySeen, Starts
 from backstop.model.errors import BackstopError
+from backstop.watch.due_trigger import is_silent
 
 log = logging.getLogger(__name__)
 EVERY = 0.5
@@ -41,6 +42,15 @@ class _Place:
     asking: Future[tuple[Apart, float]] | None = None
     said: Apart = field(default_factory=dict)
     failures: int = 0
+    unanswered_since: float | None = None
+    """When the first of the questions was asked that it has not answered since its last answer."""
+    failed_at: float = 0.0
+
+    def silence(self) -> float:
+        """For how many seconds it has been asked without an answer. Time in which nobody asked it is no silence."""
+        if self.unanswered_since is None:
+            return 0.0
+        return (self.failed_at if self.asking is None else monotonic()) - self.unanswered_since
 
 
 class Looker:
@@ -68,7 +78,7 @@ class Looker:
         begun = monotonic()
         note = begun >= self._note_next
         try:
-            asked, due = self._control.look(note=note)
+            asked, due = self._control.look(silent=self._silent() if note else None)
         except Exception as error:  # noqa: BLE001 - of a place that is away nothing is known
             self._control_failures += 1
             self._control_next = begun + _pause(self._control_failures)
@@ -83,6 +93,15 @@ class Looker:
         self._ask_places(asked)
         return _joined(asked, [due, *(place.said for place in self._places)])
 
+    def _silent(self) -> dict[str, float]:
+        """Places that the watch is to know of, and for how many seconds they have not answered."""
+        silences = {place.probe.name: place.silence() for place in self._places}
+        return {
+            name: seconds
+            for name, seconds in silences.items()
+            if is_silent(timedelta(seconds=seconds), True)
+        }
+
     def _ask_places(self, asked: Asked) -> None:
         """Asks those whose turn it is, and takes the answers that came."""
         alive = {duty for duty, seen in asked.runs.items() if seen.alive}
@@ -92,6 +111,8 @@ class Looker:
             place.said = {duty: apart for duty, apart in place.said.items() if duty not in alive}
             if place.asking is None and place.asked_next <= now and place.probe.serves - alive:
                 place.asking = self._threads.submit(_timed, place.probe, asked.now)
+                if place.unanswered_since is None:
+                    place.unanswered_since = now
         wait([place.asking for place in self._places if place.asking is not None], self._patience)
         for place in self._places:
             if place.asking is not None and place.asking.done():
@@ -102,6 +123,7 @@ class Looker:
         error = answer.exception()
         if error is not None:
             place.failures += 1
+            place.failed_at = monotonic()
             place.said = {}
             place.asked_next = monotonic() + _pause(place.failures)
             if place.failures == 1:
@@ -109,7 +131,7 @@ class Looker:
             return
         if place.failures:
             log.info("backstop: %s answers again", place.probe.name)
-        place.failures = 0
+        place.failures, place.unanswered_since = 0, None
         said, took = answer.result()
         place.said = {duty: apart for duty, apart in said.items() if duty not in alive}
         place.asked_next = monotonic() + max(place.probe.every - took - EVERY / 2, took * SHARE)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from time import monotonic
 
 from backstop.alerts.list_alerts import any_waiting
 from backstop.brokers.open import open_broker
@@ -37,6 +38,8 @@ from backstop.watch.due_trigger import note_looked
 _SQL = load("backstop.due", "queries.sql")
 DUTIES = ("reconcile", "resend", "sweep", "triage", "watch", "deliver_alerts", "ask_people")
 MINUTE = timedelta(minutes=1)
+OPEN_SECONDS = 600.0
+"""So long a connection is used before its URL is asked for again: the place may have moved while its old server still answers."""
 SLOW = timedelta(minutes=10)
 """How far apart runs of a duty begin that has more to do each time, where no setting says it."""
 
@@ -52,24 +55,32 @@ class Asked:
     runs: dict[str, DutySeen]
 
 
+Open = Callable[[ExitStack, Connections], Callable[[datetime], Apart]]
+"""Opens a place for the life of the stack; returns what asks it."""
+
+
 @dataclass(slots=True)
 class Probe:
     """One place to look at. `open` is entered by the first look and left by `close`; one thread at a time."""
 
     name: str
     serves: frozenset[str]
-    open: Callable[[ExitStack], Callable[[datetime], Apart]]
+    open: Open
+    connections: Connections
     every: float = 0.5
     """Seconds between two looks at least."""
     _stack: ExitStack | None = None
     _ask: Callable[[datetime], Apart] | None = None
+    _opened: float = 0.0
 
     def look(self, now: datetime) -> Apart:
         """What is due at this instant of the control database. Raises whatever the place raises; the next look opens it again."""
         try:
+            if monotonic() - self._opened >= OPEN_SECONDS:
+                self.close()
             if self._ask is None:
-                self._stack = ExitStack()
-                self._ask = self.open(self._stack)
+                self._opened, self._stack = monotonic(), ExitStack()
+                self._ask = self.open(self._stack, self.connections.renewed())
             return self._ask(now)
         except BaseException:
             self.close()
@@ -88,15 +99,20 @@ class ControlProbe:
         self._settings, self._connections = settings, connections
         self._stack = ExitStack()
         self._connection: object = None
+        self._opened = 0.0
         self._version = rules_of(settings).version
 
-    def look(self, *, note: bool) -> tuple[Asked, Apart]:
-        """`note`: also write down that somebody looks. Raises what the database raises."""
+    def look(self, *, silent: Mapping[str, float] | None) -> tuple[Asked, Apart]:
+        """`silent`: write down that somebody looks, and for how many seconds which places have not answered; None: write nothing.
+        Raises what the database raises."""
         try:
+            if monotonic() - self._opened >= OPEN_SECONDS:
+                self.close()
             if self._connection is None:
-                self._connection = connect(self._settings, self._connections)
+                self._opened = monotonic()
+                self._connection = connect(self._settings, self._connections.renewed())
                 self._stack.callback(self._connection.close)
-            return self._read(self._connection, note)
+            return self._read(self._connection, silent)
         except BaseException:
             self.close()
             raise
@@ -105,11 +121,11 @@ class ControlProbe:
         self._connection = None
         self._stack.close()
 
-    def _read(self, control: object, note: bool) -> tuple[Asked, Apart]:
+    def _read(self, control: object, silent: Mapping[str, float] | None) -> tuple[Asked, Apart]:
         settings = self._settings
         with control, control.cursor() as cursor:  # type: ignore[attr-defined]
-            if note:
-                note_looked(cursor)
+            if silent is not None:
+                note_looked(cursor, silent)
             cursor.execute(_SQL["clock"])
             (now,) = cursor.fetchone()
             cursor.execute(_SQL["runs"], {"duties": list(DUTIES), "dead_after": DEAD_AFTER})
@@ -137,8 +153,8 @@ def probes_of(settings: Settings, connections: Connections) -> Iterator[Probe]:
     policy = settings.policy_for()
     judged, swept = policy.reconcile_interval, policy.sweep_interval
 
-    def shard(name: str) -> Callable[[ExitStack], Callable[[datetime], Apart]]:
-        def opened(stack: ExitStack) -> Callable[[datetime], Apart]:
+    def shard(name: str) -> Open:
+        def opened(stack: ExitStack, connections: Connections) -> Callable[[datetime], Apart]:
             stubs = stack.enter_context(open_stub_store(settings, connections, name))
 
             def ask(now: datetime) -> Apart:
@@ -153,8 +169,8 @@ def probes_of(settings: Settings, connections: Connections) -> Iterator[Probe]:
 
         return opened
 
-    def store(name: str) -> Callable[[ExitStack], Callable[[datetime], Apart]]:
-        def opened(stack: ExitStack) -> Callable[[datetime], Apart]:
+    def store(name: str) -> Open:
+        def opened(stack: ExitStack, connections: Connections) -> Callable[[datetime], Apart]:
             leases = stack.enter_context(open_leases(settings, connections, name))
 
             def ask(_: datetime) -> Apart:
@@ -167,8 +183,8 @@ def probes_of(settings: Settings, connections: Connections) -> Iterator[Probe]:
 
         return opened
 
-    def guard(name: str) -> Callable[[ExitStack], Callable[[datetime], Apart]]:
-        def opened(stack: ExitStack) -> Callable[[datetime], Apart]:
+    def guard(name: str) -> Open:
+        def opened(stack: ExitStack, connections: Connections) -> Callable[[datetime], Apart]:
             its = settings.redis_guards[name]
             exchange = RedisExchange(connections.url(its.redis), cluster=its.cluster)
             stack.callback(exchange.close)
@@ -176,16 +192,16 @@ def probes_of(settings: Settings, connections: Connections) -> Iterator[Probe]:
 
         return opened
 
-    def foreign(name: str) -> Callable[[ExitStack], Callable[[datetime], Apart]]:
-        def opened(stack: ExitStack) -> Callable[[datetime], Apart]:
+    def foreign(name: str) -> Open:
+        def opened(stack: ExitStack, connections: Connections) -> Callable[[datetime], Apart]:
             leases = open_foreign(settings, connections, name)
             stack.callback(leases.close)
             return lambda _: {"sweep": swept} if any_foreign_ended(leases) else {}
 
         return opened
 
-    def broker(name: str, groups: list[str]) -> Callable[[ExitStack], Callable[[datetime], Apart]]:
-        def opened(stack: ExitStack) -> Callable[[datetime], Apart]:
+    def broker(name: str, groups: list[str]) -> Open:
+        def opened(stack: ExitStack, connections: Connections) -> Callable[[datetime], Apart]:
             its = stack.enter_context(guard_reader(open_broker, settings, connections, name))
             return lambda _: {"triage": MINUTE} if any_dead_letter(its, groups) else {}
 
@@ -193,13 +209,16 @@ def probes_of(settings: Settings, connections: Connections) -> Iterator[Probe]:
 
     sweep = frozenset({"sweep"})
     for name in settings.producers:
-        yield Probe(f"shard {name}", frozenset({"reconcile", "watch"}), shard(name))
+        yield Probe(f"shard {name}", frozenset({"reconcile", "watch"}), shard(name), connections)
     for name in settings.own_consumers():
-        yield Probe(f"store {name}", sweep, store(name))
+        yield Probe(f"store {name}", sweep, store(name), connections)
     for name in settings.redis_guards:
-        yield Probe(f"redis of {name}", sweep, guard(name))
+        yield Probe(f"redis of {name}", sweep, guard(name), connections)
     for name in settings.foreign_leases:
-        yield Probe(f"foreign {name}", sweep, foreign(name), every=swept.total_seconds())
+        every = swept.total_seconds()
+        yield Probe(f"foreign {name}", sweep, foreign(name), connections, every)
     if groups := groups_of(settings, None):
         for name in settings.brokers:
-            yield Probe(f"broker {name}", frozenset({"triage"}), broker(name, groups), every=1.0)
+            yield Probe(
+                f"broker {name}", frozenset({"triage"}), broker(name, groups), connections, 1.0
+            )

@@ -83,6 +83,8 @@ def answer(
             Answer.UNFINISHED,
             f"Nothing {window} is lost so far; {unfinished:,} deliveries are not finished ({read}).",
         )
+    if not stubs:
+        return Answer.NOTHING_LOST, f"Nothing was lost {window}, and nothing promised: no stub."
     earlier = by_standing.get("confirmed_earlier", 0)
     purged = (
         f"; {earlier:,} of them were confirmed by earlier runs, and their logs purged since"

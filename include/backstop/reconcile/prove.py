@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backstop.config.connections import Connections
+from backstop.config.durations import written
+from backstop.config.kept import stubs_kept
 from backstop.config.settings import Settings
 from backstop.config.signing_key import signing_key
 from backstop.evidence.sources import Sources
@@ -167,13 +169,15 @@ def prove(
         **gathered.missed,
         **{f"store {store}": "it is another server since its logs were read" for store in changed},
     }
+    if window.start < run.as_of - (kept := stubs_kept(settings, window.topic)):
+        missed["stubs of it"] = f"closed ones are kept {written(kept)}, and some may be purged"
     total = sum(stubs.values())
     said, sentence = answer(window, total, owed, counts, broken, missed)
     if folder is not None:
         folder.mkdir(
             mode=0o700, parents=True, exist_ok=True
         )  # ids are in it; whoever shall read it is given a copy
-    written, digest = write_export(
+    files, digest = write_export(
         _tables(rows), folder or Path(), formats if folder is not None else ()
     )
     if folder is not None:
@@ -193,7 +197,7 @@ def prove(
             "broken": broken,
             "digest": str(digest),
         }
-        write_manifest(folder, manifest, written, signing_key(settings))
+        write_manifest(folder, manifest, files, signing_key(settings))
     phases.end()
     with control, control.cursor() as cursor:
         hold(cursor, run)

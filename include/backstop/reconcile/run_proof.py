@@ -65,7 +65,7 @@ def unproven(work: Work[ProveInput]) -> Unavailable | None:
     return ProofIncomplete(
         found[0],
         unaffected="What was read is in the proof.",
-        next_step="Bring back what did not answer, then prove again.",
+        next_step="Bring back what did not answer, or name a window that is still kept; then prove again.",
     )
 
 

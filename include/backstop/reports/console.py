@@ -15,7 +15,8 @@ from backstop.sql.named import load
 _SQL = load("backstop.reports", "console.sql")
 MOST = 200
 """Rows of a page."""
-_LONGEST = 4_000
+LONGEST_PLACE = 16_000
+"""Characters of a place: a topic, an id and a group of the longest, each of whose bytes JSON writes as six characters."""
 _LARGEST = 2**63 - 1
 
 
@@ -180,7 +181,7 @@ def _read_place(after: str | None, key: Mapping[str, type]) -> dict[str, Any]:
     if after is None:
         return {f"after_{number}": None for number in range(1, len(key) + 1)}
     try:
-        if len(after) > _LONGEST:
+        if len(after) > LONGEST_PLACE:
             raise ValueError
         values = json.loads(base64.b64decode(after.encode("ascii"), altchars=b"-_", validate=True))
         fits = (

@@ -23,19 +23,6 @@ WHERE c.state = 'open'
     AND (%(of_teams)s::text[] IS NULL OR CASE WHEN c.topic = ANY (%(of_teams)s) THEN c.topic = ANY (%(readable)s) ELSE %(others)s END)
 GROUP BY 1, 2, 3 ORDER BY 1, 2, 3;
 
--- name: duties: the newest success and the newest failure of each scheduled duty
-SELECT d.duty, s.run_id AS success_run, s.finished_at AS succeeded_at, f.run_id AS failure_run, f.finished_at AS failed_at,
-    clock_timestamp() AS now
-FROM unnest(%(duties)s::text[]) AS d (duty)
-LEFT JOIN LATERAL (
-    SELECT r.run_id, r.finished_at FROM run r
-    WHERE r.duty = d.duty AND r.scope = '*' AND r.state = 'done' AND NOT r.dry_run ORDER BY r.started_at DESC LIMIT 1) s ON true
-LEFT JOIN LATERAL (
-    SELECT r.run_id, r.finished_at FROM run r
-    WHERE r.duty = d.duty AND r.scope = '*' AND r.state IN ('failed', 'incomplete', 'abandoned') AND NOT r.dry_run
-    ORDER BY r.started_at DESC LIMIT 1) f ON true
-ORDER BY d.duty;
-
 -- name: findings: what the watch sees now
 SELECT f.finding_id AS finding, f.rule, f.topic, f.consumer_group AS "group", f.severity, f.title, f.began_at, f.last_seen_at
 FROM watch_finding f

@@ -13,7 +13,8 @@ from backstop.model.errors import ConfigurationError
 _TOKEN = re.compile(
     r'(?P<name>[a-z_]+):(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[^\s"]+))|(?P<space>\s+)|(?P<other>\S+)'
 )
-_LONGEST = 2_000
+LONGEST = 4_000
+"""Characters of a filter: a topic, a group and an id of the longest, each of whose characters is quoted, and the short ones."""
 _LARGEST = 2**63 - 1
 INTEGERS = frozenset({"cause", "case", "batch", "run", "plan", "send"})
 """Qualifiers whose value is a number of ours."""
@@ -26,7 +27,7 @@ def read_filter(
 ) -> dict[str, Any]:
     """Qualifier -> value, null for each that is not given. ConfigurationError says what is wrong with the text."""
     found: dict[str, Any] = dict.fromkeys(allowed)
-    if len(text) > _LONGEST or "\x00" in text:
+    if len(text) > LONGEST or "\x00" in text:
         raise _refused(
             "The filter is too long, or has a character that no value can have.", allowed
         )

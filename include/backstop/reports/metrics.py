@@ -19,7 +19,7 @@ from backstop.config.settings import Settings
 from backstop.control.kept_bytes import read_kept_bytes
 from backstop.evidence.sources import ANSWER_SECONDS
 from backstop.sql.named import load
-from backstop.watch.duties import EVERYTHING, read_duties
+from backstop.watch.duties import read_ages
 
 _SQL = load("backstop.reports", "metrics.sql")
 RUN_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0, inf)
@@ -58,37 +58,35 @@ class _Fixed(Collector):
 
 
 def _gauges(cursor: Any, settings: Settings) -> Iterator[Metric]:
-    standings, _, _ = read_duties(cursor)
-    known = {(s.duty, s.scope) for s in standings}
+    cursor.execute(_SQL["duties"])
+    runs = cursor.fetchall()
+    known = {(duty, scope) for duty, scope, _, _ in runs}
     # A duty that never succeeded is there with 0, so that a rule about its age fires instead of finding nothing.
-    never = [
-        ((duty, EVERYTHING), 0.0)
-        for duty in settings.watched_duties()
-        if (duty, EVERYTHING) not in known
-    ]
+    never = [((duty, "*"), 0.0) for duty in settings.watched_duties() if (duty, "*") not in known]
     yield _gauge(
         "backstop_duty_last_success_timestamp_seconds",
         "When a run of the duty last succeeded; 0: never",
         ("duty", "scope"),
-        [
-            *(
-                ((s.duty, s.scope), s.last_success.timestamp() if s.last_success else 0.0)
-                for s in standings
-            ),
-            *never,
-        ],
+        [*(((duty, scope), success or 0.0) for duty, scope, success, _ in runs), *never],
     )
     yield _gauge(
         "backstop_duty_last_failure_timestamp_seconds",
         "When a run of the duty last failed or was incomplete",
         ("duty", "scope"),
-        [((s.duty, s.scope), s.last_failure.timestamp()) for s in standings if s.last_failure],
+        [((duty, scope), failure) for duty, scope, _, failure in runs if failure],
     )
+    duties, _ = read_ages(cursor, settings)
     yield _gauge(
         "backstop_duty_allowed_age_seconds",
-        "How long ago the duty may have succeeded last (watch.allowed_age)",
+        "How long ago the duty may have succeeded last (watch.allowed_age; longer while an idle one has nothing to do)",
         ("duty",),
-        [((duty,), allowed.total_seconds()) for duty, allowed in settings.watched_duties().items()],
+        [((age.duty,), age.allowed.total_seconds()) for age in duties],
+    )
+    yield _gauge(
+        "backstop_duty_late_from_timestamp_seconds",
+        "The instant after which the duty is overdue, unless it succeeds before",
+        ("duty",),
+        [((age.duty,), age.late_from.timestamp()) for age in duties],
     )
     labels = ("rule", "topic", "group", "severity")
     yield _gauge(

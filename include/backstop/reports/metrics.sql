@@ -4,6 +4,15 @@
 SELECT shard, extract(epoch FROM coalesce(oldest_due_at, taken_at))::float8 FROM watch_shard
 WHERE taken_at >= clock_timestamp() - interval '1 hour';
 
+-- name: duties: when runs of each duty and scope last succeeded and last did not, dry runs aside
+SELECT duty, scope,
+    extract(epoch FROM max(finished_at) FILTER (WHERE state = 'done'))::float8,
+    extract(epoch FROM max(finished_at) FILTER (WHERE state IN ('failed', 'incomplete', 'abandoned')))::float8
+FROM run
+WHERE NOT dry_run
+GROUP BY duty, scope
+ORDER BY duty, scope;
+
 -- name: open_findings: what the watch sees now
 SELECT rule, topic, consumer_group, severity, count(*) FROM watch_finding
 WHERE over_at IS NULL

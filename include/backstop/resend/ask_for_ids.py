@@ -8,7 +8,7 @@ no more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from backstop.control.speaker import require_may, settings_for
 from backstop.evidence.judge_by_key import Judge, Judgement
 from backstop.evidence.sources import Sources
 from backstop.model.errors import ConfigurationError, DecisionRefused, Unavailable
+from backstop.model.id_list import ids_in
 from backstop.model.records import Key
 from backstop.requests.ask import (
     Ask,
@@ -55,9 +56,10 @@ class Listed:
         return f"{self.message_id}: {self.says}"
 
 
-def read_ids(text: str) -> tuple[str, ...]:
-    """One id a line, each once, in the order given; blank lines are none. Raises ConfigurationError when there is no id."""
-    found = tuple(dict.fromkeys(line for line in text.splitlines() if line.strip()))
+def read_ids(text: str, named: Iterable[str] = ()) -> tuple[str, ...]:
+    """One id a line and those that are `named`, each once, in the order given; blank lines are none. Raises ConfigurationError when
+    there is no id."""
+    found = tuple(dict.fromkeys([*ids_in(text), *named]))
     if not found:
         raise ConfigurationError(
             "The list of ids is empty.",

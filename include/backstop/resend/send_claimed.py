@@ -73,13 +73,8 @@ def send_claimed(worker: Worker, claimed: Claimed, looked: Looked, counts: Count
     decisions: Mapping[int, Decision] = {
         r.request_id: looked.decisions[r.request_id] for r in claimed.requests
     }
-    broker_name = worker.broker_name(claimed.topic_shard.topic)
-    away = {
-        f"shard {claimed.topic_shard.shard}",
-        f"broker {broker_name}",
-    } & looked.unreachable.keys()
-    if away:
-        return hand_back(worker, claimed, counts, f"did not answer: {', '.join(sorted(away))}")
+    if away := _away(worker, claimed, looked):
+        return hand_back(worker, claimed, counts, away)
     try:
         decisions, found = keep_order(worker, claimed.topic_shard, claimed.requests, decisions)
     except StoreUnavailable as error:
@@ -87,33 +82,40 @@ def send_claimed(worker: Worker, claimed: Claimed, looked: Looked, counts: Count
         return hand_back(worker, claimed, counts, "the shard did not answer")
     if cases := ask_people(worker, claimed.topic_shard, found):
         counts.add("order_cases", cases)
-    sends = {
-        number: decision for number, decision in decisions.items() if isinstance(decision, Send)
-    }
-    ends = {
-        number: end_without_send(decisions[number]) for number in decisions.keys() - sends.keys()
-    }
-    reachable = True
+    sends = _sends(decisions)
+    reachable, sizes = True, dict[int, int]()
     if sends:
-        broker = worker.judge.sources.broker(broker_name)
         if not _has_time(worker, claimed, claimed.until):
             worker.miss(
                 f"topic {claimed.topic_shard.topic}",
                 "judging a batch took longer than its claim lasts",
             )
             return hand_back(worker, claimed, counts, "no time was left after judging")
+        broker_name = worker.broker_name(claimed.topic_shard.topic)
+        broker = worker.judge.sources.broker(broker_name)
         try:
             # A broker that is away would refuse every message, and each refusal uses up a number.
             broker.clock()
         except BrokerUnavailable as error:
             worker.miss(f"broker {broker_name}", error.what)
             return hand_back(worker, claimed, counts, "the broker did not answer")
-        left = dict(sends)
         try:
-            sizes = _sizes(worker, claimed, left)
+            sizes = _sizes(worker, claimed, sends)
         except StoreUnavailable as error:
             worker.miss(f"shard {claimed.topic_shard.shard}", error.what)
             return hand_back(worker, claimed, counts, "the shard did not answer")
+        if monotonic() - looked.at > FRESH_SECONDS:
+            # To keep the order took as long as the lines of its keys are; what was done meanwhile gets no copy.
+            looked = look_again(worker, [claimed])
+            if away := _away(worker, claimed, looked):
+                return hand_back(worker, claimed, counts, away)
+            decisions = {**decisions, **{number: looked.decisions[number] for number in sends}}
+            sends = _sends(decisions)
+    ends = {
+        number: end_without_send(decisions[number]) for number in decisions.keys() - sends.keys()
+    }
+    if sends:
+        left = dict(sends)
         while left:
             # A stop is honoured here: what has not taken its number goes back, and nothing more is published.
             if is_paused(worker, claimed.topic_shard.topic):
@@ -162,6 +164,17 @@ def send_claimed(worker: Worker, claimed: Claimed, looked: Looked, counts: Count
         counts.add(_name(end))
     end_requests(worker, claimed, ends)
     return reachable
+
+
+def _away(worker: Worker, claimed: Claimed, looked: Looked) -> str | None:
+    """Which of the claim's own shard and broker the look did not reach; null: both answered."""
+    broker = worker.broker_name(claimed.topic_shard.topic)
+    away = {f"shard {claimed.topic_shard.shard}", f"broker {broker}"} & looked.unreachable.keys()
+    return f"did not answer: {', '.join(sorted(away))}" if away else None
+
+
+def _sends(decisions: Mapping[int, Decision]) -> dict[int, Send]:
+    return {number: send for number, send in decisions.items() if isinstance(send, Send)}
 
 
 def _send(

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from backstop.model.errors import ConfigurationError, ContractBroken
 from backstop.model.mongodb import READ_ALONE
 from backstop.sql.array_literal import array_literal
+from backstop.sql.prepared import plans_of
 
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 _UNNESTED = re.compile(r"\bunnest\(((?:%\(\w+\)s::\w+\[\],?\s*)+)\)(?=\s+AS \w+ \()")
@@ -83,20 +84,22 @@ def rows(
     if unnested and all(len(lists.get(name, ())) == 1 for name in unnested):
         statement = alone
         values = {**values, **{name: lists[name][0] for name in unnested}}
-    given = {
-        name: array_literal(value) if isinstance(value, list) else value
-        for name, value in values.items()
-    }
-    text, parameters = in_style(parameter_style(connection), statement, given)
+        lists = {name: value for name, value in lists.items() if name not in unnested}
+    given = {**values, **{name: array_literal(value) for name, value in lists.items()}}
+    style = parameter_style(connection)
+    plans = plans_of(connection) if style == "pyformat" and not lists else None
     cursor: Cursor
     with closing(connection.cursor()) as cursor:
-        cursor.execute(text, parameters)
+        if plans is None:
+            cursor.execute(*in_style(style, statement, given))
+        else:
+            plans.execute(connection, cursor, statement, given)
         names = [column[0] for column in cursor.description]
-        # A dictionary cursor of the application's gives mappings, where zip would pair names with names.
-        return [
-            dict(row) if isinstance(row, Mapping) else dict(zip(names, row, strict=True))
-            for row in cursor.fetchall()
-        ]
+        found = cursor.fetchall()
+    # A dictionary cursor of the application's gives mappings, where zip would pair names with names.
+    if found and isinstance(found[0], Mapping):
+        return [dict(row) for row in found]
+    return [dict(zip(names, row, strict=True)) for row in found]
 
 
 @cache

@@ -130,18 +130,20 @@ INSERT INTO alert (dedup_key, severity, title, body)
 VALUES (%(dedup_key)s, %(severity)s, %(title)s, %(body)s)
 ON CONFLICT (dedup_key) DO NOTHING;
 
--- name: duties: each duty and scope, by its runs that were no dry ones
-SELECT duty, scope,
-    max(finished_at) FILTER (WHERE state = 'done') AS last_success,
-    max(finished_at) FILTER (WHERE state IN ('failed', 'incomplete', 'abandoned')) AS last_failure,
-    min(started_at) AS first_run
-FROM run
-WHERE NOT dry_run
-GROUP BY duty, scope
-ORDER BY duty, scope;
+-- name: duties: of each duty the newest success and the newest failure over everything, dry runs aside, and from when on it may be late
+SELECT d.duty, s.finished_at, s.run_id, f.finished_at, f.run_id, coalesce(s.finished_at, (SELECT min(started_at) FROM run))
+FROM unnest(%(duties)s::text[]) AS d (duty)
+LEFT JOIN LATERAL (
+    SELECT r.run_id, r.finished_at FROM run r
+    WHERE r.duty = d.duty AND r.scope = '*' AND r.state = 'done' AND NOT r.dry_run ORDER BY r.started_at DESC LIMIT 1) s ON true
+LEFT JOIN LATERAL (
+    SELECT r.run_id, r.finished_at FROM run r
+    WHERE r.duty = d.duty AND r.scope = '*' AND r.state IN ('failed', 'incomplete', 'abandoned') AND NOT r.dry_run
+    ORDER BY r.started_at DESC LIMIT 1) f ON true
+ORDER BY d.duty;
 
--- name: installed: when this control database first knew of anything: nothing can be overdue before
-SELECT least(min(started_at), clock_timestamp()), clock_timestamp() FROM run;
+-- name: now: this database's instant
+SELECT clock_timestamp();
 
 -- name: last_success_of: names the last success of a duty over everything; 0: none
 SELECT coalesce(
@@ -208,6 +210,22 @@ SELECT 'stores', t.* FROM unnest(%(subjects)s::text[], %(outcomes)s::text[], %(b
 -- name: note_looked: somebody looks for due work
 INSERT INTO watermark (subject, reached) VALUES (%(subject)s, clock_timestamp())
 ON CONFLICT (subject) DO UPDATE SET reached = excluded.reached;
+
+-- name: note_unseen: since when these places have not answered; all others answer
+WITH answers AS (
+    DELETE FROM watermark WHERE starts_with(subject, %(unseen)s) AND subject <> ALL (%(subjects)s::text[])
+)
+INSERT INTO watermark (subject, reached)
+SELECT s.subject, clock_timestamp() - make_interval(secs => s.seconds)
+FROM unnest(%(subjects)s::text[], %(seconds)s::float8[]) AS s (subject, seconds)
+ON CONFLICT (subject) DO NOTHING;
+
+-- name: unseen: since when places have not answered; null: one answers again, and its finding is open
+SELECT p.place, max(p.since) FROM (
+    SELECT substr(subject, length(%(unseen)s) + 1) AS place, reached AS since FROM watermark WHERE starts_with(subject, %(unseen)s)
+    UNION ALL
+    SELECT topic, NULL FROM watch_finding WHERE rule = %(rule)s AND topic <> '*' AND over_at IS NULL
+) p GROUP BY p.place ORDER BY p.place;
 
 -- name: silence: how long ago somebody looked for due work, and whether anybody ever did; if not, how long ago the first run was
 SELECT clock_timestamp() - coalesce(looked, (SELECT min(started_at) FROM run), clock_timestamp()), looked IS NOT NULL

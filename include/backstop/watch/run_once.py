@@ -22,8 +22,8 @@ from backstop.runs.duty import Duty, Step, Work, walk_duty
 from backstop.runs.run import hold
 from backstop.watch.add_up import add_up, count_answers
 from backstop.watch.blocked import look_for_blocked, tell_of_blocked
-from backstop.watch.due_trigger import judge_silence, read_silence
-from backstop.watch.duties import Standing, idle_duties, overdue, read_duties
+from backstop.watch.due_trigger import judge_silence, judge_unseen, read_silence, read_unseen
+from backstop.watch.duties import DutyAge, overdue, read_ages
 from backstop.watch.heartbeat import beat, with_heartbeat
 from backstop.watch.judge import judge
 from backstop.watch.owners import judge_books, keep_owners
@@ -79,12 +79,15 @@ def look(work: Work[Watched]) -> None:
         parked = look_for_parked(sources, control)
         missed = _missed(sources)
     with control, control.cursor() as cursor:
-        standings, installed, now = read_duties(cursor)
-        idle = idle_duties(cursor, settings)
-        nobody_looks = judge_silence(settings, *read_silence(cursor))
+        ages, now = read_ages(cursor, settings)
+        silence = read_silence(cursor)
+        nobody_looks = [
+            judge_silence(settings, *silence),
+            *judge_unseen(settings, *silence, read_unseen(cursor)),
+        ]
         sizes = judge_size(settings, read_kept_bytes(cursor))
-    late = overdue(settings, standings, installed, now, idle)
-    trouble = _beat(settings, connections, late, standings, now)
+    late = overdue(ages)
+    trouble = _beat(settings, connections, late, ages, now)
     if settings.heartbeat is not None:
         late = [*late, trouble]
     with control, control.cursor() as cursor:
@@ -97,7 +100,7 @@ def look(work: Work[Watched]) -> None:
             [
                 *answers,
                 *late,
-                nobody_looks,
+                *nobody_looks,
                 *sizes,
                 *judge_books(parked),
                 *judge_discards(parked),
@@ -142,7 +145,7 @@ def _beat(
     settings: Settings,
     connections: Connections,
     late: Sequence[Answer],
-    standings: Sequence[Standing],
+    ages: Sequence[DutyAge],
     now: datetime,
 ) -> Answer:
     """Beats when every duty is in time, else asks the URL for failures, if there is one."""
@@ -152,12 +155,11 @@ def _beat(
     reference = settings.heartbeat.fail_url if missing else settings.heartbeat.url
     if reference is None:
         return Answer("heartbeat", "*", "*", None)  # silence is the alarm
-    known = {one.duty: one.last_success for one in standings if one.scope == "*"}
     lines = missing or [
-        f"{duty}: succeeded {(now - last).total_seconds():.0f} s ago"
-        if (last := known.get(duty))
-        else f"{duty}: newly installed"
-        for duty in settings.watched_duties()
+        f"{age.duty}: succeeded {(now - age.last_success).total_seconds():.0f} s ago"
+        if age.last_success
+        else f"{age.duty}: newly installed"
+        for age in ages
     ]
     try:
         said = beat(connections.url(reference), "\n".join(lines), settings.heartbeat.timeout)

@@ -2,7 +2,7 @@ import { Box, Button, Flex, Input, Stack, Text, Textarea } from "@chakra-ui/reac
 import { useState } from "react";
 import { useSearchParams } from "react-router-dom";
 import { answer, api, ask, problemOf, useGet, useList, type FormOf, type Problem, type Row } from "../api";
-import { Empty, Facts, Failure, FilterBar, Loaded, MessageLink, More, Raw, Rows, Said, Section, Tag, Title, To, When, filterOf, pathOf } from "../parts";
+import { Empty, Facts, Failure, FilterBar, Loaded, MessageLink, More, Out, Raw, Rows, Said, Section, Tag, Title, To, When, filterOf, pathOf } from "../parts";
 import { texts } from "../texts";
 
 type CaseRowOf = { case: number; kind: string; topic: string; group: string; severity: string; state: string; summary: string; opened_at: string; last_seen_at: string; decision: string | null; decided_by: string | null; decided_at: string | null; reopened: number };
@@ -179,7 +179,7 @@ const Answers = ({ row, after }: { row: CaseOf; after: () => void }) => {
       ) : null}
       {problem ? <Failure problem={problem} /> : null}
       {taken ? <Text role="status" data-testid="taken">{texts.cases.taken}</Text> : null}
-      {form ? <Text fontSize="sm"><a href={form.page}>{texts.cases.inAirflow}</a></Text> : null}
+      {form ? <Text fontSize="sm"><Out href={form.page}>{texts.cases.inAirflow}</Out></Text> : null}
     </Stack>
   );
 };
@@ -201,7 +201,7 @@ const Preview = ({ row, action }: { row: CaseOf; action: string }) => {
     <Loaded got={got}>
       {(found) => (
         <Box data-testid="previewed">
-          <Text fontSize="sm">{found.about_case ? texts.cases.aboutCase : texts.cases.previewed(found.fits, found.read, found.open, found.done)}</Text>
+          <Text fontSize="sm">{found.about_case ? texts.cases.aboutCase : texts.cases.previewed(found.fits, found.read, number(found.open), found.done)}</Text>
           {found.left_out.map((one) => <Text key={one} fontSize="xs">{`${texts.cases.leftOut}: ${one}`}</Text>)}
         </Box>
       )}
@@ -222,7 +222,7 @@ const Members = ({ id }: { id: string }) => {
             columns={[
               { name: texts.columns.message, cell: (row) => <MessageLink topic={row.topic} id={row.message_id} /> },
               { name: texts.columns.group, cell: (row) => row.group },
-              { name: texts.columns.state, cell: (row) => (row.settled_at ? <When at={row.settled_at} /> : <Tag>{texts.cases.open}</Tag>) },
+              { name: texts.columns.state, cell: (row) => (row.settled_at ? <When at={row.settled_at} /> : <Tag kind="open">{texts.cases.open}</Tag>) },
             ]}
           />
         )}

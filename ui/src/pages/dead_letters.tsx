@@ -3,7 +3,7 @@ import { useState } from "react";
 import { useNavigate, useSearchParams } from "react-router-dom";
 import { address, answer, ask, problemOf, useGet, useList, type Action, type Problem, type Row, type Rows as RowsOf } from "../api";
 import { Diff } from "../diff";
-import { Do, Empty, Facts, Failure, FilterBar, Loaded, MessageLink, More, Raw, Rows, Section, Tag, Title, To, When, pathOf } from "../parts";
+import { Do, Empty, Facts, Failure, FilterBar, Loaded, MessageLink, More, Out, Raw, Rows, Section, Tag, Title, To, When, pathOf } from "../parts";
 import { texts } from "../texts";
 import type { CaseOf } from "./cases";
 
@@ -323,7 +323,7 @@ const Edit = ({ row, old }: { row: WholeOf; old: string }) => {
               {found.compared_with.length > 0 ? `${texts.deadLetters.comparedWith}: ${found.compared_with.join(", ")}.` : texts.deadLetters.comparedWithNothing}
             </Text>
             {found.findings.length === 0 ? <Empty>{texts.deadLetters.noFindings}</Empty> : found.findings.map((one, number) => (
-              <Text key={number}><Tag>{one.severity === "error" ? "failed" : "warning"}</Tag> {`${one.where} ${one.what}`}</Text>
+              <Text key={number}><Tag kind={one.severity === "error" ? "failed" : "warning"}>{one.severity}</Tag> {`${one.where} ${one.what}`}</Text>
             ))}
           </Box>
           {why_not !== null ? <Text data-testid="no-edit">{why_not}</Text> : null}
@@ -348,7 +348,7 @@ const Edit = ({ row, old }: { row: WholeOf; old: string }) => {
           </Button>
         </>
       ) : null}
-      {sent && form ? <Text role="note" data-testid="edit-sent">{texts.deadLetters.sent} <a href={form.page}>{texts.cases.inAirflow}</a></Text> : null}
+      {sent && form ? <Text role="note" data-testid="edit-sent">{texts.deadLetters.sent} <Out href={form.page}>{texts.cases.inAirflow}</Out></Text> : null}
       {problem ? <Failure problem={problem} /> : null}
     </Stack>
   );

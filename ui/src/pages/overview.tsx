@@ -195,7 +195,7 @@ const DutyAges = ({ duties }: { duties: DutyAge[] }) => (
     rows={duties}
     columns={[
       { name: texts.columns.duty, cell: (duty) => <To to={pathOf("/runs", { empty: "true", filter: filterOf({ duty: duty.duty }) })}>{duty.duty}</To> },
-      { name: texts.columns.state, cell: (duty) => <Tag>{duty.overdue ? texts.overview.overdue : texts.overview.inTime}</Tag> },
+      { name: texts.columns.state, cell: (duty) => <Tag kind={duty.overdue ? "overdue" : "inTime"}>{duty.overdue ? texts.overview.overdue : texts.overview.inTime}</Tag> },
       { name: texts.overview.succeeded, cell: (duty) => <RunAt run={duty.success_run} at={duty.succeeded_at} /> },
       { name: texts.overview.failed, cell: (duty) => <RunAt run={duty.failure_run} at={duty.failed_at} /> },
       { name: texts.overview.allowed, cell: (duty) => duration(duty.allowed_seconds) },

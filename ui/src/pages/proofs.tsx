@@ -23,7 +23,7 @@ export const Proofs = () => {
             columns={[
               { name: texts.columns.run, cell: (row) => <To to={pathOf(`/proofs/${row.run}`)}>{row.run}</To> },
               { name: texts.columns.topic, cell: (row) => row.topic },
-              { name: texts.columns.answer, cell: (row) => <Tag>{texts.proofs.answers[row.answer] ?? row.answer}</Tag> },
+              { name: texts.columns.answer, cell: (row) => <Tag kind={row.answer}>{texts.proofs.answers[row.answer] ?? row.answer}</Tag> },
               { name: texts.columns.what, wide: true, cell: (row) => <Said>{row.sentence}</Said> },
               { name: texts.columns.deliveries, number: true, cell: (row) => row.deliveries.toLocaleString() },
               { name: texts.columns.at, cell: (row) => <When at={row.proved_at} /> },
@@ -53,7 +53,7 @@ export const Proof = ({ id }: { id: string }) => {
           <Text mb={3} fontSize="lg"><Said>{proof.sentence}</Said></Text>
           <Facts
             facts={[
-              [texts.columns.answer, <Tag>{texts.proofs.answers[proof.answer] ?? proof.answer}</Tag>],
+              [texts.columns.answer, <Tag kind={proof.answer}>{texts.proofs.answers[proof.answer] ?? proof.answer}</Tag>],
               [texts.columns.window, <><When at={proof.window_from} /> <When at={proof.window_to} /></>],
               [texts.proofs.digest, proof.digest],
               [texts.proofs.signature, <Box as="span" wordBreak={proof.signature ? "break-all" : undefined} data-testid="signature">{proof.manifest === null ? texts.proofs.noExport : (proof.signature ?? texts.proofs.unsigned)}</Box>],

@@ -2,7 +2,7 @@ import { Button, Flex, Text } from "@chakra-ui/react";
 import { useState } from "react";
 import { useSearchParams } from "react-router-dom";
 import { answer, problemOf, useGet, useList, type Action, type FormOf, type Problem } from "../api";
-import { Empty, Facts, Failure, FilterBar, Loaded, MessageLink, More, Raw, Rows, Said, Section, Tag, Title, To, When, filterOf, pathOf } from "../parts";
+import { Empty, Facts, Failure, FilterBar, Loaded, MessageLink, More, Out, Raw, Rows, Said, Section, Tag, Title, To, When, filterOf, pathOf } from "../parts";
 import { texts } from "../texts";
 
 type ReplayOf = { plan: number; topic: string; planned_by: string; planned_at: string; why: string; wanted: Record<string, unknown>; whole: boolean; too_wide: boolean; approved_by: string | null; approved_at: string | null; dag_run: string | null };
@@ -63,7 +63,7 @@ export const Replay = ({ id }: { id: string }) => {
             <Title>{`${texts.replays.plan} ${plan.plan}: ${plan.topic}`}</Title>
             <Text mb={2} fontSize="lg" data-testid="planned">{texts.replays.deliveries(deliveries)}</Text>
             {plan.whole ? null : <Text mb={2}>{texts.replays.cutShort}</Text>}
-            {plan.too_wide ? <Text mb={2}><Tag>{texts.replays.warning}</Tag> {texts.replays.tooWide}</Text> : null}
+            {plan.too_wide ? <Text mb={2}><Tag kind="warning">{texts.replays.warning}</Tag> {texts.replays.tooWide}</Text> : null}
             {plan.whole && deliveries === 0 ? <Text mb={2}>{texts.replays.nothing}</Text> : null}
             <Facts
               facts={[
@@ -183,7 +183,7 @@ const Approval = ({ form, action, after }: { form: FormOf; action: Action | unde
       {action?.allowed ? null : <Text fontSize="xs" color="fg.muted">{`${texts.greyed}: ${action?.why_not ?? ""}`}</Text>}
       {taken ? <Text role="note" data-testid="taken">{texts.replays.taken}</Text> : null}
       {problem ? <Failure problem={problem} /> : null}
-      <Text fontSize="sm" mt={1}><a href={form.page}>{texts.cases.inAirflow}</a></Text>
+      <Text fontSize="sm" mt={1}><Out href={form.page}>{texts.cases.inAirflow}</Out></Text>
     </Section>
   );
 };

@@ -3,7 +3,7 @@ import { useMemo } from "react";
 import { useSearchParams } from "react-router-dom";
 import { address, useGet, useList } from "../api";
 import { Bars } from "../chart";
-import { Empty, Facts, FilterBar, Loaded, MessageLink, More, Rows, Said, Section, Tag, Title, To, When, duration, pathOf } from "../parts";
+import { Empty, Facts, FilterBar, Loaded, MessageLink, More, Out, Rows, Said, Section, Tag, Title, To, When, duration, pathOf } from "../parts";
 import { texts } from "../texts";
 
 type CheckOf = { suite: string; passed: boolean; expectations: number; failed: { name: string; must_hold: string | null; count: number; ids: Record<string, string>[] }[]; checked_at: string };
@@ -50,7 +50,7 @@ export const Runs = () => {
             columns={[
               { name: texts.columns.run, cell: (row) => <To to={pathOf(`/runs/${row.run}`)}>{row.run}</To> },
               { name: texts.columns.duty, cell: (row) => `${row.duty}${row.scope === "*" ? "" : ` ${row.scope}`}` },
-              { name: texts.columns.state, wide: true, cell: (row) => <><Tag>{row.state}</Tag> {row.stuck ? <Tag>{texts.runs.stuck}</Tag> : null} {row.check_failed ? <Tag>{texts.runs.checkFailed}</Tag> : null}<Live row={row} /></> },
+              { name: texts.columns.state, wide: true, cell: (row) => <><Tag>{row.state}</Tag> {row.stuck ? <Tag kind="stuck">{texts.runs.stuck}</Tag> : null} {row.check_failed ? <Tag kind="failed">{texts.runs.checkFailed}</Tag> : null}<Live row={row} /></> },
               { name: texts.columns.started, cell: (row) => <When at={row.started_at} /> },
               { name: texts.columns.took, cell: (row) => took(row) },
               { name: texts.columns.counts, cell: (row) => counts(row.counts) },
@@ -84,7 +84,7 @@ export const Run = ({ id }: { id: string }) => {
           <Title>{`${texts.columns.run} ${run.run}: ${run.duty}`}</Title>
           <Facts
             facts={[
-              [texts.columns.state, <><Tag>{run.state}</Tag> {run.stuck ? <Tag>{texts.runs.stuck}</Tag> : null}</>],
+              [texts.columns.state, <><Tag>{run.state}</Tag> {run.stuck ? <Tag kind="stuck">{texts.runs.stuck}</Tag> : null}</>],
               [texts.columns.started, <When at={run.started_at} />],
               [texts.columns.took, took(run)],
               [texts.columns.phase, run.phase ? <>{run.phase.name} <When at={run.phase.since} /></> : null],
@@ -100,8 +100,8 @@ export const Run = ({ id }: { id: string }) => {
             {run.checks.length === 0 ? <Empty>{texts.runs.noChecks}</Empty> : <Bars label={texts.runs.chart} names={[...names]} stacks={[...stacks]} />}
             {run.checks.map((check) => (
               <Text key={check.suite} mt={2}>
-                <Tag>{check.passed ? "passed" : "failed"}</Tag> {`${check.suite}: ${check.expectations} `}
-                <a href={address(`backstop/runs/${run.run}/checks/${encodeURIComponent(check.suite)}`)}>{texts.runs.docs}</a>
+                <Tag kind={check.passed ? "passed" : "failed"}>{check.passed ? texts.runs.passed : texts.runs.checkFailed}</Tag> {`${check.suite}: ${texts.runs.hold(check.expectations - check.failed.length, check.expectations)}. `}
+                <Out href={address(`backstop/runs/${run.run}/checks/${encodeURIComponent(check.suite)}`)}>{texts.runs.docs}</Out>
               </Text>
             ))}
           </Section>

@@ -34,7 +34,7 @@ const Check = ({ action }: { action: Action | undefined }) => {
               empty={texts.none}
               rows={[...bad, ...data.findings.filter((one) => one.good)]}
               columns={[
-                { name: texts.columns.state, cell: (one) => <Tag>{one.good ? texts.settings.good : texts.settings.bad}</Tag> },
+                { name: texts.columns.state, cell: (one) => <Tag kind={one.good ? "good" : "bad"}>{one.good ? texts.settings.good : texts.settings.bad}</Tag> },
                 { name: texts.settings.subject, cell: (one) => one.subject },
                 { name: texts.columns.what, wide: true, cell: (one) => one.says },
                 { name: texts.failed.next, cell: (one) => one.do },

@@ -4,7 +4,6 @@ What acts on messages is asked for where Airflow knows who asks: cases are answe
 and replays by a run of a DAG in the visitor's name. The API says how (`form`, `actions`), and whether the visitor may.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request
@@ -12,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from backstop.airflow.access import reader
+from backstop.airflow.answer_errors import NOTHING_CHANGED, answer_errors
 from backstop.airflow.console import models as m
 from backstop.airflow.console.parameters import API
 from backstop.airflow.console.routes import (
@@ -31,7 +31,6 @@ from backstop.airflow.console.routes import (
     settings,
 )
 from backstop.airflow.console.visit import same_origin
-from backstop.model.errors import BackstopError, ConfigurationError, DecisionRefused, Unavailable
 
 HEADERS = {"Cache-Control": "private, no-store", "X-Content-Type-Options": "nosniff"}
 PAGES = (
@@ -67,28 +66,18 @@ def make_app() -> FastAPI:
         for method, path, answer in page.ROUTES:
             app.add_api_route(path, answer, methods=[method])
     app.get("/openapi.json", include_in_schema=False)(lambda: JSONResponse(app.openapi()))
-    for kind, status in (
-        (ConfigurationError, 422),
-        (DecisionRefused, 409),
-        (Unavailable, 503),
-        (BackstopError, 503),
-    ):
-        app.exception_handler(kind)(_answer_with(status))
+    answer_errors(app, _problem)
     app.exception_handler(RequestValidationError)(_answer_invalid)
     app.exception_handler(HTTPException)(_answer_refused)
-    app.middleware("http")(_answer_in_time)
+    app.middleware("http")(_add_headers)
     return app
 
 
 def _problem(
-    status: int, what: str, unaffected: str = "Nothing was changed.", next_step: str = ""
+    status: int, what: str, unaffected: str = NOTHING_CHANGED, next_step: str = ""
 ) -> JSONResponse:
     problem = m.Problem(what=what, unaffected=unaffected, next_step=next_step)
     return JSONResponse(problem.model_dump(), status, headers=HEADERS)
-
-
-def _answer_with(status: int) -> Callable[[Request, Any], JSONResponse]:
-    return lambda _, error: _problem(status, error.what, error.unaffected, error.next_step)
 
 
 def _answer_invalid(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -105,27 +94,8 @@ def _answer_refused(_: Request, error: HTTPException) -> JSONResponse:
     return _problem(error.status_code, str(error.detail))
 
 
-async def _answer_in_time(request: Request, call_next: Any) -> Any:
-    from psycopg2 import OperationalError
-    from psycopg2.errors import InsufficientPrivilege, QueryCanceled
-
-    try:
-        answer = await call_next(request)
-    except QueryCanceled:
-        busy = "The control database is too busy to answer this."
-        return _problem(503, busy, next_step="Narrow the filter, or use the command line.")
-    except InsufficientPrivilege:
-        login = "The login that Airflow's server has in the control database only reads."
-        remedy = (
-            "Use the command line, or give the server the duties' login (docs/how-to/console.md)."
-        )
-        return _problem(403, login, next_step=remedy)
-    except OperationalError:
-        return _problem(
-            503,
-            "The control database went away.",
-            next_step="Bring it back; what is stored there is still valid.",
-        )
+async def _add_headers(request: Request, call_next: Any) -> Any:
+    answer = await call_next(request)
     for name, value in HEADERS.items():
         answer.headers[name] = value
     return answer

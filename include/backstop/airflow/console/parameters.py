@@ -15,7 +15,9 @@ from backstop.airflow.console.visit import Visit, visit
 from backstop.airflow.control_room import reading_sources
 from backstop.airflow.links import PREFIX
 from backstop.evidence.sources import Sources
-from backstop.reports.console import MOST, read_page
+from backstop.model.records import ID_BYTES, TOPIC_BYTES
+from backstop.reports.console import LONGEST_PLACE, MOST, read_page
+from backstop.reports.filters import LONGEST
 
 # No postponed annotations: FastAPI reads them.
 API = f"{PREFIX}/api/v1"
@@ -26,13 +28,15 @@ NO_NUL = r"^[^\x00]*$"
 
 Id = Annotated[int, Query(ge=1, le=LARGEST)]
 Filter = Annotated[
-    str, Query(max_length=2_000, description='as `topic:orders state:open "id:two words"`')
+    str, Query(max_length=LONGEST, description='as `topic:orders state:open "id:two words"`')
 ]
-After = Annotated[str | None, Query(max_length=4_000, description="`next` of the page before")]
+After = Annotated[
+    str | None, Query(max_length=LONGEST_PLACE, description="`next` of the page before")
+]
 Limit = Annotated[int, Query(ge=1, le=MOST)]
-TopicName = Annotated[str, Query(min_length=1, max_length=200, pattern=NO_NUL)]
-OneTopic = Annotated[str | None, Query(min_length=1, max_length=200, pattern=NO_NUL)]
-MessageId = Annotated[str, Query(min_length=1, max_length=1_000, pattern=NO_NUL)]
+TopicName = Annotated[str, Query(min_length=1, max_length=TOPIC_BYTES, pattern=NO_NUL)]
+OneTopic = Annotated[str | None, Query(min_length=1, max_length=TOPIC_BYTES, pattern=NO_NUL)]
+MessageId = Annotated[str, Query(min_length=1, max_length=ID_BYTES, pattern=NO_NUL)]
 Routes = tuple[tuple[str, str, Callable[..., Any]], ...]
 """Method, path and function of each route of a page."""
 

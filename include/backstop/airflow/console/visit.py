@@ -19,6 +19,7 @@ from backstop.airflow.control_room import Room, control_room, reading_room
 from backstop.airflow.decide_case import DAG, dag_for
 from backstop.airflow.deciders import may_decide, may_trigger
 from backstop.airflow.links import base_url
+from backstop.model.id_list import fits_a_line
 from backstop.reports.console import Sight
 from backstop.reports.filters import NONE
 
@@ -130,9 +131,7 @@ class Visit:
             topic not in self.settings.topics or self.settings.topics[topic].mode != "repair"
         ):
             why_not = f"{topic} is in mode observe, in which nothing is ever sent."
-        if why_not is None and any(
-            one != line for one in message_ids for line in (one.splitlines() or [""])
-        ):
+        if why_not is None and not all(map(fits_a_line, message_ids)):
             why_not = "An id with a line break cannot be given in a list; answer its case instead."
         body = {
             "logical_date": None,

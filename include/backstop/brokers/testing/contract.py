@@ -1031,10 +1031,19 @@ class HandingBack(_Fixtures):
         now = adapter.subscribe(group, [topic], "now")
         [got] = receive(now, 1)
         assert got.deliveries == 2
-        late.hand_back(stale, after=NOTHING, counts=True)
-        assert late.fetch(1, timedelta(milliseconds=150)) == [], "it stays with who has it"
+        while True:
+            begun = time.monotonic()
+            late.hand_back(stale, after=NOTHING, counts=True)
+            found = late.fetch(1, VISIBILITY / 4)
+            if not found:
+                break
+            # On a busy machine it may have been with nobody any more: what was disturbed would come at once.
+            assert time.monotonic() - begun > VISIBILITY.total_seconds() / 4, (
+                "it stays with who has it"
+            )
+            late, stale, now, got = now, got, late, found[0]
         now.hand_back(got, after=NOTHING, counts=True)
-        assert [g.deliveries for g in receive(now, 1)] == [3]
+        assert [g.deliveries for g in receive(now, 1)] == [got.deliveries + 1]
 
 
 class DeadLetters(_Fixtures):

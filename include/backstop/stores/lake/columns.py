@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from backstop.config.mapped import LogMapping, StubMapping
-from backstop.stores.mapped.states import log_kind, stub_state
+from backstop.stores.mapped.states import LOG_OF_ROWS, log_kind, stub_state
 
 _EARLIEST, _LATEST = -62_135_596_800_000_000, 221_845_392_000_000_000
 """The years 1 and 9000, in microseconds."""
@@ -126,29 +126,29 @@ def log_rows(mapping: LogMapping, schema: Any, groups: Mapping[str, Sequence[str
     branches = [
         f"SELECT {literal(group)} AS consumer_group, {_topic(mapping, writer, topics)} AS topic,"
         f" {writer.text(mapping.message_id)} AS message_id, {kind} AS kind, {received} AS received_at, {done_at} AS done_at"
-        f" FROM {{rows}} t WHERE {writer.wanted()}{_of_group(mapping, writer, group)}"
+        f" FROM {{rows}} t WHERE {writer.wanted()}{_may_be_of_group(mapping, writer, group)}"
         for group, topics in groups.items()
     ]
     return (
-        "SELECT consumer_group, topic, message_id,"
-        " CASE WHEN done THEN 'CONSUMED' WHEN odd THEN '' WHEN working THEN 'CONSUMING' ELSE 'FAILED' END AS log_state,"
-        " CASE WHEN NOT done AND odd THEN 'a state that the mapping does not name' END AS log_broken,"
+        f"SELECT consumer_group, topic, message_id, {LOG_OF_ROWS},"
         " CAST(NULL AS BIGINT) AS lease_expires_at, updated_at AS log_updated_at,"
         " CASE WHEN done THEN updated_at END AS log_consumed_at, received_at, copies FROM (SELECT consumer_group, topic, message_id,"
-        " bool_or(kind = 'done') AS done, bool_or(kind = 'unknown') AS odd, bool_or(kind = 'working') AS working,"
+        " bool_or(kind = 'done') AS done, bool_or(kind = 'unknown') AS is_unknown, bool_or(kind = 'groupless') AS is_groupless,"
+        " bool_or(kind = 'working') AS working,"
         f" least({now}, max(coalesce(done_at, received_at, {now}))) AS updated_at,"
         f" least({now}, min(coalesce(received_at, done_at, {now}))) AS received_at, count(*) AS copies"
         f" FROM ({' UNION ALL '.join(branches)}) WHERE topic IS NOT NULL AND message_id IS NOT NULL"
-        " GROUP BY consumer_group, topic, message_id)"
+        " GROUP BY consumer_group, topic, message_id) g"
     )
 
 
 def nameless_rows(mapping: LogMapping, schema: Any, group: str) -> str:
-    """A SELECT of one row where the group has a row whose id or topic is no text: it may be of any message."""
+    """A SELECT of one row where the group, or no group that can be read, has a row whose id or topic is no text: it may be of any
+    message."""
     writer = Writer(mapping, schema)
     names = [mapping.message_id, *([] if mapping.topic is None else [mapping.topic])]
     missing = " OR ".join(writer.is_no_text(name) for name in names)
-    return f"SELECT 1 FROM {{rows}} t WHERE {writer.wanted()}{_of_group(mapping, writer, group)} AND ({missing}) LIMIT 1"
+    return f"SELECT 1 FROM {{rows}} t WHERE {writer.wanted()}{_may_be_of_group(mapping, writer, group)} AND ({missing}) LIMIT 1"
 
 
 def quoted(name: str) -> str:
@@ -194,15 +194,13 @@ def _ours(theirs: str, topics: Mapping[str, str]) -> str:
 def _topic(mapping: LogMapping, writer: Writer, topics: Sequence[str]) -> str:
     if mapping.topic is None:  # found by id alone
         return f"explode(array({', '.join(map(literal, topics))}))"
-    by_theirs = {
-        theirs: topic
-        for topic in topics
-        for theirs in [name for name, ours in mapping.topics.items() if ours == topic] or [topic]
-    }
-    return _ours(writer.text(mapping.topic), by_theirs)
+    by_theirs = {theirs: topic for topic in topics for theirs in mapping.names_of(topic)}
+    return _ours(writer.text(mapping.topic), by_theirs) if by_theirs else "CAST(NULL AS STRING)"
 
 
-def _of_group(mapping: LogMapping, writer: Writer, group: str) -> str:
+def _may_be_of_group(mapping: LogMapping, writer: Writer, group: str) -> str:
+    """Of the group's rows, and of those whose group cannot be read."""
     if mapping.group is None:
         return ""
-    return f" AND ({writer.text(mapping.group)}) = {literal(mapping.groups.get(group, group))}"
+    its = f"({writer.text(mapping.group)})"
+    return f" AND ({its} = {literal(mapping.groups.get(group, group))} OR {its} IS NULL)"

@@ -186,7 +186,7 @@ def stub_values(mapping: StubMapping) -> dict[str, Any]:
 
 
 def log_rows(mapping: LogMapping, version: int) -> str:
-    """A SELECT of theirs (the topic), message_id, its_group, kind (done, working, failed, unknown), received_at and done_at;
+    """A SELECT of theirs (the topic), message_id, its_group, kind (see log_kind), received_at and done_at;
     its parameters are `log_values`."""
     kind = log_kind(mapping, _Words(version))
     theirs, group = (

@@ -52,6 +52,8 @@ class MappedLogs:
         """A message committed since then has a row here if it was done. The end of time while absence proves nothing; the year 1
         where no row is ever deleted."""
         if topic is not None:
+            if not self._mapping.names_of(topic):
+                return LATEST
             ((proven,),) = self._control.rows(
                 _SQL["proven"],
                 {
@@ -128,8 +130,8 @@ class MappedLogs:
         found: dict[str, int] = {}
         received = self._theirs.count_received(self._mapping, group, start, end)
         for theirs, number in received.items():
-            if theirs is not None:
-                topic = self._mapping.topics.get(theirs, theirs)
+            topic = None if theirs is None else self._mapping.topic_of(theirs)
+            if topic is not None:
                 found[topic] = found.get(topic, 0) + number
         return found
 
@@ -161,7 +163,8 @@ class MappedLogs:
 
         from backstop.sql.arrow import arrow_schema, concat
 
-        asked = storable_keys(keys)
+        named = {topic for topic in {key.topic for key in keys} if self._mapping.names_of(topic)}
+        asked = [key for key in storable_keys(keys) if key.topic in named]
         found = self._theirs.log_table(self._mapping, group, asked, wanted)
         names = (found.column(name).to_pylist() for name in ("topic", "message_id"))
         has = set(zip(*names, strict=True))

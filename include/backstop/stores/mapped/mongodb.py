@@ -21,6 +21,7 @@ from backstop.stores.mapped.mongodb_logs import (
     find,
     is_of_group,
     logs_of,
+    may_be_of_group,
     ranges_of,
     tables_of,
 )
@@ -173,10 +174,10 @@ class MongoTable:
 
         def ask(server: Server) -> bool:
             return any(
-                is_of_group(fields, document, mapping, theirs)
+                may_be_of_group(fields, document, mapping, theirs)
                 for table, fields in tables_of(mapping)
                 for document in find(
-                    server, table, fields, [fields.nameless(), *fields.of_group([theirs])]
+                    server, table, fields, [fields.nameless(), *fields.may_be_of_group([theirs])]
                 )
             )
 

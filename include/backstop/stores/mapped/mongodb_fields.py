@@ -216,6 +216,14 @@ class Fields:
         group = self._mapping.group
         return [*([] if group is None else [any_of(group, theirs)]), *self.only()]
 
+    def may_be_of_group(self, theirs: Iterable[str]) -> list[dict[str, Any]]:
+        """The same, and for documents whose group has no text."""
+        assert isinstance(self._mapping, LogMapping)
+        group = self._mapping.group
+        if group is None:
+            return self.only()
+        return [{"$or": [any_of(group, theirs), nameless(group)]}, *self.only()]
+
     def text(self, document: Document, path: str | None) -> str | None:
         return None if path is None else text_of(value_of(document, path))
 
@@ -241,9 +249,11 @@ class Fields:
         )
 
     def kind(self, document: Document) -> str:
-        """done, working, failed or unknown; without a state a row means that the work is done."""
+        """See states.log_kind."""
         mapping = self._mapping
         assert isinstance(mapping, LogMapping)
+        if mapping.group is not None and self.text(document, mapping.group) is None:
+            return "groupless"
         if mapping.done_when_set is not None:
             return "working" if value_of(document, mapping.done_when_set) is None else "done"
         if mapping.state is None:

@@ -10,7 +10,7 @@ from backstop.config.mapped import LogMapping, StubMapping
 from backstop.model.records import Key
 from backstop.stores.mapped.mongodb_connection import Server
 from backstop.stores.mapped.rows import KeyRange, log_row, past
-from backstop.stores.mapped.table import names_of
+from backstop.stores.mapped.states import NO_GROUP, NO_STATE
 from backstop.stores.postgresql.scan import ROWS_OF_PART, parts_of
 
 if TYPE_CHECKING:
@@ -39,6 +39,13 @@ def is_of_group(fields: Fields, document: Document, mapping: LogMapping, theirs:
     )
 
 
+def may_be_of_group(fields: Fields, document: Document, mapping: LogMapping, theirs: str) -> bool:
+    """The same, or its group cannot be read."""
+    if mapping.group is None or fields.text(document, mapping.group) is not None:
+        return is_of_group(fields, document, mapping, theirs)
+    return fields.is_taken(document)
+
+
 def logs_of(
     server: Server, mapping: LogMapping, group: str, keys: Sequence[Key]
 ) -> list[dict[str, Any]]:
@@ -47,21 +54,22 @@ def logs_of(
     names = {
         name: topic
         for topic in dict.fromkeys(key.topic for key in keys)
-        for name in names_of(mapping, topic)
+        for name in mapping.names_of(topic)
     }
     ids = list(dict.fromkeys(key.message_id for key in keys))
     found: dict[tuple[str, str], list[tuple[str, int | None, int | None]]] = {}
     odd: set[tuple[str, str]] = set()
     for table, fields in tables_of(mapping):
         asked = fields.asked(ids)
-        where = [fields.with_ids(ids), *fields.of_group([theirs])]
+        where = [fields.with_ids(ids), *fields.may_be_of_group([theirs])]
         if mapping.topic is not None:
             where += fields.of_topics(names)
         for document in find(server, table, fields, where):
             topic = ""
             if mapping.topic is not None:
                 topic = names.get(fields.text(document, mapping.topic) or "", "")
-            if not is_of_group(fields, document, mapping, theirs) or (mapping.topic and not topic):
+            is_asked = may_be_of_group(fields, document, mapping, theirs)
+            if not is_asked or (mapping.topic and not topic):
                 continue
             written, besides = fields.ids_of(document, asked)
             odd |= {(topic, text) for text in besides}
@@ -87,16 +95,17 @@ def _as_one(
 ) -> dict[str, Any]:
     """In state: CONSUMING without a lease's end wherever somebody may still finish it without a new copy."""
     kinds = {kind for kind, _, _ in rows}
-    is_unknown = "unknown" in kinds and "done" not in kinds
-    state = "CONSUMED" if "done" in kinds else "" if is_unknown else "CONSUMING"
-    if kinds == {"failed"}:
-        state = "FAILED"
+    broken = NO_STATE if "unknown" in kinds else NO_GROUP if "groupless" in kinds else None
+    if "done" in kinds:
+        state, broken = "CONSUMED", None
+    else:
+        state = "" if broken else "FAILED" if kinds == {"failed"} else "CONSUMING"
     updated = [at for _, done, received in rows if (at := done or received) is not None]
     first = [at for _, done, received in rows if (at := received or done) is not None]
     return log_row(
         key,
         state,
-        "a state that the mapping does not name" if is_unknown else None,
+        broken,
         past(max(updated, default=None), now),
         past(min(first, default=None), now),
         len(rows),

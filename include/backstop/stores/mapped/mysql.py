@@ -39,7 +39,8 @@ from backstop.stores.mapped.rows import (
     past,
     plan_scan,
 )
-from backstop.stores.mapped.table import Column, Look, StubRow, missing_table, names_of
+from backstop.stores.mapped.states import LOG_OF_ROWS
+from backstop.stores.mapped.table import Column, Look, StubRow, missing_table
 from backstop.stores.protocol import Scan
 
 _SQL = load("backstop.stores.mapped", "mysql.sql")
@@ -178,7 +179,7 @@ class MysqlTable:
         names = {
             theirs: topic
             for topic in dict.fromkeys(key.topic for key in keys)
-            for theirs in names_of(mapping, topic)
+            for theirs in mapping.names_of(topic)
         }
         values: dict[str, Any] = {}
         selects = []
@@ -193,11 +194,12 @@ class MysqlTable:
             }
             where = [
                 writer.narrow(mapping.message_id, ids, "ids"),
-                *_of_group(mapping, group, writer),
+                *_may_be_of_group(mapping, group, writer),
                 *_of_topics(mapping, writer, names),
             ]
             selects.append(_fill("log_rows_of_table", table, where, words))
-        cursor.execute(_SQL["log_rows"].replace("{rows}", " UNION ALL ".join(selects)), values)
+        text = _SQL["log_rows"].replace("{log_of_rows}", LOG_OF_ROWS)
+        cursor.execute(text.replace("{rows}", " UNION ALL ".join(selects)), values)
         found = {
             (topic, as_text(message_id)): rest for topic, message_id, *rest in cursor.fetchall()
         }
@@ -225,12 +227,12 @@ class MysqlTable:
         def ask(cursor: Any) -> bool:
             for table, writer in self._writers(cursor, mapping):
                 missing = [
-                    f"{writer.text(name)} IS NULL"
+                    writer.has_no_text(name)
                     for name in (mapping.message_id, mapping.topic)
                     if name and not _is_required(writer.type_of(name))
                 ]
                 if missing:
-                    where = [*_of_group(mapping, group, writer), f"({' OR '.join(missing)})"]
+                    where = [*_may_be_of_group(mapping, group, writer), f"({' OR '.join(missing)})"]
                     cursor.execute(_fill("nameless", table, where), writer.values)
                     if cursor.fetchall()[0][0]:
                         return True
@@ -427,6 +429,14 @@ def _of_group(mapping: LogMapping, group: str, writer: Writer) -> list[str]:
         return writer.only()
     theirs = mapping.groups.get(group, group)
     return [writer.is_one_of(mapping.group, [theirs], "its_group"), *writer.only()]
+
+
+def _may_be_of_group(mapping: LogMapping, group: str, writer: Writer) -> list[str]:
+    """The same, or of rows whose group cannot be read."""
+    if mapping.group is None or _is_required(writer.type_of(mapping.group)):
+        return _of_group(mapping, group, writer)
+    its, *only = _of_group(mapping, group, writer)
+    return [f"({its} OR {writer.has_no_text(mapping.group)})", *only]
 
 
 def _fill(

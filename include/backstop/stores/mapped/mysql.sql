@@ -23,24 +23,21 @@ SELECT COUNT(*) FROM (SELECT 1 FROM {table} t WHERE {where} LIMIT %(limit)s) n;
 -- name: newest: the newest time in one table
 SELECT {newest} FROM {table} t WHERE {where};
 
--- name: log_rows_of_table: rows of one group in one table
+-- name: log_rows_of_table: rows of one group, or of none, in one table
 SELECT {topic} AS topic, {message_id} AS message_id, {kind} AS kind, {received_at} AS received_at, {done_at} AS done_at
 FROM {table} t WHERE {where};
 
 -- name: log_rows: one group's rows, all of a key as one; done by any of them is done; topics are compared as they are written
--- In state: CONSUMING without a lease's end wherever somebody may still finish it without a new copy.
-SELECT g.topic, g.message_id,
-    CASE WHEN g.done THEN 'CONSUMED' WHEN g.is_unknown THEN '' WHEN g.working THEN 'CONSUMING' ELSE 'FAILED' END AS log_state,
-    CASE WHEN g.done OR NOT g.is_unknown THEN NULL ELSE 'a state that the mapping does not name' END AS log_broken,
-    g.updated_at, g.received_at, g.copies
+-- {log_of_rows}: see states.LOG_OF_ROWS.
+SELECT g.topic, g.message_id, {log_of_rows}, g.updated_at, g.received_at, g.copies
 FROM (
     SELECT l.topic, l.message_id, MAX(l.kind = 'done') AS done, MAX(l.kind = 'unknown') AS is_unknown,
-        MAX(l.kind = 'working') AS working, COUNT(*) AS copies, MAX(COALESCE(l.done_at, l.received_at)) AS updated_at,
+        MAX(l.kind = 'groupless') AS is_groupless, MAX(l.kind = 'working') AS working, COUNT(*) AS copies, MAX(COALESCE(l.done_at, l.received_at)) AS updated_at,
         MIN(COALESCE(l.received_at, l.done_at)) AS received_at
     FROM ({rows}) l
     GROUP BY CAST(l.topic AS BINARY), l.message_id) g;
 
--- name: nameless: whether a row of the group has no id that can be read: it may be of any message
+-- name: nameless: whether a row of the group, or of none, has no id that can be read: it may be of any message
 SELECT EXISTS (SELECT 1 FROM {table} t WHERE {where});
 
 -- name: count_received: by their topic, one group's rows of one table

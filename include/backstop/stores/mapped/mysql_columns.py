@@ -169,6 +169,12 @@ class Writer:
             return f"CASE WHEN CAST({text} AS BINARY) = {value} THEN {text} END"
         return text
 
+    def has_no_text(self, column: str) -> str:
+        """Whether `text` is NULL; of a column that always has one but for NULL, so that an index serves."""
+        its = self.type_of(column)
+        value = f"t.{quoted(column)}" if its is not None and its.is_text else self.text(column)
+        return f"{value} IS NULL"
+
     def exact(self, column: str) -> str:
         """The text as bytes, which are compared as they are."""
         return f"CAST({self.text(column)} AS BINARY)"

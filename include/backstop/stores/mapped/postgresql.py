@@ -33,7 +33,8 @@ from backstop.stores.mapped.columns import (
     visible_table,
 )
 from backstop.stores.mapped.forms import NOT_IN_JSON, in_json, in_postgresql, why_not
-from backstop.stores.mapped.table import Column, Look, StubRow, missing_table, names_of
+from backstop.stores.mapped.states import LOG_OF_ROWS
+from backstop.stores.mapped.table import Column, Look, StubRow, missing_table
 from backstop.stores.protocol import Scan
 
 _SQL = load("backstop.stores.mapped", "postgresql.sql")
@@ -144,11 +145,12 @@ class PostgresTable:
 
         asked = self._connection.storable_keys(keys)
         found = [read_copy(b"", wanted)]
+        names = {topic: mapping.names_of(topic) for topic in {key.topic for key in asked}}
         for start in range(0, len(asked), _CHUNK):
             rows = [
                 (*key, theirs)
                 for key in asked[start : start + _CHUNK]
-                for theirs in names_of(mapping, key.topic)
+                for theirs in names[key.topic]
             ]
             values = {
                 **_of_group(mapping, group),
@@ -302,7 +304,8 @@ def _of_stubs(name: str, mapping: StubMapping, cursor: Cursor) -> str:
 
 
 def _of_logs(name: str, mapping: LogMapping, cursor: Cursor) -> str:
-    return _SQL[name].replace("{rows}", log_rows(mapping, cursor.connection.server_version))
+    text = _SQL[name].replace("{log_of_rows}", LOG_OF_ROWS)
+    return text.replace("{rows}", log_rows(mapping, cursor.connection.server_version))
 
 
 def _of_group(mapping: LogMapping, group: str) -> dict[str, Any]:

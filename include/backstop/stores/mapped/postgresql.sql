@@ -33,17 +33,15 @@ SELECT count(*) FROM (
 
 -- name: log_rows: one group's rows by key, all of a key as one; done by any of them is done
 -- Compared twice: with the column's collation, for its index, and by each character, as a collation may fold them.
--- In state: CONSUMING without a lease's end wherever somebody may still finish it without a new copy.
-SELECT g.topic, g.message_id,
-    CASE WHEN g.done THEN 'CONSUMED' WHEN g.unknown THEN '' WHEN g.working THEN 'CONSUMING' ELSE 'FAILED' END AS log_state,
-    CASE WHEN g.done OR NOT g.unknown THEN NULL ELSE 'a state that the mapping does not name' END AS log_broken,
+-- {log_of_rows}: see states.LOG_OF_ROWS.
+SELECT g.topic, g.message_id, {log_of_rows},
     NULL::bigint AS lease_expires_at,
     (extract(epoch FROM g.updated_at) * 1000000)::bigint AS log_updated_at,
     CASE WHEN g.done THEN (extract(epoch FROM g.updated_at) * 1000000)::bigint END AS log_consumed_at,
     (extract(epoch FROM g.received_at) * 1000000)::bigint AS received_at, g.copies
 FROM (
-    SELECT k.topic, k.message_id, bool_or(l.kind = 'done') AS done, bool_or(l.kind = 'unknown') AS unknown,
-        bool_or(l.kind = 'working') AS working, count(*) AS copies,
+    SELECT k.topic, k.message_id, bool_or(l.kind = 'done') AS done, bool_or(l.kind = 'unknown') AS is_unknown,
+        bool_or(l.kind = 'groupless') AS is_groupless, bool_or(l.kind = 'working') AS working, count(*) AS copies,
         greatest(timestamptz '0001-01-01 00:00:00+00', least(clock_timestamp(),
             max(coalesce(l.done_at, l.received_at, clock_timestamp())))) AS updated_at,
         greatest(timestamptz '0001-01-01 00:00:00+00', least(clock_timestamp(),
@@ -51,7 +49,7 @@ FROM (
     FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(theirs)s::text[]) AS k (topic, message_id, theirs)
     JOIN ({rows}) l ON l.message_id = k.message_id AND l.message_id COLLATE "C" = k.message_id
         AND (NOT %(by_topic)s OR l.theirs COLLATE "C" = k.theirs)
-    WHERE NOT %(by_group)s OR l.its_group COLLATE "C" = %(group)s::text
+    WHERE NOT %(by_group)s OR l.its_group COLLATE "C" = %(group)s::text OR l.its_group IS NULL
     GROUP BY k.topic, k.message_id) g;
 
 -- name: column: how a column writes its values, and whether each row has one
@@ -59,9 +57,10 @@ SELECT CASE WHEN a.atttypid = 'numeric'::regtype THEN format_type(a.atttypid, a.
 FROM pg_attribute a
 WHERE a.attrelid = to_regclass(%(table)s) AND a.attname = %(column)s AND NOT a.attisdropped;
 
--- name: nameless: whether a row of the group has no id that can be read: it may be of any message
+-- name: nameless: whether a row of the group, or of none, has no id that can be read: it may be of any message
 SELECT EXISTS (SELECT 1 FROM ({rows}) l
-    WHERE (l.message_id IS NULL OR (%(by_topic)s AND l.theirs IS NULL)) AND (NOT %(by_group)s OR l.its_group COLLATE "C" = %(group)s::text));
+    WHERE (l.message_id IS NULL OR (%(by_topic)s AND l.theirs IS NULL))
+        AND (NOT %(by_group)s OR l.its_group COLLATE "C" = %(group)s::text OR l.its_group IS NULL));
 
 -- name: count_received: by their topic, one group's rows first received in [start, end)
 SELECT l.theirs, count(*) FROM ({rows}) l

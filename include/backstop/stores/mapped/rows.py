@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from backstop.config.mapped import LogMapping
@@ -33,16 +34,6 @@ class KeyRange(NamedTuple):
     end: Any
     since: datetime
     most: int
-
-
-def topics_by_theirs(mapping: LogMapping) -> Callable[[str], str | None]:
-    """A topic's name here, by what the table calls it; null for one that names_of gives to no topic."""
-    renamed = set(mapping.topics.values())
-
-    def ours(theirs: str) -> str | None:
-        return mapping.topics.get(theirs, None if theirs in renamed else theirs)
-
-    return ours
 
 
 def groups_by_theirs(mapping: LogMapping, groups: Mapping[str, Any]) -> dict[str, str]:
@@ -134,7 +125,7 @@ def keep_done(
 
     from backstop.sql.arrow import arrow_schema
 
-    columns, ours, latest = PART_COLUMNS["logs"], topics_by_theirs(mapping), past(None, now)
+    columns, ours, latest = PART_COLUMNS["logs"], cache(mapping.topic_of), past(None, now)
     kept: list[T] = []
     rows: list[dict[str, Any]] = []
     for theirs, message_id, group, done_at in found:

@@ -36,8 +36,26 @@ def stub_state(mapping: StubMapping, words: Words) -> str:
     )
 
 
+NO_STATE = "a state that the mapping does not name"
+NO_GROUP = "a row without a group that can be read"
+LOG_OF_ROWS = (
+    "CASE WHEN g.done THEN 'CONSUMED' WHEN g.is_unknown OR g.is_groupless THEN '' WHEN g.working THEN 'CONSUMING'"
+    " ELSE 'FAILED' END AS log_state,"
+    f" CASE WHEN g.done THEN NULL WHEN g.is_unknown THEN '{NO_STATE}' WHEN g.is_groupless THEN '{NO_GROUP}' END AS log_broken"
+)
+"""The state of all rows `g` of a key, and why it proves nothing, in every dialect of SQL. CONSUMING, without a lease's end, wherever
+somebody may still finish it without a new copy."""
+
+
 def log_kind(mapping: LogMapping, words: Words) -> str:
-    """done, working, failed or unknown; without a state a row means that the work is done."""
+    """done, working, failed, unknown, or groupless: a row of any group. Without a state a row means that the work is done."""
+    kind = _kind_of_state(mapping, words)
+    if mapping.group is None:
+        return kind
+    return f"CASE WHEN ({words.text(mapping.group)}) IS NULL THEN 'groupless' ELSE {kind} END"
+
+
+def _kind_of_state(mapping: LogMapping, words: Words) -> str:
     if mapping.done_when_set is not None:
         return f"CASE WHEN {words.is_set(mapping.done_when_set)} THEN 'done' ELSE 'working' END"
     if mapping.state is None:

@@ -82,7 +82,8 @@ class Table(Protocol):
     def log_table(
         self, mapping: LogMapping, group: str, keys: Sequence[Key], wanted: Mapping[str, str]
     ) -> Any:
-        """An Arrow table of `wanted`, all rows of a key as one; a key that is absent from it has no row."""
+        """An Arrow table of `wanted`, all rows of a key as one; a key that is absent from it has no row. A row whose group cannot be
+        read is of any group. Each key's topic has a name there (mapping.names_of)."""
         ...
 
     def cannot_hold(self, mapping: LogMapping, message_ids: Sequence[str]) -> Mapping[str, str]:
@@ -90,7 +91,8 @@ class Table(Protocol):
         ...
 
     def has_nameless(self, mapping: LogMapping, group: str) -> bool:
-        """Whether a row of the group has no id, or no topic, that can be read: it may be of any message."""
+        """Whether a row of the group, or of no group that can be read, has no id, or no topic, that can be read: it may be of any
+        message."""
         ...
 
     def count_received(
@@ -168,9 +170,3 @@ def missing_table(subject: str, tables: Sequence[str]) -> StoreUnavailable:
         unaffected="Nothing was decided without it.",
         next_step="Correct mapping.tables of it, grant SELECT on them, or run what `backstop migrate --capture` prints.",
     )
-
-
-def names_of(mapping: LogMapping, topic: str) -> list[str]:
-    """What an inbox calls a topic."""
-    named = [theirs for theirs, ours in mapping.topics.items() if ours == topic]
-    return named or [topic]

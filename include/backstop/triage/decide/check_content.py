@@ -6,8 +6,10 @@ It advises who edits a message. Which contents a consumer takes is the consumer'
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isinf
 from typing import Any, Literal
 
 MOST = 20
@@ -99,20 +101,35 @@ def _parsed(content: bytes) -> Any:
 
 
 def _parse(content: bytes) -> Any:
-    """ValueError also for what Python alone takes for JSON, and for a key that stands twice: parsers differ in which they keep."""
+    """ValueError also for what Python alone takes for JSON, for a key that stands twice, because parsers differ in which they keep,
+    and for a number that most of them read as infinite."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
         if len(made) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = next(name for name, times in Counter(n for n, _ in pairs).items() if times > 1)
             raise ValueError(f"the key {_cut(json.dumps(twice))} stands twice in one object")
         return made
 
     def refuse(name: str) -> Any:
         raise ValueError(f"{name} is no number in JSON")
 
-    return json.loads(content.decode(), object_pairs_hook=once, parse_constant=refuse)
+    def finite(text: str) -> float:
+        if isinf(number := float(text)):
+            raise ValueError(f"a number is too large for most programs: {_cut(text)}")
+        return number
+
+    def whole(text: str) -> int:
+        finite(text)
+        return int(text)
+
+    return json.loads(
+        content.decode(),
+        object_pairs_hook=once,
+        parse_constant=refuse,
+        parse_float=finite,
+        parse_int=whole,
+    )
 
 
 def _against_schema(value: Any, schema: Mapping[str, Any] | bool) -> Iterator[ContentFinding]:
@@ -132,50 +149,51 @@ def _against_schema(value: Any, schema: Mapping[str, Any] | bool) -> Iterator[Co
         yield _error("", f"The schema refers to what is not in its file: {_cut(str(error))}")
     except RecursionError:
         yield _error("", "The content is nested too deep to be compared with the schema.")
+    except ArithmeticError:
+        yield _error("", "A number is too large or too small to be compared with the schema.")
 
 
 def _against_shape(value: Any, others: Sequence[Any]) -> Iterator[ContentFinding]:
-    mine, theirs = _shape(value), [_shape(one) for one in others]
-    every = len(theirs)
-    kinds: dict[str, set[str]] = {}
-    times: dict[str, int] = {}
-    for shape in theirs:
-        for where, found in shape.items():
-            kinds.setdefault(where, set()).update(found)
-            times[where] = times.get(where, 0) + 1
-    shown, apart = 0, set(mine) ^ set(kinds)
-    for where in sorted({*mine, *kinds}):
-        if any(where.startswith((f"{above}.", f"{above}[")) for above in apart):
-            continue  # said of what it is in
-        if where not in mine and times[where] == every:
-            what = f"is missing; all {every} others have it"
-        elif where in mine and where not in kinds:
-            what = f"is in none of the {every} others"
-        elif where in mine and mine[where] - kinds[where]:
-            what = f"is {_listed(mine[where])}; in the others {_listed(kinds[where])}"
-        else:
-            continue
-        shown += 1
-        if shown > MOST:
+    differences = _differences("$", [value], [[one] for one in others], len(others))
+    for number, (where, what) in enumerate(differences):
+        if number == MOST:
             yield ContentFinding("warning", "", f"More than {MOST} places differ.")
             return
         yield ContentFinding("warning", where, what)
 
 
-def _shape(value: Any, where: str = "$", depth: int = 0) -> dict[str, set[str]]:
-    """Path -> the kinds of what stands there; all members of a list stand at one path."""
-    found: dict[str, set[str]] = {where: {_KINDS[type(value)]}}
+def _differences(
+    where: str, mine: Sequence[Any], theirs: Sequence[Sequence[Any]], every: int, depth: int = 0
+) -> Iterator[tuple[str, str]]:
+    """What stands at one place, and beneath it where both sides have something there. `theirs`: of each other content that has
+    this place; `every`: how many others there are. All members of a list stand at one place."""
+    kinds = {_KINDS[type(one)] for one in mine}
+    known = {_KINDS[type(one)] for values in theirs for one in values}
+    if kinds - known:
+        yield where, f"is {_listed(kinds)}; in the others {_listed(known)}"
     if depth == _DEPTH:
-        return found
-    if isinstance(value, dict):
-        parts = [(f"{where}.{_cut(name)}", one) for name, one in value.items()]
-    elif isinstance(value, list):
-        parts = [(f"{where}[]", one) for one in value]
-    else:
-        parts = []
-    for path, one in parts:
-        for place, kinds in _shape(one, path, depth + 1).items():
-            found.setdefault(place, set()).update(kinds)
+        return
+    inner, beside = _parts(mine), [_parts(values) for values in theirs]
+    for part in sorted({*inner, *(part for parts in beside for part in parts)}):
+        place = where + _cut(part)
+        having = [parts[part] for parts in beside if part in parts]
+        if part in inner and having:
+            yield from _differences(place, inner[part], having, every, depth + 1)
+        elif part in inner:
+            yield place, f"is in none of the {every} others"
+        elif len(having) == every:
+            yield place, f"is missing; all {every} others have it"
+
+
+def _parts(values: Sequence[Any]) -> dict[str, list[Any]]:
+    """What stands in objects by its key, after a dot, and what stands in lists."""
+    found: dict[str, list[Any]] = {}
+    for value in values:
+        if isinstance(value, dict):
+            for name, one in value.items():
+                found.setdefault(f".{name}", []).append(one)
+        elif isinstance(value, list) and value:
+            found.setdefault("[]", []).extend(value)
     return found
 
 

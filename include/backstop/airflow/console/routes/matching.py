@@ -15,7 +15,7 @@ from backstop.airflow.console.parameters import (
 )
 from backstop.airflow.console.visit import Visit, require, writing
 from backstop.reports.console import LISTS, MOST, read_page, read_rows
-from backstop.reports.filters import NONE, read_filter
+from backstop.reports.filters import LONGEST, NONE, read_filter
 
 # No postponed annotations: FastAPI and Pydantic read them.
 
@@ -59,7 +59,7 @@ class WantedExport(BaseModel):
     """Which dead letters, and whether with headers and contents; then the filter names one topic."""
 
     model_config = ConfigDict(extra="forbid")
-    filter: str = Field(default="", max_length=2_000)
+    filter: str = Field(default="", max_length=LONGEST)
     contents: bool = False
     why: str = Field(default="", max_length=10_000, pattern=r"^[^\x00]*$")
 

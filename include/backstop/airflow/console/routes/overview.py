@@ -17,6 +17,7 @@ from backstop.airflow.console.routes.cases import waiting_for
 from backstop.airflow.console.routes.flow import groups_now
 from backstop.airflow.console.visit import Visit
 from backstop.reports.console import filter_text, read_one, read_rows
+from backstop.watch import duties as watch
 
 # No postponed annotations: FastAPI and Pydantic read them.
 
@@ -133,8 +134,8 @@ def show_overview(visited: Visiting) -> Overview:
     """Is everything done? Each number names the list and the filter whose rows add up to it."""
     sight, conn = visited.sight, visited.conn
     tallies = read_rows(conn, "tallies", sight)
-    duties = read_rows(conn, "duties", sight, duties=list(visited.settings.watched_duties()))
-    now = duties[0]["now"] if duties else datetime.now(UTC)
+    with conn, conn.cursor() as cursor:
+        ages, now = watch.read_ages(cursor, visited.settings)
     groups = groups_now(visited)
     pauses = [m.Pause(**row) for row in read_rows(conn, "pauses", sight)]
     open_cases = read_rows(conn, "open_cases", sight)
@@ -146,7 +147,7 @@ def show_overview(visited: Visiting) -> Overview:
         numbers=_numbers(tallies, now),
         pairs=_pairs(visited, tallies),
         cases=_by_severity(open_cases),
-        duties=[_duty_age(visited, row) for row in duties],
+        duties=[_duty_age(age) for age in ages],
         findings=[Finding(**row) for row in read_rows(conn, "findings", sight)],
         pauses=pauses,
         waits_for_me=_waits_for(visited, open_cases),
@@ -253,13 +254,15 @@ def _by_severity(rows: list[dict[str, Any]]) -> list[OpenCases]:
     return found
 
 
-def _duty_age(visited: Visit, row: dict[str, Any]) -> DutyAge:
-    allowed = visited.settings.watched_duties()[row["duty"]]
-    last = row["succeeded_at"]
+def _duty_age(age: watch.DutyAge) -> DutyAge:
     return DutyAge(
-        **{name: value for name, value in row.items() if name != "now"},
-        allowed_seconds=allowed.total_seconds(),
-        overdue=last is None or row["now"] - last > allowed,
+        duty=age.duty,
+        succeeded_at=age.last_success,
+        success_run=age.success_run,
+        failed_at=age.last_failure,
+        failure_run=age.failure_run,
+        allowed_seconds=age.allowed.total_seconds(),
+        overdue=age.is_overdue,
     )
 
 
