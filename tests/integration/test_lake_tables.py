@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -27,6 +30,7 @@ from backstop.runs.run import close_run, open_run
 from backstop.stores.lake.columns import nameless_rows, stub_rows, type_of
 from backstop.stores.lake.stores import LakeLogs
 from backstop.stores.open import open_mapped_logs, open_mapped_stubs
+from backstop_lab.servers import fetch_iceberg
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from lake_world import CONSUMER, INBOX, OUTBOX, OWN, PRODUCER, Lake, lake
@@ -633,6 +637,84 @@ def prove(shop: Lake, until: datetime) -> Any:
         folder=None,
         formats=(),
     )
+
+
+@pytest.mark.parametrize("dialect", ONE_NOW)
+def test_each_command_starts_the_spark_that_reads_the_lake(
+    opened: Open, dialect: str, tmp_path: Path
+) -> None:
+    """As a person runs them, each in a process of its own; Iceberg's jar stands in spark-defaults.conf."""
+    with opened(dialect) as shop:
+        learned(shop)
+        done, lost = shop.receive(shop.sent()), shop.sent()
+        end = datetime.now(UTC)
+        shop.commit()
+        cli = commands(shop, tmp_path)
+        shop.run()
+        shop.run()
+        shop.commit()
+
+        _, checked = cli("check")
+        found = {one["subject"]: one for one in checked["findings"]}
+        assert found["shard shop: snapshot"]["good"] and found["store billing_db: snapshot"]["good"]
+        # Alone: no log is found for it.
+        code, (story,) = cli("where", "orders", lost)
+        assert (code, [one["verdict"] for one in story["deliveries"]]) == (0, ["LOST"]), story
+        with open_mapped_logs(shop.system.settings, shop.system.connections, "billing_db") as logs:
+            found_logs = logs.logs("billing", [Key("orders", done), Key("orders", lost)])
+            assert list(found_logs) == [Key("orders", done)]
+            assert logs.logs("billing", [Key("orders", lost)]) == {}
+        code, proof = cli(
+            "prove",
+            "orders",
+            "--from",
+            (end - timedelta(hours=1)).isoformat(),
+            "--to",
+            end.isoformat(),
+        )
+        assert (code, [one[0] for one in proof["lost"]]) == (1, [lost]), proof
+        ((case_id,),) = shop.system.rows(
+            "control",
+            "WITH made AS (INSERT INTO case_file (kind, topic, consumer_group, summary) VALUES ('overdue', 'orders', 'billing', '')"
+            " RETURNING case_id) INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)"
+            " SELECT case_id, 'shop', 'orders', %s, 'billing' FROM made RETURNING case_id",
+            lost,
+        )
+        code, decided = cli("cases", "decide", str(case_id), "discard", "--why", "it was a test")
+        assert (code, decided["counts"]) == (0, {"discarded": 1}), decided
+
+
+def commands(shop: Lake, folder: Path) -> Callable[..., tuple[int, Any]]:
+    """What runs `backstop ... --json` in a process of its own: its exit code, and what it printed."""
+    settings = folder / "backstop.yaml"
+    settings.write_text(shop.system.settings.model_dump_json(exclude_unset=True))
+    conf = folder / "conf"
+    conf.mkdir()
+    (conf / "spark-defaults.conf").write_text(f"spark.jars {fetch_iceberg.jar()}\n")
+    own = {
+        "BACKSTOP_CONFIG": str(settings),
+        "SPARK_CONF_DIR": str(conf),
+        **{f"AIRFLOW_CONN_{name.upper()}": url for name, url in shop.system.urls.items()},
+    }
+    given = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "PYSPARK_GATEWAY_PORT" and name != "PYSPARK_GATEWAY_SECRET"
+    }
+
+    def run(*arguments: str) -> tuple[int, Any]:
+        ended = subprocess.run(
+            [sys.executable, "-m", "backstop.cli", *arguments, "--json"],
+            env={**given, **own},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert ended.stdout, ended.stderr[-3000:]
+        return ended.returncode, json.loads(ended.stdout)
+
+    return run
 
 
 def test_a_proof_takes_a_row_for_sent_no_earlier_than_the_commit_that_says_so(

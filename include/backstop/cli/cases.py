@@ -190,8 +190,10 @@ def decide_one(
     """Decide a case. The present state is read again first; a decision that does not fit it is refused."""
     from backstop.control.speaker import speaker
     from backstop.decisions.decide import decide
+    from backstop.spark.session import start_for_lakes
 
     settings, known = context.load_settings(), context.connections()
+    start_for_lakes(settings)
     if dry_run:
         _preview(settings, known, case_id, action, as_json)
         return

@@ -79,7 +79,7 @@ def spark_session(subject: str) -> SparkSession:
         raise StoreUnavailable(
             f"{_begun(subject)} is a lake table, which Spark reads, and this process runs no Spark.",
             unaffected=_UNAFFECTED,
-            next_step="Use `backstop run reconcile`, `backstop prove`, `backstop where` or `backstop check`, which start it.",
+            next_step="Use `backstop run reconcile`, `prove`, `where`, `check` or `cases decide` on the command line, which start it.",
         )
     return session
 
@@ -131,6 +131,8 @@ def iceberg_table(url: str, table: str, session: SparkSession) -> Any:
     for at, folder in enumerate(folders):
         namespace[at] = folder
     identifier = jvm.org.apache.spark.sql.connector.catalog.Identifier.of(namespace, name)
+    # Spark looks for a catalog in the settings of the thread's own session, and a new thread has none.
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)
     catalogs = session._jsparkSession.sessionState().catalogManager()
     return catalogs.catalog(catalog).loadTable(identifier).table()
 

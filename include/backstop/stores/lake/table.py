@@ -110,6 +110,7 @@ class LakeTable:
     def log_table(
         self, mapping: LogMapping, group: str, keys: Sequence[Key], wanted: Mapping[str, str]
     ) -> Any:
+        import pyarrow as pa
         from pyspark.sql import functions as f
 
         from backstop.sql.arrow import arrow_schema, concat
@@ -126,7 +127,8 @@ class LakeTable:
             pairs = zip(
                 *(table.column(n).to_pylist() for n in ("topic", "message_id")), strict=True
             )
-            found.append(table.filter([Key(*pair) in mine for pair in pairs]))
+            # An empty list would be of no type, which nothing is filtered by.
+            found.append(table.filter(pa.array([Key(*pair) in mine for pair in pairs], pa.bool_())))
         return concat(found)
 
     def cannot_hold(self, mapping: LogMapping, message_ids: Sequence[str]) -> Mapping[str, str]:
