@@ -38,10 +38,15 @@ def look_at_mapped(
                 look = stubs.look(rows)
                 ended_at = control_now(control)
                 kept = _kept(settings, store.mapping.topics.values())
+                at = {
+                    topic: settings.topics[topic].broker
+                    for topic in store.mapping.topics.values()
+                    if topic in settings.topics
+                }
                 with control, control.cursor() as cursor:
                     hold(cursor, run)
                     stubs.remember(
-                        cursor, look, rows, began_at, ended_at, run.as_of, run.run_id, kept
+                        cursor, look, rows, began_at, ended_at, run.as_of, run.run_id, kept, at
                     )
             counts.add("mapped_tables_read")
         except Unavailable as error:
