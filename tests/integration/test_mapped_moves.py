@@ -97,7 +97,11 @@ def state_drained(shop: Mapped) -> None:
 
 
 def judged_by_a_run(shop: Mapped, spark: Any) -> tuple[Any, dict[str, tuple[str, str]]]:
+    """Its counts, and the verdict of each message that is not done; all of them are due again."""
     counts = run_once(shop.system.settings, shop.system.connections, lambda: spark, lambda *_: None)
+    shop.system.rows(
+        "control", "UPDATE mapped_stub SET next_check_at = now() - interval '1 minute'"
+    )
     rows = shop.system.rows("control", "SELECT message_id, verdict, reason FROM open_delivery")
     return counts, {message_id: (verdict, reason) for message_id, verdict, reason in rows}
 
