@@ -191,6 +191,18 @@ def test_a_row_that_is_met_around_a_move_may_have_gone_to_either_broker(
         assert judged_by_a_run(shop, spark)[1][last] == LOST
 
 
+def test_a_move_is_known_although_nothing_was_open_then(
+    postgres: Postgres, valkey: Valkey, spark: Any
+) -> None:
+    with mapped(postgres, valkey) as shop:
+        move(shop, removed=True)
+        assert judged_by_a_run(shop, spark)[1] == {}
+        late = shop.send(shop.promise())
+        shop.look()
+        shop.a_minute_later()
+        assert shop.judge(late) == {late: ASKED}, "an old instance of its relay may have sent it"
+
+
 def test_no_number_is_handed_out_while_the_first_broker_may_deliver_the_row(
     postgres: Postgres, valkey: Valkey
 ) -> None:

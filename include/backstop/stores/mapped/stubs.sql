@@ -45,12 +45,15 @@ LEFT JOIN (
     SELECT b.topic, ARRAY[min(b.broker)] AS brokers FROM topic_broker b GROUP BY b.topic HAVING min(b.broker) = max(b.broker)
 ) p ON p.topic = r.topic;
 
--- name: lives: by topic, at which brokers a copy of an open row may be; looks do not say in which queue
-SELECT DISTINCT f.topic, b.broker
+-- name: lives: by topic, at which brokers a copy of an open row may be, or of one that is not met yet; looks do not say in which queue
+SELECT f.topic, b.broker
 FROM (
     SELECT r.topic, {brokers_of} AS brokers FROM mapped_stub r {only_broker}
     WHERE r.store = %(store)s::text AND r.topic = ANY (%(topics)s::text[]) AND r.status = 'pending') f
-CROSS JOIN LATERAL unnest(f.brokers) AS b (broker);
+CROSS JOIN LATERAL unnest(f.brokers) AS b (broker)
+UNION
+SELECT b.topic, b.broker FROM topic_broker b
+WHERE b.topic = ANY (%(topics)s::text[]) AND b.seen_until >= clock_timestamp() - interval '1 day';
 
 -- name: make_room: where the rows of a look are put
 CREATE TEMPORARY TABLE mapped_row (topic text, message_id text, created_us bigint, state text, row_version text) ON COMMIT DROP;
