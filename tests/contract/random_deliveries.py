@@ -200,6 +200,7 @@ def stub(dice: Dice, number: int, shard: str, topic: str, p: Row) -> Row:
         "broker": broker(dice),
         **position(dice, sent),
         "first_to_all": dice.chance(0.9),
+        "created_latest": None,
     }
 
 
@@ -360,6 +361,7 @@ def owed_tables(seed: int, topics: int, stubs_each: int) -> dict[str, list[Row]]
             number += 1
             one = stub(dice, number, "shop", topic, tables["policy"][-1])
             one["created_at"] = dice.near(came, left)
+            one["created_latest"] = dice.maybe(dice.near(came, left), 0.5)
             # Where number 1 lies, whatever was sent later.
             one.update(
                 {f"first_{name}": value for name, value in position(dice, dice.chance(0.8)).items()}

@@ -264,6 +264,10 @@ OWED: tuple[tuple[dict[str, Any], dict[str, Any], bool], ...] = (
     ({"created_at": NOW - 1}, {"active_from": NOW}, False),
     ({"created_at": NOW}, {"active_until": NOW}, False),
     ({"created_at": NOW - 1}, {"active_until": NOW}, True),
+    # Created between the two: perhaps while the group was active.
+    ({"created_at": NOW - 1, "created_latest": NOW}, {"active_from": NOW}, True),
+    ({"created_at": NOW - 2, "created_latest": NOW - 1}, {"active_from": NOW}, False),
+    ({"created_at": NOW - 1, "created_latest": NOW}, {"active_until": NOW}, True),
     ({"tag": "red"}, {"every_tag": False}, True),
     ({"tag": "blue"}, {"every_tag": False}, False),
     ({"tag": None}, {"every_tag": False}, False),

@@ -60,6 +60,7 @@ STUB: Row = {
     "queue_offset": 10,
     "queue_epoch": "e2",
     "first_to_all": True,
+    "created_latest": None,
 }
 NO_LOG: Row = {**dict.fromkeys(frames.LOG), "log_answered": True, "log_found": False}
 GROUP: Row = {

@@ -145,6 +145,38 @@ def test_a_row_that_its_relay_deletes_was_sent_when_it_is_gone(
         }
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "forms"),
+    [
+        ("bytea", r"'\x00ff'", "bytea_output = escape"),
+        ("timestamptz", "'2026-01-02 03:04:05+00'", "TimeZone = 'Asia/Tokyo'"),
+        ("date", "'2026-01-02'", "DateStyle = 'SQL, DMY'"),
+        ("interval", "'1 day 2 hours'", "IntervalStyle = iso_8601"),
+        ("double precision", "0.1::real::double precision", "extra_float_digits = -10"),
+    ],
+)
+def test_an_id_is_kept_as_looks_read_it_whatever_the_applications_session_says(
+    postgres: Postgres, valkey: Valkey, kind: str, value: str, forms: str
+) -> None:
+    with captured(postgres, valkey, by_deletion()) as shop:
+        shop.run(f"ALTER TABLE outboxevent ALTER id TYPE {kind} USING NULL")
+        with session(shop) as application:
+            application.execute(f"SET {forms}")
+            application.execute(
+                f"INSERT INTO outboxevent VALUES ({value}, 'Order', 'a', 't', NULL)"
+            )
+        for of_login in ("", f"ALTER ROLE {shop.database} SET {forms}"):
+            shop.run(of_login or "SELECT")
+            shop.look()
+            ((message_id, state),) = shop.system.rows(
+                "control", "SELECT message_id, state FROM mapped_stub"
+            )
+            assert state == "unsent", "its row is still there"
+            with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
+                (by_key,) = stubs.stub_table([Key("orders", message_id)]).to_pylist()
+            assert not by_key["settled"]
+
+
 def test_the_trigger_never_refuses_what_the_application_writes(
     postgres: Postgres, valkey: Valkey
 ) -> None:

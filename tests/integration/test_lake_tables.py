@@ -735,6 +735,31 @@ def test_a_proof_takes_a_row_for_sent_no_earlier_than_the_commit_that_says_so(
         assert not proof.lost
 
 
+def test_what_may_have_gone_to_a_broker_that_the_topic_left_is_not_lost(opened: Open) -> None:
+    with opened("parquet") as shop:
+        learned(shop)
+        lost = shop.sent()
+        end = datetime.now(UTC)
+        shop.commit()
+        shop.run()
+        shop.run()
+        shop.commit()
+        shop.system.rows(
+            "control", "INSERT INTO topic_broker VALUES ('orders', 'left', '-infinity', now())"
+        )
+        # As if the queues of the present broker had been met after that.
+        shop.system.rows("control", "UPDATE queue_epoch SET accepted = false")
+        proof = prove(shop, end)
+        assert not proof.lost and proof.answer is not Answer.NOTHING_LOST, proof.sentence
+        shop.run()
+        assert shop.verdicts()[lost] == ("UNKNOWN", "new_epoch")
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
+            key = Key("orders", lost)
+            (row,) = stubs.stub_table([key]).to_pylist()
+            went_to = stubs.attempt_table([key]).column("broker").to_pylist()
+        assert not row["first_to_all"] and sorted(went_to) == ["embedded", "left"]
+
+
 def test_a_proof_needs_rows_that_stay(opened: Open) -> None:
     with opened("parquet", producer={"kept": "2h"}) as shop:
         learned(shop)

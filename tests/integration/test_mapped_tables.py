@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from backstop.config.mapped import LogMapping, StubMapping
+from backstop.config.settings import Settings
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import EARLIEST, LATEST, Key
 from backstop.stores.mapped import forms, mongodb_connection
@@ -321,6 +322,64 @@ def test_no_verdict_rests_on_the_tables_own_clock_and_zone(mapped: Open) -> None
         assert [*bad] == ["shard shop: times"] and "time_zone" in bad["shard shop: times"]
 
 
+def joins(shop: Mapped, group: str) -> None:
+    """Another group takes the topic from now on."""
+    content = shop.system.settings.model_dump(mode="json", exclude_unset=True)
+    content["groups"][group] = {
+        **content["groups"]["billing"],
+        "active_from": datetime.now(UTC).isoformat(),
+    }
+    content["topics"]["orders"]["groups"] = ["billing", group]
+    shop.system.settings = Settings.model_validate(content)
+    shop.system.broker.create_group(group, "orders", at="start")
+
+
+def test_a_group_owes_what_may_have_been_committed_since_it_joined(mapped: Open) -> None:
+    """A row is committed between two looks, of which the group joins in between; or it may be of any age, as after a restart."""
+    with mapped("cap", consumer={"kept": "24h"}) as shop:
+        before = shop.send(shop.promise())
+        shop.look()
+        joins(shop, "ledger")
+        between = shop.send(shop.promise())
+        assert owing(shop, between) == {"billing", "ledger"}, "before any look has met it"
+        shop.look()
+        restarted(shop)
+        after = shop.send(shop.promise())
+        shop.look()
+        assert owing(shop, between) == owing(shop, after) == {"billing", "ledger"}
+        assert owing(shop, before) == {"billing"}
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
+            latest = {
+                one: stubs.stubs([Key("orders", one)])[Key("orders", one)].created_latest
+                for one in (before, between, after)
+            }
+        met = dict(shop.system.rows("control", "SELECT message_id, first_seen_at FROM mapped_stub"))
+        assert latest == met
+
+
+@on_postgresql
+def test_a_row_that_a_wider_window_meets_first_is_no_newer_than_its_own_time_says(
+    mapped: Open,
+) -> None:
+    with mapped("cap", consumer={"kept": "24h"}) as shop:
+        shop.look()
+        joins(shop, "ledger")
+        old = shop.send(shop.promise())
+        shop.run('UPDATE cap.published SET "Added" = "Added" - interval \'3 days\'')
+        restarted(shop)
+        shop.look()
+        assert owing(shop, old) == {"billing"}
+
+
+def owing(shop: Mapped, message_id: str) -> set[str]:
+    return {one.consumer_group for one in shop.judged(message_id)}
+
+
+def restarted(shop: Mapped) -> None:
+    """As if the producer's server were another one since the last look."""
+    shop.system.rows("control", "UPDATE mapped_look SET server = 'another life'")
+
+
 @on_postgresql
 def test_rows_that_break_the_mapping_cost_only_themselves(mapped: Open) -> None:
     with mapped("practice", consumer={"kept": None}) as shop:
@@ -355,6 +414,48 @@ def test_rows_that_break_the_mapping_cost_only_themselves(mapped: Open) -> None:
         states = shop.system.rows("control", "SELECT message_id, state FROM mapped_stub")
         assert (twice, "not_unique") in states and ("", "unsent") in states
         assert shop.system.rows("control", "SELECT left_out FROM mapped_look") == [(1,)]
+
+
+@on_postgresql
+@pytest.mark.parametrize("time", ["1e30", "'NaN'", "'Infinity'"])
+def test_a_number_that_is_no_time_costs_only_its_own_date(mapped: Open, time: str) -> None:
+    with mapped("eventuate", consumer={"kept": None}) as shop:
+        shop.run("ALTER TABLE eventuate.message ALTER creation_time TYPE numeric")
+        good, odd, old = (shop.send(shop.promise()) for _ in range(3))
+        dated = "UPDATE eventuate.message SET creation_time = {} WHERE id = %(id)s"
+        shop.run(dated.format(time), id=odd)
+        shop.run(dated.format("-1e30"), id=old)
+        shop.look()
+        found = shop.system.rows("control", "SELECT message_id, state FROM mapped_stub ORDER BY 1")
+        assert found == [(good, "sent"), (odd, "sent")], "the third lies before the window"
+        assert set(shop.judge(good, odd, old)) == {good, odd, old}
+
+
+@on_postgresql
+@pytest.mark.parametrize("time", ["294276-12-31 23:59:59", "4713-01-01 BC", "infinity"])
+def test_a_local_time_at_the_end_of_all_times_costs_only_its_own_date(
+    mapped: Open, time: str
+) -> None:
+    with mapped("practice", consumer={"kept": None}) as shop:
+        good, odd = shop.send(shop.promise()), shop.send(shop.promise())
+        for zone in ("Asia/Tokyo", "America/New_York"):
+            shop.run(
+                'UPDATE message_stub SET created = %(time)s WHERE "messageId" = %(id)s',
+                time=time,
+                id=odd,
+            )
+            of_zone(shop, zone)
+            shop.look()
+            met = {m for (m,) in shop.system.rows("control", "SELECT message_id FROM mapped_stub")}
+            assert good in met
+            assert set(shop.judge(good, odd)) == {good, odd}
+
+
+def of_zone(shop: Mapped, zone: str) -> None:
+    """The producer's times are of another zone from now on."""
+    content = shop.system.settings.model_dump(mode="json", exclude_unset=True)
+    content["producers"]["shop"]["mapping"]["time_zone"] = zone
+    shop.system.settings = Settings.model_validate(content)
 
 
 def test_a_log_row_without_a_readable_id_may_be_any_message(mapped: Open) -> None:
@@ -681,6 +782,16 @@ def test_silence_is_never_no_row_and_shows_no_password(
             assert "s3cret" not in str(caught.value) + repr(stubs) + repr(logs)
 
 
+def test_a_window_of_another_topic_is_proved_without_it(mapped: Open) -> None:
+    with mapped("cap") as shop:
+        now = datetime.now(UTC)
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
+            with stubs.scan_window("parcels", now, now, 1) as scan:
+                assert (scan.parts, scan.rows) == ([], 0)
+            with pytest.raises(StoreUnavailable, match="is a mapped table"):
+                stubs.scan_window("orders", now, now, 1)
+
+
 def test_no_number_is_ever_handed_out_and_nothing_is_withdrawn(mapped: Open) -> None:
     with mapped("cap") as shop:
         message_id = shop.promise()
@@ -711,7 +822,7 @@ def test_a_look_that_was_overtaken_changes_nothing(mapped: Open) -> None:
             with control, control.cursor() as cursor:
                 late = datetime.now(UTC)
                 kept = shop.system.settings.policy_for(None).stub_retention
-                again = stubs.remember(cursor, old, rows, began, late, late, 1, kept)
+                again = stubs.remember(cursor, old, rows, began, late, late, 1, kept, {})
                 assert again is None
         assert shop.system.rows("control", "SELECT state FROM mapped_stub") == [("sent",)]
 

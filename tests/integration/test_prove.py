@@ -218,6 +218,35 @@ def test_what_cannot_be_read_makes_the_proof_incomplete(
     assert away in proof.sentence and "Nothing was lost" not in proof.sentence
 
 
+THEIRS = {
+    "kind": "mapped",
+    "connection": "shop_a",
+    "mapping": {
+        "tables": ["outbox"],
+        "topics": ["payments"],
+        "message_id": "id",
+        "state": "state",
+        "sent": ["sent"],
+        "unsent": ["new"],
+        "created_at": "created",
+        "times": "instant",
+    },
+}
+
+
+def test_a_mapped_table_of_other_topics_takes_no_part_in_a_proof(
+    system: System, prove: Any
+) -> None:
+    system.rows("shop_a", "CREATE TABLE outbox (id text, state text, created timestamptz)")
+    content = small.settings_dict()
+    content["producers"]["theirs"] = THEIRS
+    content["topics"]["payments"]["mode"] = "observe"
+    consumed_by_all(system, confirmed(system, "done"))
+    pass_all(system)
+    proof = prove(settings=Settings.model_validate(content))
+    assert proof.answer is Answer.NOTHING_LOST, proof.sentence
+
+
 def test_a_broken_stub_makes_the_proof_incomplete(system: System, prove: Any) -> None:
     consumed_by_all(system, confirmed(system, "done"))
     twin = system.stub("twin")

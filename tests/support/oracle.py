@@ -104,7 +104,10 @@ def _owes(stub: Row, policy: Row, tables: Tables) -> bool:
     }
     if not policy["every_tag"] and (stub["tag"] is None or stub["tag"] not in tags):
         return False
-    if policy["active_from"] is not None and stub["created_at"] < policy["active_from"]:
+    created_latest = (
+        stub["created_at"] if stub["created_latest"] is None else stub["created_latest"]
+    )
+    if policy["active_from"] is not None and created_latest < policy["active_from"]:
         return False
     if policy["active_until"] is not None and stub["created_at"] >= policy["active_until"]:
         return False
@@ -114,7 +117,7 @@ def _owes(stub: Row, policy: Row, tables: Tables) -> bool:
         here = here and stub["first_queue_epoch"] == start["epoch"]
         here = here and (stub["first_broker"] or policy["broker"]) == start["broker"]
         # From this instant on the same epoch may be another life's: the place of what was sent then is not known.
-        sent_by = stub["created_at"] + policy["attempt_timeout"]
+        sent_by = created_latest + policy["attempt_timeout"]
         here = here and (start["only_until"] is None or sent_by < start["only_until"])
         # Offsets are never compared across epochs; without a known place of number 1, created_at has decided.
         if here and less(stub["first_queue_offset"], start["start_offset"]) is True:

@@ -34,6 +34,7 @@ _INSTANTS = frozenset(
     {
         "next_check_at",
         "created_at",
+        "created_latest",
         "first_seen_at",
         "judged_at",
         "deliver_at",

@@ -225,6 +225,8 @@ class Stub:
     first_groups: tuple[str, ...] | None = None
     """The groups that number 1 was addressed to; null: all."""
     first_broker: str | None = None
+    created_latest: datetime | None = None
+    """Where `created_at` is only the earliest instant at which it may have been created."""
 
     @property
     def key(self) -> Key:

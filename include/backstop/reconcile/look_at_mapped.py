@@ -39,10 +39,15 @@ def look_at_mapped(
                 look = stubs.look(rows)
                 ended_at = control_now(control)
                 kept = _kept(settings, store.mapping.topics.values())
+                at = {
+                    topic: settings.topics[topic].broker
+                    for topic in store.mapping.topics.values()
+                    if topic in settings.topics
+                }
                 with control, control.cursor() as cursor:
                     hold(cursor, run)
                     left_out = stubs.remember(
-                        cursor, look, rows, began_at, ended_at, run.as_of, run.run_id, kept
+                        cursor, look, rows, began_at, ended_at, run.as_of, run.run_id, kept, at
                     )
                 quarantine_left_out(name, left_out or (), control, run)
             counts.add("mapped_tables_read")

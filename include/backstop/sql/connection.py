@@ -48,9 +48,18 @@ _PIECE = 16 * 2**20
 _NOT_REPLICATED = "synchronous replication"
 """In the warning of a COMMIT whose wait for a standby was cancelled (pg_cancel_backend): the change is there, and a failover may
 lose it. The driver shows no SQLSTATE of a warning, so that only a server with English messages is understood."""
-_SETTINGS = """
-    SELECT set_config('TimeZone', 'UTC', false), set_config('statement_timeout', %(statement)s, false),
-        set_config('lock_timeout', %(lock)s, false),
+TEXT_FORMS: Mapping[str, str] = {
+    "TimeZone": "UTC",
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+    "lc_monetary": "C",
+}
+"""How values are written as text, whatever a role or a database says: ids of other programs' tables are compared as texts."""
+_SETTINGS = f"""
+    SELECT {", ".join(f"set_config('{name}', '{form}', false)" for name, form in TEXT_FORMS.items())},
+        set_config('statement_timeout', %(statement)s, false), set_config('lock_timeout', %(lock)s, false),
         set_config('idle_in_transaction_session_timeout', %(idle)s, false),
         set_config('row_security', 'off', false)
 """

@@ -74,10 +74,12 @@ STUB_COLUMNS: Mapping[str, str] = {
     "first_queue_offset": "bigint",
     "first_queue_epoch": "string",
     "first_to_all": "boolean",
+    "created_latest": "bigint",
 }
 """What a verdict needs of a stub, in Spark's type names; also the order of the columns. `settled`: no attempt is under way, so
 that `attempted_at` says when the newest send began at the latest; `first_*`: the place of number 1, and whether it was addressed
-to every group."""
+to every group, at one broker that is known (else its attempts tell); `created_latest`: where `created_at` is only the earliest
+instant at which it may have been created."""
 
 ATTEMPT_COLUMNS: Mapping[str, str] = {
     "topic": "string",

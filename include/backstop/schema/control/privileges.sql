@@ -47,7 +47,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     drain_batch, drain_mark, cause, dead_letter, dead_letter_aside, staged_letter, message_version, case_note,
     incident, incident_delivery, case_question, erasure, audit_look, audit_finding, owed_since, proposal, people_policy,
     drained_broker, broker_server, open_delivery, tally, delivery_hour, cause_hour, total,
-    mapped_look, mapped_stub, mapped_attempt, mapped_log_proof
+    mapped_look, mapped_stub, mapped_attempt, mapped_log_proof, topic_broker
     TO backstop_duty;
 GRANT SELECT ON decision_log, decision_checkpoint, backstop_control_version TO backstop_duty;
 -- What an audit saw stays as it saw it.
@@ -72,7 +72,7 @@ GRANT SELECT ON
     drain_batch, drain_mark, cause, dead_letter, dead_letter_aside, staged_letter, message_version, case_note,
     incident, incident_delivery, case_question, erasure, audit_look, audit_finding, owed_since,
     proposal, people_policy, drained_broker, broker_server, decision_log, decision_checkpoint, decision_seen,
-    open_delivery, tally, delivery_hour, cause_hour, total, mapped_look, mapped_stub, mapped_attempt, mapped_log_proof, backstop_control_version
+    open_delivery, tally, delivery_hour, cause_hour, total, mapped_look, mapped_stub, mapped_attempt, mapped_log_proof, topic_broker, backstop_control_version
     TO backstop_person;
 GRANT INSERT, UPDATE ON duty_lease TO backstop_person;
 -- Which message was withdrawn or edited is not theirs to change.
@@ -126,7 +126,7 @@ DECLARE
         'sweep_count', 'sweep_look', 'sweep_sample',
         'sweep_place', 'alert_message', 'alert_delivery', 'alert_channel', 'drain_batch', 'drain_mark', 'case_note', 'incident_delivery',
         'erasure', 'audit_look', 'audit_finding', 'owed_since', 'people_policy', 'drained_broker', 'broker_server', 'decision_log',
-        'decision_checkpoint', 'decision_seen', 'open_delivery', 'tally', 'delivery_hour', 'cause_hour', 'total', 'mapped_look', 'mapped_stub', 'mapped_attempt', 'mapped_log_proof',
+        'decision_checkpoint', 'decision_seen', 'open_delivery', 'tally', 'delivery_hour', 'cause_hour', 'total', 'mapped_look', 'mapped_stub', 'mapped_attempt', 'mapped_log_proof', 'topic_broker',
         'backstop_control_version'];
     readable record;
 BEGIN

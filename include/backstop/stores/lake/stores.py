@@ -17,23 +17,28 @@ from backstop.config.mapped import LogMapping, StubMapping
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import EARLIEST, Key
 from backstop.sql.connection import PostgresConnection, columns
-from backstop.sql.named import load
 from backstop.stores.lake.check import check_lake_logs, check_lake_stubs
 from backstop.stores.lake.snapshot import explained
 from backstop.stores.lake.table import LakeTable
 from backstop.stores.mapped.logs import MappedLogs
-from backstop.stores.mapped.stubs import LOOK_AGAIN, MappedStubs
+from backstop.stores.mapped.stubs import _SQL, LOOK_AGAIN, ZONES, MappedStubs
 from backstop.stores.protocol import STUB_COLUMNS, Scan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_SQL = load("backstop.stores.mapped", "stubs.sql")
 _EPOCH = datetime.fromtimestamp(0, EARLIEST.tzinfo)
 _AHEAD = timedelta(minutes=1)
 """A snapshot that was committed later than this from now is not dated by a clock that can be trusted."""
 _SOON = timedelta(minutes=1)
-_MET = {"topic": "string", "message_id": "string", "row_version": "string", "seen_at": "bigint"}
+_MET = {
+    "topic": "string",
+    "message_id": "string",
+    "row_version": "string",
+    "seen_at": "bigint",
+    "went_to": "string",
+    "met_at": "bigint",
+}
 
 
 class LakeStubs(MappedStubs):
@@ -63,6 +68,9 @@ class LakeStubs(MappedStubs):
         self, topic: str, start: datetime, end: datetime, partitions: int
     ) -> Iterator[Scan]:
         """All rows of the window, as the newest snapshot has them: where it is complete up to the window's end."""
+        if topic not in self._mapping.topics.values():
+            yield Scan([], 0)
+            return
         self._lake.refresh()
         until = complete_until(self._lake, self._mapping, self._control)
         if until < end:
@@ -79,7 +87,8 @@ class LakeStubs(MappedStubs):
             )
         values = {"store": self._shard, "topic": topic, "start": start}
         met = self._control.copy(_SQL["remembered_sent"], values, _MET)
-        rows = self._promises(self._lake.window(self._mapping, topic, start, end), met)
+        ((has_moved,),) = self._control.rows(_SQL["has_moved"], values)
+        rows = self._promises(self._lake.window(self._mapping, topic, start, end), met, has_moved)
         with explained(f"shard {self._shard}", self._mapping.tables[0]):
             held = rows.localCheckpoint(eager=True)
             number = held.count()
@@ -90,15 +99,14 @@ class LakeStubs(MappedStubs):
 
     def _met(self, keys: Sequence[Key]) -> dict[str, Any]:
         return {
-            "store": self._shard,
-            "doubt": self._doubt,
-            "repairs": self.repairs,
+            **self._known,
             **columns(keys, ("topics", "message_ids")),
         }
 
-    def _promises(self, rows: DataFrame, met: Any) -> DataFrame:
+    def _promises(self, rows: DataFrame, met: Any, has_moved: bool) -> DataFrame:
         """Rows of a window as STUB_COLUMNS: sent no later than the snapshot was committed, or than a look met them so (`met`), or
-        under way; two of a key: nobody's."""
+        under way; two of a key: nobody's. Of a topic that has moved, a row that may have gone to one of several brokers is taken
+        for under way."""
         from pyspark.sql import functions as f
 
         assert self._mapping.delay is not None
@@ -110,10 +118,14 @@ class LakeStubs(MappedStubs):
             f.md5(f.min("row_version")).alias("row_version"),
         )
         looks = rows.sparkSession.createDataFrame(met)
-        one = one.join(looks, ["topic", "message_id", "row_version"], "left").withColumn(
-            "sent_by", f.least(f.col("seen_at"), f.lit(at))
+        is_sent = f.col("state") == "sent"
+        one = one.join(looks, ["topic", "message_id", "row_version"], "left").withColumns(
+            {
+                "sent_by": f.least(f.col("seen_at"), f.lit(at)),
+                "is_sent": is_sent & f.col("went_to").isNotNull() if has_moved else is_sent,
+            }
         )
-        doubt = self._doubt // timedelta(microseconds=1)
+        doubt, zones = (length // timedelta(microseconds=1) for length in (self._doubt, ZONES))
         given = {
             "shard": f.lit(self._shard),
             "topic": f.col("topic"),
@@ -125,10 +137,12 @@ class LakeStubs(MappedStubs):
             "created_at": f.col("created_at") - doubt,
             "first_seen_at": f.lit(at),
             "attempted_at": f.col("sent_by"),
-            "sent_at": f.expr("CASE WHEN state = 'sent' THEN sent_by END"),
-            "attempt_deadline": f.expr(f"CASE WHEN state = 'sent' THEN sent_by ELSE {later}L END"),
-            "settled": f.expr("state = 'sent'"),
+            "sent_at": f.expr("CASE WHEN is_sent THEN sent_by END"),
+            "attempt_deadline": f.expr(f"CASE WHEN is_sent THEN sent_by ELSE {later}L END"),
+            "settled": f.col("is_sent"),
+            "broker": f.col("went_to"),
             "first_to_all": f.lit(True),
+            "created_latest": f.least(f.col("met_at"), f.col("created_at") + zones),
         }
         return one.select(
             *(

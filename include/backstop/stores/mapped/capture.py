@@ -9,13 +9,14 @@ import hashlib
 from collections.abc import Sequence
 
 from backstop.config.mapped import StubMapping, table_parts
+from backstop.sql.connection import TEXT_FORMS
 from backstop.sql.named import load
 from backstop.stores.mapped.columns import table_of
 from backstop.stores.mapped.place import place
 
 _SQL = load("backstop.stores.mapped", "capture.sql")
 _STEPS = ("rows", "types", "trigger", "grants")
-_HOW = "2"
+_HOW = "3"
 """Grows with each change of the trigger that a table must not miss."""
 
 
@@ -48,6 +49,7 @@ def capture_sql(mapping: StubMapping, login: str) -> str:
         "table_text": _text(table),
         "first_foreign": f"'{FIRST_FOREIGN_TYPE}'::oid",
         "login": _name(login),
+        "text_forms": " ".join(f"SET {name} = {_text(form)}" for name, form in TEXT_FORMS.items()),
     }
     parts = ["BEGIN", place("backstop_capture"), *map(_SQL.__getitem__, _STEPS)]
     if mapping.deleted_when_sent:

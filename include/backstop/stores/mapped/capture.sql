@@ -31,8 +31,9 @@ END
 $types$;
 
 -- name: trigger: of one table: a row for each that is inserted, in the same transaction; it never refuses one
+-- Whatever the application's session says of texts, an id is written as looks write it.
 CREATE OR REPLACE FUNCTION backstop_capture.{function}() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $capture$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp {text_forms} AS $capture$
 DECLARE
     its_id text;
     its_topic text;

@@ -263,12 +263,18 @@ def _text(column: str, version: int) -> str:
 def _instant(mapping: StubMapping | LogMapping, column: str) -> str:
     name = f"t.{_quoted(column)}"
     if mapping.times == "local":
-        return f"({name}::timestamp AT TIME ZONE %(time_zone)s::text)"
+        at = _bounded(f"{name}::timestamp", "timestamp '0001-01-01'", "timestamp '9000-01-01'")
+        return f"CASE WHEN {name} IS NOT NULL THEN {at} AT TIME ZONE %(time_zone)s::text END"
     if mapping.times == "milliseconds":
-        # greatest and least leave nulls out.
-        at = f"to_timestamp(greatest({_EARLIEST_MS}, least({name}::bigint, {_LATEST_MS})) / 1000.0)"
-        return f"CASE WHEN {name} IS NOT NULL THEN {at} END"
+        # As a numeric: no other type holds every number, and NaN, which it takes for the largest.
+        at = _bounded(f"{name}::numeric", str(_EARLIEST_MS), str(_LATEST_MS))
+        return f"CASE WHEN {name} IS NOT NULL THEN to_timestamp({at} / 1000.0) END"
     return f"{name}::timestamptz"
+
+
+def _bounded(value: str, earliest: str, latest: str) -> str:
+    """One time that is out of all bounds costs its own row's date, not the statement; of a null greatest and least say nothing."""
+    return f"greatest({earliest}, least({value}, {latest}))"
 
 
 def _only(mapping: StubMapping | LogMapping) -> str:

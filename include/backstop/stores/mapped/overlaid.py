@@ -39,6 +39,8 @@ class _Judged:
 class OverlaidStubs(MappedStubs):
     """See stores.protocol.StubStore. A claim is for the row that this very object judged by key."""
 
+    _by_looks_alone = False
+
     def __init__(
         self,
         shard: str,
@@ -96,22 +98,28 @@ class OverlaidStubs(MappedStubs):
 
     def attempt_table(self, keys: Sequence[Key]) -> Any:
         """Of messages that `stub_table` has read: of numbers before the newest that it met, and of that one where its own attempt
-        dates it."""
+        dates it; number 1 as looks date it."""
+        from backstop.sql.arrow import concat  # needs pyarrow, which not every caller has
+
         found = self._overlay.stubs.attempt_table(keys)
         names = ("topic", "message_id", "send_number")
         rows = zip(*(found.column(name).to_pylist() for name in names), strict=True)
         kept = [
-            (one := self._judged.get(Key(topic, message_id))) is not None
+            number > 1
+            and (one := self._judged.get(Key(topic, message_id))) is not None
             and (number < one.send_count or (number == one.send_count and one.dated))
             for topic, message_id, number in rows
         ]
-        return found.filter(kept) if kept else found
+        return concat([super().attempt_table(keys), found.filter(kept) if kept else found])
 
     def attempts(self, keys: Iterable[Key]) -> dict[Key, list[Attempt]]:
         return self._overlay.stubs.attempts(keys)
 
     def lives(self, topics: Sequence[str]) -> dict[str, set[Life]]:
-        return self._overlay.stubs.lives(topics)
+        met = super().lives(topics)
+        return {
+            topic: lives | met[topic] for topic, lives in self._overlay.stubs.lives(topics).items()
+        }
 
     def contents(self, keys: Iterable[Key]) -> dict[Key, Message]:
         return {}

@@ -9,7 +9,7 @@ is met as sent was sent by the end of the look, and a row that the look before w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -55,7 +55,20 @@ from backstop.stores.protocol import (
     StubOutcomes,
 )
 
-_SQL = load("backstop.stores.mapped", "stubs.sql")
+_SHARED = ("number_one", "later_numbers", "brokers_of", "only_broker")
+"""Queries that others take in, by {name}."""
+
+
+def _with_shared(queries: Mapping[str, str]) -> dict[str, str]:
+    whole = dict(queries)
+    for name in _SHARED:
+        whole = {
+            other: text.replace("{" + name + "}", queries[name]) for other, text in whole.items()
+        }
+    return whole
+
+
+_SQL = _with_shared(load("backstop.stores.mapped", "stubs.sql"))
 _CHUNK = 10_000
 _EPOCH = datetime.fromtimestamp(0, EARLIEST.tzinfo)
 ZONES = timedelta(hours=26)
@@ -87,6 +100,8 @@ class MappedStubs:
     """Whether numbers are handed out here."""
 
     _by_key = "of_keys"
+    _by_looks_alone = True
+    """Whether nothing but looks says which numbers were handed out."""
 
     def __init__(
         self,
@@ -121,6 +136,16 @@ class MappedStubs:
     def _look_again(self) -> timedelta:
         return LOOK_AGAIN
 
+    @property
+    def _known(self) -> dict[str, Any]:
+        """Parameters of `stub_columns`."""
+        return {
+            "store": self._shard,
+            "doubt": self._doubt,
+            "zones": ZONES,
+            "repairs": self.repairs,
+        }
+
     # A look
 
     def look(self, into: BinaryIO) -> Look:
@@ -138,12 +163,13 @@ class MappedStubs:
         as_of: datetime,
         run_id: int,
         kept: timedelta,
+        brokers: Mapping[str, str],
     ) -> list[Key] | None:
         """Keeps a look in the control database, in the transaction of `cursor`; returns messages that it left out because their key
         is longer than the contract allows, 10,000 of them at most. None: a later look is kept already.
 
         `began_at`, `ended_at`: the control database's clock before and after the look; new rows are due at `as_of`; closed rows
-        that were not met for `kept` are forgotten.
+        that were not met for `kept` are forgotten. `brokers`: by topic, where it is now.
         """
         values: dict[str, Any] = {
             "store": self._shard,
@@ -161,6 +187,7 @@ class MappedStubs:
             "slot_at": look.slot_at,
             "known_from": None,
             "known_since": None,
+            **columns(sorted(brokers.items()), ("at_topics", "at_brokers")),
         }
         cursor.execute(_SQL["last_look"], values)
         for last in (LastLook(*row) for row in cursor.fetchall()):
@@ -168,6 +195,7 @@ class MappedStubs:
                 return None
             if (last.mapping, last.server) == (self._mapping.fingerprint, look.server):
                 values |= {"known_from": last.window_from, "known_since": last.began_at}
+        cursor.execute(_SQL["note_brokers"], values)
         cursor.execute(_SQL["make_room"])
         rows.seek(0)
         cursor.copy_expert("COPY mapped_row FROM STDIN (FORMAT csv)", rows)
@@ -223,15 +251,15 @@ class MappedStubs:
         }
         values = {
             **scope_values(as_of, scope),
-            "store": self._shard,
-            "doubt": self._doubt,
-            "repairs": self.repairs,
+            **self._known,
         }
         return scan(self._control, selects, _SQL["bounds"], values, partitions)
 
     def scan_window(
         self, topic: str, start: datetime, end: datetime, partitions: int
     ) -> AbstractContextManager[Scan]:
+        if topic not in self._mapping.topics.values():
+            return nullcontext(Scan([], 0))
         raise StoreUnavailable(
             f"Shard {self._shard} is a mapped table: what was deleted there before a look met it is not known.",
             unaffected="Nothing was proved without it.",
@@ -255,6 +283,7 @@ class MappedStubs:
         select = f"SELECT {', '.join(ATTEMPT_COLUMNS)} FROM ({_SQL['attempt_columns']} {_SQL['attempts_of_keys']}) AS found"
         values = {
             "store": self._shard,
+            "later_numbers": self._by_looks_alone,
             **columns(storable_keys(keys), ("topics", "message_ids")),
         }
         return self._control.copy(select, values, ATTEMPT_COLUMNS)
@@ -267,6 +296,7 @@ class MappedStubs:
                 for name in (
                     "next_check_at",
                     "created_at",
+                    "created_latest",
                     "first_seen_at",
                     "attempted_at",
                     "sent_at",
@@ -299,6 +329,13 @@ class MappedStubs:
             for topic, number in self._control.rows(_SQL["recorded_between"], values)
         }
 
+    def lives(self, topics: Sequence[str]) -> dict[str, set[Life]]:
+        values = {"store": self._shard, "topics": list(topics)}
+        found: dict[str, set[Life]] = {topic: set() for topic in topics}
+        for topic, broker in self._control.rows(_SQL["lives"], values):
+            found[topic].add(Life(broker, None, None))
+        return found
+
     def proves(self, topic: str) -> bool:
         if topic not in self._mapping.topics.values():
             return True
@@ -310,9 +347,6 @@ class MappedStubs:
 
     def attempts(self, keys: Iterable[Key]) -> dict[Key, list[Attempt]]:
         return {}
-
-    def lives(self, topics: Sequence[str]) -> dict[str, set[Life]]:
-        return {topic: set() for topic in topics}
 
     def neighbours(self, keys: Iterable[Key]) -> dict[Key, Neighbours]:
         return {}
@@ -415,9 +449,7 @@ class MappedStubs:
         met, slot_at = self._theirs.rows_of_keys(self._mapping, keys) if keys else ([], None)
         names = ("met_topics", "met_ids", "met_created", "met_states", "met_versions")
         return {
-            "store": self._shard,
-            "doubt": self._doubt,
-            "repairs": self.repairs,
+            **self._known,
             "slot_at": slot_at,
             **columns(keys, ("topics", "message_ids")),
             **columns(met, names),

@@ -11,6 +11,50 @@ FROM mapped_look WHERE store = %(store)s::text FOR UPDATE;
 SELECT mapping, server, began_at, ended_at, window_from, newest_at, rows_read, left_out
 FROM mapped_look WHERE store = %(store)s::text;
 
+-- name: note_brokers: at which broker each topic is; of a topic that is noted first, also where its queues were seen before
+WITH present AS (
+    SELECT * FROM unnest(%(at_topics)s::text[], %(at_brokers)s::text[]) AS t (topic, broker)
+),
+newest AS (
+    SELECT DISTINCT ON (b.topic) b.* FROM topic_broker b JOIN present t ON t.topic = b.topic
+    ORDER BY b.topic, b.seen_until DESC, b.seen_from DESC
+)
+INSERT INTO topic_broker AS b (topic, broker, seen_from, seen_until)
+SELECT t.topic, t.broker,
+    CASE WHEN n.topic IS NULL THEN timestamptz '-infinity' WHEN n.broker = t.broker THEN n.seen_from ELSE n.seen_until END,
+    %(ended_at)s::timestamptz
+FROM present t LEFT JOIN newest n ON n.topic = t.topic
+UNION ALL
+SELECT q.topic, q.broker, min(q.first_seen_at), max(coalesce(q.read_at, q.first_seen_at))
+FROM queue_epoch q JOIN present t ON t.topic = q.topic AND t.broker <> q.broker
+WHERE NOT EXISTS (SELECT 1 FROM newest n WHERE n.topic = q.topic)
+GROUP BY q.topic, q.broker
+ORDER BY 1, 2
+ON CONFLICT (topic, broker, seen_from) DO UPDATE SET seen_until = greatest(b.seen_until, excluded.seen_until);
+
+-- name: brokers_of: at which brokers a copy of the row `r` may be, the topic's newest one first
+-- Its relay may have moved up to a day before or after the topic did here; what may be of any age may have gone to any of them.
+coalesce(p.brokers, ARRAY(
+    SELECT h.broker FROM topic_broker h
+    WHERE h.topic = r.topic AND h.seen_until >= coalesce(r.committed_after, '-infinity') - interval '1 day'
+        AND h.seen_from <= greatest(r.state_seen_at, r.attempted_at) + interval '1 day'
+    GROUP BY h.broker ORDER BY max(h.seen_until) DESC, h.broker));
+
+-- name: only_broker: ... joined to `r`: the same for all rows of a topic that was never moved
+LEFT JOIN (
+    SELECT b.topic, ARRAY[min(b.broker)] AS brokers FROM topic_broker b GROUP BY b.topic HAVING min(b.broker) = max(b.broker)
+) p ON p.topic = r.topic;
+
+-- name: lives: by topic, at which brokers a copy of an open row may be, or of one that is not met yet; looks do not say in which queue
+SELECT f.topic, b.broker
+FROM (
+    SELECT r.topic, {brokers_of} AS brokers FROM mapped_stub r {only_broker}
+    WHERE r.store = %(store)s::text AND r.topic = ANY (%(topics)s::text[]) AND r.status = 'pending') f
+CROSS JOIN LATERAL unnest(f.brokers) AS b (broker)
+UNION
+SELECT b.topic, b.broker FROM topic_broker b
+WHERE b.topic = ANY (%(topics)s::text[]) AND b.seen_until >= clock_timestamp() - interval '1 day';
+
 -- name: make_room: where the rows of a look are put
 CREATE TEMPORARY TABLE mapped_row (topic text, message_id text, created_us bigint, state text, row_version text) ON COMMIT DROP;
 
@@ -146,7 +190,9 @@ WHERE m.store = %(store)s::text AND m.status = 'pending' AND m.next_check_at <= 
 
 -- name: stub_columns: begins a table for the rule: the columns of STUB_COLUMNS, over `f` with what is known of each row
 -- Sent: a copy was stored by the time that a look met the row so. Any other state: one is under way, whatever the time is. The same
--- dates the newest number, wherever its own attempt does not (attempt_columns). created_at is the earliest instant of its commit.
+-- dates the newest number, wherever its own attempt does not (attempt_columns). created_at is the earliest instant of its commit, and
+-- created_latest the latest: by its own time, which may be in another zone, only where the row may be of any age.
+-- Which broker its relay sent it to is not in the row. Where several are possible, its attempts tell, as `first_to_all` says.
 -- What is gone can neither be read nor set back: its budget is used.
 SELECT f.store AS shard, f.topic, f.message_id, NULL::text AS tag,
     CASE WHEN f.state IN ('unknown_state', 'not_unique') AND f.status = 'pending' THEN f.state ELSE f.status END AS status,
@@ -167,51 +213,76 @@ SELECT f.store AS shard, f.topic, f.message_id, NULL::text AS tag,
         THEN greatest(f.state_seen_at, coalesce(f.attempt_deadline, f.attempted_at))
         ELSE clock_timestamp() + interval '1 day' END) * 1000000)::bigint AS attempt_deadline,
     f.state IN ('sent', 'gone_sent', 'gone_unsent') AND f.attempt_deadline IS NULL AS settled,
-    NULL::text AS broker, NULL::integer AS queue_id, NULL::bigint AS queue_offset, NULL::text AS queue_epoch,
+    f.brokers[1] AS broker, NULL::integer AS queue_id, NULL::bigint AS queue_offset, NULL::text AS queue_epoch,
     NULL::text AS first_broker, NULL::integer AS first_queue_id, NULL::bigint AS first_queue_offset,
-    NULL::text AS first_queue_epoch, true AS first_to_all;
+    NULL::text AS first_queue_epoch, cardinality(f.brokers) < 2 AS first_to_all,
+    (extract(epoch FROM CASE WHEN f.first_seen_at IS NULL THEN clock_timestamp() WHEN f.committed_after IS NOT NULL THEN f.first_seen_at
+        ELSE least(f.first_seen_at, greatest(timestamptz '0001-01-01 00:00:00+00', f.created_at) + %(zones)s::interval) END)
+        * 1000000)::bigint AS created_latest;
 
 -- name: of_due: ... of the remembered rows that are due, then cut_at, by which the scan is cut
 , f.next_check_at AS cut_at
-FROM mapped_stub f
+FROM (SELECT r.*, {brokers_of} AS brokers FROM mapped_stub r {only_broker}) f
 WHERE f.store = %(store)s::text AND f.status = 'pending' AND f.next_check_at <= %(as_of)s::timestamptz
     AND (%(topics)s::text[] IS NULL OR f.topic = ANY (%(topics)s::text[]))
     AND (%(created_from)s::timestamptz IS NULL OR f.created_at >= %(created_from)s::timestamptz)
     AND (%(created_to)s::timestamptz IS NULL OR f.created_at < %(created_to)s::timestamptz);
 
 -- name: attempt_columns: begins a table for the rule: the columns of ATTEMPT_COLUMNS, one row an addressed group
-SELECT a.topic, a.message_id, a.send_number, g.consumer_group, a.outcome, a.broker, a.queue_id, a.queue_offset, a.queue_epoch,
+SELECT f.topic, f.message_id, a.send_number, g.consumer_group, a.outcome, a.broker, a.queue_id, a.queue_offset, a.queue_epoch,
     (extract(epoch FROM a.started_at) * 1000000)::bigint AS started_at,
-    (extract(epoch FROM a.finished_at) * 1000000)::bigint AS finished_at
+    (extract(epoch FROM a.finished_at) * 1000000)::bigint AS finished_at;
+
+-- name: number_one: ... of the row `f`: its own relay's number, which looks date, at each broker that it may have gone to
+SELECT 1 AS send_number, NULL::text[] AS groups, CASE WHEN f.state IN ('sent', 'gone_sent') THEN 'sent' ELSE 'unknown' END AS outcome,
+    b.broker, NULL::integer AS queue_id, NULL::bigint AS queue_offset, NULL::text AS queue_epoch, s.sent_by AS started_at,
+    s.sent_by AS finished_at
+FROM unnest(CASE WHEN f.brokers = '{}' THEN ARRAY[NULL::text] ELSE f.brokers END) AS b (broker)
+CROSS JOIN (SELECT CASE WHEN f.state IN ('sent', 'gone_sent', 'gone_unsent') THEN f.state_seen_at ELSE clock_timestamp() END AS sent_by) s;
+
+-- name: later_numbers: ... and those that were handed out beside it
+SELECT m.send_number, m.groups, m.outcome, m.broker, m.queue_id, m.queue_offset, m.queue_epoch, m.started_at, m.finished_at
+FROM mapped_attempt m
+WHERE m.store = f.store AND m.topic = f.topic AND m.message_id = f.message_id AND m.send_number > 1;
 
 -- name: attempts_of_due: ... of the remembered rows that are due
 -- The newest number tells by its attempt only while the row is as it was when the number was handed out: a row that was set back,
 -- by Backstop or by a person, is dated by looks.
 , f.next_check_at AS cut_at
-FROM mapped_stub f
-JOIN mapped_attempt a ON a.store = f.store AND a.topic = f.topic AND a.message_id = f.message_id
+FROM (SELECT r.*, {brokers_of} AS brokers FROM mapped_stub r {only_broker}) f
+CROSS JOIN LATERAL (
+    {number_one}
+    UNION ALL
+    {later_numbers} AND (m.send_number < f.send_count OR (f.attempt_deadline IS NULL AND f.number_version = f.row_version
+        AND f.state IN ('sent', 'gone_sent', 'gone_unsent')))) a
 LEFT JOIN LATERAL unnest(a.groups) AS g (consumer_group) ON true
-WHERE f.store = %(store)s::text AND f.status = 'pending' AND f.next_check_at <= %(as_of)s::timestamptz AND f.send_count > 1
-    AND (a.send_number < f.send_count OR (f.attempt_deadline IS NULL AND f.number_version = f.row_version
-        AND f.state IN ('sent', 'gone_sent', 'gone_unsent')))
+WHERE f.store = %(store)s::text AND f.status = 'pending' AND f.next_check_at <= %(as_of)s::timestamptz
+    AND (f.send_count > 1 OR cardinality(f.brokers) > 1)
     AND (%(topics)s::text[] IS NULL OR f.topic = ANY (%(topics)s::text[]))
     AND (%(created_from)s::timestamptz IS NULL OR f.created_at >= %(created_from)s::timestamptz)
     AND (%(created_to)s::timestamptz IS NULL OR f.created_at < %(created_to)s::timestamptz);
 
--- name: attempts_of_keys: ... of the messages asked for, as they are remembered; never the newest number
-FROM (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[])) AS k (topic, message_id)
-JOIN mapped_stub f ON f.store = %(store)s::text AND f.topic = k.topic AND f.message_id = k.message_id
-JOIN mapped_attempt a ON a.store = f.store AND a.topic = f.topic AND a.message_id = f.message_id AND a.send_number < f.send_count
+-- name: attempts_of_keys: ... of the messages asked for, as they are remembered: number 1, and, if `later_numbers`, those after it but
+-- for the newest
+FROM (
+    SELECT r.*, {brokers_of} AS brokers
+    FROM (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[])) AS k (topic, message_id)
+    JOIN mapped_stub r ON r.store = %(store)s::text AND r.topic = k.topic AND r.message_id = k.message_id {only_broker}) f
+CROSS JOIN LATERAL (
+    {number_one}
+    UNION ALL
+    {later_numbers} AND m.send_number < f.send_count AND %(later_numbers)s) a
 LEFT JOIN LATERAL unnest(a.groups) AS g (consumer_group) ON true;
 
 -- name: of_keys: ... of the messages asked for, as their table (met) and the overlay (numbered) have them now, and as they are remembered
+-- What changed since a look met it counts from now, at whichever broker.
 FROM (
+    SELECT r.*, CASE WHEN r.as_met THEN {brokers_of} ELSE ({brokers_of})[1:1] END AS brokers FROM (
     SELECT %(store)s::text AS store, k.topic, k.message_id,
         CASE WHEN s.state IS NOT NULL THEN s.state -- as the slot is now
             WHEN m.state = 'sent' THEN 'gone_sent' WHEN m.state = 'unsent' THEN 'gone_unsent' ELSE m.state END AS state,
         coalesce(m.created_at, least(clock_timestamp(), s.created_at)) AS created_at, m.committed_after, m.first_seen_at,
-        CASE WHEN (m.state, m.row_version) = (s.state, s.row_version) OR (s.state IS NULL AND m.state IN ('gone_sent', 'gone_unsent'))
-            THEN m.state_seen_at ELSE clock_timestamp() END AS state_seen_at,
+        c.as_met, CASE WHEN c.as_met THEN m.state_seen_at ELSE clock_timestamp() END AS state_seen_at,
         CASE WHEN m.status IN ('confirmed', 'voided') THEN m.status ELSE coalesce(o.status, m.status, 'pending') END AS status,
         coalesce(o.next_check_at, m.next_check_at, least(clock_timestamp(), s.created_at)) AS next_check_at, m.judged_at,
         -- An overlay that was restored knows less than looks remember: no number is handed out twice.
@@ -235,16 +306,26 @@ FROM (
             %(attempt_deadlines)s::timestamptz[], %(number_versions)s::text[])
         AS o (topic, message_id, status, send_count, refusals, max_sends, next_check_at, attempted_at, attempt_deadline, number_version)
         ON o.topic = k.topic AND o.message_id = k.message_id
-    WHERE s.state IS NOT NULL OR m.state IS NOT NULL) f;
+    CROSS JOIN LATERAL (SELECT coalesce((m.state, m.row_version) = (s.state, s.row_version)
+        OR (s.state IS NULL AND m.state IN ('gone_sent', 'gone_unsent')), false) AS as_met) c
+    WHERE s.state IS NOT NULL OR m.state IS NOT NULL) r {only_broker}) f;
 
 -- name: of_remembered_keys: ... of the messages asked for, as they are remembered, where the table itself is not asked by key
-FROM (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[])) AS k (topic, message_id)
-JOIN mapped_stub f ON f.store = %(store)s::text AND f.topic = k.topic AND f.message_id = k.message_id;
+FROM (
+    SELECT r.*, {brokers_of} AS brokers
+    FROM (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[])) AS k (topic, message_id)
+    JOIN mapped_stub r ON r.store = %(store)s::text AND r.topic = k.topic AND r.message_id = k.message_id {only_broker}) f;
 
--- name: remembered_sent: the topic's rows that a look met as sent, and by when
-SELECT m.topic, m.message_id, m.row_version, (extract(epoch FROM m.state_seen_at) * 1000000)::bigint AS seen_at
-FROM mapped_stub m
-WHERE m.store = %(store)s::text AND m.topic = %(topic)s::text AND m.state = 'sent' AND m.created_at >= %(start)s::timestamptz;
+-- name: remembered_sent: the topic's rows that a look met as sent, by when, where (null: at one of several brokers), and when first
+SELECT f.topic, f.message_id, f.row_version, (extract(epoch FROM f.state_seen_at) * 1000000)::bigint AS seen_at,
+    CASE WHEN cardinality(f.brokers) = 1 THEN f.brokers[1] END AS went_to,
+    (extract(epoch FROM f.first_seen_at) * 1000000)::bigint AS met_at
+FROM (
+    SELECT r.*, {brokers_of} AS brokers FROM mapped_stub r {only_broker}
+    WHERE r.store = %(store)s::text AND r.topic = %(topic)s::text AND r.state = 'sent' AND r.created_at >= %(start)s::timestamptz) f;
+
+-- name: has_moved: whether looks found a topic at several brokers
+SELECT count(DISTINCT b.broker) > 1 FROM topic_broker b WHERE b.topic = %(topic)s::text;
 
 -- name: oldest_due: since when the oldest due row is due
 SELECT m.next_check_at FROM mapped_stub m

@@ -30,7 +30,7 @@ TIMESTAMPDIFF(MICROSECOND, '1970-01-01', s.sent_at), TIMESTAMPDIFF(MICROSECOND, 
 s.attempt_token IS NULL, s.broker, s.queue_id, s.queue_offset, s.queue_epoch,
 IF(s.send_count <= 1, s.broker, s.first_broker), IF(s.send_count <= 1, s.queue_id, s.first_queue_id),
 IF(s.send_count <= 1, s.queue_offset, s.first_queue_offset), IF(s.send_count <= 1, s.queue_epoch, s.first_queue_epoch),
-s.first_groups IS NULL;
+s.first_groups IS NULL, NULL;
 
 -- name: more_columns: what a Stub has beside them
 s.ordering_key, s.attempt_token, s.first_groups;

@@ -69,7 +69,7 @@ SELECT %(shard)s::text AS shard, s.topic, s.message_id, s.tag, s.status, s.send_
     CASE WHEN s.send_count <= 1 THEN s.queue_id ELSE s.first_queue_id END AS first_queue_id,
     CASE WHEN s.send_count <= 1 THEN s.queue_offset ELSE s.first_queue_offset END AS first_queue_offset,
     CASE WHEN s.send_count <= 1 THEN s.queue_epoch ELSE s.first_queue_epoch END AS first_queue_epoch,
-    s.first_groups IS NULL AS first_to_all;
+    s.first_groups IS NULL AS first_to_all, NULL::bigint AS created_latest;
 
 -- name: of_due: ... of the stubs that are due, then cut_at, by which the scan is cut
 , s.next_check_at AS cut_at
