@@ -53,7 +53,8 @@ FROM (
 CROSS JOIN LATERAL unnest(f.brokers) AS b (broker)
 UNION
 SELECT b.topic, b.broker FROM topic_broker b
-WHERE b.topic = ANY (%(topics)s::text[]) AND b.seen_until >= clock_timestamp() - interval '1 day';
+WHERE b.topic = ANY (%(topics)s::text[]) AND b.seen_until >= clock_timestamp() - interval '1 day'
+    AND EXISTS (SELECT 1 FROM topic_broker o WHERE o.topic = b.topic AND o.broker <> b.broker);
 
 -- name: make_room: where the rows of a look are put
 CREATE TEMPORARY TABLE mapped_row (topic text, message_id text, created_us bigint, state text, row_version text) ON COMMIT DROP;
