@@ -393,7 +393,7 @@ def test_rows_that_break_the_mapping_cost_only_themselves(mapped: Open) -> None:
             id=twice,
         )
         shop.run(
-            "INSERT INTO message_stub (\"messageId\", created) VALUES (NULL, NULL), (repeat('x', 1025), now())"
+            "INSERT INTO message_stub (\"messageId\", created) VALUES (NULL, NULL), (repeat('x', 5000), now())"
         )
         shop.run(
             "UPDATE message_stub SET created = 'infinity' WHERE \"messageId\" = %(id)s", id=done
@@ -414,6 +414,10 @@ def test_rows_that_break_the_mapping_cost_only_themselves(mapped: Open) -> None:
         states = shop.system.rows("control", "SELECT message_id, state FROM mapped_stub")
         assert (twice, "not_unique") in states and ("", "unsent") in states
         assert shop.system.rows("control", "SELECT left_out FROM mapped_look") == [(1,)]
+        # As much of it is kept as shows that it is too long.
+        assert shop.system.rows(
+            "control", "SELECT reason, length(message_id), row_key LIKE 'sha256:%%' FROM quarantine"
+        ) == [("key_too_long", 1025, True)]
 
 
 @on_postgresql

@@ -375,6 +375,27 @@ def test_a_row_that_stays_broken_is_put_before_a_person(world: System, reconcile
     assert [one[5] for one in after if one[6]] == ["twice", "twice"]
 
 
+def test_nobody_is_asked_again_about_a_broken_row_that_a_person_discarded(
+    world: System, reconcile: Any
+) -> None:
+    world.sent("twice", shard="shop_a")
+    world.stub("twice", shard="shop_b", send_count=0)
+    reconcile()
+    world.rows(
+        "control",
+        "INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, decided_by, why)"
+        " VALUES ('orders', 'twice', 'billing', 'discard', 'ann', 'because')",
+    )
+    for _ in range(2):
+        broken_since_the_unknown_horizon(world)
+        reconcile()
+        found = world.rows(
+            "control",
+            "SELECT m.consumer_group, m.message_id, c.state FROM case_file c JOIN case_member m USING (case_id)",
+        )
+        assert found == [("shipping", "twice", "open")]
+
+
 def test_a_thousand_broken_rows_do_not_stop_the_sound_one(world: System, reconcile: Any) -> None:
     world.rows(
         "shop_a",

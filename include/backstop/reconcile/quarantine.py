@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from psycopg2.extras import execute_values
 
 from backstop.config.settings import Settings
-from backstop.model.records import Key
 from backstop.reconcile.row_key import row_key
 from backstop.runs.run import Run, hold
 from backstop.sql.named import load
+from backstop.stores.mapped.stubs import LeftOut
 from backstop.verdicts.evaluate import table
 from backstop.verdicts.frames import micros
 
@@ -74,12 +74,15 @@ def quarantine_stubs(broken: Sequence[Row], settings: Settings, control: Any, ru
     )
 
 
-def quarantine_left_out(shard: str, left_out: Iterable[Key], control: Any, run: Run) -> None:
+def quarantine_left_out(shard: str, left_out: Iterable[LeftOut], control: Any, run: Run) -> None:
     """Rows of a mapped table that no look remembers, because their key is too long."""
     _write(
         control,
         run,
-        ((f"shard {shard}", row_key(*key), TOO_LONG, *key, None) for key in left_out),
+        (
+            (f"shard {shard}", f"sha256:{one.digest}", TOO_LONG, one.topic, one.message_id, None)
+            for one in left_out
+        ),
     )
 
 

@@ -39,8 +39,11 @@ UPDATE run SET phases = phases || %(phases)s::jsonb WHERE run_id = %(run_id)s;
 INSERT INTO quarantine (store, row_key, reason, topic, message_id, consumer_group, first_run_id) VALUES %s
 ON CONFLICT (store, row_key, reason) DO UPDATE SET last_seen_at = clock_timestamp();
 
--- name: set_aside: broken stubs that this run met, and how long ago an earlier run met them first; a log names its group
-SELECT substr(q.store, length('shard ') + 1), q.row_key, q.reason, q.topic, q.message_id, r.as_of - f.as_of
+-- name: set_aside: broken stubs that this run met, how long ago an earlier run met them first, and for which groups a person discarded
+-- the delivery; a log names its group. As much of a text is read as shows that no case can list it.
+SELECT substr(q.store, length('shard ') + 1), q.row_key, q.reason, left(coalesce(q.topic, ''), %(topic_bytes)s + 1),
+    left(coalesce(q.message_id, ''), %(id_bytes)s + 1), r.as_of - f.as_of, ARRAY(
+        SELECT d.consumer_group FROM delivery_decision d WHERE d.topic = q.topic AND d.message_id = q.message_id)
 FROM quarantine q JOIN run f ON f.run_id = q.first_run_id JOIN run r ON r.run_id = %(run_id)s
 WHERE q.last_seen_at >= r.started_at AND q.consumer_group IS NULL AND f.as_of < r.as_of
 ORDER BY q.store, q.row_key;

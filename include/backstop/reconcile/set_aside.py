@@ -25,9 +25,9 @@ def stubs_set_aside(
     and for each case by what their contract is broken. A row whose id no case can list is named by its key in quarantine."""
     members: dict[CaseKey, list[Member]] = defaultdict(list)
     reasons: dict[CaseKey, Counter[str]] = defaultdict(Counter)
-    cursor.execute(_SQL["set_aside"], {"run_id": run.run_id})
-    for shard, row_key, reason, topic, message_id, waited in cursor.fetchall():
-        topic, message_id = topic or "", message_id or ""
+    lengths = {"topic_bytes": TOPIC_BYTES, "id_bytes": ID_BYTES}
+    cursor.execute(_SQL["set_aside"], {"run_id": run.run_id, **lengths})
+    for shard, row_key, reason, topic, message_id, waited, discarded in cursor.fetchall():
         if len(topic.encode()) > TOPIC_BYTES:
             topic = ""
         if len(message_id.encode()) > ID_BYTES:
@@ -37,7 +37,7 @@ def stubs_set_aside(
             policy = settings.policy_for(
                 topic if is_known else None, None if group == _NOBODY else group
             )
-            if waited >= policy.unknown_horizon:
+            if waited >= policy.unknown_horizon and group not in discarded:
                 case = (KIND, topic, group)
                 members[case].append((shard, topic, message_id, group))
                 reasons[case][reason] += 1

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from backstop.config.connections import Connections
@@ -48,8 +49,9 @@ def contents_before(
         _named(conn, proposal) if proposal.named else _letters(conn, case.case_id, None, limit)
     )
     return [
-        ContentBefore(one["dead_letter_id"], one["message_id"], one["content"]) for one in letters
-    ][:limit]
+        ContentBefore(one["dead_letter_id"], one["message_id"], one["content"])
+        for one in islice(letters, limit)
+    ]
 
 
 def _head(

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, BinaryIO, Self, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
 
 from psycopg2.extensions import cursor as Cursor
 
@@ -92,6 +92,14 @@ class LastLook:
     left_out: int
 
 
+class LeftOut(NamedTuple):
+    """A row whose key no table of the control database can hold: as much of it as shows that, and the SHA-256 of all of it."""
+
+    topic: str
+    message_id: str
+    digest: str
+
+
 class MappedStubs:
     """A mapped table as a store of stubs; see stores.protocol.StubStore. Of what that changes, only a promotion and a reopening do
     anything, in the control database: no send number is handed out. `overlaid.OverlaidStubs` hands them out."""
@@ -164,7 +172,7 @@ class MappedStubs:
         run_id: int,
         kept: timedelta,
         brokers: Mapping[str, str],
-    ) -> list[Key] | None:
+    ) -> list[LeftOut] | None:
         """Keeps a look in the control database, in the transaction of `cursor`; returns messages that it left out because their key
         is longer than the contract allows, 10,000 of them at most. None: a later look is kept already.
 
@@ -201,7 +209,7 @@ class MappedStubs:
         cursor.copy_expert("COPY mapped_row FROM STDIN (FORMAT csv)", rows)
         cursor.execute(_SQL["one_row_a_key"], values)
         cursor.execute(_SQL["left_out"], {**values, "listed": _CHUNK})
-        left_out = [Key(topic or "", message_id or "") for topic, message_id in cursor.fetchall()]
+        left_out = [LeftOut(*row) for row in cursor.fetchall()]
         if look.slot_at is not None:
             cursor.execute(_SQL["slot_is_past"], values)
         for name in ("remember", *self._remember_more(values), "remember_gone", "forget"):

@@ -69,8 +69,10 @@ FROM mapped_row
 WHERE coalesce(octet_length(topic), 0) <= %(topic_bytes)s AND coalesce(octet_length(message_id), 0) <= %(id_bytes)s
 GROUP BY 1, 2;
 
--- name: left_out: ... and those that no key of the control database holds, the first of them
-SELECT DISTINCT topic, message_id FROM mapped_row
+-- name: left_out: ... and those that no key of the control database holds, the first of them: as much of each as shows it, and a digest
+SELECT DISTINCT left(coalesce(topic, ''), %(topic_bytes)s + 1), left(coalesce(message_id, ''), %(id_bytes)s + 1),
+    encode(sha256(convert_to(coalesce(topic, '') || chr(1) || coalesce(message_id, ''), 'UTF8')), 'hex')
+FROM mapped_row
 WHERE octet_length(topic) > %(topic_bytes)s OR octet_length(message_id) > %(id_bytes)s
 LIMIT %(listed)s;
 
