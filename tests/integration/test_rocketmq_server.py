@@ -108,9 +108,9 @@ def test_the_java_producer_and_push_consumers_concurrent_and_ordered_work_and_le
     }
     first.close()
     second.close()
-    assert java.committed(concurrent, topic) == {
-        queue: end for queue, (_, end) in java.offsets(topic).items()
-    }
+    # What a client says of its places when it ends, it sends without waiting for an answer.
+    ends = {queue: end for queue, (_, end) in java.offsets(topic).items()}
+    java.until("its places", lambda: java.committed(concurrent, topic) == ends)
 
 
 def test_a_pop_consumer_receives_and_its_failure_comes_again(
