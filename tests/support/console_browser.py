@@ -83,7 +83,7 @@ def _new_page(browser: Browser, live: Live, name: str, width: int) -> Page:
 
 
 def show(page: Page, live: Live, path: str = "") -> None:
-    """By the router where the console is there already: Airflow's own page is large. What is shown again comes anew."""
+    """By the router where the console is there already: Airflow's own page is large. What is shown again is fetched again."""
     if page.url.endswith(f"/plugin/backstop/{path}") and path != NOWHERE:
         show(page, live, NOWHERE)
     if page.get_by_test_id("backstop").count():
