@@ -51,6 +51,7 @@ class RedisStreamsUnderTest:
             "visibility": VISIBILITY,
             "delivery_limit": DELIVERY_LIMIT,
             "send_timeout": SEND_TIMEOUT,
+            "answer_timeout": SEND_TIMEOUT,
             "connect_timeout": timedelta(seconds=1),
         }
         broker = RedisStreams(url or self.server.url(), **{**settings, **options})

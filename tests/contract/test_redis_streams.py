@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -100,6 +101,16 @@ class TestErrorsOfTheServer:
         ):
             own.raw.ping()
         assert list(own.stored("t").values()) == ["m-0"]
+
+    def test_a_question_may_take_longer_than_a_publish(self, own: RedisStreamsUnderTest) -> None:
+        client = own.another(
+            send_timeout=timedelta(milliseconds=1), answer_timeout=timedelta(seconds=30)
+        )
+        own.stall()
+        waking = threading.Timer(0.3, own.wake)
+        waking.start()
+        assert len(client.progress("t", "g")) == 1
+        waking.join()
 
     def test_an_offset_taken_by_a_foreign_entry_refuses_instead_of_losing_the_order(
         self, own: RedisStreamsUnderTest

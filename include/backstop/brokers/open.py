@@ -38,6 +38,7 @@ _OPTIONS: Final = {
         "visibility",
         "connect_timeout",
         "send_timeout",
+        "answer_timeout",
         "retention",
         "delivery_limit",
         "prefix",

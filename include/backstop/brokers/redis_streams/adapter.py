@@ -58,7 +58,7 @@ class RedisStreams:
     `url`: redis://[user]:password@host:port/database; never shown. `delivery_limit`: deliveries of one
     message to one group before it becomes a dead letter (null: no limit). `visibility`: how long an
     unacknowledged message stays with its consumer. `send_timeout`: the whole time of one publish, after which
-    the server stores nothing of it any more.
+    the server stores nothing of it any more; `answer_timeout`: of one question, or one acknowledgement.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class RedisStreams:
         visibility: timedelta = timedelta(seconds=60),
         connect_timeout: timedelta = timedelta(seconds=5),
         send_timeout: timedelta = timedelta(seconds=10),
+        answer_timeout: timedelta = timedelta(seconds=30),
         retention: timedelta | None = None,
         prefix: str = "backstop",
     ) -> None:
@@ -78,6 +79,7 @@ class RedisStreams:
                 "visibility": visibility,
                 "connect_timeout": connect_timeout,
                 "send_timeout": send_timeout,
+                "answer_timeout": answer_timeout,
                 "retention": retention,
             }.items()
             if value is not None and value <= timedelta(0)
@@ -94,13 +96,14 @@ class RedisStreams:
             retention,
         )
         self._keys = Keys(prefix)
-        self._exchange = Exchange(
-            url, connect_timeout=connect_timeout, send_timeout=send_timeout, scripts=_SCRIPTS
+        self._sending, self._asking = (
+            Exchange(url, connect_timeout=connect_timeout, timeout=one, scripts=_SCRIPTS)
+            for one in (send_timeout, answer_timeout)
         )
-        self._publisher = publish.Publisher(self._exchange, self._keys)
-        self._reader = read_progress.ProgressReader(self._exchange, self._keys)
-        self._drain = drain.Drain(self._exchange, self._keys)
-        self._creator = create.Creator(self._exchange, self._keys)
+        self._publisher = publish.Publisher(self._sending, self._keys)
+        self._reader = read_progress.ProgressReader(self._asking, self._keys)
+        self._drain = drain.Drain(self._asking, self._keys)
+        self._creator = create.Creator(self._asking, self._keys)
 
     def __repr__(self) -> str:
         return f"RedisStreams(delivery_limit={self._delivery_limit}, visibility={self._visibility})"
@@ -117,7 +120,8 @@ class RedisStreams:
         self.close()
 
     def close(self) -> None:
-        self._exchange.close()
+        self._sending.close()
+        self._asking.close()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -199,7 +203,7 @@ class RedisStreams:
         return self._drain.open(queue)
 
     def durability(self, topics: Sequence[str]) -> list[Finding]:
-        return measure_durability(self._exchange, self._keys, topics)
+        return measure_durability(self._asking, self._keys, topics)
 
     def subscribe(
         self, group: str, topics: Sequence[str], consumer: str
@@ -207,7 +211,7 @@ class RedisStreams:
         """One consumer; `consumer` is its name, unique among the group's living consumers."""
         self._creator.remember_group(group, list(topics))
         return receive.RedisSubscription(
-            self._exchange,
+            self._asking,
             self._keys,
             self._reader,
             group=group,
@@ -223,7 +227,7 @@ class RedisStreams:
         """One consumer that reads only queues that it owns; `consumer` is unique among the group's living consumers."""
         self._creator.remember_group(group, list(topics))
         return receive_owned.OwnedRedisSubscription(
-            self._exchange, self._keys, self._reader, group=group, topics=topics, consumer=consumer
+            self._asking, self._keys, self._reader, group=group, topics=topics, consumer=consumer
         )
 
     def create_topic(

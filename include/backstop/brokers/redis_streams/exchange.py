@@ -70,17 +70,17 @@ class Script:
 
 
 class Exchange:
-    """A pool of connections without retries. Safe to share between threads."""
+    """A pool of connections without retries. Safe to share between threads. `timeout`: the whole of one `run` or `ask`."""
 
     def __init__(
         self,
         url: str,
         *,
         connect_timeout: timedelta,
-        send_timeout: timedelta,
+        timeout: timedelta,
         scripts: Sequence[Script],
     ) -> None:
-        self.seconds = send_timeout.total_seconds()
+        self.seconds = timeout.total_seconds()
         self._scripts = {script.sha: script for script in scripts}
         self._pool = redis.ConnectionPool.from_url(
             url,
