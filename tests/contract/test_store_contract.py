@@ -493,6 +493,17 @@ def test_a_claim_is_granted_when(
     assert store.claim([claim_of(**asked)]).keys() == {KEY}
 
 
+def test_headers_that_cannot_be_read_cost_no_number_and_the_error_names_the_message(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    """A producer of another language wrote a number that Python refuses to read."""
+    world.put_stub(headers='{"x": ' + "1" * 5_000 + "}")
+    before = store.stubs([KEY])
+    with pytest.raises(StoreFailed, match="The headers of orders m-1 cannot be sent"):
+        store.claim([claim_of(send_number=1)])
+    assert store.stubs([KEY]) == before
+
+
 def test_a_claim_writes_its_attempt_and_the_next_look_by_the_stores_clock(
     world: PostgresWorld, store: StubStore
 ) -> None:

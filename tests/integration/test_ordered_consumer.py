@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ from backstop.model.errors import (
     LeaseLost,
     StoreUnavailable,
 )
-from backstop.model.records import GROUPS_HEADER, Counts, Message
+from backstop.model.records import GROUPS_HEADER, ID_HEADER, Counts, Message
 from backstop_lab.servers.valkey import Valkey
 from client_world import GROUP, TOPIC, Database, broker, consumer, postgres, valkey  # noqa: F401
 from ordered_world import SOON, OrderedWorld, write_effect
@@ -560,11 +561,24 @@ def test_what_no_database_can_hold_is_a_dead_letter_and_stops_neither_its_key_no
             if server.xlen(stream := world.broker._keys.stream(TOPIC, queue))
         ]
         ((_, entry),) = server.xrange(stream)
-        foreign = {**entry, b"headers": entry[b"headers"].replace(b"a-000", b"a-001")}
-        server.xadd(stream, {**foreign, b"tag": b"x\0y"}, id="*")
-        server.xadd(stream, {**foreign, b"headers": entry[b"headers"].replace(b"a-000", b"a-002")})
-        world.step(worker, until=lambda: world.parked()["a"][1] == ["a-000", "a-002"])
-    assert [letter.message_id for letter in world.broker.dead_letters(GROUP)] == ["a-001"]
+
+        def add(message_id: str, headers: dict[str, str] | None = None, **fields: bytes) -> None:
+            named = json.dumps({ID_HEADER: message_id, **(headers or {})}).encode()
+            given = {name.encode(): value for name, value in fields.items()}
+            server.xadd(stream, {**entry, b"headers": named, **given})
+
+        incompressible = random.Random(1).randbytes(1_500).hex().encode()
+        add("a-001", tag=b"x\0y")
+        add("a-002", epoch=incompressible)
+        add("a-003", {GROUPS_HEADER: "[" * 5_000})
+        add("a-004")
+        add("b-000", {GROUPS_HEADER: "[" * 5_000}, key=b"b")
+        add("b-001", epoch=incompressible, key=b"b")
+        add("b-002", key=b"b")
+        world.step(worker, until=lambda: world.parked()["a"][1] == ["a-000", "a-004"])
+        world.step(worker, until=lambda: world.effects("b") == ["b-002"])
+    dead = sorted(str(letter.message_id) for letter in world.broker.dead_letters(GROUP))
+    assert dead == ["a-001", "a-002", "a-003", "b-000", "b-001"]
 
 
 # Owned queues

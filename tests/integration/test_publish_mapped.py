@@ -80,6 +80,10 @@ UNSENDABLE = {
     "the part is not there": '{"Headers": {}}',
     "the headers are a list": '{"Headers": [1], "Value": 1}',
     "a header is half a character": '{"Headers": {"a": "\\ud800"}, "Value": 1}',
+    "a header is nested too deep": '{"Headers": {"a": '
+    + "[" * 2_000
+    + "]" * 2_000
+    + '}, "Value": 1}',
 }
 
 

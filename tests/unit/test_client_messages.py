@@ -21,7 +21,7 @@ from backstop.brokers.protocol import Received
 from backstop.client.read_headers import read_headers
 from backstop.leases.guard import new_tokens
 from backstop.model.errors import BackstopError, ContractBroken
-from backstop.model.records import LogState, Message
+from backstop.model.records import LogState, Message, Position
 from backstop.sql.named import load
 from backstop.sql.run import in_style, is_unavailable, of_one, parameter_style, rows
 
@@ -207,6 +207,8 @@ def test_a_copy_without_headers_is_for_every_group_and_of_the_first_version() ->
         {"backstop_groups": "[]"},
         {"backstop_groups": '["a", 1]'},
         {"backstop_groups": '{"a": 1}'},
+        {"backstop_groups": "[" * 100_000},
+        {"backstop_groups": "[" * 100_000 + "]" * 100_000},
         {"backstop_content_version": "0"},
         {"backstop_content_version": "-1"},
         {"backstop_content_version": "1" * 10},
@@ -223,6 +225,19 @@ def test_headers_that_cannot_be_read_are_refused(headers: Mapping[str, str]) -> 
 def test_an_id_that_no_log_can_hold_is_refused(message_id: str) -> None:
     with pytest.raises(BackstopError):
         read_headers(received(message_id))
+
+
+@pytest.mark.parametrize("text", ["a\x00b", "\ud800"])
+def test_a_tag_that_no_log_can_hold_is_refused(text: str) -> None:
+    with pytest.raises(ContractBroken, match="Its tag"):
+        read_headers(Received(Message("orders", "m", b"{}", {}, text), None, "0/1-0", 1))
+
+
+@pytest.mark.parametrize("epoch", ["a\x00b", "\ud800", "x" * 1025, "ж" * 513])
+def test_an_epoch_that_no_log_can_hold_is_refused(epoch: str) -> None:
+    placed = Received(Message("orders", "m", b"{}"), Position(0, 1, epoch), "0/1-0", 1)
+    with pytest.raises(ContractBroken, match="Its epoch"):
+        read_headers(placed)
 
 
 def test_a_header_that_names_this_group_among_others_is_for_it() -> None:

@@ -13,6 +13,7 @@ from backstop.brokers.owned import Queue
 from backstop.brokers.protocol import Received
 from backstop.client.done_set import DoneSet
 from backstop.leases.lease import payload_hash
+from backstop.model.read_json import read_json
 
 MOST_NOTED = 10_000
 """Of finished messages above an unfinished one so many are known; the log answers for all others."""
@@ -96,7 +97,7 @@ class FinishedOffsets:
 
     def adopt(self, queue: Queue, saved: str | None) -> None:
         """What the owner before has saved."""
-        for epoch, ids in json.loads(saved or "{}").items():
+        for epoch, ids in read_json(saved or "{}").items():
             self._ids[(*queue, epoch)] = {int(offset): whose for offset, whose in ids.items()}
 
     def leave(self, queue: Queue) -> None:

@@ -1,13 +1,14 @@
 """Read what a received copy says of itself: its id, for whom it is, which content it carries."""
 
-import json
 from dataclasses import dataclass
 
 from backstop.brokers.protocol import Received
 from backstop.client.check_message import check_key
 from backstop.leases.lease import Arrival, payload_hash
 from backstop.model.errors import ContractBroken
-from backstop.model.records import GROUPS_HEADER, SEND_HEADER, VERSION_HEADER
+from backstop.model.read_json import read_json
+from backstop.model.records import EPOCH_BYTES, GROUPS_HEADER, SEND_HEADER, VERSION_HEADER
+from backstop.model.storable_text import fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,8 @@ def read_headers(received: Received) -> Copy:
     message = received.message
     check_key(message.topic, message.message_id)
     if received.position is not None:
-        _check_holdable("epoch", received.position.epoch)
-    _check_holdable("tag", message.tag or "")
+        check_holdable("epoch", received.position.epoch, EPOCH_BYTES)
+    check_holdable("tag", message.tag or "")
     arrival = Arrival(
         message.topic,
         message.message_id,
@@ -41,11 +42,15 @@ def read_headers(received: Received) -> Copy:
     return Copy(received, arrival, _groups(message.headers.get(GROUPS_HEADER)))
 
 
-def _check_holdable(what: str, text: str) -> None:
-    """A foreign program wrote it: the log, or a parked key, could not keep it, and its queue would stand still."""
-    if "\x00" in text:
+def check_holdable(what: str, text: str, longest: int | None = None) -> None:
+    """A foreign program wrote it: the log, or a parked key, could not keep it, and its queue would stand still.
+
+    Raises ContractBroken.
+    """
+    if not fits(text, longest):
+        bound = "" if longest is None else f", or more than {longest} bytes"
         raise ContractBroken(
-            f"Its {what} has a NUL.",
+            f"Its {what} has a NUL or half of a surrogate pair{bound}.",
             unaffected="The message was not processed and not acknowledged.",
             next_step="Look for it in the group's dead-letter queue, and fix the program that sent it.",
         )
@@ -55,7 +60,7 @@ def _groups(text: str | None) -> frozenset[str] | None:
     if text is None:
         return None
     try:
-        named = json.loads(text)
+        named = read_json(text)
     except ValueError as error:
         raise _broken(GROUPS_HEADER, "is not JSON") from error
     if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):

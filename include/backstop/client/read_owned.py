@@ -12,17 +12,16 @@ from backstop.client.keep_queues import QueueKeeper
 from backstop.client.lanes import Lanes
 from backstop.client.own_queues import Holding
 from backstop.client.process import told
-from backstop.client.read_headers import Copy, read_headers
+from backstop.client.read_headers import Copy, check_holdable, read_headers
 from backstop.client.retries import Retries
 from backstop.leases.books import Books
 from backstop.leases.queue_owner import OwnedQueue
 from backstop.model.errors import BrokerUnavailable, ContractBroken
 from backstop.model.log_limit import LimitedLog
-from backstop.model.records import Counts
+from backstop.model.records import ORDERING_KEY_BYTES, Counts
 
 log = logging.getLogger(__name__)
 
-KEY_BYTES = 1024
 WHOLE_QUEUE = ""
 """The one lane of a queue whose messages are done in strict order."""
 EMPTY = 0.02
@@ -148,10 +147,5 @@ def ordering_key(copy: Copy) -> str:
     key = copy.received.message.partition_key
     if key is None:
         return copy.received.message.message_id
-    if "\x00" in key or len(key.encode(errors="replace")) > KEY_BYTES:
-        raise ContractBroken(
-            f"Its ordering key has a NUL or more than {KEY_BYTES} bytes.",
-            unaffected="The message was not processed.",
-            next_step="Look for it in the group's dead-letter queue, and fix the program that sent it.",
-        )
+    check_holdable("ordering key", key, ORDERING_KEY_BYTES)
     return key

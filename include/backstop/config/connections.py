@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsp
 
 from backstop.model.errors import ConfigurationError
 from backstop.model.mask_secrets import mask_secrets
+from backstop.model.read_json import read_json
 
 _KEPT = "Nothing was started, read or changed."
 _SCHEMES = {
@@ -214,7 +215,7 @@ def _as_url(ref: str, value: str) -> str:
     text = value.strip()
     if text.startswith("{"):
         try:
-            return _from_json(json.loads(text))
+            return _from_json(read_json(text))
         except (ValueError, KeyError, TypeError):
             raise _unknown(
                 ref, "its JSON is not an Airflow connection", "Write it again in Airflow's form."
@@ -225,7 +226,7 @@ def _as_url(ref: str, value: str) -> str:
             _ = parts.port  # read to have it checked
         extra = dict(parse_qsl(parts.query))
         # Airflow writes an extra that is more than flat text as JSON in one parameter.
-        extra.update(json.loads(extra.pop("__extra__", "{}")))
+        extra.update(read_json(extra.pop("__extra__", "{}")))
     except ValueError:
         raise _unknown(
             ref, "it is not a URL", "Write it as postgresql://... or redis://..."
@@ -240,7 +241,7 @@ def _as_url(ref: str, value: str) -> str:
 def _from_json(connection: Mapping[str, Any]) -> str:
     extra = connection.get("extra") or {}
     if isinstance(extra, str):
-        extra = json.loads(extra)
+        extra = read_json(extra)
     scheme = _SCHEMES[connection["conn_type"]]
     login = quote(connection.get("login") or "", safe="")
     password = connection.get("password")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from backstop.config.settings import Settings
 from backstop.model.errors import ConfigurationError
+from backstop.model.read_json import read_json
 
 
 def content_schema(settings: Settings, topic: str) -> dict[str, Any] | bool | None:
@@ -20,7 +20,7 @@ def content_schema(settings: Settings, topic: str) -> dict[str, Any] | bool | No
 
     path = Path(named)
     try:
-        schema: Any = json.loads(path.read_bytes())
+        schema: Any = read_json(path.read_bytes())
         if not isinstance(schema, (dict, bool)):
             raise _unfit(topic, path, "a JSON Schema is an object")
         validator_for(schema).check_schema(schema)
@@ -30,6 +30,8 @@ def content_schema(settings: Settings, topic: str) -> dict[str, Any] | bool | No
         raise _unfit(topic, path, f"it is not JSON: {error}") from error
     except SchemaError as error:
         raise _unfit(topic, path, f"it is not a JSON Schema: {error.message}") from error
+    except RecursionError as error:
+        raise _unfit(topic, path, "it is nested too deep") from error
     return schema
 
 

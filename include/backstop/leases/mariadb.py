@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from backstop.leases.lease import Acquired, Arrival
 from backstop.model.errors import ContractBroken
-from backstop.model.records import GROUP_BYTES, ID_BYTES, TOPIC_BYTES
+from backstop.model.records import EPOCH_BYTES, GROUP_BYTES, ID_BYTES, TOPIC_BYTES
 from backstop.sql.mariadb_keys import listed, with_keys
 from backstop.sql.mariadb_run import fetch, run
 from backstop.sql.named import load
@@ -27,7 +27,6 @@ _SQL = {
     )
     for name, text in _QUERIES.items()
 }
-EPOCH_BYTES = 1024
 _HOST_CHARACTERS = 255
 _CHUNK = 500
 """Messages of one statement, which a server takes up to a limit of its own (max_allowed_packet)."""

@@ -27,7 +27,7 @@ LATEST: Final = datetime(9000, 1, 1, tzinfo=UTC)
 one still gives an instant that a datetime can hold."""
 
 TOPIC_BYTES = GROUP_BYTES = 255
-ID_BYTES = ORDERING_KEY_BYTES = 1024
+ID_BYTES = ORDERING_KEY_BYTES = EPOCH_BYTES = 1024
 """The contract's longest names and keys, in bytes of UTF-8: those that share an index fit one of its entries (2,704 bytes)."""
 
 

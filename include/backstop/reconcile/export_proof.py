@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from backstop.model.read_json import read_json
+
 COLUMNS: Mapping[str, str] = {
     "shard": "string",
     "topic": "string",
@@ -100,7 +102,7 @@ def read_export(path: Path) -> Iterator[Mapping[str, Any]]:
     if path.suffix == ".jsonl":
         with path.open(encoding="utf-8") as lines:
             for line in lines:
-                yield json.loads(line)
+                yield read_json(line)
         return
     import pyarrow.parquet as pq
 

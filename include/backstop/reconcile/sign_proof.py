@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from backstop.model.errors import ConfigurationError
+from backstop.model.read_json import read_json
 from backstop.reconcile.export_proof import Digest, read_export
 
 MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
@@ -37,7 +38,7 @@ def read_signed(folder: Path, digest: str) -> tuple[str, str | None] | None:
     """The manifest of the export with this digest, and its signature, as they were written; null: there is none to be read here."""
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8")
-        if json.loads(text)["digest"] != digest:
+        if read_json(text)["digest"] != digest:
             return None
         signature = folder / SIGNATURE
         return text, signature.read_text(encoding="ascii") if signature.exists() else None
@@ -52,7 +53,7 @@ def verify(folder: Path, public_key: bytes | None = None) -> list[str]:
     """
     try:
         text = (folder / MANIFEST).read_bytes()
-        manifest = json.loads(text)
+        manifest = read_json(text)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"{folder} holds no proof: {type(error).__name__} at {MANIFEST}.",

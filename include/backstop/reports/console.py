@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backstop.model.errors import ConfigurationError
+from backstop.model.read_json import read_json
 from backstop.model.records import Verdict
 from backstop.reports.filters import read_filter
 from backstop.sql.named import load
@@ -190,7 +191,7 @@ def _read_place(after: str | None, key: Mapping[str, type]) -> dict[str, Any]:
     try:
         if len(after) > LONGEST_PLACE:
             raise ValueError
-        values = json.loads(base64.b64decode(after.encode("ascii"), altchars=b"-_", validate=True))
+        values = read_json(base64.b64decode(after.encode("ascii"), altchars=b"-_", validate=True))
         fits = (
             isinstance(values, list)
             and len(values) == len(key)
@@ -206,7 +207,7 @@ def _read_place(after: str | None, key: Mapping[str, type]) -> dict[str, Any]:
         )
         if not fits:
             raise ValueError
-    except (ValueError, RecursionError):
+    except ValueError:
         raise ConfigurationError(
             "`after` names no place in this list.",
             unaffected="Nothing was read.",

@@ -10,6 +10,7 @@ from backstop.brokers.activemq.frames import Frame
 from backstop.brokers.activemq.names import Names, bare
 from backstop.brokers.protocol import DeadLetter, DeadLetterRef
 from backstop.model.errors import ContractBroken
+from backstop.model.read_json import read_json
 from backstop.model.records import ID_HEADER, Message, id_in
 
 TAG, KEY, MORE, ERROR, DELIVERIES = (
@@ -196,8 +197,8 @@ def _number(text: str, digits: int) -> int | None:
 
 def _json_object(text: str | None) -> dict[str, str]:
     try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        found = read_json(text or "{}")
+    except ValueError:
         return {}
     return {n: v for n, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
 
@@ -207,8 +208,8 @@ def _text(written: str | None) -> str | None:
     if written is None:
         return None
     try:
-        found = json.loads(written)
-    except (ValueError, RecursionError):
+        found = read_json(written)
+    except ValueError:
         return written
     return found if isinstance(found, str) else written
 

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from backstop.brokers.activemq.unavailable import unavailable
+from backstop.model.read_json import read_json
 
 QUEUE_ATTRIBUTES = ("Name", "QueueSize", "InFlightCount", "EnqueueCount")
 
@@ -112,7 +113,7 @@ class Jolokia:
         finally:
             connection.close()
         try:
-            answers = json.loads(body) if status == 200 else None
+            answers = read_json(body) if status == 200 else None
         except ValueError:
             answers = None
         if not isinstance(answers, list) or len(answers) != len(questions):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from backstop.brokers.protocol import Received
 from backstop.brokers.redis_streams.keys import offset_of
+from backstop.model.read_json import read_json
 from backstop.model.records import Message, Position, id_in
 
 LAST_OFFSET = 2**63 - 1
@@ -17,8 +17,8 @@ UNREADABLE_ID = ""
 def headers_of(raw: bytes) -> dict[str, str]:
     """The headers that are text to text; none when the field is no JSON object."""
     try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
+        found = read_json(raw)
+    except ValueError:
         return {}
     if not isinstance(found, dict):
         return {}

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from backstop.brokers.protocol import DeadLetter
 from backstop.brokers.redis_streams.read_progress import instant_of
+from backstop.model.read_json import read_json
 from backstop.model.records import ID_HEADER, Position
 
 _MAX_MICROS = (datetime(9999, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(
@@ -194,8 +195,8 @@ def _message_id(headers: bytes | None, wrong: list[str]) -> str | None:
         wrong.append("it has no headers")
         return None
     try:
-        named = _JSON.decode(headers.decode())
-    except (ValueError, RecursionError):
+        named = read_json(headers.decode())
+    except ValueError:
         wrong.append("its headers are not JSON")
         return None
     if not isinstance(named, dict):

@@ -20,6 +20,7 @@ from psycopg2.extensions import cursor as Cursor
 from backstop.brokers.protocol import Finding
 from backstop.config.mapped import StubMapping
 from backstop.model.errors import StoreFailed
+from backstop.model.read_json import read_json
 from backstop.model.records import ID_HEADER, Key, Message, Outcome
 from backstop.schema.revisions import head, revisions
 from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, columns
@@ -404,7 +405,7 @@ def _texts(document: str | None) -> dict[str, str] | None:
     """Headers are text to text by contract; another program's number or list travels as its JSON, and a null not at all.
     None: they are no object, or no text."""
     try:
-        given = json.loads(document) if document else {}
+        given = read_json(document) if document else {}
         if given is None:
             return {}
         if not isinstance(given, dict):

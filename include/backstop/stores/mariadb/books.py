@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import UTC
 
+from backstop.model.read_json import read_json
 from backstop.sql.mysql import MysqlConnection
 from backstop.stores.mariadb.keys import as_text
 from backstop.stores.postgresql.parking import ConsumerBooks
@@ -28,7 +28,7 @@ class MariaBooks:
             ConsumerBooks(
                 as_text(group),
                 as_text(member),
-                json.loads(counts),
+                read_json(counts),
                 in_process,
                 bool(has_ended),
                 started_at.replace(tzinfo=UTC),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from backstop.model.records import VERSION_HEADER, Attempt, Key, Message, Stub
+from backstop.model.read_json import read_json
+from backstop.model.records import Attempt, Key, Message, Stub
 from backstop.sql.connection import UNREADABLE
 from backstop.stores.mariadb.keys import as_text, is_text, of_micros, within_bounds
 from backstop.stores.protocol import ATTEMPT_COLUMNS, STUB_COLUMNS
+from backstop.stores.sent_headers import sent_headers
 
 _KINDS = tuple(STUB_COLUMNS.values())[1:]
 _NAMES = tuple(STUB_COLUMNS)[1:]
@@ -83,20 +84,13 @@ def attempt_of(row: Sequence[Any]) -> Attempt:
 
 
 def message_of(row: Sequence[Any]) -> Message:
-    """Of a row of content_columns; the headers of an edited content say which edit it is."""
+    """Of a row of content_columns. Raises StoreFailed for headers that cannot be read."""
     topic, message_id, content, document, tag, ordering_key, version = row
-    # Headers are text to text by contract; another program's number or list travels as its JSON.
-    headers = {
-        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in json.loads(document).items()
-    }
-    if version != 1:
-        headers[VERSION_HEADER] = str(version)
+    key = Key(as_text(topic), as_text(message_id))
     return Message(
-        as_text(topic),
-        as_text(message_id),
+        *key,
         bytes(content),
-        headers,
+        sent_headers(*key, document, version),
         _as_written(tag),
         _as_written(ordering_key),
     )
@@ -168,7 +162,7 @@ def _table(columns: Sequence[Sequence[Any]], named: Any) -> Any:
 
 
 def _groups(document: str | None) -> tuple[str, ...] | None:
-    return None if document is None else tuple(json.loads(document))
+    return None if document is None else tuple(read_json(document))
 
 
 def _as_written(value: bytes | str | None) -> str | None:

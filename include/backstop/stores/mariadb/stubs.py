@@ -259,8 +259,11 @@ class MariaStubs:
         refuse_two_numbers(claims)
         if not claims:
             return {}
-        rows = self._connection.change(lambda cursor: change_stubs.claim(cursor, claims))
-        return {message.key: message for message in map(message_of, rows)}
+        # A row that cannot be sent undoes its number.
+        taken = self._connection.change(
+            lambda cursor: [*map(message_of, change_stubs.claim(cursor, claims))]
+        )
+        return {message.key: message for message in taken}
 
     def unsendable(self, keys: Iterable[Key]) -> dict[Key, StoreFailed]:
         return {}

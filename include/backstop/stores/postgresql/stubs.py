@@ -15,7 +15,7 @@ from psycopg2.extensions import cursor as Cursor
 
 from backstop.brokers.protocol import Finding
 from backstop.model.errors import StoreFailed
-from backstop.model.records import VERSION_HEADER, Attempt, Key, Message, Outcome, Stub
+from backstop.model.records import Attempt, Key, Message, Outcome, Stub
 from backstop.sql.array_literal import array_literal
 from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, columns
 from backstop.sql.named import load
@@ -39,6 +39,7 @@ from backstop.stores.protocol import (
     StubOutcomes,
     refuse_two_numbers,
 )
+from backstop.stores.sent_headers import sent_headers
 
 _SQL = load("backstop.stores.postgresql", "stubs.sql")
 _TABLE = re.compile(r"\b(message_stub|send_attempt)\b")
@@ -566,27 +567,9 @@ def _has_attempts(stubs: Any) -> bool:
 
 def _published(row: tuple[Any, ...]) -> tuple[Key, Message]:
     topic, message_id, content, headers, tag, ordering_key, version = row
-    message = Message(
-        topic, message_id, bytes(content), _sent_headers(headers, version), tag, ordering_key
-    )
+    named = sent_headers(topic, message_id, headers, version)
+    message = Message(topic, message_id, bytes(content), named, tag, ordering_key)
     return Key(topic, message_id), message
-
-
-def _texts(document: str) -> dict[str, str]:
-    if document == "{}":
-        return {}
-    headers = json.loads(document)
-    # Headers are text to text by contract; another program's number or list travels as its JSON.
-    return {
-        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in headers.items()
-    }
-
-
-def _sent_headers(document: str, version: int) -> dict[str, str]:
-    """The headers as they are sent; those of an edited content say which edit it is."""
-    headers = _texts(document)
-    return headers if version == 1 else {**headers, VERSION_HEADER: str(version)}
 
 
 def _stored_text(text: str) -> str:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from math import isinf
 from typing import Any, Literal
 
+from backstop.model.read_json import read_json
+
 MOST = 20
 """Findings of one kind that are listed."""
 _FEWEST = 3
@@ -70,7 +72,7 @@ def check_content(
     compared.append("JSON")
     try:
         value = _parse(new)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         findings.append(_error("", f"The content is not JSON: {_cut(str(error))}."))
         return ContentCheck(tuple(findings), tuple(compared))
     if schema is not None:
@@ -96,7 +98,7 @@ _NOT_JSON = _NotJson()
 def _parsed(content: bytes) -> Any:
     try:
         return _parse(content)
-    except (ValueError, RecursionError):
+    except ValueError:
         return _NOT_JSON
 
 
@@ -123,7 +125,7 @@ def _parse(content: bytes) -> Any:
         finite(text)
         return int(text)
 
-    return json.loads(
+    return read_json(
         content.decode(),
         object_pairs_hook=once,
         parse_constant=refuse,

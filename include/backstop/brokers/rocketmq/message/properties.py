@@ -13,6 +13,7 @@ from datetime import datetime
 
 from backstop.brokers.rocketmq.message.stored import Stored
 from backstop.model.errors import ContractBroken
+from backstop.model.read_json import read_json
 from backstop.model.records import ID_HEADER, Message
 
 TAG, KEY, MORE = "backstop-tag", "backstop-key", "backstop-headers"
@@ -218,8 +219,8 @@ def _named(theirs: str, ours: str, text: str, fits: bool) -> dict[str, str]:
 
 def _json_object(text: str | None) -> dict[str, str]:
     try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        found = read_json(text or "{}")
+    except ValueError:
         return {}
     return {n: v for n, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
 
@@ -229,8 +230,8 @@ def _text(written: str | None) -> str | None:
     if written is None:
         return None
     try:
-        found = json.loads(written)
-    except (ValueError, RecursionError):
+        found = read_json(written)
+    except ValueError:
         return written
     return found if isinstance(found, str) else written
 

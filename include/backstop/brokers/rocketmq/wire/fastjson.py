@@ -9,6 +9,8 @@ import json
 import re
 from typing import Any
 
+from backstop.model.read_json import read_json
+
 Value = Any
 """What JSON gives; a key that was a number is its text, one that was an object is the tuple of its sorted items."""
 MAX_DEPTH = 64
@@ -23,8 +25,8 @@ _MAX_DIGITS = 400
 def read(text: str) -> Value:
     """The value that the text is. Raises ValueError."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return read_json(text)
+    except ValueError:
         value, at = _value(text, 0, 0)
     at = _skip(text, at)
     if at != len(text):
@@ -52,7 +54,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Value, int]:
     found = _TOKEN.match(text, at)
     if found is None or (opening != '"' and found.end() - at > _MAX_DIGITS):
         raise ValueError(f"no value at {at}: {text[at : at + 20]!r}")
-    return json.loads(found.group(), strict=False), found.end()
+    return read_json(found.group(), strict=False), found.end()
 
 
 def _object(text: str, at: int, depth: int) -> tuple[dict[Any, Value], int]:
