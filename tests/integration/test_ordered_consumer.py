@@ -1131,6 +1131,30 @@ def test_what_nobody_does_leaves_no_gap_and_what_was_done_above_an_open_message_
         }
 
 
+def test_a_queue_is_handed_over_whose_dead_letter_has_an_id_that_no_database_holds(
+    world: OrderedWorld,
+) -> None:
+    """It lies behind an unfinished message, so the next owner would be told that it is finished."""
+    world.publish("a-000")
+    world.handler.failing = {"a-000"}
+    server = redis.Redis.from_url(world.valkey.url())
+    streams = [world.broker._keys.stream(TOPIC, queue) for queue in range(2)]
+    (stream,) = [one for one in streams if server.xlen(one)]
+    ((_, entry),) = server.xrange(stream)
+    server.xadd(stream, {**entry, b"headers": json.dumps({ID_HEADER: "a\x00b"}).encode()})
+    hour = timedelta(hours=1)
+    with world.worker(retries=Retries(3, hour, hour)) as worker:
+        world.step(worker, until=lambda: list(world.broker.dead_letters(GROUP)))
+        world.step(worker, until=lambda: world.handler.tried and not worker._in_pool)
+        worker._hand_over(Counts())
+    assert world.owners() == {0: None, 1: None}
+    assert world.database.run("SELECT 1 FROM queue_owner WHERE finished IS NOT NULL") == []
+    world.handler.failing = set()
+    with world.worker("w2") as two:
+        world.step(two, until=lambda: world.lag() == 0)
+    assert (world.effects(), len(list(world.broker.dead_letters(GROUP)))) == (["a-000"], 1)
+
+
 def test_a_list_of_what_is_finished_goes_on_through_owners_that_read_nothing(
     world: OrderedWorld,
 ) -> None:

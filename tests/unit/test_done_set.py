@@ -127,5 +127,25 @@ def test_an_owner_that_read_nothing_of_a_queue_saves_what_it_adopted() -> None:
     assert finished.saved(queue) is None
 
 
+def test_an_id_or_epoch_that_no_database_holds_is_finished_and_never_saved() -> None:
+    """Foreign ones, of messages that became dead letters behind an unfinished one; of any length, too."""
+    finished, queue = FinishedOffsets(), ("orders", 3)
+    odd = [delivered_at(n, text) for n, text in enumerate(["a\x00", "\ud800", "x" * 1025], 2)]
+    for epoch in ("\x00", "\ud800", "x" * 1025):
+        place = Position(3, 1, epoch)
+        odd += [Received(Message("orders", text, b"{}"), place, "", 1) for text in ("b", "c")]
+    head = delivered_at(1, "head")
+    for one in [head, *odd]:
+        finished.fetched(one)
+    for one in odd:
+        finished.add(one)
+    assert finished.size() == finished.gaps(queue) == 1, "the head alone is open, no id is kept"
+    assert finished.saved(queue) is None
+    last = delivered_at(5, "last")
+    finished.fetched(last)
+    finished.add(last)
+    assert finished.saved(queue) == '{"e": {"5": "last"}}'
+
+
 def delivered_at(offset: int, message_id: str) -> Received:
     return Received(Message("orders", message_id, b"{}"), Position(3, offset, "e"), "", 1)

@@ -14,6 +14,8 @@ from backstop.brokers.protocol import Received
 from backstop.client.done_set import DoneSet
 from backstop.leases.lease import payload_hash
 from backstop.model.read_json import read_json
+from backstop.model.records import EPOCH_BYTES, ID_BYTES
+from backstop.model.storable_text import fits
 
 MOST_NOTED = 10_000
 """Of finished messages above an unfinished one so many are known; the log answers for all others."""
@@ -58,11 +60,16 @@ class FinishedOffsets:
 
     def add(self, received: Received, *, is_certain: bool = True) -> None:
         """The consumer is done with it, as far as the log or the dead letters know. Not `is_certain`: the database may have
-        become an older self since; then only that nothing is open there is noted."""
+        become an older self since; then only that nothing is open there is noted. So it is with a foreign id or epoch that no
+        database holds: the next owner could not be told."""
         if received.position is None or (done := self._sets.get(life := _life(received))) is None:
             return
         done.add(received.position.offset)
-        if not is_certain:
+        if not (
+            is_certain
+            and fits(received.message.message_id, ID_BYTES)
+            and fits(received.position.epoch, EPOCH_BYTES)
+        ):
             return
         ids = self._ids.setdefault(life, {})
         ids[received.position.offset] = received.message.message_id
