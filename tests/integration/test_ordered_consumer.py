@@ -31,7 +31,7 @@ from backstop.client import (
     suspects,
 )
 from backstop.leases import parking, queue_owner
-from backstop.leases.guard import begin, renew_many
+from backstop.leases.guard import begin, complete, renew_many
 from backstop.leases.lease import Acquired, Arrival
 from backstop.leases.parking import InOrder
 from backstop.leases.queue_owner import QueueLost, share_of
@@ -165,6 +165,76 @@ def parked_world(world: OrderedWorld) -> None:
     with world.worker() as worker:
         world.step(worker, until=lambda: world.lag() == 0)
     assert world.parked() == {"a": ("PARKED", ["a-001", "a-002", "a-003"])}
+
+
+def test_a_follower_that_failed_elsewhere_before_is_kept_and_its_queue_goes_on(
+    world: OrderedWorld,
+) -> None:
+    """By a consumer without order, or in another queue of its topic: nobody works on it, so its key's parking takes its log."""
+    logs = {"a-001": "FAILED", "a-002": "EXPIRED", "a-003": "CONSUMING"}
+    for message_id, state in logs.items():
+        assert isinstance(world.begin(message_id), Acquired)
+        world.database.run(
+            "UPDATE consumer_log SET state = %s WHERE message_id = %s", (state, message_id)
+        )
+    world.expire_leases()
+    zombie = world.begin("a-003")
+    assert isinstance(zombie, Acquired)
+    world.expire_leases()
+    world.handler.failing = {"a-000"}
+    world.publish(*ids("a", 600), *ids("b", 5))
+    with world.worker() as worker:
+        world.step(worker, until=lambda: world.lag() == 0)
+        assert world.parked() == {"a": ("PARKED", ids("a", 600))}
+        assert (world.states("a"), world.effects()) == (
+            dict.fromkeys(ids("a", 600), "PARKED"),
+            ids("b", 5),
+        )
+        stopped = "SELECT sum(duplicates_stopped) AS stopped, sum(conflicts) AS conflicts FROM consumer_log"
+        assert world.database.one(stopped) == {"stopped": 0, "conflicts": 0}
+        with closing(world.database.connect()) as connection, pytest.raises(LeaseLost):
+            complete(connection, zombie)
+        world.handler.failing = set()
+        world.answer("retry", "a")
+        world.step(worker, until=lambda: world.parked() == {})
+    assert world.effects("a") == ids("a", 600)
+
+
+def test_a_follower_that_another_worker_has_waits_for_it_and_one_of_an_older_content_is_over(
+    world: OrderedWorld,
+) -> None:
+    world.publish("a-000")
+    world.handler.failing = {"a-000"}
+    with world.worker() as worker:
+        world.step(worker, until=lambda: world.parked())
+        held = world.begin("a-001")
+        assert isinstance(held, Acquired)
+        assert isinstance(world.begin("a-002", content=b"new", content_version=2), Acquired)
+        world.database.run("UPDATE consumer_log SET state = 'FAILED' WHERE message_id = 'a-002'")
+        world.publish("a-001", "a-002")
+        counts = world.step(worker, until=lambda: worker._lanes.waiting() == 2)
+        counts += world.step(worker, until=lambda: world.stopped_copies("a-001"))
+        assert world.parked() == {"a": ("PARKED", ["a-000"])}
+        with closing(world.database.connect()) as connection:
+            complete(connection, held)
+            connection.commit()
+        counts += world.step(worker, until=lambda: world.lag() == 0)
+    assert (counts["superseded"], world.parked()["a"][1]) == (1, ["a-000"])
+    assert world.states() == {"a-000": "PARKED", "a-001": "CONSUMED", "a-002": "FAILED"}
+
+
+def test_at_a_limit_a_follower_that_failed_before_stops_its_queue_too(world: OrderedWorld) -> None:
+    assert isinstance(world.begin("a-002"), Acquired)
+    world.database.run("UPDATE consumer_log SET state = 'FAILED'")
+    world.handler.failing = {"a-000"}
+    world.publish(*ids("a", 3))
+    with world.worker(limits=Limits(messages=2)) as worker:
+        world.step(worker, until=lambda: world.stopped())
+        assert world.stopped() == [("a", "messages")]
+        world.answer("discard key", "a")
+        world.handler.failing = set()
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert (world.effects(), world.stopped()) == (["a-002"], [])
 
 
 def test_a_released_key_is_done_in_order_from_its_kept_contents_and_then_free(

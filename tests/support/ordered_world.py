@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import Any
 
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.client import OrderedConsumer, Retries, Work
 from backstop.leases import parking
+from backstop.leases.guard import begin
+from backstop.leases.lease import Begun, payload_hash
 from backstop.model.records import Counts, Message
 from client_world import GROUP, TOPIC, Database
 from committed import empty
@@ -145,6 +147,19 @@ class OrderedWorld:
             (r["ordering_key"], r["reached"])
             for r in self.database.run("SELECT * FROM parking_full")
         ]
+
+    def begin(self, message_id: str, content: bytes = b"{}", **values: Any) -> Begun:
+        """Asked for by a consumer that keeps no order."""
+        with closing(self.database.connect()) as connection:
+            begun = begin(
+                connection, GROUP, TOPIC, message_id, payload_hash=payload_hash(content), **values
+            )
+            connection.commit()
+        return begun
+
+    def stopped_copies(self, message_id: str) -> int:
+        (log,) = self.database.log_of(GROUP, TOPIC, message_id)
+        return int(log["duplicates_stopped"])
 
     def lag(self) -> int:
         return sum(self.broker.lag(TOPIC, GROUP).values())

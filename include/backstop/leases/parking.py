@@ -29,7 +29,12 @@ from backstop.model.records import Message, Position
 from backstop.sql.named import load
 from backstop.sql.run import Connection, rows
 
-_SQL = load("backstop.leases", "parking.sql")
+_QUERIES = load("backstop.leases", "parking.sql")
+_SQL = {
+    name: text.replace("{unowned}", _QUERIES["unowned"])
+    for name, text in _QUERIES.items()
+    if name != "unowned"
+}
 EXPIRED_HEAD = "Its worker ended, or lost its lease, while the message was released."
 
 
@@ -432,10 +437,12 @@ def _keep_follower(
     size = _size(head.message)
     values = {**_log(group, head), "owner_host": owner_host}
     reached = _reached(key, size, limits)
+    if reached and rows(connection, _SQL["is_unowned"], values)[0]["is_unowned"]:
+        return Full(reached)
     if reached or not rows(connection, _SQL["log_follower"], values):
-        # It may have a log already: done, parked, or in somebody's hands.
+        # It has a log already: done, parked, or in somebody's hands.
         known = guard.refused_many(connection, group, [head.arrival], retry_after)
-        return known.get(head.arrival.key, Full(reached) if reached else Busy(retry_after))
+        return known.get(head.arrival.key, Busy(retry_after))
     _keep(connection, group, head, size)
     key["messages"] += 1
     key["bytes"] += size

@@ -26,13 +26,28 @@ WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_i
     AND owner_token = %(token)s::uuid AND state IN ('CONSUMING', 'EXPIRED')
 RETURNING fence;
 
--- name: log_follower: the log of a follower, only where there is none
-INSERT INTO consumer_log (consumer_group, topic, message_id, queue_id, queue_offset, queue_epoch, state, lease_expires_at,
+-- name: unowned: a log that nobody works on and that has no newer content: `begin` would take it over
+l.content_version <= %(content_version)s::integer AND (l.state IN ('FAILED', 'EXPIRED')
+    OR (l.state = 'CONSUMING' AND l.lease_expires_at <= statement_timestamp()
+        AND (l.content_version < %(content_version)s::integer OR coalesce(l.payload_hash = %(payload_hash)s::bytea, true))));
+
+-- name: is_unowned: whether a follower has no log, or one that nobody works on
+SELECT NOT EXISTS (SELECT FROM consumer_log l
+    WHERE l.consumer_group = %(group)s::text AND l.topic = %(topic)s::text AND l.message_id = %(message_id)s::text
+        AND ({unowned}) IS NOT TRUE) AS is_unowned;
+
+-- name: log_follower: the log of a follower: a new one, or one that nobody works on; whoever had it before can end it no more
+INSERT INTO consumer_log AS l (consumer_group, topic, message_id, queue_id, queue_offset, queue_epoch, state, lease_expires_at,
     attempts, payload_hash, content_version, owner_host)
 VALUES (%(group)s::text, %(topic)s::text, %(message_id)s::text, %(queue_id)s::integer, %(queue_offset)s::bigint,
     %(queue_epoch)s::text, 'PARKED', clock_timestamp(), 0, %(payload_hash)s::bytea, %(content_version)s::integer,
     %(owner_host)s::text)
-ON CONFLICT (consumer_group, topic, message_id) DO NOTHING
+ON CONFLICT (consumer_group, topic, message_id) DO UPDATE SET
+    state = 'PARKED', owner_token = NULL, lease_expires_at = excluded.lease_expires_at, updated_at = clock_timestamp(),
+    conflicts = l.conflicts + coalesce(l.content_version = excluded.content_version
+        AND l.payload_hash <> excluded.payload_hash, false)::integer,
+    payload_hash = excluded.payload_hash, content_version = excluded.content_version, owner_host = excluded.owner_host
+WHERE {unowned}
 RETURNING message_id;
 
 -- name: complete: the head is done, if its queue still has this fence; nobody takes the queue until this transaction ends
