@@ -1112,6 +1112,28 @@ def test_a_database_restored_behind_a_pooler_that_keeps_its_clients_is_asked_aga
     assert set(world.states().values()) == {"CONSUMED"}
 
 
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_what_was_finished_in_another_life_of_the_database_is_not_handed_over(
+    world: OrderedWorld, is_restored: bool
+) -> None:
+    """Behind a pooler the database may become an older self between the last renewal and the release."""
+    world.broker.delete_topic(TOPIC)
+    world.broker.create_topic(TOPIC, 1)
+    world.broker.create_group(GROUP, TOPIC, "start")
+    world.handler.failing = {"a-000"}
+    world.publish("a-000", "b-000")
+    hour, counts = timedelta(hours=1), Counts()
+    with world.worker(retries=Retries(3, hour, hour)) as worker:
+        world.step(worker, until=lambda: worker._finished.saved((TOPIC, 0)))
+        world.step(worker, until=lambda: "a-000" in world.handler.tried and not worker._in_pool)
+        worker._keeper.keep(counts, leaving=True)
+        if is_restored:
+            worker._keeper._server_life = "the server before"
+        worker._keeper.release_drained()
+    released = world.database.one("SELECT owner, finished IS NULL AS is_empty FROM queue_owner")
+    assert released == {"owner": None, "is_empty": is_restored}
+
+
 def test_what_was_fetched_when_the_database_went_away_is_done_before_what_comes_after_it(
     world: OrderedWorld,
 ) -> None:

@@ -15,6 +15,7 @@ from backstop.leases.queue_owner import OwnedQueue
 from backstop.model.errors import BrokerUnavailable
 from backstop.model.log_limit import LimitedLog
 from backstop.model.records import Counts
+from backstop.sql.run import Connection
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,13 @@ class QueueKeeper:
     def let_go(self, holding: Holding) -> None:
         """Nothing of it is in work."""
         queue = holding.queue
-        self.queues.release(holding, self._finished.saved((queue.topic, queue.queue_id)))
+
+        def finished(connection: Connection) -> str | None:
+            # Another server may not have the logs of what was finished while the queue drained.
+            self._compare(queue_owner.server_life(connection))
+            return self._finished.saved((queue.topic, queue.queue_id))
+
+        self.queues.release(holding, finished)
         self._forget(queue)
 
     def lose(self, queue: OwnedQueue, counts: Counts) -> None:
@@ -138,6 +145,9 @@ class QueueKeeper:
         """Behind a pooler a database may be restored without one broken connection: it is another server then."""
         with self._store.short_transaction() as connection:
             life = queue_owner.server_life(connection)
+        self._compare(life)
+
+    def _compare(self, life: str) -> None:
         if life != self._server_life:
             self._server_life = life
             self.forget_finished()

@@ -6,7 +6,7 @@ a key that was parked in it, any member takes the queue for the time of that rel
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -14,6 +14,7 @@ from backstop.brokers.owned import Queue
 from backstop.client.keep_connection import KeptConnection
 from backstop.leases import queue_owner
 from backstop.leases.queue_owner import OwnedQueue
+from backstop.sql.run import Connection
 
 
 @dataclass(slots=True)
@@ -140,10 +141,10 @@ class OwnQueues:
             and time.monotonic() < holding.until
         )
 
-    def release(self, holding: Holding, finished: str | None = None) -> None:
-        """Nothing of the queue is in work any more; `finished`: for its next owner."""
+    def release(self, holding: Holding, finished: Callable[[Connection], str | None]) -> None:
+        """Nothing of the queue is in work any more; `finished`, in the release's own transaction: for its next owner."""
         with self.store.short_transaction() as connection:
-            queue_owner.release(connection, self.member, holding.queue, finished)
+            queue_owner.release(connection, self.member, holding.queue, finished(connection))
         self.held.pop(_place(holding.queue), None)
 
     def leave(self) -> None:
