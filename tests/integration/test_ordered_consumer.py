@@ -30,6 +30,7 @@ from backstop.client import (
     row_lock,
     suspects,
 )
+from backstop.client.blame import Blame
 from backstop.leases import parking, queue_owner
 from backstop.leases.guard import begin, complete, renew_many
 from backstop.leases.lease import Acquired, Arrival
@@ -452,6 +453,29 @@ def test_while_a_downstream_is_away_nothing_is_parked_and_the_queue_goes_on_when
         world.step(worker, until=lambda: world.lag() == 0)
     assert {key: world.effects(key) for key in keys} == {key: ids(key, 4) for key in keys}
     assert world.parked() == {}
+
+
+def test_poison_keys_of_a_quiet_topic_are_parked_although_most_keys_of_a_window_fail(
+    world: OrderedWorld,
+) -> None:
+    """A good message comes every eleven seconds: three of six keys fail within thirty."""
+    now, poison = [0.0], {"a-000", "b-000", "c-000"}
+    world.handler.failing = poison
+    world.publish(*poison)
+    with world.worker(blame=Blame(clock=lambda: now[0])) as worker:
+        for n in range(30):
+            good, before = f"good{n}-000", len(world.handler.tried)
+            world.publish(good)
+            world.step(worker, until=lambda good=good: good in world.effects())
+            world.step(
+                worker,
+                until=lambda before=before: (
+                    len(world.parked()) == 3 or len(world.handler.tried) > before + 3
+                ),
+            )
+            now[0] += 11.0
+        assert world.parked().keys() == {"a", "b", "c"}
+    assert world.effects() == [f"good{n}-000" for n in range(30)]
 
 
 def test_a_message_that_kills_its_process_each_time_is_parked_without_another_try(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 
 import pytest
 
-from backstop.client.blame import Blame, DownstreamAway
+from backstop.client.blame import MOST_OLDER, Blame, DownstreamAway
 
 BROKEN = ValueError("broken")
 
@@ -71,3 +72,62 @@ def test_a_key_counts_once_and_by_its_last_try(world: World) -> None:
 def test_a_handler_that_says_so_is_believed_at_once(world: World) -> None:
     world.succeeds("a", "b", "c")
     assert world.fails("d", DownstreamAway("the bank"))
+
+
+def test_a_few_poison_keys_of_a_quiet_topic_are_found_although_most_keys_of_a_window_fail(
+    world: World,
+) -> None:
+    counted = dict.fromkeys("abc", 0)
+    for second in range(180):
+        world.now = float(second)
+        if second % 11 == 10:  # three within a window
+            world.succeeds(f"good-{second}")
+        for key in counted:
+            counted[key] += not world.fails(key)
+        if second == 30:
+            assert max(counted.values()) <= 3, "at first they are too many of what was tried"
+    assert min(counted.values()) >= 10
+
+
+def test_a_downstream_that_comes_and_goes_is_judged_by_its_window_alone(world: World) -> None:
+    """Four of five tries fail, at random: a key that fails recovers now and then, so that no failure says that it lasts."""
+    chance, counted = random.Random(1), 0
+    by_window = Blame(timedelta(seconds=30), clock=lambda: world.now)
+    by_window._is_poison = lambda since, now: False  # type: ignore[method-assign]
+    for second in range(1_800):
+        world.now = float(second)
+        for key in map(str, range(20)):
+            if chance.random() < 0.2:
+                world.succeeds(key)
+                by_window.succeeded("orders", key)
+            else:
+                is_away = world.fails(key)
+                assert is_away == by_window.failed("orders", key, BROKEN)
+                counted += not is_away
+    assert counted < 20
+
+
+def test_a_release_that_fails_on_most_keys_is_to_blame_however_long(world: World) -> None:
+    for second in range(1_800):
+        world.now = float(second)
+        world.succeeds(f"good-{second % 50}")
+        answers = [world.fails(f"bad-{key}") for key in range(60)]
+        assert all(answers) or second < 2
+
+
+def test_of_a_handler_that_spoke_of_a_downstream_earlier_failures_say_nothing(world: World) -> None:
+    for second in range(60):
+        world.now = float(second)
+        world.succeeds(f"good-{second}")
+        world.fails("a"), world.fails("b"), world.fails("c", DownstreamAway("the bank"))
+    for key in range(100):
+        world.fails(f"bad-{key}")
+    world.succeeds("one")
+    assert world.fails("a"), "since the handler spoke most keys fail"
+
+
+def test_what_is_known_of_keys_is_bounded(world: World) -> None:
+    for second in range(30_000):
+        world.now = float(second)
+        world.succeeds(f"k-{second}")
+    assert len(world.blame._older) == MOST_OLDER and len(world.blame._tries) == 31
