@@ -920,7 +920,8 @@ def test_what_cannot_keep_order_is_refused_before_it_starts(world: OrderedWorld)
         {"handler": row_lock(lambda *_: None)},
         {"workers": 0},
         {"retries": Retries(0)},
-        {"beat": timedelta(seconds=2), "queue_lease": timedelta(seconds=5)},
+        {"beat": timedelta(seconds=2), "queue_lease": timedelta(seconds=5), "drain_within": SOON},
+        {"queue_lease": timedelta(seconds=5), "drain_within": timedelta(seconds=5)},
     ):
         with pytest.raises(ConfigurationError), world.worker(**values):  # type: ignore[arg-type]
             pass

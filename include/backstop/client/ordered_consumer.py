@@ -106,6 +106,10 @@ class OrderedConsumer:
             raise _refused(
                 f"A beat of {beat} does not renew a queue's lease of {queue_lease} in time."
             )
+        if drain_within >= queue_lease:
+            raise _refused(
+                f"A handover within {drain_within} must be shorter than a queue's lease of {queue_lease}."
+            )
         way = way_of(handler)
         if isinstance(way, RowLock):
             raise _refused("A row_lock handler has no lease, which order needs.")
