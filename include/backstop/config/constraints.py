@@ -17,17 +17,21 @@ from backstop.config.people import TakesTwo
 from backstop.config.policy import Policy
 from backstop.config.settings import Settings
 
+HIDDEN = "(not shown)"
+"""Stands for a value that may hold a password."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong, as it is printed."""
+    """One thing that is wrong, as it is printed: a URL never is."""
 
     path: str
     value: str
     allowed: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.value}; allowed: {self.allowed}"
+        value = HIDDEN if "://" in self.value else self.value
+        return f"{self.path}: {value}; allowed: {self.allowed}"
 
 
 def problems(settings: Settings) -> list[Problem]:
@@ -42,9 +46,9 @@ def problems(settings: Settings) -> list[Problem]:
             for name, says in broken_rules(policy):
                 found.append(_problem(settings, topic, group, name, policy, says))
             broker = settings.brokers.get(topic_settings.broker)
-            limit = broker.options.get("delivery_limit") if broker is not None else None
+            limit = broker.delivery_limit() if broker is not None else None
             if (
-                isinstance(limit, int)
+                limit is not None
                 and (limit - policy.alert_attempts) * policy.retry_after < policy.sweep_interval
             ):
                 says = f"so far below the broker's delivery_limit ({limit}) that a sweep looks before the broker gives up"
