@@ -154,7 +154,7 @@ def test_a_broker_whose_settings_cannot_be_leaves_the_others_drained(
     for number, edited in enumerate(
         (
             {"kind": "activemq", "connection": "backstop_broker", "options": {"nonsense": "1"}},
-            {"kind": "redis_streams", "connection": "nobodys", "retry_schedule": "10s"},
+            {"kind": "redis_streams", "connection": "nobodys"},
         )
     ):
         content = written_settings()

@@ -314,19 +314,6 @@ def test_a_broker_that_gives_up_before_a_lease_is_over_is_refused() -> None:
     from_mapping(changed(("brokers/main/options", {"delivery_limit": 6, "visibility": 20})))
 
 
-def test_what_the_options_leave_out_is_what_the_adapter_takes() -> None:
-    settings = from_mapping(SMALLEST)
-    assert settings.brokers["main"].redelivers_for() == 16 * timedelta(seconds=60)
-    three = ("brokers/main/options", {"delivery_limit": 3})
-    assert refused(changed(three))[-1].startswith("policy.alert_attempts (the default): 3; allowed")
-    longer = [("policy/lease", "20m"), ("policy/consume_timeout", "20m")]
-    lines = refused(changed(*longer))
-    assert lines == [
-        "policy.lease: 20m; allowed: lease + sweep_interval less than the broker's tries x delay (16m)"
-    ]
-    from_mapping(changed(*longer, ("brokers/main/options", {"visibility": "2m"})))
-
-
 @pytest.mark.parametrize("page", ["redis-streams", "activemq", "rocketmq"])
 def test_the_settings_on_a_brokers_page_are_accepted(page: str) -> None:
     text = (PROJECT / "docs" / "brokers" / f"{page}.md").read_text()

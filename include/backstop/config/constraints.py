@@ -46,9 +46,9 @@ def problems(settings: Settings) -> list[Problem]:
             for name, says in broken_rules(policy):
                 found.append(_problem(settings, topic, group, name, policy, says))
             broker = settings.brokers.get(topic_settings.broker)
-            limit = broker.delivery_limit() if broker is not None else None
+            limit = broker.options.get("delivery_limit") if broker is not None else None
             if (
-                limit is not None
+                isinstance(limit, int)
                 and (limit - policy.alert_attempts) * policy.retry_after < policy.sweep_interval
             ):
                 says = f"so far below the broker's delivery_limit ({limit}) that a sweep looks before the broker gives up"

@@ -28,7 +28,7 @@ from backstop.config.installed_brokers import OURS, allowed_kinds, installed
 from backstop.config.mapped import LogMapping, StubMapping
 from backstop.config.people import PeopleSettings, Team
 from backstop.config.policy import Policy
-from backstop.config.redelivery import delivery_limit, redelivers_for
+from backstop.config.redelivery import redelivers_for
 from backstop.config.schedule import DEFAULTS, ON_DEMAND
 from backstop.model.errors import ConfigurationError
 from backstop.model.mongodb import READ_ALONE
@@ -71,8 +71,8 @@ class BrokerSettings(_Frozen):
     )
     retry_schedule: Duration | None = Field(
         default=None,
-        description="how long the broker goes on redelivering one message; null: for redis_streams delivery_limit x visibility, "
-        "for rocketmq the sum of its delay_levels over delivery_limit, for activemq unknown",
+        description="how long the broker goes on redelivering one message; null: delivery_limit x visibility of options; "
+        "for rocketmq the sum of its delay_levels over delivery_limit",
     )
 
     @field_validator("kind")
@@ -81,10 +81,6 @@ class BrokerSettings(_Frozen):
         if kind not in OURS and kind not in installed():
             raise PydanticCustomError("kind", "{allowed}", {"allowed": allowed_kinds()})
         return kind
-
-    def delivery_limit(self) -> int | None:
-        """After how many deliveries the broker gives up on a message; null: it says nothing about it."""
-        return delivery_limit(self.kind, self.options)
 
     def redelivers_for(self) -> timedelta | None:
         """How long the broker redelivers a message before it gives up on it; null: it says nothing about it."""

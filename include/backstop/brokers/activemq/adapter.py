@@ -28,7 +28,6 @@ from backstop.brokers.protocol import (
     Receipt,
     Retries,
 )
-from backstop.config.redelivery_defaults import DELIVERY_LIMIT
 from backstop.model.errors import ConfigurationError
 from backstop.model.records import Message
 
@@ -53,7 +52,7 @@ class ActiveMQ:
         receive_from: str = RECEIVE_FROM,
         dead_letters: str = ",".join(DEAD_LETTERS),
         groups: Mapping[str, str] | None = None,
-        delivery_limit: int | None = DELIVERY_LIMIT,
+        delivery_limit: int | None = 16,
         redelivery: Literal["client", "broker"] = "client",
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         prefetch: int = PREFETCH,

@@ -30,7 +30,6 @@ from backstop.brokers.redis_streams import (
 from backstop.brokers.redis_streams.exchange import Exchange
 from backstop.brokers.redis_streams.keys import Keys
 from backstop.brokers.redis_streams.measure_durability import measure_durability
-from backstop.config.redelivery_defaults import DELIVERY_LIMIT, VISIBILITY
 from backstop.model.errors import ConfigurationError
 from backstop.model.records import Message, Outcome
 
@@ -66,8 +65,8 @@ class RedisStreams:
         self,
         url: str,
         *,
-        delivery_limit: int | None = DELIVERY_LIMIT,
-        visibility: timedelta = VISIBILITY,
+        delivery_limit: int | None = 16,
+        visibility: timedelta = timedelta(seconds=60),
         connect_timeout: timedelta = timedelta(seconds=5),
         send_timeout: timedelta = timedelta(seconds=10),
         answer_timeout: timedelta = timedelta(seconds=30),
