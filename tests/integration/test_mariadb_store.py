@@ -154,6 +154,15 @@ def test_the_command_migrates_by_the_settings_and_prints_the_schema_for_a_dba(
         assert current(database.dsn, "consumer") == "0001"
         assert run_app(["migrate", "--role", "consumer", "--database", database.dsn]) == 0
         assert "nothing to do" in capsys.readouterr().out
+        assert run_app(["migrate", "--grants", "--role", "consumer"]) == 0
+        assert "roles and privileges granted" in capsys.readouterr().out
+        granted = database.run("SHOW GRANTS FOR backstop_consumer")
+        here = str(database.one("SELECT DATABASE() AS name")["name"])
+        assert any(f"`{here}`.`consumer_log`" in str(row) for row in granted), granted
+    assert run_app(["migrate", "--grants", "--sql", "--kind", "mariadb"]) == 0
+    printed = capsys.readouterr().out
+    assert schema.grants_sql("consumer").strip() in printed
+    assert schema.grants_sql("producer").strip() in printed
     assert run_app(["migrate", "--sql", "--kind", "mariadb"]) == 0
     printed = capsys.readouterr().out
     assert schema.as_sql("consumer").strip() in printed
