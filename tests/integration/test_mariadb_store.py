@@ -498,6 +498,25 @@ def test_a_key_that_is_no_utf8_is_shown_and_matches_nothing(maria: MariaDatabase
         assert logs.logs(GROUP, [Key(TOPIC, one) for one in asked]) == {}
 
 
+def test_a_nul_beside_a_key_is_shown_and_gets_no_further(
+    maria: MariaDatabase, leases: MariaLeases
+) -> None:
+    begun(maria, ["m"])
+    maria.end_lease(GROUP, TOPIC, "m", 60)
+    maria.run(
+        "UPDATE consumer_log SET owner_host = 'host\\0', last_error = 'bad \\0 byte', attempts = 4"
+    )
+    with MariaLogs("billing_db", maria.dsn) as logs:
+        (log,) = logs.logs(GROUP, [Key(TOPIC, "m")]).values()
+    assert (log.owner_host, log.last_error) == ("host\\x00", "bad \\x00 byte")
+    (failing,) = leases.failing({(GROUP, TOPIC): (3, 3600.0)}, 10)
+    assert failing.error == "bad \\x00 byte"
+    (seen,), _ = leases.settle([GROUP], {}, 10, False, None)
+    assert seen.owner_host == "host\\x00"
+    (taken,) = leases.take_back([GROUP], 10)
+    assert taken.owner_host == "host\\x00"
+
+
 def test_a_lease_of_a_far_future_is_no_reason_to_fail(
     maria: MariaDatabase, leases: MariaLeases
 ) -> None:

@@ -200,13 +200,14 @@ FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
 WHERE s.run_id = %(run_id)s AND s.case_kind IS NOT NULL
 ORDER BY 1, 2, 3;
 
--- name: refused_for_good: open deliveries whose resend the broker refused in a way that asking again cannot help
+-- name: refused_for_good: open deliveries whose resend was refused in a way that asking again cannot help, by the broker or because
+-- the content was erased
 SELECT DISTINCT s.topic, s.consumer_group, s.shard, s.message_id
 FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
 JOIN resend_request q ON q.topic = s.topic AND q.message_id = s.message_id
     AND (q.groups IS NULL OR s.consumer_group = ANY (q.groups))
 WHERE s.run_id = %(run_id)s AND s.verdict <> 'VOIDED'
-    AND q.state = 'refused' AND starts_with(q.error, %(for_good)s)
+    AND q.state IN ('refused', 'not_needed') AND starts_with(q.error, %(for_good)s)
 ORDER BY 1, 2;
 
 -- name: begin_promotion: the control database's part is done; the shards follow

@@ -24,12 +24,14 @@ _SQL = load("backstop.triage.decide", "decide.sql")
 def replace_content(conn: Any, store: StubStore, key: Key, content: bytes, intent: Intent) -> int:
     """Makes `content` the message's next version, and returns its number; the same content once more changes nothing.
 
-    Commits in both databases. Raises DecisionRefused when somebody else edits it or a send of it is under way,
-    StoreUnavailable.
+    Commits in both databases. Raises DecisionRefused when somebody else edits it, a send of it is under way or its content was
+    erased, StoreUnavailable.
     """
     now = store.contents([key]).get(key)
     if now is None:
         raise refused(f"Message {key.message_id} is not there any more.", "Look at the case again.")
+    if (why := store.unsendable([key]).get(key)) is not None:
+        raise refused(why.what, why.next_step)
     version = _version(now)
     row = {
         "shard": store.shard,
