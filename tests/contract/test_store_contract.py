@@ -456,6 +456,7 @@ def test_of_two_claims_at_once_exactly_one_gets_each_number(world: PostgresWorld
         pytest.param({"send_count": 1, "max_sends": 1}, {}, id="the stub's own budget is used"),
         pytest.param({"send_count": 1, "refusals": 1}, {"max_refusals": 1}, id="refused too often"),
         pytest.param({"send_count": 1, "next_check_at": NOW}, {}, id="it is not due"),
+        pytest.param({"send_count": 1, "erased_hash": b"\x07" * 32}, {}, id="it was erased"),
     ],
 )
 def test_a_claim_hands_out_nothing_when(
@@ -1020,6 +1021,7 @@ def test_a_message_is_never_voided_and_claimed_at_once(world: PostgresWorld) -> 
         ({"send_count": 5}, True),
         ({"send_count": 7, "status": "exhausted"}, False),
         ({"send_count": 8}, False),
+        ({"send_count": 5, "status": "exhausted", "erased_hash": b"\x07" * 32}, False),
         ({"status": "confirmed"}, False),
         ({"status": "voided"}, False),
     ],

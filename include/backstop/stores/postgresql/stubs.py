@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from psycopg2.extensions import cursor as Cursor
 
 from backstop.brokers.protocol import Finding
-from backstop.model.errors import StoreFailed
+from backstop.model.errors import ContentErased, StoreFailed
 from backstop.model.records import Attempt, Key, Message, Outcome, Stub
 from backstop.sql.array_literal import array_literal
 from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, columns
@@ -282,7 +282,8 @@ class PostgresStubs:
         return self._connection.run(lambda cursor: self.claim_within(cursor, claims))
 
     def unsendable(self, keys: Iterable[Key]) -> dict[Key, StoreFailed]:
-        return {}
+        erased = [Key(*row) for row in self._by_key("erased", keys)]
+        return {key: ContentErased.of(key.message_id, key.topic) for key in erased}
 
     def claim_within(self, cursor: Cursor, claims: Sequence[Claim]) -> dict[Key, Message]:
         """`claim` in the caller's transaction; each key once."""

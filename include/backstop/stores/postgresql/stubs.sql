@@ -330,10 +330,18 @@ FROM instant i
 CROSS JOIN asked a
 WHERE s.topic = a.topic AND s.message_id = a.message_id
     AND s.send_count = a.send_number - 1 AND s.status IS NOT DISTINCT FROM 'pending'
-    AND s.attempt_token IS NULL
+    AND s.attempt_token IS NULL AND s.erased_hash IS NULL
     AND s.send_count - s.refusals < coalesce(s.max_sends, a.max_sends) AND s.refusals < a.max_refusals
     AND (NOT a.only_when_due OR s.next_check_at <= i.now)
 RETURNING s.topic, s.message_id, s.content, s.headers::text, s.tag, s.ordering_key, s.content_version;
+
+-- name: erased: by key, those whose content was erased on request
+SELECT s.topic, s.message_id
+FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
+CROSS JOIN LATERAL (
+    SELECT m.topic, m.message_id, m.erased_hash FROM message_stub m
+    WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s
+WHERE s.erased_hash IS NOT NULL;
 
 -- name: settle: how each attempt ended, only where its token is still the stub's; the stub and its attempt together
 -- The token is compared so that only the key finds the row: by `=` the planner takes the small index of attempts under way
@@ -470,13 +478,13 @@ UPDATE message_stub SET
     next_check_at = least(next_check_at, clock_timestamp()),
     updated_at = clock_timestamp()
 WHERE topic = %(topic)s::text AND message_id = %(message_id)s::text
-    AND status IN ('pending', 'exhausted') AND send_count < %(max_sends)s::integer
+    AND status IN ('pending', 'exhausted') AND send_count < %(max_sends)s::integer AND erased_hash IS NULL
 RETURNING topic;
 
--- name: replace_content: a person's edit, only where the version is as seen, the message is not final and nothing is under way
+-- name: replace_content: a person's edit, only where the version is as seen, the message is not final, not erased, and nothing is under way
 UPDATE message_stub SET content = %(content)s, content_version = content_version + 1, updated_at = clock_timestamp()
 WHERE topic = %(topic)s::text AND message_id = %(message_id)s::text AND content_version = %(version)s::integer
-    AND status IN ('pending', 'exhausted') AND attempt_token IS NULL
+    AND status IN ('pending', 'exhausted') AND attempt_token IS NULL AND erased_hash IS NULL
 RETURNING topic;
 
 -- name: raise_numbers: after a restore, numbers that were handed out before it are not handed out again; one statement
