@@ -47,7 +47,7 @@ _CHUNK = 10_000
 """Rows of one statement."""
 _PROMOTED = 20_000
 """Rows of one commit of a promotion."""
-_RUN = ("topics", "old_statuses", "new_statuses", "send_counts", "next_looks", "message_ids")
+_RUN = ("topics", "old_statuses", "new_statuses", "send_counts", "message_ids", "next_looks")
 _ERROR_LENGTH = 2_000
 SEARCH_TIMEOUT = timedelta(seconds=5)
 """A search by a person, who waits for it."""
@@ -554,12 +554,15 @@ def _within(schema: str) -> dict[str, str]:
 
 
 def _runs(outcomes: StubOutcomes) -> Iterator[tuple[Any, ...]]:
-    """Rows of _RUN: neighbours that differ only in their ids are one row, whose last value is the text of an array of them."""
-    topics, message_ids, *decided = outcomes.columns
+    """Rows of _RUN: neighbours that differ only in their ids and next looks are one row, which ends with the texts of two arrays of
+    these; null: none of them has a look."""
+    topics, message_ids, *decided, looks = outcomes.columns
     start = 0
     for common, run in groupby(zip(topics, *decided, strict=True)):
         end = start + len(list(run))
-        yield *common, array_literal(message_ids[start:end])
+        next_looks = looks[start:end]
+        listed = None if set(next_looks) == {None} else array_literal(next_looks)
+        yield *common, array_literal(message_ids[start:end]), listed
         start = end
 
 

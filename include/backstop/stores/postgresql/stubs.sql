@@ -441,7 +441,7 @@ SELECT topic, message_id FROM recovered ORDER BY topic, message_id;
 -- name: promote: what a run decided, only where status and send count are as judged; final states stay
 -- One statement, whose conditions are tested again on the newest version of a row that somebody changes meanwhile. Each row is
 -- found by its key, in the order of keys, as everybody locks (by_key). Neighbours with the same outcome are one row with a list of
--- ids, so that the server reads one value per stub instead of six.
+-- ids, so that the server reads one value per stub instead of six; and a list of looks, unless none of them has one.
 UPDATE message_stub s SET
     status = d.new_status,
     next_check_at = greatest(s.next_check_at, d.next_look),
@@ -450,11 +450,11 @@ UPDATE message_stub s SET
         WHEN s.judged_at <= greatest(clock_timestamp(), %(as_of)s::timestamptz) + interval '1 day' THEN s.judged_at END),
     updated_at = clock_timestamp()
 FROM (
-    SELECT r.topic, i.message_id, r.old_status, r.new_status, r.send_count, r.next_look
+    SELECT r.topic, i.message_id, r.old_status, r.new_status, r.send_count, i.next_look
     FROM unnest(%(topics)s::text[], %(old_statuses)s::text[], %(new_statuses)s::text[], %(send_counts)s::integer[],
-            %(next_looks)s::timestamptz[], %(message_ids)s::text[])
-        AS r (topic, old_status, new_status, send_count, next_look, message_ids)
-    CROSS JOIN LATERAL unnest(r.message_ids::text[]) AS i (message_id)
+            %(message_ids)s::text[], %(next_looks)s::text[])
+        AS r (topic, old_status, new_status, send_count, message_ids, next_looks)
+    CROSS JOIN LATERAL unnest(r.message_ids::text[], r.next_looks::timestamptz[]) AS i (message_id, next_look)
     ORDER BY r.topic, i.message_id) d
 WHERE s.topic = d.topic AND s.message_id = d.message_id AND s.status = d.old_status AND s.send_count = d.send_count
     AND s.status NOT IN ('confirmed', 'voided')
