@@ -25,6 +25,7 @@ from backstop.leases import parking, queue_owner
 from backstop.leases.guard import begin
 from backstop.leases.lease import Acquired, Arrival
 from backstop.leases.parking import InOrder
+from backstop.model.errors import BrokerUnavailable
 from backstop.model.records import Counts, Message
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
@@ -351,6 +352,36 @@ def test_logs_that_were_restored_in_place_are_asked_again(world: OrderedWorld) -
             server.xgroup_setid(world.broker._keys.stream(TOPIC, queue), GROUP, "0")
         world.step(worker, until=lambda: world.effects() == mine and world.lag() == 0)
     assert set(world.states().values()) == {"CONSUMED"}
+
+
+def test_a_message_that_got_the_id_of_one_that_a_failover_lost_is_done_and_then_acknowledged(
+    world: OrderedWorld,
+) -> None:
+    server = redis.Redis.from_url(world.valkey.url())
+    keys = (world.broker._keys.stream(TOPIC, 0), world.broker._keys.life(TOPIC, 0))
+    lost, new = ids(FIRST, 2)
+    with world.worker() as worker:
+        subscription = worker._acknowledgements._subscription
+        acknowledge = subscription.acknowledge
+
+        def refuse(received: Any) -> None:
+            if received:
+                raise BrokerUnavailable("it is away", unaffected="all", next_step="wait")
+
+        rounds(world, 5, worker)
+        kept = {key: server.dump(key) for key in keys}
+        subscription.acknowledge = refuse  # type: ignore[method-assign]
+        world.publish(lost)
+        with pytest.raises(BrokerUnavailable):
+            world.step(worker, until=lambda: False)
+        assert world.effects() == [lost]
+        for key, value in kept.items():  # the promoted replica has not got it
+            server.restore(key, 0, value, replace=True)
+        subscription.acknowledge = acknowledge  # type: ignore[method-assign]
+        world.publish(new)
+        world.step(
+            worker, until=lambda: world.effects() == [lost, new] and pending(world) == 0, seconds=20
+        )
 
 
 @contextmanager
