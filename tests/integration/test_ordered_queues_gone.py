@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from datetime import timedelta
 from itertools import count
 from typing import Any
 
@@ -462,3 +463,59 @@ def test_a_broker_that_is_away_in_a_handover_keeps_no_queue_and_nothing_is_done_
     with world.worker("w2") as two:
         counts = world.step(two, until=lambda: world.lag() == 0)
     assert (world.effects(), counts["processed"]) == (ids(FIRST, 3), 2)
+
+
+class Unreachable:
+    """A subscription whose broker does not answer this consumer while `is_away`."""
+
+    assigns = False
+
+    def __init__(self) -> None:
+        self.is_away = False
+
+    def over(self, inner: Any) -> Any:
+        self._inner = inner
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if self.is_away and name in ("queues", "fetch", "acknowledge", "bury"):
+            raise BrokerUnavailable("it is away", unaffected="all", next_step="wait")
+        return getattr(self._inner, name)
+
+
+def test_a_consumer_that_alone_does_not_reach_the_broker_leaves_its_queues_to_the_others(
+    world: OrderedWorld,
+) -> None:
+    """What it did last is not acknowledged, comes to the next owner, and is stopped by its log."""
+    wall, lease, counts = Unreachable(), timedelta(seconds=2), Counts()
+    mine = [*ids(FIRST, 3), *ids(SECOND, 3)]
+    with (
+        world.worker("w1", through=wall.over, queue_lease=lease) as one,
+        world.worker("w2", queue_lease=lease) as two,
+    ):
+
+        def until(holds: Callable[[], Any]) -> None:
+            deadline = time.monotonic() + 60
+            while not holds():
+                assert time.monotonic() < deadline, counts
+                with suppress(BrokerUnavailable):
+                    one.step(counts)
+                two.step(counts)
+
+        until(lambda: set(world.owners().values()) == {"w1", "w2"})
+        begin = one._begin
+
+        def begin_and_lose(lanes: Any, counts: Counts) -> None:
+            begin(lanes, counts)
+            wall.is_away = wall.is_away or bool(lanes)
+
+        one._begin = begin_and_lose  # type: ignore[method-assign]
+        world.publish(*mine)
+        until(lambda: set(world.owners().values()) == {"w2"} and world.lag() == 0)
+        assert wall.is_away and one._queues.held == {} and counts["broker_unheard"] == 1
+        members = world.database.run("SELECT member FROM group_member")
+        assert [row["member"] for row in members] == ["w2"]
+        assert sorted(world.effects()) == sorted(mine)
+        wall.is_away, one._begin = False, begin  # type: ignore[method-assign]
+        until(lambda: set(world.owners().values()) == {"w1", "w2"})
+    assert counts["broker_unheard"] == 1
