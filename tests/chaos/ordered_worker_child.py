@@ -42,7 +42,7 @@ def main(given: dict[str, Any]) -> None:
             workers=2,
             lease=lease,
             queue_lease=lease,
-            drain_within=lease * 0.9,
+            drain_within=lease,
             beat=SOON,
             retry_after=SOON,
             retries=Retries(3, SOON, SOON),

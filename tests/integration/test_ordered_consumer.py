@@ -16,7 +16,6 @@ import pytest
 import redis
 
 from backstop.brokers.redis_streams import RedisStreams
-from backstop.brokers.redis_streams.receive_owned import _place
 from backstop.client import (
     Consumer,
     DownstreamAway,
@@ -888,7 +887,7 @@ def test_entries_whose_answer_was_lost_and_those_of_a_dead_owner_are_adopted_in_
         assert [one.message.message_id for one in found or []] == ["a-000", "a-001", "a-002"]
         assert dead.fetch(place, 7, 2) is None, "a lower fence reads nothing any more"
         next_one._adopted[place, 8] = b"-"  # an answer was lost on its way here
-        next_one._in_hand[place].discard(_place(found[1]))  # type: ignore[index]
+        next_one._in_hand[place].pop(found[1].broker_id)  # type: ignore[index]
         found = next_one.fetch(place, 8, 10)
         assert [one.message.message_id for one in found or []] == [
             "a-001",
@@ -915,13 +914,22 @@ def test_every_member_computes_the_same_shares_and_as_few_queues_as_possible_mov
     assert sum(share_of(member, members, 5) for member in members) == 5
 
 
+def test_a_queue_is_drained_while_its_lease_lasts(world: OrderedWorld) -> None:
+    for drain_within, within in ((30.0, 4.5), (2.0, 2.0)):
+        lease = {
+            "queue_lease": timedelta(seconds=5),
+            "drain_within": timedelta(seconds=drain_within),
+        }
+        with world.worker(**lease) as worker:  # type: ignore[arg-type]
+            assert worker._queues.drain_within == timedelta(seconds=within)
+
+
 def test_what_cannot_keep_order_is_refused_before_it_starts(world: OrderedWorld) -> None:
     for values in (
         {"handler": row_lock(lambda *_: None)},
         {"workers": 0},
         {"retries": Retries(0)},
-        {"beat": timedelta(seconds=2), "queue_lease": timedelta(seconds=5), "drain_within": SOON},
-        {"queue_lease": timedelta(seconds=5), "drain_within": timedelta(seconds=5)},
+        {"beat": timedelta(seconds=2), "queue_lease": timedelta(seconds=5)},
     ):
         with pytest.raises(ConfigurationError), world.worker(**values):  # type: ignore[arg-type]
             pass

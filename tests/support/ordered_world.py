@@ -86,7 +86,6 @@ class OrderedWorld:
             "workers": 4,
             "lease": timedelta(seconds=30),
             "queue_lease": timedelta(seconds=30),
-            "drain_within": timedelta(seconds=20),
             **values,
         }
         consumer = OrderedConsumer(

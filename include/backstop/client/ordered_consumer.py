@@ -60,6 +60,8 @@ GATHER = 0.02
 """Seconds that the end of a message may wait for others, while all threads have work."""
 LOOK_FOR_ANSWERS = 1.0
 """Seconds between two looks for parked keys that a person has answered."""
+MOST_OF_LEASE = 0.9
+"""Of a queue's lease, for draining it: who drains as long as the lease lasts may no longer own it."""
 CRASHED = "Its worker ended, or lost its lease, each time it was tried."
 
 
@@ -67,7 +69,8 @@ class OrderedConsumer:
     """One consumer of a group that owns its queues. Driven by one thread; handlers run in a pool of `workers` threads.
 
     `subscription` reads owned queues (`RedisStreams.subscribe_owned`), `connect` opens connections to the consumer
-    database, `member` names this consumer among the group's living ones. `handler` is a bare function of a connection, a
+    database, `member` names this consumer among the group's living ones. A queue that is handed over is drained within
+    `drain_within`, and within nine tenths of `queue_lease` if that is shorter: afterwards another member may take it. `handler` is a bare function of a connection, a
     message and its Work, or one marked as `leased`. Within a group, either all consumers of a topic are ordered or none.
 
     `strict`: the messages of a queue are done one after the other, whatever their keys, and a failed one is tried until it is
@@ -106,10 +109,6 @@ class OrderedConsumer:
             raise _refused(
                 f"A beat of {beat} does not renew a queue's lease of {queue_lease} in time."
             )
-        if drain_within >= queue_lease:
-            raise _refused(
-                f"A handover within {drain_within} must be shorter than a queue's lease of {queue_lease}."
-            )
         way = way_of(handler)
         if isinstance(way, RowLock):
             raise _refused("A row_lock handler has no lease, which order needs.")
@@ -120,6 +119,7 @@ class OrderedConsumer:
         self._store = KeptConnection(connect, "consumer database")
         self._pool = WorkerPool(connect, workers)
         self._workers, self._at_once = workers, 2 * workers
+        drain_within = min(drain_within, queue_lease * MOST_OF_LEASE)
         self._queues = OwnQueues(self._store, group, member, queue_lease, drain_within)
         renewals = InDatabase(
             connect, group, lease=lease, retry_after=retry_after, owner_host=owner_host
@@ -211,7 +211,14 @@ class OrderedConsumer:
         found, unread = self._reader.read(counts, busy=bool(self._in_pool))
         self._look_for_answers(counts)
         moved |= self._start(counts)
-        self._acknowledgements.send()
+        try:
+            self._acknowledgements.send()
+        except BrokerUnavailable as error:
+            if not self._keeper.is_unheard:
+                raise
+            unread = (
+                error  # what it does not hear comes again to the next owner, which its log stops
+            )
         self._keeper.release_drained()
         if self._ledger.is_due():
             self._ledger.write(self.in_process())
@@ -251,7 +258,6 @@ class OrderedConsumer:
 
     def _finish(self, counts: Counts) -> None:
         self._keeper.keep(counts, leaving=True)
-        self._queues.leave()  # or the others would leave it its share until its lease ends
         while self._in_pool:
             self._wait_for_result(1.0)
             self._collect(counts)

@@ -401,6 +401,12 @@ WITH late AS MATERIALIZED (
     FOR UPDATE OF s SKIP LOCKED
 );
 
+-- name: any_late: whether any message has such an attempt; ordered, so that the index answers also where a table was never analysed
+SELECT 1 FROM message_stub s
+WHERE s.attempt_token IS NOT NULL AND s.attempt_deadline <= statement_timestamp()
+ORDER BY s.attempt_deadline
+LIMIT 1;
+
 -- name: late_of_keys: ... those of the messages that the same transaction goes on to change; in key order, as everybody locks
 WITH late AS MATERIALIZED (
     SELECT s.topic, s.message_id, s.attempt_token, s.attempt_groups, s.attempt_requested_by
@@ -442,7 +448,8 @@ SELECT topic, message_id FROM recovered ORDER BY topic, message_id;
 
 -- name: promote: what a run decided, only where status and send count are as judged; final states stay
 -- One statement, whose conditions are tested again on the newest version of a row that somebody changes meanwhile. Each row is
--- found by its key, in the order of keys, as everybody locks (by_key).
+-- found by its key, in the order of keys, as everybody locks (by_key). Neighbours with the same outcome are one row with a list of
+-- ids, so that the server reads one value per stub instead of six; and a list of looks, unless none of them has one.
 UPDATE message_stub s SET
     status = d.new_status,
     next_check_at = greatest(s.next_check_at, d.next_look),
@@ -451,10 +458,12 @@ UPDATE message_stub s SET
         WHEN s.judged_at <= greatest(clock_timestamp(), %(as_of)s::timestamptz) + interval '1 day' THEN s.judged_at END),
     updated_at = clock_timestamp()
 FROM (
-    SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(old_statuses)s::text[],
-            %(new_statuses)s::text[], %(send_counts)s::integer[], %(next_looks)s::timestamptz[])
-        AS given (topic, message_id, old_status, new_status, send_count, next_look)
-    ORDER BY topic, message_id) d
+    SELECT r.topic, i.message_id, r.old_status, r.new_status, r.send_count, i.next_look
+    FROM unnest(%(topics)s::text[], %(old_statuses)s::text[], %(new_statuses)s::text[], %(send_counts)s::integer[],
+            %(message_ids)s::text[], %(next_looks)s::text[])
+        AS r (topic, old_status, new_status, send_count, message_ids, next_looks)
+    CROSS JOIN LATERAL unnest(r.message_ids::text[], r.next_looks::timestamptz[]) AS i (message_id, next_look)
+    ORDER BY r.topic, i.message_id) d
 WHERE s.topic = d.topic AND s.message_id = d.message_id AND s.status = d.old_status AND s.send_count = d.send_count
     AND s.status NOT IN ('confirmed', 'voided')
     AND (d.new_status = 'pending' OR s.attempt_token IS NULL)
