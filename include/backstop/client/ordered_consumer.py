@@ -69,9 +69,10 @@ class OrderedConsumer:
     """One consumer of a group that owns its queues. Driven by one thread; handlers run in a pool of `workers` threads.
 
     `subscription` reads owned queues (`RedisStreams.subscribe_owned`), `connect` opens connections to the consumer
-    database, `member` names this consumer among the group's living ones. A queue that is handed over is drained within
-    `drain_within`, and within nine tenths of `queue_lease` if that is shorter: afterwards another member may take it. `handler` is a bare function of a connection, a
-    message and its Work, or one marked as `leased`. Within a group, either all consumers of a topic are ordered or none.
+    database, `member` names this consumer among the group's living ones. `handler` is a bare function of a connection, a
+    message and its Work, or one marked as `leased`. A queue that is handed over is drained within `drain_within`, and within nine
+    tenths of `queue_lease` if that is shorter: afterwards another member may take it. Within a group, either all consumers of a
+    topic are ordered or none.
 
     `strict`: the messages of a queue are done one after the other, whatever their keys, and a failed one is tried until it is
     done: nothing is parked.
