@@ -341,6 +341,25 @@ def test_a_wrong_verdict_stops_the_promotion(control: Control, change: str, chec
     assert broken[check]["count"] >= 1
 
 
+def test_a_delivery_with_two_verdicts_and_a_message_with_two_open_numbers_are_found(
+    control: Control,
+) -> None:
+    control.stage()
+    control.one("ALTER TABLE staged_verdict DROP CONSTRAINT staged_verdict_pkey")
+    control.one("INSERT INTO staged_verdict SELECT * FROM staged_verdict")
+    found = control.broken("verdicts")["one_verdict_a_delivery"]
+    assert (found["count"], found["ids"]) == (
+        1,
+        [{"topic": "orders", "message_id": "m-1", "consumer_group": "billing"}],
+    )
+    control.ask()
+    control.ask("m-2", send_number=2)
+    assert control.audit("attempts").passed
+    control.ask(send_number=3)
+    found = control.broken("attempts")["one_open_number"]
+    assert (found["count"], found["ids"]) == (1, [{"topic": "orders", "message_id": "m-1"}])
+
+
 def test_progress_that_went_back_stops_the_step_unless_a_regression_isolates_its_queue(
     control: Control,
 ) -> None:
@@ -517,7 +536,7 @@ def test_a_failed_suite_says_what_happened_what_was_not_lost_and_what_to_do(
     assert failure.value.exit_code == 5
 
 
-@pytest.mark.parametrize("suite", ["stub_contract", "log_contract", "verdicts"])
+@pytest.mark.parametrize("suite", BEFORE_PROMOTION)
 def test_the_work_of_a_check_grows_with_what_was_staged_and_not_with_its_square(
     control: Control, suite: str
 ) -> None:
