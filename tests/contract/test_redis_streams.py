@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import pytest
 
 from backstop.brokers.open import open_broker
 from backstop.brokers.protocol import Receipt, Received
-from backstop.brokers.redis_streams import Keys, RedisStreams
+from backstop.brokers.redis_streams import Keys, RedisStreams, receive_owned
 from backstop.brokers.redis_streams.read_progress import micros_of
 from backstop.config.connections import Connections
 from backstop.config.load import load
@@ -210,6 +211,108 @@ class TestLife:
         assert own.broker.publish([Message(name, "m", b"")])[0].refused_for_good
         with pytest.raises(BrokerUnavailable):
             own.broker.queues(name)
+
+
+@contextmanager
+def loses_what_comes(own: RedisStreamsUnderTest) -> Iterator[None]:
+    """As a failover to a replica that has not got it yet."""
+    keys = (own.keys.stream("t", 0), own.keys.life("t", 0))
+    kept = {key: own.raw.dump(key) for key in keys}
+    yield
+    for key, value in kept.items():
+        own.raw.restore(key, 0, value, replace=True)
+
+
+class TestIdsThatAreGivenAgain:
+    """Of a message that a failover lost, within the same epoch. The clock was set back, so the times are the same, too."""
+
+    def test_an_owner_gets_the_new_message_and_ends_only_that(
+        self, own: RedisStreamsUnderTest
+    ) -> None:
+        own.raw.hset(own.keys.life("t", 0), "last_time", "9000000000000000")
+        subscription = own.broker.subscribe_owned("g", ["t"], "c")
+        assert subscription.fetch(("t", 0), 1, 10) == []
+        with loses_what_comes(own):
+            own.broker.publish([Message("t", "lost", b"")])
+            [lost] = subscription.fetch(("t", 0), 1, 10) or []
+        own.broker.publish([Message("t", "new", b"")])
+        [new] = subscription.fetch(("t", 0), 1, 10) or []
+        assert (new.message.message_id, new.position) == ("new", lost.position)
+        subscription.acknowledge([lost])
+        assert not subscription.bury(lost, "it cannot be read")
+        assert subscription.fetch(("t", 0), 1, 10) == [], "it is in hand"
+        assert own.broker.progress("t", "g")[0].pending == 1
+        assert list(own.broker.dead_letters("g")) == []
+        subscription.acknowledge([new])
+        assert own.broker.progress("t", "g")[0].pending == 0
+
+    def test_a_consumer_acknowledges_and_hands_back_only_what_it_received(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
+        own.raw.hset(own.keys.life("t", 0), "last_time", "9000000000000000")
+        one, two = (own.another(delivery_limit=1).subscribe("g", ["t"], name) for name in "ab")
+        with loses_what_comes(own):
+            own.broker.publish([Message("t", "lost", b"")])
+            [lost] = receive(one, 1)
+        own.broker.publish([Message("t", "new", b"")])
+        [new] = receive(one, 1)
+        assert (new.message.message_id, new.position) == ("new", lost.position)
+        one.hand_back(lost, after=SHORT, counts=True, error="ValueError")
+        for subscription in (one, two):
+            subscription.acknowledge([lost])
+        assert own.broker.progress("t", "g")[0].pending == 1
+        assert list(own.broker.dead_letters("g")) == []
+        one.acknowledge([new])
+        assert own.broker.progress("t", "g")[0].pending == 0
+
+    def test_a_deleted_entry_can_be_acknowledged(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
+        publish(own.broker)
+        subscription = own.subscribe("g", ["t"], "c")
+        got = receive(subscription, 1)
+        own.delete_message("t", 0, 0)
+        subscription.acknowledge(got)
+        assert own.broker.progress("t", "g")[0].pending == 0
+
+
+class TestLargeMessages:
+    @pytest.mark.parametrize("fence", [1, 2], ids=["read", "adopted"])
+    def test_a_read_of_an_owned_queue_brings_few_bytes_and_at_least_one_message(
+        self, own: RedisStreamsUnderTest, monkeypatch: pytest.MonkeyPatch, fence: int
+    ) -> None:
+        monkeypatch.setattr(receive_owned, "MOST_BYTES_AT_ONCE", 100_000)
+        names = [receipt.position for receipt in publish(own.broker, 2, b"x" * 300_000)]
+        names += [receipt.position for receipt in publish(own.broker, 40, b"x" * 30_000)]
+        if fence > 1:
+            before = own.broker.subscribe_owned("g", ["t"], "before")
+            while before.fetch(("t", 0), 1, 500):
+                pass
+        subscription = own.broker.subscribe_owned("g", ["t"], "c")
+        found: list[Received] = []
+        sizes = []
+        while got := subscription.fetch(("t", 0), fence, 500):
+            sizes.append(len(got))
+            found += got
+        assert sizes[:2] == [1, 1] and max(sizes) <= 3 + 4, "each large one alone, then few"
+        assert [one.position for one in found] == names
+
+    def test_what_is_in_hand_of_one_queue_is_bounded_and_stops_no_other(
+        self, own: RedisStreamsUnderTest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(receive_owned, "MOST_BYTES_AT_ONCE", 100_000)
+        monkeypatch.setattr(receive_owned, "MOST_BYTES_IN_HAND", 400_000)
+        own.create_topic("t", 2)
+        own.broker.publish([Message("t", f"m-{n}", b"x" * 30_000) for n in range(100)])
+        subscription = own.broker.subscribe_owned("g", ["t"], "c")
+        first: list[Received] = []
+        assert subscription.fetch(("t", 1), 1, 1)
+        while got := subscription.fetch(("t", 0), 1, 500):
+            first += got
+        assert 400_000 <= sum(len(one.message.content) for one in first) < 700_000
+        assert subscription.fetch(("t", 1), 1, 500)
+        subscription.acknowledge(first)
+        assert subscription.fetch(("t", 0), 1, 500)
 
 
 class TestClock:

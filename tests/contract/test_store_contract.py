@@ -456,6 +456,7 @@ def test_of_two_claims_at_once_exactly_one_gets_each_number(world: PostgresWorld
         pytest.param({"send_count": 1, "max_sends": 1}, {}, id="the stub's own budget is used"),
         pytest.param({"send_count": 1, "refusals": 1}, {"max_refusals": 1}, id="refused too often"),
         pytest.param({"send_count": 1, "next_check_at": NOW}, {}, id="it is not due"),
+        pytest.param({"send_count": 1, "erased_hash": b"\x07" * 32}, {}, id="it was erased"),
     ],
 )
 def test_a_claim_hands_out_nothing_when(
@@ -949,6 +950,43 @@ def test_a_claim_and_a_promotion_at_once_never_both_win(world: PostgresWorld) ->
     )
 
 
+def test_neighbours_with_one_outcome_and_others_between_them_each_get_their_own(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    look = datetime.now(UTC) + timedelta(minutes=5)
+    decided = {
+        "a": ("confirmed", 1, None),
+        'b",\\"c': ("confirmed", 1, None),
+        "{d,NULL}": ("confirmed", 1, None),
+        "NULL": ("pending", 1, look),
+        "e\\": ("pending", 1, look),
+        "f\n' %s": ("pending", 1, look + timedelta(seconds=1)),
+        "g é \u2028": ("exhausted", 2, None),
+        "h": ("confirmed", 1, None),
+        " i ": ("confirmed", 1, None),
+    }
+    outcomes = []
+    for topic in ("orders", 'pay"\\,{'):
+        for message_id, (status, send_count, next_look) in decided.items():
+            world.put_stub(topic=topic, message_id=message_id, send_count=send_count)
+            outcomes.append(
+                StubOutcome(Key(topic, message_id), "pending", status, send_count, next_look)
+            )
+    assert store.promote(outcomes, look) == len(outcomes)
+    found = {
+        (row["topic"], row["message_id"]): row
+        for row in world.run(
+            "producer", "SELECT topic, message_id, status, next_check_at FROM message_stub"
+        )
+    }
+    assert {key: row["status"] for key, row in found.items()} == {
+        (*one.key,): one.new_status for one in outcomes
+    }
+    for one in outcomes:
+        if one.next_look_at is not None:
+            assert found[one.key]["next_check_at"] == one.next_look_at
+
+
 def test_more_outcomes_than_one_statement_takes_are_all_promoted(
     world: PostgresWorld, store: StubStore
 ) -> None:
@@ -1009,6 +1047,7 @@ def test_a_message_is_never_voided_and_claimed_at_once(world: PostgresWorld) -> 
         ({"send_count": 5}, True),
         ({"send_count": 7, "status": "exhausted"}, False),
         ({"send_count": 8}, False),
+        ({"send_count": 5, "status": "exhausted", "erased_hash": b"\x07" * 32}, False),
         ({"status": "confirmed"}, False),
         ({"status": "voided"}, False),
     ],

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from backstop.model.errors import ContentErased
 from backstop.model.records import VERSION_HEADER, Key, Outcome
 from backstop.stores.protocol import Handed, Recorded, StubStore
 from maria_world import MariaStubWorld
@@ -159,6 +160,17 @@ def test_sizes_are_of_content_and_headers_and_only_of_those_above_a_bound(
     assert store.unsendable(keys) == {}
 
 
+def test_of_a_message_that_was_erased_nothing_can_be_sent(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    world.put_stub(message_id="it's", content=b"", erased_hash=b"\x07" * 32)
+    world.put_stub(message_id="empty", content=b"")
+    keys = [Key("orders", name) for name in ("it's", "empty", "none")]
+    found = store.unsendable(keys)
+    assert list(found) == keys[:1] and isinstance(found[keys[0]], ContentErased)
+    assert "it's of orders was erased" in found[keys[0]].what
+
+
 def test_an_edit_is_of_the_version_that_was_seen_and_of_an_open_message_alone(
     world: PostgresWorld, store: StubStore
 ) -> None:
@@ -171,10 +183,11 @@ def test_an_edit_is_of_the_version_that_was_seen_and_of_an_open_message_alone(
     world.put_stub()
     world.put_stub(message_id="over", status="confirmed")
     world.put_stub(message_id="under way", **under_way)
+    world.put_stub(message_id="erased", erased_hash=b"\x07" * 32)
     assert store.replace_content(KEY, 2, b"edited") is False
     assert store.replace_content(KEY, 1, b"edited \x00\xff'") is True
     assert store.replace_content(KEY, 1, b"again") is False
-    for name in ("over", "under way", "none"):
+    for name in ("over", "under way", "erased", "none"):
         assert store.replace_content(Key("orders", name), 1, b"edited") is False
     message = store.contents([KEY])[KEY]
     assert (message.content, message.headers) == (b"edited \x00\xff'", {VERSION_HEADER: "2"})

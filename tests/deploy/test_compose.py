@@ -239,7 +239,7 @@ def test_the_tools_that_build_and_install_are_entries_of_the_lock_with_all_that_
     for name in build:
         for requirement in map(Requirement, metadata.requires(name) or []):
             if requirement.marker is None or requirement.marker.evaluate(
-                {"extra": "", "python_version": "3.12"}
+                {"extra": "", "python_version": "3.11"}
             ):
                 needed.add(requirement.name)
     assert {one.name for one in locked(*build)} == needed == set(build)

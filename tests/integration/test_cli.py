@@ -24,6 +24,7 @@ from backstop.cli import extras
 from backstop.cli.app import COMMANDS, make_app, run_app
 from backstop.model.records import ID_HEADER, Counts, Message
 from backstop.runs.run import close_run, open_run
+from backstop.schema.migrate import grants_sql
 from backstop.schema.revisions import head
 from control_world import PROJECT, ROLES, World, servers, world  # noqa: F401
 
@@ -572,6 +573,52 @@ def test_migrate_prints_the_sql_for_a_dba_without_any_database(
     assert "CREATE TABLE consumer_log" in cli.out
     assert "CREATE TABLE message_stub" not in cli.out
     assert cli("migrate", "--role", "kitchen") == 2
+
+
+def test_grants_are_applied_to_every_database_or_printed_for_a_dba(
+    world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = "grants_only"
+    password = world.postgres.create_role(login)
+    for database in ROLES:
+        name = f"granted_{database}"
+        world.postgres.create_database(name)
+        monkeypatch.setenv(
+            f"AIRFLOW_CONN_BACKSTOP_{database.upper()}", world.postgres.admin_dsn(name)
+        )
+    assert cli("migrate") == 0
+    assert [(row["database"], row["granted"]) for row in cli.json("migrate", "--grants")] == [
+        ("control", True),
+        ("shop_a", True),
+        ("shop_b", True),
+        ("billing_db", True),
+        ("shipping_db", True),
+    ]
+    for database, statement in (
+        ("control", "SELECT count(*) FROM case_file"),
+        ("producer_a", "SELECT count(*) FROM message_stub"),
+        ("consumer_billing", "SELECT count(*) FROM consumer_log"),
+    ):
+        connection = psycopg2.connect(world.postgres.admin_dsn(f"granted_{database}"))
+        with connection, connection.cursor() as cursor:
+            cursor.execute(f"GRANT backstop_duty TO {login}")
+        connection.close()
+        theirs = psycopg2.connect(world.postgres.dsn(login, password, f"granted_{database}"))
+        with theirs, theirs.cursor() as cursor:
+            cursor.execute(statement)
+        theirs.close()
+    # Whoever may not is shown what a DBA runs; it is the same text.
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_BACKSTOP_PRODUCER_A",
+        world.postgres.dsn(login, password, "granted_producer_a"),
+    )
+    assert cli("migrate", "--grants", "--role", "producer") == 3
+    assert three_parts(cli.err) and "this login does not own its tables" in cli.err
+    assert "`backstop migrate --grants --sql --role producer`" in cli.err
+    monkeypatch.setenv("BACKSTOP_CONFIG", "/nowhere/backstop.yaml")
+    assert cli("migrate", "--grants", "--sql", "--role", "producer") == 0
+    assert grants_sql("producer").strip() in cli.out
+    assert "CREATE TABLE" not in cli.out
 
 
 def test_schema_prints_the_committed_schema(cli: Cli) -> None:

@@ -102,7 +102,7 @@ def reader(postgres: Postgres, valkey: Valkey, tmp_path: Path) -> Reader:
     return Reader(tmp_path, {**urls, "BROKER": valkey.url()})
 
 
-def test_the_how_to_works_as_it_is_written(reader: Reader) -> None:
+def test_the_how_to_works_as_it_is_written(reader: Reader, postgres: Postgres) -> None:
     blocks = list(BLOCK.findall(PAGE.read_text(encoding="utf-8")))
     for _, text in blocks:
         if found := re.match(r"# (\w+\.(?:py|yaml))\n", text):
@@ -110,14 +110,24 @@ def test_the_how_to_works_as_it_is_written(reader: Reader) -> None:
     install, create, order, work, tell = (text for language, text in blocks if language == "sh")
     reader.base.write_text(NO_EXTRA)
     reader.types(install + create)
-    for text in (text for language, text in blocks if language == "sql"):
-        database = re.match(r"-- (\w+) database\n", text)
-        assert database is not None
-        Database(reader.environment[f"{database[1].upper()}_DATABASE"]).run(text)
-    reader.types(order)
     bills_in, stubs_in = (
         Database(reader.environment[f"{role}_DATABASE"]) for role in ("CONSUMER", "PRODUCER")
     )
+    owners = dict(reader.environment)
+    for login, name, database in (
+        ("shop", "PRODUCER_DATABASE", stubs_in),
+        ("billing", "CONSUMER_DATABASE", bills_in),
+    ):
+        password = postgres.create_role(login)
+        ((found,),) = (row.values() for row in database.run("SELECT current_database()"))
+        reader.environment[name] = postgres.dsn(login, password, found)
+    with pytest.raises(AssertionError, match="permission denied"):  # before the page's grants
+        reader.types(order)
+    for text in (text for language, text in blocks if language == "sql"):
+        database_of = re.match(r"-- (\w+) database\n", text)
+        assert database_of is not None
+        Database(owners[f"{database_of[1].upper()}_DATABASE"]).run(text)
+    reader.types(order)
     worker = reader.starts(work)
     try:
         deadline = time.monotonic() + 30
@@ -141,6 +151,7 @@ def test_the_how_to_works_as_it_is_written(reader: Reader) -> None:
     with pytest.raises(AssertionError, match=r'pip install "backstop-mq\[platform\]"'):
         reader.types("backstop check")
     reader.base.unlink()
+    reader.environment = owners
     assert "billing: CONFIRMED" in reader.types(tell)
 
 

@@ -26,11 +26,18 @@ from backstop.runs.duty import close, open_due
 from backstop.runs.run import Run, close_run, open_run
 from backstop.triage.count_due import any_dead_letter, count_due
 from backstop.triage.drain.drain import Bounds, drain_all
-from backstop.triage.drain.quota import Queue, Quota, tell_quota
+from backstop.triage.drain.quota import (
+    SUBJECT_OF_NO_GROUP,
+    Queue,
+    Quota,
+    read_quota,
+    tell_quota,
+)
 from backstop.triage.drain.storable import make_storable
 from backstop.triage.run_once import TRIAGE, TriageInput
 from broken_checks import broken_checks
 from control_world import World, servers, world, written_settings  # noqa: F401  fixtures
+from letters import INSERT, values
 
 DEAD = Keys().dead("orders", "billing")
 
@@ -219,6 +226,44 @@ def test_a_group_that_floods_fills_its_share_and_the_others_are_drained(
     assert bounded()["stored"] == 5
     assert client.xlen(DEAD) == 0
     assert world.control("SELECT state FROM case_file") == [("closed",)]
+
+
+def test_letters_of_no_known_group_have_a_share_too_and_the_groups_go_on(world: World) -> None:
+    """Another program fills a dead-letter queue that groups share, as ActiveMQ.DLQ is."""
+    limits = world.settings.dead_letters.model_copy(
+        update={"group_kept_bytes": 10 * 1100, "kept_bytes": 25 * 1100}
+    )
+    settings = world.settings.model_copy(update={"dead_letters": limits})
+    shared = Queue("embedded", "ActiveMQ.DLQ")
+
+    def drained(group: str | None, number: int) -> int:
+        """How many of so many fit, beside what is stored; a case says what does not."""
+        letters = [
+            DeadLetter(shared.queue, str(one), group, "orders", None, b"content", b"{}")
+            for one in range(number)
+        ]
+        with world.conn, world.conn.cursor() as cursor:
+            quota = read_quota(cursor, settings)
+        fits = quota.fitting(letters, shared)
+        for _ in fits:
+            world.control(INSERT, values(None, group))
+        with triage(world) as run:
+            tell_quota(world.conn, run, settings, quota)
+        return len(fits)
+
+    def cases() -> list[tuple[Any, ...]]:
+        return world.control("SELECT consumer_group, subject, state FROM case_file")
+
+    assert drained(None, 30) == 10
+    assert cases() == [("*", SUBJECT_OF_NO_GROUP, "open")]
+    [(summary,)] = world.control("SELECT summary FROM case_file")
+    assert "Dead letters of no known group take" in summary and "of 11000 bytes" in summary
+    assert "Left there: 20 in ActiveMQ.DLQ" in summary and ".group_kept_bytes" in summary
+    assert (drained(None, 1), drained("billing", 1)) == (0, 1), "the drain of a group goes on"
+    assert cases() == [("*", SUBJECT_OF_NO_GROUP, "open")], "nothing is free yet"
+    world.control("UPDATE dead_letter SET emptied_at = now() WHERE consumer_group IS NULL")
+    assert drained("billing", 1) == 1
+    assert cases() == [("*", SUBJECT_OF_NO_GROUP, "closed")]
 
 
 def test_the_case_of_a_full_quota_names_what_is_left_and_what_the_broker_may_do_to_it(

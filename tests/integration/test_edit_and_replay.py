@@ -211,6 +211,15 @@ def test_of_two_edits_at_once_one_is_refused_and_the_kept_version_is_what_is_sen
     assert versions(world)[1] == (2, b"ann", "ann")
 
 
+def test_an_erased_message_is_not_edited_and_no_version_of_it_is_kept(world: World) -> None:
+    dead(world, "m", "poison")
+    case_id = asked(world)
+    world.run("producer_a", "UPDATE message_stub SET content = '', erased_hash = 'salted'")
+    with pytest.raises(DecisionRefused, match="was erased on request"):
+        edited(world, case_id, b"better")
+    assert (versions(world), content_now(world)) == ([], (b"", 1))
+
+
 def test_a_message_whose_send_is_under_way_is_not_edited(world: World) -> None:
     dead(world, "m", "poison")
     case_id = asked(world)

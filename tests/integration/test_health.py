@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,10 +17,13 @@ import pytest
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.evidence.sources import Sources
 from backstop.model.errors import HeartbeatLost, RunRefused, StoreUnavailable
-from backstop.model.records import Message, Outcome
+from backstop.model.records import Counts, Message, Outcome
 from backstop.runs.run import close_run, open_run
+from backstop.watch.blocked import Blocked, Blocks, tell_of_blocked
 from backstop.watch.run_once import Watched, run_once
+from backstop.watch.samples import QueueSample
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, settings_dict, system
@@ -290,6 +295,50 @@ def test_one_queue_that_stands_while_the_others_go_on_is_a_case_until_it_moves(
         assert time.monotonic() < deadline, cases(watch)
         watch.minutes(1, number=30)
     assert watch.alerts() == ["case/1", "case/1/closed"]
+
+
+def test_a_queue_that_is_blocked_after_the_alert_of_its_hour_is_in_the_next_hours(
+    watch: Watch,
+) -> None:
+    world, day = watch.world, datetime(2030, 1, 1, tzinfo=UTC)
+
+    def look(at: str, *queues: int) -> None:
+        hour, minute = at.split(":")
+        as_of = day + timedelta(hours=int(hour), minutes=int(minute))
+        standing = QueueSample(
+            0, "e", passed=7, stored=9, since=day, came=2, moved=True, backlog_seconds=60.0
+        )
+        with (
+            closing(world.control()) as control,
+            Sources(world.settings, world.connections) as sources,
+        ):
+            run = open_run(control, "watch", "*", world.settings)
+            found = [Blocked(replace(standing, queue_id=queue), ()) for queue in queues]
+            pair = ("orders", "billing")
+            blocks = Blocks({pair: found}, {pair}, {pair: 4})
+            with control, control.cursor() as cursor:
+                tell_of_blocked(sources, cursor, blocks, as_of, run.run_id)
+            close_run(control, run, "done", Counts())
+
+    def announced() -> list[list[int]]:
+        """The queues that each alert after the case's own names."""
+        found = world.rows(
+            "control", "SELECT body FROM alert WHERE title LIKE '%%more queues%%' ORDER BY alert_id"
+        )
+        return [[int(queue) for queue in re.findall(r"queue (\d+) at", body)] for (body,) in found]
+
+    look("10:05", 1)
+    assert announced() == [], "the case's own alert is about it"
+    look("10:15", 1, 2)
+    assert announced() == [[2]]
+    look("10:30", 1, 2, 3)
+    look("10:45", 1, 2, 3, 4)
+    assert announced() == [[2]], "one alert an hour"
+    look("11:05", 1, 2, 3, 4)
+    assert announced() == [[2], [3, 4]]
+    look("12:05", 1, 2, 4)
+    look("13:05", 1, 2, 3, 4)
+    assert announced() == [[2], [3, 4], [3]], "it moved, and is blocked again"
 
 
 def test_a_message_that_is_only_late_is_no_blocked_queue(watch: Watch) -> None:

@@ -154,6 +154,15 @@ def test_the_command_migrates_by_the_settings_and_prints_the_schema_for_a_dba(
         assert current(database.dsn, "consumer") == "0001"
         assert run_app(["migrate", "--role", "consumer", "--database", database.dsn]) == 0
         assert "nothing to do" in capsys.readouterr().out
+        assert run_app(["migrate", "--grants", "--role", "consumer"]) == 0
+        assert "roles and privileges granted" in capsys.readouterr().out
+        granted = database.run("SHOW GRANTS FOR backstop_consumer")
+        here = str(database.one("SELECT DATABASE() AS name")["name"])
+        assert any(f"`{here}`.`consumer_log`" in str(row) for row in granted), granted
+    assert run_app(["migrate", "--grants", "--sql", "--kind", "mariadb"]) == 0
+    printed = capsys.readouterr().out
+    assert schema.grants_sql("consumer").strip() in printed
+    assert schema.grants_sql("producer").strip() in printed
     assert run_app(["migrate", "--sql", "--kind", "mariadb"]) == 0
     printed = capsys.readouterr().out
     assert schema.as_sql("consumer").strip() in printed
@@ -487,6 +496,25 @@ def test_a_key_that_is_no_utf8_is_shown_and_matches_nothing(maria: MariaDatabase
         assert {one.message_id for one in found} == {"\\xff00", "\\x6100"}
         asked = ("\\xff00", "\xff", "\\x6100", "a", "a\0")
         assert logs.logs(GROUP, [Key(TOPIC, one) for one in asked]) == {}
+
+
+def test_a_nul_beside_a_key_is_shown_and_gets_no_further(
+    maria: MariaDatabase, leases: MariaLeases
+) -> None:
+    begun(maria, ["m"])
+    maria.end_lease(GROUP, TOPIC, "m", 60)
+    maria.run(
+        "UPDATE consumer_log SET owner_host = 'host\\0', last_error = 'bad \\0 byte', attempts = 4"
+    )
+    with MariaLogs("billing_db", maria.dsn) as logs:
+        (log,) = logs.logs(GROUP, [Key(TOPIC, "m")]).values()
+    assert (log.owner_host, log.last_error) == ("host\\x00", "bad \\x00 byte")
+    (failing,) = leases.failing({(GROUP, TOPIC): (3, 3600.0)}, 10)
+    assert failing.error == "bad \\x00 byte"
+    (seen,), _ = leases.settle([GROUP], {}, 10, False, None)
+    assert seen.owner_host == "host\\x00"
+    (taken,) = leases.take_back([GROUP], 10)
+    assert taken.owner_host == "host\\x00"
 
 
 def test_a_lease_of_a_far_future_is_no_reason_to_fail(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from backstop.control.connection import connect
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import SEND_HEADER, Key
 from backstop.reconcile.run_once import run_once
 from backstop.resend.run_once import run_duty as resend
+from backstop.restore.producer import restore_producer
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from maria_stubs import moved
@@ -154,3 +157,50 @@ def test_a_shard_that_is_away_keeps_its_own_messages_open_and_nobody_elses(
             for shard, database in databases.items()
         }
     assert found == {"shop_a": "confirmed", "shop_b": "pending"}
+
+
+def test_a_restored_database_gets_back_numbers_and_contents_and_says_what_waits(
+    world: System, maria_server: MariaDB
+) -> None:
+    for message_id in ("edited", "gone", "sending"):
+        world.stub(message_id, shard="shop_a", send_count=1)
+    world.rows(
+        "control",
+        """
+        INSERT INTO message_version (shard, topic, message_id, content_version, content, written_by, why, carried_out, emptied_at)
+        VALUES ('shop_a', 'orders', 'edited', 3, 'better', 'ann', 'w', true, NULL),
+            ('shop_a', 'orders', 'gone', 2, '', 'ann', 'w', true, now());
+        INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, reopened_at)
+        SELECT 'shop_a', 'orders', m, 2, 'lost', 'reconcile', 'open', now() FROM unnest('{edited,sending}'::text[]) AS m;
+        INSERT INTO pause (topic, paused_by, why) VALUES ('*', 'ann', 'restored')""",
+    )
+    since = datetime.now(UTC) - timedelta(hours=1)
+    with (
+        moved(world, maria_server, POLICY) as (there, databases),
+        closing(connect(there.settings, there.connections)) as control,
+    ):
+        database = databases["shop_a"]
+        database.run(
+            "UPDATE message_stub SET attempt_token = UUID(), attempt_deadline = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR"
+            " WHERE message_id = 'sending'"
+        )
+        counts = restore_producer(there.settings, there.connections, control, "shop_a", since)
+        assert (counts["raised"], counts["not_raised"], counts["edited"]) == (1, 1, 1)
+        assert counts["content_gone"] == 1
+        found = {
+            row["message_id"]: (
+                bytes(row["content"]),
+                row["content_version"],
+                row["send_count"],
+                row["status"],
+            )
+            for row in database.run("SELECT * FROM message_stub")
+        }
+        assert found["edited"] == (b"better", 3, 2, "pending")
+        assert found["gone"][1:] == (1, 1, "exhausted")
+        assert found["sending"][1:] == (1, 1, "pending")
+        database.run("UPDATE message_stub SET attempt_deadline = UTC_TIMESTAMP(6)")
+        counts = restore_producer(there.settings, there.connections, control, "shop_a", since)
+        assert counts["raised"] == 1 and "not_raised" not in counts
+    asked = "SELECT message_id, state FROM resend_request ORDER BY message_id"
+    assert world.rows("control", asked) == [("edited", "unknown"), ("sending", "unknown")]

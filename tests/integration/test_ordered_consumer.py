@@ -15,7 +15,6 @@ import pytest
 import redis
 
 from backstop.brokers.redis_streams import RedisStreams
-from backstop.brokers.redis_streams.receive_owned import _place
 from backstop.client import (
     Consumer,
     DownstreamAway,
@@ -780,7 +779,7 @@ def test_entries_whose_answer_was_lost_and_those_of_a_dead_owner_are_adopted_in_
         assert [one.message.message_id for one in found or []] == ["a-000", "a-001", "a-002"]
         assert dead.fetch(place, 7, 2) is None, "a lower fence reads nothing any more"
         next_one._adopted[place, 8] = b"-"  # an answer was lost on its way here
-        next_one._in_hand[place].discard(_place(found[1]))  # type: ignore[index]
+        next_one._in_hand[place].pop(found[1].broker_id)  # type: ignore[index]
         found = next_one.fetch(place, 8, 10)
         assert [one.message.message_id for one in found or []] == [
             "a-001",

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from datetime import timedelta
 from itertools import count
 from typing import Any
 
@@ -25,6 +26,7 @@ from backstop.leases import parking, queue_owner
 from backstop.leases.guard import begin
 from backstop.leases.lease import Acquired, Arrival
 from backstop.leases.parking import InOrder
+from backstop.model.errors import BrokerUnavailable
 from backstop.model.records import Counts, Message
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
@@ -353,6 +355,36 @@ def test_logs_that_were_restored_in_place_are_asked_again(world: OrderedWorld) -
     assert set(world.states().values()) == {"CONSUMED"}
 
 
+def test_a_message_that_got_the_id_of_one_that_a_failover_lost_is_done_and_then_acknowledged(
+    world: OrderedWorld,
+) -> None:
+    server = redis.Redis.from_url(world.valkey.url())
+    keys = (world.broker._keys.stream(TOPIC, 0), world.broker._keys.life(TOPIC, 0))
+    lost, new = ids(FIRST, 2)
+    with world.worker() as worker:
+        subscription = worker._acknowledgements._subscription
+        acknowledge = subscription.acknowledge
+
+        def refuse(received: Any) -> None:
+            if received:
+                raise BrokerUnavailable("it is away", unaffected="all", next_step="wait")
+
+        rounds(world, 5, worker)
+        kept = {key: server.dump(key) for key in keys}
+        subscription.acknowledge = refuse  # type: ignore[method-assign]
+        world.publish(lost)
+        with pytest.raises(BrokerUnavailable):
+            world.step(worker, until=lambda: False)
+        assert world.effects() == [lost]
+        for key, value in kept.items():  # the promoted replica has not got it
+            server.restore(key, 0, value, replace=True)
+        subscription.acknowledge = acknowledge  # type: ignore[method-assign]
+        world.publish(new)
+        world.step(
+            worker, until=lambda: world.effects() == [lost, new] and pending(world) == 0, seconds=20
+        )
+
+
 @contextmanager
 def away(postgres: Postgres) -> Iterator[None]:
     """The consumer database takes no connection and has lost all that it had."""
@@ -431,3 +463,59 @@ def test_a_broker_that_is_away_in_a_handover_keeps_no_queue_and_nothing_is_done_
     with world.worker("w2") as two:
         counts = world.step(two, until=lambda: world.lag() == 0)
     assert (world.effects(), counts["processed"]) == (ids(FIRST, 3), 2)
+
+
+class Unreachable:
+    """A subscription whose broker does not answer this consumer while `is_away`."""
+
+    assigns = False
+
+    def __init__(self) -> None:
+        self.is_away = False
+
+    def over(self, inner: Any) -> Any:
+        self._inner = inner
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if self.is_away and name in ("queues", "fetch", "acknowledge", "bury"):
+            raise BrokerUnavailable("it is away", unaffected="all", next_step="wait")
+        return getattr(self._inner, name)
+
+
+def test_a_consumer_that_alone_does_not_reach_the_broker_leaves_its_queues_to_the_others(
+    world: OrderedWorld,
+) -> None:
+    """What it did last is not acknowledged, comes to the next owner, and is stopped by its log."""
+    wall, lease, counts = Unreachable(), timedelta(seconds=2), Counts()
+    mine = [*ids(FIRST, 3), *ids(SECOND, 3)]
+    with (
+        world.worker("w1", through=wall.over, queue_lease=lease) as one,
+        world.worker("w2", queue_lease=lease) as two,
+    ):
+
+        def until(holds: Callable[[], Any]) -> None:
+            deadline = time.monotonic() + 60
+            while not holds():
+                assert time.monotonic() < deadline, counts
+                with suppress(BrokerUnavailable):
+                    one.step(counts)
+                two.step(counts)
+
+        until(lambda: set(world.owners().values()) == {"w1", "w2"})
+        begin = one._begin
+
+        def begin_and_lose(lanes: Any, counts: Counts) -> None:
+            begin(lanes, counts)
+            wall.is_away = wall.is_away or bool(lanes)
+
+        one._begin = begin_and_lose  # type: ignore[method-assign]
+        world.publish(*mine)
+        until(lambda: set(world.owners().values()) == {"w2"} and world.lag() == 0)
+        assert wall.is_away and one._queues.held == {} and counts["broker_unheard"] == 1
+        members = world.database.run("SELECT member FROM group_member")
+        assert [row["member"] for row in members] == ["w2"]
+        assert sorted(world.effects()) == sorted(mine)
+        wall.is_away, one._begin = False, begin  # type: ignore[method-assign]
+        until(lambda: set(world.owners().values()) == {"w1", "w2"})
+    assert counts["broker_unheard"] == 1

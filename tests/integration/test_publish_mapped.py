@@ -117,6 +117,21 @@ def test_rows_without_a_content_to_send_cost_no_number_and_stop_no_other(publish
         assert {copy.message_id for copy in shop.system.consume("billing")} == set(bad)
 
 
+def test_nothing_of_an_erased_message_is_sent_from_another_programs_row(publishing: Open) -> None:
+    with publishing() as shop:
+        erased, other = many_lost(shop, 2)
+        shop.system.rows(
+            "control",
+            "INSERT INTO erasure (topic, message_id, asked_by, why, done_at) VALUES ('orders', %s, 'ann', 'asked', now())",
+            erased,
+        )
+        shop.ask(erased, other)
+        assert shop.resend()["published"] == 1
+        assert [copy.message_id for copy in shop.system.consume("billing")] == [other]
+        assert shop.requests() == sorted([(erased, 2, "not_needed"), (other, 2, "sent")])
+        assert shop.handed_out() == {other: (2, False)}
+
+
 def test_copies_whose_numbers_were_taken_go_out_when_the_shard_refuses_too_many_others(
     publishing: Open,
 ) -> None:

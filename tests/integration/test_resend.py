@@ -16,6 +16,7 @@ from backstop.brokers.redis_streams import RedisStreams
 from backstop.evidence.judge_by_key import Judge, Judgement
 from backstop.model.errors import RunLost, Unavailable
 from backstop.model.records import GROUPS_HEADER, Key, Message
+from backstop.requests.ask import ERASED
 from backstop.requests.policy import NotNeeded, Postpone, Send, backoff
 from backstop.resend import send_claimed
 from backstop.resend.run_once import drain_requests, now, plan, run_duty, run_once
@@ -24,6 +25,8 @@ from backstop.runs.scope import name_of
 from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import Claim
 from backstop_lab.servers.ports import free_port
+from maria_world import maria_producer, maria_server  # noqa: F401
+from resend_in_mariadb import in_mariadb  # noqa: F401
 from resend_world import OTHER, TOPIC, World, ids, once, servers, world  # noqa: F401
 
 
@@ -619,3 +622,32 @@ def test_backoff_and_the_lag_of_the_slowest_group_set_the_next_look(world: World
         "SELECT extract(epoch FROM next_check_at - attempted_at)::float8 FROM message_stub",
     )
     assert policy.backoff_base.total_seconds() + 6 <= wait == pytest.approx(expected, abs=0.001)
+
+
+@pytest.mark.parametrize("there", ["world", "in_mariadb"])
+def test_what_was_erased_is_not_sent_whoever_asks(
+    there: str, request: pytest.FixtureRequest
+) -> None:
+    """By its stub, or by the erasure alone where the database was restored; one that was only begun forbids nothing."""
+    world: World = request.getfixturevalue(there)
+    world.stubs(["erased"], erased_hash=b"\x07" * 32)
+    world.stubs(["restored", "begun"])
+    world.sql(
+        "control",
+        """INSERT INTO erasure (topic, message_id, asked_by, why, done_at)
+        VALUES ('orders', 'restored', 'ann', 'asked', now()), ('orders', 'begun', 'ann', 'asked', NULL)""",
+    )
+    world.ask(["erased", "restored", "begun"])
+
+    assert world.resend()["not_needed"] == 2
+
+    assert world.copies() == {("begun", "1"): 1}
+    for message_id in ("erased", "restored"):
+        closed = world.request(message_id)
+        assert (closed["state"], closed["error"]) == ("not_needed", ERASED)
+        assert world.stub(message_id)["send_count"] == 0
+    assert world.ask(["erased", "restored"]) == {"already_asked": 2}
+    for by in ("triage", "case 1", "ann (incident 3)"):
+        assert world.ask(["erased", "restored"], by=by) == {"reopened": 2}
+        assert world.resend()["not_needed"] == 2
+    assert world.copies() == {("begun", "1"): 1}

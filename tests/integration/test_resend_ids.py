@@ -65,9 +65,16 @@ def test_what_cannot_go_is_listed_with_the_reason(world: World) -> None:
     world.stubs(["used up"], send_count=4, refusals=0)
     world.stubs(["twice"], "a")
     world.stubs(["twice"], "b")
-    counts, says = send_list(
-        world, "confirmed", "withdrawn", "consumed", "used up", "twice", "no such"
+    world.stubs(["erased"])
+    world.sql(
+        "control",
+        """INSERT INTO erasure (topic, message_id, asked_by, why, done_at)
+        VALUES ('orders', 'erased', 'ann', 'asked', now())""",
     )
+    counts, says = send_list(
+        world, "confirmed", "withdrawn", "consumed", "used up", "twice", "no such", "erased"
+    )
+    assert says["erased"] == "its content was erased on request: it is never sent again"
     assert says["confirmed"] == "CONFIRMED already" and says["withdrawn"] == "VOIDED already"
     assert says["consumed"].startswith("nothing to send: billing CONFIRMED")
     assert says["no such"] == "no shard has it" and "several shards" in says["twice"]

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from psycopg2.extras import Json
+from tests.integration.test_isolation import reconcile
 
+from backstop.config.settings import Settings
+from backstop.decisions.decide import decide
 from backstop.model.errors import ConfigurationError, DecisionRefused, Unavailable
 from backstop.model.records import Key
+from backstop.requests.ask import ERASED
+from backstop.resend.run_once import run_duty as resend
+from backstop.restore.consumer import restore_consumer
 from backstop.retention.erase import NOT_REACHED, Erased, erase
 from backstop_lab.servers.ports import free_port
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from retention_world import emptied, servers
-from system import System, system
+from system import System, settings_dict, system
 
 __all__ = ["servers"]
 
@@ -306,3 +314,75 @@ def test_a_content_that_a_parked_key_keeps_goes_and_what_is_left_of_the_key_wait
     assert world.rows("billing_db", key) == [("RELEASING", 0, 0, None)], (
         "its queue's owner unparks it"
     )
+
+
+def status(world: System) -> str:
+    ((found,),) = world.rows("shop_a", "SELECT status FROM message_stub")
+    return str(found)
+
+
+def cases(world: System) -> list[tuple[Any, ...]]:
+    return world.rows(
+        "control", "SELECT kind, consumer_group, state FROM case_file WHERE kind = 'refused'"
+    )
+
+
+def not_sent(world: System, key: Key, verdict: tuple[str, str, str]) -> None:
+    """It is judged as lost, no copy goes out however often, and a person is asked once."""
+    for _ in range(2):
+        reconcile(world, [key])
+        resend(world.settings, world.connections)
+    reconcile(world, [key])
+    assert world.consume("billing") == [] == world.consume("shipping"), "nothing was published"
+    found = world.rows(
+        "control",
+        "SELECT consumer_group, verdict, reason FROM verdict ORDER BY run_id DESC LIMIT 1",
+    )
+    assert (found, status(world)) == ([verdict], "pending")
+    assert world.rows("control", "SELECT state, error FROM resend_request") == [
+        ("not_needed", ERASED)
+    ]
+    assert cases(world) == [("refused", "billing", "open")]
+    with closing(world.control()) as control:
+        ((case_id,),) = world.rows(
+            "control", "SELECT case_id FROM case_file WHERE kind = 'refused'"
+        )
+        decide(control, world.settings, world.connections, case_id, "void", "ann", "it was erased")
+    assert (status(world), cases(world)) == ("voided", [("refused", "billing", "closed")])
+
+
+def test_an_erased_message_that_a_new_group_owes_is_not_sent_and_a_person_is_asked(
+    world: System,
+) -> None:
+    def only(tag: str) -> Settings:
+        groups = {"billing": {"tags": [tag]}}
+        topics = {"orders": {"broker": "embedded", "mode": "repair", "groups": groups}}
+        return Settings.model_validate(settings_dict(topics=topics))
+
+    world.settings = only("paid")
+    key = world.stub("m", tag="open", send_count=0, content=SECRET, age=timedelta(minutes=30))
+    reconcile(world, [key])
+    assert status(world) == "no_taker"
+    ask(world, "m")
+    world.settings = only("open")
+    not_sent(world, key, ("billing", "UNSENT", "never_sent"))
+
+
+def test_an_erased_message_whose_log_a_restore_lost_is_not_sent_and_not_called_done(
+    world: System,
+) -> None:
+    key = world.sent("m", content=SECRET)
+    assert world.consume("billing") and world.consume("shipping")
+    reconcile(world, [key])
+    assert status(world) == "confirmed"
+    ask(world, "m")
+    world.rows("billing_db", "DELETE FROM consumer_log")
+    world.rows(
+        "control", "INSERT INTO pause (topic, paused_by, why) VALUES ('*', 'ann', 'restored')"
+    )
+    with closing(world.control()) as control:
+        since = datetime.now(UTC) - timedelta(hours=1)
+        restored = restore_consumer(world.settings, world.connections, control, "billing_db", since)
+    assert restored["reopened"] == 1
+    world.rows("control", "DELETE FROM pause")
+    not_sent(world, key, ("billing", "LOST", "passed_over"))

@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
+from backstop.brokers.protocol import Received
 from backstop.brokers.rocketmq.adapter import RocketMQ
+from backstop.brokers.rocketmq.consumer import pull
 from backstop.client import OrderedConsumer, Retries, Work
 from backstop.leases import parking
 from backstop.model.records import Counts, Message
@@ -247,6 +249,34 @@ def test_a_poison_message_parks_its_key_and_is_released_in_order(world: World) -
     world.assert_in_order_and_once()
     assert world.effects()["k3"] == waiting
     assert counts["parked_keys"] == 1
+
+
+@pytest.mark.parametrize("bound", ["MOST_IN_HAND", "MOST_BYTES_IN_HAND"])
+def test_what_is_in_hand_of_a_queue_that_stands_still_stops_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """A head that fails and fails, in strict order, or a limit of parking: what was pulled behind it stays in hand."""
+    monkeypatch.setattr(pull, bound, 40 if bound == "MOST_IN_HAND" else 80)  # two bytes each
+    stored = world.publish(600)
+    first, *others = sorted(stored, key=lambda queue: -len(stored[queue]))
+    with world.broker.subscribe_owned(world.group, [world.topic], "one") as subscription:
+        until("its queues", lambda: subscription.queues()[world.topic] == [0, 1, 2, 3])
+
+        def fetch(queue: int) -> list[Received]:
+            return subscription.fetch((world.topic, queue), 1, 500) or []
+
+        held: list[Received] = []
+        until("a full hand", lambda: held.extend(fetch(first)) or len(held) >= 40)
+        assert fetch(first) == [], "above its share, and all together above the bound"
+        for queue, found in [*((queue, []) for queue in others), (first, held)]:
+
+            def goes_on(queue: int = queue, found: list[Received] = found) -> bool:
+                subscription.acknowledge(found)
+                found += fetch(queue)
+                return len(found) == len(stored[queue])
+
+            until("the queue's messages", goes_on)
+            assert [one.message.message_id for one in found] == stored[queue]
 
 
 def test_a_message_that_cannot_be_read_is_a_dead_letter_and_its_queue_goes_on(world: World) -> None:

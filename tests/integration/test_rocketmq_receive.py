@@ -20,6 +20,7 @@ import pytest
 
 from backstop.brokers.protocol import Received
 from backstop.brokers.rocketmq.adapter import RocketMQ
+from backstop.brokers.rocketmq.consumer import pull
 from backstop.brokers.rocketmq.consumer.receive import RocketMQSubscription
 from backstop.brokers.rocketmq.message.batch import write_batch
 from backstop.client.read_headers import read_headers
@@ -544,6 +545,25 @@ class TestHandingBack:
         subscription.acknowledge([held])
         assert its.committed() == {0: 3}
         subscription.close()
+
+    def test_what_is_in_hand_of_one_queue_stops_no_other(
+        self, world: Callable[[int], World], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        its = world(2)
+        monkeypatch.setattr(pull, "MOST_IN_HAND", 40)
+        its.publish(400)
+        done: list[Received] = []
+        held: list[Received] = []
+        with its.subscribe() as subscription:
+
+            def goes_on() -> bool:
+                for one in subscription.fetch(10, SHORT):
+                    (held if one.position and one.position.queue_id == 0 else done).append(one)
+                subscription.acknowledge(done)
+                return len(done) > 100
+
+            until(goes_on, "the other queue's messages")
+        assert 20 <= len(held) < 100
 
     def test_a_copy_for_one_group_comes_without_a_position(
         self, world: Callable[[int], World]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
-from datetime import timedelta
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg2
@@ -33,6 +35,7 @@ from backstop.sweep.check_redis import check_leases
 from backstop.sweep.parts import parts_of
 from backstop.sweep.run_once import count_before, run_duty
 from backstop.sweep.tally import SweepDecision
+from backstop.sweep.tell_people import tell_of_failing
 from backstop_lab.servers.ports import free_port
 from resend_world import ROOT, TOPIC, World, ids, servers, world
 
@@ -561,6 +564,33 @@ def test_an_old_dead_letter_neither_keeps_a_case_open_nor_hides_a_message_that_f
     for _ in range(2):
         sweep(world)
     assert world.sql("control", alerts) == [(1,)]
+
+
+def test_a_message_that_fails_after_the_alert_of_its_hour_is_in_the_next_hours(
+    world: World,
+) -> None:
+    insert = """INSERT INTO consumer_log (consumer_group, topic, message_id, state, attempts, updated_at, first_received_at)
+        VALUES ('billing', 'orders', %s, 'FAILED', 3, now(), now() - %s::interval)"""
+
+    def alerts(hour: int, minute: int) -> int:
+        """Further alerts after a sweep at this time of a day."""
+        control = connect(world.settings, world.connections)
+        with closing(control), world.run(duty="sweep") as run:
+            at = replace(run, as_of=datetime(2030, 1, 1, hour, minute, tzinfo=UTC))
+            tell_of_failing(world.settings, world.connections, control, at, None)
+        ((number,),) = world.sql(
+            "control", "SELECT count(*) FROM alert WHERE title LIKE '%%more messages%%'"
+        )
+        return int(number)
+
+    world.sql(DB, insert, ["first", "40 minutes"])
+    assert alerts(10, 5) == 0
+    world.sql("control", "UPDATE case_file SET opened_at = now() - interval '35 minutes'")
+    world.sql(DB, insert, ["second", "30 s"])
+    assert alerts(10, 15) == 1
+    world.sql(DB, insert, ["third", "20 s"])
+    assert [alerts(10, 30), alerts(10, 45)] == [1, 1], "one alert an hour"
+    assert [alerts(11, 5), alerts(12, 5)] == [2, 2]
 
 
 def test_a_lease_whose_end_no_calendar_holds_is_taken_back(world: World) -> None:

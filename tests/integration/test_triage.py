@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from backstop.cases.close import close_settled
+from backstop.config.connections import Connections
+from backstop.config.load import from_mapping
 from backstop.decisions.decide import decide
 from backstop.model.errors import Unavailable
 from backstop.requests.ask import Ask, ask
-from control_world import World, servers, world  # noqa: F401
+from control_world import World, servers, world, written_settings  # noqa: F401
+from maria_world import MariaDatabase, maria_consumer, maria_server  # noqa: F401
 from triage_world import (
     cases,
     classify,
@@ -479,3 +483,52 @@ def test_many_replays_go_out_by_steps_a_canary_first(world: World) -> None:
     assert resend(world)["published"] == 2
     assert triage(world) == {"replayed": 2}
     assert world.control("SELECT count(*) FROM resend_request WHERE held") == [(3,)]
+
+
+def test_a_nul_beside_a_log_in_mariadb_holds_back_no_decision(
+    world: World, maria_consumer: MariaDatabase
+) -> None:
+    content = written_settings()
+    content["consumers"]["billing_db"]["kind"] = "mariadb"
+    elsewhere, there = world.connections, {"backstop_consumer_billing": maria_consumer.dsn}
+    world = replace(
+        world,
+        settings=from_mapping(content),
+        connections=Connections(resolver=lambda name: there.get(name) or elsewhere.url(name)),
+    )
+    names = [f"m-{number}" for number in range(11)]
+    for name in names:
+        world.stub(name, sends=1)
+        letter(world, name, "duplicate_suppressed")
+        maria_consumer.run(
+            "INSERT INTO consumer_log (consumer_group, topic, message_id, state, first_received_at, updated_at, consumed_at,"
+            " owner_host) VALUES ('billing', 'orders', %s, 'CONSUMED', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), %s)",
+            (name.encode(), "host\0" if name == "m-4" else "host"),
+        )
+    assert triage(world) == {"discarded": 11}
+    assert letters(world)["m-4"]["proof"]["owner_host"] == "host\\x00"
+
+
+def test_a_decision_that_the_database_refuses_holds_back_no_other(world: World) -> None:
+    numbers = [dead(world, f"m-{number}") for number in range(11)]
+    world.control(
+        f"""
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            RAISE EXCEPTION 'no such text' USING ERRCODE = '22P05';
+        END $$;
+        CREATE TRIGGER refuse BEFORE UPDATE ON dead_letter FOR EACH ROW WHEN (OLD.dead_letter_id = {numbers[4]})
+            EXECUTE FUNCTION refuse()"""
+    )
+    try:
+        with pytest.raises(Unavailable, match=rf"letter {numbers[4]}: .*no such text"):
+            triage(world)
+        assert [number for number, state in states(world).items() if state == "open"] == [
+            numbers[4]
+        ]
+        assert [row[0] for row in requests(world)] == sorted(
+            f"m-{number}" for number in range(11) if number != 4
+        )
+    finally:
+        world.control("DROP TRIGGER refuse ON dead_letter; DROP FUNCTION refuse()")
+    look_now(world)
+    assert triage(world)["replaying"] == 1

@@ -298,6 +298,39 @@ def test_a_restored_control_database_sends_nothing_twice(incident: Incident) -> 
     }
 
 
+def test_what_was_received_and_not_finished_before_the_control_database_was_restored_is_a_persons(
+    incident: Incident,
+) -> None:
+    """Its dead letter was drained after the backup: the broker has it no more, and nobody else knows of it."""
+    system = incident.system
+    incident.back_up("control")
+    poison = lose(system, "poison")
+    system.rows(
+        "billing_db",
+        """
+        INSERT INTO consumer_log (consumer_group, topic, message_id, state, updated_at, owner_token)
+        VALUES ('billing', %s, %s, 'FAILED', now() - interval '1 hour', gen_random_uuid())""",
+        *poison,
+    )
+    incident.go_back("control")
+    incident.follow("restore-control.md")
+    asked = "SELECT groups FROM resend_request ORDER BY send_number"
+    assert system.rows("control", asked) == [(["shipping"],)]
+    members = (
+        "SELECT c.kind, c.state, m.message_id, m.consumer_group"
+        " FROM case_file c JOIN case_member m USING (case_id) ORDER BY 1"
+    )
+    case = ("stalled", "open", "poison", "billing")
+    assert system.rows("control", members) == [case]
+    # One that is touched after the restore is like any other.
+    system.rows(
+        "control",
+        "UPDATE watermark SET reached = now() - interval '2 hours' WHERE subject = 'control restored'",
+    )
+    incident.run("run", "reconcile")
+    assert system.rows("control", asked) == [(None,)]
+
+
 def test_a_rebuilt_broker_waits_for_a_person_and_then_loses_nothing(incident: Incident) -> None:
     import redis
 

@@ -360,7 +360,7 @@ class OrderMachine(RuleBasedStateMachine):
             return
         self.queues = last
         broker = self.stage.broker
-        broker._exchange.ask(
+        broker._asking.ask(
             [("HSET", broker._keys.topic(self.topic), "queues", last)], "losing a queue"
         )
         broker._publisher.forget(self.topic)

@@ -135,8 +135,8 @@ def _say_unexpected(error: Exception) -> int:
         _say(
             f"This login may not do that: {drop_details(error)}.",
             "What was committed stays valid.",
-            "Use a login that may: docs/how-to/command-line.md names what people's logins do. After an upgrade apply the grants"
-            " (schema/*/privileges.sql).",
+            "Use a login that may: docs/how-to/command-line.md names what people's logins do. After an upgrade run"
+            " `backstop migrate --grants`.",
         )
         return 2
     _say(

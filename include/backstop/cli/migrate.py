@@ -26,6 +26,13 @@ def migrate(
             help="With --sql: for which server; mariadb has the tables of producer and consumer.",
         ),
     ] = "postgresql",
+    grants: Annotated[
+        bool,
+        typer.Option(
+            "--grants",
+            help="In place of the tables: the roles, and the least privileges of each; with --sql only printed.",
+        ),
+    ] = False,
     capture: Annotated[
         bool,
         typer.Option(
@@ -50,7 +57,14 @@ def migrate(
     as_json: out.Json = False,
 ) -> None:
     """Bring each database to the schema of this version. Safe to run again, and by several at once."""
-    from backstop.cli.set_up import ROLES, migrate_one, text_of_migration
+    from backstop.cli.set_up import (
+        GRANTED,
+        ROLES,
+        grant_one,
+        migrate_one,
+        sql_of,
+        text_of_migration,
+    )
     from backstop.model.errors import ConfigurationError
 
     if role is not None and role not in ROLES:
@@ -59,8 +73,6 @@ def migrate(
             unaffected="Nothing was changed.",
             next_step=f"Use one of: {', '.join(ROLES)}.",
         )
-    from backstop.cli.set_up import sql_of
-    from backstop.schema.migrate import migrate as bring_up
 
     if capture or overlay:
         _print_for_dba("captured" if capture else "overlaid", as_json)
@@ -69,7 +81,7 @@ def migrate(
     if as_sql:
         both = ("producer", "consumer")
         wanted = both if kind == "mariadb" and role is None else roles
-        texts = {name: sql_of(name, kind) for name in wanted}
+        texts = {name: sql_of(name, kind, grants) for name in wanted}
         if as_json:
             out.document(texts)
         else:
@@ -77,26 +89,32 @@ def migrate(
                 print(f"-- Backstop: the {name} database\n{text.rstrip()}\n")
         return
     known = context.connections()
-    if database is not None:
-        applied = migrate_one(known, role, database)
-        if as_json:
-            out.document(
-                [{"database": database.rpartition("@")[2], "role": role, "applied": applied}]
-            )
-        else:
-            out.line(f"{role}: {text_of_migration(applied)}")
-        return
-    settings = context.load_settings()
     done: list[dict[str, object]] = []
-    with out.progress("migrating") as say:
-        for name, store, ref in databases(settings):
-            if name not in roles:
-                continue
-            say(store)
-            applied = bring_up(known.url(ref), name)
-            done.append({"database": store, "role": name, "applied": applied})
-            if not as_json:
-                out.line(f"{store} ({name}): {text_of_migration(applied)}")
+
+    def one(label: str, name: str | None, reference: str) -> str:
+        """Migrates one database, or grants; what was done, as a line."""
+        if grants:
+            grant_one(known, name, reference)
+            done.append({"database": label, "role": name, "granted": True})
+            return GRANTED
+        applied = migrate_one(known, name, reference)
+        done.append({"database": label, "role": name, "applied": applied})
+        return text_of_migration(applied)
+
+    if database is not None:
+        said = one(database.rpartition("@")[2], role, database)
+        if not as_json:
+            out.line(f"{role}: {said}")
+    else:
+        settings = context.load_settings()
+        with out.progress("granting" if grants else "migrating") as say:
+            for name, store, ref in databases(settings):
+                if name not in roles:
+                    continue
+                say(store)
+                said = one(store, name, ref)
+                if not as_json:
+                    out.line(f"{store} ({name}): {said}")
     if as_json:
         out.document(done)
 

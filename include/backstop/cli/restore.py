@@ -11,7 +11,8 @@ from backstop.cli import context, out
 from backstop.model.errors import ConfigurationError
 
 app = typer.Typer(
-    help="After a database was restored from a backup: producer, consumer.", no_args_is_help=True
+    help="After a database was restored from a backup: producer, consumer, control.",
+    no_args_is_help=True,
 )
 Since = Annotated[
     str,
@@ -25,13 +26,21 @@ def producer(
     since: Since,
     as_json: out.Json = False,
 ) -> None:
-    """Raise send counts above every number that was handed out since, so that none is used twice; withdraw again what was."""
-    from backstop.restore.producer import restore_producer
+    """Raise send counts above every number that was handed out since, so that none is used twice; edit and withdraw again what was."""
+    from backstop.restore.producer import UNFINISHED, restore_producer
 
     settings, known = context.load_settings(), context.connections()
     with context.control(settings, known) as conn:
         counts = restore_producer(settings, known, conn, shard, _instant(since))
-    out.document({"counts": counts}) if as_json else out.line(f"restore producer {shard}: {counts}")
+    if as_json:
+        out.document({"counts": counts})
+        return
+    out.line(f"restore producer {shard}: {counts}")
+    if any(counts.get(name) for name in UNFINISHED):
+        out.line(
+            "Not finished: sends of some messages are under way in the restored database. Nothing goes out before it is;"
+            " run this again once they have ended."
+        )
 
 
 @app.command()
@@ -49,6 +58,20 @@ def consumer(
     with context.control(settings, known) as conn:
         counts = restore_consumer(settings, known, conn, store, _instant(since))
     out.document({"counts": counts}) if as_json else out.line(f"restore consumer {store}: {counts}")
+
+
+@app.command()
+def control(as_json: out.Json = False) -> None:
+    """Keep rules from resending what was received and not finished before now: its dead letter may be forgotten."""
+    from backstop.restore.control import restore_control
+
+    settings, known = context.load_settings(), context.connections()
+    with context.control(settings, known) as conn:
+        reached = restore_control(settings, conn)
+    if as_json:
+        out.document({"logs_until": reached})
+    else:
+        out.line(f"restore control: logs up to {reached.isoformat(timespec='seconds')} count.")
 
 
 def _instant(text: str) -> datetime:

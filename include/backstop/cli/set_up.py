@@ -12,6 +12,7 @@ from backstop.config.connections import Connections
 from backstop.model.errors import BackstopError, ConfigurationError
 
 ROLES = ("control", "producer", "consumer")
+GRANTED = "roles and privileges granted"
 URL = "A URL, or env:NAME for the one in $NAME, which no list of processes shows."
 
 
@@ -24,29 +25,40 @@ def migrate_one(known: Connections, role: str | None, database: str) -> list[str
     """Brings one database to the newest schema of a role; the revisions applied."""
     from backstop.schema.migrate import migrate
 
+    return migrate(url_of(known, database), _given(role))
+
+
+def grant_one(known: Connections, role: str | None, database: str) -> None:
+    """Makes the roles of one database and grants each its least privileges."""
+    from backstop.schema.migrate import grant
+
+    grant(url_of(known, database), _given(role))
+
+
+def _given(role: str | None) -> str:
     if role is None:
         raise ConfigurationError(
             "--database needs the role of that database.",
             unaffected="Nothing was changed.",
             next_step=f"Add --role with one of: {', '.join(ROLES)}.",
         )
-    return migrate(url_of(known, database), role)
+    return role
 
 
-def sql_of(role: str, kind: str) -> str:
-    """The whole schema of a role for a kind of server. Raises ConfigurationError for a kind that has none."""
+def sql_of(role: str, kind: str, grants: bool = False) -> str:
+    """The whole schema of a database role for a kind of server, or its grants. Raises ConfigurationError for a kind that has none."""
     from backstop.schema import mariadb
-    from backstop.schema.migrate import as_sql
+    from backstop.schema.migrate import as_sql, grants_sql
 
     if kind == "mariadb":
-        return mariadb.as_sql(role)
+        return mariadb.grants_sql(role) if grants else mariadb.as_sql(role)
     if kind != "postgresql":
         raise ConfigurationError(
             f"There are no tables for {kind!r}.",
             unaffected="Nothing was printed or changed.",
             next_step="Use --kind postgresql or --kind mariadb.",
         )
-    return as_sql(role)
+    return grants_sql(role) if grants else as_sql(role)
 
 
 def create_one(
@@ -85,6 +97,11 @@ def run_without_platform(arguments: Sequence[str]) -> int:
     where.add_argument("--database", help=URL)
     where.add_argument("--sql", action="store_true", help="only print the SQL, for a DBA to run")
     migrate.add_argument("--kind", default="postgresql", help="with --sql: for which server")
+    migrate.add_argument(
+        "--grants",
+        action="store_true",
+        help="in place of the tables: the roles, and the least privileges of each",
+    )
     create = (
         commands.add_parser("topics")
         .add_subparsers(dest="what", required=True)
@@ -107,7 +124,10 @@ def run_without_platform(arguments: Sequence[str]) -> int:
             create_one(known, asked.topics, asked.group, asked.broker, asked.queues)
             print(f"{', '.join(asked.topics)}: created, or there already")
         elif asked.sql:
-            print(sql_of(asked.role, asked.kind), end="")
+            print(sql_of(asked.role, asked.kind, asked.grants), end="")
+        elif asked.grants:
+            grant_one(known, asked.role, asked.database)
+            print(f"{asked.role}: {GRANTED}")
         else:
             print(
                 f"{asked.role}: {text_of_migration(migrate_one(known, asked.role, asked.database))}"

@@ -42,6 +42,13 @@ class QueueKeeper:
         self.database = 0
         """How often the consumer database was away, or became another server, so far."""
         self._server_life: str | None = None
+        self._heard_at = time.monotonic()
+        self.is_unheard = False
+        """The broker has not answered this consumer for the time of a lease: others, who may reach it, are to have its queues."""
+
+    def heard(self) -> None:
+        """The broker answered."""
+        self._heard_at = time.monotonic()
 
     def keep(self, counts: Counts, *, leaving: bool = False) -> None:
         """Once a beat: renews what is owned, takes its share, adopts what it took, stops what it gives up."""
@@ -50,11 +57,16 @@ class QueueKeeper:
             return
         try:
             self.topics = self._subscription.queues()
-        except BrokerUnavailable as error:  # what is owned stays owned
+            self.heard()
+        except BrokerUnavailable as error:  # what is owned stays owned for the time of a lease
             self._limited.warning(str(error))
+        self._look_whether_heard(counts)
         self.compare_server()
         for lost in self.queues.beat(
-            self.topics, assigned=self._subscription.assigns, leaving=leaving
+            self.topics,
+            assigned=self._subscription.assigns,
+            leaving=leaving,
+            unheard=self.is_unheard,
         ):
             counts.add("queues_lost")
             self._limited.warning(
@@ -68,6 +80,17 @@ class QueueKeeper:
                 self.adopt(holding)
                 counts.add("queues_taken")
         self._beat_at = now
+
+    def _look_whether_heard(self, counts: Counts) -> None:
+        was_unheard, lease = self.is_unheard, self.queues.lease
+        self.is_unheard = time.monotonic() - self._heard_at > lease.total_seconds()
+        if self.is_unheard and not was_unheard:
+            counts.add("broker_unheard")
+            log.warning(
+                "The broker has not answered for %s: the queues are released for the consumers that reach it, and taken again"
+                " once it answers.",
+                lease,
+            )
 
     def adopt(self, holding: Holding) -> None:
         """It was taken: where it stopped and what was finished of it is ours to say."""

@@ -207,7 +207,14 @@ class OrderedConsumer:
         found, unread = self._reader.read(counts, busy=bool(self._in_pool))
         self._look_for_answers(counts)
         moved |= self._start(counts)
-        self._acknowledgements.send()
+        try:
+            self._acknowledgements.send()
+        except BrokerUnavailable as error:
+            if not self._keeper.is_unheard:
+                raise
+            unread = (
+                error  # what it does not hear comes again to the next owner, which its log stops
+            )
         self._keeper.release_drained()
         if self._ledger.is_due():
             self._ledger.write(self.in_process())
@@ -247,7 +254,6 @@ class OrderedConsumer:
 
     def _finish(self, counts: Counts) -> None:
         self._keeper.keep(counts, leaving=True)
-        self._queues.leave()  # or the others would leave it its share until its lease ends
         while self._in_pool:
             self._wait_for_result(1.0)
             self._collect(counts)

@@ -51,12 +51,18 @@ class OwnQueues:
     _declared: dict[str, list[int]] = field(default_factory=dict)
 
     def beat(
-        self, queues: dict[str, list[int]], *, assigned: bool = False, leaving: bool = False
+        self,
+        queues: dict[str, list[int]],
+        *,
+        assigned: bool = False,
+        leaving: bool = False,
+        unheard: bool = False,
     ) -> list[Holding]:
         """Renews, and moves one step towards the fair share; the holdings that were lost. Raises StoreUnavailable.
 
         `assigned`: `queues` are this member's by the word of the broker: all are taken, and others drained. `leaving`: takes
-        nothing, drains everything.
+        nothing, drains everything, and is counted as a member no more. `unheard`: the same, but for queues that are released
+        from what is kept, for which no broker is needed.
         """
         asked_at = time.monotonic()
         drained: list[Holding] = []
@@ -64,9 +70,11 @@ class OwnQueues:
         with self.store.short_transaction() as connection:
             mine = [holding.queue for holding in self.held.values()]
             kept = queue_owner.renew(connection, self.group, self.member, mine, self.lease)
-            if leaving:
-                drained += self._kept(kept)
-            for topic, numbers in queues.items() if not leaving else ():
+            if leaving or unheard:  # or the others would leave it its share until its lease ends
+                queue_owner.leave(connection, self.group, self.member)
+                drained += [one for one in self._kept(kept) if leaving or not one.releases_only]
+                queues = {}
+            for topic, numbers in queues.items():
                 if self._declared.get(topic) != numbers:
                     queue_owner.declare(connection, self.group, topic, numbers)
                 members = queue_owner.join(
@@ -145,11 +153,6 @@ class OwnQueues:
         with self.store.short_transaction() as connection:
             queue_owner.release(connection, self.member, holding.queue, finished)
         self.held.pop(_place(holding.queue), None)
-
-    def leave(self) -> None:
-        """This member stops: the others share its queues at once."""
-        with self.store.short_transaction() as connection:
-            queue_owner.leave(connection, self.group, self.member)
 
     def _kept(self, kept: set[OwnedQueue]) -> list[Holding]:
         return [

@@ -83,6 +83,8 @@ class QueueReader:
                     break
                 continue
             answered, holding.refusals = True, 0
+            if received:
+                self._keeper.heard()
             if received is None:
                 counts.add("reads_refused")
                 self._keeper.taken_away(holding)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from backstop.config.connection_ref import ConnectionRef
 from backstop.config.durations import Duration
 
 Severity = Literal["info", "warning", "critical"]
@@ -17,7 +18,6 @@ SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 NOTIFY = "notify"
 """The channel that `notify.url` makes."""
 
-_Ref = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|[A-Za-z0-9_.\-]+)$")]
 _Channel = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,60}$")]
 
 
@@ -28,7 +28,7 @@ class _Frozen(BaseModel):
 class ChannelSettings(_Frozen):
     """One way to one reader: a mailing list, a chat room, an on-call service, a program."""
 
-    url: _Ref = Field(
+    url: ConnectionRef = Field(
         description="a connection that holds the URL, in Apprise's form unless `kind` says webhook"
     )
     at_least: Severity = Field(default="warning", description="milder alerts are not sent here")

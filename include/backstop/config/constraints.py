@@ -17,17 +17,21 @@ from backstop.config.people import TakesTwo
 from backstop.config.policy import Policy
 from backstop.config.settings import Settings
 
+HIDDEN = "(not shown)"
+"""Stands for a value that may hold a password."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong, as it is printed."""
+    """One thing that is wrong, as it is printed: a URL never is."""
 
     path: str
     value: str
     allowed: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.value}; allowed: {self.allowed}"
+        value = HIDDEN if "://" in self.value else self.value
+        return f"{self.path}: {value}; allowed: {self.allowed}"
 
 
 def problems(settings: Settings) -> list[Problem]:

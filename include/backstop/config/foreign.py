@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 from pydantic_core import PydanticCustomError
 
+from backstop.config.connection_ref import ConnectionRef
 from backstop.config.durations import Duration
 
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
-_Ref = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|[A-Za-z0-9_.\-]+)$")]
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}|[{}]")
 _HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
 
@@ -20,7 +20,9 @@ _HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
 class _Foreign(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    connection: _Ref = Field(description="its store: an Airflow connection id, or env:NAME")
+    connection: ConnectionRef = Field(
+        description="its store: an Airflow connection id, or env:NAME"
+    )
     group: _Text = Field(
         description="the consumer group that keeps these records; its log can prove the work done"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,18 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from backstop.config.constraints import Problem, problems
+from backstop.config.connection_ref import REFUSED
+from backstop.config.constraints import HIDDEN, Problem, problems
 from backstop.config.file import settings_file
 from backstop.config.foreign import FOREIGN_KINDS
 from backstop.config.settings import Settings
 from backstop.model.errors import ConfigurationError
 
 _KEPT = "Nothing was started, read or changed."
+_WANTS_MANY = frozenset(
+    {"dict_type", "list_type", "model_attributes_type", "model_type", "tuple_type"}
+)
+"""pydantic's errors about a single value in the place of a mapping or a list."""
 
 
 def load(path: Path | str | None = None) -> Settings:
@@ -78,7 +83,9 @@ def _problem(detail: ErrorDetails) -> Problem:
     # The kind that chose a model stands in pydantic's place, and in nobody's file.
     path = (
         ".".join(
-            str(part) for part in detail["loc"] if part != "[key]" and part not in FOREIGN_KINDS
+            HIDDEN if "://" in str(part) else str(part)
+            for part in detail["loc"]
+            if part != "[key]" and part not in FOREIGN_KINDS
         )
         or "(the file)"
     )
@@ -90,15 +97,15 @@ def _problem(detail: ErrorDetails) -> Problem:
         return Problem(path, "no such setting", hint)
     if kind == "missing":
         return Problem(path, "missing", "it must be given")
-    if detail["loc"][-1] in ("connection", "control", "url"):
-        # Somebody may have written the URL itself, with its password.
-        return Problem(
-            path, "(not shown)", "an Airflow connection id, or env:NAME; never a URL or a password"
-        )
-    allowed = str(detail.get("ctx", {}).get("expected") or detail["msg"]).removeprefix(
-        "Input should be "
-    )
-    return Problem(path, _short(given), allowed)
+    context = detail.get("ctx", {})
+    allowed = str(context.get("expected") or context.get("expected_tags") or detail["msg"])
+    return Problem(path, _shown(kind, given), allowed.removeprefix("Input should be "))
+
+
+def _shown(kind: str, given: object) -> str:
+    """A refused value, unless it may be, or hold, a URL in the place of a connection or of what names one."""
+    single = isinstance(given, str) or not isinstance(given, Collection)
+    return _short(given) if single and kind != REFUSED and kind not in _WANTS_MANY else HIDDEN
 
 
 def _fields_at(path: Sequence[int | str]) -> list[str]:

@@ -314,9 +314,10 @@ class _Mapping(BaseModel):
 
 def _with_preset(presets: Mapping[str, Mapping[str, Any]], given: Any, part: str) -> Any:
     """`part`: what the library calls this one of its tables in MySQL."""
-    if not isinstance(given, Mapping) or given.get("preset") not in presets:
+    preset = given.get("preset") if isinstance(given, Mapping) else None
+    if not isinstance(preset, str) or preset not in presets:
         return given
-    preset, dialect = given["preset"], given.get("dialect")
+    dialect = given.get("dialect")
     otherwise = _OTHERWISE.get(dialect, {}) if isinstance(dialect, str) else {}
     if dialect == "mongodb" and preset not in otherwise:
         says = f"with dialect: mongodb one of {', '.join(sorted(presets.keys() & otherwise.keys()))}, or none"

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from backstop.config.alerts import NOTIFY, AlertsSettings, ChannelSettings
+from backstop.config.connection_ref import ConnectionRef
 from backstop.config.dead_letter_rules import DeadLetterRule
 from backstop.config.durations import Duration, parse
 from backstop.config.foreign import ForeignSettings
@@ -51,8 +52,6 @@ __all__ = [
 ]
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
-ConnectionRef = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|[A-Za-z0-9_.\-]+)$")]
-"""An Airflow connection id, or env:NAME for an environment variable that holds a URL. Never the URL itself."""
 
 
 class _Frozen(BaseModel):

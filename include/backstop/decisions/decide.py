@@ -559,7 +559,7 @@ def _apply_in_producers(conn: Any, judge: Judge, plan: _Plan, intent: Intent, mo
             for key, stub in stubs.items()
             if _raise(judge, stub, stub.send_count + max(more, 1))
         }
-        name, says = "raised", "it was just confirmed or withdrawn"
+        name, says = "raised", "it was just confirmed or withdrawn, or its content was erased"
     else:
         return counts
     counts.add(name, len(applied))

@@ -5,6 +5,7 @@
     |-- Unavailable             a store or broker did not answer: nothing was decided from its silence
     |   |-- StoreUnavailable    a producer, consumer or control database
     |   |   `-- StoreFailed     it failed in a way that nobody foresaw
+    |   |       `-- ContentErased   one message's content was erased on request
     |   |-- BrokerUnavailable   the broker, for reading
     |   |-- HeartbeatLost       whoever watches from outside did not take the heartbeat
     |   |-- MetricsUndelivered  the OpenTelemetry collector did not take the metrics
@@ -76,6 +77,19 @@ class StoreUnavailable(Unavailable):
 
 class StoreFailed(StoreUnavailable):
     """A store failed in a way that nobody foresaw; as far as its data is concerned, it did not answer."""
+
+
+class ContentErased(StoreFailed):
+    """The content of one message was erased on request: nothing of it can be sent, now or later."""
+
+    @classmethod
+    def of(cls, message_id: str, topic: str) -> ContentErased:
+        """The error about this message."""
+        return cls(
+            f"The content of {message_id} of {topic} was erased on request: it is never sent again.",
+            unaffected="No send number of it was handed out; other messages are sent.",
+            next_step="Withdraw it by its case (void), or let its business send it under another id.",
+        )
 
 
 class BrokerUnavailable(Unavailable):

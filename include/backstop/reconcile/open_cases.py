@@ -18,8 +18,10 @@ _SUMMARIES = {
     "backlog": "{n} deliveries of {topic} to {group} wait in the broker beyond the backlog horizon",
     "unknown": "{n} deliveries of {topic} to {group} could not be judged for too long",
     "overdue": "{n} deliveries of {topic} to {group} are not done beyond the overdue horizon",
-    "stalled": "{n} deliveries of {topic} to {group} were received and not finished; the group takes no duplicates",
-    "refused": "{n} deliveries of {topic} to {group} were refused by the broker for good: too large, or no such topic",
+    "stalled": "{n} deliveries of {topic} to {group} were received and not finished, and no rule may resend them: the group takes no"
+    " duplicates, or their dead letters are forgotten since the control database was restored",
+    "refused": "{n} deliveries of {topic} to {group} were refused for good: too large, no such topic, or their content was"
+    " erased",
     "no_route": "{n} deliveries of {topic} to {group} cannot be resent without reaching a group that takes no duplicates",
 }
 _SEVERITY = {"mass_loss": "critical", "exhausted": "critical", "new_epoch": "critical"}

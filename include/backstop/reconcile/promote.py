@@ -269,7 +269,9 @@ def _decide_message(
     wanted: dict[str, str] = {}
     for row in rows:
         group = row[6]
-        if (topic, group) in held:
+        if row[9]:
+            blocked.append(("stalled", (shard, topic, message_id, group)))
+        elif (topic, group) in held:
             blocked.append(("mass_loss", (shard, topic, message_id, group)))
         else:
             wanted[group] = row[4]

@@ -142,7 +142,10 @@ SELECT s.shard, s.topic, s.message_id, s.send_count, s.reason, s.verdict, s.cons
      WHERE o.run_id = s.run_id AND o.stage = s.stage AND o.shard = s.shard AND o.topic = s.topic
          AND o.message_id = s.message_id AND o.consumer_group <> s.consumer_group) AS others,
     -- No copy can be in the broker: no number was handed out, or the broker refused each.
-    coalesce(s.send_count <= (s.evidence ->> 'refusals')::integer, false) AS never_sent
+    coalesce(s.send_count <= (s.evidence ->> 'refusals')::integer, false) AS never_sent,
+    -- Its dead letter may have been drained, and forgotten with what this database was restored from (restore/control.py).
+    coalesce(s.verdict = 'STALLED' AND (s.evidence ->> 'log_updated_at')::bigint <= (
+        SELECT extract(epoch FROM w.reached) * 1000000 FROM watermark w WHERE w.subject = 'control restored'), false) AS forgotten
 FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
 WHERE s.run_id = %(run_id)s AND s.eligible
     -- What a person gave up is asked for again by a person only.
@@ -197,13 +200,14 @@ FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
 WHERE s.run_id = %(run_id)s AND s.case_kind IS NOT NULL
 ORDER BY 1, 2, 3;
 
--- name: refused_for_good: open deliveries whose resend the broker refused in a way that asking again cannot help
+-- name: refused_for_good: open deliveries whose resend was refused in a way that asking again cannot help, by the broker or because
+-- the content was erased
 SELECT DISTINCT s.topic, s.consumer_group, s.shard, s.message_id
 FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
 JOIN resend_request q ON q.topic = s.topic AND q.message_id = s.message_id
     AND (q.groups IS NULL OR s.consumer_group = ANY (q.groups))
 WHERE s.run_id = %(run_id)s AND s.verdict <> 'VOIDED'
-    AND q.state = 'refused' AND starts_with(q.error, %(for_good)s)
+    AND q.state IN ('refused', 'not_needed') AND starts_with(q.error, %(for_good)s)
 ORDER BY 1, 2;
 
 -- name: begin_promotion: the control database's part is done; the shards follow

@@ -4,7 +4,7 @@ message."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,13 @@ from backstop.requests.policy import (
 from backstop.requests.policy import Route, choose_route
 from backstop.requests.policy import by_incident as by_incident
 from backstop.requests.policy import waits_for_evidence as waits_for_evidence
+from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
 
 _SQL = load("backstop.requests", "queries.sql")
 FOR_GOOD = "refused for good: "
 """Begins the error of a request that asking again cannot help; reconcile makes a case of it."""
+ERASED = FOR_GOOD + "its content was erased on request, and nothing of it is ever sent again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ def ask(
     open one gets the groups added (null: all); a claimed or published one is left alone: its number is, or
     may be, taken. Requests of a `ramped` topic are held until a step of its ramp releases them. What a
     person gave up for a group only a person asks for again for that group; for the others the number is free.
+    Reconcile does not ask again for what was refused for good without a number: its case waits for a person.
     """
     merged: dict[tuple[Key, int], Ask] = {}
     for one in asks:
@@ -67,7 +70,7 @@ def ask(
         {**_row(one), "held": one.topic in ramped}
         for _, one in sorted(merged.items(), key=lambda item: item[0])
     ]
-    values = {"asks": json.dumps(rows), "run_id": run_id}
+    values = {"asks": json.dumps(rows), "run_id": run_id, "for_good": FOR_GOOD}
     cur.execute(_SQL["not_given_up_any_more"], values)
     cur.execute(_SQL["ask"], values)
     counts = Counts()
@@ -76,6 +79,17 @@ def ask(
     if len(rows) > sum(counts.values()):
         counts.add("already_asked", len(rows) - sum(counts.values()))
     return counts
+
+
+def erased_among(cur: Any, keys: Sequence[Key]) -> set[Key]:
+    """Those of these messages whose erasure is done. A restored producer database, or another program's table, may hold the
+    content all the same: nothing of it is sent again."""
+    values = {
+        "topics": array_literal([key.topic for key in keys]),
+        "ids": array_literal([key.message_id for key in keys]),
+    }
+    cur.execute(_SQL["erased"], values)
+    return {Key(*row) for row in cur.fetchall()}
 
 
 def route_for(

@@ -3,7 +3,7 @@
 -- name: ask: new requests; closed ones whose number is still free are opened again, open ones get the groups added
 -- A row that is claimed or whose number was published is not returned, because it is not touched. A person's request stays a
 -- person's, whoever joins it (also by a plan of an incident), and triage's stays triage's when reconcile joins. For a group for
--- which a person gave it up only a person asks again.
+-- which a person gave it up only a person asks again; for what can never be sent, reconcile does not.
 INSERT INTO resend_request AS r (shard, topic, message_id, send_number, groups, reason, requested_by, route, held, run_id)
 SELECT a.shard, a.topic, a.message_id, a.send_number, a.groups, a.reason, a.requested_by, a.route, a.held, %(run_id)s
 FROM jsonb_to_recordset(%(asks)s::jsonb) AS a(shard text, topic text, message_id text, send_number int, groups text[],
@@ -38,6 +38,7 @@ ON CONFLICT (topic, message_id, send_number) DO UPDATE SET
 WHERE r.state IN ('open', 'not_needed', 'superseded')
     AND (r.given_up_by IS NULL OR excluded.requested_by NOT IN ('reconcile', 'triage')
         OR excluded.groups IS NOT NULL AND NOT r.given_up_groups && (excluded.groups || '{*}'))
+    AND (r.state = 'open' OR excluded.requested_by <> 'reconcile' OR NOT starts_with(coalesce(r.error, ''), %(for_good)s))
 RETURNING CASE
     WHEN xmax = 0 THEN 'requests'
     WHEN r.created_at = r.updated_at THEN 'reopened'
@@ -54,3 +55,8 @@ CROSS JOIN LATERAL (
     FROM resend_request p
     WHERE p.topic = a.topic AND p.message_id = a.message_id AND p.given_up_by IS NOT NULL) rest
 WHERE r.request_id = rest.request_id AND a.requested_by NOT IN ('reconcile', 'triage');
+
+-- name: erased: of these messages, those whose erasure is done
+SELECT DISTINCT e.topic, e.message_id FROM erasure e
+JOIN unnest(%(topics)s::text[], %(ids)s::text[]) AS k (topic, message_id) USING (topic, message_id)
+WHERE e.done_at IS NOT NULL;

@@ -25,6 +25,7 @@ from backstop.requests.ask import (
     Ask,
     ask,
     duplicates_of,
+    erased_among,
     ramped_topics,
     route_for,
     sends_to_one_group,
@@ -114,11 +115,12 @@ def ask_for_ids(
             _take_once(cursor, run, listed_in)
         cursor.execute(_SQL["open_requests"], {"topic": topic, "ids": list(ids)})
         open_already = {message_id for (message_id,) in cursor.fetchall()}
+        erased = {key.message_id for key in erased_among(cursor, [Key(topic, i) for i in ids])}
     with Judge(settings, connections, control) as judge:
         listed = [
             one
             for batch in _batches(ids)
-            for one in _look(judge, topic, batch, open_already, who, why)
+            for one in _look(judge, topic, batch, open_already, erased, who, why)
         ]
     with control, control.cursor() as cursor:
         hold(cursor, run)
@@ -182,7 +184,13 @@ def _stay_within_radius(
 
 
 def _look(
-    judge: Judge, topic: str, ids: Sequence[str], open_already: set[str], who: str, why: str
+    judge: Judge,
+    topic: str,
+    ids: Sequence[str],
+    open_already: set[str],
+    erased: set[str],
+    who: str,
+    why: str,
 ) -> Iterator[Listed]:
     seen = judge.judgement([Key(topic, message_id) for message_id in ids])
     if seen.unreachable:
@@ -194,6 +202,8 @@ def _look(
     for message_id in ids:
         if message_id in open_already:
             yield Listed(message_id, "a request for it is open already", sendable=True)
+        elif message_id in erased:
+            yield Listed(message_id, "its content was erased on request: it is never sent again")
         else:
             yield _answer(judge.sources, seen, Key(topic, message_id), who, why)
 

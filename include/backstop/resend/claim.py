@@ -220,7 +220,7 @@ class Numbers(NamedTuple):
     taken: dict[int, tuple[Request, Message]]
     """Now ours, and what to publish."""
     refused: dict[int, StoreUnavailable]
-    """The shard refuses to change their row, or it holds nothing that can be sent: nobody has their number."""
+    """The shard refuses to change their row, or it holds nothing that can be sent (now, or ever): nobody has their number."""
     unanswered: set[int]
     """The shard went away, or refused too many, when others had their number: recovery finds out about these."""
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from backstop.evidence.judge_by_key import Judgement
 from backstop.model.errors import Unavailable
-from backstop.requests.ask import duplicates_of, sends_to_one_group
+from backstop.requests.ask import ERASED, duplicates_of, erased_among, sends_to_one_group
 from backstop.requests.policy import (
     Decision,
     NotNeeded,
@@ -58,7 +58,24 @@ def judge_again(
         decisions |= dict.fromkeys(
             situation["request_ids"], by_place[situation["place"]].decide(situation)
         )
-    return decisions, judgement
+    requests = [request for _, some in topic_shards for request in some]
+    return decisions | _erased(worker, requests, decisions), judgement
+
+
+def _erased(
+    worker: Worker, requests: Sequence[Request], decisions: Mapping[int, Decision]
+) -> dict[int, Decision]:
+    """Of the requests to send, those whose message was erased: they close."""
+    sends = {
+        request.request_id: request.key
+        for request in requests
+        if isinstance(decisions[request.request_id], Send)
+    }
+    if not sends:
+        return {}
+    with worker.control, worker.control.cursor() as cursor:
+        erased = erased_among(cursor, list(sends.values()))
+    return {number: NotNeeded(ERASED) for number, key in sends.items() if key in erased}
 
 
 def _situations(

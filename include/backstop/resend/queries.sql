@@ -6,9 +6,10 @@ SELECT clock_timestamp();
 -- name: due_topic_shards: what is due, by shard and topic; paused topics wait, and so does what a ramp holds (a dry run shows it)
 SELECT r.topic, r.shard, count(*)
 FROM resend_request r
-WHERE r.state = 'open' AND r.not_before <= %(cut)s AND r.topic = ANY (%(topics)s)
+WHERE r.state = 'open' AND r.not_before <= %(cut)s
+    AND r.topic = ANY (ARRAY(SELECT t.topic FROM unnest(%(topics)s::text[]) AS t (topic)
+        WHERE NOT EXISTS (SELECT 1 FROM stopped_topic p WHERE p.topic IN (t.topic, '*'))))
     AND (NOT r.held OR %(with_held)s) AND (%(ids)s::text[] IS NULL OR r.message_id = ANY (%(ids)s::text[]))
-    AND NOT EXISTS (SELECT 1 FROM pause p WHERE p.topic IN (r.topic, '*'))
     AND NOT EXISTS (SELECT 1 FROM resend_batch b WHERE b.batch_id = r.batch_id AND b.state IN ('stopped', 'given_up'))
 GROUP BY r.topic, r.shard
 ORDER BY min(r.not_before), r.topic, r.shard;
@@ -16,7 +17,7 @@ ORDER BY min(r.not_before), r.topic, r.shard;
 -- name: due: how much a run would find: requests that may go out, claims that nobody ended, batches that are under way
 WITH wanted AS (
     SELECT t.topic FROM unnest(%(topics)s::text[]) AS t (topic)
-    WHERE NOT EXISTS (SELECT 1 FROM pause AS p WHERE p.topic IN (t.topic, '*'))
+    WHERE NOT EXISTS (SELECT 1 FROM stopped_topic AS p WHERE p.topic IN (t.topic, '*'))
 )
 SELECT (SELECT count(*) FROM resend_request AS r JOIN wanted USING (topic)
         WHERE r.state = 'open' AND r.not_before <= clock_timestamp()
@@ -29,7 +30,7 @@ SELECT (SELECT count(*) FROM resend_request AS r JOIN wanted USING (topic)
 -- name: any_due: whether a run would find a request, a claim that nobody ended, or a batch that is under way
 WITH wanted AS (
     SELECT t.topic FROM unnest(%(topics)s::text[]) AS t (topic)
-    WHERE NOT EXISTS (SELECT 1 FROM pause AS p WHERE p.topic IN (t.topic, '*'))
+    WHERE NOT EXISTS (SELECT 1 FROM stopped_topic AS p WHERE p.topic IN (t.topic, '*'))
 )
 SELECT EXISTS (SELECT 1 FROM resend_request AS r JOIN wanted USING (topic)
         WHERE r.state = 'open' AND NOT r.held AND r.not_before <= clock_timestamp()
@@ -51,13 +52,13 @@ UPDATE watermark SET reached = greatest(reached, clock_timestamp()) + make_inter
 WHERE subject = %(subject)s;
 
 -- name: claim: due requests of one shard and topic become this worker's until the deadline
--- The pause is read here, so that it is honoured between any two batches.
+-- The pause is read here, so that it is honoured between any two batches; so is a restore that was begun and is not done.
 WITH due AS MATERIALIZED (
     SELECT r.request_id
     FROM resend_request r
     WHERE r.state = 'open' AND NOT r.held AND r.not_before <= %(cut)s AND r.topic = %(topic)s AND r.shard = %(shard)s
         AND (%(ids)s::text[] IS NULL OR r.message_id = ANY (%(ids)s::text[]))
-        AND NOT EXISTS (SELECT 1 FROM pause p WHERE p.topic IN (%(topic)s, '*'))
+        AND NOT EXISTS (SELECT 1 FROM stopped_topic p WHERE p.topic IN (%(topic)s, '*'))
         AND NOT EXISTS (SELECT 1 FROM resend_batch b WHERE b.batch_id = r.batch_id AND b.state IN ('stopped', 'given_up'))
     ORDER BY r.not_before, r.request_id
     LIMIT %(limit)s
@@ -75,13 +76,13 @@ SELECT r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.reason, r
 FROM resend_request r
 WHERE r.state = 'open' AND r.not_before <= %(cut)s AND r.topic = %(topic)s AND r.shard = %(shard)s
     AND (%(ids)s::text[] IS NULL OR r.message_id = ANY (%(ids)s::text[]))
-    AND NOT EXISTS (SELECT 1 FROM pause p WHERE p.topic IN (%(topic)s, '*'))
+    AND NOT EXISTS (SELECT 1 FROM stopped_topic p WHERE p.topic IN (%(topic)s, '*'))
     AND r.request_id > %(after)s
 ORDER BY r.request_id
 LIMIT %(limit)s;
 
--- name: paused: is the topic, or everything, paused now
-SELECT EXISTS (SELECT 1 FROM pause p WHERE p.topic IN (%(topic)s, '*'));
+-- name: paused: is the topic, or everything, paused now, or a restore that was begun not done
+SELECT EXISTS (SELECT 1 FROM stopped_topic p WHERE p.topic IN (%(topic)s, '*'));
 
 -- name: only_ids: the list of ids that the run is limited to; null: it takes whatever is due
 SELECT only_ids FROM run WHERE run_id = %(run_id)s;
@@ -153,8 +154,10 @@ ORDER BY r.request_id
 LIMIT %(limit)s;
 
 -- name: recover: what became of requests whose worker is gone, where the claim is still that worker's
+-- A stub of a database that lost its last commits says of a number that was taken that it was not: restores ask for reopened_at.
 UPDATE resend_request r
 SET state = x.state, claim_token = NULL, claim_deadline = NULL, error = x.error, updated_at = clock_timestamp(),
+    reopened_at = CASE WHEN x.state = 'open' THEN clock_timestamp() ELSE r.reopened_at END,
     closed_by_run = CASE WHEN x.state = 'open' THEN NULL ELSE %(run_id)s END
 FROM jsonb_to_recordset(%(ends)s::jsonb) AS x(request_id bigint, state text, error text, claim_token uuid)
 WHERE r.request_id = x.request_id AND r.state = 'claimed' AND r.claim_token = x.claim_token

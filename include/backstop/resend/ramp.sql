@@ -6,7 +6,7 @@ SELECT pg_advisory_xact_lock(hashtextextended('backstop ramp ' || %(topic)s, 0))
 -- name: topics: the topics in which something is held or a batch is live; paused ones wait
 SELECT t.topic
 FROM unnest(%(topics)s::text[]) AS t (topic)
-WHERE NOT EXISTS (SELECT 1 FROM pause p WHERE p.topic IN (t.topic, '*'))
+WHERE NOT EXISTS (SELECT 1 FROM stopped_topic p WHERE p.topic IN (t.topic, '*'))
     AND (EXISTS (SELECT 1 FROM resend_request r WHERE r.topic = t.topic AND r.state = 'open' AND r.held)
         OR EXISTS (SELECT 1 FROM resend_batch b WHERE b.topic = t.topic AND b.state = 'ramping'))
 ORDER BY t.topic;

@@ -16,9 +16,10 @@ from time import monotonic
 from typing import NamedTuple
 
 from backstop.brokers.protocol import Broker
-from backstop.model.errors import BrokerUnavailable, StoreUnavailable
+from backstop.model.errors import BrokerUnavailable, ContentErased, StoreUnavailable
 from backstop.model.records import Counts, RequestState
-from backstop.requests.policy import Decision, Send
+from backstop.requests.ask import ERASED
+from backstop.requests.policy import Decision, NotNeeded, Send
 from backstop.resend.claim import Claimed, Worker, is_paused, take_numbers
 from backstop.resend.judge_again import judge_again
 from backstop.resend.order import ask_people, keep_order
@@ -198,7 +199,9 @@ def _send(
     }
     if unanswered:
         counts.add("left_claimed", len(unanswered))
-    if refused:
+    erased = {number for number, error in refused.items() if isinstance(error, ContentErased)}
+    ends |= dict.fromkeys(erased, end_without_send(NotNeeded(ERASED)))
+    if refused := {number: error for number, error in refused.items() if number not in erased}:
         why = next(iter(refused.values())).what
         worker.miss(f"{len(refused)} stubs of shard {topic_shard.shard}", why)
         later = worker.instant() + worker.policy(topic_shard.topic).backoff_base

@@ -1,6 +1,7 @@
 """After a producer's database was restored: no send number that was handed out since the backup is handed out again.
 
     requests that took a number, since the backup -> stub: send count raised, each missing number recorded as unknown |
+    contents that a person replaced since -> their newest version again |
     messages that a person withdrew -> voided | a withdrawal that was cut short: judged first, done stays done
 
 How those numbers ended is not known any more, so they count as copies that may be there: the message is sent again only when
@@ -12,24 +13,37 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from backstop.cases.open import open_case
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.evidence.judge_by_key import Judge
 from backstop.model.errors import ConfigurationError, StoreUnavailable
-from backstop.model.records import Counts, Key, Outcome, StubStatus, Verdict
+from backstop.model.records import (
+    VERSION_HEADER,
+    Counts,
+    Key,
+    Outcome,
+    Stub,
+    StubStatus,
+    Verdict,
+)
 from backstop.restore.paused import begin, end
 from backstop.sql.named import load
-from backstop.stores.protocol import Handed, StubStore
+from backstop.stores.protocol import Handed, StubOutcome, StubStore
 
 _SQL = load("backstop.restore", "queries.sql")
 _PAGE = 2_000
+UNFINISHED = ("not_raised", "not_edited", "not_voided")
+"""Counts of messages that a send under way keeps from being restored: while there are any, the restore is not done."""
+_OPEN = (StubStatus.PENDING, StubStatus.EXHAUSTED)
 
 
 def restore_producer(
     settings: Settings, connections: Connections, control: Any, shard: str, since: datetime
 ) -> Counts:
-    """`since`: an instant before the backup was taken. Returns `recovered`, `numbers`, `raised`, `voided`, `not_voided`
-    (withdrawn once, and an attempt to send it is under way now).
+    """`since`: an instant before the backup was taken. Returns `recovered`, `numbers`, `raised`, `edited`, `voided`; `content_gone`
+    (messages held for a person, because their newest content is kept no longer); and of messages that an attempt to send is under
+    way of now, so that this has to be run again after it: `not_raised`, `not_edited`, `not_voided`.
 
     Raises ConfigurationError for an unknown shard, DecisionRefused unless everything is paused, StoreUnavailable.
     """
@@ -49,8 +63,9 @@ def restore_producer(
         while recovered := store.recover(_PAGE, shortest.total_seconds()):
             counts.add("recovered", len(recovered))
         _raise_numbers(control, store, shard, since, counts)
+        _edit_again(control, store, shard, since, counts)
         _withdraw_again(control, judge, shard, counts)
-    if not counts.get("not_voided"):
+    if not any(counts.get(name) for name in UNFINISHED):
         end(control, place)
     return counts
 
@@ -84,6 +99,73 @@ def _raise_numbers(
         )
         counts.add("numbers", len(handed))
         counts.add("raised", len(store.raise_numbers(handed)))
+        stubs = store.stubs({one.key for one in handed})
+        behind = {one.key for one in handed if _is_behind(stubs.get(one.key), one.send_number)}
+        if behind:
+            counts.add("not_raised", len(behind))
+        with control, control.cursor() as cursor:
+            closed = [row[0] for row in rows if Key(*row[1:3]) not in behind]
+            cursor.execute(_SQL["close_reopened"], {"ids": closed})
+
+
+def _is_behind(stub: Stub | None, number: int) -> bool:
+    """Whether a send that is under way keeps the stub from being told of a later number."""
+    return stub is not None and stub.attempt_token is not None and stub.send_count < number
+
+
+def _edit_again(
+    control: Any, store: StubStore, shard: str, since: datetime, counts: Counts
+) -> None:
+    """Gives messages the contents back that a person replaced since the backup. What was only begun is carried out, as the person
+    wanted; what is kept no longer is not sent before somebody decides."""
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["edited"], {"shard": shard, "since": since})
+        edits = cursor.fetchall()
+    for topic, message_id, newest, gone in edits:
+        key = Key(topic, message_id)
+        # One at a time: contents are large, and people edit few.
+        now = store.contents([key]).get(key)
+        version = newest if now is None else int(now.headers.get(VERSION_HEADER, "1"))
+        if version >= newest:
+            continue
+        if gone:
+            counts.add("content_gone", int(_hold(control, store, key)))
+            continue
+        with control, control.cursor() as cursor:
+            cursor.execute(_SQL["content"], {**key._asdict(), "version": newest})
+            content = bytes(cursor.fetchone()[0])
+        # The versions between are used up, too; whoever is cut short here begins again where it stands.
+        while version < newest and store.replace_content(key, version, content):
+            version += 1
+        if version == newest:
+            counts.add("edited")
+        elif (stub := store.stubs([key]).get(key)) is not None and stub.status in _OPEN:
+            counts.add("not_edited")
+
+
+def _hold(control: Any, store: StubStore, key: Key) -> bool:
+    """No rule sends the message any more; a case asks what becomes of it. Whether it was open."""
+    stub = store.stubs([key]).get(key)
+    if stub is None or stub.status not in _OPEN:
+        return False
+    status = StubStatus(stub.status)
+    held = StubOutcome(key, status, StubStatus.EXHAUSTED, stub.send_count, None)
+    store.promote([held], store.clock())
+    with control, control.cursor() as cursor:
+        open_case(
+            cursor,
+            kind="exhausted",
+            topic=key.topic,
+            group="*",
+            subject="restored content",
+            severity="critical",
+            summary="Messages came back from a backup with a content that a person had replaced, and the newer one is kept no"
+            " longer: nothing is resent, decide what becomes of them",
+            evidence={},
+            members=[(store.shard, *key, "*")],
+            run_id=None,
+        )
+    return True
 
 
 def _withdraw_again(control: Any, judge: Judge, shard: str, counts: Counts) -> None:
@@ -106,9 +188,7 @@ def _withdraw_again(control: Any, judge: Judge, shard: str, counts: Counts) -> N
         left = store.stubs([key for key in withdrawn if key not in kept])
         counts.add(
             "not_voided",
-            sum(
-                stub.status in (StubStatus.PENDING, StubStatus.EXHAUSTED) for stub in left.values()
-            ),
+            sum(stub.status in _OPEN for stub in left.values()),
         )
 
 

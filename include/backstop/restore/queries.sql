@@ -22,21 +22,46 @@ DELETE FROM watermark WHERE subject = 'restore ' || %(place)s;
 -- name: unfinished: restores that were begun and did not end
 SELECT substr(subject, 9), reached FROM watermark WHERE starts_with(subject, 'restore ') ORDER BY 1;
 
+-- name: control_restored: this database was restored: the dead letters of logs that were touched before now may be forgotten
+INSERT INTO watermark (subject, reached) VALUES ('control restored', clock_timestamp() + make_interval(secs => %(seconds)s))
+ON CONFLICT (subject) DO UPDATE SET reached = excluded.reached
+RETURNING reached;
+
 -- name: claimed: requests whose claim has not run out; one that waits for a relay is no worker's
 SELECT count(*) FROM resend_request
 WHERE state = 'claimed' AND claim_deadline > clock_timestamp() AND error IS DISTINCT FROM %(waits)s;
 
 -- name: handed_out: the send numbers of one shard that were, or may have been, handed out since an instant, in pages
--- A claimed request whose worker is gone may have taken its number, whenever it was claimed, and sent until its claim ended.
+-- A claimed request whose worker is gone may have taken its number, whenever it was claimed, and sent until its claim ended. So may one
+-- that a recovery opened again since: the stub that it asked had perhaps lost the number, after a failover that lost commits.
 SELECT r.request_id, r.topic, r.message_id, r.send_number, r.groups,
-    CASE WHEN r.state = 'claimed' THEN least(r.claim_deadline, clock_timestamp()) ELSE r.updated_at END AS at,
-    CASE WHEN r.state = 'refused' THEN 'refused' ELSE 'unknown' END AS outcome
+    CASE WHEN r.state = 'claimed' THEN least(r.claim_deadline, clock_timestamp())
+        WHEN r.state IN ('sent', 'refused', 'unknown') THEN r.updated_at ELSE r.reopened_at END AS at,
+    CASE WHEN r.state = 'refused' AND r.reopened_at IS NULL THEN 'refused' ELSE 'unknown' END AS outcome
 FROM resend_request r
 WHERE r.shard = %(shard)s
-    AND (r.state = 'claimed' OR (r.state IN ('sent', 'refused', 'unknown') AND r.updated_at >= %(since)s))
+    AND (r.state = 'claimed' OR r.reopened_at >= %(since)s
+        OR (r.state IN ('sent', 'refused', 'unknown') AND r.updated_at >= %(since)s))
     AND r.request_id > %(after)s
 ORDER BY r.request_id
 LIMIT %(limit)s;
+
+-- name: close_reopened: of these requests those that are open, and whose number now counts as a copy that may be there
+UPDATE resend_request SET state = 'unknown', updated_at = clock_timestamp(),
+    error = 'its number may have been handed out before the database was restored'
+WHERE request_id = ANY (%(ids)s::bigint[]) AND state = 'open';
+
+-- name: edited: of each message of one shard whose content a person replaced since an instant the newest version, and whether it is gone
+-- The plan is written moments before it is carried out. Of one whose end nobody wrote down it is not known whether it was.
+SELECT DISTINCT ON (v.topic, v.message_id) v.topic, v.message_id, v.content_version, v.emptied_at IS NOT NULL
+FROM message_version v
+WHERE v.shard = %(shard)s AND v.content_version > 1 AND v.written_at >= %(since)s - interval '1 hour'
+    AND v.carried_out IS NOT FALSE
+ORDER BY v.topic, v.message_id, v.content_version DESC;
+
+-- name: content: of one version
+SELECT content FROM message_version
+WHERE topic = %(topic)s AND message_id = %(message_id)s AND content_version = %(version)s;
 
 -- name: withdrawn: messages of one shard that a person withdrew, in pages by key
 SELECT w.topic, w.message_id, w.applied_at IS NOT NULL

@@ -4,7 +4,8 @@
     | control: dead letters, causes that are theirs alone, edits, done
 
 Cut short anywhere, it is asked for again and does the rest. A message that may still be sent is not erased: what would be sent
-of it? Nor one whose dead letter waits, which may hold the only copy.
+of it? Nor one whose dead letter waits, which may hold the only copy. If an erased one is owed again (a new group, a restored
+database), no number of it is handed out: a case of kind `refused` asks a person.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ NOT_REACHED = (
     "the message's id and, in its stub, its tag; its ordering key while another message of it is open; the fingerprint of its"
     " content in a log whose work is not done",
     "Airflow's database: a content that was typed into a form to edit a message, until the task that asked received it",
+    "another program's table that is mapped: nothing is sent from its row any more, but the row is that program's to empty",
     "exports, backups, alerts that were sent, and the consumers' own tables",
 )
 """Said with every erasure."""

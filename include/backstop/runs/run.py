@@ -153,7 +153,7 @@ def require_schema(conn: Any) -> None:
         raise ConfigurationError(
             f"The control database is at revision {found[0] if found else 'none'}, and this program needs {head('control')}.",
             unaffected="Nothing was read or changed.",
-            next_step="Run `backstop migrate --role control`, and the grants (schema/control/privileges.sql).",
+            next_step="Run `backstop migrate --role control`, then `backstop migrate --grants --role control`.",
         )
 
 

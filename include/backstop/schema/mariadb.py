@@ -7,13 +7,14 @@ after its last one. A migration that was cut off is finished by the next.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 from backstop.model.errors import ConfigurationError, StoreUnavailable
 from backstop.model.mask_secrets import mask_secrets
+from backstop.schema.cannot_grant import cannot_grant
 from backstop.schema.revisions import IN_MARIADB, head, revisions, version_table
 from backstop.sql.mysql import connect, driver, read_mysql_url
 from backstop.sql.named import read_sql
@@ -84,7 +85,7 @@ def grant(url: str, role: str) -> None:
     """Make the roles where they are missing and give each its least privileges; safe to run twice. Raises StoreUnavailable when
     the login may not: then a DBA runs `grants_sql`."""
     statements = list(_statements(grants_sql(role)))
-    with _connected(url, role) as cursor, _alone(cursor, role):
+    with _connected(url, role, cannot_grant) as cursor, _alone(cursor, role):
         for statement in statements:
             cursor.execute(statement)
 
@@ -118,15 +119,25 @@ def _alone(cursor: Any, role: str) -> Iterator[None]:
     # A lock's name has at most 64 characters; a database's may have as many.
     cursor.execute("SELECT GET_LOCK(CONCAT('backstop ', SHA1(DATABASE())), %s)", (_LOCK_SECONDS,))
     if cursor.fetchone()[0] != 1:
-        raise _unavailable(role, f"another migration holds it for more than {_LOCK_SECONDS} s")
+        raise _cannot_migrate(role, f"another migration holds it for more than {_LOCK_SECONDS} s")
     yield  # closing the connection releases it
 
 
+def _cannot_migrate(role: str, why: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"The {role} database could not be migrated: {why}.",
+        unaffected="What was made before stays, and nothing uses it until the revision is whole.",
+        next_step="Fix the problem it names (this needs the owner's login), then run `backstop migrate` again.",
+    )
+
+
 @contextmanager
-def _connected(url: str, role: str) -> Iterator[Any]:
+def _connected(
+    url: str, role: str, error_of: Callable[[str, str], StoreUnavailable] = _cannot_migrate
+) -> Iterator[Any]:
     login = read_mysql_url(url)
     if login is None:
-        raise _unavailable(role, "its connection is not mysql://user:password@host:3306/database")
+        raise error_of(role, "its connection is not mysql://user:password@host:3306/database")
     pymysql = driver(f"the {role} database")
     try:
         connection = connect(
@@ -145,12 +156,4 @@ def _connected(url: str, role: str) -> Iterator[Any]:
     except pymysql.MySQLError as error:
         lines = str(error.args[-1] if error.args else error).strip().splitlines()
         why = lines[0].rstrip(".") if lines else type(error).__name__
-        raise _unavailable(role, mask_secrets(why, [str(login.get("password") or "")])) from None
-
-
-def _unavailable(role: str, why: str) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"The {role} database could not be migrated: {why}.",
-        unaffected="What was made before stays, and nothing uses it until the revision is whole.",
-        next_step="Fix the problem it names (this needs the owner's login), then run `backstop migrate` again.",
-    )
+        raise error_of(role, mask_secrets(why, [str(login.get("password") or "")])) from None

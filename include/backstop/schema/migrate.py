@@ -2,13 +2,13 @@
 be run.
 
 Which revision a database has stands in a table of its own (`backstop_<role>_version`). It runs under a login that owns
-the schema; which roles may then use the tables is for `grant`, which runs `<role>/privileges.sql`.
+the schema; which roles may then use the tables is for `grant` (`backstop migrate --grants`), which runs `<role>/privileges.sql`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from psycopg2.extensions import connection as Connection
 from backstop.model.errors import StoreUnavailable
 from backstop.schema import mariadb
 from backstop.schema.build_indexes import build_indexes, without_indexes_there
+from backstop.schema.cannot_grant import cannot_grant
 from backstop.schema.change_tables import change_tables, without_changes_there
 from backstop.schema.revisions import head, revisions, version_table
 from backstop.sql.connection import NOT_A_URL, read_url
@@ -32,6 +33,7 @@ OTHERS = frozenset({"producer", "consumer"})
 _ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('{lock}', 0))"
 """Two migrations of one database wait for each other: the second finds nothing left to do."""
 _VERSION_TABLE = "CREATE TABLE IF NOT EXISTS {table} (version_num varchar(32) NOT NULL CONSTRAINT {table}_pkc PRIMARY KEY)"
+_OWNS = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass(%s)"
 _COMMENT = re.compile(r"^--.*$", re.MULTILINE)
 
 
@@ -123,9 +125,17 @@ def grant(url: str, role: str) -> None:
         mariadb.grant(url, role)
         return
     statement = grants_sql(role)
-    with _connected(url, role) as connection, connection, connection.cursor() as cursor:
+    with (
+        _connected(url, role, cannot_grant) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute(_LIMITS)
         cursor.execute(_lock(role))
+        # Of whoever may use a table without owning it, the server takes a GRANT with a warning, and does nothing.
+        cursor.execute(_OWNS, (version_table(role),))
+        if cursor.fetchone() == (False,):
+            raise cannot_grant(role, "this login does not own its tables")
         cursor.execute(statement)
 
 
@@ -149,12 +159,22 @@ def _revision(cursor: Any, role: str) -> str | None:
     return str(row[0]) if row else None
 
 
+def _cannot_migrate(role: str, why: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"The {role} database could not be migrated: {why}.",
+        unaffected="Each step is one transaction: nothing of it stayed.",
+        next_step="Fix the problem it names (this needs the owner's login), then run `backstop migrate` again.",
+    )
+
+
 @contextmanager
-def _connected(url: str, role: str) -> Iterator[Connection]:
+def _connected(
+    url: str, role: str, error_of: Callable[[str, str], StoreUnavailable] = _cannot_migrate
+) -> Iterator[Connection]:
     """A connection by libpq's own reading of the URL; what goes wrong says neither URL nor password."""
     parameters = read_url(url)
     if parameters is None:
-        raise _unavailable(role, NOT_A_URL)
+        raise error_of(role, NOT_A_URL)
     fixed = {
         "connect_timeout": "10",
         "application_name": "backstop",
@@ -169,19 +189,11 @@ def _connected(url: str, role: str) -> Iterator[Connection]:
     try:
         connection = connect()
         if shares_sessions(connection, connect):
-            raise _unavailable(role, f"{WHY} ({WHAT_TO_DO[:-1]})")
+            raise error_of(role, f"{WHY} ({WHAT_TO_DO[:-1]})")
         yield connection
     except psycopg2.Error as error:
         lines = str(error).strip().splitlines()
-        raise _unavailable(role, lines[0].rstrip(".") if lines else "no reason given") from None
+        raise error_of(role, lines[0].rstrip(".") if lines else "no reason given") from None
     finally:
         if connection is not None:
             connection.close()
-
-
-def _unavailable(role: str, why: str) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"The {role} database could not be migrated: {why}.",
-        unaffected="Each step is one transaction: nothing of it stayed.",
-        next_step="Fix the problem it names (this needs the owner's login), then run `backstop migrate` again.",
-    )

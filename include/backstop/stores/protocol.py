@@ -128,8 +128,8 @@ class Scope:
 
 
 class Claim(NamedTuple):
-    """Hands out one send number: send_count becomes `send_number` only where it is one less, the stub is pending,
-    no attempt is under way, the budget is not used and, if `only_when_due`, next_check_at has come."""
+    """Hands out one send number: send_count becomes `send_number` only where it is one less, the stub is pending and not
+    erased, no attempt is under way, the budget is not used and, if `only_when_due`, next_check_at has come."""
 
     key: Key
     send_number: int
@@ -416,8 +416,8 @@ class StubStore(StubSource, Protocol):
         ...
 
     def unsendable(self, keys: Iterable[Key]) -> dict[Key, StoreFailed]:
-        """Of messages that `claim` handed no number out of, those whose row holds nothing that can be sent, and why; they need
-        somebody who corrects the row. In Backstop's own tables there are none."""
+        """Of messages that `claim` handed no number out of, those whose row holds nothing that can be sent, and why: somebody must
+        correct the row, or (ContentErased) its content was erased on request and nothing of it is ever sent."""
         ...
 
     def settle(self, settlements: Sequence[Settlement]) -> set[Key]:
@@ -466,11 +466,11 @@ class StubStore(StubSource, Protocol):
 
     def replace_content(self, key: Key, version: int, content: bytes) -> bool:
         """A person's edit: the content becomes this one and the version `version` + 1, only where it is still `version`, the
-        message is not final and no attempt is under way."""
+        message is neither final nor erased and no attempt is under way."""
         ...
 
     def raise_max_sends(self, key: Key, max_sends: int) -> bool:
-        """A person allows more sends: pending again, due now; false when it is final or not above send_count."""
+        """A person allows more sends: pending again, due now; false when it is final, erased or not above send_count."""
         ...
 
     def check(self) -> list[Finding]:

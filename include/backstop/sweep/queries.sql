@@ -53,12 +53,18 @@ JOIN unnest(%(groups)s::text[], %(windows)s::float8[], %(sweeps)s::integer[]) AS
 WHERE f.runs >= p.sweeps
 ORDER BY f.leases DESC;
 
--- name: tell_of_newer: an alert for messages that were first received after their case was opened
-INSERT INTO alert (case_id, dedup_key, severity, title, body)
-SELECT c.case_id, %(dedup_key)s, 'warning', %(title)s, %(body)s
-FROM case_file AS c
-WHERE c.case_id = %(case_id)s AND c.state = 'open' AND %(newest)s::timestamptz > c.opened_at
-ON CONFLICT (dedup_key) DO NOTHING;
+-- name: tell_of_newer: an alert for messages that were first received after their case was opened, and after those of the alert before
+WITH announced AS (
+    INSERT INTO alert (case_id, dedup_key, severity, title, body)
+    SELECT c.case_id, %(dedup_key)s, 'warning', %(title)s, %(body)s
+    FROM case_file AS c
+    WHERE c.case_id = %(case_id)s AND c.state = 'open'
+        AND %(newest)s::timestamptz > greatest(c.opened_at, (c.evidence ->> 'announced_until')::timestamptz)
+    ON CONFLICT (dedup_key) DO NOTHING
+    RETURNING case_id
+)
+UPDATE case_file AS c SET evidence = c.evidence || jsonb_build_object('announced_until', %(newest)s::timestamptz)
+FROM announced AS a WHERE c.case_id = a.case_id;
 
 -- name: drop_idle: runs that found nothing to do, of more than a day ago
 DELETE FROM run WHERE duty = 'sweep' AND state = 'done' AND counts = '{"due": 0}' AND finished_at < clock_timestamp() - interval '1 day';

@@ -127,13 +127,14 @@ def tell_of_failing(
                 members=[],
                 run_id=run.run_id,
             )
-            # The case told of its first messages; later ones are told too, at most once an hour.
+            # The case's own alert is about its first messages. Later ones get another, at most one an hour; those that come after
+            # it are in the next hour's.
             cursor.execute(
                 _SQL["tell_of_newer"],
                 {
                     "case_id": case_id,
                     "newest": newest,
-                    "dedup_key": f"case/{case_id}/{newest:%Y-%m-%dT%H}",
+                    "dedup_key": f"case/{case_id}/{run.as_of:%Y-%m-%dT%H}",
                     "title": f"Case {case_id}: more messages fail in {group}",
                     "body": f"{found[0].message_id!r} and others of {topic}.",
                 },

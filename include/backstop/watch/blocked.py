@@ -83,8 +83,9 @@ def tell_of_blocked(
     counts = Counts()
     for (topic, group), queues in blocks.found.items():
         cursor.execute(_SQL["open_blocked"], {"topic": topic, "group": group})
-        told_of = cursor.fetchone()
-        case_id = open_case(
+        case = cursor.fetchone()
+        announced = _announce(cursor, topic, queues, case, as_of)
+        open_case(
             cursor,
             kind=KIND,
             topic=topic,
@@ -95,29 +96,46 @@ def tell_of_blocked(
             evidence={
                 "queues": [_evidence(one) for one in queues[:SHOWN]],
                 "blocked": len(queues),
+                "announced": announced,
                 "seen_at": as_of,
             },
             members=[],
             run_id=run_id,
         )
-        further = [
-            one
-            for one in queues[:SHOWN]
-            if told_of is not None and one.queue.queue_id not in told_of[1]
-        ]
-        if further:
-            cursor.execute(
-                _SQL["tell_of_further"],
-                {
-                    "case_id": case_id,
-                    "dedup_key": f"case/{case_id}/{as_of:%Y-%m-%dT%H}",
-                    "title": f"Case {case_id}: more queues of {topic} are blocked",
-                    "body": f"{'; '.join(_place(one) for one in further)}. See: backstop cases show {case_id}",
-                },
-            )
         counts.add("blocked", len(queues))
     counts.add("blocked_over", close_by_cause(cursor, KIND, _still(sources, cursor, blocks), _OVER))
     return Counts({name: number for name, number in counts.items() if number})
+
+
+def _announce(
+    cursor: Any,
+    topic: str,
+    queues: Sequence[Blocked],
+    case: tuple[int, list[int]] | None,
+    as_of: datetime,
+) -> list[int]:
+    """The blocked queues that an alert has named, this run's included. `case`: the open case and the queues that its alerts named
+    before; None: it opens now, and its first alert is about all of them. At most one alert an hour: a queue that comes after
+    it is in the next hour's."""
+    shown = queues[:SHOWN]
+    if case is None:
+        return [one.queue.queue_id for one in shown]
+    case_id, before = case
+    announced = [one.queue.queue_id for one in queues if one.queue.queue_id in before]
+    further = [one for one in shown if one.queue.queue_id not in before]
+    if further:
+        cursor.execute(
+            _SQL["tell_of_further"],
+            {
+                "case_id": case_id,
+                "dedup_key": f"case/{case_id}/{as_of:%Y-%m-%dT%H}",
+                "title": f"Case {case_id}: more queues of {topic} are blocked",
+                "body": f"{'; '.join(_place(one) for one in further)}. See: backstop cases show {case_id}",
+            },
+        )
+        if cursor.rowcount:
+            announced += [one.queue.queue_id for one in further]
+    return announced
 
 
 def _still(sources: Sources, cursor: Any, blocks: Blocks) -> Collection[Cause]:

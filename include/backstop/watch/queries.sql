@@ -44,8 +44,12 @@ UPDATE watch_queue w SET logged = q.logged
 FROM unnest(%(queues)s::integer[], %(logged)s::bigint[]) AS q (queue_id, logged)
 WHERE w.topic = %(topic)s AND w.consumer_group = %(group)s AND w.queue_id = q.queue_id;
 
--- name: open_blocked: the open case of a group's blocked queues, and the queues that it was told of
-SELECT case_id, coalesce((SELECT array_agg((q ->> 'queue')::integer) FROM jsonb_array_elements(evidence -> 'queues') AS q), '{}')
+-- name: open_blocked: the open case of a group's blocked queues, and the queues that its alerts named; in a case that an earlier
+-- version opened, those that it lists
+SELECT case_id, coalesce(
+    (SELECT array_agg(a::integer) FROM jsonb_array_elements_text(evidence -> 'announced') AS a),
+    (SELECT array_agg((q ->> 'queue')::integer) FROM jsonb_array_elements(evidence -> 'queues') AS q
+        WHERE NOT evidence ? 'announced'), '{}')
 FROM case_file
 WHERE kind = 'queue_blocked' AND topic = %(topic)s AND consumer_group = %(group)s AND state = 'open';
 

@@ -15,15 +15,15 @@ from types import TracebackType
 from typing import Self
 
 from backstop.brokers.protocol import Received
-from backstop.brokers.redis_streams.decode import received
-from backstop.brokers.redis_streams.exchange import Exchange, Script
+from backstop.brokers.redis_streams.decode import entry_of, received
+from backstop.brokers.redis_streams.exchange import Command, Exchange, Script
 from backstop.brokers.redis_streams.keys import Keys
 from backstop.brokers.redis_streams.read_progress import ProgressReader
-from backstop.model.errors import BrokerUnavailable, ContractBroken
+from backstop.model.errors import BrokerUnavailable
 
 REDELIVER = Script.load("bury", "redeliver")
-HAND_BACK = Script.load("same_life", "bury", "hand_back")
-ACKNOWLEDGE = Script.load("same_life", "acknowledge")
+HAND_BACK = Script.load("another", "bury", "hand_back")
+ACKNOWLEDGE = Script.load("another", "acknowledge")
 LEAVE = Script.load("leave")
 
 POLL_SECONDS = 0.1
@@ -97,14 +97,7 @@ class RedisSubscription:
                 )
 
     def acknowledge(self, received: Sequence[Received]) -> None:
-        places: dict[tuple[str, int, str], list[str]] = {}
-        for one in received:
-            queue, entry_id, epoch = _place(one)
-            places.setdefault((one.message.topic, queue, epoch), []).append(entry_id)
-        commands = [
-            ACKNOWLEDGE.call(self._of((topic, queue))[:3], self._group.encode(), epoch, *ids)
-            for (topic, queue, epoch), ids in places.items()
-        ]
+        commands = acknowledgements(self._keys, self._group, received)
         if commands:
             self._exchange.ask(commands, "acknowledging")
 
@@ -112,13 +105,13 @@ class RedisSubscription:
         self, received: Received, *, after: timedelta, counts: bool, error: str | None = None
     ) -> None:
         topic = received.message.topic
-        queue, entry_id, epoch = _place(received)
+        queue, entry_id, mark = entry_of(received)
         command = HAND_BACK.call(
             self._of((topic, queue)),
             self._group.encode(),
             self._consumer.encode(),
             entry_id,
-            epoch,
+            mark,
             received.deliveries,
             int(counts),
             max(0, int(after.total_seconds() * 1000)),
@@ -167,9 +160,7 @@ class RedisSubscription:
                 [self._redeliver(queue, share, scan) for queue in some], "receiving"
             )
             for (topic, number), taken in zip(some, answers, strict=True):
-                found += [
-                    received(topic, number, i, fields, "", count) for i, fields, count in taken
-                ]
+                found += [received(topic, number, i, fields, count) for i, fields, count in taken]
         return found
 
     def _redeliver(self, queue: Queue, at_most: int, scan: bool) -> tuple[str | bytes | int, ...]:
@@ -213,7 +204,7 @@ class RedisSubscription:
             for stream, entries in answer or ():
                 topic, number = streams[stream]
                 found += [
-                    received(topic, number, entry_id, fields, "", 1) for entry_id, fields in entries
+                    received(topic, number, entry_id, fields, 1) for entry_id, fields in entries
                 ]
                 if len(entries) == share:
                     full.append((topic, number))
@@ -238,13 +229,13 @@ class RedisSubscription:
         )
 
 
-def _place(received: Received) -> tuple[int, str, str]:
-    queue, _, entry_id = received.broker_id.partition("/")
-    if not entry_id:
-        raise ContractBroken(
-            "This message was not received from a Redis Streams subscription.",
-            unaffected="Nothing was acknowledged or handed back.",
-            next_step="Give back the objects that `fetch` returned.",
-        )
-    # What has no position is of no life of ours: it comes again until it is a dead letter.
-    return int(queue), entry_id, received.position.epoch if received.position else ""
+def acknowledgements(keys: Keys, group: str, received: Sequence[Received]) -> list[Command]:
+    """One command for each queue."""
+    entries: dict[Queue, list[str]] = {}
+    for one in received:
+        number, entry_id, mark = entry_of(one)
+        entries.setdefault((one.message.topic, number), []).extend((entry_id, mark))
+    return [
+        ACKNOWLEDGE.call((keys.stream(*queue), keys.held(*queue, group)), group.encode(), *named)
+        for queue, named in entries.items()
+    ]

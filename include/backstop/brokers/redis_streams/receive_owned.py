@@ -12,28 +12,31 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from backstop.brokers.budget import has_room
 from backstop.brokers.owned import Queue
 from backstop.brokers.protocol import Received
-from backstop.brokers.redis_streams.decode import received
+from backstop.brokers.redis_streams.decode import entry_of, received
 from backstop.brokers.redis_streams.exchange import Exchange, Script
 from backstop.brokers.redis_streams.keys import Keys
 from backstop.brokers.redis_streams.read_progress import ProgressReader, no_topic
 from backstop.brokers.redis_streams.receive import (
-    ACKNOWLEDGE,
     ERROR_CHARACTERS,
     HAND_BACK,
     LEAVE,
     QUEUES_SECONDS,
+    acknowledgements,
 )
-from backstop.model.errors import BrokerUnavailable, ContractBroken
+from backstop.model.errors import BrokerUnavailable
 from backstop.model.log_limit import LimitedLog
 
 log = logging.getLogger(__name__)
 
 READ_OWNED = Script.load("read_owned")
 _ALL_ADOPTED, _NONE_ADOPTED = b"", b"-"
-_Place = tuple[str, str]
-"""The epoch and the id of an entry: a topic that was made again gives the same ids once more."""
+MOST_BYTES_AT_ONCE = 8 * 1024 * 1024
+"""What one read brings, and a few entries more: its answer must come within `answer_timeout`."""
+MOST_BYTES_IN_HAND = 64 * 1024 * 1024
+"""A consumer that holds more reads only queues of which it holds less than their share."""
 
 
 class OwnedRedisSubscription:
@@ -57,7 +60,9 @@ class OwnedRedisSubscription:
         self._read_queues_at = float("-inf")
         self._adopted: dict[tuple[Queue, int], bytes] = {}
         """For each queue and fence, how far the entries of earlier owners were adopted."""
-        self._in_hand: dict[Queue, set[_Place]] = {}
+        self._in_hand: dict[Queue, dict[str, int]] = {}
+        """The bytes of each message that was fetched and is not done with, by its broker_id: an entry that is given an id
+        again is another message."""
         self._left: set[Queue] = set()
         self._limited = LimitedLog(log)
 
@@ -92,6 +97,14 @@ class OwnedRedisSubscription:
         ):  # a new fence: what this consumer had received under an earlier one is not its own any more
             self.forget(queue)
             adopted = _NONE_ADOPTED
+        in_hand = self._in_hand.setdefault(queue, {})
+        if not has_room(
+            sum(in_hand.values()),
+            (sum(its.values()) for its in self._in_hand.values()),
+            MOST_BYTES_IN_HAND,
+            len(self._in_hand),
+        ):
+            return []
         self._left.add(queue)
         command = READ_OWNED.call(
             (
@@ -104,6 +117,7 @@ class OwnedRedisSubscription:
             fence,
             limit,
             adopted,
+            MOST_BYTES_AT_ONCE,
         )
         # When the answer is lost, entries are pending for us that we never saw: they are adopted again.
         self._adopted[queue, fence] = _NONE_ADOPTED
@@ -116,41 +130,23 @@ class OwnedRedisSubscription:
             self.forget(queue)
             return None
         self._adopted[queue, fence], entries = answer
-        in_hand = self._in_hand.setdefault(queue, set())
-        read = [
-            received(topic, number, entry_id, fields, "", deliveries)
-            for entry_id, fields, deliveries in entries
-        ]
-        found = [one for one in read if _place(one) not in in_hand]
-        in_hand.update(map(_place, found))
+        found: list[Received] = []
+        for entry_id, fields, deliveries in entries:
+            one = received(topic, number, entry_id, fields, deliveries)
+            if one.broker_id not in in_hand:
+                in_hand[one.broker_id] = sum(map(len, fields))
+                found.append(one)
         return found
 
     def acknowledge(self, received: Sequence[Received]) -> None:
-        places: dict[tuple[Queue, str], list[str]] = {}
-        for one in received:
-            number, entry_id = _entry(one)
-            epoch = one.position.epoch if one.position else ""
-            places.setdefault(((one.message.topic, number), epoch), []).append(entry_id)
-        commands = [
-            ACKNOWLEDGE.call(
-                (
-                    self._keys.stream(*queue),
-                    self._keys.life(*queue),
-                    self._keys.held(*queue, self._group),
-                ),
-                self._group.encode(),
-                epoch,
-                *ids,
-            )
-            for (queue, epoch), ids in places.items()
-        ]
+        commands = acknowledgements(self._keys, self._group, received)
         if commands:
             self._exchange.ask(commands, "acknowledging")
-        for (queue, epoch), ids in places.items():
-            self._in_hand.get(queue, set()).difference_update((epoch, one) for one in ids)
+        for one in received:
+            self._done(one)
 
     def bury(self, received: Received, error: str) -> bool:
-        number, entry_id = _entry(received)
+        number, entry_id, mark = entry_of(received)
         topic = received.message.topic
         queue = (topic, number)
         command = HAND_BACK.call(
@@ -163,7 +159,7 @@ class OwnedRedisSubscription:
             self._group.encode(),
             self._consumer.encode(),
             entry_id,
-            received.position.epoch if received.position else "",
+            mark,
             received.deliveries,
             1,
             0,
@@ -173,7 +169,7 @@ class OwnedRedisSubscription:
             error[:ERROR_CHARACTERS].encode(errors="replace"),
         )
         [answer] = self._exchange.ask([command], "moving a message to the dead letters")
-        self._in_hand.get(queue, set()).discard(_place(received))
+        self._done(received)
         if (
             answer == b"gone"
         ):  # it was adopted again meanwhile, or is its next owner's: whoever fetches it buries it
@@ -197,20 +193,9 @@ class OwnedRedisSubscription:
         self._adopted.clear()
         self._exchange.run(commands)
 
+    def _done(self, received: Received) -> None:
+        number, _, _ = entry_of(received)
+        self._in_hand.get((received.message.topic, number), {}).pop(received.broker_id, None)
+
     def _fence(self, queue: Queue) -> str:
         return self._keys.fence(*queue, self._group)
-
-
-def _place(received: Received) -> _Place:
-    return received.position.epoch if received.position else "", _entry(received)[1]
-
-
-def _entry(received: Received) -> tuple[int, str]:
-    number, _, entry_id = received.broker_id.partition("/")
-    if not entry_id:
-        raise ContractBroken(
-            "This message was not received from a Redis Streams subscription.",
-            unaffected="Nothing was acknowledged.",
-            next_step="Give back the objects that `fetch` returned.",
-        )
-    return int(number), entry_id

@@ -49,7 +49,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     drained_broker, broker_server, open_delivery, tally, delivery_hour, cause_hour, total,
     mapped_look, mapped_stub, mapped_attempt, mapped_log_proof, topic_broker
     TO backstop_duty;
-GRANT SELECT ON decision_log, decision_checkpoint, backstop_control_version TO backstop_duty;
+GRANT SELECT ON decision_log, decision_checkpoint, backstop_control_version, stopped_topic TO backstop_duty;
 -- What an audit saw stays as it saw it.
 GRANT SELECT, INSERT ON decision_seen TO backstop_duty;
 GRANT EXECUTE ON FUNCTION append_decision(text, text, text, text, jsonb) TO backstop_duty;
@@ -72,7 +72,8 @@ GRANT SELECT ON
     drain_batch, drain_mark, cause, dead_letter, dead_letter_aside, staged_letter, message_version, case_note,
     incident, incident_delivery, case_question, erasure, audit_look, audit_finding, owed_since,
     proposal, people_policy, drained_broker, broker_server, decision_log, decision_checkpoint, decision_seen,
-    open_delivery, tally, delivery_hour, cause_hour, total, mapped_look, mapped_stub, mapped_attempt, mapped_log_proof, topic_broker, backstop_control_version
+    open_delivery, tally, delivery_hour, cause_hour, total, mapped_look, mapped_stub, mapped_attempt, mapped_log_proof, topic_broker, backstop_control_version,
+    stopped_topic
     TO backstop_person;
 GRANT INSERT, UPDATE ON duty_lease TO backstop_person;
 -- Which message was withdrawn or edited is not theirs to change.
@@ -80,7 +81,7 @@ REVOKE INSERT, UPDATE ON withdrawal, message_version FROM backstop_person;
 GRANT INSERT (shard, topic, message_id, case_id, decided_by, why, applied_at),
     UPDATE (case_id, decided_by, why, begun_at, applied_at) ON withdrawal TO backstop_person;
 GRANT INSERT (shard, topic, message_id, content_version, content, case_id, written_by, why),
-    UPDATE (shard, content, case_id, written_by, why, written_at) ON message_version TO backstop_person;
+    UPDATE (shard, content, case_id, written_by, why, written_at, carried_out) ON message_version TO backstop_person;
 -- What a case is about, and which deliveries are in it since when, is not theirs to change: others decide by it.
 REVOKE INSERT, UPDATE ON case_file, case_member, case_note, alert, proposal, resend_request FROM backstop_person;
 GRANT INSERT (kind, topic, consumer_group, subject, severity, summary, evidence, opened_by_run) ON case_file TO backstop_person;
@@ -140,7 +141,7 @@ BEGIN
                     'closed_at', 'emptied_at']
                 WHEN 'dead_letter_aside' THEN ARRAY['dead_letter_id']
                 WHEN 'message_version' THEN ARRAY['shard', 'topic', 'message_id', 'content_version', 'case_id', 'written_by', 'why',
-                    'written_at', 'emptied_at']
+                    'written_at', 'emptied_at', 'carried_out']
                 WHEN 'proposal' THEN ARRAY['proposal_id', 'case_id', 'action', 'who', 'why', 'options', 'proposed_at', 'ended_at',
                     'ended_by', 'how', 'approving_since', 'content_bytes', 'content_sha256']
                 WHEN 'case_question' THEN ARRAY['case_id', 'number', 'dag_run_id', 'asked_at', 'shown_at', 'shown', 'answered_by', 'answer',
@@ -166,3 +167,4 @@ BEGIN
     END LOOP;
 END
 $$;
+GRANT SELECT ON stopped_topic TO backstop_reader;

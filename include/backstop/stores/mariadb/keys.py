@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from backstop.model.records import EARLIEST, LATEST, Key
+from backstop.model.storable_text import escaped
 from backstop.sql.connection import storable_keys
 from backstop.sql.mariadb_keys import BYTES_OF_STATEMENT, ROWS_OF_STATEMENT
 
@@ -37,6 +38,13 @@ def as_text(value: bytes | str) -> str:
     if is_text(value):
         return value if isinstance(value, str) else value.decode()
     return "\\x" + (value.encode() if isinstance(value, str) else value).hex()
+
+
+def as_note(value: bytes | str | None) -> str | None:
+    """What somebody wrote beside a key (a host, an error), as the control database can hold it: no NUL here either."""
+    if value is None:
+        return None
+    return escaped(value if isinstance(value, str) else value.decode(errors="backslashreplace"))
 
 
 def is_text(value: bytes | str) -> bool:

@@ -12,7 +12,7 @@ from backstop.sql.mariadb_keys import listed, with_keys
 from backstop.sql.mysql import MysqlConnection
 from backstop.sql.named import load
 from backstop.stores.leases import EndedLeases, Failing, HeldLease, LeaseStanding, TakenBack
-from backstop.stores.mariadb.keys import as_instant, as_text, by_topic
+from backstop.stores.mariadb.keys import as_instant, as_note, as_text, by_topic
 
 _SQL = {
     name: with_keys(text) for name, text in load("backstop.stores.mariadb", "leases.sql").items()
@@ -70,7 +70,7 @@ class MariaLeases:
                 for row in cursor.fetchall():
                     group, topic, message_id, token, ends, touched, host = row
                     names = (as_text(group), as_text(topic), as_text(message_id))
-                    lease = HeldLease(*names, token, ends, touched, host, is_expired=True)
+                    lease = HeldLease(*names, token, ends, touched, as_note(host), is_expired=True)
                     seen.append(lease)
                     keys[lease] = row[:3]
                 if len(seen) == limit:
@@ -102,7 +102,7 @@ class MariaLeases:
             examples: dict[tuple[str, str, str | None], str] = {}
             for group, topic, message_id, _, _, _, host in cursor.fetchall():
                 ids.setdefault((group, topic), []).append(message_id)
-                line = (as_text(group), as_text(topic), host)
+                line = (as_text(group), as_text(topic), as_note(host))
                 taken[line] += 1
                 examples[line] = min(examples.get(line, as_text(message_id)), as_text(message_id))
             for (group, topic), some in sorted(ids.items()):
@@ -138,7 +138,12 @@ class MariaLeases:
                 cursor.execute(_SQL["failing"], values)
                 found += [
                     Failing(
-                        group, topic, as_text(message_id), begun, error, as_instant(at) or EARLIEST
+                        group,
+                        topic,
+                        as_text(message_id),
+                        begun,
+                        as_note(error),
+                        as_instant(at) or EARLIEST,
                     )
                     for message_id, begun, error, at in cursor.fetchall()
                 ]

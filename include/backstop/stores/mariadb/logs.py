@@ -18,6 +18,7 @@ from backstop.sql.named import load
 from backstop.stores.mariadb.check import CONSUMER, check
 from backstop.stores.mariadb.keys import (
     as_instant,
+    as_note,
     as_text,
     by_topic,
     naive,
@@ -261,7 +262,7 @@ def _log(group: str, row: Sequence[Any]) -> LogRow:
         topic=as_text(topic),
         message_id=as_text(message_id),
         state="" if state is None else state,
-        owner_token=token,
+        owner_token=as_note(token),
         lease_expires_at=of_micros(lease),
         attempts=attempts or 0,
         duplicates_stopped=stopped or 0,
@@ -269,8 +270,8 @@ def _log(group: str, row: Sequence[Any]) -> LogRow:
         updated_at=of_micros(updated),
         consumed_at=of_micros(consumed),
         conflicts=conflicts or 0,
-        last_error=error,
-        owner_host=host,
+        last_error=as_note(error),
+        owner_host=as_note(host),
         payload_hash=hashed,
         invalid=broken,
     )

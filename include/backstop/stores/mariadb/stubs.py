@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from backstop.brokers.protocol import Finding
-from backstop.model.errors import StoreFailed
+from backstop.model.errors import ContentErased, StoreFailed
 from backstop.model.records import Attempt, Key, Message, Stub
 from backstop.sql.connection import BULK_TIMEOUT, STATEMENT_TIMEOUT, storable
 from backstop.sql.mysql import MysqlConnection, server_of
@@ -263,7 +263,8 @@ class MariaStubs:
         return {message.key: message for message in map(message_of, rows)}
 
     def unsendable(self, keys: Iterable[Key]) -> dict[Key, StoreFailed]:
-        return {}
+        erased = [key_of(row) for row in self._by_key(SQL["erased"], keys)]
+        return {key: ContentErased.of(key.message_id, key.topic) for key in erased}
 
     def settle(self, settlements: Sequence[Settlement]) -> set[Key]:
         if not settlements:

@@ -192,10 +192,13 @@ UPDATE {of_keys} SET s.attempt_token = NULL, s.attempt_groups = NULL, s.attempt_
 
 -- name: hold_claims: where a number is the next one and nothing forbids it, locked
 SELECT s.message_id FROM {given}
-WHERE s.send_count = g.send_number - 1 AND s.status = 'pending' AND s.attempt_token IS NULL
+WHERE s.send_count = g.send_number - 1 AND s.status = 'pending' AND s.attempt_token IS NULL AND s.erased_hash IS NULL
     AND s.send_count - s.refusals < COALESCE(s.max_sends, g.max_sends) AND s.refusals < g.max_refusals
     AND (NOT g.only_when_due OR s.next_check_at <= UTC_TIMESTAMP(6))
 FOR UPDATE;
+
+-- name: erased: those whose content was erased on request
+SELECT s.topic, s.message_id FROM {of_keys} WHERE s.erased_hash IS NOT NULL;
 
 -- name: keep_first: the place of number 1 says who owes the message: it stays where no later number touches it
 UPDATE {of_keys} SET
@@ -276,7 +279,7 @@ SELECT s.message_id FROM {of_keys} WHERE s.status IN ('pending', 'exhausted') AN
 UPDATE {of_keys} SET s.status = 'voided', s.updated_at = UTC_TIMESTAMP(6);
 
 -- name: hold_raised: of some messages those that are open and were sent less often than a person allows now, locked
-SELECT s.message_id FROM {of_keys} WHERE s.status IN ('pending', 'exhausted') AND s.send_count < %(max_sends)s FOR UPDATE;
+SELECT s.message_id FROM {of_keys} WHERE s.status IN ('pending', 'exhausted') AND s.send_count < %(max_sends)s AND s.erased_hash IS NULL FOR UPDATE;
 
 -- name: raise_max_sends: ... are pending again and due now; a larger allowance stays
 UPDATE {of_keys} SET
@@ -285,7 +288,8 @@ UPDATE {of_keys} SET
 
 -- name: hold_version: a message whose content is of this version, that is open and has no attempt under way, locked
 SELECT s.message_id FROM {of_keys}
-WHERE s.content_version = %(version)s AND s.status IN ('pending', 'exhausted') AND s.attempt_token IS NULL FOR UPDATE;
+WHERE s.content_version = %(version)s AND s.status IN ('pending', 'exhausted') AND s.attempt_token IS NULL AND s.erased_hash IS NULL
+FOR UPDATE;
 
 -- name: replace_content: a person's edit
 UPDATE {of_keys} SET s.content = %(content)s, s.content_version = s.content_version + 1, s.updated_at = UTC_TIMESTAMP(6);

@@ -100,7 +100,7 @@ def _privileges_of_services(connection: PostgresConnection, needs: Needs) -> Fin
         return Finding(subject, True, "not used here; the services' own logins are not looked at")
     if not missing:
         return Finding(subject, True, "all that the client needs")
-    again = f"Run backstop/schema/{needs.schema}/privileges.sql again."
+    again = f"Run `backstop migrate --grants --role {needs.schema}` again."
     return Finding(subject, False, f"missing: {', '.join(missing)}", again)
 
 

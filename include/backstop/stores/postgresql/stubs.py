@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from functools import cache, partial
+from itertools import groupby
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 from psycopg2.extensions import cursor as Cursor
 
 from backstop.brokers.protocol import Finding
-from backstop.model.errors import StoreFailed
+from backstop.model.errors import ContentErased, StoreFailed
 from backstop.model.records import VERSION_HEADER, Attempt, Key, Message, Outcome, Stub
 from backstop.sql.array_literal import array_literal
 from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, columns
@@ -46,6 +47,7 @@ _CHUNK = 10_000
 """Rows of one statement."""
 _PROMOTED = 20_000
 """Rows of one commit of a promotion."""
+_RUN = ("topics", "old_statuses", "new_statuses", "send_counts", "message_ids", "next_looks")
 _ERROR_LENGTH = 2_000
 SEARCH_TIMEOUT = timedelta(seconds=5)
 """A search by a person, who waits for it."""
@@ -281,7 +283,8 @@ class PostgresStubs:
         return self._connection.run(lambda cursor: self.claim_within(cursor, claims))
 
     def unsendable(self, keys: Iterable[Key]) -> dict[Key, StoreFailed]:
-        return {}
+        erased = [Key(*row) for row in self._by_key("erased", keys)]
+        return {key: ContentErased.of(key.message_id, key.topic) for key in erased}
 
     def claim_within(self, cursor: Cursor, claims: Sequence[Claim]) -> dict[Key, Message]:
         """`claim` in the caller's transaction; each key once."""
@@ -382,19 +385,19 @@ class PostgresStubs:
     ) -> int:
         moved = 0
         for start in range(0, len(outcomes), _PROMOTED):
-            given = StubOutcomes.of(outcomes[start : start + _PROMOTED]).columns
-            values = {
-                **dict(zip(StubOutcomes.NAMES, map(array_literal, given), strict=True)),
-                "as_of": as_of,
-                "own_as_of": own_as_of or as_of,
-            }
-            moved += self._connection.run(partial(self._promote, values))
+            given = StubOutcomes.of(outcomes[start : start + _PROMOTED])
+            values = {"as_of": as_of, "own_as_of": own_as_of or as_of}
+            moved += self._connection.run(partial(self._promote, given, values))
         return moved
 
-    def _promote(self, values: Mapping[str, Any], cursor: Cursor) -> int:
-        self._recover_late(cursor, values)
+    def _promote(self, given: StubOutcomes, values: Mapping[str, Any], cursor: Cursor) -> int:
+        # Nearly always there is none, and to compare all keys with none costs as much as to send them once more.
+        cursor.execute(self._sql["any_late"])
+        if cursor.fetchone() is not None:
+            topics, message_ids = map(array_literal, given.columns[:2])
+            self._recover_late(cursor, {"topics": topics, "message_ids": message_ids})
         cursor.execute(self._sql["by_key"])
-        cursor.execute(self._sql["promote"], values)
+        cursor.execute(self._sql["promote"], {**columns(list(_runs(given)), _RUN), **values})
         return cursor.rowcount
 
     def raise_numbers(self, handed: Sequence[Handed]) -> set[Key]:
@@ -549,6 +552,19 @@ def scope_values(as_of: datetime, scope: Scope) -> dict[str, Any]:
 def _within(schema: str) -> dict[str, str]:
     """The statements, whose tables are in this schema, whatever else the login finds by their names."""
     return {name: _TABLE.sub(rf"{schema}.\1", text) for name, text in _SQL.items()}
+
+
+def _runs(outcomes: StubOutcomes) -> Iterator[tuple[Any, ...]]:
+    """Rows of _RUN: neighbours that differ only in their ids and next looks are one row, which ends with the texts of two arrays of
+    these; null: none of them has a look."""
+    topics, message_ids, *decided, looks = outcomes.columns
+    start = 0
+    for common, run in groupby(zip(topics, *decided, strict=True)):
+        end = start + len(list(run))
+        next_looks = looks[start:end]
+        listed = None if set(next_looks) == {None} else array_literal(next_looks)
+        yield *common, array_literal(message_ids[start:end]), listed
+        start = end
 
 
 def _chunks(rows: Sequence[T]) -> Iterator[Sequence[T]]:

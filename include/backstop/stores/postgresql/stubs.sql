@@ -330,10 +330,18 @@ FROM instant i
 CROSS JOIN asked a
 WHERE s.topic = a.topic AND s.message_id = a.message_id
     AND s.send_count = a.send_number - 1 AND s.status IS NOT DISTINCT FROM 'pending'
-    AND s.attempt_token IS NULL
+    AND s.attempt_token IS NULL AND s.erased_hash IS NULL
     AND s.send_count - s.refusals < coalesce(s.max_sends, a.max_sends) AND s.refusals < a.max_refusals
     AND (NOT a.only_when_due OR s.next_check_at <= i.now)
 RETURNING s.topic, s.message_id, s.content, s.headers::text, s.tag, s.ordering_key, s.content_version;
+
+-- name: erased: by key, those whose content was erased on request
+SELECT s.topic, s.message_id
+FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
+CROSS JOIN LATERAL (
+    SELECT m.topic, m.message_id, m.erased_hash FROM message_stub m
+    WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s
+WHERE s.erased_hash IS NOT NULL;
 
 -- name: settle: how each attempt ended, only where its token is still the stub's; the stub and its attempt together
 -- The token is compared so that only the key finds the row: by `=` the planner takes the small index of attempts under way
@@ -393,6 +401,12 @@ WITH late AS MATERIALIZED (
     FOR UPDATE OF s SKIP LOCKED
 );
 
+-- name: any_late: whether any message has such an attempt; ordered, so that the index answers also where a table was never analysed
+SELECT 1 FROM message_stub s
+WHERE s.attempt_token IS NOT NULL AND s.attempt_deadline <= statement_timestamp()
+ORDER BY s.attempt_deadline
+LIMIT 1;
+
 -- name: late_of_keys: ... those of the messages that the same transaction goes on to change; in key order, as everybody locks
 WITH late AS MATERIALIZED (
     SELECT s.topic, s.message_id, s.attempt_token, s.attempt_groups, s.attempt_requested_by
@@ -434,7 +448,8 @@ SELECT topic, message_id FROM recovered ORDER BY topic, message_id;
 
 -- name: promote: what a run decided, only where status and send count are as judged; final states stay
 -- One statement, whose conditions are tested again on the newest version of a row that somebody changes meanwhile. Each row is
--- found by its key, in the order of keys, as everybody locks (by_key).
+-- found by its key, in the order of keys, as everybody locks (by_key). Neighbours with the same outcome are one row with a list of
+-- ids, so that the server reads one value per stub instead of six; and a list of looks, unless none of them has one.
 UPDATE message_stub s SET
     status = d.new_status,
     next_check_at = greatest(s.next_check_at, d.next_look),
@@ -443,10 +458,12 @@ UPDATE message_stub s SET
         WHEN s.judged_at <= greatest(clock_timestamp(), %(as_of)s::timestamptz) + interval '1 day' THEN s.judged_at END),
     updated_at = clock_timestamp()
 FROM (
-    SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[], %(old_statuses)s::text[],
-            %(new_statuses)s::text[], %(send_counts)s::integer[], %(next_looks)s::timestamptz[])
-        AS given (topic, message_id, old_status, new_status, send_count, next_look)
-    ORDER BY topic, message_id) d
+    SELECT r.topic, i.message_id, r.old_status, r.new_status, r.send_count, i.next_look
+    FROM unnest(%(topics)s::text[], %(old_statuses)s::text[], %(new_statuses)s::text[], %(send_counts)s::integer[],
+            %(message_ids)s::text[], %(next_looks)s::text[])
+        AS r (topic, old_status, new_status, send_count, message_ids, next_looks)
+    CROSS JOIN LATERAL unnest(r.message_ids::text[], r.next_looks::timestamptz[]) AS i (message_id, next_look)
+    ORDER BY r.topic, i.message_id) d
 WHERE s.topic = d.topic AND s.message_id = d.message_id AND s.status = d.old_status AND s.send_count = d.send_count
     AND s.status NOT IN ('confirmed', 'voided')
     AND (d.new_status = 'pending' OR s.attempt_token IS NULL)
@@ -470,13 +487,13 @@ UPDATE message_stub SET
     next_check_at = least(next_check_at, clock_timestamp()),
     updated_at = clock_timestamp()
 WHERE topic = %(topic)s::text AND message_id = %(message_id)s::text
-    AND status IN ('pending', 'exhausted') AND send_count < %(max_sends)s::integer
+    AND status IN ('pending', 'exhausted') AND send_count < %(max_sends)s::integer AND erased_hash IS NULL
 RETURNING topic;
 
--- name: replace_content: a person's edit, only where the version is as seen, the message is not final and nothing is under way
+-- name: replace_content: a person's edit, only where the version is as seen, the message is not final, not erased, and nothing is under way
 UPDATE message_stub SET content = %(content)s, content_version = content_version + 1, updated_at = clock_timestamp()
 WHERE topic = %(topic)s::text AND message_id = %(message_id)s::text AND content_version = %(version)s::integer
-    AND status IN ('pending', 'exhausted') AND attempt_token IS NULL
+    AND status IN ('pending', 'exhausted') AND attempt_token IS NULL AND erased_hash IS NULL
 RETURNING topic;
 
 -- name: raise_numbers: after a restore, numbers that were handed out before it are not handed out again; one statement

@@ -282,7 +282,9 @@ def _allow_more(
             raised.add(stub.key)
         else:
             gone.add(stub.key)
-            plan.left_out.append(f"{stub.message_id}: it was just confirmed or withdrawn")
+            plan.left_out.append(
+                f"{stub.message_id}: it was just confirmed or withdrawn, or its content was erased"
+            )
     plan.fits = [(letter, facts) for letter, facts in plan.fits if letter.key not in gone]
     return Counts(raised=len(raised)) if raised else Counts()
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import psycopg2
+
 from backstop.cases.close import close_settled, settle
 from backstop.cases.open import open_case
 from backstop.config.connections import Connections
@@ -86,10 +88,11 @@ def decide_and_apply(
 ) -> Counts:
     """Returns `discarded`, `replaying`, `escalated`, `waits`, `moved_on`, `cases_closed` and what ask() counts.
 
-    A dry run only tells. Raises RunLost; Unavailable, after all else was done, when something did not answer: what needed it
-    waits.
+    A dry run only tells. Raises RunLost; Unavailable, after all else was done, when something did not answer, or the database
+    refused what was decided of a dead letter: what needed it waits.
     """
     counts, after, touched = Counts(), 0, set[int]()
+    undecidable: dict[str, str] = {}
     with control, control.cursor() as cur:
         hold(cur, run)
         cur.execute(_SQL["clock"])
@@ -114,12 +117,10 @@ def decide_and_apply(
                     tell(one)
                     counts.add(f"would_{_NAMES[type(one.decision)]}")
                 continue
-            with control, control.cursor() as cur:
-                hold(cur, run)
-                done, cases = _apply(cur, settings, run, look, decided)
+            done, cases = _apply_apart(control, settings, run, look, decided, undecidable)
             add_counts(control, run, done)
             counts, touched = counts + done, touched | cases
-        missed = dict(sources.unreachable)
+        missed = {**sources.unreachable, **undecidable}
     if not run.dry_run:
         refresh_cases(control, run, touched)
         with control, control.cursor() as cur:
@@ -177,6 +178,31 @@ def policy_of(settings: Settings, letter: OpenDeadLetter) -> Policy:
     if topic is not None and group not in settings.groups_of(topic):
         group = None
     return settings.policy_for(topic, group)
+
+
+def _apply_apart(
+    control: Any,
+    settings: Settings,
+    run: Run,
+    look: Evidence,
+    decided: Sequence[Decided],
+    undecidable: dict[str, str],
+) -> tuple[Counts, set[int]]:
+    """As _apply, committed. Halves what the database refuses until the dead letter at fault stands alone: it is named in
+    `undecidable` and stays as it was, and the others are decided."""
+    try:
+        with control, control.cursor() as cur:
+            hold(cur, run)
+            return _apply(cur, settings, run, look, decided)
+    except psycopg2.DataError as error:
+        if len(decided) == 1:
+            why = f"its decision cannot be stored: {str(error).splitlines()[0]}"
+            undecidable[f"letter {decided[0].letter.dead_letter_id}"] = why
+            return Counts(), set()
+    half = len(decided) // 2
+    first = _apply_apart(control, settings, run, look, decided[:half], undecidable)
+    second = _apply_apart(control, settings, run, look, decided[half:], undecidable)
+    return first[0] + second[0], first[1] | second[1]
 
 
 def _apply(

@@ -127,7 +127,7 @@ REASONS: Mapping[str, Meaning] = {
     "no_duplicates": Meaning("are of a group that takes no duplicates"),
     "no_route": Meaning("cannot be replayed without reaching a group that takes no duplicates"),
     "given_up": Meaning("are of messages whose resend a person gave up"),
-    "refused_for_good": Meaning("were refused by the broker for good"),
+    "refused_for_good": Meaning("were refused for good, by the broker or because of an erasure"),
 }
 """Every reason to escalate."""
 

@@ -201,17 +201,24 @@ FROM (SELECT DISTINCT * FROM unnest(%(topics)s::text[], %(ids)s::text[], %(group
     AS u (topic, message_id, consumer_group) ORDER BY 1, 2, 3) AS t
 ON CONFLICT (topic, message_id, consumer_group) DO NOTHING;
 
--- name: keep_version: a content as it is in the producer's database, once
-INSERT INTO message_version (shard, topic, message_id, content_version, content, case_id, written_by, why)
+-- name: keep_version: a content as it is in the producer's database, once; so a planned one with this content was carried out
+INSERT INTO message_version AS v (shard, topic, message_id, content_version, content, case_id, written_by, why)
 VALUES (%(shard)s, %(topic)s, %(message_id)s, %(version)s, %(content)s, %(case_id)s, %(who)s, %(why)s)
-ON CONFLICT (topic, message_id, content_version) DO NOTHING;
+ON CONFLICT (topic, message_id, content_version) DO UPDATE SET carried_out = true
+WHERE v.carried_out IS NULL AND v.content = excluded.content;
 
 -- name: plan_version: the content that the next version is to have; a plan that was not carried out is replaced
-INSERT INTO message_version (shard, topic, message_id, content_version, content, case_id, written_by, why)
+INSERT INTO message_version AS v (shard, topic, message_id, content_version, content, case_id, written_by, why)
 VALUES (%(shard)s, %(topic)s, %(message_id)s, %(version)s, %(content)s, %(case_id)s, %(who)s, %(why)s)
 ON CONFLICT (topic, message_id, content_version) DO UPDATE SET
     shard = excluded.shard, content = excluded.content, case_id = excluded.case_id, written_by = excluded.written_by,
-    why = excluded.why, written_at = clock_timestamp();
+    why = excluded.why, written_at = clock_timestamp(), carried_out = NULL
+WHERE v.carried_out IS NOT TRUE;
+
+-- name: carried_out: whether a version became the message's content
+UPDATE message_version SET carried_out = %(carried_out)s
+WHERE topic = %(topic)s AND message_id = %(message_id)s AND content_version = %(version)s
+    AND carried_out IS DISTINCT FROM %(carried_out)s;
 
 -- name: hold_version: the planned content, which nobody replaces until the transaction ends
 SELECT content FROM message_version

@@ -22,6 +22,8 @@ from backstop.sql.named import load
 
 _SQL = load("backstop.triage.drain", "quota.sql")
 KIND, SUBJECT = "quota_full", "kept bytes"
+NO_GROUP, SUBJECT_OF_NO_GROUP = "", "kept bytes of no known group"
+"""Dead letters of no known group have one share together, and a case of their own."""
 _OVER_AT = 0.9
 """A case closes when less than this share is used, so that it does not come and go."""
 
@@ -44,7 +46,7 @@ class Queue(NamedTuple):
 
 @dataclass(slots=True)
 class Quota:
-    """What is kept, by group ('*': of no known group), and what may be."""
+    """What is kept, by group (NO_GROUP: of no known one), and what may be."""
 
     total: int
     each: int
@@ -60,26 +62,23 @@ class Quota:
         """Those that fit, in their order; after the first one of a group that does not, none of that group does."""
         sizes: dict[str, int] = {}
         for letter in letters:
-            group = letter.group or EVERYTHING
+            group = letter.group or NO_GROUP
             sizes[group] = sizes.get(group, 0) + len(letter.content) + ROW_BYTES
         kept = sum(self.used.values())
         if (
             not self.full
             and kept + sum(sizes.values()) <= self.total
-            and all(
-                group == EVERYTHING or self.used[group] + size <= self.each
-                for group, size in sizes.items()
-            )
+            and all(self.used[group] + size <= self.each for group, size in sizes.items())
         ):
             for group, size in sizes.items():
                 self.used[group] += size
             return list(letters)
         fits = []
         for letter in letters:
-            group, size = letter.group or EVERYTHING, len(letter.content) + ROW_BYTES
+            group, size = letter.group or NO_GROUP, len(letter.content) + ROW_BYTES
             if kept + size > self.total:
                 self.full.add(EVERYTHING)
-            elif group != EVERYTHING and self.used[group] + size > self.each:
+            elif self.used[group] + size > self.each:
                 self.full.add(group)
             if full := {EVERYTHING, group} & self.full:
                 self.left[EVERYTHING if EVERYTHING in full else group][queue] += 1
@@ -99,12 +98,13 @@ class Quota:
 def read_quota(cursor: Any, settings: Settings) -> Quota:
     """In the caller's transaction."""
     quota = Quota(settings.dead_letters.kept_bytes, settings.dead_letters.group_kept_bytes)
-    quota.used.update(read_kept_bytes(cursor))
+    for group, used in read_kept_bytes(cursor).items():
+        quota.used[NO_GROUP if group == EVERYTHING else group] += used
     return quota
 
 
 def tell_quota(control: Any, run: Run, settings: Settings, quota: Quota) -> Counts:
-    """One case for each group that is full, and one for all of them; closes those that have space again. Commits."""
+    """One case for each share that is full, and one for all of them; closes those that have space again. Commits."""
     counts = Counts()
     with control, control.cursor() as cursor:
         hold(cursor, run)
@@ -112,14 +112,15 @@ def tell_quota(control: Any, run: Run, settings: Settings, quota: Quota) -> Coun
             limit = quota.total if group == EVERYTHING else quota.each
             used = sum(quota.used.values()) if group == EVERYTHING else quota.used[group]
             setting = "kept_bytes" if group == EVERYTHING else "group_kept_bytes"
+            whose = {EVERYTHING: "all groups", NO_GROUP: "no known group"}.get(group, group)
             open_case(
                 cursor,
                 kind=KIND,
                 topic=EVERYTHING,
-                group=group,
-                subject=SUBJECT,
+                group=group or EVERYTHING,
+                subject=SUBJECT if group else SUBJECT_OF_NO_GROUP,
                 severity="critical",
-                summary=f"Dead letters of {'all groups' if group == EVERYTHING else group} take {used} of {limit} bytes of"
+                summary=f"Dead letters of {whose} take {used} of {limit} bytes of"
                 f" the control database: further ones stay in the broker until space is free. {_left(settings, quota, group)}."
                 f" Decide their cases, shorten how long decided ones are kept, or raise dead_letters.{setting}",
                 evidence={
@@ -138,7 +139,8 @@ def tell_quota(control: Any, run: Run, settings: Settings, quota: Quota) -> Coun
         still = {
             (KIND, topic, group, subject)
             for topic, group, subject in cursor.fetchall()
-            if group in quota.full or not quota.is_over(group)
+            for share in [NO_GROUP if subject == SUBJECT_OF_NO_GROUP else group]
+            if share in quota.full or not quota.is_over(share)
         }
         counts.add(
             "quotas_over",

@@ -1,9 +1,9 @@
 -- Gives one entry back: it stays pending (progress does not pass it) and is held until it is due.
--- (after same_life.lua and bury.lua) KEYS 1 stream, 2 life, 3 held, 4 dead
--- ARGV 1 group, 2 consumer, 3 id, 4 epoch, 5 deliveries as received, 6 '1' if the delivery counts, 7 after (ms),
+-- (after another.lua and bury.lua) KEYS 1 stream, 2 life, 3 held, 4 dead
+-- ARGV 1 group, 2 consumer, 3 id, 4 mark, 5 deliveries as received, 6 '1' if the delivery counts, 7 after (ms),
 --      8 delivery limit (0: none), 9 topic, 10 queue, 11 error text
 -- Returns 'held', 'dead', or 'gone' when it is no longer this consumer's delivery.
-if not is_same(KEYS[1], KEYS[2], ARGV[3], ARGV[4]) then return 'gone' end
+if is_another(KEYS[1], ARGV[3], ARGV[4]) then return 'gone' end
 local pending = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)
 local deliveries, limit = tonumber(ARGV[5]), tonumber(ARGV[8])
 if not pending[1] or pending[1][2] ~= ARGV[2] or pending[1][4] ~= deliveries then return 'gone' end

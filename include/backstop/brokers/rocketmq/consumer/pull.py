@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping
 
+from backstop.brokers.budget import has_room
 from backstop.brokers.rocketmq.consumer.process_queue import ProcessQueue
 from backstop.brokers.rocketmq.consumer.share_queues import QueueShare
 from backstop.brokers.rocketmq.message.names import RETRY
@@ -30,7 +31,7 @@ LATE_SECONDS = 5.0
 """The broker looks only every 5 s whether a pull that it holds is to be answered."""
 MOST_IN_HAND = 10_000
 MOST_BYTES_IN_HAND = 64 * 1024 * 1024
-"""A consumer that holds more takes nothing new until something is acknowledged."""
+"""A consumer that holds more pulls only from queues of which it holds less than their share."""
 
 
 class Puller:
@@ -67,17 +68,14 @@ class Puller:
         Raises BrokerUnavailable when a queue could not be read and no other one has anything.
         """
         ready = deque(
-            process_queue for process_queue in self.in_turn() if process_queue.pulling is None
+            process_queue
+            for process_queue in self.in_turn()
+            if process_queue.pulling is None and self._may_take(process_queue)
         )
-        while (
-            ready
-            and room
-            > (
-                waiting := sum(
-                    process_queue.fresh for process_queue in self._share.process_queues.values()
-                )
+        while ready and room > (
+            waiting := sum(
+                process_queue.fresh for process_queue in self._share.process_queues.values()
             )
-            and self._may_take()
         ):
             some = [ready.popleft() for _ in range(min(len(ready), room - waiting))]
             number = min(self._batch, max(1, (room - waiting) // len(some)))
@@ -93,10 +91,10 @@ class Puller:
                 except BrokerUnavailable as error:
                     self._problem = self._problem or error
                     continue  # it is asked again by the next call; the others go on
-                if more:
-                    ready.append(process_queue)
-                else:
+                if not more:
                     self._hold(process_queue, min(self._batch, room))
+                elif self._may_take(process_queue):
+                    ready.append(process_queue)
         problem, self._problem = self._problem, None
         if problem is not None:
             if not any(
@@ -107,7 +105,11 @@ class Puller:
 
     def pull_of(self, process_queue: ProcessQueue, room: int) -> None:
         """Until `room` messages of this queue wait to be handed out, or it is empty. Raises BrokerUnavailable."""
-        while process_queue.pulling is None and room > process_queue.fresh and self._may_take():
+        while (
+            process_queue.pulling is None
+            and room > process_queue.fresh
+            and self._may_take(process_queue)
+        ):
             number = min(self._batch, room - process_queue.fresh)
             [answer] = self._share.ask(
                 [(process_queue.queue.broker, self._request(process_queue, number))], "receiving"
@@ -151,11 +153,12 @@ class Puller:
         self._turn = (self._turn + 1) % max(1, len(first))
         return again + first[self._turn :] + first[: self._turn]
 
-    def _may_take(self) -> bool:
-        process_queues = self._share.process_queues.values()
-        return (
-            sum(process_queue.size for process_queue in process_queues) < MOST_IN_HAND
-            and sum(process_queue.bytes for process_queue in process_queues) < MOST_BYTES_IN_HAND
+    def _may_take(self, process_queue: ProcessQueue) -> bool:
+        held = self._share.process_queues.values()
+        return has_room(
+            process_queue.size, (one.size for one in held), MOST_IN_HAND, len(held)
+        ) and has_room(
+            process_queue.bytes, (one.bytes for one in held), MOST_BYTES_IN_HAND, len(held)
         )
 
     def _request(

@@ -1,0 +1,256 @@
+"""What a restored database has forgotten and the others know: numbers under a send, reopened requests, edits, drained dead letters.
+
+A database "goes back" by giving its rows what they had. Published copies are counted at the broker.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from backstop.cli.app import run_app
+from backstop.decisions.decide import decide
+from backstop.model.errors import DecisionRefused, StoreUnavailable, Unavailable
+from backstop.model.records import Counts
+from backstop.restore.pause import resume
+from backstop.restore.producer import restore_producer
+from backstop.schema.migrate import grant
+from backstop.stores.postgresql.stubs import PostgresStubs
+from control_world import SHARDS, World, servers, world  # noqa: F401
+from triage_world import dead, look_now, requests, resend, triage
+
+HOUR = timedelta(hours=1)
+FORGET_SENDS = """
+    DELETE FROM send_attempt WHERE send_number > 1;
+    UPDATE message_stub SET send_count = 1, attempt_token = NULL, attempt_groups = NULL, attempt_requested_by = NULL,
+        attempted_at = now() - interval '1 minute', next_check_at = now() - interval '1 minute'
+"""
+
+
+def pause(world: World) -> None:
+    world.control(
+        "INSERT INTO pause (topic, paused_by, why) VALUES ('*', 'ann', 'restored') ON CONFLICT DO NOTHING"
+    )
+
+
+def restored(world: World, since: datetime | None = None) -> Counts:
+    pause(world)
+    since = since or datetime.now(UTC) - HOUR
+    return restore_producer(world.settings, world.connections, world.conn, "shop_a", since)
+
+
+def ask(world: World, message_id: str, state: str = "open") -> None:
+    world.control(
+        "INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state)"
+        " VALUES ('shop_a', 'orders', %s, 2, 'lost', 'case 1', %s)",
+        (message_id, state),
+    )
+
+
+def copies(world: World, message_id: str) -> int:
+    """How often the broker has it."""
+    server = redis.Redis.from_url(
+        world.connections.url(world.settings.brokers["embedded"].connection)
+    )
+    return sum(
+        message_id in str(fields)
+        for name in server.scan_iter("backstop:*:queue:*")
+        if server.type(name) == b"stream"
+        for _, fields in server.xrange(name)
+    )
+
+
+def sends(world: World, message_id: str) -> int:
+    return int(world.stub_now(message_id)["send_count"])
+
+
+def unfinished(world: World) -> int:
+    ((number,),) = world.control(
+        "SELECT count(*) FROM watermark WHERE starts_with(subject, 'restore ')"
+    )
+    return int(number)
+
+
+def test_a_number_that_a_send_under_way_hides_is_raised_before_the_restore_is_done(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world.stub("m", sends=1, under_way=True)
+    ask(world, "m", "sent")
+    pause(world)
+    since = (datetime.now(UTC) - HOUR).isoformat()
+    assert run_app(["restore", "producer", "shop_a", "--since", since]) == 0
+    assert "not_raised" in (said := capfd.readouterr().out) and "Not finished" in said
+    assert (sends(world, "m"), unfinished(world)) == (1, 1)
+    with pytest.raises(DecisionRefused, match="not all of what others know"):
+        resume(world.conn, world.settings, "*", "ann")
+    world.run(SHARDS["shop_a"], "UPDATE message_stub SET attempt_deadline = now()")
+    counts = restored(world)
+    assert (counts["recovered"], counts["raised"], counts.get("not_raised")) == (1, 1, None)
+    assert (sends(world, "m"), unfinished(world)) == (2, 0)
+
+
+def test_nothing_is_sent_when_a_pause_is_lifted_by_sql_while_a_restore_is_unfinished(
+    world: World,
+) -> None:
+    world.stub("other", sends=1)
+    ask(world, "other")
+    world.stub("m", sends=1, under_way=True)
+    ask(world, "m", "sent")
+    assert restored(world)["not_raised"] == 1
+    grant(world.postgres.admin_dsn("control"), "control")
+    world.control("SET ROLE backstop_person; DELETE FROM pause; RESET ROLE")
+    assert world.control("SELECT * FROM pause") == []
+    assert "published" not in resend(world) and copies(world, "other") == 0
+    assert requests(world)[-1][-1] == "open", "it waits"
+    world.run(SHARDS["shop_a"], "UPDATE message_stub SET attempt_deadline = now()")
+    restored(world)
+    world.control("DELETE FROM pause")
+    assert resend(world)["published"] == 1 and copies(world, "other") == 1
+
+
+def test_a_number_that_a_failover_lost_and_a_recovery_opened_again_is_published_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stub("m", sends=1)
+    ask(world, "m")
+    since = datetime.now(UTC)
+
+    def dies(*_: Any) -> Any:
+        raise StoreUnavailable("It went away.", unaffected="-", next_step="-")
+
+    with monkeypatch.context() as patch, pytest.raises(Unavailable):
+        patch.setattr(PostgresStubs, "settle", dies)
+        resend(world)
+    assert copies(world, "m") == 1 and requests(world)[0][-1] == "claimed"
+    # The standby that takes over has never heard of number 2. A run that nobody stopped recovers before anybody pauses.
+    world.run(SHARDS["shop_a"], FORGET_SENDS)
+    world.control(
+        "UPDATE resend_request SET claim_deadline = now(), not_before = now() + interval '1 hour'"
+    )
+    world.control("UPDATE duty_lease SET heartbeat_at = now() - interval '1 hour'")
+    world.control("INSERT INTO pause (topic, paused_by, why) VALUES ('payments', 'ann', 'w')")
+    resend(world)
+    assert requests(world)[0][-1] == "open"
+    counts = restored(world, since)
+    assert (counts["numbers"], counts["raised"]) == (1, 1)
+    assert requests(world)[0][-1] == "unknown" and sends(world, "m") == 2
+    resume(world.conn, world.settings, "*", "ann")
+    look_now(world)
+    resend(world)
+    assert copies(world, "m") == 1
+
+
+def test_a_request_that_was_opened_again_before_the_backup_keeps_its_number(world: World) -> None:
+    world.stub("m", sends=1)
+    ask(world, "m")
+    world.control("UPDATE resend_request SET reopened_at = now() - interval '2 hours'")
+    assert "numbers" not in restored(world)
+    assert requests(world)[0][-1] == "open" and sends(world, "m") == 1
+
+
+def edited(world: World, content: bytes = b"better") -> None:
+    triage(world)
+    ((case_id,),) = world.control("SELECT max(case_id) FROM case_file WHERE kind = 'dead_letters'")
+    options = {"message_ids": ["m"], "content": content}
+    decide(
+        world.conn,
+        world.settings,
+        world.connections,
+        case_id,
+        "edit",
+        "ann",
+        "corrected",
+        options,
+    )
+
+
+def content_now(world: World) -> tuple[bytes, int, str]:
+    ((content, version, status),) = world.run(
+        SHARDS["shop_a"],
+        "SELECT content, content_version, status FROM message_stub WHERE message_id = 'm'",
+    )
+    return bytes(content), version, status
+
+
+def forget_edit(world: World) -> None:
+    world.run(SHARDS["shop_a"], "UPDATE message_stub SET content = 'content', content_version = 1")
+    world.run(SHARDS["shop_a"], FORGET_SENDS)
+
+
+def test_a_content_that_a_person_replaced_is_the_messages_again_after_a_restore(
+    world: World,
+) -> None:
+    dead(world, "m", "poison")
+    edited(world)
+    assert resend(world)["published"] == 1
+    forget_edit(world)
+    counts = restored(world)
+    assert (counts["raised"], counts["edited"], unfinished(world)) == (1, 1, 0)
+    assert content_now(world) == (b"better", 2, "pending")
+    assert "edited" not in restored(world), "safe to run twice"
+
+
+def test_an_edit_waits_for_the_send_that_is_under_way_in_the_restored_database(
+    world: World,
+) -> None:
+    dead(world, "m", "poison")
+    edited(world)
+    forget_edit(world)
+    world.run(
+        SHARDS["shop_a"],
+        "UPDATE message_stub SET attempt_token = gen_random_uuid(), attempt_deadline = now() + interval '1 hour'",
+    )
+    assert restored(world)["not_edited"] == 1
+    assert (content_now(world)[:2], unfinished(world)) == ((b"content", 1), 1)
+
+
+def test_of_an_edit_that_was_only_planned_the_restore_asks_when_it_was_begun(world: World) -> None:
+    """Begun within the lost time: carried out, as the person wanted. Refused, or older than that: never the message's content."""
+    world.stub("m", sends=1)
+    plan = (
+        "INSERT INTO message_version (shard, topic, message_id, content_version, content, written_by, why, written_at,"
+        " carried_out) VALUES ('shop_a', 'orders', 'm', 2, 'planned', 'ann', 'w', now() - %s::interval, %s)"
+    )
+    for age, carried_out, becomes in (
+        ("3 hours", None, b"content"),
+        ("1 minute", False, b"content"),
+        ("1 minute", None, b"planned"),
+    ):
+        world.control("DELETE FROM message_version")
+        world.control(plan, (age, carried_out))
+        restored(world)
+        assert content_now(world)[0] == becomes, (age, carried_out)
+
+
+def test_a_replaced_content_that_is_kept_no_longer_holds_its_message_for_a_person(
+    world: World,
+) -> None:
+    dead(world, "m", "poison")
+    edited(world)
+    forget_edit(world)
+    world.control("UPDATE message_version SET content = '', emptied_at = now()")
+    counts = restored(world)
+    assert (counts["content_gone"], unfinished(world)) == (1, 0)
+    assert content_now(world) == (b"content", 1, "exhausted")
+    found = "SELECT kind, subject, state FROM case_file WHERE kind <> 'dead_letters'"
+    assert world.control(found) == [("exhausted", "restored content", "open")]
+
+
+def test_a_version_that_was_carried_out_is_not_replaced_by_an_edit_of_a_database_that_forgot_it(
+    world: World,
+) -> None:
+    dead(world, "m", "poison")
+    edited(world)
+    forget_edit(world)
+    world.control(
+        "UPDATE dead_letter SET state = 'open', shard = NULL, send_number = NULL, decision = NULL; DELETE FROM resend_request"
+    )
+    with pytest.raises(DecisionRefused, match="version 2 was carried out before"):
+        edited(world, b"another")
+    assert content_now(world)[:2] == (b"content", 1)
+    kept = "SELECT content, carried_out FROM message_version WHERE content_version = 2"
+    ((content, carried_out),) = world.control(kept)
+    assert (bytes(content), carried_out) == (b"better", True)
