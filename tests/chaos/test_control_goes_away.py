@@ -48,14 +48,14 @@ def test_a_reconcile_that_loses_its_connection_says_so_and_the_next_run_goes_on(
             throw_out(world, servers[0].admin_dsn())
 
         with pytest.raises(StoreUnavailable, match="control database") as raised:
-            reconcile(world.settings, world.connections, start_spark, lambda run, suite: None)
+            reconcile(world.settings, world.connections, start_spark, lambda run, suites: None)
         assert raised.value.exit_code == 3
         assert world.rows("control", "SELECT state FROM run") == [("incomplete",)]
         assert world.rows("control", "SELECT * FROM duty_lease") == []
         assert world.rows("shop_a", "SELECT status FROM message_stub") == [("pending",)]
 
         world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() + interval '1 hour'")
-        reconcile(world.settings, world.connections, start_spark, lambda run, suite: None)
+        reconcile(world.settings, world.connections, start_spark, lambda run, suites: None)
         assert world.rows("control", "SELECT state FROM run ORDER BY run_id") == [
             ("incomplete",),
             ("done",),

@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -39,7 +39,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres
         yield postgres, valkey
 
 
-def no_audit(run: Run, suite: str) -> None:
+def no_audit(run: Run, suites: Sequence[str]) -> None:
     """The suites have tests of their own."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from time import sleep
@@ -14,7 +14,7 @@ from backstop.audit import audit_consumers as subject
 from backstop.audit.day import day_of
 from backstop.audit.invariants import INVARIANTS, LATE
 from backstop.audit.run_once import run_duty
-from backstop.checks.run import run_suite
+from backstop.checks.run import run_suites
 from backstop.checks.suites import checks_of
 from backstop.model.errors import AuditFailed, ConfigurationError, Unavailable
 from backstop_lab.servers.ports import free_port
@@ -451,8 +451,8 @@ def test_a_message_whose_log_was_purged_or_whose_delivery_a_person_discarded_is_
 def test_the_data_checks_fail_with_ids_and_the_run_with_them(world: System, tmp_path: Path) -> None:
     world.rows("shop_b", BREAKERS["exhausted_stub_has_case"][1])
 
-    def check(run: Any, suite: str) -> None:
-        run_suite(suite, world.urls["control"], run.run_id, None, tmp_path)
+    def check(run: Any, suites: Sequence[str]) -> None:
+        run_suites(suites, world.urls["control"], run.run_id, None, tmp_path)
 
     with pytest.raises(AuditFailed, match="exhausted_stub_has_case"):
         audit(world, audit=check)
@@ -475,9 +475,9 @@ def test_the_data_checks_fail_with_ids_and_the_run_with_them(world: System, tmp_
 def test_an_audit_that_left_an_invariant_out_fails_its_data_checks(
     world: System, tmp_path: Path
 ) -> None:
-    def check(run: Any, suite: str) -> None:
+    def check(run: Any, suites: Sequence[str]) -> None:
         world.rows("control", "DELETE FROM audit_look WHERE invariant = 'counts_add_up'")
-        run_suite(suite, world.urls["control"], run.run_id, None, tmp_path)
+        run_suites(suites, world.urls["control"], run.run_id, None, tmp_path)
 
     with pytest.raises(AuditFailed, match=r"every_invariant_was_looked_at \(1\)"):
         audit(world, audit=check)

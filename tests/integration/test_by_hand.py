@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from time import monotonic
@@ -60,7 +60,7 @@ def world(postgres: Postgres, valkey: Valkey) -> Iterator[System]:
         yield running
 
 
-def no_audit(run: Run, suite: str) -> None:
+def no_audit(run: Run, suites: Sequence[str]) -> None:
     """The suites have tests of their own; here what two runs do to the same rows is looked at."""
 
 

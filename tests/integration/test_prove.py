@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import system as small
-from backstop.checks.run import run_suite
+from backstop.checks.run import run_suites
 from backstop.config.settings import Settings
 from backstop.model.errors import ConfigurationError, Unavailable
 from backstop.reconcile.answer_proof import Answer
@@ -53,10 +53,8 @@ def prove(system: System, spark: Any, tmp_path: Path) -> Any:
     ) -> Proof:
         now = datetime.now(UTC)
 
-        def audit(run: Run, suite: str) -> None:
-            run_suite(
-                suite, system.urls["control"], run.run_id, None, tmp_path / "docs", repair_topics=[]
-            )
+        def audit(run: Run, suites: Sequence[str]) -> None:
+            run_suites(suites, system.urls["control"], run.run_id, None, tmp_path / "docs")
 
         return run_proof(
             settings or system.settings,

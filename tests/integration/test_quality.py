@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import re
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +20,24 @@ from jinja2 import Environment
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from backstop.checks import SUITES, SuiteResult, run_suite
-from backstop.checks.run import BATCH, session_options
-from backstop.checks.suites import checks_of, suite_of, with_own
+from backstop.checks import SUITES, SuiteResult, data_docs, run_suite, run_suites
+from backstop.checks.run import session_options
+from backstop.checks.suites import checks_of, with_own
 from backstop.model.errors import AuditFailed, ConfigurationError, RunLost, StoreUnavailable
 from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres
+from backstop_lab.shop.wait_for import wait_for
 
 STAGE = 2
+BEFORE_PROMOTION = ("stub_contract", "log_contract", "verdicts")
+OWN_LOGS = """
+expectations:
+  - name: known_sources
+    description: every source is a shard
+    rows: reads
+    type: expect_column_values_to_match_regex
+    kwargs: {column: subject, regex: "^shard "}
+"""
 CONTROL = whole("control")
 
 
@@ -138,6 +151,17 @@ class Control:
     def audit(self, suite: str, topics: tuple[str, ...] = ("orders",)) -> SuiteResult:
         return run_suite(suite, self.url, self.run_id, STAGE, self.docs, repair_topics=topics)
 
+    def audit_all(self, suites: Sequence[str], **given: Any) -> tuple[SuiteResult, ...]:
+        return run_suites(
+            suites, self.url, self.run_id, STAGE, self.docs, repair_topics=["orders"], **given
+        )
+
+    def kept(self) -> list[tuple[str, list[str]]]:
+        """Each suite that was kept, in that order, and which of its checks failed."""
+        with self.connection.cursor() as cursor:
+            cursor.execute("SELECT suite, failed FROM data_check ORDER BY checked_at")
+            return [(suite, [one["name"] for one in failed]) for suite, failed in cursor.fetchall()]
+
     def broken(
         self, suite: str, topics: tuple[str, ...] = ("orders",)
     ) -> dict[str, dict[str, Any]]:
@@ -175,6 +199,90 @@ def test_every_suite_passes_over_no_rows_and_leaves_a_row_and_a_site(control: Co
         "SELECT json_object_agg(suite, passed) FROM data_check WHERE run_id = %s", control.run_id
     )
     assert rows == dict.fromkeys(SUITES, True)
+
+
+def test_suites_at_once_each_report_what_they_found(control: Control) -> None:
+    control.stage()
+    control.one("UPDATE staged_read SET complete = false")
+    control.one("UPDATE staged_verdict SET verdict = 'GONE'")
+    with pytest.raises(AuditFailed) as failure:
+        control.audit_all(BEFORE_PROMOTION)
+    found = {
+        "stub_contract": ["reads_complete_or_named"],
+        "log_contract": ["reads_complete_or_named"],
+        "verdicts": ["names_known", "only_losses_are_eligible", "verdicts_conserved"],
+    }
+    kept = control.kept()
+    assert [suite for suite, _ in kept] == list(BEFORE_PROMOTION)
+    assert {suite: sorted(checks) for suite, checks in kept} == found
+    for suite, checks in found.items():
+        assert f"The data check {suite} of run {control.run_id} failed" in failure.value.what
+        assert all(f"{check} (" in failure.value.what for check in checks)
+        assert f"{control.run_id}/{suite}/index.html" in failure.value.next_step
+        # Each has its own results in its own site: one page for each of its sets of rows.
+        pages = (control.docs / str(control.run_id) / suite / "validations").rglob("*.html")
+        titles = {check.rows for check in checks_of(suite)}
+        assert len(list(pages)) == len(titles)
+
+
+@pytest.mark.parametrize(
+    "breaks",
+    [
+        OWN_LOGS.replace("column: subject", "column: no_such_column"),
+        "expectations: [",
+    ],
+)
+def test_a_suite_that_cannot_run_hides_none_of_those_beside_it(
+    control: Control, tmp_path: Path, breaks: str
+) -> None:
+    control.stage()
+    control.one("UPDATE staged_read SET complete = false")
+    (tmp_path / "log_contract.yaml").write_text(breaks)
+    with pytest.raises(AuditFailed) as failure:
+        control.audit_all(BEFORE_PROMOTION, own=tmp_path)
+    assert control.kept() == [("stub_contract", ["reads_complete_or_named"]), ("verdicts", [])]
+    assert "The data check stub_contract" in failure.value.what
+    assert "log_contract" in failure.value.what
+    assert "The data check verdicts" not in failure.value.what
+
+
+def test_a_fault_in_one_suite_is_raised_with_what_the_others_found(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validate = data_docs.validate
+
+    def fail(suite: str, *given: Any) -> Any:
+        if suite == "log_contract":
+            raise RuntimeError("unforeseen")
+        return validate(suite, *given)
+
+    monkeypatch.setattr(data_docs, "validate", fail)
+    control.stage()
+    control.one("UPDATE staged_read SET complete = false")
+    with pytest.raises(RuntimeError, match="unforeseen") as failure:
+        control.audit_all(BEFORE_PROMOTION)
+    (note,) = failure.value.__notes__
+    assert "stub_contract" in note and "reads_complete_or_named" in note
+    assert control.kept() == [("stub_contract", ["reads_complete_or_named"]), ("verdicts", [])]
+
+
+def test_a_suite_runs_while_the_database_works_for_another(control: Control) -> None:
+    control.stage()
+    site = control.docs / str(control.run_id)
+    with psycopg2.connect(control.url) as holder, holder.cursor() as cursor:
+        cursor.execute("LOCK TABLE quarantine IN ACCESS EXCLUSIVE MODE")
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                passed = thread.submit(control.audit_all, ("stub_contract", "verdicts"))
+                wait_for("the report of verdicts", (site / "verdicts" / "index.html").exists, 60)
+                assert not (site / "stub_contract" / "index.html").exists()
+                assert control.kept() == []
+            finally:
+                holder.rollback()
+            results = passed.result()
+    assert [result.suite for result in results] == ["stub_contract", "verdicts"]
+    assert control.kept() == [("stub_contract", []), ("verdicts", [])]
+    assert (site / "stub_contract" / "index.html").is_file()
 
 
 def test_a_sound_run_passes_every_suite(control: Control) -> None:
@@ -231,6 +339,25 @@ def test_a_wrong_verdict_stops_the_promotion(control: Control, change: str, chec
     broken = control.broken("verdicts")
     assert check in broken
     assert broken[check]["count"] >= 1
+
+
+def test_a_delivery_with_two_verdicts_and_a_message_with_two_open_numbers_are_found(
+    control: Control,
+) -> None:
+    control.stage()
+    control.one("ALTER TABLE staged_verdict DROP CONSTRAINT staged_verdict_pkey")
+    control.one("INSERT INTO staged_verdict SELECT * FROM staged_verdict")
+    found = control.broken("verdicts")["one_verdict_a_delivery"]
+    assert (found["count"], found["ids"]) == (
+        1,
+        [{"topic": "orders", "message_id": "m-1", "consumer_group": "billing"}],
+    )
+    control.ask()
+    control.ask("m-2", send_number=2)
+    assert control.audit("attempts").passed
+    control.ask(send_number=3)
+    found = control.broken("attempts")["one_open_number"]
+    assert (found["count"], found["ids"]) == (1, [{"topic": "orders", "message_id": "m-1"}])
 
 
 def test_progress_that_went_back_stops_the_step_unless_a_regression_isolates_its_queue(
@@ -409,7 +536,7 @@ def test_a_failed_suite_says_what_happened_what_was_not_lost_and_what_to_do(
     assert failure.value.exit_code == 5
 
 
-@pytest.mark.parametrize("suite", ["stub_contract", "log_contract", "verdicts"])
+@pytest.mark.parametrize("suite", BEFORE_PROMOTION)
 def test_the_work_of_a_check_grows_with_what_was_staged_and_not_with_its_square(
     control: Control, suite: str
 ) -> None:
@@ -431,23 +558,112 @@ def test_the_work_of_a_check_grows_with_what_was_staged_and_not_with_its_square(
         " n %% 7 <> 0, 1, '{}' FROM generate_series(1, %s) AS n, unnest(ARRAY['billing', 'shipping']) AS g WHERE n %% 3 <> 0",
         *values,
     )
+    asked: dict[str, Any] = {}
+
+    def note(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
+        if statement.lstrip().startswith("SELECT"):
+            asked[statement] = parameters
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        with contextlib.suppress(AuditFailed):  # only the amount of work counts here
+            control.audit(suite)
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    for check in checks_of(suite):
+        end = "" if check.sql is None else " ".join(check.sql.split())[-60:]
+        assert any(end in " ".join(statement.split()) for statement in asked), check.name
     connection = psycopg2.connect(
         control.url, options=session_options(control.run_id, STAGE, ["orders"])
     )
     with connection, connection.cursor() as cursor:
-        queries = {rows.name: rows.sql for rows in suite_of(suite).rows.values()}
-        queries |= {check.name: check.sql for check in checks_of(suite) if check.sql is not None}
-        for name, query in queries.items():
+        for statement, parameters in asked.items():
             cursor.execute(
-                f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {query.replace('{batch}', f'({BATCH})')}"
+                f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {statement}",
+                parameters or None,
             )
             ((explained,),) = cursor.fetchall()
-            pages = (
-                explained[0]["Plan"]["Shared Hit Blocks"]
-                + explained[0]["Plan"]["Shared Read Blocks"]
-            )
-            assert pages < 10 * staged, name
+            plan = explained[0]["Plan"]
+            assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 10 * staged, statement
+            assert most_rows(plan) < 10 * staged, statement
     connection.close()
+
+
+def most_rows(plan: dict[str, Any]) -> float:
+    """Of all steps of a plan, the most rows that one gave or looked at in vain."""
+    rows = sum(
+        count for name, count in plan.items() if name == "Actual Rows" or "Rows Removed" in name
+    )
+    return max(rows * plan["Actual Loops"], *map(most_rows, plan.get("Plans", [])), 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_verdicts_and_stubs_are_matched_as_a_plain_comparison_does(
+    control: Control, seed: int
+) -> None:
+    """Rows at random: stubs without verdicts, verdicts without stubs, other shards and send counts, ids that are staged twice."""
+    dice = random.Random(seed)
+    stubs, verdicts = [], {}
+    for _ in range(150):
+        key = dice.choice(["a", "b"]), dice.choice(["t", "u"]), f"m-{dice.randrange(40)}"
+        stubs.append(
+            (
+                *key,
+                dice.choice(["pending", "confirmed"]),
+                dice.choice(["pending", "confirmed"]),
+                dice.randrange(3),
+                dice.randrange(3),
+            )
+        )
+        owed = (
+            dice.choice(["t", "u"]),
+            f"m-{dice.randrange(60)}",
+            dice.choice(["billing", "shipping"]),
+        )
+        if dice.random() < 0.5:
+            verdicts[owed] = (
+                dice.choice(["a", "b"]),
+                dice.choice(["VOIDED", "LOST"]),
+                dice.randrange(3),
+            )
+    stubs += stubs[:75]
+    with control.connection.cursor() as cursor:
+        for shard, topic, message, old, new, sent, owes in stubs:
+            cursor.execute(
+                "INSERT INTO staged_stub VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
+                (control.run_id, STAGE, shard, topic, message, old, new, sent, owes),
+            )
+        for (topic, message, group), (shard, verdict, sent) in verdicts.items():
+            cursor.execute(
+                "INSERT INTO staged_verdict (run_id, stage, shard, topic, message_id, consumer_group, verdict, reason, eligible,"
+                " send_count, evidence) VALUES (%s, %s, %s, %s, %s, %s, %s, 'r', false, %s, '{}')",
+                (control.run_id, STAGE, shard, topic, message, group, verdict, sent),
+            )
+    staged = {(shard, topic, message, sent) for shard, topic, message, _, _, sent, _ in stubs}
+    alone = {
+        (shard, topic, message, sent)
+        for (topic, message, _), (shard, _, sent) in verdicts.items()
+        if (shard, topic, message, sent) not in staged
+    }
+    open_ = {
+        (shard, topic, message)
+        for (topic, message, _), (shard, verdict, _) in verdicts.items()
+        if verdict != "VOIDED"
+    }
+    unfinished = [
+        stub
+        for stub in stubs
+        if stub[3:5] == ("pending", "confirmed") and (stub[6] == 0 or stub[:3] in open_)
+    ]
+    assert alone and len(unfinished) > len(set(unfinished))
+    broken = control.broken("verdicts")
+    assert broken["verdicts_have_stubs"]["count"] == len(alone)
+    assert broken["confirmed_is_complete"]["count"] == len(unfinished)
+    control.one("DELETE FROM staged_verdict")
+    without_deliveries = [stub for stub in unfinished if stub[6] == 0]
+    broken = control.broken("verdicts")
+    assert "verdicts_have_stubs" not in broken
+    assert broken["confirmed_is_complete"]["count"] == len(without_deliveries)
 
 
 OWN = """

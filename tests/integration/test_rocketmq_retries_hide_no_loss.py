@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -60,7 +60,7 @@ def stub(made: System, topic: str, message_id: str, position: Position) -> None:
     )
 
 
-def no_audit(run: Run, suite: str) -> None:
+def no_audit(run: Run, suites: Sequence[str]) -> None:
     """The suites have tests of their own."""
 
 

@@ -10,7 +10,7 @@ import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from backstop.config.settings import Settings
 from backstop.control.connection import connect
 from backstop.evidence.sources import Sources, guarded
 from backstop.model.errors import (
+    AuditFailed,
     BackstopError,
     BrokerUnavailable,
     ConfigurationError,
@@ -390,6 +391,47 @@ def test_each_step_and_check_of_a_duty_is_a_phase(
     duty = Duty("sweep", (Step("sweep", step), Check("leases_after")), unaffected="u", due=count)
     walk_duty(duty, settings, Connections(), None, check=lambda run, _: note(run))
     assert seen == ["count what is due", "sweep", "check leases_after"]
+
+
+def test_checks_that_follow_one_another_run_together_and_stop_the_steps_after_them(
+    open_connection: Callable[[], Any], settings: Settings
+) -> None:
+    done: list[Any] = []
+
+    def step(name: str) -> Step[None]:
+        return Step(name, lambda work: done.append(name))
+
+    def check(run: Run, suites: Sequence[str]) -> None:
+        phase = run.phase.unwritten()
+        done.append((tuple(suites), phase and phase.name))
+        if "d" in suites:
+            raise AuditFailed("d does not hold", unaffected="u", next_step="n")
+
+    steps = (
+        step("judge"),
+        Check("a", in_dry_run=True),
+        Check("b", in_dry_run=True),
+        step("promote"),
+        Check("c"),
+        Check("d", goes_on="always"),
+        Check("e"),
+        step("last"),
+    )
+    duty = Duty("sweep", steps, unaffected="u")
+    with pytest.raises(AuditFailed, match="d does not hold"):
+        walk_duty(duty, settings, Connections(), None, check=check)
+    assert done == [
+        "judge",
+        (("a", "b"), "check a, b"),
+        "promote",
+        (("c",), "check c"),
+        (("d",), "check d"),
+        (("e",), "check e"),
+        "last",
+    ]
+    done.clear()
+    walk_duty(duty, settings, Connections(), None, check=check, dry_run=True)
+    assert done == ["judge", (("a", "b"), "check a, b"), "promote", "last"]
 
 
 def test_a_copy_of_a_run_in_an_executor_has_a_phase_of_its_own(

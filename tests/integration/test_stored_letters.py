@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -75,7 +75,7 @@ def test_an_undecided_letter_is_seen_by_key_and_by_a_run_and_only_for_its_group(
     letter(world, key.message_id)
     assert by_key(world, key) == {"billing": "DEAD_LETTERED", "shipping": "LOST"}
 
-    def no_audit(run: Run, suite: str) -> None:
+    def no_audit(run: Run, suites: Sequence[str]) -> None:
         """The suites have tests of their own."""
 
     run_once(world.settings, world.connections, lambda: spark, no_audit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,7 @@ import pytest
 import redis
 
 import lease_records
-from backstop.checks.run import run_suite
+from backstop.checks.run import run_suite, run_suites
 from backstop.control.connection import connect
 from backstop.leases import guard
 from backstop.leases.front import Front
@@ -464,9 +465,9 @@ def test_the_checks_pass_after_a_sweep_and_fail_when_an_old_lease_is_left(
     end_leases(world, 3600)
     audited: list[str] = []
 
-    def audit(run: Any, suite: str) -> None:
-        run_suite(suite, world.urls["backstop_control"], run.run_id, None, tmp_path)
-        audited.append(suite)
+    def audit(run: Any, suites: Sequence[str]) -> None:
+        run_suites(suites, world.urls["backstop_control"], run.run_id, None, tmp_path)
+        audited.extend(suites)
 
     sweep(world, audit=audit)
     assert audited == ["leases_before", "leases_after"]
@@ -492,8 +493,8 @@ def test_a_sweep_takes_nothing_back_while_what_it_met_is_not_as_it_should_be(
     begin(world, ["left"])
     end_leases(world, 3600)
 
-    def audit(run: Any, suite: str) -> None:
-        run_suite(suite, world.urls["backstop_control"], run.run_id, None, tmp_path)
+    def audit(run: Any, suites: Sequence[str]) -> None:
+        run_suites(suites, world.urls["backstop_control"], run.run_id, None, tmp_path)
 
     with pytest.raises(AuditFailed, match="no_lease_overdue"):
         sweep(world, audit=audit)

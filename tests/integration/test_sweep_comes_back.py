@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -121,7 +121,7 @@ def test_what_the_broker_has_given_up_is_stalled_and_resent(world: System, spark
     )
     world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() - interval '1 s'")
 
-    def audit(run: Run, suite: str) -> None:
+    def audit(run: Run, suites: Sequence[str]) -> None:
         """The suites have tests of their own."""
 
     for _ in range(2):  # the first run records the progress that the second looks back to

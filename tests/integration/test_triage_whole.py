@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from backstop.brokers.open import open_broker
-from backstop.checks.run import run_suite
+from backstop.checks.run import run_suite, run_suites
 from backstop.decisions.decide import decide
 from backstop.model.errors import AuditFailed, RunRefused
 from backstop.model.records import Message
@@ -48,9 +49,9 @@ def dies(world: World, errors: dict[str, str], group: str = "billing") -> None:
 
 
 def triage(world: World, docs: Path | None = None, **options: Any) -> dict[str, int]:
-    def audit(run: Run, suite: str) -> None:
+    def audit(run: Run, suites: Sequence[str]) -> None:
         assert docs is not None
-        run_suite(suite, world.connections.url(world.settings.control), run.run_id, None, docs)
+        run_suites(suites, world.connections.url(world.settings.control), run.run_id, None, docs)
 
     return run_once.run_duty(
         world.settings, world.connections, audit=audit if docs else None, **options

@@ -6,11 +6,12 @@ One Spark session for all runs, so that the whole story of the demo is told in m
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from backstop.alerts.run_once import run_once as deliver_alerts
-from backstop.checks.run import run_suite
+from backstop.checks.run import run_suites
 from backstop.config.connections import Connections
 from backstop.control.connection import connect
 from backstop.decisions.decide import decide
@@ -67,9 +68,9 @@ class DutiesByHand:
         settings, connections = self._stage.settings, self._connections
         repair = [name for name, its in settings.topics.items() if its.mode == "repair"]
 
-        def audit(run: Run, suite: str) -> None:
-            run_suite(
-                suite,
+        def audit(run: Run, suites: Sequence[str]) -> None:
+            run_suites(
+                suites,
                 connections.url(settings.control),
                 run.run_id,
                 None,

@@ -173,36 +173,25 @@ def check(suite: str, opened: Opened) -> str:
 
 @log_errors
 def check_all(suites: Sequence[str], opened: Opened) -> list[str]:
-    """Runs the suites of one phase in one process, each to its end; returns their reports.
+    """Runs the suites of one phase side by side, each to its end; returns their reports.
 
-    Raises the AuditFailed of the first suite that does not hold, after all of them have run; AirflowSkipException in a dry run
+    Raises AuditFailed, which names every suite that does not hold, after all of them have run; AirflowSkipException in a dry run
     that wrote nothing to check.
     """
     from airflow.sdk.exceptions import AirflowSkipException
 
-    from backstop.checks import run_suite
+    from backstop.checks import run_suites
     from backstop.checks.run import given_by
-    from backstop.model.errors import AuditFailed
 
-    reports: list[str] = []
-    failed: list[AuditFailed] = []
     with opened_work(opened) as work:
         if not all(work.duty.includes(suite, dry_run=work.run.dry_run) for suite in suites):
             raise AirflowSkipException("a dry run wrote nothing to check")
-        given = given_by(work.settings)
+        work.run.phase.begin(f"check {', '.join(suites)}")
         url = work.connections.url(work.settings.control)
-        for suite in suites:
-            work.run.phase.begin(f"check {suite}")
-            try:
-                reports.append(
-                    run_suite(suite, url, work.run.run_id, None, docs_folder(), **given).report
-                )
-            except AuditFailed as error:
-                log.error("backstop: %s", error.what)
-                failed.append(error)
-    if failed:
-        raise failed[0]
-    return reports
+        results = run_suites(
+            suites, url, work.run.run_id, None, docs_folder(), **given_by(work.settings)
+        )
+    return [result.report for result in results]
 
 
 @log_errors

@@ -14,12 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from backstop.checks.suites import ALL_RUNS, Check, Suite
 from backstop.model.errors import AuditFailed
 
 SITE = "data_docs"
+_TURN = Lock()
+"""Held by the thread that runs Great Expectations, which has one current context in a process and is not made for several
+threads. A thread gives up its turn while the database works for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,78 +50,86 @@ def validate(
     """Runs every check, those over one set of rows together: Great Expectations counts all breaches of single rows in one scan.
 
     `batch` is the query that `{batch}` stands for; `options` are libpq options of every connection. A check
-    that cannot be run raises AuditFailed: it is not known to hold.
+    that cannot be run raises AuditFailed: it is not known to hold. Threads may validate suites beside one another.
     """
-    prepare()
-    import great_expectations as gx
-    from great_expectations.data_context.types.base import ProgressBarsConfig
+    with _TURN:
+        prepare()
+        import great_expectations as gx
+        from great_expectations.data_context.types.base import ProgressBarsConfig
 
-    site = docs_folder / str(run_id) / suite_name
-    _make_site(docs_folder, site)
-    context = gx.get_context(mode="ephemeral")
-    # After each thing that is added it writes all of its settings as YAML, which for this context nobody reads.
-    context.variables.save = lambda: None
-    context.variables.progress_bars = ProgressBarsConfig(globally=False)
-    for name in list(context.get_site_names()):
-        context.delete_data_docs_site(name)
-    context.add_data_docs_site(SITE, _site_settings(site))
-    source = context.data_sources.add_postgres(
-        "control",
-        connection_string=_sqlalchemy_url(control_url),
-        kwargs={"connect_args": {"options": options}},
-    )
-    one_run = " ".join(batch.split())
-    queries = {
-        ALL_RUNS: one_run,
-        **{name: rows.sql.replace("{batch}", f"({one_run})") for name, rows in suite.rows.items()},
-    }
-    _give_columns_alone(source.get_execution_engine().engine, set(queries.values()))
-    definitions = {}
-    for name in dict.fromkeys(check.rows for check in suite.checks):
-        rows = source.add_query_asset(name, query=queries[name]).add_batch_definition_whole_table(
-            name
+        site = docs_folder / str(run_id) / suite_name
+        _make_site(docs_folder, site)
+        context = gx.get_context(mode="ephemeral")
+        # After each thing that is added it writes all of its settings as YAML, which for this context nobody reads.
+        context.variables.save = lambda: None
+        context.variables.progress_bars = ProgressBarsConfig(globally=False)
+        for name in list(context.get_site_names()):
+            context.delete_data_docs_site(name)
+        context.add_data_docs_site(SITE, _site_settings(site))
+        source = context.data_sources.add_postgres(
+            "control",
+            connection_string=_sqlalchemy_url(control_url),
+            kwargs={"connect_args": {"options": options}},
         )
-        # All at once: each expectation that is added later writes the whole suite again.
-        expectations = [
-            _expectation(check, run_id, suite_name) for check in suite.checks if check.rows == name
-        ]
-        title = suite_name if name == ALL_RUNS else f"{suite_name}_{name}"
-        made = context.suites.add(gx.ExpectationSuite(name=title, expectations=expectations))
-        definitions[name] = context.validation_definitions.add(
-            gx.ValidationDefinition(name=title, data=rows, suite=made)
-        )
-    # A checkpoint would write the index, and copy what all sites share, once for each set of rows.
-    of_run = gx.RunIdentifier(run_name=f"run-{run_id}")
-    results = [
-        result
-        for definition in definitions.values()
-        for result in definition.run(result_format="BOOLEAN_ONLY", run_id=of_run).results
-    ]
-    context.build_data_docs(site_names=[SITE])
-    held = {}
-    for result in results:
-        name = str(result.expectation_config.meta["name"])
-        if _could_not_run(result):
-            raise _not_run(suite_name, name, run_id)
-        held[name] = bool(result.success)
-    breaches = {}
-    for check in suite.checks:
-        if check.name not in held:
-            raise _not_run(suite_name, check.name, run_id)
-        if not held[check.name] and check.sql is None:
-            rows = definitions[check.rows].batch_definition.get_batch()
-            found = rows.validate(
-                _expectation(check, run_id, suite_name),
-                result_format={
-                    "result_format": "SUMMARY",
-                    "partial_unexpected_count": ids_kept,
-                    "unexpected_index_column_names": list(suite.rows[check.rows].ids),
-                },
+        one_run = " ".join(batch.split())
+        queries = {
+            ALL_RUNS: one_run,
+            **{
+                name: rows.sql.replace("{batch}", f"({one_run})")
+                for name, rows in suite.rows.items()
+            },
+        }
+        engine = source.get_execution_engine().engine
+        _give_columns_alone(engine, set(queries.values()))
+        _give_up_turn_while_it_works(engine, context)
+        definitions = {}
+        for name in dict.fromkeys(check.rows for check in suite.checks):
+            rows = source.add_query_asset(
+                name, query=queries[name]
+            ).add_batch_definition_whole_table(name)
+            # All at once: each expectation that is added later writes the whole suite again.
+            expectations = [
+                _expectation(check, run_id, suite_name)
+                for check in suite.checks
+                if check.rows == name
+            ]
+            title = suite_name if name == ALL_RUNS else f"{suite_name}_{name}"
+            made = context.suites.add(gx.ExpectationSuite(name=title, expectations=expectations))
+            definitions[name] = context.validation_definitions.add(
+                gx.ValidationDefinition(name=title, data=rows, suite=made)
             )
-            if _could_not_run(found):
+        # A checkpoint would write the index, and copy what all sites share, once for each set of rows.
+        of_run = gx.RunIdentifier(run_name=f"run-{run_id}")
+        results = [
+            result
+            for definition in definitions.values()
+            for result in definition.run(result_format="BOOLEAN_ONLY", run_id=of_run).results
+        ]
+        context.build_data_docs(site_names=[SITE])
+        held = {}
+        for result in results:
+            name = str(result.expectation_config.meta["name"])
+            if _could_not_run(result):
+                raise _not_run(suite_name, name, run_id)
+            held[name] = bool(result.success)
+        breaches = {}
+        for check in suite.checks:
+            if check.name not in held:
                 raise _not_run(suite_name, check.name, run_id)
-            breaches[check.name] = _breaches(found.result, suite.rows[check.rows].ids)
-    return Outcome(held, breaches, str((site / "index.html").relative_to(docs_folder)))
+            if not held[check.name] and check.sql is None:
+                rows = definitions[check.rows].batch_definition.get_batch()
+                found = rows.validate(
+                    _expectation(check, run_id, suite_name),
+                    result_format={
+                        "result_format": "SUMMARY",
+                        "partial_unexpected_count": ids_kept,
+                        "unexpected_index_column_names": list(suite.rows[check.rows].ids),
+                    },
+                )
+                if _could_not_run(found):
+                    raise _not_run(suite_name, check.name, run_id)
+                breaches[check.name] = _breaches(found.result, suite.rows[check.rows].ids)
+        return Outcome(held, breaches, str((site / "index.html").relative_to(docs_folder)))
 
 
 def _expectation(check: Check, run_id: int, suite_name: str) -> Any:
@@ -154,6 +166,22 @@ def _give_columns_alone(engine: Any, queries: set[str]) -> None:
     @event.listens_for(engine, "before_cursor_execute", retval=True)
     def limit(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> tuple[str, Any]:
         return f"{statement} LIMIT 0" if statement in queries else statement, parameters
+
+
+def _give_up_turn_while_it_works(engine: Any, context: Any) -> None:
+    """While the database works on a statement of `engine`, another thread may have the turn, with a context of its own."""
+    from great_expectations.data_context import set_context
+    from sqlalchemy import event
+
+    @event.listens_for(engine, "do_execute")
+    def execute(cursor: Any, statement: str, parameters: Any, _: Any) -> bool:
+        _TURN.release()
+        try:
+            cursor.execute(statement, parameters)
+        finally:
+            _TURN.acquire()
+            set_context(context)
+        return True  # it is executed
 
 
 def _could_not_run(result: Any) -> bool:

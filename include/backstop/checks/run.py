@@ -1,4 +1,4 @@
-"""Audit one step of a run: run its suite, keep the result, and raise when something does not hold.
+"""Audit one step of a run: run its suites, keep the results, and raise when something does not hold.
 
 Great Expectations runs the checks and writes the Data Docs; the ids of what breaks a check are looked up
 apart from it, because its own results may carry whole values.
@@ -7,18 +7,22 @@ apart from it, because its own results may carry whole values.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backstop.checks.suites import Check, with_own
+from backstop.checks.suites import Check, Suite, with_own
 from backstop.config.settings import Settings
-from backstop.model.errors import AuditFailed, RunLost, StoreUnavailable
+from backstop.model.errors import AuditFailed, BackstopError, RunLost, StoreUnavailable
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
+
+    from backstop.checks.data_docs import Outcome
 
 IDS_KEPT = 20
 """Enough to start looking; the count says how many there are."""
@@ -63,8 +67,8 @@ class SuiteResult:
     """The Data Docs page of this result, relative to the docs folder."""
 
 
-def run_suite(
-    suite_name: str,
+def run_suites(
+    suite_names: Sequence[str],
     control_url: str,
     run_id: int,
     stage: int | None,
@@ -73,32 +77,78 @@ def run_suite(
     repair_topics: Collection[str] = (),
     clock_skew: timedelta = timedelta(seconds=5),
     own: Path | None = None,
-) -> SuiteResult:
-    """Run one of SUITES over what `run_id` staged as `stage` (null: its present one) or wrote, keep it as a
-    data_check row and as Data Docs.
+) -> tuple[SuiteResult, ...]:
+    """Run SUITES side by side over what `run_id` staged as `stage` (null: its present one) or wrote, and keep each, in this order,
+    as a data_check row and as Data Docs. Every suite runs to its end, whatever becomes of the others.
 
-    `control_url` is a postgresql:// URL; `docs_folder` gets `<run_id>/<suite_name>/index.html`.
+    `control_url` is a postgresql:// URL; `docs_folder` gets `<run_id>/<suite>/index.html`.
     `repair_topics` are the topics in mode repair, for the suite `requests`; `clock_skew`: by how much clocks may differ, for
     what must be fresh; `own`: the folder with expectations of the platform's team. Zero rows pass.
     Errors: AuditFailed when a check does not hold (the row and the report are kept), RunLost when there is no
-    such run, StoreUnavailable when the control database does not answer.
+    such run, StoreUnavailable when the control database does not answer; of several suites one error says what each found.
     """
     import psycopg2
 
-    from backstop.checks.data_docs import validate
-
-    suite = with_own(suite_name, own)
     options = session_options(run_id, stage, repair_topics, clock_skew)
+    docs = Path(docs_folder).resolve()
+    results: list[SuiteResult] = []
+    errors: list[Exception] = []
     try:
         connection = psycopg2.connect(control_url, options=options, connect_timeout=10)
     except psycopg2.OperationalError as error:
-        raise _away(suite_name) from error
+        raise _away(", ".join(suite_names)) from error
+    with closing(connection), ThreadPoolExecutor(max_workers=len(suite_names)) as threads:
+        try:
+            _find_run(connection, run_id)
+        except psycopg2.OperationalError as error:
+            raise _away(", ".join(suite_names)) from error
+        found = [
+            threads.submit(_validate, name, own, control_url, options, run_id, docs)
+            for name in suite_names
+        ]
+        for name, validated in zip(suite_names, found, strict=True):
+            try:
+                results.append(_keep_result(connection, run_id, name, *validated.result()))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the other suites are kept
+                errors.append(error)
+                with suppress(psycopg2.Error):
+                    connection.rollback()
+    if errors:
+        raise _as_one(errors)
+    return tuple(results)
+
+
+def run_suite(
+    suite_name: str,
+    control_url: str,
+    run_id: int,
+    stage: int | None,
+    docs_folder: str | Path,
+    **given: Any,
+) -> SuiteResult:
+    """One suite, as `run_suites`."""
+    (result,) = run_suites((suite_name,), control_url, run_id, stage, docs_folder, **given)
+    return result
+
+
+def _validate(
+    suite_name: str, own: Path | None, control_url: str, options: str, run_id: int, docs: Path
+) -> tuple[Suite, Outcome]:
+    from backstop.checks.data_docs import validate
+
+    suite = with_own(suite_name, own)
+    # What a check may do is read: a team's own are run with our login.
+    read_only = f"{options} -c default_transaction_read_only=on"
+    return suite, validate(suite_name, suite, BATCH, control_url, read_only, run_id, docs, IDS_KEPT)
+
+
+def _keep_result(
+    connection: Connection, run_id: int, suite_name: str, suite: Suite, found: Outcome
+) -> SuiteResult:
+    """Keeps how the suite ended, and raises AuditFailed unless all of it holds."""
+    import psycopg2
+
     try:
-        _find_run(connection, run_id)
-        docs = Path(docs_folder).resolve()
-        # What a check may do is read: a team's own are run with our login.
-        read_only = f"{options} -c default_transaction_read_only=on"
-        found = validate(suite_name, suite, BATCH, control_url, read_only, run_id, docs, IDS_KEPT)
         failed = tuple(
             _broken(check, *found.breaches[check.name])
             if check.name in found.breaches
@@ -108,10 +158,8 @@ def run_suite(
         )
         result = SuiteResult(suite_name, not failed, len(suite.checks), failed, found.report)
         _keep(connection, run_id, result)
-    except psycopg2.OperationalError as error:
+    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
         raise _away(suite_name) from error
-    finally:
-        connection.close()
     if failed:
         raise AuditFailed(
             f"The data check {suite_name} of run {run_id} failed: "
@@ -121,6 +169,24 @@ def run_suite(
             next_step=f"Read the report {found.report} (or data_check, run {run_id}), then run the duty again.",
         )
     return result
+
+
+def _as_one(errors: Sequence[Exception]) -> Exception:
+    """The only error, or one that says what each of them says. An error that is none of ours comes first, with notes of ours."""
+    if len(errors) == 1:
+        return errors[0]
+    ours = [error for error in errors if isinstance(error, BackstopError)]
+    for error in errors:
+        if not isinstance(error, BackstopError):
+            for other in ours:
+                error.add_note(other.what)
+            return error
+    kind = next((type(error) for error in ours if isinstance(error, AuditFailed)), type(ours[0]))
+    what, unaffected, next_step = (
+        " ".join(dict.fromkeys(getattr(error, part) for error in ours))
+        for part in ("what", "unaffected", "next_step")
+    )
+    return kind(what, unaffected=unaffected, next_step=next_step)
 
 
 def given_by(settings: Settings) -> dict[str, Any]:
@@ -166,6 +232,7 @@ def _find_run(connection: Connection, run_id: int) -> None:
                 unaffected="Nothing was promoted for it.",
                 next_step="Look at `backstop runs list`, then start the duty again.",
             )
+    connection.commit()  # it waits for the suites outside of a transaction
 
 
 def _breaches(connection: Connection, check: Check) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,11 +77,12 @@ def control(settings: Settings, known: Connections, *, any_schema: bool = False)
 
 
 def data_checks(settings: Settings, known: Connections, docs: Path) -> RunCheck:
-    """Runs a suite over a run, with its report in `docs`."""
+    """Runs suites over a run, with their reports in `docs`."""
 
-    def check(run: Run, suite: str) -> None:
-        from backstop.checks.run import given_by, run_suite
+    def check(run: Run, suites: Sequence[str]) -> None:
+        from backstop.checks.run import given_by, run_suites
 
-        run_suite(suite, known.url(settings.control), run.run_id, None, docs, **given_by(settings))
+        url = known.url(settings.control)
+        run_suites(suites, url, run.run_id, None, docs, **given_by(settings))
 
     return check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,9 +78,9 @@ def reconcile(
             "backstop reconcile", "local[*]" if local_spark else None, lakes=settings.has_lakes()
         )
 
-    def audit(run: Run, suite: str) -> None:
+    def audit(run: Run, suites: Sequence[str]) -> None:
         last.append(run.run_id)
-        check(run, suite)
+        check(run, suites)
 
     with out.progress("reconcile") as say:
         counts = run_once(

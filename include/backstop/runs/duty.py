@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import groupby
 from typing import Any, Generic, Literal, TypeVar
 
 import psycopg2
@@ -52,8 +53,8 @@ from backstop.runs.run import (
 T = TypeVar("T")
 GoesOn = Literal["never", "when_away", "always"]
 """Whether the steps after one that failed are done: not, if something only did not answer, or whatever happened."""
-RunCheck = Callable[[Run, str], None]
-"""Runs one suite of data checks over a run; raises AuditFailed when it does not hold."""
+RunCheck = Callable[[Run, Sequence[str]], None]
+"""Runs suites of data checks over a run, side by side; raises AuditFailed when one does not hold, after all have run."""
 
 
 @dataclass(slots=True)
@@ -104,7 +105,8 @@ class Step(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One suite of data checks; in a dry run only where that writes what is checked."""
+    """One suite of data checks; in a dry run only where that writes what is checked. Suites that follow one another are run
+    together."""
 
     name: str
     goes_on: GoesOn = "never"
@@ -294,22 +296,33 @@ def _walk(work: Work[T], check: RunCheck | None, errors: list[BaseException]) ->
             away = _count(work)
             idle = work.due is None
             errors += [] if away is None else [away]
-        for one in duty.steps:
-            if (idle and not one.when_idle) or (work.run.dry_run and not one.in_dry_run):
-                continue
+        for _, together in groupby(duty.steps, key=_kind):
+            steps = [
+                one
+                for one in together
+                if (one.when_idle or not idle) and (one.in_dry_run or not work.run.dry_run)
+            ]
+            checks = [one.name for one in steps if isinstance(one, Check)]
             try:
-                if isinstance(one, Step):
-                    _do(work, one)
-                elif check is not None:
-                    work.run.phase.begin(f"check {one.name}")
-                    check(work.run, one.name)
+                if checks and check is not None:
+                    work.run.phase.begin(f"check {', '.join(checks)}")
+                    check(work.run, checks)
+                for one in steps:
+                    if isinstance(one, Step):
+                        _do(work, one)
             except (psycopg2.OperationalError, psycopg2.InterfaceError, RunError):
                 raise
             except Exception as error:
-                if one.goes_on == "never" or (one.goes_on == "when_away" and not _is_away(error)):
+                goes_on = steps[0].goes_on
+                if goes_on == "never" or (goes_on == "when_away" and not _is_away(error)):
                     raise
                 errors.append(error)
                 work.control.rollback()
+
+
+def _kind(one: Step[Any] | Check) -> tuple[str, str]:
+    """What is done by itself has its name; checks that stop the same are one kind."""
+    return ("check", one.goes_on) if isinstance(one, Check) else ("step", one.name)
 
 
 def _do(work: Work[T], step: Step[T]) -> None:

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -84,16 +84,15 @@ def session() -> Any:
 
 def reconcile(settings: Settings, connections: Connections, docs: Path) -> Once:
     from backstop.checks import data_docs  # noqa: F401 - what takes seconds is loaded before anything goes wrong
-    from backstop.checks.run import given_by, run_suite
+    from backstop.checks.run import given_by, run_suites
     from backstop.reconcile import judge  # noqa: F401
     from backstop.reconcile.run_once import run_once
 
     session().range(1000).selectExpr("sum(id)").collect()
 
-    def audit(run: Run, suite: str) -> None:
-        run_suite(
-            suite, connections.url(settings.control), run.run_id, None, docs, **given_by(settings)
-        )
+    def audit(run: Run, suites: Sequence[str]) -> None:
+        url = connections.url(settings.control)
+        run_suites(suites, url, run.run_id, None, docs, **given_by(settings))
 
     # Temporary views belong to a session: a second run in this process must not share them, as no second driver does.
     return lambda dead_after, topics: run_once(

@@ -1,7 +1,17 @@
 -- What the judge staged, before a verdict is promoted or a request is made.
--- No statistics know rows that were staged a moment ago. So what is joined is staged_verdict, with every column of its key, each
--- from staged_stub: whatever the plan, it is one look by key a row. (With USING the stage would be the run's, which an outer join
--- cannot look up by, and each row would be compared with all: 20,000 stubs took minutes.) staged_stub has no key: it is scanned.
+-- No statistics know rows that were staged a moment ago. So what is joined has a plan that is never rows times rows: a FULL JOIN, which
+-- is hashed or merged (a condition that is true of nothing would make another join of it, so the conditions are coalesced), or a look
+-- into staged_verdict with every column of its key, each from staged_stub. (With USING the stage would be the run's, which an outer
+-- join cannot look up by, and each row would be compared with all: 20,000 stubs took minutes.) staged_stub has no key: it is scanned,
+-- by a check of verdicts only where there is one.
+
+-- name: one_verdict_a_delivery: every delivery has exactly one verdict, on whatever shard its stub lies
+-- Not expect_compound_columns_to_be_unique, which joins the rows with their counts: without statistics each row with every other.
+SELECT v.topic, v.message_id, v.consumer_group
+FROM {batch} AS run
+JOIN staged_verdict AS v USING (run_id, stage)
+GROUP BY v.topic, v.message_id, v.consumer_group
+HAVING count(*) > 1;
 
 -- name: deliveries_conserved: the verdicts counted for a topic add up to the deliveries that its stubs owe
 SELECT coalesce(owed.topic, counted.topic) AS topic
@@ -41,33 +51,43 @@ WHERE coalesce(staged.deliveries, 0) <> coalesce(counted.deliveries, 0)
    OR coalesce(staged.eligible, 0) <> coalesce(counted.eligible, 0);
 
 -- name: verdicts_have_stubs: every verdict belongs to a stub of this run, as it was read
--- IS TRUE keeps it one look by key for each stub, and only stubs that have a verdict are sorted.
 SELECT v.topic, v.message_id, min(v.consumer_group) AS consumer_group
 FROM (
     SELECT v.shard, v.topic, v.message_id, v.send_count, v.consumer_group
     FROM {batch} AS run
     JOIN staged_verdict AS v USING (run_id, stage)
-    UNION ALL
-    SELECT s.shard, s.topic, s.message_id, s.send_count, NULL
+) AS v
+FULL JOIN (
+    SELECT s.shard, s.topic, s.message_id, s.send_count, true AS is_staged
     FROM {batch} AS run
     JOIN staged_stub AS s USING (run_id, stage)
-    WHERE (EXISTS (
-        SELECT 1 FROM staged_verdict AS o
-        WHERE o.run_id = s.run_id AND o.stage = s.stage AND o.shard = s.shard AND o.topic = s.topic
-          AND o.message_id = s.message_id)) IS TRUE
-) AS v
-GROUP BY v.shard, v.topic, v.message_id, v.send_count
-HAVING count(*) = count(v.consumer_group);
+    WHERE EXISTS (SELECT FROM {batch} AS judged JOIN staged_verdict USING (run_id, stage))
+) AS s USING (shard, topic, message_id, send_count)
+WHERE NOT coalesce(s.is_staged, false)
+GROUP BY v.shard, v.topic, v.message_id, v.send_count;
 
 -- name: confirmed_is_complete: a stub becomes confirmed only when every delivery is CONFIRMED or VOIDED
 SELECT s.topic, s.message_id
 FROM {batch} AS run
 JOIN staged_stub AS s USING (run_id, stage)
-WHERE s.new_status = 'confirmed' AND s.old_status <> 'confirmed'
-  AND (s.deliveries = 0 OR EXISTS (
-        SELECT 1 FROM staged_verdict AS v
-        WHERE v.run_id = s.run_id AND v.stage = s.stage AND v.shard = s.shard AND v.topic = s.topic
-          AND v.message_id = s.message_id AND v.verdict <> 'VOIDED'));
+WHERE s.new_status = 'confirmed' AND s.old_status <> 'confirmed' AND s.deliveries = 0
+UNION ALL
+SELECT s.topic, s.message_id
+FROM (
+    SELECT s.ctid AS place, s.shard, s.topic, s.message_id, true AS is_confirmed
+    FROM {batch} AS run
+    JOIN staged_stub AS s USING (run_id, stage)
+    WHERE s.new_status = 'confirmed' AND s.old_status <> 'confirmed' AND s.deliveries <> 0
+      AND EXISTS (SELECT FROM {batch} AS judged JOIN staged_verdict AS o USING (run_id, stage) WHERE o.verdict <> 'VOIDED')
+) AS s
+FULL JOIN (
+    SELECT v.shard, v.topic, v.message_id, true AS is_open
+    FROM {batch} AS run
+    JOIN staged_verdict AS v USING (run_id, stage)
+    WHERE v.verdict <> 'VOIDED'
+) AS v USING (shard, topic, message_id)
+WHERE coalesce(s.is_confirmed, false) AND coalesce(v.is_open, false)
+GROUP BY s.place, s.topic, s.message_id;
 
 -- name: exhausted_is_spent: a stub becomes exhausted only when what is open is EXHAUSTED, and something is
 SELECT s.topic, s.message_id
