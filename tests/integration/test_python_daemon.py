@@ -34,30 +34,6 @@ def test_a_worker_has_our_imports_and_neither_reads_archives_nor_collects_among_
     assert {tuple(row) for row in rows} == {(True, "backstop.spark.python_daemon", True)}
 
 
-def test_a_worker_gives_memory_back_as_soon_as_it_is_free(spark: Any) -> None:
-    def told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import os
-
-        import pyarrow as pa
-
-        def resident() -> int:
-            with open("/proc/self/statm") as file:
-                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-        for _ in batches:
-            pool, before = pa.default_memory_pool().backend_name, resident()
-            tables = [pa.array(range(100_000), pa.int64()) for _ in range(50)]  # 0.8 MB each
-            held = resident() - before
-            del tables
-            kept = resident() - before
-            yield pa.RecordBatch.from_pydict({"pool": [pool], "held": [held], "kept": [kept]})
-
-    schema = "pool string, held long, kept long"
-    [row] = spark.range(0, 1, 1, 1).mapInArrow(told, schema).collect()
-    assert row["pool"] == "system"
-    assert row["held"] > 30_000_000 and row["kept"] < row["held"] / 4
-
-
 def test_a_package_that_is_sent_along_later_is_found(spark: Any, tmp_path: Any) -> None:
     import zipfile
 

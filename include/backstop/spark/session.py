@@ -17,13 +17,6 @@ if TYPE_CHECKING:
 
 
 HEAP_MIB, HEAP_OF_CORE_MIB = 512, 64
-WORKER_MEMORY = {
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "MALLOC_MMAP_THRESHOLD_": str(128 * 2**10),
-    "MALLOC_TRIM_THRESHOLD_": str(128 * 2**10),
-}
-"""Environment of the Python workers: a freed table goes back to the system at once, where Arrow's own pool and glibc (whose
-thresholds grow by default) would keep it. At its highest a worker holds a fifth less."""
 
 
 def heap_for(master: str, *, lakes: bool) -> dict[str, str]:
@@ -67,8 +60,6 @@ def start_session(name: str, master: str | None = None, *, lakes: bool = False) 
         # The driver's page listens on every address, asks nobody who they are, and can end our tasks.
         .config("spark.ui.enabled", "false")
     )
-    for name, value in WORKER_MEMORY.items():
-        builder = builder.config(f"spark.executorEnv.{name}", value)
     if _submitted():
         master = _submitted_master()
     else:
