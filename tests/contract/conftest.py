@@ -32,6 +32,7 @@ from backstop.brokers.testing.contract import fetch_all
 from backstop.model.records import ID_HEADER, Message, Outcome
 from backstop_lab.servers.valkey import Valkey
 from rocketmq_server import RocketMQ as RocketMQServer
+from stand_still import stand_still
 
 
 class RedisStreamsUnderTest:
@@ -121,7 +122,7 @@ class RedisStreamsUnderTest:
 
     def stall(self) -> None:
         assert self.server.pid is not None
-        os.kill(self.server.pid, signal.SIGSTOP)
+        stand_still(self.server.pid)
 
     def wake(self) -> None:
         assert self.server.pid is not None
@@ -229,7 +230,7 @@ class ActiveMQUnderTest:
 
     def stall(self) -> None:
         assert self.server.pid is not None
-        os.kill(self.server.pid, signal.SIGSTOP)
+        stand_still(self.server.pid)
 
     def wake(self) -> None:
         assert self.server.pid is not None

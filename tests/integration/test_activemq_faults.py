@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -30,6 +28,7 @@ from backstop_lab.servers.activemq import ActiveMQServer
 from backstop_lab.servers.share_classes import archive
 from backstop_lab.shop.ledger import Key, Ledger
 from backstop_lab.shop.wait_for import wait_for
+from stand_still import stand_still
 
 GROUPS = {"orders": ["billing", "shipping"], "refunds": ["billing", "shipping"]}
 _numbers = count(1)
@@ -217,7 +216,7 @@ def test_what_a_process_holds_that_stands_still_goes_to_others(
             holder.stdin.write(server.url() + "\n")
             holder.stdin.flush()
             assert holder.stdout.readline() == "held\n"
-            os.kill(holder.pid, signal.SIGSTOP)
+            stand_still(holder.pid)
             assert received(broker, "billing") == []
             faults.drop_connections([holder.pid])
             deadline = time.monotonic() + 30

@@ -20,6 +20,7 @@ from backstop_lab.servers.valkey import Valkey
 from rocketmq_java import JavaPeer
 from rocketmq_look_world import World
 from rocketmq_server import RocketMQ
+from stand_still import stand_still
 from system import System, build_template, settings_dict, system
 
 
@@ -117,7 +118,7 @@ def test_a_consumer_that_does_not_answer_is_one_that_does_not_tell(
     with JavaPeer(shared_rocketmq, tmp_path) as other:
         other.consume(group, topic)
         world.until(lambda: [one.queue_id for one in broker.holders(topic, group)] == [0])
-        os.kill(other.pid, signal.SIGSTOP)
+        stand_still(other.pid)
         [holder] = broker.holders(topic, group)
         os.kill(other.pid, signal.SIGCONT)
     assert holder.queue_id is None and not holder.locked

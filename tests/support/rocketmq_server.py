@@ -41,6 +41,7 @@ from backstop_lab.servers.rocketmq import SETTINGS as LOCAL_SETTINGS
 from compile_java import compiled
 from rocketmq_admin import Answer, Refused, ask
 from rocketmq_tls import write_certificates
+from stand_still import stand_still
 
 LOGIN = ("backstop", "s3cret-of/Backstop@never:shown")
 """Who may do everything on a server with access control."""
@@ -202,9 +203,9 @@ class RocketMQ:
 
     def stall(self, *, namesrv: bool = True) -> None:
         """The server takes connections and bytes, and does nothing."""
-        self._broker.send(signal.SIGSTOP)
-        if namesrv:
-            self._names.send(signal.SIGSTOP)
+        for child in (self._broker, *([self._names] if namesrv else [])):
+            if child.pid is not None:
+                stand_still(child.pid)
 
     def wake(self) -> None:
         self._broker.send(signal.SIGCONT)
