@@ -15,6 +15,7 @@ from backstop.cli.app import run_app
 from backstop.decisions.decide import decide
 from backstop.model.errors import DecisionRefused, StoreUnavailable, Unavailable
 from backstop.model.records import Counts
+from backstop.restore.consumer import restore_consumer
 from backstop.restore.pause import resume
 from backstop.restore.producer import restore_producer
 from backstop.schema.migrate import grant
@@ -237,6 +238,58 @@ def test_a_replaced_content_that_is_kept_no_longer_holds_its_message_for_a_perso
     assert content_now(world) == (b"content", 1, "exhausted")
     found = "SELECT kind, subject, state FROM case_file WHERE kind <> 'dead_letters'"
     assert world.control(found) == [("exhausted", "restored content", "open")]
+
+
+@pytest.mark.parametrize("decided", [None, "leave"])
+def test_a_message_that_is_held_for_a_person_is_held_after_a_consumer_was_restored_too(
+    world: World, decided: str | None
+) -> None:
+    dead(world, "m", "poison")
+    edited(world)
+    forget_edit(world)
+    world.control("UPDATE message_version SET content = '', emptied_at = now()")
+    restored(world)
+    if decided is not None:
+        world.control(
+            "UPDATE case_file SET state = 'decided', decision = %s, decided_by = 'ann', decided_at = now(), why = 'w'"
+            " WHERE subject = 'restored content'",
+            (decided,),
+        )
+    since = datetime.now(UTC) - HOUR
+    counts = restore_consumer(world.settings, world.connections, world.conn, "billing_db", since)
+    assert (counts["reopened"], unfinished(world)) == (1, 0)
+    assert content_now(world) == (b"content", 1, "exhausted")
+
+
+def test_a_message_with_a_send_under_way_is_held_before_the_restore_is_done(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dead(world, "m", "poison")
+    edited(world)
+    forget_edit(world)
+    world.control("UPDATE message_version SET content = '', emptied_at = now()")
+    under_way = """
+        UPDATE message_stub SET attempt_token = gen_random_uuid(), attempt_deadline = now() + interval '1 hour'
+    """
+    ended = "UPDATE message_stub SET attempt_token = NULL, attempt_deadline = now()"
+    world.run(SHARDS["shop_a"], under_way)
+    counts = restored(world)
+    assert (counts["not_edited"], counts.get("content_gone"), unfinished(world)) == (1, None, 1)
+    found = "SELECT 1 FROM case_file WHERE subject = 'restored content'"
+    assert content_now(world)[2] == "pending" and world.control(found) == []
+    world.run(SHARDS["shop_a"], ended)
+    counts = restored(world)
+    assert (counts.get("not_edited"), counts["content_gone"], unfinished(world)) == (None, 1, 0)
+    assert content_now(world)[2] == "exhausted" and world.control(found) == [(1,)]
+    # Somebody made it pending, and a person's send of it is under way while a consumer's database is restored.
+    world.run(SHARDS["shop_a"], under_way + ", status = 'pending'")
+    since = (datetime.now(UTC) - HOUR).isoformat()
+    assert run_app(["restore", "consumer", "billing_db", "--since", since]) == 0
+    assert "not_held" in (said := capfd.readouterr().out) and "Not finished" in said
+    assert unfinished(world) == 1
+    world.run(SHARDS["shop_a"], ended)
+    assert run_app(["restore", "consumer", "billing_db", "--since", since]) == 0
+    assert content_now(world)[2] == "exhausted" and unfinished(world) == 0
 
 
 def test_a_version_that_was_carried_out_is_not_replaced_by_an_edit_of_a_database_that_forgot_it(
