@@ -12,15 +12,17 @@ import pytest
 import redis
 
 from backstop.cli.app import run_app
+from backstop.config.load import from_mapping
 from backstop.decisions.decide import decide
 from backstop.model.errors import DecisionRefused, StoreUnavailable, Unavailable
 from backstop.model.records import Counts
 from backstop.restore.consumer import restore_consumer
+from backstop.restore.control import restore_control
 from backstop.restore.pause import resume
 from backstop.restore.producer import restore_producer
 from backstop.schema.migrate import grant
 from backstop.stores.postgresql.stubs import PostgresStubs
-from control_world import SHARDS, World, servers, world  # noqa: F401
+from control_world import GROUPS, SHARDS, World, servers, world, written_settings  # noqa: F401
 from triage_world import dead, look_now, requests, resend, triage
 
 HOUR = timedelta(hours=1)
@@ -150,6 +152,86 @@ def test_a_request_that_was_opened_again_before_the_backup_keeps_its_number(worl
     world.control("UPDATE resend_request SET reopened_at = now() - interval '2 hours'")
     assert "numbers" not in restored(world)
     assert requests(world)[0][-1] == "open" and sends(world, "m") == 1
+
+
+def control_restored(world: World) -> None:
+    pause(world)
+    restore_control(world.settings, world.conn)
+    world.control("DELETE FROM pause")
+
+
+def ask_for(world: World, message_id: str, groups: list[str] | None, requested_by: str) -> None:
+    ask(world, message_id)
+    world.control(
+        "UPDATE resend_request SET groups = %s, requested_by = %s WHERE message_id = %s",
+        (groups, requested_by, message_id),
+    )
+
+
+@pytest.mark.parametrize("requested_by", ["reconcile", "triage", "person ann (incident 7)"])
+def test_a_request_of_a_restored_control_database_does_not_send_what_died_since(
+    world: World, requested_by: str
+) -> None:
+    world.stub("m", sends=1)
+    world.log("m", "billing", state="FAILED", moved="2 minutes")
+    world.log("m", "shipping")
+    ask_for(world, "m", ["billing"], requested_by)
+    control_restored(world)
+    assert "published" not in resend(world) and copies(world, "m") == 0
+    ((state, error),) = world.control("SELECT state, error FROM resend_request")
+    assert state == "not_needed" and "billing DEAD_LETTERED (forgotten)" in error
+    # A person looked at it, or its group has tried it since.
+    world.control("UPDATE resend_request SET state = 'open', requested_by = 'case 1'")
+    assert resend(world)["published"] == 1 and copies(world, "m") == 1
+
+
+def test_a_request_for_another_group_is_kept_from_one_whose_dead_letter_is_forgotten(
+    world: World,
+) -> None:
+    written = written_settings()
+    written["groups"]["billing"]["duplicates"] = "declared_safe"
+    world.settings = from_mapping(written)
+    world.stub("m", sends=1)
+    world.log("m", "billing", state="FAILED", moved="2 minutes")
+    ask_for(world, "m", ["shipping"], "reconcile")
+    control_restored(world)
+    assert "published" not in resend(world) and copies(world, "m") == 0
+    assert world.control("SELECT state, error FROM resend_request") == [("not_needed", "no_route")]
+    world.control("DELETE FROM watermark; UPDATE resend_request SET state = 'open', error = NULL")
+    assert resend(world)["published"] == 1
+
+
+def test_a_dead_letter_of_a_restored_control_database_is_replayed_by_a_person_only(
+    world: World,
+) -> None:
+    """A newer one of its delivery was perhaps left to a person."""
+    dead(world, "m", "transient")
+    dead(world, "tried since", "transient")
+    control_restored(world)
+    # Restored half a minute ago: one log was touched before that, the other since.
+    world.control("UPDATE watermark SET reached = now() - interval '30 seconds'")
+    world.run(
+        GROUPS["billing"],
+        "UPDATE consumer_log SET updated_at = now() - interval '10 seconds' WHERE message_id = 'tried since'",
+    )
+    counts = triage(world)
+    assert (counts["escalated"], counts["replaying"]) == (1, 1)
+    found = "SELECT message_id, state, reason FROM dead_letter WHERE reason = 'forgotten'"
+    assert world.control(found) == [("m", "open", "forgotten")]
+    assert "m" not in {message_id for message_id, *_ in requests(world)}
+    ((case_id,),) = world.control("SELECT case_id FROM case_file")
+    options = {"message_ids": ["m"]}
+    decide(
+        world.conn,
+        world.settings,
+        world.connections,
+        case_id,
+        "replay",
+        "ann",
+        "compared",
+        options,
+    )
+    assert ("m", 2, ["billing"], f"case {case_id}", "open") in requests(world)
 
 
 def edited(world: World, content: bytes = b"better") -> None:
