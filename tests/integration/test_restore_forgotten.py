@@ -95,6 +95,26 @@ def test_a_number_that_a_send_under_way_hides_is_raised_before_the_restore_is_do
     assert (sends(world, "m"), unfinished(world)) == (2, 0)
 
 
+def test_a_number_below_a_send_that_ends_during_the_restore_is_raised_before_it_is_done(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stub("m", sends=1, under_way=True)
+    ask(world, "m", "sent")
+    raise_numbers = PostgresStubs.raise_numbers
+
+    def settled_just_after(store: PostgresStubs, handed: Any) -> Any:
+        raised = raise_numbers(store, handed)
+        world.run(SHARDS["shop_a"], "UPDATE message_stub SET attempt_token = NULL")
+        return raised
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PostgresStubs, "raise_numbers", settled_just_after)
+        assert restored(world)["not_raised"] == 1
+    assert (sends(world, "m"), unfinished(world)) == (1, 1)
+    assert restored(world)["raised"] == 1
+    assert (sends(world, "m"), unfinished(world)) == (2, 0)
+
+
 def test_nothing_is_sent_when_a_pause_is_lifted_by_sql_while_a_restore_is_unfinished(
     world: World,
 ) -> None:

@@ -109,8 +109,8 @@ def _raise_numbers(
 
 
 def _is_behind(stub: Stub | None, number: int) -> bool:
-    """Whether a send that is under way keeps the stub from being told of a later number."""
-    return stub is not None and stub.attempt_token is not None and stub.send_count < number
+    """Whether the stub could not be raised: a send of it was under way, and has perhaps ended since."""
+    return stub is not None and stub.send_count < number
 
 
 def _edit_again(
