@@ -12,7 +12,7 @@ import tomllib
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 
 import psycopg2
 import pytest
@@ -559,7 +559,15 @@ def test_migrate_brings_every_database_up_and_is_safe_to_run_again(
         "shipping_db",
     ]
     assert all(row["applied"] == [] for row in cli.json("migrate"))
-    connection = psycopg2.connect(world.postgres.admin_dsn("fresh_control"))
+    # A password may stand behind the question mark, too.
+    url = world.postgres.admin_dsn("fresh_control")
+    parts = urlsplit(url)
+    login = {"user": unquote(parts.username or ""), "password": unquote(parts.password or "")}
+    query = urlencode({**login, "port": parts.port})
+    given = f"postgresql://{parts.hostname}{parts.path}?{query}"
+    (row,) = cli.json("migrate", "--role", "control", "--database", given)
+    assert row == {"database": f"{parts.hostname}/fresh_control", "role": "control", "applied": []}
+    connection = psycopg2.connect(url)
     with connection, connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM case_file")
     connection.close()

@@ -14,6 +14,7 @@ from backstop.model.errors import StoreUnavailable
 from backstop.model.records import SEND_HEADER, Key
 from backstop.reconcile.run_once import run_once
 from backstop.resend.run_once import run_duty as resend
+from backstop.restore.consumer import restore_consumer
 from backstop.restore.producer import restore_producer
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
@@ -202,5 +203,10 @@ def test_a_restored_database_gets_back_numbers_and_contents_and_says_what_waits(
         database.run("UPDATE message_stub SET attempt_deadline = UTC_TIMESTAMP(6)")
         counts = restore_producer(there.settings, there.connections, control, "shop_a", since)
         assert counts["raised"] == 1 and "not_raised" not in counts
+        # A consumer's database was restored too: what a person must decide stays so.
+        counts = restore_consumer(there.settings, there.connections, control, "billing_db", since)
+        assert (counts["reopened"], counts.get("not_held")) == (1, None)
+        found = database.run("SELECT status FROM message_stub WHERE message_id = 'gone'")
+        assert found == [{"status": "exhausted"}]
     asked = "SELECT message_id, state FROM resend_request ORDER BY message_id"
     assert world.rows("control", asked) == [("edited", "unknown"), ("sending", "unknown")]

@@ -225,6 +225,34 @@ def test_a_group_that_takes_no_duplicates_makes_a_case_instead_of_a_resend_to_th
         assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
 
 
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_copy_is_kept_from_a_group_whose_dead_letter_a_restored_control_database_forgot(
+    postgres: Postgres, valkey: Valkey, spark: Any, restored: bool
+) -> None:
+    groups = {
+        "billing": {"store": "billing_db", "duplicates": "guard", "progress": "acknowledged"},
+        "shipping": {
+            "store": "shipping_db",
+            "duplicates": "declared_safe",
+            "progress": "acknowledged",
+        },
+    }
+    with system(postgres, valkey, groups=groups) as world:
+        key = world.sent("m-1")
+        for group in groups:
+            world.pass_over(group)
+        world.log(key, "shipping", "FAILED")
+        if restored:
+            world.rows("control", "INSERT INTO watermark VALUES ('control restored', now())")
+        run_once(world.settings, world.connections, lambda: spark, no_audit)
+        assert verdicts(world)["m-1", "shipping"][0] == "STALLED"
+        found = "SELECT kind, consumer_group FROM case_file ORDER BY kind"
+        asked = "SELECT count(*) FROM resend_request"
+        expected = [("no_route", "billing"), ("stalled", "shipping")]
+        assert world.rows("control", found) == (expected if restored else [])
+        assert world.rows("control", asked) == [(0 if restored else 1,)]
+
+
 def test_a_message_never_sent_waits_for_a_group_without_duplicates_that_cannot_be_read(
     postgres: Postgres, valkey: Valkey, spark: Any
 ) -> None:

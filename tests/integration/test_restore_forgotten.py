@@ -12,14 +12,17 @@ import pytest
 import redis
 
 from backstop.cli.app import run_app
+from backstop.config.load import from_mapping
 from backstop.decisions.decide import decide
 from backstop.model.errors import DecisionRefused, StoreUnavailable, Unavailable
 from backstop.model.records import Counts
+from backstop.restore.consumer import restore_consumer
+from backstop.restore.control import restore_control
 from backstop.restore.pause import resume
 from backstop.restore.producer import restore_producer
 from backstop.schema.migrate import grant
 from backstop.stores.postgresql.stubs import PostgresStubs
-from control_world import SHARDS, World, servers, world  # noqa: F401
+from control_world import GROUPS, SHARDS, World, servers, world, written_settings  # noqa: F401
 from triage_world import dead, look_now, requests, resend, triage
 
 HOUR = timedelta(hours=1)
@@ -92,6 +95,26 @@ def test_a_number_that_a_send_under_way_hides_is_raised_before_the_restore_is_do
     assert (sends(world, "m"), unfinished(world)) == (2, 0)
 
 
+def test_a_number_below_a_send_that_ends_during_the_restore_is_raised_before_it_is_done(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stub("m", sends=1, under_way=True)
+    ask(world, "m", "sent")
+    raise_numbers = PostgresStubs.raise_numbers
+
+    def settled_just_after(store: PostgresStubs, handed: Any) -> Any:
+        raised = raise_numbers(store, handed)
+        world.run(SHARDS["shop_a"], "UPDATE message_stub SET attempt_token = NULL")
+        return raised
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PostgresStubs, "raise_numbers", settled_just_after)
+        assert restored(world)["not_raised"] == 1
+    assert (sends(world, "m"), unfinished(world)) == (1, 1)
+    assert restored(world)["raised"] == 1
+    assert (sends(world, "m"), unfinished(world)) == (2, 0)
+
+
 def test_nothing_is_sent_when_a_pause_is_lifted_by_sql_while_a_restore_is_unfinished(
     world: World,
 ) -> None:
@@ -149,6 +172,86 @@ def test_a_request_that_was_opened_again_before_the_backup_keeps_its_number(worl
     world.control("UPDATE resend_request SET reopened_at = now() - interval '2 hours'")
     assert "numbers" not in restored(world)
     assert requests(world)[0][-1] == "open" and sends(world, "m") == 1
+
+
+def control_restored(world: World) -> None:
+    pause(world)
+    restore_control(world.settings, world.conn)
+    world.control("DELETE FROM pause")
+
+
+def ask_for(world: World, message_id: str, groups: list[str] | None, requested_by: str) -> None:
+    ask(world, message_id)
+    world.control(
+        "UPDATE resend_request SET groups = %s, requested_by = %s WHERE message_id = %s",
+        (groups, requested_by, message_id),
+    )
+
+
+@pytest.mark.parametrize("requested_by", ["reconcile", "triage", "person ann (incident 7)"])
+def test_a_request_of_a_restored_control_database_does_not_send_what_died_since(
+    world: World, requested_by: str
+) -> None:
+    world.stub("m", sends=1)
+    world.log("m", "billing", state="FAILED", moved="2 minutes")
+    world.log("m", "shipping")
+    ask_for(world, "m", ["billing"], requested_by)
+    control_restored(world)
+    assert "published" not in resend(world) and copies(world, "m") == 0
+    ((state, error),) = world.control("SELECT state, error FROM resend_request")
+    assert state == "not_needed" and "billing DEAD_LETTERED (forgotten)" in error
+    # A person looked at it, or its group has tried it since.
+    world.control("UPDATE resend_request SET state = 'open', requested_by = 'case 1'")
+    assert resend(world)["published"] == 1 and copies(world, "m") == 1
+
+
+def test_a_request_for_another_group_is_kept_from_one_whose_dead_letter_is_forgotten(
+    world: World,
+) -> None:
+    written = written_settings()
+    written["groups"]["billing"]["duplicates"] = "declared_safe"
+    world.settings = from_mapping(written)
+    world.stub("m", sends=1)
+    world.log("m", "billing", state="FAILED", moved="2 minutes")
+    ask_for(world, "m", ["shipping"], "reconcile")
+    control_restored(world)
+    assert "published" not in resend(world) and copies(world, "m") == 0
+    assert world.control("SELECT state, error FROM resend_request") == [("not_needed", "no_route")]
+    world.control("DELETE FROM watermark; UPDATE resend_request SET state = 'open', error = NULL")
+    assert resend(world)["published"] == 1
+
+
+def test_a_dead_letter_of_a_restored_control_database_is_replayed_by_a_person_only(
+    world: World,
+) -> None:
+    """A newer one of its delivery was perhaps left to a person."""
+    dead(world, "m", "transient")
+    dead(world, "tried since", "transient")
+    control_restored(world)
+    # Restored half a minute ago: one log was touched before that, the other since.
+    world.control("UPDATE watermark SET reached = now() - interval '30 seconds'")
+    world.run(
+        GROUPS["billing"],
+        "UPDATE consumer_log SET updated_at = now() - interval '10 seconds' WHERE message_id = 'tried since'",
+    )
+    counts = triage(world)
+    assert (counts["escalated"], counts["replaying"]) == (1, 1)
+    found = "SELECT message_id, state, reason FROM dead_letter WHERE reason = 'forgotten'"
+    assert world.control(found) == [("m", "open", "forgotten")]
+    assert "m" not in {message_id for message_id, *_ in requests(world)}
+    ((case_id,),) = world.control("SELECT case_id FROM case_file")
+    options = {"message_ids": ["m"]}
+    decide(
+        world.conn,
+        world.settings,
+        world.connections,
+        case_id,
+        "replay",
+        "ann",
+        "compared",
+        options,
+    )
+    assert ("m", 2, ["billing"], f"case {case_id}", "open") in requests(world)
 
 
 def edited(world: World, content: bytes = b"better") -> None:
@@ -237,6 +340,58 @@ def test_a_replaced_content_that_is_kept_no_longer_holds_its_message_for_a_perso
     assert content_now(world) == (b"content", 1, "exhausted")
     found = "SELECT kind, subject, state FROM case_file WHERE kind <> 'dead_letters'"
     assert world.control(found) == [("exhausted", "restored content", "open")]
+
+
+@pytest.mark.parametrize("decided", [None, "leave"])
+def test_a_message_that_is_held_for_a_person_is_held_after_a_consumer_was_restored_too(
+    world: World, decided: str | None
+) -> None:
+    dead(world, "m", "poison")
+    edited(world)
+    forget_edit(world)
+    world.control("UPDATE message_version SET content = '', emptied_at = now()")
+    restored(world)
+    if decided is not None:
+        world.control(
+            "UPDATE case_file SET state = 'decided', decision = %s, decided_by = 'ann', decided_at = now(), why = 'w'"
+            " WHERE subject = 'restored content'",
+            (decided,),
+        )
+    since = datetime.now(UTC) - HOUR
+    counts = restore_consumer(world.settings, world.connections, world.conn, "billing_db", since)
+    assert (counts["reopened"], unfinished(world)) == (1, 0)
+    assert content_now(world) == (b"content", 1, "exhausted")
+
+
+def test_a_message_with_a_send_under_way_is_held_before_the_restore_is_done(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dead(world, "m", "poison")
+    edited(world)
+    forget_edit(world)
+    world.control("UPDATE message_version SET content = '', emptied_at = now()")
+    under_way = """
+        UPDATE message_stub SET attempt_token = gen_random_uuid(), attempt_deadline = now() + interval '1 hour'
+    """
+    ended = "UPDATE message_stub SET attempt_token = NULL, attempt_deadline = now()"
+    world.run(SHARDS["shop_a"], under_way)
+    counts = restored(world)
+    assert (counts["not_edited"], counts.get("content_gone"), unfinished(world)) == (1, None, 1)
+    found = "SELECT 1 FROM case_file WHERE subject = 'restored content'"
+    assert content_now(world)[2] == "pending" and world.control(found) == []
+    world.run(SHARDS["shop_a"], ended)
+    counts = restored(world)
+    assert (counts.get("not_edited"), counts["content_gone"], unfinished(world)) == (None, 1, 0)
+    assert content_now(world)[2] == "exhausted" and world.control(found) == [(1,)]
+    # Somebody made it pending, and a person's send of it is under way while a consumer's database is restored.
+    world.run(SHARDS["shop_a"], under_way + ", status = 'pending'")
+    since = (datetime.now(UTC) - HOUR).isoformat()
+    assert run_app(["restore", "consumer", "billing_db", "--since", since]) == 0
+    assert "not_held" in (said := capfd.readouterr().out) and "Not finished" in said
+    assert unfinished(world) == 1
+    world.run(SHARDS["shop_a"], ended)
+    assert run_app(["restore", "consumer", "billing_db", "--since", since]) == 0
+    assert content_now(world)[2] == "exhausted" and unfinished(world) == 0
 
 
 def test_a_version_that_was_carried_out_is_not_replaced_by_an_edit_of_a_database_that_forgot_it(

@@ -241,6 +241,7 @@ TABLE: list[tuple[str, dict[str, Any], Decision]] = [
         {"category": "already_confirmed"},
         Escalate("not_confirmed_any_more"),
     ),
+    ("a newer letter may be forgotten", {"forgotten": True}, Escalate("forgotten")),
     ("replayed as often as allowed", {"replays": POLICY.max_replays}, Escalate("loop")),
     ("replayed once less", {"replays": POLICY.max_replays - 1}, Replay("transient")),
     ("sends used up", {"stub": stub(send_count=POLICY.max_sends)}, Escalate("budget")),

@@ -62,6 +62,7 @@ def migrate(
         ROLES,
         grant_one,
         migrate_one,
+        name_of,
         sql_of,
         text_of_migration,
     )
@@ -102,7 +103,7 @@ def migrate(
         return text_of_migration(applied)
 
     if database is not None:
-        said = one(database.rpartition("@")[2], role, database)
+        said = one(name_of(database), role, database)
         if not as_json:
             out.line(f"{role}: {said}")
     else:

@@ -18,6 +18,7 @@ Since = Annotated[
     str,
     typer.Option("--since", help="An instant before the backup was taken, as 2026-11-21T02:00Z."),
 ]
+_NOT_FINISHED = "Not finished: sends of some messages are under way. Nothing goes out before it is; run this again once they have ended."
 
 
 @app.command()
@@ -37,10 +38,7 @@ def producer(
         return
     out.line(f"restore producer {shard}: {counts}")
     if any(counts.get(name) for name in UNFINISHED):
-        out.line(
-            "Not finished: sends of some messages are under way in the restored database. Nothing goes out before it is;"
-            " run this again once they have ended."
-        )
+        out.line(_NOT_FINISHED)
 
 
 @app.command()
@@ -57,7 +55,12 @@ def consumer(
     settings, known = context.load_settings(), context.connections()
     with context.control(settings, known) as conn:
         counts = restore_consumer(settings, known, conn, store, _instant(since))
-    out.document({"counts": counts}) if as_json else out.line(f"restore consumer {store}: {counts}")
+    if as_json:
+        out.document({"counts": counts})
+        return
+    out.line(f"restore consumer {store}: {counts}")
+    if counts.get("not_held"):
+        out.line(_NOT_FINISHED)
 
 
 @app.command()

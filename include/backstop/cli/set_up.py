@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from backstop.config.connections import Connections
 from backstop.model.errors import BackstopError, ConfigurationError
@@ -19,6 +20,17 @@ URL = "A URL, or env:NAME for the one in $NAME, which no list of processes shows
 def url_of(known: Connections, reference: str) -> str:
     """A URL as it is; "env:NAME" and connection ids resolved."""
     return known.given(reference) if "://" in reference else known.url(reference)
+
+
+def name_of(database: str) -> str:
+    """What to call a database that a URL names: its host and name. Nothing else of the URL, which may hold a password anywhere."""
+    if "://" not in database:
+        return database
+    try:
+        parts = urlsplit(database)
+    except ValueError:
+        return ""  # connecting says that it is not a URL
+    return f"{parts.hostname or ''}/{parts.path.rpartition('/')[2]}"
 
 
 def migrate_one(known: Connections, role: str | None, database: str) -> list[str]:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.evidence.forgotten import restored_at, with_known_verdicts
 from backstop.evidence.read import read_after_logs, read_groups, read_shard_clocks
 from backstop.evidence.read_logs import read_logs
 from backstop.evidence.read_owing import read_owing
@@ -93,14 +94,17 @@ class Judgement:
         judged_table: pa.Table,
         read_outcomes: Callable[[], pa.Table],
         unreachable: Mapping[str, str],
+        restored: datetime | None,
     ) -> None:
-        """`read_outcomes` evaluates outcome.sql; it is called when somebody asks for outcomes, which a claim does not."""
+        """`read_outcomes` evaluates outcome.sql; it is called when somebody asks for outcomes, which a claim does not. `restored`: as
+        forgotten.restored_at."""
         self.as_of, self.unreachable = as_of, dict(unreachable)
         self.stub_table, self.judged_table, self._read_outcomes = (
             stub_table,
             judged_table,
             read_outcomes,
         )
+        self._restored = restored
 
     @cached_property
     def outcome_table(self) -> pa.Table:
@@ -113,8 +117,13 @@ class Judgement:
         return [_judged(row) for row in self.judged_table.to_pylist()]
 
     @cached_property
+    def _known_table(self) -> pa.Table:
+        return with_known_verdicts(self.judged_table, self._restored)
+
+    @cached_property
     def verdicts(self) -> dict[tuple[str, str], tuple[DeliveryVerdict, ...]]:
-        """The verdicts of each message's deliveries, by key, without what they rest on: the quick way through a batch."""
+        """The verdicts of each message's deliveries as decisions take them (see forgotten), by key, without what they rest on: the quick
+        way through a batch."""
         names = (
             "topic",
             "message_id",
@@ -124,7 +133,7 @@ class Judgement:
             "eligible",
             "next_look_at",
         )
-        columns = (self.judged_table.column(name).to_pylist() for name in names)
+        columns = (self._known_table.column(name).to_pylist() for name in names)
         # Most deliveries of a batch have the same verdict: one record for each that differs.
         same: dict[tuple[Any, ...], DeliveryVerdict] = {}
         by_key: dict[tuple[str, str], tuple[DeliveryVerdict, ...]] = {}
@@ -141,11 +150,11 @@ class Judgement:
     @cached_property
     def numbered(self) -> tuple[pa.Table, list[DeliveryVerdict]]:
         """(topic, message_id and `verdict_number` of each delivery; what each number means): thousands of deliveries have few
-        different verdicts, and columns are quicker than records."""
+        different verdicts, and columns are quicker than records. As decisions take them (see forgotten)."""
         names = ("consumer_group", "verdict", "reason", "eligible", "next_look_at")
-        numbers = _number_rows([self.judged_table.column(name) for name in names])
+        numbers = _number_rows([self._known_table.column(name) for name in names])
         places = [pc.index(numbers, number).as_py() for number in range(len(pc.unique(numbers)))]
-        firsts = self.judged_table.select(names).take(pa.array(places, pa.int64()))
+        firsts = self._known_table.select(names).take(pa.array(places, pa.int64()))
         return self.judged_table.select(["topic", "message_id"]).append_column(
             "verdict_number", numbers
         ), [
@@ -249,6 +258,7 @@ class Judge:
         with self._control, self._control.cursor() as cursor:
             cursor.execute(_SQL["control_clock"])
             as_of: datetime = cursor.fetchone()[0]
+            restored = restored_at(cursor)
             stubs, attempts, shards, without_attempts = self._read_stubs(keys)
             once = _first_of_each(stubs)
             topics = set(once.column("topic").to_pylist())
@@ -308,7 +318,7 @@ class Judge:
                 self.sources.unreachable.pop(
                     subject, None
                 )  # nothing here waits for a group that owes none of these messages
-        return Judgement(as_of, stubs, judged, outcomes, self.sources.unreachable)
+        return Judgement(as_of, stubs, judged, outcomes, self.sources.unreachable, restored)
 
     def _read_stubs(self, keys: Sequence[Key]) -> tuple[pa.Table, pa.Table, list[str], list[str]]:
         """Stubs, attempts, the shards that answered, and those of them that did not give their attempts. Every shard is asked,

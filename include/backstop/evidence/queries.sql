@@ -88,6 +88,9 @@ ON CONFLICT DO NOTHING;
 -- name: control_clock: the one clock that as_of is read from
 SELECT clock_timestamp();
 
+-- name: control_restored: up to when logs count as touched before this database was restored; no row: it never was
+SELECT reached FROM watermark WHERE subject = 'control restored';
+
 -- name: end_epoch: the present life of a queue is over, unless a run that began after this one saw it
 UPDATE queue_epoch SET present = false
 WHERE broker = %(broker)s AND topic = %(topic)s AND queue_id = %(queue_id)s AND present AND epoch <> %(epoch)s

@@ -25,6 +25,7 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.control.connection import connect
 from backstop.evidence.apply_apart import apply_apart
+from backstop.evidence.forgotten import known_verdict, restored_at
 from backstop.evidence.sources import Sources, reason
 from backstop.model.errors import (
     PromotionFailed,
@@ -33,7 +34,7 @@ from backstop.model.errors import (
     StoreUnavailable,
     Unavailable,
 )
-from backstop.model.records import Counts
+from backstop.model.records import Counts, Verdict
 from backstop.reconcile.find_gaps import find_gaps
 from backstop.reconcile.find_takers import ask_about_untaken
 from backstop.reconcile.lineage import not_continued, topics_of
@@ -194,9 +195,10 @@ def _promote_control(settings: Settings, sources: Sources, control: Any, run: Ru
         held = _held_by_blast_radius(settings, cursor, run)
         members: dict[CaseKey, list[Member]] = {}
         asks: list[Ask] = []
+        restored = restored_at(cursor)
         cursor.execute(_SQL["eligible"], {"run_id": run.run_id})
         for _, rows in groupby(cursor.fetchall(), key=lambda row: (row[1], row[2])):
-            ready, blocked = _decide_message(settings, sources, held, list(rows))
+            ready, blocked = _decide_message(settings, sources, held, restored, list(rows))
             asks.extend(ready)
             for kind, member in blocked:
                 members.setdefault((kind, member[1], member[3]), []).append(member)
@@ -261,15 +263,23 @@ def _decide_message(
     settings: Settings,
     sources: Sources,
     held: Mapping[Delivery, object],
+    restored: datetime | None,
     rows: Sequence[tuple[Any, ...]],
 ) -> tuple[list[Ask], list[tuple[str, Member]]]:
     """One message's eligible deliveries -> at most one request, and the deliveries that a person must look at."""
     shard, topic, message_id, send_count = rows[0][:4]
+    verdicts: dict[str, str] = {}
+    for row in rows:
+        known = {row[6]: (row[5], row[9]), **row[7]}
+        verdicts |= {
+            group: known_verdict(verdict, log_updated_at, restored)
+            for group, (verdict, log_updated_at) in known.items()
+        }
     blocked: list[tuple[str, Member]] = []
     wanted: dict[str, str] = {}
     for row in rows:
         group = row[6]
-        if row[9]:
+        if verdicts[group] == Verdict.DEAD_LETTERED:  # forgotten: one that is known is not eligible
             blocked.append(("stalled", (shard, topic, message_id, group)))
         elif (topic, group) in held:
             blocked.append(("mass_loss", (shard, topic, message_id, group)))
@@ -283,9 +293,6 @@ def _decide_message(
         or send_count >= LAST_NUMBER
     ):
         return [], blocked
-    verdicts: dict[str, str] = {row[6]: row[5] for row in rows}
-    for row in rows:
-        verdicts.update(row[7])
     try:
         route = route_for(sources, topic, frozenset(wanted), verdicts)
     except Unavailable as error:

@@ -136,16 +136,16 @@ JOIN unnest(%(topics)s::text[], %(groups)s::text[], %(seconds)s::float8[]) AS wi
 WHERE m.eligible > 0
 ORDER BY 1, 2;
 
--- name: eligible: each eligible delivery and the standing of the message's other groups, message by message
+-- name: eligible: each eligible delivery and the standing of the message's other groups, message by message; when logs were touched, in
+-- microseconds
 SELECT s.shard, s.topic, s.message_id, s.send_count, s.reason, s.verdict, s.consumer_group,
-    (SELECT coalesce(jsonb_object_agg(o.consumer_group, o.verdict), '{}') FROM staged_verdict o
+    (SELECT coalesce(jsonb_object_agg(
+        o.consumer_group, jsonb_build_array(o.verdict, (o.evidence ->> 'log_updated_at')::bigint)), '{}') FROM staged_verdict o
      WHERE o.run_id = s.run_id AND o.stage = s.stage AND o.shard = s.shard AND o.topic = s.topic
          AND o.message_id = s.message_id AND o.consumer_group <> s.consumer_group) AS others,
     -- No copy can be in the broker: no number was handed out, or the broker refused each.
     coalesce(s.send_count <= (s.evidence ->> 'refusals')::integer, false) AS never_sent,
-    -- Its dead letter may have been drained, and forgotten with what this database was restored from (restore/control.py).
-    coalesce(s.verdict = 'STALLED' AND (s.evidence ->> 'log_updated_at')::bigint <= (
-        SELECT extract(epoch FROM w.reached) * 1000000 FROM watermark w WHERE w.subject = 'control restored'), false) AS forgotten
+    (s.evidence ->> 'log_updated_at')::bigint AS log_updated_at
 FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
 WHERE s.run_id = %(run_id)s AND s.eligible
     -- What a person gave up is asked for again by a person only.

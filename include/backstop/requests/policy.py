@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from backstop.config.policy import Policy
+from backstop.evidence.forgotten import FORGOTTEN
 from backstop.evidence.judge_by_key import DeliveryVerdict
 from backstop.model.records import Key, Verdict
 
@@ -224,7 +225,8 @@ def _undecided(one: DeliveryVerdict, requested_by: str) -> bool:
 
 def _waits(one: DeliveryVerdict, requested_by: str, duplicates: Mapping[str, str]) -> bool:
     if _undecided(one, requested_by):
-        return True
+        # Nobody decides a dead letter that is not stored: the request closes, and a case asks.
+        return one.reason != FORGOTTEN
     if one.verdict is Verdict.STALLED:
         # The broker may still redeliver it. A group that takes no duplicates is a person's to decide, not
         # ours to keep.

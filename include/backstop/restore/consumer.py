@@ -1,6 +1,6 @@
 """After a consumer's database was restored: what earlier runs confirmed since the backup is judged again.
 
-    stubs confirmed or exhausted since the backup -> pending, due now |
+    stubs confirmed or exhausted since the backup -> pending, due now | those whose right content is gone -> exhausted again
 
 Their logs may be gone together with the work that they told of. What the database still shows as done is confirmed again;
 the rest is lost by the rule, and a person is asked first when it is much.
@@ -16,6 +16,7 @@ from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
 from backstop.model.errors import ConfigurationError, Unavailable
 from backstop.model.records import Counts
+from backstop.restore.hold import hold_again
 from backstop.restore.paused import begin, end
 
 
@@ -23,7 +24,8 @@ def restore_consumer(
     settings: Settings, connections: Connections, control: Any, store: str, since: datetime
 ) -> Counts:
     """`since`: an instant before the backup was taken. Returns `reopened`: stubs of every topic that a group of this
-    consumer database takes.
+    consumer database takes; and `not_held`: messages whose right content is gone (restore/hold.py) and that cannot be
+    exhausted again before a send of them has ended, so that this has to be run again after it.
 
     Raises ConfigurationError for an unknown store, DecisionRefused unless everything is paused; Unavailable when a shard did
     not answer, after the others were done.
@@ -44,7 +46,10 @@ def restore_consumer(
     with Sources(settings, connections) as sources:
         for shard in settings.producers:
             try:
-                counts.add("reopened", sources.shard(shard).reopen(topics, since))
+                stubs = sources.shard(shard)
+                counts.add("reopened", stubs.reopen(topics, since))
+                if under_way := hold_again(control, stubs):
+                    counts.add("not_held", under_way)
             except Unavailable as error:
                 sources.missed(f"shard {shard}", error)
         missed = dict(sources.unreachable)
@@ -54,5 +59,6 @@ def restore_consumer(
             unaffected=f"{counts.get('reopened', 0)} stubs of the others are due again; nothing was sent.",
             next_step="Bring it back, and run this again: it is safe to run twice.",
         )
-    end(control, place)
+    if not counts.get("not_held"):
+        end(control, place)
     return counts

@@ -13,7 +13,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from backstop.cases.open import open_case
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.evidence.judge_by_key import Judge
@@ -27,9 +26,10 @@ from backstop.model.records import (
     StubStatus,
     Verdict,
 )
+from backstop.restore.hold import hold
 from backstop.restore.paused import begin, end
 from backstop.sql.named import load
-from backstop.stores.protocol import Handed, StubOutcome, StubStore
+from backstop.stores.protocol import Handed, StubStore
 
 _SQL = load("backstop.restore", "queries.sql")
 _PAGE = 2_000
@@ -109,8 +109,8 @@ def _raise_numbers(
 
 
 def _is_behind(stub: Stub | None, number: int) -> bool:
-    """Whether a send that is under way keeps the stub from being told of a later number."""
-    return stub is not None and stub.attempt_token is not None and stub.send_count < number
+    """Whether the stub could not be raised: a send of it was under way, and has perhaps ended since."""
+    return stub is not None and stub.send_count < number
 
 
 def _edit_again(
@@ -129,7 +129,9 @@ def _edit_again(
         if version >= newest:
             continue
         if gone:
-            counts.add("content_gone", int(_hold(control, store, key)))
+            stub = store.stubs([key]).get(key)
+            if stub is not None and stub.status in _OPEN:
+                counts.add("content_gone" if hold(control, store, stub) else "not_edited")
             continue
         with control, control.cursor() as cursor:
             cursor.execute(_SQL["content"], {**key._asdict(), "version": newest})
@@ -141,31 +143,6 @@ def _edit_again(
             counts.add("edited")
         elif (stub := store.stubs([key]).get(key)) is not None and stub.status in _OPEN:
             counts.add("not_edited")
-
-
-def _hold(control: Any, store: StubStore, key: Key) -> bool:
-    """No rule sends the message any more; a case asks what becomes of it. Whether it was open."""
-    stub = store.stubs([key]).get(key)
-    if stub is None or stub.status not in _OPEN:
-        return False
-    status = StubStatus(stub.status)
-    held = StubOutcome(key, status, StubStatus.EXHAUSTED, stub.send_count, None)
-    store.promote([held], store.clock())
-    with control, control.cursor() as cursor:
-        open_case(
-            cursor,
-            kind="exhausted",
-            topic=key.topic,
-            group="*",
-            subject="restored content",
-            severity="critical",
-            summary="Messages came back from a backup with a content that a person had replaced, and the newer one is kept no"
-            " longer: nothing is resent, decide what becomes of them",
-            evidence={},
-            members=[(store.shard, *key, "*")],
-            run_id=None,
-        )
-    return True
 
 
 def _withdraw_again(control: Any, judge: Judge, shard: str, counts: Counts) -> None:

@@ -63,6 +63,12 @@ ORDER BY v.topic, v.message_id, v.content_version DESC;
 SELECT content FROM message_version
 WHERE topic = %(topic)s AND message_id = %(message_id)s AND content_version = %(version)s;
 
+-- name: held: messages of one shard that are a person's, because their right content is gone; undecided, or left so on purpose
+SELECT m.topic, m.message_id FROM case_member m JOIN case_file c USING (case_id)
+WHERE c.kind = %(kind)s AND c.subject = %(subject)s AND m.shard = %(shard)s AND m.settled_at IS NULL
+    AND (c.state = 'open' OR c.state = 'decided' AND c.decision = 'leave')
+ORDER BY 1, 2;
+
 -- name: withdrawn: messages of one shard that a person withdrew, in pages by key
 SELECT w.topic, w.message_id, w.applied_at IS NOT NULL
 FROM withdrawal w

@@ -54,6 +54,8 @@ class Facts:
     duplicates: str = "guard"
     asked: str | None = None
     """Why a request for the message is under way that a new one could not join; null: none is."""
+    forgotten: bool = False
+    """A newer letter of the delivery may have been forgotten with what the control database was restored from (evidence/forgotten.py)."""
     before: str | None = None
     """An earlier message of its ordering key that a person must decide; null: none."""
 
@@ -121,6 +123,9 @@ REASONS: Mapping[str, Meaning] = {
     "not_confirmed_any_more": Meaning(
         "were found done when they were classified, and are not now", critical=True
     ),
+    "forgotten": Meaning(
+        "may have a newer dead letter, forgotten when the control database was restored"
+    ),
     "loop": Meaning("died again after every replay", critical=True),
     "budget": Meaning("have used up their sends or refusals", critical=True),
     "observe": Meaning("are of a topic in mode observe"),
@@ -174,6 +179,8 @@ def _decide_sendable(facts: Facts, policy: Policy, soon: datetime) -> Decision:
     if facts.category == Category.ALREADY_CONFIRMED:
         # The log said CONSUMED a moment ago and does not now: a restore, or somebody's hand. Not a machine's to repeat.
         return Escalate("not_confirmed_any_more")
+    if facts.forgotten:
+        return Escalate("forgotten")
     if facts.replays >= policy.max_replays:
         return Escalate("loop")
     if budget_used(facts.stub, policy):

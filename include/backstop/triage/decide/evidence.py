@@ -10,10 +10,11 @@ from datetime import datetime
 from typing import Any
 
 from backstop.config.settings import Settings
+from backstop.evidence.forgotten import is_forgotten, restored_at
 from backstop.evidence.read_by_key import Delivery, StoreAnswers, read_messages
 from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
-from backstop.model.records import Key, LogRow, LogState, Stub, StubStatus, Verdict
+from backstop.model.records import Key, LogState, Stub, StubStatus, Verdict
 from backstop.requests.ask import route_for
 from backstop.requests.policy import Route
 from backstop.sql.array_literal import array_literal
@@ -106,6 +107,7 @@ def gather_evidence(
             asked.setdefault(Key(topic, message_id), []).append((number, state))
         open_letters = _fetch(cur, "open_deliveries", values)
         given_up = set(_fetch(cur, "given_up", values))
+        restored = restored_at(cur)
     stores = read_messages(
         sources,
         control,
@@ -120,11 +122,12 @@ def gather_evidence(
         left={(t, i, g): case for t, i, g, case, _ in open_letters if case is not None},
         barred={(t, i, g): why for t, i, g, _, why in open_letters if why is not None},
         given_up=given_up,
+        restored=restored,
     )
     dead = {(t, i, g) for t, i, g, *_ in open_letters}
     evidence = Evidence(as_of, befores=dict(stores.earlier))
     for key, groups in stores.owed.items():
-        evidence.verdicts[key] = _verdicts(key, groups, stores.logs, dead)
+        evidence.verdicts[key] = _verdicts(key, groups, seen, dead)
     routes = _Routes(sources)
     for letter in letters:
         evidence.facts[letter.dead_letter_id] = _facts(sources, letter, evidence, seen, routes)
@@ -143,6 +146,12 @@ class _Seen:
     left: Mapping[Delivery, int]
     barred: Mapping[Delivery, str]
     given_up: set[Delivery]
+    restored: datetime | None
+
+    def forgotten(self, delivery: Delivery) -> bool:
+        """Whether a letter of the delivery may be forgotten, as far as its log tells."""
+        log = self.stores.logs.get(delivery)
+        return log is not None and is_forgotten(log.updated_at, self.restored)
 
 
 def _facts(
@@ -207,6 +216,7 @@ def _facts(
         route=route,
         duplicates=settings.groups[group].duplicates if known else "no",
         asked=_asked(stub, seen.asked.get(key, ())),
+        forgotten=seen.forgotten(delivery),
     )
 
 
@@ -273,19 +283,21 @@ def _asked(stub: Stub | None, requests: Iterable[tuple[int, str]]) -> str | None
 def _verdicts(
     key: Key,
     groups: Iterable[str],
-    logs: Mapping[Delivery, LogRow],
+    seen: _Seen,
     dead: set[tuple[str, str, str | None]],
 ) -> dict[str, str]:
     said: dict[str, str] = {}
     for group in groups:
         delivery = (key.topic, key.message_id, group)
-        row = logs.get(delivery)
+        row = seen.stores.logs.get(delivery)
         if row is not None and row.invalid is None and row.state == LogState.CONSUMED:
             said[group] = str(Verdict.CONFIRMED)
         elif delivery in dead or (key.topic, key.message_id, None) in dead:
             said[group] = str(Verdict.DEAD_LETTERED)
         elif row is not None and row.state == LogState.PARKED:
             said[group] = str(Verdict.PARKED)
+        elif seen.forgotten(delivery):
+            said[group] = str(Verdict.DEAD_LETTERED)
     return said
 
 
