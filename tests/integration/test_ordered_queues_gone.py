@@ -5,7 +5,10 @@ What is parked is answered without its queue; one queue, topic or entry that is 
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -463,6 +466,37 @@ def test_a_broker_that_is_away_in_a_handover_keeps_no_queue_and_nothing_is_done_
     with world.worker("w2") as two:
         counts = world.step(two, until=lambda: world.lag() == 0)
     assert (world.effects(), counts["processed"]) == (ids(FIRST, 3), 2)
+
+
+@contextmanager
+def stalled(valkey: Valkey) -> Iterator[None]:
+    assert valkey.pid is not None
+    os.kill(valkey.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(valkey.pid, signal.SIGCONT)
+
+
+def test_a_consumer_that_stops_hands_over_without_a_word_of_a_broker_that_stalls(
+    world: OrderedWorld, looks_often: None
+) -> None:
+    world.broker = RedisStreams(world.valkey.url(), answer_timeout=timedelta(hours=1))
+    with closing(world.broker), world.worker() as worker:
+        world.step(worker, until=lambda: set(world.owners().values()) == {"w1"})
+        leaving = threading.Thread(target=lambda: worker._hand_over(Counts()))
+        with stalled(world.valkey):
+            leaving.start()
+            leaving.join(30)
+            handed_over = not leaving.is_alive()
+        leaving.join()
+    assert handed_over and set(world.owners().values()) == {None}
+
+
+def test_an_answer_is_not_waited_for_so_long_that_queues_are_not_renewed() -> None:
+    """Between two renewals a consumer waits for its queues, one read and its acknowledgements."""
+    waits = inspect.signature(RedisStreams).parameters["answer_timeout"].default
+    assert 3 * waits < queue_owner.LEASE
 
 
 class Unreachable:
