@@ -221,6 +221,41 @@ def test_a_topic_that_is_not_there_holds_up_no_other(world: OrderedWorld) -> Non
     assert world.effects() == ids(FIRST, 3)
 
 
+def test_a_topic_that_is_refused_leaves_the_broker_heard_and_its_queues_as_they_were(
+    world: OrderedWorld, looks_often: None
+) -> None:
+    """Also where nothing comes in the other topics: else all queues were released, for nobody who could read more."""
+    world.broker.create_topic("refused", 2)
+    world.broker.create_group(GROUP, "refused", "start")
+    server, topics = redis.Redis.from_url(world.valkey.url()), (TOPIC, "refused")
+    with world.worker(topics=topics) as worker:
+        world.step(worker, until=lambda: len(worker._queues.held) == 4)
+        server.rename(world.broker._keys.topic("refused"), "kept")
+        server.set(world.broker._keys.topic("refused"), "no hash")
+        spoiled_at = time.monotonic()
+        world.step(worker, until=lambda: worker._keeper._heard_at > spoiled_at, seconds=20)
+        assert worker._keeper.topics == {TOPIC: [0, 1], "refused": [0, 1]}
+        assert len(worker._queues.held) == 4
+    world.publish(*ids(FIRST, 3))
+    with world.worker("w2", topics=topics) as worker:  # it never knew the queues of the other
+        world.expire_queues()
+        world.step(worker, until=lambda: world.lag() == 0, seconds=20)
+        assert worker._keeper.topics == {TOPIC: [0, 1]}
+        server.rename("kept", world.broker._keys.topic("refused"))
+        world.step(worker, until=lambda: len(worker._queues.held) == 4)
+    assert world.effects() == ids(FIRST, 3)
+
+
+def test_a_broker_that_refuses_every_topic_has_told_of_none(world: OrderedWorld) -> None:
+    server = redis.Redis.from_url(world.valkey.url())
+    server.set(world.broker._keys.topic("refused"), "no hash")
+    with (
+        closing(world.broker.subscribe_owned(GROUP, ["refused"], "w1")) as subscription,
+        pytest.raises(BrokerUnavailable, match="WRONGTYPE"),
+    ):
+        subscription.queues()
+
+
 def test_a_limit_that_stopped_a_queue_is_forgotten_once_the_queue_is_gone(
     world: OrderedWorld, looks_often: None
 ) -> None:

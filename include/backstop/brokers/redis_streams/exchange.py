@@ -119,12 +119,9 @@ class Exchange:
         """Every reply, or BrokerUnavailable: a look never answers with less than everything."""
         answers = self.run(commands, blocking=blocking)
         for answer in answers:
-            if isinstance(answer, ResponseError | NotSent | ConnectionLost):
-                if isinstance(answer, NotSent | ConnectionLost):
-                    raise unavailable(
-                        doing, answer.why, refused=isinstance(answer, NotSent) and answer.refused
-                    )
-                raise unavailable(doing, str(answer), refused=True)
+            error = no_answer(answer, doing)
+            if error is not None:
+                raise error
         return answers
 
     def _once(self, commands: Sequence[Command], blocking: float) -> list[Any]:
@@ -159,6 +156,16 @@ class Exchange:
         return answers + [
             NotSent("the connection broke, or the time was over, before it was sent")
         ] * (len(commands) - len(answers))
+
+
+def no_answer(answer: Any, doing: str) -> BrokerUnavailable | None:
+    """Why this is none; null: it is one."""
+    if isinstance(answer, ResponseError):
+        return unavailable(doing, str(answer), refused=True)
+    if isinstance(answer, NotSent | ConnectionLost):
+        refused = isinstance(answer, NotSent) and answer.refused
+        return unavailable(doing, answer.why, refused=refused)
+    return None
 
 
 def unavailable(doing: str, why: str, *, refused: bool = False) -> BrokerUnavailable:
