@@ -21,6 +21,7 @@ from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
     NoScriptError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
 )
@@ -145,6 +146,9 @@ class Exchange:
                 connection.send_packed_command([packed], check_health=False)
                 for _ in batch:
                     answers.append(_read(connection, deadline))
+            if any(isinstance(answer, ReadOnlyError) for answer in answers):
+                # A failover left this connection at a demoted primary: the address may lead to another server by now.
+                connection.disconnect()
         except (RedisError, OSError) as error:
             connection.disconnect()
             answers += [ConnectionLost(_say(error))] * (sent - len(answers))
