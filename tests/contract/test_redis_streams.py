@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from backstop.config.load import load
 from backstop.config.settings import BrokerSettings, Settings
 from backstop.model.errors import BrokerUnavailable, ConfigurationError, ContractBroken
 from backstop.model.records import ID_HEADER, Message, Outcome
+from backstop_lab.chaos.tcp_proxy import Proxy
 from backstop_lab.servers.valkey import Valkey
 from contract.conftest import RedisStreamsUnderTest
 
@@ -69,6 +70,34 @@ class TestErrorsOfTheServer:
     ) -> None:
         own.raw.execute_command(*command)
         assert only(publish(own.broker)) == (Outcome.REFUSED, False, code)
+
+    def test_behind_an_address_that_moved_a_demoted_primary_is_left(
+        self, own: RedisStreamsUnderTest, tmp_path: Path
+    ) -> None:
+        """Its connections stay open at a failover, and it still answers what only reads."""
+        with Valkey(tmp_path / "promoted") as server, closing(Proxy()) as address:
+            promoted = RedisStreamsUnderTest(server)
+            promoted.create_topic("t", 1)
+            promoted.create_group("g", "t")
+            promoted.raw.config_set("requirepass", own.server.password)
+            port = address.add("broker", own.server.port)
+            client = own.another(own.server.url().replace(f":{own.server.port}/", f":{port}/"))
+            with closing(client.subscribe_owned("g", ["t"], "c")) as subscription:
+                assert only(publish(client))[0] is Outcome.SENT
+                assert [one.message.content for one in subscription.fetch(("t", 0), 1, 10)] == [
+                    b"x"
+                ]
+                own.raw.execute_command("REPLICAOF", "127.0.0.1", "1")
+                address.links["broker"].target = server.port
+                assert subscription.queues() == {"t": [0]}
+                with pytest.raises(BrokerUnavailable, match="read only replica"):
+                    subscription.fetch(("t", 0), 1, 10)
+                assert only(publish(client)) == (Outcome.REFUSED, False, "READONLY")
+                assert only(publish(client, content=b"new"))[0] is Outcome.SENT
+                assert [one.message.content for one in subscription.fetch(("t", 0), 1, 10)] == [
+                    b"new"
+                ]
+            promoted.close()
 
     def test_a_script_that_the_server_forgot_is_loaded_again(
         self, own: RedisStreamsUnderTest

@@ -271,6 +271,30 @@ def test_a_released_head_whose_worker_ended_is_parked_again(world: OrderedWorld)
     assert (world.handler.tried.count("a-001"), world.states()["a-001"]) == (3, "PARKED")
 
 
+@pytest.mark.parametrize("state", ["EXPIRED", "CONSUMING"])
+@pytest.mark.parametrize("most", [1000, 3], ids=["room", "full"])
+def test_a_copy_of_a_released_head_whose_worker_ended_waits_and_the_key_is_parked_again(
+    world: OrderedWorld, state: str, most: int
+) -> None:
+    """The copy is read before the release is looked at; the head's content is kept already."""
+    parked_world(world)
+    world.answer("retry", "a")
+    world.database.run(
+        "UPDATE consumer_log SET state = %s, lease_expires_at = clock_timestamp() WHERE message_id = 'a-001'",
+        (state,),
+    )
+    world.publish("a-001")
+    with world.worker(limits=Limits(messages=most)) as worker:
+        world.step(worker, until=lambda: world.parked()["a"][0] == "PARKED")
+        world.step(worker, until=lambda: world.lag() == 0)
+        assert world.parked() == {"a": ("PARKED", ["a-001", "a-002", "a-003"])}
+        assert (world.states()["a-001"], world.stopped()) == ("PARKED", [])
+        world.handler.failing = set()
+        world.answer("retry", "a")
+        world.step(worker, until=lambda: world.parked() == {})
+    assert world.effects("a") == ids("a", 4)
+
+
 @pytest.mark.parametrize(
     ("what", "effects"),
     [

@@ -5,7 +5,10 @@ What is parked is answered without its queue; one queue, topic or entry that is 
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -216,6 +219,41 @@ def test_a_topic_that_is_not_there_holds_up_no_other(world: OrderedWorld) -> Non
     with world.worker(topics=("nothing", TOPIC)) as worker:
         world.step(worker, until=lambda: world.lag() == 0)
     assert world.effects() == ids(FIRST, 3)
+
+
+def test_a_topic_that_is_refused_leaves_the_broker_heard_and_its_queues_as_they_were(
+    world: OrderedWorld, looks_often: None
+) -> None:
+    """Also where nothing comes in the other topics: else all queues were released, for nobody who could read more."""
+    world.broker.create_topic("refused", 2)
+    world.broker.create_group(GROUP, "refused", "start")
+    server, topics = redis.Redis.from_url(world.valkey.url()), (TOPIC, "refused")
+    with world.worker(topics=topics) as worker:
+        world.step(worker, until=lambda: len(worker._queues.held) == 4)
+        server.rename(world.broker._keys.topic("refused"), "kept")
+        server.set(world.broker._keys.topic("refused"), "no hash")
+        spoiled_at = time.monotonic()
+        world.step(worker, until=lambda: worker._keeper._heard_at > spoiled_at, seconds=20)
+        assert worker._keeper.topics == {TOPIC: [0, 1], "refused": [0, 1]}
+        assert len(worker._queues.held) == 4
+    world.publish(*ids(FIRST, 3))
+    with world.worker("w2", topics=topics) as worker:  # it never knew the queues of the other
+        world.expire_queues()
+        world.step(worker, until=lambda: world.lag() == 0, seconds=20)
+        assert worker._keeper.topics == {TOPIC: [0, 1]}
+        server.rename("kept", world.broker._keys.topic("refused"))
+        world.step(worker, until=lambda: len(worker._queues.held) == 4)
+    assert world.effects() == ids(FIRST, 3)
+
+
+def test_a_broker_that_refuses_every_topic_has_told_of_none(world: OrderedWorld) -> None:
+    server = redis.Redis.from_url(world.valkey.url())
+    server.set(world.broker._keys.topic("refused"), "no hash")
+    with (
+        closing(world.broker.subscribe_owned(GROUP, ["refused"], "w1")) as subscription,
+        pytest.raises(BrokerUnavailable, match="WRONGTYPE"),
+    ):
+        subscription.queues()
 
 
 def test_a_limit_that_stopped_a_queue_is_forgotten_once_the_queue_is_gone(
@@ -463,6 +501,37 @@ def test_a_broker_that_is_away_in_a_handover_keeps_no_queue_and_nothing_is_done_
     with world.worker("w2") as two:
         counts = world.step(two, until=lambda: world.lag() == 0)
     assert (world.effects(), counts["processed"]) == (ids(FIRST, 3), 2)
+
+
+@contextmanager
+def stalled(valkey: Valkey) -> Iterator[None]:
+    assert valkey.pid is not None
+    os.kill(valkey.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(valkey.pid, signal.SIGCONT)
+
+
+def test_a_consumer_that_stops_hands_over_without_a_word_of_a_broker_that_stalls(
+    world: OrderedWorld, looks_often: None
+) -> None:
+    world.broker = RedisStreams(world.valkey.url(), answer_timeout=timedelta(hours=1))
+    with closing(world.broker), world.worker() as worker:
+        world.step(worker, until=lambda: set(world.owners().values()) == {"w1"})
+        leaving = threading.Thread(target=lambda: worker._hand_over(Counts()))
+        with stalled(world.valkey):
+            leaving.start()
+            leaving.join(30)
+            handed_over = not leaving.is_alive()
+        leaving.join()
+    assert handed_over and set(world.owners().values()) == {None}
+
+
+def test_an_answer_is_not_waited_for_so_long_that_queues_are_not_renewed() -> None:
+    """Between two renewals a consumer waits for its queues, one read and its acknowledgements."""
+    waits = inspect.signature(RedisStreams).parameters["answer_timeout"].default
+    assert 3 * waits < queue_owner.LEASE
 
 
 class Unreachable:

@@ -13,7 +13,7 @@ from backstop.client.keep_connection import KeptConnection
 from backstop.client.lease_store import InDatabase
 from backstop.client.publish import send
 from backstop.client.stub_writer import record
-from backstop.leases import guard
+from backstop.leases import guard, parking
 from backstop.leases.lease import LEASE, RETRY_AFTER, Acquired, Arrival
 from backstop.model.errors import StoreUnavailable
 from backstop.sql import prepared
@@ -177,24 +177,24 @@ def test_a_producer_prepares_its_look_and_its_end_and_nothing_on_the_application
 
 
 @pytest.mark.parametrize(
-    ("package", "file", "database"),
+    ("statements", "database"),
     [
-        ("backstop.leases", "queries.sql", "consumer"),
-        ("backstop.leases", "parking.sql", "consumer"),
-        ("backstop.leases", "queue_owner.sql", "consumer"),
-        ("backstop.leases", "books.sql", "consumer"),
-        ("backstop.client", "queries.sql", "producer"),
+        (load("backstop.leases", "queries.sql"), "consumer"),
+        (parking._SQL, "consumer"),
+        (load("backstop.leases", "queue_owner.sql"), "consumer"),
+        (load("backstop.leases", "books.sql"), "consumer"),
+        (load("backstop.client", "queries.sql"), "producer"),
     ],
+    ids=["leases", "parking", "queue_owner", "books", "client"],
 )
 def test_every_statement_of_the_client_can_be_prepared(
-    package: str,
-    file: str,
+    statements: dict[str, str],
     database: str,
     postgres: Any,
 ) -> None:
     """Each parameter says its type: beside a value the server may guess it, in a plan it cannot."""
     connection = psycopg2.connect(postgres.admin_dsn(database))
-    for statement in load(package, file).values():
+    for statement in statements.values():
         with connection.cursor() as cursor:
             for text in {statement, of_one(statement)[0]}:
                 prepared.Plans()._prepare(cursor, text, USES)

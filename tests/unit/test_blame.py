@@ -89,8 +89,36 @@ def test_a_few_poison_keys_of_a_quiet_topic_are_found_although_most_keys_of_a_wi
     assert min(counted.values()) >= 10
 
 
+def test_a_key_that_fails_now_and_then_beside_them_does_not_hide_poison_keys(world: World) -> None:
+    counted = dict.fromkeys("abc", 0)
+    for second in range(300):
+        world.now = float(second)
+        if second % 25 == 0:
+            world.fails("flapping")
+        if second % 25 == 1:
+            world.succeeds("flapping")
+        if second % 16 == 10:  # two within a window
+            world.succeeds(f"good-{second}")
+        for key in counted:
+            counted[key] += not world.fails(key)
+    assert min(counted.values()) >= 10
+
+
+def test_of_a_downstream_that_is_away_a_third_of_the_time_no_key_is_taken_for_poison(
+    world: World,
+) -> None:
+    """Some keys are tried only while it is away, as those that back off may be; most others it hits now and then."""
+    for second in range(1_800):
+        world.now = float(second)
+        if second % 60 >= 40:
+            answers = [world.fails(f"k-{key}") for key in range(20)]
+            assert all(answers) or second % 60 == 40, "it is away for longer than a second"
+        else:
+            world.succeeds(*(f"k-{key}" for key in range(5, 20)))
+
+
 def test_a_downstream_that_comes_and_goes_is_judged_by_its_window_alone(world: World) -> None:
-    """Four of five tries fail, at random: a key that fails recovers now and then, so that no failure says that it lasts."""
+    """Four of five tries fail, at random: all keys fail now and then, so that none of them stands out."""
     chance, counted = random.Random(1), 0
     by_window = Blame(timedelta(seconds=30), clock=lambda: world.now)
     by_window._is_poison = lambda since, now: False  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import timedelta
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 WINDOW = timedelta(seconds=30)
@@ -32,6 +32,8 @@ class _Try(NamedTuple):
     at: float
     fails_since: float | None
     """When the first of the failures was that nothing has ended; null: it succeeded."""
+    failed_at: float
+    """When it failed last."""
 
 
 class Blame:
@@ -54,38 +56,40 @@ class Blame:
         self._older: OrderedDict[_Place, _Try] = OrderedDict()
         self._failing = 0
         """Within the window."""
-        self._passes_at = float("-inf")
-        """When a key that had failed succeeded last, or a handler spoke of a downstream: before, no failure says that it lasts."""
+        self._spoke_at = float("-inf")
+        """When a handler spoke of a downstream last: of failures before that, nothing is known."""
         self.is_away = False
         """The downstream was found away, and nothing has succeeded since: it stays so until something does."""
 
     def succeeded(self, topic: str, key: str) -> None:
         now, before = self._clock(), self._take((topic, key))
-        if before is not None and before.fails_since is not None:
-            self._passes_at = now
-        self._note((topic, key), _Try(now, None))
+        failed_at = float("-inf") if before is None else before.failed_at
+        self._note((topic, key), _Try(now, None, failed_at))
         self.is_away = False
 
     def failed(self, topic: str, key: str, error: BaseException) -> bool:
         """Whether the downstream is to blame, as far as is known now."""
         now, before = self._clock(), self._take((topic, key))
         since = now if before is None or before.fails_since is None else before.fails_since
-        self._note((topic, key), _Try(now, since))
+        self._note((topic, key), _Try(now, since, now))
         if isinstance(error, DownstreamAway):
-            self._passes_at, self.is_away = now, True
+            self._spoke_at, self.is_away = now, True
         self.is_away = self.is_away or (
             self._is_share(self._failing, len(self._tries))
-            and not self._is_poison(max(since, self._passes_at), now)
+            and not self._is_poison(max(since, self._spoke_at), now)
         )
         return self.is_away
 
     def _is_poison(self, since: float, now: float) -> bool:
-        """It fails for longer than a window, no failing key recovered meanwhile, and most keys that were tried meanwhile succeed."""
+        """It fails for longer than a window, and most keys that were tried meanwhile have not failed even once."""
         if now - since <= self._window:
             return False
         older = list(takewhile(lambda one: one.at >= since, reversed(self._older.values())))
-        failing = sum(one.fails_since is not None for one in older)
-        return not self._is_share(self._failing + failing, len(self._tries) + len(older))
+        tried = len(self._tries) + len(older)
+        if self._is_share(self._failing, tried):
+            return False
+        failed = sum(one.failed_at >= since for one in chain(self._tries.values(), older))
+        return not self._is_share(failed, tried)
 
     def _is_share(self, failing: int, tried: int) -> bool:
         return failing >= self._many and failing >= self._share * tried

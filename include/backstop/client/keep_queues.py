@@ -52,16 +52,15 @@ class QueueKeeper:
         self._heard_at = time.monotonic()
 
     def keep(self, counts: Counts, *, leaving: bool = False) -> None:
-        """Once a beat: renews what is owned, takes its share, adopts what it took, stops what it gives up."""
+        """Once a beat: renews what is owned, takes its share, adopts what it took, stops what it gives up.
+
+        `leaving`: all is given up, without waiting for a broker.
+        """
         now = time.monotonic()
-        if now - self._beat_at < self._beat and not leaving:
-            return
-        try:
-            self.topics = self._subscription.queues()
-            self.heard()
-        except BrokerUnavailable as error:  # what is owned stays owned for the time of a lease
-            self._limited.warning(str(error))
-        self._look_whether_heard(counts)
+        if not leaving:
+            if now - self._beat_at < self._beat:
+                return
+            self._look_for_queues(counts)
         self.compare_server()
         for lost in self.queues.beat(
             self.topics,
@@ -82,7 +81,12 @@ class QueueKeeper:
                 counts.add("queues_taken")
         self._beat_at = now
 
-    def _look_whether_heard(self, counts: Counts) -> None:
+    def _look_for_queues(self, counts: Counts) -> None:
+        try:
+            self.topics = self._subscription.queues()
+            self.heard()
+        except BrokerUnavailable as error:  # what is owned stays owned for the time of a lease
+            self._limited.warning(str(error))
         was_unheard, lease = self.is_unheard, self.queues.lease
         self.is_unheard = time.monotonic() - self._heard_at > lease.total_seconds()
         if self.is_unheard and not was_unheard:

@@ -26,10 +26,12 @@ WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_i
     AND owner_token = %(token)s::uuid AND state IN ('CONSUMING', 'EXPIRED')
 RETURNING fence;
 
--- name: unowned: a log that nobody works on and that has no newer content: `begin` would take it over
+-- name: unowned: a log that nobody works on, of a message that is not kept and has no newer content: `begin` would take it over
 l.content_version <= %(content_version)s::integer AND (l.state IN ('FAILED', 'EXPIRED')
     OR (l.state = 'CONSUMING' AND l.lease_expires_at <= statement_timestamp()
-        AND (l.content_version < %(content_version)s::integer OR coalesce(l.payload_hash = %(payload_hash)s::bytea, true))));
+        AND (l.content_version < %(content_version)s::integer OR coalesce(l.payload_hash = %(payload_hash)s::bytea, true))))
+AND NOT EXISTS (SELECT FROM parked_message p
+    WHERE (p.consumer_group, p.topic, p.message_id) = (l.consumer_group, l.topic, l.message_id));
 
 -- name: is_unowned: whether a follower has no log, or one that nobody works on
 SELECT NOT EXISTS (SELECT FROM consumer_log l

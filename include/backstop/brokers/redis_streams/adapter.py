@@ -69,7 +69,7 @@ class RedisStreams:
         visibility: timedelta = timedelta(seconds=60),
         connect_timeout: timedelta = timedelta(seconds=5),
         send_timeout: timedelta = timedelta(seconds=10),
-        answer_timeout: timedelta = timedelta(seconds=30),
+        answer_timeout: timedelta = timedelta(seconds=10),
         retention: timedelta | None = None,
         prefix: str = "backstop",
     ) -> None:

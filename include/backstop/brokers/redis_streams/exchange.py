@@ -21,6 +21,7 @@ from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
     NoScriptError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
 )
@@ -119,12 +120,9 @@ class Exchange:
         """Every reply, or BrokerUnavailable: a look never answers with less than everything."""
         answers = self.run(commands, blocking=blocking)
         for answer in answers:
-            if isinstance(answer, ResponseError | NotSent | ConnectionLost):
-                if isinstance(answer, NotSent | ConnectionLost):
-                    raise unavailable(
-                        doing, answer.why, refused=isinstance(answer, NotSent) and answer.refused
-                    )
-                raise unavailable(doing, str(answer), refused=True)
+            error = no_answer(answer, doing)
+            if error is not None:
+                raise error
         return answers
 
     def _once(self, commands: Sequence[Command], blocking: float) -> list[Any]:
@@ -148,6 +146,9 @@ class Exchange:
                 connection.send_packed_command([packed], check_health=False)
                 for _ in batch:
                     answers.append(_read(connection, deadline))
+            if any(isinstance(answer, ReadOnlyError) for answer in answers):
+                # A failover left this connection at a demoted primary: the address may lead to another server by now.
+                connection.disconnect()
         except (RedisError, OSError) as error:
             connection.disconnect()
             answers += [ConnectionLost(_say(error))] * (sent - len(answers))
@@ -159,6 +160,16 @@ class Exchange:
         return answers + [
             NotSent("the connection broke, or the time was over, before it was sent")
         ] * (len(commands) - len(answers))
+
+
+def no_answer(answer: Any, doing: str) -> BrokerUnavailable | None:
+    """Why this is none; null: it is one."""
+    if isinstance(answer, ResponseError):
+        return unavailable(doing, str(answer), refused=True)
+    if isinstance(answer, NotSent | ConnectionLost):
+        refused = isinstance(answer, NotSent) and answer.refused
+        return unavailable(doing, answer.why, refused=refused)
+    return None
 
 
 def unavailable(doing: str, why: str, *, refused: bool = False) -> BrokerUnavailable:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from backstop.brokers.protocol import DeadLetterRef, GroupPosition, QueueState, Retries
 from backstop.brokers.redis_streams.decode import headers_of
-from backstop.brokers.redis_streams.exchange import Exchange, Script, unavailable
+from backstop.brokers.redis_streams.exchange import (
+    Command,
+    Exchange,
+    Script,
+    no_answer,
+    unavailable,
+)
 from backstop.brokers.redis_streams.keys import Keys, encode, id_of, offset_of
 from backstop.model.errors import BrokerUnavailable, ContractBroken
 from backstop.model.records import id_in
@@ -44,20 +50,28 @@ class ProgressReader:
         return instant_of(int(seconds) * 1_000_000 + int(micros))
 
     def queue_count(self, topic: str) -> int:
-        queues = self.find_queue_count(topic)
+        queues = self.find_queue_counts([topic])[topic]
+        if isinstance(queues, BrokerUnavailable):
+            raise queues
         if queues is None:
             raise no_topic(topic)
         return queues
 
-    def find_queue_count(self, topic: str) -> int | None:
-        """None: there is no such topic."""
-        doing = f"looking for the topic {topic!r}"
-        try:
-            key = self._keys.topic(topic)
-        except ContractBroken as error:
-            raise unavailable(doing, str(error)) from error
-        [queues] = self._exchange.ask([("HGET", key, "queues")], doing)
-        return None if queues is None else int(queues)
+    def find_queue_counts(self, topics: Sequence[str]) -> dict[str, int | BrokerUnavailable | None]:
+        """Of each topic, asked for at once; None: there is no such topic. Raises nothing: an error is the answer of its topic."""
+        doing = {topic: f"looking for the topic {topic!r}" for topic in topics}
+        found: dict[str, int | BrokerUnavailable | None] = {}
+        commands: dict[str, Command] = {}
+        for topic in doing:
+            try:
+                commands[topic] = ("HGET", self._keys.topic(topic), "queues")
+            except ContractBroken as error:
+                found[topic] = unavailable(doing[topic], str(error))
+        answers = self._exchange.run(list(commands.values()))
+        for topic, queues in zip(commands, answers, strict=True):
+            silence = no_answer(queues, doing[topic])
+            found[topic] = silence or (None if queues is None else int(queues))
+        return found
 
     def queues(self, topic: str) -> list[QueueState]:
         count = self.queue_count(topic)

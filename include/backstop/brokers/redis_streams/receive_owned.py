@@ -78,14 +78,23 @@ class OwnedRedisSubscription:
         self.close()
 
     def queues(self) -> dict[str, list[int]]:
-        """A topic that is not there has none, and holds up no other."""
+        """A topic that is not there has none; one that is refused has those that it had. Neither holds up another. Raises
+        BrokerUnavailable where nothing is told of any topic."""
         now = time.monotonic()
         if now - self._read_queues_at >= QUEUES_SECONDS:
-            found = {topic: self._reader.find_queue_count(topic) for topic in self._topics}
+            found = self._reader.find_queue_counts(self._topics)
+            told: dict[str, list[int]] = {}
             for topic, number in found.items():
+                if isinstance(number, BrokerUnavailable):
+                    self._limited.warning(str(number))
+                    continue
                 if number is None:
                     self._limited.warning(str(no_topic(topic)))
-            self._queues = {topic: list(range(number or 0)) for topic, number in found.items()}
+                told[topic] = list(range(number or 0))
+            errors = [error for error in found.values() if isinstance(error, BrokerUnavailable)]
+            if errors and not told:
+                raise errors[0]
+            self._queues = self._queues | told
             self._read_queues_at = now
         return self._queues
 

@@ -34,6 +34,8 @@ for i = 2, #ARGV, 4 do
     end
     local id = redis.pcall('XADD', KEYS[1], string.format('%.0f-0', next_offset + 1), unpack(entry))
     if type(id) == 'table' and id['err'] then
+      -- Of a replica it is the answer to the whole call: whoever sees it leaves the connection.
+      if string.sub(id['err'], 1, 8) == 'READONLY' then return id end
       answer[#answer + 1] = id['err']
     else
       answer[#answer + 1] = next_offset
