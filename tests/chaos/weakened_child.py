@@ -205,7 +205,7 @@ def claims_exclude_nobody() -> None:
     claim._SQL = requests
     stubs = dict(postgresql_stubs._SQL)
     taken = """AND s.send_count = a.send_number - 1 AND s.status IS NOT DISTINCT FROM 'pending'
-    AND s.attempt_token IS NULL
+    AND s.attempt_token IS NULL AND s.erased_hash IS NULL
 """
     assert taken in stubs["claim"]
     stubs["claim"] = stubs["claim"].replace(taken, "AND s.send_count >= a.send_number - 1\n")

@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -52,7 +53,7 @@ def validate(
     `batch` is the query that `{batch}` stands for; `options` are libpq options of every connection. A check
     that cannot be run raises AuditFailed: it is not known to hold. Threads may validate suites beside one another.
     """
-    with _TURN:
+    with _TURN, ExitStack() as opened:
         prepare()
         import great_expectations as gx
         from great_expectations.data_context.types.base import ProgressBarsConfig
@@ -80,6 +81,7 @@ def validate(
             },
         }
         engine = source.get_execution_engine().engine
+        opened.callback(engine.dispose)  # its connections end now, not when garbage is collected
         _give_columns_alone(engine, set(queries.values()))
         _give_up_turn_while_it_works(engine, context)
         definitions = {}
