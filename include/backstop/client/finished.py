@@ -61,7 +61,7 @@ class FinishedOffsets:
     def add(self, received: Received, *, is_certain: bool = True) -> None:
         """The consumer is done with it, as far as the log or the dead letters know. Not `is_certain`: the database may have
         become an older self since; then only that nothing is open there is noted. So it is with a foreign id or epoch that no
-        database holds: the next owner could not be told."""
+        database holds: the list for the next owner could not be stored."""
         if received.position is None or (done := self._sets.get(life := _life(received))) is None:
             return
         done.add(received.position.offset)

@@ -79,22 +79,22 @@ class OwnedRedisSubscription:
 
     def queues(self) -> dict[str, list[int]]:
         """A topic that is not there has none; one that is refused has those that it had. Neither holds up another. Raises
-        BrokerUnavailable where nothing is told of any topic."""
+        BrokerUnavailable if no topic was answered."""
         now = time.monotonic()
         if now - self._read_queues_at >= QUEUES_SECONDS:
             found = self._reader.find_queue_counts(self._topics)
-            told: dict[str, list[int]] = {}
+            answered: dict[str, list[int]] = {}
             for topic, number in found.items():
                 if isinstance(number, BrokerUnavailable):
                     self._limited.warning(str(number))
                     continue
                 if number is None:
                     self._limited.warning(str(no_topic(topic)))
-                told[topic] = list(range(number or 0))
+                answered[topic] = list(range(number or 0))
             errors = [error for error in found.values() if isinstance(error, BrokerUnavailable)]
-            if errors and not told:
+            if errors and not answered:
                 raise errors[0]
-            self._queues = self._queues | told
+            self._queues = self._queues | answered
             self._read_queues_at = now
         return self._queues
 
