@@ -1,7 +1,7 @@
 """Reads the open dead letters that the present rules have not classified, asks the groups' logs about them, and stages causes.
 
     letters = mapInArrow(scan_letters)                                    ranges of ids, each read by a task of its own
-    letters.groupBy(bucket).applyInArrow(classify)                        what is known of a message's letters is asked for once
+    letters.groupBy("bucket").applyInArrow(classify)                      what is known of a message's letters is asked for once
 
 Each letter gets its cause and category, as classify_letters does it in one process. They are written to the staging table,
 where the patterns over all of them are found and the checks look before any is promoted.
@@ -15,7 +15,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as f
 
 from backstop.config.connections import Connections
@@ -23,6 +23,7 @@ from backstop.config.settings import Settings
 from backstop.control.connection import connect
 from backstop.model.records import Counts
 from backstop.runs.run import Run, begin_stage
+from backstop.spark.deal import by_number
 from backstop.spark.job import main_of
 from backstop.triage.causes.classify import (
     Logs,
@@ -67,7 +68,7 @@ def run(
             letters = numbers.mapInArrow(
                 _scan_dead_letters(settings, carried, run, ranges), LETTERS
             )
-            classified = letters.groupBy(_bucket(len(ranges))).applyInArrow(
+            classified = _by_message(letters, len(ranges)).applyInArrow(
                 _classify(settings, carried, run, stage), REPORT
             )
             reports = classified.collect()
@@ -78,10 +79,11 @@ def run(
         return close_stage(control, run, stage, rules, looked, waits, away)
 
 
-def _bucket(buckets: int) -> Column:
-    """Of a message's letters; those without an id are spread."""
+def _by_message(letters: DataFrame, buckets: int) -> GroupedData:
+    """In as many groups, each a task of its own: a message's letters are in one, and those without an id are spread."""
     known = f.coalesce(f.col("message_id"), f.col("dead_letter_id").cast("string"))
-    return f.pmod(f.hash("topic", known), f.lit(buckets))
+    bucket = f.pmod(f.hash("topic", known), f.lit(buckets))
+    return by_number(letters.withColumn("bucket", bucket), buckets, "bucket")
 
 
 def _scan_dead_letters(
@@ -119,7 +121,10 @@ def _classify(
 
         rows = [
             Unclassified(*row)
-            for row in zip(*(column.to_pylist() for column in letters.columns), strict=True)
+            for row in zip(
+                *(column.to_pylist() for column in letters.drop_columns("bucket").columns),
+                strict=True,
+            )
         ]
         logs = Logs(settings, connections, remembered(job))
         with closing(connect(settings, connections)) as control, closing(logs):

@@ -24,3 +24,7 @@ def test_no_bucket_holds_more_than_a_worker_may(deliveries: int) -> None:
 
 def test_a_few_are_one_bucket_and_more_keep_every_core_at_work() -> None:
     assert [buckets_for(deliveries, 4) for deliveries in (1, 20_000, 20_001)] == [1, 1, 4]
+
+
+def test_no_core_waits_for_the_last_bucket_of_another() -> None:
+    assert [buckets_for(deliveries, 2) for deliveries in (200_000, 200_001, 600_000)] == [2, 4, 6]

@@ -17,6 +17,7 @@ from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
 from backstop.reconcile.judge_proven import judge_proven
 from backstop.reconcile.packets import PACKETS, Packet, as_batch, no_packets, of_kind, pack, unpack
+from backstop.spark.deal import by_number
 from backstop.sql.named import load
 from backstop.verdicts import frames
 
@@ -64,15 +65,7 @@ def look_up(
     ):  # most runs: one task asks by key, and there is nothing to shuffle
         return stubs.coalesce(1).mapInArrow(_whole(prove_and_ask), PACKETS)
     logs = no_packets(stubs.sparkSession) if logs is None else logs
-    # By its number, not by a hash of it: a task for each bucket, and none without one. Spark 4.0 has only the hash.
-    by_bucket, logs_of_bucket = (
-        (
-            packets.repartitionById(buckets, "bucket")
-            if hasattr(packets, "repartitionById")
-            else packets
-        ).groupBy("bucket")
-        for packets in (stubs, logs)
-    )
+    by_bucket, logs_of_bucket = (by_number(packets, buckets, "bucket") for packets in (stubs, logs))
     return by_bucket.cogroup(logs_of_bucket).applyInArrow(prove_and_ask, PACKETS)
 
 

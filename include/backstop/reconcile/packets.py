@@ -22,20 +22,19 @@ if TYPE_CHECKING:
     from backstop.verdicts.evaluate import Engine
 
 PACKETS = "`bucket` int, `kind` string, `packet` binary"
-DELIVERIES_OF_BUCKET = 150_000
-"""What a worker holds at once, in 2 to 3 KB each: the bound of its memory, whatever is due. With 120,000 a run takes 7 % longer,
-with 20,000 half of its time goes into planning."""
+DELIVERIES_OF_BUCKET = 100_000
+"""What a worker holds at once, in 2 to 3 KB each: the bound of its memory, whatever is due. 150,000 save 2 to 6 % of a run's time
+and take 0.25 GiB more of two workers; with 20,000 half of the time goes into planning."""
 FEW_DELIVERIES = 20_000
 _SQL = load("backstop.reconcile", "packets.sql")
 
 
 def buckets_for(deliveries: int, partitions: int) -> int:
-    """Into how many buckets so many are dealt at most: few make one, more keep every core at work."""
-    return (
-        1
-        if deliveries <= FEW_DELIVERIES
-        else max(partitions, -(-deliveries // DELIVERIES_OF_BUCKET))
-    )
+    """Into how many buckets so many are dealt at most: few make one, more are as many for each core, which none then waits for."""
+    if deliveries <= FEW_DELIVERIES:
+        return 1
+    rounds = -(-deliveries // (DELIVERIES_OF_BUCKET * partitions))
+    return rounds * partitions
 
 
 def share_of(partitions: int, scans: int) -> int:

@@ -251,7 +251,8 @@ def drain_requests(
     """
     counts, given_up = Counts(), set[TopicShard]()
     left = inf if limit is None else limit
-    at_once = worker.settings.resend.batch_size
+    # How fast the broker takes them is not known yet: a topic's rate, which bounds each claim, says what it should bear.
+    at_once = _MOST_AT_ONCE
     while topic_shards := [
         topic_shard for topic_shard in find_due(worker, cut) if topic_shard not in given_up
     ]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from backstop.config.settings import Settings
 
 
-HEAP_MIB, HEAP_OF_CORE_MIB = 512, 64
+HEAP_MIB, HEAP_OF_CORE_MIB = 448, 64
 
 
 def heap_for(master: str, *, lakes: bool) -> dict[str, str]:
