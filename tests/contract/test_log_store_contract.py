@@ -110,6 +110,8 @@ def test_every_state_of_the_contract_is_valid(world: PostgresWorld, store: LogSt
     ("columns", "reason"),
     [
         ({"state": "DONE"}, "unknown state"),
+        ({"state": "CONSUMED "}, "unknown state"),
+        ({"state": "consumed"}, "unknown state"),
         ({"state": None}, "unknown state"),
         ({"updated_at": None}, "updated_at"),
         ({"state": "CONSUMED", "consumed_at": None}, "consumed_at"),

@@ -30,13 +30,24 @@ MOJIBAKE = Key("orders", "caf\u00c3\u00a9")
 """What the UTF-8 of CAFE reads as in LATIN1."""
 
 
+THERE = {
+    "LATIN1": [PLAIN, CAFE, MOJIBAKE],
+    "SQL_ASCII": [PLAIN, CAFE, TOKYO],
+    # Characters that Python's codec of the name does not have, and PostgreSQL's encoding does.
+    "EUC_JP": [PLAIN, TOKYO, Key("orders", "\u2460 \u9ad9\uff5e")],
+    # Python has no codec of the name.
+    "EUC_TW": [PLAIN, TOKYO],
+}
+"""By encoding of a database, the ids of its rows."""
+
+
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], str]]:
     with Postgres(tmp_path_factory.mktemp("postgres")) as server:
         found = {}
         admin = psycopg2.connect(server.admin_dsn())
         admin.autocommit = True
-        for encoding in ("LATIN1", "SQL_ASCII"):
+        for encoding in THERE:
             for role in ("producer", "consumer"):
                 name = f"{role}_{encoding.lower()}"
                 with admin.cursor() as cursor:
@@ -47,8 +58,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, s
                 put(found[encoding, role], whole(role))
         admin.close()
         for (encoding, role), url in found.items():
-            keys = [PLAIN, CAFE, MOJIBAKE] if encoding == "LATIN1" else [PLAIN, CAFE, TOKYO]
-            for key in keys:
+            for key in THERE[encoding]:
                 put(url, INSERT[role].format(id=key.message_id))
         # A row of a program that writes LATIN1 into a database that holds any bytes.
         for role in ("producer", "consumer"):
@@ -89,12 +99,13 @@ def scanned(stubs: PostgresStubs) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+@pytest.mark.parametrize("encoding", THERE)
 def test_any_id_is_asked_for_and_answered_as_itself(
     urls: dict[tuple[str, str], str], encoding: str
 ) -> None:
-    there = {PLAIN, CAFE, MOJIBAKE} if encoding == "LATIN1" else {PLAIN, CAFE, TOKYO}
-    asked = [PLAIN, CAFE, TOKYO, MOJIBAKE]
+    there = set(THERE[encoding])
+    elsewhere = [key for keys in THERE.values() for key in keys if key not in there]
+    asked = [*there, *elsewhere] if encoding != "SQL_ASCII" else [PLAIN, CAFE, TOKYO, MOJIBAKE]
     with (
         PostgresStubs("shop_a", urls[encoding, "producer"]) as stubs,
         PostgresLogs("db", urls[encoding, "consumer"]) as logs,

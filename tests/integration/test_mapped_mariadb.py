@@ -16,7 +16,7 @@ from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Key
 from backstop.sql.mysql import MysqlConnection
 from backstop.stores.mapped import forms, mysql
-from backstop.stores.mapped.mysql_columns import ColumnType, Writer
+from backstop.stores.mapped.mysql_columns import _CODECS, ColumnType, Writer
 from backstop.stores.open import open_mapped_logs, open_mapped_stubs
 from backstop.stores.postgresql import scan
 from backstop_lab.servers.postgres import Postgres
@@ -174,6 +174,8 @@ def test_numbers_as_ids_are_whole_beyond_what_a_float_holds(mapped: Open) -> Non
         ("varchar(20) CHARACTER SET utf8mb3", "m-🚚"),
         ("char(20) CHARACTER SET utf8mb4", "m-1 "),
         ("varchar(20) CHARACTER SET koi8r", "m-🚚"),
+        ("varchar(20) CHARACTER SET cp932", "m-\u301c"),
+        ("tinytext CHARACTER SET utf8mb4", "\u6771" * 86),
         ("int", "01"),
         ("int(8) zerofill", "007"),
         ("decimal(20,0)", "007"),
@@ -187,6 +189,7 @@ def test_an_id_that_the_log_may_have_cut_or_changed_is_not_absent(
     """A server that is not strict keeps something else, and says nothing."""
     good = {
         "varchar(20) CHARACTER SET koi8r": "m-1",
+        "varchar(20) CHARACTER SET cp932": "m-\u6771",
         "int": "7",
         "int(8) zerofill": "7",
         "decimal(20,0)": "7",
@@ -194,8 +197,8 @@ def test_an_id_that_the_log_may_have_cut_or_changed_is_not_absent(
         "uuid": "0f8fad5b-d9cb-469f-a165-70867728950e",
     }.get(column, "m-é")
     with mapped("practice", consumer={"kept": None}) as shop:
-        shop.run('ALTER TABLE message_stub MODIFY "messageId" varchar(64) COLLATE utf8mb4_bin')
-        shop.run(f"ALTER TABLE inbox MODIFY message_id {column}")
+        shop.run('ALTER TABLE message_stub MODIFY "messageId" varchar(90) COLLATE utf8mb4_bin')
+        shop.run(f"ALTER TABLE inbox DROP INDEX message_id, MODIFY message_id {column}")
         for one in (good, odd):
             shop.run(shop.library.promise, id=one)
             shop.send(one)
@@ -230,6 +233,43 @@ def test_an_id_that_the_log_may_have_cut_or_changed_is_not_absent(
 def test_of_a_type_that_may_change_an_id_none_is_known(column: str, text: str, holds: bool) -> None:
     kind = column.split("(")[0].split()[0]
     assert ColumnType("id", kind, column, None, 4, True).holds(text) is holds
+
+
+def test_each_character_that_a_column_is_said_to_hold_is_kept_by_the_server(
+    mariadb: MariaDB,
+) -> None:
+    """Python's codecs and the server's tables of the same name differ; what the server lacks it keeps as a question mark."""
+    letters = [chr(code) for code in range(0x80, 0x10000) if not 0xD800 <= code < 0xE000]
+    changed = {}
+    with closing(connect_mariadb(mariadb, "dedup")) as connection, connection.cursor() as cursor:
+        cursor.execute("SET SESSION sql_mode = '', character_set_client = utf8mb4")
+        for charset in _CODECS:
+            its = ColumnType("id", "varchar", "varchar(9)", charset, 9, True)
+            held = "".join(letter for letter in letters if its.holds(letter))
+            cursor.execute(
+                f"SELECT CAST(CONVERT(CONVERT(%s USING {charset}) USING utf8mb4) AS BINARY)",
+                (held,),
+            )
+            ((kept,),) = cursor.fetchall()
+            changed[charset] = {
+                one for one, other in zip(held, kept.decode(), strict=True) if one != other
+            }
+            assert len(held) > 100 or charset == "ascii", "a column that is said to hold little"
+    assert changed == {charset: set() for charset in _CODECS}
+
+
+@pytest.mark.parametrize(
+    ("charset", "text", "holds"),
+    [
+        ("utf8mb4", "\u6771" * 85, True),
+        ("utf8mb4", "\u6771" * 86, False),
+        ("utf32", "a" * 63, True),
+        ("utf32", "a" * 64, False),
+        ("latin1", "\xe9" * 255, True),
+    ],
+)
+def test_the_length_of_a_kind_of_text_is_in_bytes(charset: str, text: str, holds: bool) -> None:
+    assert ColumnType("id", "tinytext", "tinytext", charset, 255, True).holds(text) is holds
 
 
 def test_names_in_a_character_set_that_is_not_known_are_compared_as_written() -> None:

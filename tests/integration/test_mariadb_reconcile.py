@@ -100,6 +100,38 @@ def test_every_verdict_is_what_it_is_with_logs_in_postgresql(
     assert bool(counts_there.get("proven_by_scan")) == (keys_worth == 1)
 
 
+def test_a_log_in_an_odd_state_is_set_aside_and_stops_no_repair(
+    world: System, maria: MariaDatabase, spark: Any
+) -> None:
+    """A NUL would be refused with the evidence of every verdict beside it; a state with a space is none of the contract's."""
+    states = {"nul": "CONSUMED\0", "padded": "CONSUMED ", "small": "consumed"}
+    keys = [world.sent(name) for name in states]
+    world.sent("lost")
+    for group in ("billing", "shipping"):
+        world.pass_over(group)
+    for key in keys:
+        world.log(key, "shipping")
+    with closing(maria.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SET SESSION check_constraint_checks = 0")
+        for name, state in states.items():
+            cursor.execute(
+                "INSERT INTO consumer_log (consumer_group, topic, message_id, state, first_received_at, updated_at, consumed_at)"
+                " SELECT 'billing', 'orders', %s, %s, t, t, t FROM (SELECT UTC_TIMESTAMP(6) - INTERVAL 1 MINUTE AS t) one",
+                (name.encode(), state),
+            )
+        connection.commit()
+    there = moved(world, maria)
+    run_once(there.settings, there.connections, lambda: spark, lambda *_: None)
+    assert world.rows("control", "SELECT message_id, send_number FROM resend_request") == [
+        ("lost", 2)
+    ]
+    set_aside = world.rows("control", "SELECT message_id, reason FROM quarantine ORDER BY 1")
+    assert [message_id for message_id, _ in set_aside] == ["nul", "padded", "small"]
+    assert all(reason.startswith("unknown state") for _, reason in set_aside)
+    statuses = dict(world.rows("shop_a", "SELECT message_id, status FROM message_stub"))
+    assert set(statuses.values()) == {"pending"}, "whether the work is done is not known"
+
+
 def test_a_message_is_promised_done_and_confirmed_and_a_lost_one_is_found(
     world: System, maria: MariaDatabase, spark: Any
 ) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +17,12 @@ from backstop.reconcile.run_once import run_once
 from backstop.resend.run_once import run_duty as resend
 from backstop.restore.consumer import restore_consumer
 from backstop.restore.producer import restore_producer
+from backstop.runs.run import Run
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
+from broken_checks import broken_checks
 from maria_stubs import moved
-from maria_world import maria_server
+from maria_world import MariaDatabase, maria_server
 from mariadb import MariaDB
 from scan_world import fill, in_parts, staged
 from system import System, build_template, system
@@ -139,6 +142,100 @@ def test_a_lost_message_is_sent_again_once_and_then_confirmed(
             ("unknown", group, {"not_utf8": 2}, ["\\x610000", "\\xff01"])
             for group in ("billing", "shipping")
         ]
+
+
+NO_GROUPS = ("5", '"billing"', '{"a": 1}', "[1, null]", '["\\ud800", "\\u0000"]', "[", "[" * 9_000)
+"""In a column of groups: JSON that is no list of text, a text that no database holds, no JSON, JSON that is nested too deep."""
+ODD = {
+    "negative": "send_count = -1, refusals = -2",
+    "never created": "created_at = '0000-00-00'",
+    "due since never": "next_check_at = '0000-00-00'",
+    "given up, never created": "status = 'exhausted', created_at = '0000-00-00'",
+    "padded state": "status = 'pending  '",
+}
+
+
+def put_odd(database: MariaDatabase) -> None:
+    """Due stubs in tables that another program may have made: the same columns, and no rules that hold them."""
+    copied = "topic, content, next_check_at, created_at, first_seen_at, attempted_at, attempt_deadline, updated_at"
+    stub = (
+        f"INSERT INTO message_stub (message_id, send_count, {copied}) SELECT %s, 1, {copied} FROM message_stub"
+        " WHERE message_id = 'lost'"
+    )
+    word = "CHARACTER SET ascii COLLATE ascii_bin"
+    for table, columns in (
+        (
+            "message_stub",
+            "MODIFY send_count integer NOT NULL, MODIFY refusals integer NOT NULL DEFAULT 0, MODIFY first_groups longtext,"
+            f" MODIFY status varchar(16) {word} NOT NULL DEFAULT 'pending', DROP CONSTRAINT message_stub_refusals",
+        ),
+        ("send_attempt", "MODIFY `groups` longtext"),
+    ):
+        database.run(f"ALTER TABLE {table} {columns}")
+    with closing(database.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SET SESSION sql_mode = ''")
+        for name, change in ODD.items():
+            cursor.execute(stub, (name.encode(),))
+            cursor.execute(
+                f"UPDATE message_stub SET {change} WHERE message_id = %s", (name.encode(),)
+            )
+        for place, groups in enumerate(NO_GROUPS):
+            name = f"groups {place}".encode()
+            cursor.execute(stub, (name,))
+            cursor.execute(
+                "UPDATE message_stub SET first_groups = %s WHERE message_id = %s", (groups, name)
+            )
+            cursor.execute(
+                "INSERT INTO send_attempt (topic, message_id, send_number, `groups`, requested_by, started_at, finished_at,"
+                " outcome) SELECT topic, message_id, 1, %s, 'test', created_at, created_at, 'sent' FROM message_stub"
+                " WHERE message_id = %s",
+                (groups, name),
+            )
+        # A key that is no text, and is shown as the text that is another's.
+        for key in (b"\xff", b"\\xff"):
+            cursor.execute(stub, (key,))
+        cursor.execute("UPDATE message_stub SET send_count = 2 WHERE message_id = %s", (b"\xff",))
+        connection.commit()
+
+
+def test_odd_rows_of_another_program_stop_no_repair_and_break_no_check(
+    world: System, maria_server: MariaDB, spark: Any, tmp_path: Path
+) -> None:
+    """Each is set aside or judged by what can be read of it; what is lost beside them is asked for, what is done is confirmed."""
+    world.sent("lost")
+    late = world.sent("done late", status="exhausted")
+    for group in ("billing", "shipping"):
+        world.pass_over(group)
+        world.log(late, group)
+    broken: dict[str, Any] = {}
+
+    def audit(run: Run, suites: Sequence[str]) -> None:
+        for suite in suites:
+            broken.update(
+                broken_checks(
+                    suite, world.urls["control"], run.run_id, tmp_path, repair_topics=["orders"]
+                )
+            )
+
+    with moved(world, maria_server, POLICY) as (there, databases):
+        put_odd(databases["shop_a"])
+        run_once(there.settings, there.connections, lambda: spark, audit)
+        found = databases["shop_a"].one(
+            "SELECT status FROM message_stub WHERE message_id = 'done late'"
+        )
+    assert found == {"status": "confirmed"}
+    assert broken == {}
+    asked = dict(world.rows("control", "SELECT message_id, send_number FROM resend_request"))
+    assert asked["lost"] == 2
+    set_aside = dict(world.rows("control", "SELECT message_id, reason FROM quarantine"))
+    assert set_aside == {
+        "negative": "more_refusals_than_sends",
+        "never created": "no_time",
+        "padded state": "unknown_status",
+        "\\xff": "not_utf8",
+    }
+    judged = {row[0] for row in world.rows("control", "SELECT DISTINCT message_id FROM verdict")}
+    assert {"\\xff", "due since never", *(f"groups {n}" for n in range(len(NO_GROUPS)))} <= judged
 
 
 def test_a_shard_that_is_away_keeps_its_own_messages_open_and_nobody_elses(

@@ -7,11 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.integration import test_isolation
 from tests.integration.test_isolation import reconcile
 
 from backstop.config.settings import Settings
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Counts, Key
+from backstop.reconcile.promote import promote
 from backstop.reconcile.revisit import revisit_cases
 from backstop.runs.run import close_run, open_run
 from backstop.stores.postgresql.audit import PostgresStubAudit
@@ -112,6 +114,26 @@ def test_it_is_pending_again_when_a_group_that_owes_it_is_configured(
     assert statuses(world) == {"mine": "pending", "nobodys": "pending"}
     assert [case[3] for case in cases(world)] == ["closed"]
     assert world.rows("control", "SELECT count(*) FROM no_taker") == [(0,)]
+
+
+def test_a_group_that_came_between_judgement_and_promotion_takes_up_what_was_set_aside(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step of a run in Airflow is a process that reads the settings anew: what one judged, another promotes."""
+    before = world.settings
+    configure(world, topics(billing={"tags": ["paid", "open"]}))
+    after, world.settings = world.settings, before
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            test_isolation,
+            "promote",
+            lambda _, connections, conn, run: promote(after, connections, conn, run),
+        )
+        set_aside(world, mine="open")
+    assert statuses(world) == {"mine": "no_taker"}
+    world.settings = after
+    assert revisit(world)["taken_up"] == 1
+    assert statuses(world) == {"mine": "pending"}
 
 
 def test_a_group_that_comes_later_takes_up_the_past_only_where_it_is_said(world: System) -> None:

@@ -187,6 +187,53 @@ def test_logs_purged_since_are_said_and_do_not_spoil_the_answer(system: System, 
     assert "their logs purged since" in proof.sentence
 
 
+INBOX = {
+    "kind": "mapped",
+    "connection": "shipping_db",
+    "mapping": {
+        "tables": ["inbox"],
+        "message_id": "id",
+        "topic": "topic",
+        "received_at": "received",
+        "times": "instant",
+    },
+}
+
+
+@pytest.mark.parametrize("why", ["nothing found by this mapping yet", "a row without an id"])
+def test_a_mapped_inbox_that_proves_nothing_by_absence_proves_no_earlier_work(
+    system: System, prove: Any, why: str
+) -> None:
+    """Nothing was purged there that anybody knows of: a confirmed stub without its row is not proven by its status."""
+    system.rows("shipping_db", "CREATE TABLE inbox (id text, topic text, received timestamptz)")
+    content = small.settings_dict()
+    content["consumers"]["shipping_db"] = INBOX
+    content["topics"]["orders"]["mode"] = content["topics"]["payments"]["mode"] = "observe"
+    settings = Settings.model_validate(content)
+    keys = [confirmed(system, "done"), confirmed(system, "row is gone")]
+    for key in keys:
+        system.log(key, "billing")
+    system.rows("shipping_db", "INSERT INTO inbox VALUES ('done', 'orders', now())")
+    if why == "a row without an id":
+        mapping = settings.consumers["shipping_db"].mapping
+        assert mapping is not None
+        system.rows(
+            "control",
+            "INSERT INTO mapped_log_proof (store, mapping, consumer_group, topic) VALUES ('shipping_db', %s, 'shipping', 'orders')",
+            mapping.fingerprint,
+        )
+        proof = prove(settings=settings)
+        assert (proof.answer, standings(proof)) == (
+            Answer.INCOMPLETE,
+            {"done": 3, "not_proven": 1},
+        )
+        system.rows("shipping_db", "INSERT INTO inbox VALUES (NULL, 'orders', now())")
+    pass_all(system)
+    proof = prove(settings=settings)
+    assert (proof.answer, standings(proof)) == (Answer.INCOMPLETE, {"done": 3, "unknown": 1})
+    assert "1 deliveries could not be judged" in proof.sentence
+
+
 def test_of_a_window_whose_closed_stubs_may_be_purged_only_a_loss_is_told(
     system: System, prove: Any
 ) -> None:

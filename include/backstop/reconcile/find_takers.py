@@ -46,15 +46,18 @@ def ask_about_untaken(settings: Settings, cursor: Any, run: Run) -> Counts:
     messages they are."""
     counts = Counts()
     cursor.execute(_SQL["untaken"], {"run_id": run.run_id})
-    for topic, number, examples in cursor.fetchall():
+    for topic, number, examples, judged_by in cursor.fetchall():
         if topic not in settings.topics:
             continue
+        # Settings may change between the judge and the promotion, which are processes of their own: a group that came with them may
+        # owe what was set aside without it.
+        is_as_judged = judged_by == settings.version
         cursor.execute(
             _SQL["note_untaken"],
             {
                 "topic": topic,
                 "since": run.as_of,
-                "groups_hash": _hash(settings, cursor, topic),
+                "groups_hash": _hash(settings, cursor, topic) if is_as_judged else "",
                 "run_id": run.run_id,
             },
         )

@@ -50,7 +50,7 @@ def judge(
     """
     phases, counts = Phases(run.phase, say), Counts()
     phases.begin("read")
-    stage = begin_stage(control, run)
+    stage = begin_stage(control, run, settings.version)
     partitions = (
         max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
     )

@@ -3,7 +3,7 @@
 
 -- name: stubs: of each stub its bucket, and how it breaks its contract, null when it keeps it
 -- Broken: a topic or id longer than the contract allows, text that is no UTF-8, no id, no topic, a topic that no policy names,
--- a status that nobody knows, more refusals than sends, or an instant from which no horizon would ever come.
+-- a status that nobody knows, more refusals than sends or fewer than none, or an instant from which no horizon would ever come.
 SELECT s.at, (hash(s.topic, s.message_id) % d.buckets)::int AS bucket,
     CASE
         WHEN strlen(s.message_id) > b.id_bytes OR strlen(s.topic) > b.topic_bytes THEN 'key_too_long'
@@ -12,7 +12,7 @@ SELECT s.at, (hash(s.topic, s.message_id) % d.buckets)::int AS bucket,
         WHEN trim(coalesce(s.topic, ''), ' ') = '' THEN 'no_topic'
         WHEN s.topic NOT IN (SELECT topic FROM known_topic) THEN 'topic_without_policy'
         WHEN NOT coalesce(s.status IN (SELECT status FROM met_status), false) THEN 'unknown_status'
-        WHEN coalesce(s.send_count < s.refusals, true) THEN 'more_refusals_than_sends'
+        WHEN coalesce(s.send_count < s.refusals OR s.refusals < 0, true) THEN 'more_refusals_than_sends'
         WHEN s.send_count >= b.last_number THEN 'no_number_left'
         WHEN coalesce(s.created_at <= b.earliest, true) OR s.next_check_at IS NULL THEN 'no_time'
         WHEN greatest(s.created_at, s.next_check_at, s.attempted_at, s.deliver_at) >= b.latest THEN 'no_time'
@@ -38,15 +38,17 @@ SELECT DISTINCT topic, broker FROM part WHERE broker IS NOT NULL;
 SELECT 1 FROM part GROUP BY topic, message_id HAVING count(*) > 1 LIMIT 1;
 
 -- name: numbered: the stubs of a bucket in which a key is met twice, numbered; one id on two shards is broken, because which of
--- the two promises is the real one, a machine cannot know
+-- the two promises is the real one, a machine cannot know. A key that is no text is shown as its hexadecimal, which may be the text of
+-- another stub's key: it is not that stub.
 SELECT s.* EXCLUDE (broken), row_number() OVER (ORDER BY s.shard, s.topic, s.message_id) AS stub_id,
     coalesce(s.broken, CASE
-        WHEN count(*) OVER (PARTITION BY s.topic, s.message_id) > 1 THEN 'on_two_shards' END) AS broken
+        WHEN count(*) FILTER (WHERE s.broken IS DISTINCT FROM 'not_utf8') OVER (PARTITION BY s.topic, s.message_id) > 1
+            THEN 'on_two_shards' END) AS broken
 FROM (
     -- A store without snapshots may give a row twice: its newer version stays.
     SELECT * FROM part
     QUALIFY row_number() OVER (
-        PARTITION BY shard, topic, message_id ORDER BY send_count DESC, next_check_at DESC NULLS LAST) = 1
+        PARTITION BY shard, topic, message_id, broken IS NOT DISTINCT FROM 'not_utf8' ORDER BY send_count DESC, next_check_at DESC NULLS LAST) = 1
 ) s;
 
 -- name: not_proven: the owed deliveries that the scan did not show to be done

@@ -250,6 +250,7 @@ def counts_of(proof: Proof) -> Counts:
 
 def _rows(rule: Rule) -> Callable[[Iterator[Any]], Iterator[Any]]:
     statement = read_sql("backstop.reconcile", "proof_rows.sql")
+    given = {name: rule.tables[name] for name in ("instant", "group_state")}
 
     def rows(batches: Iterator[Any]) -> Iterator[Any]:
         from backstop.sql.arrow import arrow_schema
@@ -257,7 +258,9 @@ def _rows(rule: Rule) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
         with closing(Engine()) as engine:
             for batch in judge_batches(rule, engine, batches):
-                found = engine.query(statement, {"judged": batch.judged, "stub": batch.stubs})
+                found = engine.query(
+                    statement, {"judged": batch.judged, "stub": batch.stubs, **given}
+                )
                 yield from found.select(list(COLUMNS)).cast(arrow_schema(COLUMNS)).to_batches()
 
     return rows

@@ -167,14 +167,16 @@ WHERE v.run_id = %(run_id)s AND v.eligible AND v.topic = ANY (%(topics)s::text[]
 ORDER BY v.topic, v.message_id
 LIMIT %(limit)s;
 
--- name: untaken: by topic, how many messages the run sets aside because no group owes them, and some of their ids
-SELECT s.topic, count(*), (array_agg(s.message_id ORDER BY s.message_id))[1:5]
+-- name: untaken: by topic, how many messages the run sets aside because no group owes them, some of their ids, and by which settings
+-- that was judged
+SELECT s.topic, count(*), (array_agg(s.message_id ORDER BY s.message_id))[1:5], run.policy_version
 FROM staged_stub s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
 WHERE s.run_id = %(run_id)s AND s.new_status = 'no_taker' AND s.old_status <> 'no_taker'
-GROUP BY s.topic
+GROUP BY s.topic, run.policy_version
 ORDER BY s.topic;
 
--- name: note_untaken: the topic has messages that no group took, and these are its groups; a look that is still to come stays so
+-- name: note_untaken: the topic has messages that no group took, and these are its groups (empty: not known);
+-- a look that is still to come stays so
 INSERT INTO no_taker (topic, since, groups_hash, run_id) VALUES (%(topic)s, %(since)s, %(groups_hash)s, %(run_id)s)
 ON CONFLICT (topic) DO UPDATE SET run_id = excluded.run_id;
 

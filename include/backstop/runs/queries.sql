@@ -61,7 +61,8 @@ UPDATE run SET phase = %(phase)s, phase_done = %(done)s, phase_of = %(of)s
 WHERE run_id = %(run_id)s AND finished_at IS NULL;
 
 -- name: begin_stage: what earlier attempts of this run staged does not count any more
-UPDATE run SET stage = stage + 1 WHERE run_id = %(run_id)s RETURNING stage;
+UPDATE run SET stage = stage + 1, policy_version = coalesce(%(policy_version)s, policy_version)
+WHERE run_id = %(run_id)s RETURNING stage;
 
 -- name: give_back_lease: the run ends
 DELETE FROM duty_lease

@@ -196,11 +196,12 @@ def beat(conn: Any, run: Run) -> None:
     run.phase.wrote(phase)
 
 
-def begin_stage(conn: Any, run: Run) -> int:
-    """Begins the judge's next attempt in this run, and commits; returns its number (1 and up)."""
+def begin_stage(conn: Any, run: Run, policy_version: str | None = None) -> int:
+    """Begins the judge's next attempt in this run, and commits; returns its number (1 and up). `policy_version`: of the settings that
+    it judges by, which may have changed since the run was opened in another process."""
     with conn, conn.cursor() as cursor:
         hold(cursor, run)
-        cursor.execute(_SQL["begin_stage"], run._where())
+        cursor.execute(_SQL["begin_stage"], {**run._where(), "policy_version": policy_version})
         stage: int = cursor.fetchone()[0]
     return stage
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import psycopg2
 from psycopg2 import errors
-from psycopg2.extensions import PYDATETIMETZ, encodings, new_type, parse_dsn, register_type
+from psycopg2.extensions import PYDATETIMETZ, new_type, parse_dsn, register_type
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 from psycopg2.sql import Composable
@@ -100,6 +100,7 @@ class PostgresConnection:
         self._statement_seconds = statement_timeout.total_seconds()
         self._grace = grace
         self._connection: Connection | None = None
+        self._fitting: dict[str, bool] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.subject})"
@@ -191,8 +192,30 @@ class PostgresConnection:
         once = storable_keys(keys)
         if "".join(chain.from_iterable(once)).isascii():
             return once
-        codec = self.run(lambda cursor: _CODECS.get(_server_encoding(cursor)))
-        return once if codec is None else [key for key in once if _fits(key, codec)]
+        if self.run(_server_encoding) in _HOLD_ANY_TEXT:
+            return once
+        # The server alone knows: Python's codec of the same name lacks characters (EUC_JP's \u2460), or is not there (EUC_TW), and a key
+        # that is left out has no row.
+        letters = set(chain.from_iterable(chain.from_iterable(once)))
+        self._ask_which_fit(sorted(letters - self._fitting.keys()))
+        return [key for key in once if all(map(self._fitting.__getitem__, "".join(key)))]
+
+    def _ask_which_fit(self, letters: Sequence[str]) -> None:
+        """Remembers of each whether the server can convert it to its own encoding."""
+        if not letters:
+            return
+        try:
+            # Apart from one another: some encodings have a character for two of Unicode's.
+            self.rows("SELECT %(text)s::text", {"text": " ".join(letters)})
+        except (errors.CharacterNotInRepertoire, errors.UntranslatableCharacter):
+            if len(letters) == 1:
+                self._fitting[letters[0]] = False
+                return
+            middle = len(letters) // 2
+            self._ask_which_fit(letters[:middle])
+            self._ask_which_fit(letters[middle:])
+        else:
+            self._fitting.update(dict.fromkeys(letters, True))
 
     def copy(self, statement: str, values: object, columns: Mapping[str, str]) -> Any:
         """The rows of one SELECT as an Arrow table of `columns` (Spark's type names), by COPY: five times as fast as rows
@@ -395,20 +418,8 @@ def _server_encoding(cursor: Cursor) -> str:
     return cursor.connection.info.parameter_status("server_encoding") or "UTF8"
 
 
-_CODECS = {
-    name: codec
-    for name, codec in encodings.items()
-    if name not in ("UTF8", "SQL_ASCII", "SQLASCII")
-}
-"""Encoding of a server -> Python's codec; those that can hold any text are absent."""
-
-
-def _fits(key: Key, codec: str) -> bool:
-    try:
-        "".join(key).encode(codec)
-    except UnicodeEncodeError:
-        return False
-    return True
+_HOLD_ANY_TEXT = frozenset({"UTF8", "SQL_ASCII"})
+"""Encodings of a server."""
 
 
 UNREADABLE = "unreadable"

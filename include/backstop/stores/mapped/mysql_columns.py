@@ -40,9 +40,22 @@ _CODECS = {
     "euckr": "euc_kr",
 }
 """Character sets that cannot hold every text -> Python's codec. Of one that is not named, ASCII alone is known to be held."""
-_UNICODE = ("utf8mb4", "utf16", "utf16le", "utf32")
-_PLANE_0 = ("utf8", "utf8mb3", "ucs2")
+_LACKS = {
+    "greek": "\u037a\u2018\u2019\u20ac\u20af",
+    "big5": "\u02cd\u2574\uffe3",
+    "sjis": "\xa5\u203e\uff3c",
+    "cp932": "\x80\xa2\xa3\xac\u2016\u2212\u301c\uf8f0\uf8f1\uf8f2\uf8f3",
+}
+"""Characters of these codecs for which the server keeps a question mark (found by trying each on MariaDB 10.11)."""
+_PLANE_0 = {"utf8": "utf-8", "utf8mb3": "utf-8", "ucs2": "utf-16-be"}
 """They end at U+FFFF."""
+_UNICODE = {
+    "utf8mb4": "utf-8",
+    "utf16": "utf-16-be",
+    "utf16le": "utf-16-le",
+    "utf32": "utf-32-be",
+    **_PLANE_0,
+}
 _WITHOUT_FRACTION = re.compile(r"decimal\([0-9]+,0\)")
 _NO_TIME = "'1000-01-01'"
 """The server's zero dates lie before it, and so does no message."""
@@ -72,7 +85,7 @@ class ColumnType:
     @property
     def is_matched(self) -> bool:
         """Whether `holds` knows of a text that a row may have there: then an index may be asked for it."""
-        known = self.charset in _UNICODE + _PLANE_0 or self.charset in _CODECS
+        known = self.charset in _UNICODE or self.charset in _CODECS
         return self.kind in _INTEGERS or self.kind == "uuid" or (self.kind in _TEXTS and known)
 
     @property
@@ -93,18 +106,19 @@ class ColumnType:
         if self.kind in _BYTES:
             size = len(text.encode(errors="replace"))
             return size == self.length if self.kind == "binary" else size <= (self.length or 0)
-        if self.kind not in _TEXTS or (self.length is not None and len(text) > self.length):
+        if self.kind not in _TEXTS or (self.kind == "char" and text.endswith(" ")):
             return False
-        if self.kind == "char" and text.endswith(" "):
+        charset = self.charset or ""
+        if charset in _PLANE_0 and text and max(text) > "\uffff":
             return False
-        if self.charset in _PLANE_0:
-            return not text or max(text) <= "\uffff"
-        codec = "utf-8" if self.charset in _UNICODE else _CODECS.get(self.charset or "", "ascii")
         try:
-            text.encode(codec)
+            encoded = text.encode(_UNICODE.get(charset) or _CODECS.get(charset, "ascii"))
         except UnicodeEncodeError:
             return False
-        return True
+        # The length of a kind of text is in bytes, that of a varchar in characters.
+        size = len(text) if self.kind in ("char", "varchar") else len(encoded)
+        is_short = self.length is None or size <= self.length
+        return is_short and set(_LACKS.get(charset, "")).isdisjoint(text)
 
     def _is_in_range(self, text: str) -> bool:
         number, is_unsigned = int(text), "unsigned" in self.written or "zerofill" in self.written

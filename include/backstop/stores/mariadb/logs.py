@@ -229,7 +229,9 @@ def _arrow(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Any
 
 def _rule_row(row: Iterable[Any]) -> dict[str, Any]:
     found = dict(zip(_RULE_NAMES, row, strict=True))
-    found["topic"], found["message_id"] = as_text(found["topic"]), as_text(found["message_id"])
+    # A state with a NUL is stored as the evidence of its verdict, which the control database would refuse for the whole run.
+    for name in ("topic", "message_id", "log_state"):
+        found[name] = as_text(found[name])
     for name in _TIMES:
         found[name] = within_bounds(found[name])
     return found
@@ -261,7 +263,7 @@ def _log(group: str, row: Sequence[Any]) -> LogRow:
         consumer_group=group,
         topic=as_text(topic),
         message_id=as_text(message_id),
-        state="" if state is None else state,
+        state="" if state is None else as_text(state),
         owner_token=as_note(token),
         lease_expires_at=of_micros(lease),
         attempts=attempts or 0,

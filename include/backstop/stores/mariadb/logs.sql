@@ -7,8 +7,9 @@ SELECT UTC_TIMESTAMP(6);
 SELECT log_floor FROM consumer_log_floor WHERE consumer_group = %(group)s;
 
 -- name: broken: how a row breaks its contract, NULL when it keeps it; other programs write these tables
+-- A state is compared as bytes: every collation takes 'CONSUMED ' for 'CONSUMED', also that of the column's CHECK, and the rule does not.
 CASE
-    WHEN l.state IS NULL OR l.state NOT IN ('CONSUMING', 'CONSUMED', 'FAILED', 'EXPIRED', 'PARKED')
+    WHEN l.state IS NULL OR CAST(l.state AS BINARY) NOT IN ('CONSUMING', 'CONSUMED', 'FAILED', 'EXPIRED', 'PARKED')
         THEN CONCAT('unknown state ', QUOTE(LEFT(l.state, 40)))
     WHEN TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.updated_at) IS NULL THEN 'no updated_at'
     WHEN l.state = 'CONSUMED' AND TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.consumed_at) IS NULL THEN 'CONSUMED without consumed_at'

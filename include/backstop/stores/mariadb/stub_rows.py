@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from backstop.model.read_json import read_json
-from backstop.model.records import Attempt, Key, Message, Stub
+from backstop.model.records import EARLIEST, Attempt, Key, Message, Stub
+from backstop.model.storable_text import escaped
 from backstop.sql.connection import UNREADABLE
-from backstop.stores.mariadb.keys import as_text, is_text, of_micros, within_bounds
+from backstop.stores.mariadb.keys import as_text, is_text, of_micros, to_micros, within_bounds
 from backstop.stores.protocol import ATTEMPT_COLUMNS, STUB_COLUMNS
 from backstop.stores.sent_headers import sent_headers
 
@@ -26,6 +27,8 @@ _TIMES = frozenset(
         "attempt_deadline",
     )
 )
+_REQUIRED = frozenset(("next_check_at", "created_at"))
+_ZERO_DATE = to_micros(EARLIEST)
 
 
 def key_of(row: Sequence[Any]) -> Key:
@@ -39,7 +42,7 @@ def stub_of(shard: str, row: Sequence[Any]) -> Stub:
     ordering_key, token, first_groups = row[len(_NAMES) :]
     for name in ("settled", "first_to_all"):  # which a Stub knows of the two others
         del found[name]
-    found |= {name: of_micros(found[name]) for name in _TIMES}
+    found |= {name: of_micros(_micros_of(name, found[name])) for name in _TIMES}
     texts = ("tag", "broker", "queue_epoch", "first_broker", "first_queue_epoch")
     found |= {name: _text(found[name]) for name in ("topic", "message_id", *texts)}
     return Stub(
@@ -106,7 +109,7 @@ def stub_table(shard: str, rows: Sequence[Sequence[Any]]) -> Any:
     ]
     for place, (name, kind) in enumerate(zip(_NAMES, _KINDS, strict=True)):
         if name in _TIMES:
-            turned[place] = [within_bounds(value) for value in turned[place]]
+            turned[place] = [_micros_of(name, value) for value in turned[place]]
         elif kind == "string":
             turned[place] = [_text(value) for value in turned[place]]
         elif kind == "boolean":
@@ -162,7 +165,22 @@ def _table(columns: Sequence[Sequence[Any]], named: Any) -> Any:
 
 
 def _groups(document: str | None) -> tuple[str, ...] | None:
-    return None if document is None else tuple(read_json(document))
+    """The groups that a number was addressed to; None: all. What another program wrote that is no list of groups counts as all of
+    them: one such row must not keep its shard from being read, and no group may be taken for one that got no copy."""
+    if document is None:
+        return None
+    try:
+        given = read_json(document)
+    except ValueError:
+        return None
+    if not isinstance(given, list) or not all(isinstance(group, str) for group in given):
+        return None
+    return tuple(map(escaped, given))
+
+
+def _micros_of(name: str, value: int | None) -> int | None:
+    """A zero date, which a server keeps where a column takes no NULL, is the earliest instant there."""
+    return within_bounds(value if value is not None or name not in _REQUIRED else _ZERO_DATE)
 
 
 def _as_written(value: bytes | str | None) -> str | None:
