@@ -279,6 +279,75 @@ def test_a_handler_that_always_fails_ends_as_a_dead_letter_with_its_log_and_its_
     assert world.dead_of(valkey) == [f"ValueError: delivery {DELIVERY_LIMIT}"]
 
 
+class Mute(Exception):
+    """Its text cannot be read."""
+
+    def __str__(self) -> str:
+        raise KeyError("template")
+
+
+@pytest.mark.parametrize("way", [transactional, leased, row_lock])
+def test_an_exception_that_cannot_say_its_text_is_its_messages_failure(
+    world: World, way: Callable[[Any], Way]
+) -> None:
+    def handle(*given: Any) -> Row:
+        if given[-2].message_id == "poison":
+            raise Mute
+        return Row.APPLIED
+
+    world.publish("poison", "other")
+    with world.worker(way(handle)) as consumer:
+        drain(consumer, lambda c: world.dead() == ["poison"])
+    assert (world.pending(), world.log("other")["state"]) == (0, "CONSUMED")
+    assert world.log("poison")["last_error"] == "Mute: its text cannot be read (KeyError)"
+
+
+@pytest.mark.parametrize("way", [transactional, row_lock])
+def test_a_message_that_ends_its_own_connection_each_time_holds_up_no_other_and_becomes_a_dead_letter(
+    world: World, way: Callable[[Any], Way]
+) -> None:
+    """Its database answers every time: it is the message, and not an outage."""
+
+    def handle(connection: Any, message: Message, work: Work) -> Row:
+        if message.message_id == "poison":
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        do(connection, message, work)
+        return Row.APPLIED
+
+    others = [f"other-{number:02}" for number in range(12)]
+    world.publish("poison", *others)
+    stop = threading.Event()
+    watcher = threading.Thread(
+        target=lambda: _set_when(
+            stop, lambda: world.dead() == ["poison"] and world.effects() == others, 60
+        )
+    )
+    watcher.start()
+    with world.worker(way(handle)) as consumer:
+        counts = consumer.run(stop)
+    watcher.join()
+    assert (world.effects(), world.dead(), world.pending()) == (others, ["poison"], 0), counts
+    assert world.log("poison")["state"] == "FAILED"
+
+
+def test_a_handler_that_says_another_database_is_away_is_never_blamed(world: World) -> None:
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        if away:
+            raise StoreUnavailable("the shop's database", unaffected="", next_step="")
+        do(connection, message, work)
+
+    away = [True]
+    world.publish(ID)
+    with world.worker(handle) as consumer:
+        for _ in range(2 * DELIVERY_LIMIT):
+            with pytest.raises(StoreUnavailable, match="the shop's"):
+                drain(consumer, lambda _: False)
+        away.clear()
+        drain(consumer, lambda c: "processed" in c)
+    assert (world.effects(), world.dead()) == ([ID], [])
+
+
 def test_a_handler_that_broke_its_transaction_and_hid_it_fails(world: World) -> None:
     def hides(connection: Any, message: Message, work: Work) -> None:
         do(connection, message, work)

@@ -145,6 +145,25 @@ def test_a_poison_message_parks_its_key_and_never_its_queue(world: OrderedWorld)
     assert key["last_error"] == "ValueError: cannot read a-001"
 
 
+class Mute(Exception):
+    """Its text cannot be read."""
+
+    def __str__(self) -> str:
+        raise KeyError("template")
+
+
+def test_an_exception_that_cannot_say_its_text_parks_its_key(world: OrderedWorld) -> None:
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        if message.message_id == "a-000":
+            raise Mute
+        write_effect(connection, message, "w1")
+
+    world.publish(*ids("a", 2), *ids("b", 2))
+    with world.worker(handler=handle) as worker:
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert (world.effects(), world.parked()) == (ids("b", 2), {"a": ("PARKED", ids("a", 2))})
+
+
 def test_a_handler_that_turned_autocommit_on_is_never_taken_for_done(world: OrderedWorld) -> None:
     """Its end would be committed before the queue's fence was compared."""
 

@@ -15,13 +15,21 @@ from itertools import chain
 
 from backstop.brokers.protocol import Received, Subscription
 from backstop.client.check_message import check_text
+from backstop.client.cut_off import CutOffs
 from backstop.client.finished import FinishedDeliveries
 from backstop.client.keep_books import BookKeeper
 from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.keep_leases import LeaseKeeper
-from backstop.client.lease_store import lease_store
+from backstop.client.lease_store import InDatabase, lease_store
 from backstop.client.ordered_peers import OrderedPeers
-from backstop.client.process import Ended, process, process_under_row_lock, told
+from backstop.client.process import (
+    Ended,
+    failed,
+    failed_under_row_lock,
+    process,
+    process_under_row_lock,
+    told,
+)
 from backstop.client.read_headers import Copy, read_headers
 from backstop.client.ways import Handler, Leased, RowLock, Transactional, Way, Work, way_of
 from backstop.leases import queue_owner
@@ -116,6 +124,7 @@ class Consumer:
         self._keeper = LeaseKeeper(self._store, lease)
         self._ordered_peers = OrderedPeers(self._rows, group) if self._rows else None
         self._finished = FinishedDeliveries()
+        self._cut_offs = CutOffs()
         self._server_life: str | None = None
         self._group = group
         self._retry_after, self._batch, self._wait = retry_after, batch, wait
@@ -287,9 +296,9 @@ class Consumer:
                     )
                     self._end(copy, Ended.LEASE_LOST, None, counts)
                 elif isinstance(outcome, Acquired):
-                    message, entered = copy.received.message, outcome
+                    entered = outcome
                     work = self._work(copy, outcome, lost[outcome])
-                    self._end(copy, *process(self._store, way, message, outcome, work), counts)
+                    self._end(copy, *self._process_one(way, copy, outcome, work), counts)
                     self._keeper.release(outcome)
                 else:
                     self._answer(copy, outcome, counts)
@@ -314,16 +323,7 @@ class Consumer:
         try:
             while left and not self.stopping.is_set():
                 copy = left[0]
-                outcome, error = process_under_row_lock(
-                    self._rows,
-                    way,
-                    self._group,
-                    copy.received.message,
-                    copy.arrival,
-                    self._work(copy, None, threading.Event()),
-                    self._retry_after,
-                    self._owner_host,
-                )
+                outcome, error = self._process_row(self._rows, way, copy)
                 if isinstance(outcome, Ended):
                     self._end(copy, outcome, error, counts)
                 else:
@@ -333,6 +333,45 @@ class Consumer:
         finally:
             after = NOW if self.stopping.is_set() else self._retry_after
             self._hand_back_each([copy.received for copy in left], after, counts)
+
+    def _process_one(
+        self, way: Transactional | Leased, copy: Copy, lease: Acquired, work: Work
+    ) -> tuple[Ended, str | None]:
+        try:
+            ended = process(self._store, way, copy.received.message, lease, work)
+        except StoreUnavailable as away:
+            if not isinstance(way, Transactional) or not isinstance(self._store, InDatabase):
+                raise  # its handler has no connection of ours
+            why, kept = away, self._store.store
+            ended = self._cut_offs.settle(
+                copy.arrival.key, kept, away, lambda: failed(self._store, lease, why)
+            )
+            self._finished.forget()
+            return ended
+        self._cut_offs.forget(copy.arrival.key)
+        return ended
+
+    def _process_row(
+        self, rows: KeptConnection, way: RowLock, copy: Copy
+    ) -> tuple[Ended | Begun, str | None]:
+        group, arrival, how = self._group, copy.arrival, (self._retry_after, self._owner_host)
+        work = self._work(copy, None, threading.Event())
+        try:
+            ended = process_under_row_lock(
+                rows, way, group, copy.received.message, arrival, work, *how
+            )
+        except StoreUnavailable as away:
+            why = away
+            ended = self._cut_offs.settle(
+                arrival.key,
+                rows,
+                away,
+                lambda: failed_under_row_lock(rows, group, arrival, why, *how),
+            )
+            self._finished.forget()
+            return ended
+        self._cut_offs.forget(arrival.key)
+        return ended
 
     def _work(self, copy: Copy, lease: Acquired | None, lost: threading.Event) -> Work:
         fence, attempts = (lease.fence, lease.attempts) if lease else (0, copy.received.deliveries)

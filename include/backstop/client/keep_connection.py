@@ -40,6 +40,11 @@ class KeptConnection:
         self._open: Connection | None = None
         self._in_use = False
 
+    @property
+    def is_open(self) -> bool:
+        """False before the first use, and after a connection that broke."""
+        return self._open is not None
+
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """One transaction: committed at the end, rolled back when the body raises.
