@@ -989,6 +989,29 @@ def test_a_leased_handler_is_called_in_order_and_its_end_is_fenced(world: Ordere
     assert set(world.states().values()) == {"CONSUMED"}
 
 
+def test_a_leased_handler_during_which_the_server_ends_an_idle_connection_is_done_once(
+    world: OrderedWorld,
+) -> None:
+    called: list[str] = []
+
+    def handle(message: Message, work: Work) -> None:
+        called.append(message.message_id)
+        world.database.run(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND state = 'idle' AND pid <> pg_backend_pid()"
+        )
+
+    world.publish(*ids("a", 2))
+    with world.worker(handler=leased(handle), workers=1) as worker:
+        counts, deadline = Counts(), time.monotonic() + 60
+        while world.lag():
+            assert time.monotonic() < deadline, counts
+            with suppress(StoreUnavailable):  # the connection of its main thread
+                worker.step(counts)
+            worker._wait_for_result(0.01)
+    assert (called, world.parked()) == (ids("a", 2), {})
+
+
 def test_a_consumer_that_is_stopped_finishes_what_is_in_handlers_and_releases_its_queues(
     world: OrderedWorld,
 ) -> None:

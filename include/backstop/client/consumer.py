@@ -298,7 +298,7 @@ class Consumer:
                 elif isinstance(outcome, Acquired):
                     entered = outcome
                     work = self._work(copy, outcome, lost[outcome])
-                    self._end(copy, *self._process_one(way, copy, outcome, work), counts)
+                    self._conclude(copy, *self._process_one(way, copy, outcome, work), counts)
                     self._keeper.release(outcome)
                 else:
                     self._answer(copy, outcome, counts)
@@ -323,11 +323,7 @@ class Consumer:
         try:
             while left and not self.stopping.is_set():
                 copy = left[0]
-                outcome, error = self._process_row(self._rows, way, copy)
-                if isinstance(outcome, Ended):
-                    self._end(copy, outcome, error, counts)
-                else:
-                    self._answer(copy, outcome, counts)
+                self._conclude(copy, *self._process_row(self._rows, way, copy), counts)
                 left.pop(0)
                 self._acknowledge_done()
         finally:
@@ -336,15 +332,17 @@ class Consumer:
 
     def _process_one(
         self, way: Transactional | Leased, copy: Copy, lease: Acquired, work: Work
-    ) -> tuple[Ended, str | None]:
+    ) -> tuple[Ended | Begun, str | None]:
         try:
             ended = process(self._store, way, copy.received.message, lease, work)
         except StoreUnavailable as away:
-            if not isinstance(way, Transactional) or not isinstance(self._store, InDatabase):
+            why, rows = away, self._store.store if isinstance(self._store, InDatabase) else None
+            if rows is None or rows.is_open:
+                return self._set_aside(copy, away, lease)
+            if isinstance(way, Leased):
                 raise  # its handler has no connection of ours
-            why, kept = away, self._store.store
             ended = self._cut_offs.settle(
-                copy.arrival.key, kept, away, lambda: failed(self._store, lease, why)
+                copy.arrival.key, away, lambda: failed(self._store, lease, why)
             )
             self._finished.forget()
             return ended
@@ -362,9 +360,10 @@ class Consumer:
             )
         except StoreUnavailable as away:
             why = away
+            if rows.is_open:
+                return self._set_aside(copy, away, None)
             ended = self._cut_offs.settle(
                 arrival.key,
-                rows,
                 away,
                 lambda: failed_under_row_lock(rows, group, arrival, why, *how),
             )
@@ -372,6 +371,19 @@ class Consumer:
             return ended
         self._cut_offs.forget(arrival.key)
         return ended
+
+    def _set_aside(
+        self, copy: Copy, away: StoreUnavailable, lease: Acquired | None
+    ) -> tuple[Begun, None]:
+        """The handler says that another database is away: its message waits for that one, uncounted, and no other does. Raises the
+        error when it is ours that does not answer."""
+        if lease is not None:
+            try:
+                self._store.give_back([lease], lease)
+            except StoreUnavailable:
+                raise away from None
+        self._limited.warning(f"{copy.arrival.message_id!r} is handed back. {away}")
+        return Busy(self._retry_after), None
 
     def _work(self, copy: Copy, lease: Acquired | None, lost: threading.Event) -> Work:
         fence, attempts = (lease.fence, lease.attempts) if lease else (0, copy.received.deliveries)
@@ -383,6 +395,14 @@ class Consumer:
         except StoreUnavailable:
             self._hand_back_each([copy.received for copy in copies], self._retry_after, counts)
             raise
+
+    def _conclude(
+        self, copy: Copy, outcome: Ended | Begun, error: str | None, counts: Counts
+    ) -> None:
+        if isinstance(outcome, Ended):
+            self._end(copy, outcome, error, counts)
+        else:
+            self._answer(copy, outcome, counts)
 
     def _end(self, copy: Copy, ended: Ended, error: str | None, counts: Counts) -> None:
         counts.add(ended.value)

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeVar
 
-from backstop.client.keep_connection import KeptConnection
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Key
 
@@ -23,17 +22,9 @@ class CutOffs:
     def __init__(self) -> None:
         self._times: OrderedDict[Key, int] = OrderedDict()
 
-    def settle(
-        self,
-        key: Key,
-        connection: KeptConnection,
-        error: StoreUnavailable,
-        fail: Callable[[], T],
-    ) -> T:
-        """What `fail` answers, which asks the database. Raises the error while the work was not cut off often enough, when its
-        connection is still there (the handler speaks of another database), and when the database does not answer."""
-        if connection.is_open:
-            raise error
+    def settle(self, key: Key, error: StoreUnavailable, fail: Callable[[], T]) -> T:
+        """What `fail` answers, which asks the database. Raises the error while the work was not cut off often enough, and when the
+        database does not answer."""
         times = self._times.pop(key, 0) + 1
         self._times[key] = times
         if len(self._times) > MOST_KNOWN:

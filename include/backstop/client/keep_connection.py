@@ -115,6 +115,16 @@ class KeptConnection:
                     raise
         raise AssertionError("the last try returns or raises")
 
+    def after_idling(self, work: Callable[[Connection], T], *, is_one_statement: bool = False) -> T:
+        """As `retried`, for the end of work that was done elsewhere: the connection stood idle for as long as that took, and where it
+        broke meanwhile `work` is done once more, on a new one. It may have been done already."""
+        try:
+            return self.retried(work, is_one_statement=is_one_statement)
+        except StoreUnavailable:
+            if self.is_open:
+                raise
+            return self.retried(work, is_one_statement=is_one_statement)
+
     def run(self, statement: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
         """One statement in a transaction of its own; its rows by column name. Raises StoreUnavailable."""
         with self.one_statement() as connection:
