@@ -15,22 +15,15 @@ from itertools import chain
 
 from backstop.brokers.protocol import Received, Subscription
 from backstop.client.check_message import check_text
-from backstop.client.cut_off import CutOffs
 from backstop.client.finished import FinishedDeliveries
 from backstop.client.keep_books import BookKeeper
 from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.keep_leases import LeaseKeeper
-from backstop.client.lease_store import InDatabase, lease_store
+from backstop.client.lease_store import lease_store
 from backstop.client.ordered_peers import OrderedPeers
-from backstop.client.process import (
-    Ended,
-    failed,
-    failed_under_row_lock,
-    process,
-    process_under_row_lock,
-    told,
-)
+from backstop.client.process import Ended, told
 from backstop.client.read_headers import Copy, read_headers
+from backstop.client.tries import Tries
 from backstop.client.ways import Handler, Leased, RowLock, Transactional, Way, Work, way_of
 from backstop.leases import queue_owner
 from backstop.leases.front import Front
@@ -124,17 +117,18 @@ class Consumer:
         self._keeper = LeaseKeeper(self._store, lease)
         self._ordered_peers = OrderedPeers(self._rows, group) if self._rows else None
         self._finished = FinishedDeliveries()
-        self._cut_offs = CutOffs()
         self._server_life: str | None = None
         self._group = group
         self._retry_after, self._batch, self._wait = retry_after, batch, wait
-        self._owner_host = owner_host
         self._book_rows = (
             KeptConnection(connect, "consumer database") if connect and member else None
         )
         self._ledger = BookKeeper(self._book_rows, group, member or "")
         self.books = self._ledger.books
         self._limited = LimitedLog(log)
+        self._tries = Tries(
+            self._store, group, self._finished, self._limited, retry_after, owner_host
+        )
         self.stopping = threading.Event()
         self._done: list[Received] = []
 
@@ -298,7 +292,7 @@ class Consumer:
                 elif isinstance(outcome, Acquired):
                     entered = outcome
                     work = self._work(copy, outcome, lost[outcome])
-                    self._conclude(copy, *self._process_one(way, copy, outcome, work), counts)
+                    self._conclude(copy, *self._tries.with_lease(way, copy, outcome, work), counts)
                     self._keeper.release(outcome)
                 else:
                     self._answer(copy, outcome, counts)
@@ -323,67 +317,14 @@ class Consumer:
         try:
             while left and not self.stopping.is_set():
                 copy = left[0]
-                self._conclude(copy, *self._process_row(self._rows, way, copy), counts)
+                work = self._work(copy, None, threading.Event())
+                ended = self._tries.with_row_lock(self._rows, way, copy, work)
+                self._conclude(copy, *ended, counts)
                 left.pop(0)
                 self._acknowledge_done()
         finally:
             after = NOW if self.stopping.is_set() else self._retry_after
             self._hand_back_each([copy.received for copy in left], after, counts)
-
-    def _process_one(
-        self, way: Transactional | Leased, copy: Copy, lease: Acquired, work: Work
-    ) -> tuple[Ended | Begun, str | None]:
-        try:
-            ended = process(self._store, way, copy.received.message, lease, work)
-        except StoreUnavailable as away:
-            why, rows = away, self._store.store if isinstance(self._store, InDatabase) else None
-            if rows is None or rows.is_open:
-                return self._set_aside(copy, away, lease)
-            if isinstance(way, Leased):
-                raise  # its handler has no connection of ours
-            ended = self._cut_offs.settle(
-                copy.arrival.key, away, lambda: failed(self._store, lease, why)
-            )
-            self._finished.forget()
-            return ended
-        self._cut_offs.forget(copy.arrival.key)
-        return ended
-
-    def _process_row(
-        self, rows: KeptConnection, way: RowLock, copy: Copy
-    ) -> tuple[Ended | Begun, str | None]:
-        group, arrival, how = self._group, copy.arrival, (self._retry_after, self._owner_host)
-        work = self._work(copy, None, threading.Event())
-        try:
-            ended = process_under_row_lock(
-                rows, way, group, copy.received.message, arrival, work, *how
-            )
-        except StoreUnavailable as away:
-            why = away
-            if rows.is_open:
-                return self._set_aside(copy, away, None)
-            ended = self._cut_offs.settle(
-                arrival.key,
-                away,
-                lambda: failed_under_row_lock(rows, group, arrival, why, *how),
-            )
-            self._finished.forget()
-            return ended
-        self._cut_offs.forget(arrival.key)
-        return ended
-
-    def _set_aside(
-        self, copy: Copy, away: StoreUnavailable, lease: Acquired | None
-    ) -> tuple[Begun, None]:
-        """The handler says that another database is away: its message waits for that one, uncounted, and no other does. Raises the
-        error when it is ours that does not answer."""
-        if lease is not None:
-            try:
-                self._store.give_back([lease], lease)
-            except StoreUnavailable:
-                raise away from None
-        self._limited.warning(f"{copy.arrival.message_id!r} is handed back. {away}")
-        return Busy(self._retry_after), None
 
     def _work(self, copy: Copy, lease: Acquired | None, lost: threading.Event) -> Work:
         fence, attempts = (lease.fence, lease.attempts) if lease else (0, copy.received.deliveries)
