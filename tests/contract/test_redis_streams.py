@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 from backstop.brokers.open import open_broker
 from backstop.brokers.protocol import Receipt, Received
 from backstop.brokers.redis_streams import Keys, RedisStreams, receive_owned
+from backstop.brokers.redis_streams.publish import CALL_BYTES, PUBLISH
 from backstop.brokers.redis_streams.read_progress import micros_of
 from backstop.config.connections import Connections
 from backstop.config.load import load
@@ -107,6 +108,28 @@ class TestErrorsOfTheServer:
         assert only(publish(own.broker))[0] is Outcome.SENT
         own.raw.script_flush()
         assert own.broker.queues("t")[0].next_offset == 2
+
+    def test_pieces_of_a_key_keep_their_places_when_another_program_loads_the_script_in_between(
+        self, own: RedisStreamsUnderTest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        exchange = own.broker._sending
+        once = exchange._once
+
+        def loaded_in_between(commands: Sequence[Any], blocking: float) -> list[Any]:
+            if len(commands) < 2 or commands[0][0] != "EVALSHA":
+                return once(commands, blocking)
+            own.raw.script_flush()
+            first = once(commands[:1], blocking)
+            own.raw.script_load(PUBLISH.text)
+            return first + once(commands[1:], blocking)
+
+        monkeypatch.setattr(exchange, "_once", loaded_in_between)
+        large = b"x" * (CALL_BYTES // 2 + 1)
+        receipts = own.broker.publish(
+            [Message("t", f"m-{i}", large, partition_key="k") for i in range(2)]
+        )
+        assert [receipt.outcome for receipt in receipts] == [Outcome.REFUSED, Outcome.SENT]
+        assert list(own.stored("t").values()) == ["m-1"], "and m-0 is no later one of its key"
 
     def test_an_error_that_nobody_knows_is_not_called_refused(
         self, own: RedisStreamsUnderTest

@@ -292,6 +292,25 @@ def test_a_resend_asks_for_the_next_number_to_this_group_alone(world: World) -> 
     assert found(world, "mass_loss", "a") != case_id
 
 
+def test_a_resend_whose_number_a_worker_has_for_other_groups_leaves_its_case_open(
+    world: World,
+) -> None:
+    """It would be decided, and nothing asked for."""
+    world.stub("a", sends=2)
+    world.stub("b", sends=2)
+    world.run(
+        "control",
+        "INSERT INTO resend_request (shard, topic, message_id, send_number, groups, reason, requested_by, state, claim_token,"
+        " claim_deadline) VALUES ('shop_a', 'orders', 'a', 3, '{shipping}', 'lost', 'reconcile', 'claimed', gen_random_uuid(),"
+        " now() + interval '1 minute')",
+    )
+    case_id = found(world, "mass_loss", "a", "b")
+    result = decided(world, case_id, "resend")
+    assert result.counts == {"requests": 1, "already_asked": 1, "left_out": 1}
+    assert result.left_out == ("a for billing: a send of it is under way",)
+    assert state_of(world, case_id) == "open"
+
+
 def test_nothing_is_asked_for_what_may_still_come_nor_in_mode_observe(world: World) -> None:
     world.stub("busy", sends=1)
     world.log("busy", "billing", state="CONSUMING")

@@ -279,6 +279,108 @@ def test_a_handler_that_always_fails_ends_as_a_dead_letter_with_its_log_and_its_
     assert world.dead_of(valkey) == [f"ValueError: delivery {DELIVERY_LIMIT}"]
 
 
+class Mute(Exception):
+    """Its text cannot be read."""
+
+    def __str__(self) -> str:
+        raise KeyError("template")
+
+
+@pytest.mark.parametrize("way", [transactional, leased, row_lock])
+def test_an_exception_that_cannot_say_its_text_is_its_messages_failure(
+    world: World, way: Callable[[Any], Way]
+) -> None:
+    def handle(*given: Any) -> Row:
+        if given[-2].message_id == "poison":
+            raise Mute
+        return Row.APPLIED
+
+    world.publish("poison", "other")
+    with world.worker(way(handle)) as consumer:
+        drain(consumer, lambda c: world.dead() == ["poison"])
+    assert (world.pending(), world.log("other")["state"]) == (0, "CONSUMED")
+    assert world.log("poison")["last_error"] == "Mute: its text cannot be read (KeyError)"
+
+
+@pytest.mark.parametrize("way", [transactional, row_lock])
+def test_a_message_that_ends_its_own_connection_each_time_holds_up_no_other_and_becomes_a_dead_letter(
+    world: World, way: Callable[[Any], Way]
+) -> None:
+    """Its database answers every time: it is the message, and not an outage."""
+
+    def handle(connection: Any, message: Message, work: Work) -> Row:
+        if message.message_id == "poison":
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        do(connection, message, work)
+        return Row.APPLIED
+
+    others = [f"other-{number:02}" for number in range(12)]
+    world.publish("poison", *others)
+    stop = threading.Event()
+    watcher = threading.Thread(
+        target=lambda: _set_when(
+            stop, lambda: world.dead() == ["poison"] and world.effects() == others, 60
+        )
+    )
+    watcher.start()
+    with world.worker(way(handle)) as consumer:
+        counts = consumer.run(stop)
+    watcher.join()
+    assert (world.effects(), world.dead(), world.pending()) == (others, ["poison"], 0), counts
+    assert world.log("poison")["state"] == "FAILED"
+
+
+@pytest.mark.parametrize("way", [transactional, leased, row_lock])
+def test_a_handler_that_says_another_database_is_away_is_never_blamed_and_holds_up_no_other(
+    world: World, way: Callable[[Any], Way]
+) -> None:
+    def handle(*given: Any) -> Row:
+        if away and given[-2].message_id == "waits":
+            raise StoreUnavailable("the shop's database", unaffected="", next_step="")
+        if way is not leased:
+            do(*given)
+        return Row.APPLIED
+
+    away = [True]
+    world.publish("waits", "a", "b", "c")
+    with world.worker(way(handle)) as consumer:
+        counts = drain(consumer, lambda c: c.get("busy", 0) > 2 * DELIVERY_LIMIT)
+        assert counts["processed"] == 3 and world.pending() == 1
+        assert world.effects() == ([] if way is leased else ["a", "b", "c"])
+        away.clear()
+        drain(consumer, lambda c: "processed" in c)
+        assert consumer.books.difference(0) == 0
+    assert (world.pending(), world.dead(), world.log("waits")["state"]) == (0, [], "CONSUMED")
+
+
+def test_a_leased_handler_during_which_the_server_ends_an_idle_connection_is_done_once(
+    world: World,
+) -> None:
+    """`idle_session_timeout`, or a firewall: it would be called again and again, and never be done."""
+    ended = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    called: list[str] = []
+
+    @leased
+    def handle(message: Message, work: Work) -> None:
+        called.append(message.message_id)
+        world.database.run(ended)
+        if called.count("b") == 1 and message.message_id == "b":
+            raise ValueError("b")
+
+    world.publish("a")
+    with world.worker(handle) as consumer:
+        drain(consumer, lambda c: c.get("processed") == 1)
+        world.publish("b")
+        drain(consumer, lambda c: c.get("failed") == 1)
+        assert world.log("b")["last_error"] == "ValueError: b"
+        drain(consumer, lambda c: c.get("processed") == 1)
+    assert (called, world.pending()) == (["a", "b", "b"], 0)
+
+
 def test_a_handler_that_broke_its_transaction_and_hid_it_fails(world: World) -> None:
     def hides(connection: Any, message: Message, work: Work) -> None:
         do(connection, message, work)
@@ -407,6 +509,7 @@ def test_a_message_that_cannot_be_handed_back_strands_no_other_of_its_batch(
     def handle(connection: Any, message: Message, work: Work) -> None:
         do(connection, message, work)
         if fails == "handler":
+            connection.close()
             raise StoreUnavailable("gone", unaffected="nothing", next_step="wait")
         consumer.stopping.set()  # the rest of the batch is given back
 

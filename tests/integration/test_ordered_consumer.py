@@ -145,6 +145,25 @@ def test_a_poison_message_parks_its_key_and_never_its_queue(world: OrderedWorld)
     assert key["last_error"] == "ValueError: cannot read a-001"
 
 
+class Mute(Exception):
+    """Its text cannot be read."""
+
+    def __str__(self) -> str:
+        raise KeyError("template")
+
+
+def test_an_exception_that_cannot_say_its_text_parks_its_key(world: OrderedWorld) -> None:
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        if message.message_id == "a-000":
+            raise Mute
+        write_effect(connection, message, "w1")
+
+    world.publish(*ids("a", 2), *ids("b", 2))
+    with world.worker(handler=handle) as worker:
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert (world.effects(), world.parked()) == (ids("b", 2), {"a": ("PARKED", ids("a", 2))})
+
+
 def test_a_handler_that_turned_autocommit_on_is_never_taken_for_done(world: OrderedWorld) -> None:
     """Its end would be committed before the queue's fence was compared."""
 
@@ -968,6 +987,29 @@ def test_a_leased_handler_is_called_in_order_and_its_end_is_fenced(world: Ordere
         world.step(worker, until=lambda: world.lag() == 0)
     assert called == ids("a", 3)
     assert set(world.states().values()) == {"CONSUMED"}
+
+
+def test_a_leased_handler_during_which_the_server_ends_an_idle_connection_is_done_once(
+    world: OrderedWorld,
+) -> None:
+    called: list[str] = []
+
+    def handle(message: Message, work: Work) -> None:
+        called.append(message.message_id)
+        world.database.run(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND state = 'idle' AND pid <> pg_backend_pid()"
+        )
+
+    world.publish(*ids("a", 2))
+    with world.worker(handler=leased(handle), workers=1) as worker:
+        counts, deadline = Counts(), time.monotonic() + 60
+        while world.lag():
+            assert time.monotonic() < deadline, counts
+            with suppress(StoreUnavailable):  # the connection of its main thread
+                worker.step(counts)
+            worker._wait_for_result(0.01)
+    assert (called, world.parked()) == (ids("a", 2), {})
 
 
 def test_a_consumer_that_is_stopped_finishes_what_is_in_handlers_and_releases_its_queues(

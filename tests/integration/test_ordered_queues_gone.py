@@ -246,6 +246,40 @@ def test_a_topic_that_is_refused_leaves_the_broker_heard_and_its_queues_as_they_
     assert world.effects() == ids(FIRST, 3)
 
 
+def test_a_topic_whose_acknowledgements_are_refused_holds_up_no_other(world: OrderedWorld) -> None:
+    world.broker.create_topic("refused", 1)
+    world.broker.create_group(GROUP, "refused", "start")
+    server, stream = (
+        redis.Redis.from_url(world.valkey.url()),
+        world.broker._keys.stream("refused", 0),
+    )
+
+    def handle(connection: Any, message: Message, work: Any) -> None:
+        write_effect(connection, message, "w1")
+        if message.topic == "refused":
+            server.rename(stream, "kept")
+            server.set(stream, "no stream")
+
+    world.broker.publish([Message("refused", "r-000", b"{}", partition_key="r")])
+    with world.worker(handler=handle, topics=(TOPIC, "refused")) as worker:
+        world.step(worker, until=lambda: server.type(stream) == b"string")
+        world.publish(*ids(FIRST, 20))
+        deadline = time.monotonic() + 60
+        while world.lag():
+            assert time.monotonic() < deadline
+            with suppress(BrokerUnavailable):  # while it has heard of nothing else
+                worker.step(Counts())
+            worker._wait_for_result(0.002)
+        for number in range(3):
+            world.publish(*ids(f"{FIRST}{number}", 20))
+            world.step(worker, until=lambda: world.lag() == 0)
+        assert len(worker._acknowledgements._done) == 1
+        server.rename("kept", stream)
+        world.step(worker, until=lambda: sum(world.broker.lag("refused", GROUP).values()) == 0)
+        assert worker._acknowledgements._refused == {}
+    assert len(world.effects()) == 81
+
+
 def test_a_broker_that_refuses_every_topic_has_told_of_none(world: OrderedWorld) -> None:
     server = redis.Redis.from_url(world.valkey.url())
     server.set(world.broker._keys.topic("refused"), "no hash")

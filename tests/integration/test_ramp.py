@@ -14,7 +14,7 @@ from backstop.brokers.protocol import DeadLetterRef
 from backstop.brokers.redis_streams import RedisStreams
 from backstop.control.connection import connect
 from backstop.decisions.decide import decide
-from backstop.model.errors import BrokerUnavailable, Unavailable
+from backstop.model.errors import BrokerUnavailable, StoreUnavailable, Unavailable
 from backstop.model.records import Counts
 from backstop.resend.run_once import prepare, run_once
 from letters import INSERT
@@ -260,8 +260,37 @@ def test_what_a_dead_worker_held_of_a_batch_given_up_is_not_sent_when_it_is_free
     ramped.expire_claims()
     ramped.resend()
     ramped.resend()
-    assert ramped.request(wanted[2])["state"] in ("open", "not_needed")
+    closed = ramped.request(wanted[2])
+    assert closed["state"] == "not_needed" and "ann: because" in closed["error"]
     assert out(ramped) == wanted[:2]
+    assert ramped.ask([wanted[2]], ramped=True) == {"already_asked": 1}
+    assert ramped.ask([wanted[2]], by="case 7", ramped=True) == {"reopened": 1}
+    ramped.resend()
+    assert out(ramped) == wanted[:3]
+
+
+@pytest.mark.parametrize("person_asks_again", [False, True])
+def test_what_a_live_worker_hands_back_of_a_batch_given_up_is_closed_unless_a_person_asks_again(
+    ramped: World, person_asks_again: bool
+) -> None:
+    wanted = asked(ramped, 10)
+    ramped.resend(limit=2)
+
+    def give_up() -> None:
+        ramped.consume(wanted[0], "billing", state="PARKED")
+        with ramped.run(TOPIC) as beside:
+            assert run_once(ramped.settings, ramped.connections, beside)["batches_stopped"] == 1
+        ((case_id, *_),) = cases(ramped)
+        assert decided(ramped, case_id, "give_up") == {"given_up": 6}
+        if person_asks_again:
+            assert ramped.ask(wanted[2:4], by="case 7", ramped=True) == {"already_asked": 2}
+        raise StoreUnavailable("away", unaffected="", next_step="")
+
+    assert ramped.hooked_resend({"sizes before": once(give_up)})["handed_back"] == 2
+    ramped.resend()
+    states = {ramped.request(message_id)["state"] for message_id in wanted[2:4]}
+    assert states == ({"sent"} if person_asks_again else {"not_needed"})
+    assert out(ramped) == wanted[: 4 if person_asks_again else 2]
 
 
 def test_what_a_stopped_batch_had_released_and_not_sent_waits_as_well(ramped: World) -> None:

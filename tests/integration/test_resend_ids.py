@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import closing
+
 import pytest
 
 from backstop.control.connection import connect
 from backstop.model.errors import ConfigurationError, DecisionRefused, Unavailable
 from backstop.model.id_list import fits_a_line
 from backstop.model.records import Counts
+from backstop.requests.ask import Ask, ask, take_turns
 from backstop.resend.ask_for_ids import Listed, ask_for_ids, read_ids
 from backstop.resend.run_once import Listing, run_duty
 from backstop.runs.run import close_run, open_run
@@ -95,6 +99,31 @@ def test_a_group_that_takes_no_duplicates_is_not_reached_by_a_list(world: World)
     assert "takes no duplicates" in says["m"] and out(world) == []
 
 
+def test_begun_work_of_a_group_that_takes_no_duplicates_is_not_repeated_by_a_list(
+    world: World,
+) -> None:
+    world.set("groups", "shipping", "duplicates", to="no")
+    world.stubs(["m"])
+    world.consume("m", "billing")
+    world.consume("m", "shipping", state="EXPIRED")
+    _, says = send_list(world, "m")
+    assert "takes no duplicates; decide it by its case" in says["m"] and out(world) == []
+
+
+def test_a_list_asked_for_before_a_group_was_declared_to_take_no_duplicates_does_not_reach_it(
+    world: World,
+) -> None:
+    world.set("policy", "canary", to=1)
+    world.stubs(["a", "b"])
+    for message_id in ("a", "b"):
+        world.consume(message_id, "shipping")
+    assert send_list(world, "a", "b")[0]["sent"] == 1
+    world.sql("control", "UPDATE resend_request SET held = false, requested_by = 'person ann'")
+    world.set("groups", "shipping", "duplicates", to="no")
+    world.resend()
+    assert len(out(world)) == 1 and world.request("b")["error"] == "no_route"
+
+
 def test_a_long_list_begins_with_a_canary_like_everything_else(world: World) -> None:
     world.set("policy", "canary", to=4)
     wanted = ids(10)
@@ -162,6 +191,33 @@ def test_a_list_beyond_the_blast_radius_is_refused_whole_and_small_lists_add_up_
     with pytest.raises(DecisionRefused, match="more than the blast radius"):
         send_list(world, *wanted[half:])
     assert world.sql("control", "SELECT count(*) FROM resend_request") == [(half,)]
+
+
+def test_a_list_beside_a_promotion_counts_what_that_asks_for(world: World) -> None:
+    """Each alone is within the blast radius."""
+    floor = world.settings.policy_for(TOPIC).blast_floor
+    wanted, half = ids(floor), floor // 2
+    world.stubs(wanted)
+    refused: list[BaseException] = []
+
+    def ask_by_list() -> None:
+        try:
+            send_list(world, *wanted[half:])
+        except DecisionRefused as error:
+            refused.append(error)
+
+    waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    listing = threading.Thread(target=ask_by_list)
+    with closing(connect(world.settings, world.connections)) as promotion:
+        with promotion, promotion.cursor() as cursor:
+            take_turns(cursor)
+            asks = [Ask("shop_a", TOPIC, i, 1, None, "lost", "reconcile") for i in wanted[:half]]
+            ask(cursor, asks, None)
+            listing.start()
+            while listing.is_alive() and not world.sql("control", waiting):
+                listing.join(0.02)
+        listing.join()
+    assert len(refused) == 1 and world.requests() == {"open": half} and out(world) == []
 
 
 def test_a_list_is_taken_once_from_each_run_in_airflow(world: World) -> None:

@@ -204,11 +204,26 @@ def test_a_stalled_delivery_waits_for_the_broker_unless_its_group_takes_no_dupli
     assert decided(stalled, duplicates={"billing": "no"}, by="case 9") == Send(None, "topic")
 
 
+@pytest.mark.parametrize("by", ["triage", "ann (incident 3)", "person ann"])
+def test_work_that_was_begun_is_not_repeated_for_a_group_without_duplicates_unless_by_its_case(
+    by: str,
+) -> None:
+    """A plan and triage ask for no such group: it joined their request, or was declared otherwise since. A list looks at no message."""
+    stalled = judged("billing", Verdict.STALLED)
+    none = {"billing": "no", "shipping": "guard"}
+    assert isinstance(decided(stalled, duplicates=none, by=by), NotNeeded)
+    lost = judged("shipping", Verdict.LOST, eligible=True)
+    assert decided(stalled, lost, duplicates=none, by=by) == NotNeeded(NO_ROUTE), (
+        "nor by the copy for another group"
+    )
+    assert decided(stalled, duplicates={"billing": "guard"}, by=by) == Send(None, "topic")
+
+
 def test_no_way_to_send_closes_a_machines_request_for_reconcile_to_make_the_case() -> None:
     lost = judged("billing", Verdict.LOST, eligible=True)
     blocked = {"billing": "guard", "shipping": "no"}
     assert decided(lost, duplicates=blocked) == NotNeeded(NO_ROUTE)
-    for by in ("triage", "ann (incident 3)"):
+    for by in ("triage", "ann (incident 3)", "person ann"):
         assert decided(judged("billing", Verdict.STALLED), duplicates=blocked, by=by) == NotNeeded(
             NO_ROUTE
         )

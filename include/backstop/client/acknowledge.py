@@ -9,6 +9,9 @@ from backstop.client.finished import FinishedOffsets
 from backstop.model.errors import BrokerUnavailable
 from backstop.model.log_limit import LimitedLog
 
+SILENT_AFTER = 1.0
+"""Seconds: what failed later than this was not refused."""
+
 
 class Acknowledgements:
     """Of one consumer. Not shared between threads."""
@@ -25,6 +28,8 @@ class Acknowledgements:
         self._done: list[Received] = []
         self._unusable: list[tuple[Received, str]] = []
         """To become dead letters, and why."""
+        self._refused: dict[str, float] = {}
+        """Topics whose acknowledgement was refused while that of others was heard: when (monotonic) each is told again."""
         self._bury_at = float("-inf")
         """Monotonic: before it, no broker is asked again to take a dead letter that one refused."""
 
@@ -37,10 +42,10 @@ class Acknowledgements:
         self._unusable.append((received, why))
 
     def send(self) -> None:
-        """Tells the broker all of it. Raises BrokerUnavailable; what was not heard is told again."""
+        """Tells the broker all of it; a topic that it refuses holds up no other. Raises BrokerUnavailable when it heard nothing; what was
+        not heard is told again."""
         if self._done:
-            self._subscription.acknowledge(self._done)
-            self._done = []
+            self._acknowledge()
         if time.monotonic() < self._bury_at:
             return
         for _ in range(len(self._unusable)):
@@ -54,3 +59,29 @@ class Acknowledgements:
                 continue
             if is_buried:  # else it comes again, and must not be taken for finished then
                 self._finished.add(received)
+
+    def _acknowledge(self) -> None:
+        by_topic: dict[str, list[Received]] = {}
+        for one in self._done:
+            by_topic.setdefault(one.message.topic, []).append(one)
+        heard, errors = False, dict[str, BrokerUnavailable]()
+        for topic, some in by_topic.items():
+            began = time.monotonic()
+            if began < self._refused.get(topic, float("-inf")):
+                continue
+            try:
+                self._subscription.acknowledge(some)
+            except BrokerUnavailable as error:
+                errors[topic] = error
+                if time.monotonic() - began > SILENT_AFTER:
+                    break  # it was not refused: nothing else is asked of the broker in this round
+                continue
+            heard = True
+            by_topic[topic] = []
+            self._refused.pop(topic, None)
+        self._done = [one for some in by_topic.values() for one in some]
+        for topic, refused in errors.items():
+            if not heard and topic not in self._refused:
+                raise refused
+            self._refused[topic] = time.monotonic() + self._retry_after
+            self._limited.warning(str(refused))

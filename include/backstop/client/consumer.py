@@ -21,8 +21,9 @@ from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.keep_leases import LeaseKeeper
 from backstop.client.lease_store import lease_store
 from backstop.client.ordered_peers import OrderedPeers
-from backstop.client.process import Ended, process, process_under_row_lock, told
+from backstop.client.process import Ended, told
 from backstop.client.read_headers import Copy, read_headers
+from backstop.client.tries import Tries
 from backstop.client.ways import Handler, Leased, RowLock, Transactional, Way, Work, way_of
 from backstop.leases import queue_owner
 from backstop.leases.front import Front
@@ -119,13 +120,15 @@ class Consumer:
         self._server_life: str | None = None
         self._group = group
         self._retry_after, self._batch, self._wait = retry_after, batch, wait
-        self._owner_host = owner_host
         self._book_rows = (
             KeptConnection(connect, "consumer database") if connect and member else None
         )
         self._ledger = BookKeeper(self._book_rows, group, member or "")
         self.books = self._ledger.books
         self._limited = LimitedLog(log)
+        self._tries = Tries(
+            self._store, group, self._finished, self._limited, retry_after, owner_host
+        )
         self.stopping = threading.Event()
         self._done: list[Received] = []
 
@@ -287,9 +290,9 @@ class Consumer:
                     )
                     self._end(copy, Ended.LEASE_LOST, None, counts)
                 elif isinstance(outcome, Acquired):
-                    message, entered = copy.received.message, outcome
+                    entered = outcome
                     work = self._work(copy, outcome, lost[outcome])
-                    self._end(copy, *process(self._store, way, message, outcome, work), counts)
+                    self._conclude(copy, *self._tries.with_lease(way, copy, outcome, work), counts)
                     self._keeper.release(outcome)
                 else:
                     self._answer(copy, outcome, counts)
@@ -314,20 +317,9 @@ class Consumer:
         try:
             while left and not self.stopping.is_set():
                 copy = left[0]
-                outcome, error = process_under_row_lock(
-                    self._rows,
-                    way,
-                    self._group,
-                    copy.received.message,
-                    copy.arrival,
-                    self._work(copy, None, threading.Event()),
-                    self._retry_after,
-                    self._owner_host,
-                )
-                if isinstance(outcome, Ended):
-                    self._end(copy, outcome, error, counts)
-                else:
-                    self._answer(copy, outcome, counts)
+                work = self._work(copy, None, threading.Event())
+                ended = self._tries.with_row_lock(self._rows, way, copy, work)
+                self._conclude(copy, *ended, counts)
                 left.pop(0)
                 self._acknowledge_done()
         finally:
@@ -344,6 +336,14 @@ class Consumer:
         except StoreUnavailable:
             self._hand_back_each([copy.received for copy in copies], self._retry_after, counts)
             raise
+
+    def _conclude(
+        self, copy: Copy, outcome: Ended | Begun, error: str | None, counts: Counts
+    ) -> None:
+        if isinstance(outcome, Ended):
+            self._end(copy, outcome, error, counts)
+        else:
+            self._answer(copy, outcome, counts)
 
     def _end(self, copy: Copy, ended: Ended, error: str | None, counts: Counts) -> None:
         counts.add(ended.value)

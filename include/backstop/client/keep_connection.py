@@ -40,6 +40,11 @@ class KeptConnection:
         self._open: Connection | None = None
         self._in_use = False
 
+    @property
+    def is_open(self) -> bool:
+        """False before the first use, and after a connection that broke."""
+        return self._open is not None
+
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """One transaction: committed at the end, rolled back when the body raises.
@@ -109,6 +114,16 @@ class KeptConnection:
                 if attempt == _TRIES or not is_deadlock(error.__cause__):
                     raise
         raise AssertionError("the last try returns or raises")
+
+    def after_idling(self, work: Callable[[Connection], T], *, is_one_statement: bool = False) -> T:
+        """As `retried`, for the end of work that was done elsewhere: the connection stood idle for as long as that took, and where it
+        broke meanwhile `work` is done once more, on a new one. It may have been done already."""
+        try:
+            return self.retried(work, is_one_statement=is_one_statement)
+        except StoreUnavailable:
+            if self.is_open:
+                raise
+            return self.retried(work, is_one_statement=is_one_statement)
 
     def run(self, statement: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
         """One statement in a transaction of its own; its rows by column name. Raises StoreUnavailable."""

@@ -130,13 +130,15 @@ class InDatabase:
         self._tell(lease, done=True)
 
     def complete(self, lease: Acquired) -> None:
-        with self._store.one_statement() as connection:
-            guard.complete(connection, lease)
+        self._store.after_idling(
+            lambda connection: guard.complete(connection, lease), is_one_statement=True
+        )
         self._tell(lease, done=True)
 
     def fail(self, lease: Acquired, error: str) -> None:
-        with self._store.one_statement() as connection:
-            guard.fail(connection, lease, error)
+        self._store.after_idling(
+            lambda connection: guard.fail(connection, lease, error), is_one_statement=True
+        )
         self._tell(lease, done=False)
 
     def give_back(self, leases: Sequence[Acquired], entered: Acquired | None = None) -> None:

@@ -52,13 +52,18 @@ def process(
         log.warning(
             "The handler failed on %r in %r.", lease.message_id, lease.topic, exc_info=error
         )
-        try:
-            store.fail(lease, told(error))
-        except LeaseLost as lost:
-            log.warning("%s", lost)
-            return Ended.LEASE_LOST, None
-        return Ended.FAILED, told(error)
+        return failed(store, lease, error)
     return Ended.PROCESSED, None
+
+
+def failed(store: LeaseStore, lease: Acquired, error: BaseException) -> tuple[Ended, str | None]:
+    """The work of a lease failed: its error is kept, and the lease is free. Raises StoreUnavailable."""
+    try:
+        store.fail(lease, told(error))
+    except LeaseLost as lost:
+        log.warning("%s", lost)
+        return Ended.LEASE_LOST, None
+    return Ended.FAILED, told(error)
 
 
 def process_under_row_lock(
@@ -95,10 +100,22 @@ def process_under_row_lock(
         log.warning(
             "The handler failed on %r in %r.", arrival.message_id, arrival.topic, exc_info=error
         )
-        with store.short_transaction() as connection:
-            kept = row_lock.record_failure(connection, group, arrival, told(error), owner_host)
-        return (Ended.FAILED, told(error)) if kept else (Busy(retry_after), None)
+        return failed_under_row_lock(store, group, arrival, error, retry_after, owner_host)
     return Done() if found is Row.ALREADY else Ended.PROCESSED, None
+
+
+def failed_under_row_lock(
+    store: KeptConnection,
+    group: str,
+    arrival: Arrival,
+    error: BaseException,
+    retry_after: timedelta,
+    owner_host: str | None,
+) -> tuple[Ended | Begun, str | None]:
+    """The same without a lease. Raises StoreUnavailable."""
+    with store.short_transaction() as connection:
+        kept = row_lock.record_failure(connection, group, arrival, told(error), owner_host)
+    return (Ended.FAILED, told(error)) if kept else (Busy(retry_after), None)
 
 
 class _NotLogged(BackstopError):
@@ -113,5 +130,9 @@ class _NotLogged(BackstopError):
 
 
 def told(error: BaseException) -> str:
-    """A handler's error as the log keeps it."""
-    return f"{type(error).__name__}: {error}"
+    """A handler's error as the log keeps it. An exception that cannot say its own text is a failure like any other."""
+    try:
+        text = str(error)
+    except Exception as broken:  # noqa: BLE001 - whatever its `__str__` does
+        text = f"its text cannot be read ({type(broken).__name__})"
+    return f"{type(error).__name__}: {text}"

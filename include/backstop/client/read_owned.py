@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from backstop.brokers.owned import OwnedSubscription
 from backstop.brokers.protocol import Received
-from backstop.client.acknowledge import Acknowledgements
+from backstop.client.acknowledge import SILENT_AFTER, Acknowledgements
 from backstop.client.finished import FinishedOffsets
 from backstop.client.keep_queues import QueueKeeper
 from backstop.client.lanes import Lanes
@@ -26,8 +26,6 @@ WHOLE_QUEUE = ""
 """The one lane of a queue whose messages are done in strict order."""
 EMPTY = 0.02
 """Seconds before a queue that was empty is read again, while handlers are in work."""
-SILENT_AFTER = 1.0
-"""Seconds: a read that failed later than this was not refused: nothing else is asked of the broker in this round."""
 MOST_GAPS = 10_000
 """A queue with more unfinished intervals than this is not read on."""
 

@@ -72,8 +72,7 @@ def _try(
     try:
         if isinstance(way, Leased):
             way.handler(head.message, work)
-            with store.short_transaction() as connection:
-                _complete(connection, lane, head, lease)
+            store.after_idling(lambda connection: _complete(connection, lane, head, lease))
         else:
             with store.transaction() as connection:
                 guard.open_work(connection)

@@ -62,10 +62,11 @@ from backstop.decisions.withdraw import settle_begun, withdraw
 from backstop.evidence.judge_by_key import Judge, Judged, Judgement, Promise
 from backstop.evidence.sources import Sources
 from backstop.model.errors import StoreUnavailable
-from backstop.model.records import Counts, Key
+from backstop.model.records import Counts, Key, RequestState
 from backstop.requests.ask import Ask, ask, ramped_topics, route_for
 from backstop.sql.named import load
 from backstop.triage.decide.answer import answer, preview_answer
+from backstop.triage.decide.apply import granted_requests, is_granted
 
 _SQL = load("backstop.decisions", "queries.sql")
 _BATCH = 1_000
@@ -438,7 +439,7 @@ def _move_batch(cur: Any, intent: Intent, groups: Sequence[str]) -> Counts:
     if go_on:
         return Counts(batches_going_on=1)
     cur.execute(_SQL["give_up_requests"], {**intent, "groups": list(groups)})
-    return Counts(given_up=cur.rowcount)
+    return Counts(given_up=sum(state == RequestState.NOT_NEEDED for (state,) in cur.fetchall()))
 
 
 def _open_members(cur: Any, intent: Intent) -> list[tuple[str, str, str, str, bool]]:
@@ -606,6 +607,12 @@ def _finish(
                 _ask(sources, case_id, judged, plan.verdicts[judged.key]) for judged, _ in plan.fits
             ]
             counts += ask(cur, asks, None, ramped_topics(sources.settings))
+            granted = granted_requests(cur, asks)
+            plan.left_out += [
+                f"{judged.message_id} for {judged.consumer_group}: a send of it is under way"
+                for judged, _ in plan.fits
+                if is_granted(granted, judged.key, judged.consumer_group) is None
+            ]
         elif action == "void":
             settled += [
                 (key.topic, key.message_id, group)

@@ -166,7 +166,8 @@ def _ask_for(
     shards = {(row[2], row[3]): row[1] for row in wanted}
     changed: list[dict[str, Any]] = []
     for letter in letters:
-        if letter.key is not None and (number := is_granted(granted, letter)) is not None:
+        number = is_granted(granted, letter.key, letter.group)
+        if letter.key is not None and number is not None:
             changed.append(
                 {
                     "dead_letter_id": letter.dead_letter_id,

@@ -47,6 +47,7 @@ from backstop.requests.ask import (
     duplicates_of,
     ramped_topics,
     route_for,
+    take_turns,
     waits_for_evidence,
 )
 from backstop.runs.run import Run, hold
@@ -181,7 +182,7 @@ def _promote_control(settings: Settings, sources: Sources, control: Any, run: Ru
     """One transaction, which holds the run's token: verdicts, counts, requests and cases appear together or not at all."""
     counts = Counts()
     with control, control.cursor() as cursor:
-        cursor.execute(_SQL["take_turns"])
+        take_turns(cursor)
         hold(cursor, run)
         cursor.execute(_SQL["promote_verdicts"], {"run_id": run.run_id})
         cursor.execute(_SQL["promote_counts"], {"run_id": run.run_id})

@@ -48,9 +48,6 @@ FROM quarantine q JOIN run f ON f.run_id = q.first_run_id JOIN run r ON r.run_id
 WHERE q.last_seen_at >= r.started_at AND q.consumer_group IS NULL AND f.as_of < r.as_of
 ORDER BY q.store, q.row_key;
 
--- name: take_turns: one promotion at a time: two scopes at once could each stay within the blast radius and leave it together
-SELECT set_config('lock_timeout', '0', true), pg_advisory_xact_lock(hashtextextended('backstop promotion', 0));
-
 -- name: promote_verdicts: what the run found of deliveries that are neither CONFIRMED nor WAITING
 INSERT INTO verdict (run_id, shard, topic, message_id, consumer_group, verdict, reason, eligible, send_count, case_kind,
     next_look_at, evidence)

@@ -81,6 +81,11 @@ def ask(
     return counts
 
 
+def take_turns(cur: Any) -> None:
+    """Waits for whoever else measures the blast radius and asks by it; until the caller's transaction ends the others wait for it."""
+    cur.execute(_SQL["take_turns"])
+
+
 def erased_among(cur: Any, keys: Sequence[Key]) -> set[Key]:
     """Those of these messages whose erasure is done. A restored producer database, or another program's table, may hold the
     content all the same: nothing of it is sent again."""

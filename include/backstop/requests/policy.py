@@ -27,7 +27,10 @@ TRIAGE = "triage"
 """Asks by machine for a dead letter whose cause lets it be replayed: of a delivery that is not done, and has no letter that is
 undecided. The rules of routes and order hold for it."""
 MACHINES = frozenset({RECONCILE, TRIAGE})
-"""Everybody else is a person: one who looked at the delivery itself, or one who chose many at once by a plan (by_incident)."""
+"""Everybody else is a person: one who looked at the delivery itself, one who listed ids (LIST), or one who chose many at once by a plan
+(by_incident)."""
+LIST = "person "
+"""Begins `requested_by` of what a person asked for by a list of ids: they overrule order and dead letters, and no more."""
 _INCIDENT = re.compile(r" \(incident \d+\)$")
 NO_ROUTE = "no_route"
 """The error of a request that cannot be sent without reaching a group that takes no duplicates; reconcile
@@ -80,6 +83,11 @@ def is_by_incident(requested_by: str) -> bool:
 def is_by_person(requested_by: str) -> bool:
     """Whether somebody looked at this delivery: they may overrule what holds machines back."""
     return requested_by not in MACHINES and not is_by_incident(requested_by)
+
+
+def may_repeat(requested_by: str) -> bool:
+    """Whether somebody who was shown what the copy would do asked for it: then it may reach a group that takes no duplicates."""
+    return is_by_person(requested_by) and not requested_by.startswith(LIST)
 
 
 def backoff(n: int, key: Key, policy: Policy) -> timedelta:
@@ -184,7 +192,7 @@ def decide(
         return NotNeeded(TOO_OLD)
     send, wait, done = [], [], []
     for one in mine:
-        if _may_send(one, requested_by):
+        if _may_send(one, requested_by, duplicates):
             send.append(one.consumer_group)
         elif _waits(one, requested_by, duplicates):
             wait.append(one)
@@ -193,7 +201,7 @@ def decide(
     if send:
         verdicts = {one.consumer_group: str(one.verdict) for one in judged}
         route = choose_route(send, duplicates, verdicts, own_retry_topic=own_retry_topic)
-        if route is None and not is_by_person(requested_by):
+        if route is None and not may_repeat(requested_by):
             if waits_for_evidence(send, duplicates, verdicts, never_sent=never_sent):
                 return _postponed([one for one in judged if one.verdict in _WAIT], as_of, policy)
             return NotNeeded(NO_ROUTE)
@@ -209,9 +217,12 @@ def _postponed(wait: Sequence[DeliveryVerdict], as_of: datetime, policy: Policy)
     return Postpone(max(as_of + policy.recheck, min(looks, default=as_of)), _say(wait))
 
 
-def _may_send(one: DeliveryVerdict, requested_by: str) -> bool:
+def _may_send(one: DeliveryVerdict, requested_by: str, duplicates: Mapping[str, str]) -> bool:
     if requested_by == RECONCILE or _undecided(one, requested_by):
         return one.eligible
+    if one.verdict is Verdict.STALLED and not may_repeat(requested_by):
+        # Its work was begun. A group may have joined the request, or be declared otherwise, since it was asked for.
+        return duplicates.get(one.consumer_group) != "no"
     return one.verdict not in _DONE and one.verdict not in _WAIT
 
 

@@ -46,13 +46,17 @@ RETURNING CASE
 END;
 
 -- name: not_given_up_any_more: what a person asks for again, whatever number it was given up with
+-- It leaves a batch that was given up, of which nothing is ever claimed: a worker may still have it, and hand it back.
 UPDATE resend_request r
-SET given_up_groups = rest.groups, given_up_by = CASE WHEN rest.groups IS NOT NULL THEN r.given_up_by END
+SET given_up_groups = rest.groups, given_up_by = CASE WHEN rest.groups IS NOT NULL THEN r.given_up_by END,
+    batch_id = rest.batch_id, step = CASE WHEN rest.batch_id IS NOT NULL THEN r.step END
 FROM jsonb_to_recordset(%(asks)s::jsonb) AS a(topic text, message_id text, groups text[], requested_by text)
 CROSS JOIN LATERAL (
     SELECT p.request_id, nullif(ARRAY(
-        SELECT g FROM unnest(p.given_up_groups) AS g WHERE a.groups IS NOT NULL AND g <> '*' AND g <> ALL (a.groups)), '{}') AS groups
+        SELECT g FROM unnest(p.given_up_groups) AS g WHERE a.groups IS NOT NULL AND g <> '*' AND g <> ALL (a.groups)), '{}') AS groups,
+        CASE WHEN b.state <> 'given_up' THEN p.batch_id END AS batch_id
     FROM resend_request p
+    LEFT JOIN resend_batch b USING (batch_id)
     WHERE p.topic = a.topic AND p.message_id = a.message_id AND p.given_up_by IS NOT NULL) rest
 WHERE r.request_id = rest.request_id AND a.requested_by NOT IN ('reconcile', 'triage');
 
@@ -60,3 +64,6 @@ WHERE r.request_id = rest.request_id AND a.requested_by NOT IN ('reconcile', 'tr
 SELECT DISTINCT e.topic, e.message_id FROM erasure e
 JOIN unnest(%(topics)s::text[], %(ids)s::text[]) AS k (topic, message_id) USING (topic, message_id)
 WHERE e.done_at IS NOT NULL;
+
+-- name: take_turns: one at a time asks for much: two at once could each stay within the blast radius and leave it together
+SELECT set_config('lock_timeout', '0', true), pg_advisory_xact_lock(hashtextextended('backstop promotion', 0));

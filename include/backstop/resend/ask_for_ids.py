@@ -20,17 +20,17 @@ from backstop.evidence.judge_by_key import Judge, Judgement
 from backstop.evidence.sources import Sources
 from backstop.model.errors import ConfigurationError, DecisionRefused, Unavailable
 from backstop.model.id_list import ids_in
-from backstop.model.records import Key
+from backstop.model.records import Key, Verdict
 from backstop.requests.ask import (
     Ask,
     ask,
     duplicates_of,
     erased_among,
     ramped_topics,
-    route_for,
     sends_to_one_group,
+    take_turns,
 )
-from backstop.requests.policy import Postpone, Send, decide, waits_for_evidence
+from backstop.requests.policy import LIST, NO_ROUTE, Postpone, Send, decide
 from backstop.runs.run import Run, hold
 from backstop.sql.named import load
 from backstop.verdicts.blast_radius import Radius, too_wide
@@ -39,8 +39,6 @@ _SQL = load("backstop.resend", "queries.sql")
 _BATCH = 1_000
 _TOLD = 1_000
 """So many ids of a list are in the log of decisions."""
-PERSON = "person "
-"""Begins `requested_by` of what a person asked for by a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +121,8 @@ def ask_for_ids(
             for one in _look(judge, topic, batch, open_already, erased, who, why)
         ]
     with control, control.cursor() as cursor:
+        if not run.dry_run:
+            take_turns(cursor)
         hold(cursor, run)
         if not run.dry_run:
             asks = [one.asks for one in listed if one.asks is not None]
@@ -169,7 +169,7 @@ def _stay_within_radius(
                 "group": group,
                 "as_of": run.as_of,
                 "seconds": policy.blast_window.total_seconds(),
-                "person": PERSON,
+                "person": LIST,
             },
         )
         before, confirmed = cursor.fetchone()
@@ -222,40 +222,33 @@ def _answer(sources: Sources, seen: Judgement, key: Key, who: str, why: str) -> 
         return Listed(key.message_id, f"{promise.status.upper()} already")
     policy = settings.policy_for(key.topic)
     budget = policy.max_sends if promise.max_sends is None else promise.max_sends
+    duplicates = duplicates_of(settings, key.topic)
     decision = decide(
         None,
-        PERSON + who,
+        LIST + who,
         judged,
         as_of=seen.as_of,
         replay_from=promise.replay_from,
         policy=policy,
-        duplicates=duplicates_of(settings, key.topic),
+        duplicates=duplicates,
         own_retry_topic=sends_to_one_group(sources, key.topic),
+        never_sent=promise.send_count <= promise.refusals,
     )
     if isinstance(decision, Send):
         if promise.status == "exhausted" or promise.send_count - promise.refusals >= budget:
             return Listed(
                 key.message_id, "EXHAUSTED: its sends are used up; allow more by its case (raise)"
             )
-        wanted = decision.groups or settings.groups_of(key.topic)
-        verdicts = {one.consumer_group: str(one.verdict) for one in judged}
-        route = route_for(sources, key.topic, wanted, verdicts)
-        if route is None:
-            never_sent = promise.send_count <= promise.refusals
-            if waits_for_evidence(
-                wanted, duplicates_of(settings, key.topic), verdicts, never_sent=never_sent
-            ):
-                return Listed(
-                    key.message_id, "not yet: a group that takes no duplicates could not be judged"
-                )
-            # A list is written without looking at each message; its case shows what the copy would do.
-            return Listed(
-                key.message_id,
-                "a copy would reach a group that takes no duplicates; decide it by its case (resend)",
-            )
         number, groups = promise.send_count + 1, decision.groups
         request = Ask(
-            promise.shard, key.topic, key.message_id, number, groups, why, PERSON + who, route
+            promise.shard,
+            key.topic,
+            key.message_id,
+            number,
+            groups,
+            why,
+            LIST + who,
+            decision.route,
         )
         to = "all groups" if groups is None else ", ".join(groups)
         return Listed(
@@ -266,6 +259,15 @@ def _answer(sources: Sources, seen: Judgement, key: Key, who: str, why: str) -> 
         )
     if isinstance(decision, Postpone):
         return Listed(key.message_id, f"not yet: {decision.why}")
+    if decision.why == NO_ROUTE or any(
+        one.verdict is Verdict.STALLED and duplicates.get(one.consumer_group) == "no"
+        for one in judged
+    ):
+        # A list is written without looking at each message; its case shows what the copy would do.
+        return Listed(
+            key.message_id,
+            "a copy would reach a group that takes no duplicates; decide it by its case (resend)",
+        )
     return Listed(key.message_id, f"nothing to send: {decision.why}")
 
 

@@ -21,6 +21,7 @@ from backstop.requests.policy import (
     decide,
     is_by_incident,
     is_by_person,
+    may_repeat,
 )
 from backstop.resend.claim import Request, TopicShard, Worker
 from backstop.sql.named import load
@@ -127,7 +128,9 @@ def _asker(requested_by: str) -> str:
     """Who asks, as far as `decide` cares."""
     if is_by_incident(requested_by):
         return "an incident"
-    return "a person" if is_by_person(requested_by) else requested_by
+    if may_repeat(requested_by):
+        return "a person"
+    return "a list" if is_by_person(requested_by) else requested_by
 
 
 class _Decider:

@@ -130,9 +130,14 @@ WHERE p.topic = %(topic)s AND p.broker = %(broker)s AND e.present
 GROUP BY p.consumer_group;
 
 -- name: end: what became of claimed requests, where the claim is still this worker's
--- Most of a claim ends alike: `kinds` has each end once, and `ids` with `places` say which request ended how.
+-- Most of a claim ends alike: `kinds` has each end once, and `ids` with `places` say which request ended how. One that comes back
+-- unsent while all its groups were given up is closed: nobody would ever claim it again.
 UPDATE resend_request r
-SET state = x.state, claim_token = NULL, claim_deadline = NULL, error = x.error, updated_at = clock_timestamp(),
+SET state = CASE WHEN x.state = 'open' AND r.given_up_by IS NOT NULL AND coalesce(r.groups <@ r.given_up_groups, true)
+        THEN 'not_needed' ELSE x.state END,
+    error = CASE WHEN x.state = 'open' AND r.given_up_by IS NOT NULL AND coalesce(r.groups <@ r.given_up_groups, true)
+        THEN r.error ELSE x.error END,
+    claim_token = NULL, claim_deadline = NULL, updated_at = clock_timestamp(),
     not_before = coalesce(x.not_before, r.not_before),
     groups = CASE WHEN x.addressed THEN x.groups ELSE r.groups END,
     route = coalesce(x.route, r.route),
@@ -155,8 +160,13 @@ LIMIT %(limit)s;
 
 -- name: recover: what became of requests whose worker is gone, where the claim is still that worker's
 -- A stub of a database that lost its last commits says of a number that was taken that it was not: restores ask for reopened_at.
+-- What was given up closes, as in `end`.
 UPDATE resend_request r
-SET state = x.state, claim_token = NULL, claim_deadline = NULL, error = x.error, updated_at = clock_timestamp(),
+SET state = CASE WHEN x.state = 'open' AND r.given_up_by IS NOT NULL AND coalesce(r.groups <@ r.given_up_groups, true)
+        THEN 'not_needed' ELSE x.state END,
+    error = CASE WHEN x.state = 'open' AND r.given_up_by IS NOT NULL AND coalesce(r.groups <@ r.given_up_groups, true)
+        THEN r.error ELSE x.error END,
+    claim_token = NULL, claim_deadline = NULL, updated_at = clock_timestamp(),
     reopened_at = CASE WHEN x.state = 'open' THEN clock_timestamp() ELSE r.reopened_at END,
     closed_by_run = CASE WHEN x.state = 'open' THEN NULL ELSE %(run_id)s END
 FROM jsonb_to_recordset(%(ends)s::jsonb) AS x(request_id bigint, state text, error text, claim_token uuid)

@@ -96,16 +96,21 @@ class Exchange:
     def close(self) -> None:
         self._pool.disconnect()
 
-    def run(self, commands: Sequence[Command], *, blocking: float = 0.0) -> list[Any]:
+    def run(
+        self, commands: Sequence[Command], *, blocking: float = 0.0, in_order: bool = False
+    ) -> list[Any]:
         """One answer a command, in order: the reply, a ResponseError, NotSent or Lost. Never raises for the
         server.
 
-        `blocking`: seconds that the commands may wait by themselves, on top of the timeout.
+        `blocking`: seconds that the commands may wait by themselves, on top of the timeout. `in_order`: scripts over the same keys
+        run in this order or not at all.
         """
         answers = self._once(commands, blocking)
         unknown = [
             index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)
         ]
+        if unknown and in_order:
+            unknown = _not_overtaken(commands, answers)
         if unknown:  # a server that restarted or failed over forgot them; it certainly ran nothing
             needed = {str(commands[index][1]) for index in unknown}
             loads = [("SCRIPT", "LOAD", self._scripts[sha].text) for sha in sorted(needed)]
@@ -160,6 +165,21 @@ class Exchange:
         return answers + [
             NotSent("the connection broke, or the time was over, before it was sent")
         ] * (len(commands) - len(answers))
+
+
+def _not_overtaken(commands: Sequence[Command], answers: Sequence[Any]) -> list[int]:
+    """Places of scripts that the server did not know, and behind which it ran, or may have run, none over the same keys: another
+    program may have loaded the script in between."""
+    found: list[int] = []
+    ran: set[Command] = set()
+    for index in range(len(commands) - 1, -1, -1):
+        _, _, number, *rest = commands[index]
+        keys = tuple(rest[: int(number)])
+        if not isinstance(answers[index], NoScriptError):
+            ran.add(keys)
+        elif keys not in ran:
+            found.append(index)
+    return found[::-1]
 
 
 def no_answer(answer: Any, doing: str) -> BrokerUnavailable | None:

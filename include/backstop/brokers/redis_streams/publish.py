@@ -131,9 +131,8 @@ class Publisher:
                     for at, places in by_queue.items()
                     for call in self._calls(at, places, packed, deadline)
                 ]
-                for call, answer in zip(
-                    calls, self._exchange.run([call.command for call in calls]), strict=True
-                ):
+                answers = self._exchange.run([call.command for call in calls], in_order=True)
+                for call, answer in zip(calls, answers, strict=True):
                     receipts |= self._settle(call, answer, messages)
         return [receipts[place] for place in range(len(messages))]
 

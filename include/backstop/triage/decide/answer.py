@@ -370,7 +370,7 @@ def _finish(
             counts += ask(cur, asks, None, ramped_topics(settings))
             granted = granted_requests(cur, asks)
             for letter, facts in fits:
-                number = is_granted(granted, letter)
+                number = is_granted(granted, letter.key, letter.group)
                 if number is None:
                     plan.left_out.append(f"{letter.message_id}: a send of it is under way")
                     continue

@@ -238,7 +238,9 @@ def _apply(
                 }
                 discarded.append(letter)
                 counts.add("discarded")
-            case Replay(reason) if (number := is_granted(granted, letter)) is not None:
+            case Replay(reason) if (
+                number := is_granted(granted, letter.key, letter.group)
+            ) is not None:
                 stub = look.facts[letter.dead_letter_id].stub
                 assert stub is not None
                 row |= {
@@ -344,11 +346,11 @@ def granted_requests(cur: Any, asks: Sequence[Ask]) -> dict[Key, tuple[int, list
 
 
 def is_granted(
-    granted: Mapping[Key, tuple[int, list[str] | None]], letter: OpenDeadLetter
+    granted: Mapping[Key, tuple[int, list[str] | None]], key: Key | None, group: str | None
 ) -> int | None:
-    """The number of the open request that reaches this letter's group; null: there is none."""
-    found = granted.get(letter.key) if letter.key is not None else None
-    if found is None or (found[1] is not None and letter.group not in found[1]):
+    """The number of the open request that reaches this message's group; null: there is none."""
+    found = granted.get(key) if key is not None else None
+    if found is None or (found[1] is not None and group not in found[1]):
         return None
     return found[0]
 
