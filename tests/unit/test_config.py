@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from datetime import timedelta
 from pathlib import Path
@@ -380,6 +381,35 @@ def test_a_file_that_cannot_be_meant_is_refused_with_its_place(text: str, says: 
         parse(text)
 
 
+def test_what_several_entries_have_in_common_is_written_once_and_their_own_keys_win() -> None:
+    settings = parse(
+        yaml.safe_dump(SMALLEST)
+        + "policy: &base {max_sends: 7}\n"
+        + "redis_guards: {one: {redis: r, consumed_for: 30d, policy: {<<: *base, max_refusals: 3}}}\n"
+    )
+    guard = settings.redis_guards["one"].policy
+    assert (guard.max_sends, guard.max_refusals) == (7, 3)
+    with pytest.raises(ConfigurationError, match="'a' is written twice"):
+        parse("x: &x {b: 1}\ny: {<<: *x, a: 1, a: 2}\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("max_sends", 10**9), ("max_sends", 1_001), ("canary", 2**31), ("rate_limit", math.inf)],
+)
+def test_a_number_that_means_without_limit_is_refused_at_once(setting: str, value: float) -> None:
+    """Each was taken: 10**9 sends are a sum that takes an hour, and what is infinite has no form in JSON, in which people's limits
+    are kept."""
+    [line] = refused(changed(("policy", {setting: value})))
+    assert line.startswith(f"policy.{setting}: {value}; allowed: ")
+
+
+def test_the_longest_durations_are_reckoned_with() -> None:
+    longest = dict.fromkeys(("log_retention", "stub_retention", "broker_retention"), "36500d")
+    lines = refused(changed(("policy", {**longest, "max_sends": 1_000, "backoff_cap": "36500d"})))
+    assert any("policy.log_retention: 36500d; allowed: more than" in line for line in lines)
+
+
 def test_a_missing_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BACKSTOP_CONFIG", str(tmp_path / "none.yaml"))
     with pytest.raises(ConfigurationError, match=r"none\.yaml"):
@@ -461,7 +491,11 @@ def test_a_duration_is_written_with_a_unit_or_in_seconds(text: object, seconds: 
 
 
 @pytest.mark.parametrize(
-    "wrong", ["", "5", "-5s", -1, True, None, "5 years", "1e3s", [], "99999999999999d"]
+    "wrong",
+    [
+        *("", "5", "-5s", -1, True, None, "5 years", "1e3s", []),
+        *("99999999999999d", "36501d", 4e9, math.inf, math.nan, timedelta(days=36_501)),
+    ],
 )
 def test_anything_else_is_no_duration(wrong: object) -> None:
     with pytest.raises(ValueError, match="a number with a unit"):
