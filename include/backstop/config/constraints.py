@@ -249,6 +249,15 @@ def _mapped(settings: Settings) -> Iterator[Problem]:
     for name, log in settings.consumers.items():
         if log.mapping is None:
             continue
+        # A name that is mistyped would leave the right one as it is, and no row of the group would be found.
+        for field, named, known in (
+            ("groups", log.mapping.groups, list(settings.groups)),
+            ("topics", log.mapping.topics.values(), list(settings.topics)),
+        ):
+            for one in named:
+                if one not in known:
+                    says = f"some of {field}: {', '.join(known)}"
+                    yield Problem(f"consumers.{name}.mapping.{field}", one, says)
         groups = [group for group, owner in settings.groups.items() if owner.store == name]
         if log.mapping.group is None and len(groups) > 1:
             says = "one group in this store, or the column `group`: a row of one would prove another's work"
