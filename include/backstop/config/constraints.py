@@ -73,7 +73,7 @@ def _references(settings: Settings) -> Iterator[Problem]:
     if (
         settings.people.second_person
         and settings.people.deciders is not None
-        and len(settings.people.deciders) < 2
+        and settings.people.number_of(settings.people.deciders) < 2
     ):
         yield Problem(
             "people.deciders",
@@ -89,7 +89,9 @@ def _references(settings: Settings) -> Iterator[Problem]:
                 yield Problem(f"watch.allowed_age.{duty}", written(allowed), says)
     for place, rule in enumerate(settings.people.rules):
         takes_two = set(get_args(TakesTwo)) & set(settings.people.second_person)
-        if len(rule.deciders) < 2 and takes_two & set(rule.actions or takes_two):
+        if settings.people.number_of(rule.deciders) < 2 and takes_two & set(
+            rule.actions or takes_two
+        ):
             yield Problem(
                 f"people.rules.{place}.deciders",
                 rule.deciders[0].id,
