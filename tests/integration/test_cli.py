@@ -720,6 +720,27 @@ def test_an_unexpected_error_says_so_without_traceback_or_password(
     assert "Traceback" not in cli.err
 
 
+def test_a_database_without_our_tables_is_said_by_every_command_with_the_command_that_helps(
+    world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first `backstop migrate`, and where the connection is a producer's."""
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_BACKSTOP_CONTROL", os.environ["AIRFLOW_CONN_BACKSTOP_PRODUCER_A"]
+    )
+    for command in (
+        ("cases", "list"),
+        ("where", "orders", "a"),
+        ("run", "watch"),
+        ("run", "resend", "--dry-run"),
+        ("alerts", "deliver"),
+        ("metrics",),
+        ("pause", "orders", "--why", "w"),
+    ):
+        assert cli(*command) == 2, command
+        assert three_parts(cli.err) and "has no tables of a control database" in cli.err
+        assert "backstop migrate --role control" in cli.err
+
+
 def test_what_is_mistyped_is_no_unexpected_error(world: World, cli: Cli, tmp_path: Path) -> None:
     """An argument that is no text, a place where no file can be, a number or a name that is too long."""
     long_name, nowhere = "x" * 1_001, str(tmp_path / "no" / "such.prom")
