@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from backstop.cli.migrate import databases
 from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.model.errors import BackstopError
@@ -26,13 +27,13 @@ def main() -> int:
     make_admin(password_file, os.environ)
     try:
         settings, connections = load(), Connections()
-        urls = {ref: connections.url(ref) for ref in settings.connection_refs()}
+        # Those with tables of ours alone: other programs' databases, and where alerts go, are no business of the owner's login.
+        ours = databases(settings)
+        used = [ref for *_, ref in ours] + [its.connection for its in settings.brokers.values()]
+        urls = {ref: connections.url(ref) for ref in used}
         prepare(settings, urls)
-        grant(urls[settings.control], "control")
-        for shard in settings.producers.values():
-            grant(urls[shard.connection], "producer")
-        for store in settings.consumers.values():
-            grant(urls[store.connection], "consumer")
+        for role, _, ref in ours:
+            grant(urls[ref], role)
     except BackstopError as refused:
         print(refused, file=sys.stderr)
         return refused.exit_code

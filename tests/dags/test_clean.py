@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,3 +63,31 @@ def test_old_files_of_logs_go_and_nothing_outside_or_newer(
     )
     assert clean_airflow.clean_logs.function({"dry_run": False}) == 1
     assert not old.exists() and not empty.exists() and young.exists() and outside.exists()
+
+
+def test_a_log_that_its_worker_takes_away_meanwhile_keeps_no_other_from_going(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As with remote logging and delete_local_logs."""
+    folder, empty = tmp_path / "run", tmp_path / "empty"
+    folder.mkdir(), empty.mkdir()
+    old, sent = folder / "old.log", folder / "a sent.log"
+    walk, long_ago = os.walk, time.time() - 40 * 24 * 3600
+    for path in (old, sent):
+        path.write_text("")
+    for path in (old, sent, empty):
+        os.utime(path, (long_ago, long_ago))
+
+    def walk_and_lose(*arguments: Any, **named: Any) -> Iterator[Any]:
+        for found in walk(*arguments, **named):
+            if found[0] == str(folder):
+                sent.unlink()
+            if found[0] == str(empty):
+                (empty / "begun.log").write_text("")
+                os.utime(empty, (long_ago, long_ago))
+            yield found
+
+    monkeypatch.setattr(clean_airflow.os, "walk", walk_and_lose)
+    monkeypatch.setenv("AIRFLOW__LOGGING__BASE_LOG_FOLDER", str(tmp_path))
+    assert clean_airflow.clean_logs.function({"dry_run": False}) == 1
+    assert not old.exists() and (empty / "begun.log").exists()

@@ -18,7 +18,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.sdk.execution_time.task_runner import _serialize_outlet_events
 
 from backstop import duties
-from backstop.airflow import notify
+from backstop.airflow import notify, prove
 from backstop.airflow import steps as duty
 from backstop.airflow.control_room import control_room
 from backstop.airflow.wake import WORK, wake_duties
@@ -156,6 +156,29 @@ def test_a_second_run_of_one_scope_is_refused(control: Control) -> None:
 def test_a_topic_that_nobody_configured_is_refused(control: Control) -> None:
     with pytest.raises(ConfigurationError, match="order"):
         duty.open_duty("reconcile", scope=duty.scope_of("ordres"))
+    assert control.rows("SELECT * FROM run") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "not a time"),
+        ("yesterday", "not a time"),
+        ("2026-11-21", "Write 2026-11-21T00:00:00Z"),
+        ("2026-11-21T02:00", "in which zone"),
+    ],
+)
+def test_an_instant_that_airflow_did_not_check_is_refused_with_how_to_write_it(
+    control: Control, text: str, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConfigurationError):
+        prove.open_proof("orders", "2026-11-21T01:00Z", text)
+    assert says in caplog.text and "backstop next: Write " in caplog.text
+    caplog.clear()
+    if text:  # empty: an open end
+        with pytest.raises(ConfigurationError):
+            duty.open_duty("reconcile", scope=duty.scope_of("orders", text))
+        assert says in caplog.text
     assert control.rows("SELECT * FROM run") == []
 
 

@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from backstop.airflow import audit, retention
 from backstop.airflow import steps as duty
-from backstop.airflow.schedule import daily
+from backstop.airflow.schedule import daily, every
 from backstop.model.errors import AuditFailed, ConfigurationError, Unavailable
 from backstop_lab.servers.ports import free_port
 from backstop_lab.servers.postgres import Postgres
@@ -153,6 +153,15 @@ def test_an_audited_day_is_published_as_a_partition_of_the_asset() -> None:
     assert event["dest_asset_key"]["name"] == "backstop_audited"
     assert event["partition_key"] == "2026-11-20"
     assert event["extra"] == {"run_id": 7, "day": "2026-11-20", "report": "7/audit/index.html"}
+
+
+@pytest.mark.parametrize("text", ["0", "0s", "0.0 m"])
+def test_an_interval_of_nothing_starts_no_runs_without_end(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("BACKSTOP_RETENTION_SCHEDULE", text)
+    with pytest.raises(ValueError, match="write an interval, or none"):
+        every("BACKSTOP_RETENTION_SCHEDULE", "5 1 * * *")
 
 
 def test_a_scheduled_audit_stands_for_the_day_before_it() -> None:

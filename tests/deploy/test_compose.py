@@ -17,6 +17,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import yaml
 from compose_file import FILE, ROOT, Missing, as_written, filled, read_env
 from packaging.requirements import Requirement
 
@@ -165,6 +166,39 @@ def test_only_the_service_that_migrates_has_the_owners_login() -> None:
         if "BACKSTOP_OWNER_PASSWORD" in json.dumps(service)
     }
     assert holders == {"initialise", "postgres"}
+
+
+def test_the_owners_login_touches_no_other_programs_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table that is mapped has none of our tables beside it, and alerts need no owner."""
+    spec = importlib.util.spec_from_file_location("initialise", ROOT / "docker" / "initialise.py")
+    assert spec and spec.loader
+    initialise = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(initialise)
+    settings = yaml.safe_load((ROOT / "backstop.yaml").read_text())
+    theirs = {"preset": "cap", "topics": ["refunds"], "time_zone": "UTC"}
+    settings["producers"]["theirs"] = {
+        "kind": "mapped",
+        "connection": "theirs_look",
+        "mapping": theirs,
+    }
+    settings["topics"]["refunds"]["mode"] = "observe"
+    settings["notify"] = {"url": "backstop_notify"}
+    (tmp_path / "backstop.yaml").write_text(json.dumps(settings))
+    (tmp_path / "password").write_text("a password")
+    monkeypatch.setenv("BACKSTOP_CONFIG", str(tmp_path / "backstop.yaml"))
+    monkeypatch.setenv("AIRFLOW_ADMIN_PASSWORD_FILE", str(tmp_path / "password"))
+    for name in SERVICES["initialise"]["environment"]:
+        if name.startswith("AIRFLOW_CONN_BACKSTOP_"):
+            monkeypatch.setenv(name, f"postgresql://owner:pw@db/{name.lower()}")
+    touched: list[tuple[str, str]] = []
+    monkeypatch.setattr(initialise.subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(initialise, "prepare", lambda *_: None)
+    monkeypatch.setattr(initialise, "grant", lambda url, role: touched.append((role, url)))
+    assert initialise.main() == 0
+    assert [role for role, _ in touched] == ["control", *["producer"] * 2, *["consumer"] * 2]
+    assert not any("theirs" in url for _, url in touched)
 
 
 def test_no_command_line_carries_a_secret() -> None:

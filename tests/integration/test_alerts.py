@@ -356,6 +356,26 @@ def test_a_deliverer_that_is_killed_after_a_send_costs_one_message_at_most(told:
     assert sorted(keys(told.hook.taken)) == ["case/1", "case/1", "case/2"]
 
 
+def test_a_plugin_that_takes_its_process_down_ends_one_channel_and_no_deliverer(
+    told: Told,
+) -> None:
+    settings, started, popen = told.settings("desk", "hook"), [], subprocess.Popen
+
+    def start(*arguments: Any, **named: Any) -> Any:
+        started.append(popen(*arguments, **named))
+        return started[-1]
+
+    told.monkeypatch.setattr(subprocess, "Popen", start)
+    told.desk.before_answer = lambda: started[-1].kill()
+    told.case("a"), told.case("b", kind="stalled")
+    assert told.deliver(settings)["failed"] == 1
+    assert sorted(keys(told.hook.taken)) == ["case/1", "case/2"], "the channel after it"
+    assert told.deliveries()[0] == ("case/1", "desk", 1, False, "the sending process ended")
+    told.desk.before_answer = lambda: None
+    told.deliver(settings)
+    assert sorted(keys(told.desk.taken)) == ["case/1", "case/1", "case/2"]
+
+
 def test_two_deliverers_at_once_send_everything_once(told: Told) -> None:
     settings = told.settings("desk", "hook")
     for number in range(8):
@@ -739,6 +759,18 @@ def test_what_an_id_holds_stays_text_where_a_room_renders_markup(told: Told) -> 
     assert "<" not in shown
     assert "&lt;!channel&gt;" in shown
     assert "@everyone" not in shown
+
+
+def test_an_id_makes_no_link_where_a_room_renders_markdown(told: Told) -> None:
+    """Whoever writes into a shared dead-letter queue chooses the topic that a title names."""
+    told.json.answers = 200
+    body = "dead_letters in [Your password expires](https://evil.example/login) ![x](https://evil.example)"
+    assert (
+        sent_to(f"mmost://{told.json.address}/3ccdd113474722377935511fc85d3dd4", body=body) is None
+    )
+    (posted,) = told.json.taken
+    assert "](" not in json.dumps(posted)
+    assert "Your password expires" in json.dumps(posted), "it is shown, as what it is"
 
 
 # The command line, the checks, the watch.

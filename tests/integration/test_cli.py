@@ -720,6 +720,52 @@ def test_an_unexpected_error_says_so_without_traceback_or_password(
     assert "Traceback" not in cli.err
 
 
+def test_a_database_without_our_tables_is_said_by_every_command_with_the_command_that_helps(
+    world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first `backstop migrate`, and where the connection is a producer's."""
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_BACKSTOP_CONTROL", os.environ["AIRFLOW_CONN_BACKSTOP_PRODUCER_A"]
+    )
+    for command in (
+        ("cases", "list"),
+        ("where", "orders", "a"),
+        ("run", "watch"),
+        ("run", "resend", "--dry-run"),
+        ("alerts", "deliver"),
+        ("metrics",),
+        ("pause", "orders", "--why", "w"),
+    ):
+        assert cli(*command) == 2, command
+        assert three_parts(cli.err) and "has no tables of a control database" in cli.err
+        assert "backstop migrate --role control" in cli.err
+
+
+def test_what_is_mistyped_is_no_unexpected_error(world: World, cli: Cli, tmp_path: Path) -> None:
+    """An argument that is no text, a place where no file can be, a number or a name that is too long."""
+    long_name, nowhere = "x" * 1_001, str(tmp_path / "no" / "such.prom")
+    for arguments, code, says in (
+        (("where", "orders", "a\udcff"), 2, "is not UTF-8"),
+        (("pause", "orders", "--why", "\udcff"), 2, "is not UTF-8"),
+        (("metrics", "--to", nowhere), 2, "cannot be used: No such file or directory"),
+        (("metrics", "--to", str(tmp_path / ("x" * 300))), 2, "cannot be used: File name too long"),
+        (("runs", "show", "9" * 30), 2, "less than or equal"),
+        (("runs", "list", "--limit", "9" * 30), 2, "less than or equal"),
+        (("pause", "orders", "--why", "w", "--by", long_name), 6, "A name has at most 1,000"),
+        (("pause", "orders", "--why", "w" * 10_001), 2, "of at most 10,000"),
+        (("replay", "--topic", "orders", "--verdict", "LOST", "--why", "w" * 10_001), 6, "at most"),
+        (
+            ("run", "resend", "--topic", "orders", "--id", "a", "--why", "w", "--by", long_name),
+            6,
+            "A name has at most 1,000",
+        ),
+    ):
+        assert (cli(*arguments), says in cli.err) == (code, True), cli.err
+        assert "Usage:" in cli.err or three_parts(cli.err), cli.err
+    assert world.control("SELECT topic FROM pause") == []
+    assert world.control("SELECT run_id FROM incident") == []
+
+
 def test_wrong_settings_end_with_2_and_every_line(world: World, cli: Cli) -> None:
     content = json.loads(world.config.read_text())
     content["policy"]["lease"] = "soon"

@@ -154,6 +154,10 @@ def test_what_is_misspelt_is_refused_with_what_there_is(world: World, cli: Cli) 
         cli("dead-letters", "list", "--since", "2026-11-21T10:00") == 2
         and "in which zone" in cli.err
     )
+    for text in ("2026-11-21", "2026-11-21+01:00"):
+        assert cli("dead-letters", "list", "--since", text) == 2
+        advised = cli.err.partition("Write ")[2].partition(" for UTC")[0]
+        assert cli("dead-letters", "list", "--since", advised) == 0, "what it says works"
     assert cli("dead-letters", "show", "7") == 2 and "There is no dead letter 7" in cli.err
     assert cli("dead-letters", "export", "--output", "/no/such/folder/x") == 2
     assert cli("dead-letters", "export", "--output", "x", "--format", "csv") == 2

@@ -399,6 +399,8 @@ def test_the_duties_and_people_do_all_of_theirs_with_their_own_roles(
         assert stubs.replace_content(Key(TOPIC, "late"), 1, b"edited")
         with pytest.raises(StoreUnavailable, match="refused"):
             stubs.claim([claim._replace(key=m2, send_number=4)])
+        said = {finding.subject: finding for finding in stubs.check()}
+        assert said["shard shop_a: privileges"].good, "it is not advised to become the duties'"
     login(world.database, "backstop_duty")
     world.database.run("REVOKE DELETE ON message_stub FROM backstop_duty")
     with MariaStubs("shop_a", login_as_it_is(world.database)) as stubs:

@@ -407,6 +407,18 @@ def test_a_login_without_a_role_can_look_at_nothing_and_is_told_what_is_missing(
         "INSERT",
         "send_attempt",
     ) in missing
+    assert "Grant the role backstop_duty" in privileges.do
+
+
+def test_a_persons_login_is_not_advised_to_become_the_duties(
+    server: Postgres, logins: dict[str, str]
+) -> None:
+    """It could then decide in anybody's name."""
+    stubs = PostgresStubs("shop_a", as_(server, logins, "backstop_person", "producer"))
+    logs = PostgresLogs("billing_db", as_(server, logins, "backstop_person", "consumer"))
+    with stubs, logs:
+        found = [one for store in (stubs, logs) for one in store.check() if not one.good]
+    assert [one for one in found if "backstop_duty" in f"{one.says} {one.do}"] == []
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ The database "goes back" by giving its rows what they had; no page is followed h
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
-from backstop.model.errors import DecisionRefused
+from backstop.model.errors import ConfigurationError, DecisionRefused
 from backstop.model.records import Counts
 from backstop.reconcile.promote import promote
 from backstop.restore.consumer import restore_consumer
@@ -90,6 +90,32 @@ def test_a_restored_consumer_has_judged_again_what_was_closed_since_by_when_it_w
         "before the backup": "confirmed",
         "withdrawn since": "voided",
     }
+
+
+def unfinished(world: World) -> list[Any]:
+    return world.control("SELECT subject FROM watermark WHERE starts_with(subject, 'restore ')")
+
+
+@pytest.mark.parametrize("restore", COMMANDS)
+def test_a_restore_from_an_instant_that_lies_ahead_is_refused_and_not_called_done(
+    quiet: World, restore: Callable[[World, datetime], Counts]
+) -> None:
+    """A wrong year: nothing was written since, so nothing would be put back, and sending could go on."""
+    with pytest.raises(ConfigurationError, match="lies ahead"):
+        restore(quiet, datetime.now(UTC) + timedelta(days=365))
+    assert unfinished(quiet) == []
+
+
+@pytest.mark.parametrize("restore", COMMANDS)
+@pytest.mark.parametrize("hours", [0, 14])
+def test_a_restore_from_the_earliest_instant_there_is_looks_at_everything_and_ends(
+    quiet: World, restore: Callable[[World, datetime], Counts], hours: int
+) -> None:
+    since = datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=hours)))
+    closed(quiet, "m", "confirmed", written=datetime.now(UTC) - HOUR, judged=datetime.now(UTC))
+    restore(quiet, since)
+    assert unfinished(quiet) == []
+    assert statuses(quiet) == {"m": "pending" if restore is consumer else "confirmed"}
 
 
 def half_promoted(world: World, message_id: str) -> None:

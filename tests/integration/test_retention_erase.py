@@ -15,7 +15,7 @@ from tests.integration.test_isolation import reconcile
 from backstop.config.settings import Settings
 from backstop.decisions.decide import decide
 from backstop.model.errors import ConfigurationError, DecisionRefused, Unavailable
-from backstop.model.records import Key
+from backstop.model.records import ID_BYTES, Key
 from backstop.requests.ask import ERASED
 from backstop.resend.run_once import run_duty as resend
 from backstop.restore.consumer import restore_consumer
@@ -269,6 +269,25 @@ def test_an_erasure_that_was_cut_short_is_finished_by_asking_again_and_asking_tw
     before = world.rows("shop_a", "SELECT erased_hash FROM message_stub")
     ask(world, "m")
     assert world.rows("shop_a", "SELECT erased_hash FROM message_stub") == before
+
+
+def test_a_message_with_the_longest_id_is_erased_everywhere(world: System) -> None:
+    """The log of decisions takes no subject as long as such an id and its topic."""
+    key = message(world, "x" * ID_BYTES)
+    ask(world, key.message_id)
+    assert SECRET.hex() not in everything(world)
+    assert world.rows("control", "SELECT done_at IS NOT NULL FROM erasure") == [(True,)]
+    assert world.rows("control", "SELECT details ->> 'subject' FROM decision_log") == [
+        (f"{key.message_id} of orders",)
+    ]
+
+
+def test_a_reason_that_is_too_long_erases_nothing_and_says_so(world: System) -> None:
+    message(world, "a")
+    before = everything(world)
+    with pytest.raises(DecisionRefused, match="at most 10,000"):
+        ask(world, "a", why="w" * 10_001)
+    assert everything(world) == before
 
 
 def test_every_erasure_says_that_what_was_typed_into_airflow_stays_there() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from backstop.config import json_schema
 from backstop.config.durations import parse as parse_duration
 from backstop.config.durations import written
 from backstop.config.load import from_mapping, load, parse
+from backstop.config.schedule import read_schedule
 from backstop.config.settings import Policy, Settings
 from backstop.model.errors import ConfigurationError
 
@@ -380,6 +382,74 @@ def test_a_file_that_cannot_be_meant_is_refused_with_its_place(text: str, says: 
         parse(text)
 
 
+def test_what_several_entries_have_in_common_is_written_once_and_their_own_keys_win() -> None:
+    settings = parse(
+        yaml.safe_dump(SMALLEST)
+        + "policy: &base {max_sends: 7}\n"
+        + "redis_guards: {one: {redis: r, consumed_for: 30d, policy: {<<: *base, max_refusals: 3}}}\n"
+    )
+    guard = settings.redis_guards["one"].policy
+    assert (guard.max_sends, guard.max_refusals) == (7, 3)
+    with pytest.raises(ConfigurationError, match="'a' is written twice"):
+        parse("x: &x {b: 1}\ny: {<<: *x, a: 1, a: 2}\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("max_sends", 10**9), ("max_sends", 1_001), ("canary", 2**31), ("rate_limit", math.inf)],
+)
+def test_a_number_that_means_without_limit_is_refused_at_once(setting: str, value: float) -> None:
+    """Each was taken: 10**9 sends are a sum that takes an hour, and what is infinite has no form in JSON, in which people's limits
+    are kept."""
+    [line] = refused(changed(("policy", {setting: value})))
+    assert line.startswith(f"policy.{setting}: {value}; allowed: ")
+
+
+def test_the_longest_durations_are_reckoned_with() -> None:
+    longest = dict.fromkeys(("log_retention", "stub_retention", "broker_retention"), "36500d")
+    lines = refused(changed(("policy", {**longest, "max_sends": 1_000, "backoff_cap": "36500d"})))
+    assert any("policy.log_retention: 36500d; allowed: more than" in line for line in lines)
+
+
+def test_a_duty_that_there_is_not_is_not_watched_in_place_of_the_one_that_was_meant() -> None:
+    [line] = refused(changed(("watch", {"allowed_age": {"reconcil": "1h"}})))
+    assert line.startswith("watch.allowed_age.reconcil: 'reconcil'; allowed: 'reconcile', ")
+
+
+@pytest.mark.parametrize(
+    "deciders", [["ann", "ann"], ["ann", " Ann"], [{"id": "7", "name": "ann"}, "ann"]]
+)
+def test_one_person_who_is_named_twice_is_not_two(deciders: list[Any]) -> None:
+    """What takes two people could be proposed, and approved by nobody."""
+    people = {"deciders": deciders, "rules": [{"deciders": [{"id": "7", "name": "ann"}, "bob"]}]}
+    [line] = refused(changed(("people", people)))
+    assert "people.deciders: " in line and "two or more" in line
+    people = {"rules": [{"actions": ["edit"], "deciders": ["ann", "ANN"]}]}
+    assert "people.rules.0.deciders: ann" in refused(changed(("people", people)))[0]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "says"),
+    [
+        ({"safety_interval": 0}, "schedule.safety_interval: 0; allowed: at least 1s"),
+        ({"watch_interval": "0.5s"}, "schedule.watch_interval: '0.5s'; allowed: at least 1s"),
+        ({"on_demand": "false"}, "schedule.on_demand: 'false'; allowed: a valid boolean"),
+    ],
+)
+def test_a_schedule_that_dag_files_would_read_otherwise_is_refused(
+    schedule: dict[str, Any], says: str
+) -> None:
+    [line] = refused(changed(("schedule", schedule)))
+    assert line.startswith(says)
+
+
+def test_a_schedule_may_use_what_another_section_names(tmp_path: Path) -> None:
+    """DAG files read this section alone: an alias that they could not follow would end every DAG."""
+    file = tmp_path / "backstop.yaml"
+    file.write_text("policy: {recheck: &often 20m}\nschedule: {safety_interval: *often}\n")
+    assert read_schedule(file) == {"safety_interval": "20m"}
+
+
 def test_a_missing_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BACKSTOP_CONFIG", str(tmp_path / "none.yaml"))
     with pytest.raises(ConfigurationError, match=r"none\.yaml"):
@@ -461,7 +531,11 @@ def test_a_duration_is_written_with_a_unit_or_in_seconds(text: object, seconds: 
 
 
 @pytest.mark.parametrize(
-    "wrong", ["", "5", "-5s", -1, True, None, "5 years", "1e3s", [], "99999999999999d"]
+    "wrong",
+    [
+        *("", "5", "-5s", -1, True, None, "5 years", "1e3s", []),
+        *("99999999999999d", "36501d", 4e9, math.inf, math.nan, timedelta(days=36_501)),
+    ],
 )
 def test_anything_else_is_no_duration(wrong: object) -> None:
     with pytest.raises(ValueError, match="a number with a unit"):

@@ -141,6 +141,14 @@ def test_a_preset_fills_in_what_is_not_written_beside_it() -> None:
             "a trigger must never fail",
         ),
         ([("consumers/billing_db/mapping/kept", "5m")], "at least 1h"),
+        (
+            [("consumers/billing_db/mapping/groups", {"biling": "billing.v1"})],
+            "consumers.billing_db.mapping.groups: biling; allowed: some of groups: billing",
+        ),
+        (
+            [("consumers/billing_db/mapping/topics", {"orders_v2": "order"})],
+            "consumers.billing_db.mapping.topics: order; allowed: some of topics: orders",
+        ),
         ([("groups/billing/progress", "logged")], "a mapped log has no offsets"),
         (
             [

@@ -16,14 +16,17 @@ log = logging.getLogger(__name__)
 @task(retries=0)
 def open_run(params: dict[str, Any]) -> dict[str, Any]:
     """Set-up: the window that can be proven now, and its run."""
-    from datetime import datetime
+    return open_proof(params["topic"], params["from"], params["to"])
 
+
+def open_proof(topic: str, start: str, end: str) -> steps.Opened:
+    """Opens the run of a window. ConfigurationError for one that cannot be proven, and for what is no instant."""
+    from backstop.config.instant import read_instant
     from backstop.reconcile.run_proof import scope_now
 
-    start, end = (datetime.fromisoformat(params[name]) for name in ("from", "to"))
-
     def scope(room: Room) -> str:
-        return scope_now(room.control, room.settings, params["topic"], start, end)
+        since, before = read_instant("from", start), read_instant("to", end)
+        return scope_now(room.control, room.settings, topic, since, before)
 
     opened = steps.open_duty("prove", scope=scope)
     assert opened is not None, "there is always something to prove"

@@ -73,4 +73,7 @@ def _timetable(text: str) -> Any:
     duration = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smhd]?)", text)
     if duration is None:
         return CronTriggerTimetable(text, timezone="UTC")
-    return DeltaTriggerTimetable(timedelta(seconds=float(duration[1]) * _UNITS[duration[2]]))
+    seconds = float(duration[1]) * _UNITS[duration[2]]
+    if not seconds:
+        raise ValueError(f"a duty cannot start every {text}: write an interval, or none")
+    return DeltaTriggerTimetable(timedelta(seconds=seconds))

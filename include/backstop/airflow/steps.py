@@ -113,12 +113,15 @@ def scope_of(
     """A topic (null: all) and the stubs created since `start` and before `end` (null: open)."""
 
     def scope(room: Room) -> str:
-        from datetime import datetime
-
+        from backstop.config.instant import read_instant
         from backstop.runs.scope import name_of
 
         require_topic(room, topic)
-        since, before = (datetime.fromisoformat(text) if text else None for text in (start, end))
+        # Airflow does not check what its form calls a date-time.
+        since, before = (
+            read_instant(field, text) if text else None
+            for field, text in (("from", start), ("to", end))
+        )
         return name_of([topic] if topic else None, since, before)
 
     return scope

@@ -20,7 +20,7 @@ from typing import Any
 from backstop.alerts.due import AlertMessage, DueAlert
 from backstop.alerts.plan import plan
 from backstop.alerts.prepare import prepare
-from backstop.alerts.send import TOO_LONG, Sender
+from backstop.alerts.send import ENDED, TOO_LONG, Sender
 from backstop.alerts.write import write
 from backstop.config.alerts import SEVERITIES, ChannelSettings
 from backstop.config.connections import Connections
@@ -138,7 +138,7 @@ def _serve(settings: Settings, claim: _Claim, url: str, deadline: float | None) 
             error = sender.error or sender.send(write(message))
             counts += _told(claim, message) if error is None else _not_told(claim, message, error)
             in_a_row = 0 if error is None else in_a_row + 1
-            if sender.error or error == TOO_LONG or in_a_row == _IN_A_ROW:
+            if sender.error or error in (TOO_LONG, ENDED) or in_a_row == _IN_A_ROW:
                 break  # nobody is there; each further one would wait for its time-out
     return counts
 

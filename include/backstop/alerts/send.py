@@ -17,6 +17,8 @@ import backstop
 
 TOO_LONG = "no answer in time"
 """The kind of failure of a channel that hangs: nothing more is tried with it now."""
+ENDED = "the sending process ended"
+"""The kind of failure of a service's plugin that took its process down: the next look begins with a new one."""
 _START = 30.0
 _LATER = 5.0
 """The process ends itself only when nobody has ended it in time; else it could be the quicker, and a hanging channel look like a
@@ -90,12 +92,14 @@ class Sender:
 
     def _ask(self, document: Mapping[str, Any], limit: float) -> str | None:
         assert self._process.stdin is not None and self._process.stdout is not None
+        if self._process.stdin.closed:
+            return ENDED  # it ended with the message before: no further one has anybody to send it
         deadline = time.monotonic() + limit
         try:
             self._process.stdin.write(json.dumps(dict(document)).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
-            return "the sending process ended"
+            return ENDED
         line = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -106,7 +110,7 @@ class Sender:
                 part = os.read(self._process.stdout.fileno(), 65536)
                 if not part:
                     self._end()
-                    return "the sending process ended"
+                    return ENDED
                 line += part
         error: str | None = json.loads(line)["error"]
         return error

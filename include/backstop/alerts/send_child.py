@@ -31,6 +31,8 @@ LOCAL = frozenset(
 UNANSWERED = frozenset({"rsyslog", "aprs", "growl"})
 """Whether anybody took it cannot be known, and silence is never success."""
 _PINGS = re.compile(r"@(?=(everyone|here|channel|all)\b)")
+_LINKS = re.compile(r"\](?=\()")
+"""Where Markdown would show a text in place of an address."""
 _STATUS = re.compile(r"error=(\d{3})|\b([45]\d\d)\b")
 
 
@@ -130,14 +132,19 @@ def apprise(channel: Mapping[str, Any]) -> Send | str:
             # One incident a story: told again it is the same one, and its closing alert resolves it.
             plugin.action, plugin.dedup = "map", f"backstop/{message['thread']}"
         taken = plugin.notify(
-            body=_PINGS.sub("@ ", message["body"]),
-            title=_PINGS.sub("@ ", message["title"]),
+            body=_as_text(message["body"]),
+            title=_as_text(message["title"]),
             notify_type=kind,
             body_format=NotifyFormat.TEXT,
         )
         return None if taken is True else said.kind()
 
     return send
+
+
+def _as_text(text: str) -> str:
+    """The text, of which a room neither calls anybody nor makes a link: ids are other people's, and services pass markup through."""
+    return _LINKS.sub("] ", _PINGS.sub("@ ", text))
 
 
 class _Heard(logging.Handler):

@@ -96,6 +96,13 @@ def run_app(arguments: list[str]) -> int:
     """Runs one command; returns its exit code: 0 good, 1 a bad finding, 2 wrong use, 3 something is away, 7 not finished, 130
     stopped."""
     context.chosen = context.Chosen()
+    if odd := next((one for one in arguments if not _is_text(one)), None):
+        _say(
+            f"An argument is not UTF-8: {odd!r}.",
+            "Nothing was read or changed.",
+            "Give it in UTF-8. An id that is no text stands for no message.",
+        )
+        return 2
     try:
         command = command_of(arguments)
         # A shell that completes asks for every command and option.
@@ -130,6 +137,11 @@ def run_app(arguments: list[str]) -> int:
     return 0
 
 
+def _is_text(argument: str) -> bool:
+    """Python keeps bytes that are no UTF-8 as characters that no database takes."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in argument)
+
+
 def _say_unexpected(error: Exception) -> int:
     if getattr(error, "pgcode", None) == _MAY_NOT:
         _say(
@@ -137,6 +149,13 @@ def _say_unexpected(error: Exception) -> int:
             "What was committed stays valid.",
             "Use a login that may: docs/how-to/command-line.md names what people's logins do. After an upgrade run"
             " `backstop migrate --grants`.",
+        )
+        return 2
+    if isinstance(error, OSError) and error.filename is not None:
+        _say(
+            f"{error.filename} cannot be used: {error.strerror}.",
+            "What was committed stays valid.",
+            "Name a file or folder that is there and that you may use, then run it again.",
         )
         return 2
     _say(

@@ -54,7 +54,7 @@ def prove(
     read; 7: not everything is finished yet.
     """
     if verify is not None:
-        _verify(verify, key)
+        _verify(verify, key, as_json)
         return
     if topic is None or start is None or end is None:
         raise _usage_error(
@@ -65,8 +65,8 @@ def prove(
         raise _usage_error(
             f"--format {form}: there is no such format.", f"Name one of: {', '.join(FORMATS)}."
         )
-    if export is not None and export.exists() and any(export.iterdir()):
-        raise _usage_error(f"{export} is not empty.", "Name a new folder: one proof, one folder.")
+    if export is not None:
+        _require_empty(export)
     from backstop.reconcile.answer_proof import EXIT_CODES
     from backstop.reconcile.run_proof import run_proof
 
@@ -121,7 +121,14 @@ def _show(proof: Proof, asked: str) -> None:
     out.line(f"  run {proof.run_id}" + (f", exported to {proof.folder}" if proof.folder else ""))
 
 
-def _verify(folder: Path, key: Path | None) -> None:
+def _require_empty(folder: Path) -> None:
+    """Made before all is read: a window may take an hour. OSError where it cannot be."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise _usage_error(f"{folder} is not empty.", "Name a new folder: one proof, one folder.")
+
+
+def _verify(folder: Path, key: Path | None, as_json: bool) -> None:
     from backstop.reconcile.sign_proof import verify
 
     try:
@@ -131,14 +138,17 @@ def _verify(folder: Path, key: Path | None) -> None:
             f"{key} cannot be read ({type(error).__name__}).", "Name the file of the public key."
         ) from error
     wrong = verify(folder, public)
-    for sentence in wrong:
+    if as_json:
+        out.document({"agrees": not wrong, "with_key": public is not None, "wrong": wrong})
+    for sentence in () if as_json else wrong:
         out.line(sentence)
     if wrong:
         raise typer.Exit(1)
-    out.line(
-        f"The proof in {folder} agrees with itself"
-        + (" and with the key." if public else "; no key was given.")
-    )
+    if not as_json:
+        out.line(
+            f"The proof in {folder} agrees with itself"
+            + (" and with the key." if public else "; no key was given.")
+        )
 
 
 def _usage_error(what: str, next_step: str) -> ConfigurationError:

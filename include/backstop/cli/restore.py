@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 import typer
 
 from backstop.cli import context, out
-from backstop.model.errors import ConfigurationError
+from backstop.config.instant import read_instant
 
 app = typer.Typer(
     help="After a database was restored from a backup: producer, consumer, control.",
@@ -32,7 +31,7 @@ def producer(
 
     settings, known = context.load_settings(), context.connections()
     with context.control(settings, known) as conn:
-        counts = restore_producer(settings, known, conn, shard, _instant(since))
+        counts = restore_producer(settings, known, conn, shard, read_instant("--since", since))
     if as_json:
         out.document({"counts": counts})
         return
@@ -54,7 +53,7 @@ def consumer(
 
     settings, known = context.load_settings(), context.connections()
     with context.control(settings, known) as conn:
-        counts = restore_consumer(settings, known, conn, store, _instant(since))
+        counts = restore_consumer(settings, known, conn, store, read_instant("--since", since))
     if as_json:
         out.document({"counts": counts})
         return
@@ -75,17 +74,3 @@ def control(as_json: out.Json = False) -> None:
         out.document({"logs_until": reached})
     else:
         out.line(f"restore control: logs up to {reached.isoformat(timespec='seconds')} count.")
-
-
-def _instant(text: str) -> datetime:
-    try:
-        instant = datetime.fromisoformat(text)
-    except ValueError:
-        instant = None
-    if instant is None or instant.tzinfo is None:
-        raise ConfigurationError(
-            f"--since {text}: not a time with a zone.",
-            unaffected="Nothing was changed.",
-            next_step="Write it as 2026-11-21T02:00Z.",
-        )
-    return instant

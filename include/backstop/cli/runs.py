@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from backstop.cli import context, out
-from backstop.cli.usage_errors import require_known
+from backstop.cli.usage_errors import LARGEST, require_known
 from backstop.reports.read import read
 
 DUTIES = (
@@ -30,7 +30,7 @@ def list_them(
     duty: Annotated[
         str | None, typer.Option("--duty", help=f"Only this one of {', '.join(DUTIES)}.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1)] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=LARGEST)] = 20,
     as_json: out.Json = False,
 ) -> None:
     """List runs, the newest first."""
@@ -63,7 +63,8 @@ def list_them(
 
 @app.command("show")
 def show_one(
-    run_id: Annotated[int, typer.Argument(help="The run's number.")], as_json: out.Json = False
+    run_id: Annotated[int, typer.Argument(min=1, max=LARGEST, help="The run's number.")],
+    as_json: out.Json = False,
 ) -> None:
     """Show one run: its counts, verdicts, requests, batches, data checks, and how long each phase took."""
     from backstop.model.errors import ConfigurationError

@@ -73,7 +73,7 @@ def _references(settings: Settings) -> Iterator[Problem]:
     if (
         settings.people.second_person
         and settings.people.deciders is not None
-        and len(settings.people.deciders) < 2
+        and settings.people.number_of(settings.people.deciders) < 2
     ):
         yield Problem(
             "people.deciders",
@@ -89,7 +89,9 @@ def _references(settings: Settings) -> Iterator[Problem]:
                 yield Problem(f"watch.allowed_age.{duty}", written(allowed), says)
     for place, rule in enumerate(settings.people.rules):
         takes_two = set(get_args(TakesTwo)) & set(settings.people.second_person)
-        if len(rule.deciders) < 2 and takes_two & set(rule.actions or takes_two):
+        if settings.people.number_of(rule.deciders) < 2 and takes_two & set(
+            rule.actions or takes_two
+        ):
             yield Problem(
                 f"people.rules.{place}.deciders",
                 rule.deciders[0].id,
@@ -249,6 +251,15 @@ def _mapped(settings: Settings) -> Iterator[Problem]:
     for name, log in settings.consumers.items():
         if log.mapping is None:
             continue
+        # A name that is mistyped would leave the right one as it is, and no row of the group would be found.
+        for field, named, known in (
+            ("groups", log.mapping.groups, list(settings.groups)),
+            ("topics", log.mapping.topics.values(), list(settings.topics)),
+        ):
+            for one in named:
+                if one not in known:
+                    says = f"some of {field}: {', '.join(known)}"
+                    yield Problem(f"consumers.{name}.mapping.{field}", one, says)
         groups = [group for group, owner in settings.groups.items() if owner.store == name]
         if log.mapping.group is None and len(groups) > 1:
             says = "one group in this store, or the column `group`: a row of one would prove another's work"

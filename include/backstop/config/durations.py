@@ -11,21 +11,31 @@ from pydantic_core import PydanticCustomError
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PATTERN = r"^(\d+(?:\.\d+)?) ?(ms|s|m|h|d)$"
-ALLOWED = 'a number with a unit ("500ms", "30s", "5m", "2h", "7d") or a number of seconds'
+LONGEST = timedelta(days=36_500)
+"""A hundred years. Instants are reckoned by durations, and with a few thousand years there are none: neither in Python nor in a
+database."""
+ALLOWED = (
+    'a number with a unit ("500ms", "30s", "5m", "2h", "7d") or a number of seconds; at most 36500d'
+)
 
 
 def parse(value: object) -> timedelta:
-    """A written duration as a timedelta; a validation error for anything else, negative ones too."""
-    if isinstance(value, timedelta) and value >= timedelta(0):
-        return value
+    """A written duration as a timedelta; a validation error for anything else, negative ones and those above LONGEST too."""
+    found: timedelta | None = None
     try:
-        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-            return timedelta(seconds=value)
-        if isinstance(value, str) and (match := re.match(_PATTERN, value.strip())):
-            return timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
-    except OverflowError:
-        pass  # too long for a timedelta: said below like every other wrong value
-    raise PydanticCustomError("duration", "{allowed}", {"allowed": ALLOWED})
+        if isinstance(value, timedelta):
+            found = value
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found = timedelta(seconds=value)
+        elif isinstance(value, str) and (match := re.match(_PATTERN, value.strip())):
+            found = timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
+    except (OverflowError, ValueError):
+        found = (
+            None  # too long for a timedelta, or no number: said below like every other wrong value
+        )
+    if found is None or not timedelta(0) <= found <= LONGEST:
+        raise PydanticCustomError("duration", "{allowed}", {"allowed": ALLOWED})
+    return found
 
 
 def written(length: timedelta) -> str:
@@ -43,7 +53,10 @@ Duration = Annotated[
     PlainSerializer(lambda length: length.total_seconds(), return_type=float),
     WithJsonSchema(
         {
-            "anyOf": [{"type": "string", "pattern": _PATTERN}, {"type": "number", "minimum": 0}],
+            "anyOf": [
+                {"type": "string", "pattern": _PATTERN},
+                {"type": "number", "minimum": 0, "maximum": int(LONGEST.total_seconds())},
+            ],
             "description": ALLOWED,
         }
     ),

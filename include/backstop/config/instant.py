@@ -16,8 +16,9 @@ def read_instant(option: str, text: str) -> datetime:
             f"{option} {text}: not a time.", "Write it as 2026-11-21T02:00Z."
         ) from None
     if instant.tzinfo is None:
+        read = instant.isoformat()  # as it was understood: a day alone, or one with a zone, is read otherwise than it was meant
         raise _usage_error(
-            f"{option} {text}: in which zone?", f"Write {text}Z for UTC, or {text}+01:00."
+            f"{option} {text}: in which zone?", f"Write {read}Z for UTC, or {read}+01:00."
         )
     return instant
 

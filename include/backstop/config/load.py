@@ -133,12 +133,18 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+"""`<<`: what it names is merged into the mapping, whose own keys win."""
+
+
 class _Loader(yaml.SafeLoader):
     """YAML that refuses a key written twice: the first of the two would be lost in silence."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
+            if key_node.tag == _MERGE:
+                continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in seen:
                 raise yaml.constructor.ConstructorError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 from unicodedata import normalize
@@ -135,6 +136,10 @@ class PeopleSettings(BaseModel):
     def is_same(self, one: str, other: str) -> bool:
         """Whether two names are one person's: alike, or the id and the name of one decider."""
         return self._known_as(one) == self._known_as(other)
+
+    def number_of(self, deciders: Iterable[Decider]) -> int:
+        """How many people these are."""
+        return len({self._known_as(one.id) for one in deciders})
 
     def _known_as(self, name: str) -> str:
         name = _folded(name)

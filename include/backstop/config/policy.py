@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from backstop.config.durations import Duration
 
-Count = Annotated[int, Field(ge=1, strict=True)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
+"""At most what the databases' columns hold."""
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -59,7 +60,7 @@ class Policy(BaseModel):
         _hours(24),
         description="a CONSUMING log without the end of its lease is taken back when nobody touched it for so long",
     )
-    alert_attempts: Annotated[int, Field(ge=3, strict=True)] = Field(
+    alert_attempts: Annotated[int, Field(ge=3, le=2**31 - 1, strict=True)] = Field(
         3,
         description="a message begun so often and not done is a case; fewer than the broker's deliveries",
     )
@@ -87,7 +88,9 @@ class Policy(BaseModel):
     reconcile_interval: Duration = Field(
         _seconds(600), description="how far apart runs of reconcile begin while something is due"
     )
-    max_sends: Count = Field(5, description="sends of one message, refused ones not counted")
+    max_sends: Annotated[int, Field(ge=1, le=1_000, strict=True)] = Field(
+        5, description="sends of one message, refused ones not counted"
+    )
     max_refusals: Count = Field(20, description="refusals of one message by the broker")
     max_replays: Count = Field(
         3, description="replays of one delivery's dead letters by a machine; then a person decides"
@@ -138,7 +141,7 @@ class Policy(BaseModel):
     blast_window: Duration = Field(
         _hours(1), description="the window over which the share is taken"
     )
-    canary: Annotated[int, Field(ge=0, strict=True)] = Field(
+    canary: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] = Field(
         20,
         description="more resends of a topic than this begin with so many and wait for what becomes of them; 0: off",
     )
@@ -149,7 +152,7 @@ class Policy(BaseModel):
         "case",
         description="a lost message whose key's later ones may have been sent asks a person, or is resent after them",
     )
-    rate_limit: Annotated[float, Field(gt=0)] = Field(
+    rate_limit: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         200.0, description="resends a second, per topic and broker"
     )
     retention_warn: Share = Field(

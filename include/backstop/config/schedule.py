@@ -22,5 +22,8 @@ def read_schedule(file: Path) -> Mapping[str, Any]:
         return {}
     import yaml
 
-    found = yaml.safe_load(section[0])["schedule"]
+    try:
+        found = yaml.safe_load(section[0])["schedule"]
+    except yaml.composer.ComposerError:  # it uses what another section names (`&name`, `*name`)
+        found = yaml.safe_load(text)["schedule"]
     return found if isinstance(found, dict) else {}

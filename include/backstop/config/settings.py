@@ -297,10 +297,16 @@ class NotifySettings(_Frozen):
 _ALERTS_DELIVERED = timedelta(minutes=15)
 
 
+Watched = Literal[
+    "reconcile", "resend", "sweep", "triage", "watch", "deliver_alerts", "retention", "audit"
+]
+"""Duties that have runs over everything."""
+
+
 class WatchSettings(_Frozen):
     """Who watches Backstop itself."""
 
-    allowed_age: dict[Name, Duration] = Field(
+    allowed_age: dict[Watched, Duration] = Field(
         default={duty: timedelta(hours=1) for duty in ("reconcile", "resend", "sweep", "triage")},
         description="for each scheduled duty, how long ago it may have succeeded last; more than its longest run and interval",
     )
@@ -311,6 +317,7 @@ class ScheduleSettings(_Frozen):
 
     on_demand: bool = Field(
         default=ON_DEMAND,
+        strict=True,  # DAG files read it as YAML has it
         description="a trigger in Airflow's triggerer starts each duty when it has something to do; false: each runs on an interval",
     )
     safety_interval: Duration = Field(
@@ -321,6 +328,13 @@ class ScheduleSettings(_Frozen):
         default=parse(DEFAULTS["watch_interval"]),
         description="with on_demand, the same of the watch, which runs each minute while messages are under way",
     )
+
+    @field_validator("safety_interval", "watch_interval")
+    @classmethod
+    def _some_time(cls, interval: timedelta) -> timedelta:
+        if interval < timedelta(seconds=1):
+            raise PydanticCustomError("interval", "at least 1s: a duty would start without end")
+        return interval
 
 
 class HeartbeatSettings(_Frozen):
@@ -502,7 +516,7 @@ class Settings(_Frozen):
     def watched_duties(self) -> dict[str, timedelta]:
         """How long ago each watched duty may have succeeded; with channels, `notify.url` among them, so are alerts, written or not."""
         implied = {"deliver_alerts": _ALERTS_DELIVERED} if self.channels() else {}
-        return {**implied, **self.watch.allowed_age}
+        return implied | {str(duty): age for duty, age in self.watch.allowed_age.items()}
 
     def groups_of(self, topic: str) -> tuple[str, ...]:
         """The groups that take a topic, in the order written; none for a topic that is not configured."""

@@ -18,6 +18,7 @@ from psycopg2.extras import execute_values
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.control.decision_log import require_short
 from backstop.control.speaker import settings_for
 from backstop.evidence.judge_by_key import Judge, Judged, Judgement
 from backstop.evidence.sources import Sources
@@ -246,6 +247,7 @@ def _check(settings: Settings, wanted: Wanted) -> None:
         raise _refused(
             "A replay by hand needs a name and a reason.", "Say who asks (--by) and why (--why)."
         )
+    require_short(wanted.who, wanted.why)  # what is asked for goes into the log with it
     if (wanted.limit is not None and wanted.limit < 1) or (
         wanted.rate is not None and not 0 < wanted.rate < math.inf
     ):

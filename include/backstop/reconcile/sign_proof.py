@@ -60,6 +60,12 @@ def verify(folder: Path, public_key: bytes | None = None) -> list[str]:
             unaffected="Nothing was changed.",
             next_step="Name the folder that `backstop prove --export` wrote.",
         ) from error
+    if not _is_manifest(manifest):
+        raise ConfigurationError(
+            f"{folder} holds no proof: {MANIFEST} is not what `backstop prove` writes.",
+            unaffected="Nothing was changed.",
+            next_step="Get the folder again from whoever made the proof: this file was changed.",
+        )
     wrong = [] if public_key is None else _check_signature(folder, text, public_key)
     if manifest.get("signed") and not (folder / SIGNATURE).exists():
         wrong.append(f"{SIGNATURE} is missing, though the manifest says that it was signed.")
@@ -77,6 +83,19 @@ def verify(folder: Path, public_key: bytes | None = None) -> list[str]:
             wrong.append(f"{name} was changed: its SHA-256 is another one.")
         wrong += _check_rows(path, manifest)
     return wrong
+
+
+def _is_manifest(found: object) -> bool:
+    """Whether everything is there that is compared."""
+    if not isinstance(found, dict):
+        return False
+    counts, files = found.get("counts"), found.get("files")
+    return (
+        isinstance(files, dict)
+        and isinstance(counts, dict)
+        and all(isinstance(number, int) for number in (*counts.values(), found.get("deliveries")))
+        and isinstance(found.get("digest"), str)
+    )
 
 
 def _check_rows(path: Path, manifest: Mapping[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ def pause(conn: Any, known: Iterable[str], topic: str, who: str, why: str) -> bo
     """Whether it was not paused before; commits. Honoured between two batches."""
     if not why.strip() or len(why) > _LONGEST or "\x00" in why:
         raise ConfigurationError(
-            "A pause needs a reason.",
+            f"A pause needs a reason, of at most {_LONGEST:,} characters.",
             unaffected="Nothing was paused.",
             next_step='Say it: --why "..."',
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from backstop.model.errors import DecisionRefused
+from backstop.model.errors import ConfigurationError, DecisionRefused
 from backstop.model.records import WAITS_FOR_RELAY
 from backstop.sql.named import load
 
@@ -15,7 +15,8 @@ _SQL = load("backstop.restore", "queries.sql")
 def begin(control: Any, place: str, since: datetime) -> datetime:
     """Keeps that the restore of this place ("producer shop_a") was begun, and commits; returns the instant that it goes back to.
 
-    Until `end`, nothing is sent: each of its steps commits by itself, and whoever comes next has to finish it.
+    Until `end`, nothing is sent: each of its steps commits by itself, and whoever comes next has to finish it. ConfigurationError
+    for an instant that lies ahead: the restore would be done without having looked at anything.
     """
     require_quiet(control)
     with control, control.cursor() as cursor:
@@ -24,7 +25,14 @@ def begin(control: Any, place: str, since: datetime) -> datetime:
         if not cursor.fetchone()[0]:
             raise _not_paused()  # somebody resumed since
         cursor.execute(_SQL["begin"], {"place": place, "since": since})
-        begun: datetime = cursor.fetchone()[0]
+        row = cursor.fetchone()
+    if row is None:
+        raise ConfigurationError(
+            f"{since.isoformat()} lies ahead, and no backup was taken then: as if nothing had been forgotten.",
+            unaffected="No message was changed, and nothing goes out.",
+            next_step="Name an instant before the backup was taken, as 2026-11-21T02:00Z; an earlier one only costs judging.",
+        )
+    begun: datetime = row[0]
     return begun
 
 

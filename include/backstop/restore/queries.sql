@@ -12,7 +12,9 @@ ORDER BY 1;
 DELETE FROM staged_stub;
 
 -- name: begin: a restore that was begun, and from when; one that was cut short goes on from the earlier instant
-INSERT INTO watermark (subject, reached) VALUES ('restore ' || %(place)s, %(since)s)
+-- No row: no backup was taken at an instant that lies ahead. Nothing of ours is older than 1970.
+INSERT INTO watermark (subject, reached)
+SELECT 'restore ' || %(place)s, greatest(%(since)s, timestamptz '1970-01-01Z') WHERE %(since)s <= clock_timestamp()
 ON CONFLICT (subject) DO UPDATE SET reached = least(watermark.reached, excluded.reached)
 RETURNING reached;
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.control.decision_log import append
+from backstop.control.decision_log import append, require_short
 from backstop.control.speaker import person
 from backstop.model.errors import ConfigurationError, DecisionRefused
 from backstop.model.records import Counts, Key, StubStatus
@@ -80,12 +80,13 @@ def erase(
     """All of the ids or, where one may not be erased, none of them.
 
     Raises ConfigurationError without a reason, for an unknown topic or for a person's own login, DecisionRefused for a message
-    that is not over, and StoreUnavailable when a database does not answer: the message might be there.
+    that is not over or too long a name or reason, and StoreUnavailable when a database does not answer: the message might be there.
     """
     if topic not in settings.topics:
         raise _wrong(f"There is no topic {topic!r}.", f"Name one of: {', '.join(settings.topics)}.")
     if not (why.strip() and who.strip()):
         raise _wrong("An erasure needs who asks for it and why.", 'Say it: --by "..." --why "..."')
+    require_short(who, why)
     if (login := person(control)) is not None:
         raise _wrong(
             f"The login {login} does not erase: that takes the duties' login, in the database of every producer and consumer.",

@@ -85,8 +85,8 @@ UPDATE run SET counts = run.counts || (
     FROM jsonb_each_text(%(counts)s::jsonb) AS c)
 WHERE run_id = %(run_id)s;
 
--- name: version_is_there: null: nothing keeps the schema's revision
-SELECT to_regclass('backstop_control_version');
+-- name: version_is_there: null: nothing keeps the schema's revision; and whether there is a table of ours
+SELECT to_regclass('backstop_control_version'), to_regclass('run') IS NOT NULL;
 
 -- name: version: the schema's revision
 SELECT version_num FROM backstop_control_version;

@@ -142,10 +142,18 @@ def open_run(
 
 
 def require_schema(conn: Any) -> None:
-    """Raises ConfigurationError where the control database is of an older revision than this program."""
+    """Raises ConfigurationError where the control database is of an older revision than this program, or is none."""
     with conn, conn.cursor() as cursor:
         cursor.execute(_SQL["version_is_there"])
-        if cursor.fetchone()[0] is None:
+        version, has_tables = cursor.fetchone()
+        if not has_tables:
+            raise ConfigurationError(
+                "The database that `control` names has no tables of a control database, or this login may not see them.",
+                unaffected="Nothing was read or changed.",
+                next_step="Run `backstop migrate --role control`, then `backstop migrate --grants --role control`; or correct the"
+                " connection, where it is another database's.",
+            )
+        if version is None:
             return  # not made by `backstop migrate`: whoever made it otherwise keeps no version
         cursor.execute(_SQL["version"])
         found = cursor.fetchone()

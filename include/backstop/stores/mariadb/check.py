@@ -123,6 +123,10 @@ def _privileges(subject: str, cursor: Any, needs: Needs) -> Finding:
             missing.append(privileges)
     if not missing:
         return Finding(f"{subject}: privileges", True, "all that the duties need")
+    cursor.execute("SELECT CURRENT_ROLE()")
+    if cursor.fetchone()[0] == "backstop_person":
+        says = "a person's login, which is not to have what the duties need"
+        return Finding(f"{subject}: privileges", True, says)
     return Finding(
         f"{subject}: privileges",
         False,

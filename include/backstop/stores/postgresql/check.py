@@ -64,6 +64,8 @@ def _privileges(connection: PostgresConnection, needs: Sequence[Need]) -> Findin
     subject = f"{connection.subject}: privileges"
     if not missing:
         return Finding(subject, True, "all that the duties need")
+    if connection.rows(_SQL["is_person"]) == [(True,)]:
+        return Finding(subject, True, "a person's login, which is not to have what the duties need")
     return Finding(
         subject,
         False,
