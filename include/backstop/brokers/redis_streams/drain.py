@@ -6,8 +6,9 @@ A dead-letter queue is one stream, named by its key. See read_dead_letter.py for
 from __future__ import annotations
 
 import re
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from types import TracebackType
 from typing import Self
 from urllib.parse import unquote
@@ -15,7 +16,7 @@ from urllib.parse import unquote
 from backstop.brokers.protocol import LETTER_PAGE_BYTES, DeadLetter
 from backstop.brokers.redis_streams.exchange import Exchange, unavailable
 from backstop.brokers.redis_streams.keys import Keys
-from backstop.brokers.redis_streams.read_dead_letter import Entry, read_dead_letters
+from backstop.brokers.redis_streams.read_dead_letter import read_dead_letters
 from backstop.model.errors import ConfigurationError
 
 REMOVED_AT_ONCE = 1000
@@ -76,9 +77,10 @@ class RedisDeadLetters:
         self._end: bytes | None = last[0][0] if last else None
         self._from = "-"
         self._at_once = FIRST_AT_ONCE
-        self._ahead: deque[tuple[Entry, int]] = deque()
-        """Entries with their sizes that were read and not handed out."""
-        self._ahead_bytes = 0
+        self._ahead: list[DeadLetter] = []
+        """Read and not handed out."""
+        self._sizes: list[int] = []
+        """Of their entries."""
 
     def __enter__(self) -> Self:
         return self
@@ -93,40 +95,33 @@ class RedisDeadLetters:
 
     def close(self) -> None:
         self._end = None
-        self._ahead.clear()
+        self._ahead, self._sizes = [], []
 
     def read(self, limit: int) -> list[DeadLetter]:
         """Fewer than `limit` where they are large, none at the end."""
         while (
             self._end is not None
             and len(self._ahead) < limit
-            and self._ahead_bytes < LETTER_PAGE_BYTES
+            and sum(self._sizes) < LETTER_PAGE_BYTES
+            and self._read_ahead(self._end)
         ):
-            if not self._read_ahead(self._end):
-                break
-        page: list[Entry] = []
-        page_bytes = 0
-        while self._ahead and len(page) < limit:
-            entry, size = self._ahead[0]
-            page_bytes += size
-            if page and page_bytes > LETTER_PAGE_BYTES:
-                break
-            self._ahead.popleft()
-            self._ahead_bytes -= size
-            page.append(entry)
-        return read_dead_letters(self._queue, self._topic, self._group, page)
+            pass
+        fit = max(1, bisect_right(list(accumulate(self._sizes)), LETTER_PAGE_BYTES))
+        page = self._ahead[: min(limit, fit)]
+        del self._ahead[: len(page)], self._sizes[: len(page)]
+        return page
 
     def _read_ahead(self, end: bytes) -> bool:
         """One reply more; false at the end."""
         command = ("XRANGE", self._queue, self._from, end, "COUNT", self._at_once)
         [entries] = self._exchange.ask([command], f"reading {self._queue}")
-        sizes = [len(b"".join(fields)) + len(fields) * TEXT_BYTES for _, fields in entries]
         if not entries:
             return False
-        self._from = f"({entries[-1][0].decode()}"
-        self._ahead.extend(zip(entries, sizes, strict=True))
-        self._ahead_bytes += sum(sizes)
-        fit = LETTER_PAGE_BYTES // max(1, *sizes)
+        sizes = [len(b"".join(fields)) + len(fields) * TEXT_BYTES for _, fields in entries]
+        self._ahead += read_dead_letters(self._queue, self._topic, self._group, entries)
+        self._sizes += sizes
+        self._from = f"({self._ahead[-1].broker_id}"
+        fit = LETTER_PAGE_BYTES // max(sizes)
         self._at_once = max(1, min(2 * self._at_once, fit, MOST_AT_ONCE))
         return True
 
