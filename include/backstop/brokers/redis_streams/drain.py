@@ -22,7 +22,8 @@ from backstop.model.errors import ConfigurationError
 REMOVED_AT_ONCE = 1000
 FIRST_AT_ONCE, MOST_AT_ONCE = 4, 64
 """Entries of one reply: few at first, because large ones show their size only when they are here; twice as many each time while they
-are small, so that those up to LETTER_PAGE_BYTES / MOST_AT_ONCE never exceed a page."""
+are small, so that those up to LETTER_PAGE_BYTES / MOST_AT_ONCE never exceed a page. Behind small ones, one reply can hold
+MOST_AT_ONCE larger ones."""
 TEXT_BYTES = 48
 """What each text takes in memory beside its bytes: an entry of many small fields is large, too."""
 
