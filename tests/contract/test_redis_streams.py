@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from backstop.brokers.open import open_broker
-from backstop.brokers.protocol import Receipt, Received
+from backstop.brokers.protocol import LETTER_PAGE_BYTES, Receipt, Received
 from backstop.brokers.redis_streams import Keys, RedisStreams, receive_owned
+from backstop.brokers.redis_streams.drain import MOST_AT_ONCE
+from backstop.brokers.redis_streams.exchange import Exchange, unavailable
 from backstop.brokers.redis_streams.publish import CALL_BYTES, PUBLISH
 from backstop.brokers.redis_streams.read_progress import micros_of
 from backstop.config.connections import Connections
@@ -524,6 +526,70 @@ class TestDeadLetterEntry:
         assert drained[0].invalid is not None and "origin-offset" in drained[0].invalid
         reader.acknowledge(drained)
         assert list(own.broker.dead_letters("g")) == []
+
+
+class TestReadingDeadLetters:
+    """Pages of whole dead letters, whatever their sizes: by replies of few entries while nobody knows how large they are."""
+
+    SMALL, LARGE = 300, 40
+
+    @pytest.fixture
+    def sizes(self, own: RedisStreamsUnderTest) -> list[int]:
+        """Many small ones and then large ones, of which a few fit into a page; their sizes in order."""
+        sizes = [10] * self.SMALL + [LETTER_PAGE_BYTES // 10] * self.LARGE
+        for number, size in enumerate(sizes):
+            fields: Any = {
+                "headers": json.dumps({ID_HEADER: f"m-{number}"}),
+                "content": b"c" * size,
+            }
+            own.raw.xadd(own.keys.dead("t", "g"), fields)
+        return sizes
+
+    def test_large_ones_behind_small_ones_come_in_bounded_pages_and_replies(
+        self, own: RedisStreamsUnderTest, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        replies: list[int] = []
+        ask = Exchange.ask
+
+        def ask_and_note(exchange: Exchange, commands: Any, doing: str, **options: Any) -> Any:
+            answers = ask(exchange, commands, doing, **options)
+            replies.extend(
+                len(answer)
+                for command, answer in zip(commands, answers, strict=True)
+                if command[0] == "XRANGE"
+            )
+            return answers
+
+        monkeypatch.setattr(Exchange, "ask", ask_and_note)
+        found = []
+        with own.broker.open_dead_letters(own.keys.dead("t", "g")) as reader:
+            while page := reader.read(100):
+                assert len(page) <= 100
+                assert sum(len(letter.content) for letter in page) <= LETTER_PAGE_BYTES
+                found += page
+        assert [len(letter.content) for letter in found] == sizes
+        assert [letter.message_id for letter in found] == [f"m-{i}" for i in range(len(sizes))]
+        assert replies[:5] == [4, 8, 16, 32, 64] and max(replies) == MOST_AT_ONCE
+        assert all(number <= 10 for number in replies[-3:]), "one page's worth of large ones"
+
+    def test_a_reply_that_did_not_come_loses_nothing_that_came_before_it(
+        self, own: RedisStreamsUnderTest, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ask, numbers = Exchange.ask, iter(range(1000))
+
+        def ask_but_fail_once(exchange: Exchange, *arguments: Any, **options: Any) -> Any:
+            if next(numbers) == 3:
+                raise unavailable("reading", "the connection broke")
+            return ask(exchange, *arguments, **options)
+
+        with own.broker.open_dead_letters(own.keys.dead("t", "g")) as reader:
+            monkeypatch.setattr(Exchange, "ask", ask_but_fail_once)
+            with pytest.raises(BrokerUnavailable, match="the connection broke"):
+                reader.read(100)
+            found = []
+            while page := reader.read(100):
+                found += [letter.message_id for letter in page]
+        assert found == [f"m-{i}" for i in range(len(sizes))]
 
 
 class TestConsumers:

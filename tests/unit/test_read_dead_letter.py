@@ -7,10 +7,10 @@ import random
 import pytest
 
 from backstop.brokers.redis_streams.read_dead_letter import (
-    _REGULAR,
-    Shape,
+    _pick,
     _read_any,
-    read_dead_letter,
+    _read_regular,
+    read_dead_letters,
 )
 
 REGULAR = {
@@ -57,23 +57,46 @@ ODD = [
 ]
 
 
-def test_a_regular_entry_goes_the_short_way() -> None:
-    assert sorted(REGULAR) == sorted(_REGULAR)
-    assert Shape.of(tuple(REGULAR)).pick is not None
-    assert Shape.of((*REGULAR, b"tag")).pick is None
-    assert Shape.of((*REGULAR, b"died")).pick is None
+OPTIONAL = {b"tag": b"eu", b"key": "“k” 1".encode()}
+
+
+@pytest.mark.parametrize("names", [(), (b"tag",), (b"key",), (b"key", b"tag")])
+def test_a_regular_entry_goes_the_short_way(names: tuple[bytes, ...]) -> None:
+    fields = REGULAR | {name: OPTIONAL[name] for name in names}
+    pick = _pick(list(fields))
+    assert pick is not None
+    letter = _read_regular("q", "topic", "group", "1-0", pick([*fields.values(), None]))
+    assert (letter.message_id, letter.group, letter.invalid) == ("m-1", "billing", None)
+    assert letter.tag == ("eu" if b"tag" in names else None)
+    assert letter.partition_key == ("“k” 1" if b"key" in names else None)
+
+
+def test_an_entry_with_a_field_too_many_or_too_few_goes_the_long_way() -> None:
+    assert _pick([*REGULAR, b"other"]) is None
+    assert _pick([*REGULAR, b"died"]) is None
+    assert _pick([*REGULAR, b"tag", b"tag"]) is None
+    assert _pick(list(REGULAR)[1:]) is None
+    assert _pick([]) is None
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_both_ways_read_the_same(seed: int) -> None:
     random_ = random.Random(seed)
-    for _ in range(100):
-        names = list(REGULAR)
-        random_.shuffle(names)
-        values = [REGULAR[name] for name in names]
+    entries, expected = [], []
+    for number in range(100):
+        fields = REGULAR | {name: OPTIONAL[name] for name in OPTIONAL if random_.random() < 0.3}
+        names = list(fields)
+        if random_.random() < 0.5:  # else as the entry before it, mostly
+            random_.shuffle(names)
+        values = [fields[name] for name in names]
         for _ in range(random_.choice((0, 1, 1, 2))):
             values[random_.randrange(len(values))] = random_.choice(ODD)
-        short = read_dead_letter(
-            "q", "topic", "group", "1763746001000-0", Shape.of(tuple(names)), values
+        entry_id = f"{1763746001000 + number}-0"
+        entries.append(
+            (
+                entry_id.encode(),
+                [text for pair in zip(names, values, strict=True) for text in pair],
+            )
         )
-        assert short == _read_any("q", "topic", "group", "1763746001000-0", names, values)
+        expected.append(_read_any("q", "topic", "group", entry_id, names, values))
+    assert read_dead_letters("q", "topic", "group", entries) == expected

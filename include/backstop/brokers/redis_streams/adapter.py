@@ -42,7 +42,6 @@ _SCRIPTS = (
     read_progress.LOOK_PENDING,
     read_progress.LOOK_TIME,
     read_progress.READ_DEAD,
-    drain.READ_DEAD_WHOLE,
     receive.REDELIVER,
     receive.HAND_BACK,
     receive.ACKNOWLEDGE,

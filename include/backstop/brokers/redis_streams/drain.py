@@ -6,21 +6,26 @@ A dead-letter queue is one stream, named by its key. See read_dead_letter.py for
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from functools import cache
-from struct import Struct
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 from types import TracebackType
 from typing import Self
 from urllib.parse import unquote
 
 from backstop.brokers.protocol import LETTER_PAGE_BYTES, DeadLetter
-from backstop.brokers.redis_streams.exchange import Exchange, Script, unavailable
+from backstop.brokers.redis_streams.exchange import Exchange, unavailable
 from backstop.brokers.redis_streams.keys import Keys
-from backstop.brokers.redis_streams.read_dead_letter import Shape, read_dead_letter
+from backstop.brokers.redis_streams.read_dead_letter import read_dead_letters
 from backstop.model.errors import ConfigurationError
 
-READ_DEAD_WHOLE = Script.load("read_dead_whole")
 REMOVED_AT_ONCE = 1000
+FIRST_AT_ONCE, MOST_AT_ONCE = 4, 64
+"""Entries of one reply: few at first, because large ones show their size only when they are here; twice as many each time while they
+are small, so that those up to LETTER_PAGE_BYTES / MOST_AT_ONCE never exceed a page. Behind small ones, one reply can hold
+MOST_AT_ONCE larger ones."""
+TEXT_BYTES = 48
+"""What each text takes in memory beside its bytes: an entry of many small fields is large, too."""
 
 
 class Drain:
@@ -72,6 +77,11 @@ class RedisDeadLetters:
         [last] = exchange.ask([("XREVRANGE", queue, "+", "-", "COUNT", 1)], f"opening {queue}")
         self._end: bytes | None = last[0][0] if last else None
         self._from = "-"
+        self._at_once = FIRST_AT_ONCE
+        self._ahead: list[DeadLetter] = []
+        """Read and not handed out."""
+        self._sizes: list[int] = []
+        """Of their entries."""
 
     def __enter__(self) -> Self:
         return self
@@ -86,22 +96,35 @@ class RedisDeadLetters:
 
     def close(self) -> None:
         self._end = None
+        self._ahead, self._sizes = [], []
 
     def read(self, limit: int) -> list[DeadLetter]:
         """Fewer than `limit` where they are large, none at the end."""
-        if self._end is None:
-            return []
-        command = READ_DEAD_WHOLE.call(
-            (self._queue,), self._from, self._end, limit, LETTER_PAGE_BYTES
-        )
-        [packed] = self._exchange.ask([command], f"reading {self._queue}")
-        letters = [
-            read_dead_letter(self._queue, self._topic, self._group, *entry)
-            for entry in _entries(packed)
-        ]
-        if letters:
-            self._from = f"({letters[-1].broker_id}"
-        return letters
+        while (
+            self._end is not None
+            and len(self._ahead) < limit
+            and sum(self._sizes) < LETTER_PAGE_BYTES
+            and self._read_ahead(self._end)
+        ):
+            pass
+        fit = max(1, bisect_right(list(accumulate(self._sizes)), LETTER_PAGE_BYTES))
+        page = self._ahead[: min(limit, fit)]
+        del self._ahead[: len(page)], self._sizes[: len(page)]
+        return page
+
+    def _read_ahead(self, end: bytes) -> bool:
+        """One reply more; false at the end."""
+        command = ("XRANGE", self._queue, self._from, end, "COUNT", self._at_once)
+        [entries] = self._exchange.ask([command], f"reading {self._queue}")
+        if not entries:
+            return False
+        sizes = [len(b"".join(fields)) + len(fields) * TEXT_BYTES for _, fields in entries]
+        self._ahead += read_dead_letters(self._queue, self._topic, self._group, entries)
+        self._sizes += sizes
+        self._from = f"({self._ahead[-1].broker_id}"
+        fit = LETTER_PAGE_BYTES // max(sizes)
+        self._at_once = max(1, min(2 * self._at_once, fit, MOST_AT_ONCE))
+        return True
 
     def acknowledge(self, letters: Sequence[DeadLetter]) -> None:
         ids = [letter.broker_id for letter in letters]
@@ -111,36 +134,3 @@ class RedisDeadLetters:
         ]
         if commands:
             self._exchange.ask(commands, f"removing what is stored from {self._queue}")
-
-
-@cache
-def _numbers(count: int) -> Struct:
-    return Struct(f">{count}I")
-
-
-def _entries(packed: bytes) -> Iterator[tuple[str, Shape, list[bytes]]]:
-    """Id, shape and values of each entry of a page, as lua/read_dead_whole.lua packs it."""
-    at, end = 0, len(packed)
-    shape = Shape()
-    one, header = _numbers(1), _numbers(2)
-    while at < end:
-        if packed[at + 3] == 0:
-            at += 4
-            [count] = one.unpack_from(packed, at)
-            at += 4
-            found = []
-            for _ in range(count):
-                [length] = one.unpack_from(packed, at)
-                found.append(packed[at + 4 : at + 4 + length])
-                at += 4 + length
-            shape, header = Shape.of(tuple(found)), _numbers(count + 2)
-            continue
-        _, id_length, *lengths = header.unpack_from(packed, at)
-        at += header.size
-        entry_id = packed[at : at + id_length].decode()
-        at += id_length
-        values = []
-        for length in lengths:
-            values.append(packed[at : at + length])
-            at += length
-        yield entry_id, shape, values

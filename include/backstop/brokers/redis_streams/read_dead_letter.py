@@ -7,11 +7,10 @@ backslashes), and `invalid` says so. An entry as `bury.lua` writes it is read by
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
-from typing import Any, Self
+from typing import Any
 
 from backstop.brokers.protocol import DeadLetter
 from backstop.brokers.redis_streams.read_progress import instant_of
@@ -41,43 +40,58 @@ _REGULAR = (
     b"error",
     b"died",
 )
+_OPTIONAL = (b"tag", b"key")
 Fields = dict[bytes, bytes]
+Entry = tuple[bytes, Sequence[bytes]]
+"""As the server gives it: its id, then names and values in turn."""
+Pick = Callable[[Sequence[bytes | None]], tuple[Any, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The names of an entry's fields, which are the same for most entries of a stream."""
-
-    names: tuple[bytes, ...] = ()
-    pick: Callable[[Sequence[bytes]], tuple[bytes, ...]] | None = None
-    """An entry's values in the order of _REGULAR; null when a field of them is missing, or there is another one."""
-
-    @classmethod
-    def of(cls, names: tuple[bytes, ...]) -> Self:
-        regular = sorted(names) == sorted(_REGULAR)
-        return cls(names, itemgetter(*map(names.index, _REGULAR)) if regular else None)
-
-
-def read_dead_letter(
-    queue: str, topic: str, group: str, entry_id: str, shape: Shape, values: Sequence[bytes]
-) -> DeadLetter:
+def read_dead_letters(
+    queue: str, topic: str, group: str, entries: Iterable[Entry]
+) -> list[DeadLetter]:
     """`topic` and `group` are those of the stream. Of a field that is there twice the last one counts."""
-    if shape.pick is None:
-        return _read_any(queue, topic, group, entry_id, shape.names, values)
-    try:
-        return _read_regular(queue, topic, group, entry_id, shape.pick(values))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, StopIteration):
-        return _read_any(
-            queue, topic, group, entry_id, shape.names, values
-        )  # something is odd: each field by itself
+    names: Sequence[bytes] = ()
+    pick: Pick | None = None
+    letters = []
+    for entry_id, fields in entries:
+        found, values = fields[::2], fields[1::2]
+        if found != names:  # most entries of a stream have the same
+            names, pick = found, _pick(found)
+        letters.append(_read(queue, topic, group, entry_id.decode(), names, values, pick))
+    return letters
 
 
-def _read_regular(
+def _read(
     queue: str,
     topic: str,
     group: str,
     entry_id: str,
-    values: tuple[bytes, ...],
+    names: Sequence[bytes],
+    values: Sequence[bytes],
+    pick: Pick | None,
+) -> DeadLetter:
+    if pick is None:
+        return _read_any(queue, topic, group, entry_id, names, values)
+    try:
+        return _read_regular(queue, topic, group, entry_id, pick([*values, None]))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, StopIteration):
+        # Something is odd: each field by itself.
+        return _read_any(queue, topic, group, entry_id, names, values)
+
+
+def _pick(names: Sequence[bytes]) -> Pick | None:
+    """Gives the values of _REGULAR and _OPTIONAL in their order, of an entry's values and a None behind them for what it does not
+    have; null when a regular field is missing, one is there twice, or there is another one."""
+    places = {name: place for place, name in enumerate(names)}
+    regular = set(_REGULAR) <= places.keys() <= {*_REGULAR, *_OPTIONAL}
+    if not regular or len(places) != len(names):
+        return None
+    return itemgetter(*[places.get(name, -1) for name in (*_REGULAR, *_OPTIONAL)])
+
+
+def _read_regular(
+    queue: str, topic: str, group: str, entry_id: str, values: tuple[Any, ...]
 ) -> DeadLetter:
     """Raises for anything that `_read_any` would say a word about."""
     (
@@ -94,6 +108,8 @@ def _read_regular(
         cause,
         error,
         died,
+        tag,
+        key,
     ) = values
     text = headers.decode()
     named, end = _scan(text, 0)
@@ -124,8 +140,8 @@ def _read_regular(
         error.decode(),
         int(deliveries),
         Position(int(from_queue), int(offset), epoch.decode()),
-        None,
-        None,
+        None if tag is None else tag.decode(),
+        None if key is None else key.decode(),
         _START + timedelta(0, 0, int(died)),
         None,
     )

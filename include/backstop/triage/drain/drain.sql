@@ -13,7 +13,10 @@ SELECT l.broker_id, l.topic, l.consumer_group, l.message_id, l.died_at, l.batch_
 FROM dead_letter l JOIN drain_batch b USING (batch_id)
 WHERE l.broker = %(broker)s AND l.queue = %(queue)s AND l.broker_id = ANY (%(ids)s::text[]);
 
--- name: insert_batch: one page; acknowledged_at comes after the broker's own acknowledgement
+-- name: insert_batch: one page, whose acknowledged_at comes after the broker's own acknowledgement; the broker has removed what
+-- the pages of batches stored
+WITH acknowledged AS (
+    UPDATE drain_batch SET acknowledged_at = clock_timestamp() WHERE batch_id = ANY (%(batches)s::bigint[]) AND acknowledged_at IS NULL)
 INSERT INTO drain_batch (run_id, broker, queue, letters) VALUES (%(run_id)s, %(broker)s, %(queue)s, %(letters)s)
 RETURNING batch_id;
 

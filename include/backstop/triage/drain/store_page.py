@@ -6,7 +6,7 @@ Only what this transaction committed may be acknowledged to the broker.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, Self
@@ -56,11 +56,11 @@ class ReadPage:
 
 
 class _New(NamedTuple):
-    """A letter to store, under the id that it gets, and its row."""
+    """What is stored, in the order of the queue: under which ids, the letters, and their rows."""
 
-    name: str
-    letter: DeadLetter
-    body: bytes
+    names: Sequence[str]
+    letters: Sequence[DeadLetter]
+    bodies: Sequence[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Page:
     """A page that is committed. `taken`: what the broker may now forget."""
 
     batch_id: int
-    taken: list[DeadLetter]
+    taken: Sequence[DeadLetter]
     counts: Counts
     looked: bool
     """It had to ask what was stored already."""
@@ -101,15 +101,12 @@ def store_page(
                     "run_id": run.run_id,
                     "broker": place.broker,
                     "queue": place.queue,
-                    "letters": len(new),
+                    "letters": len(new.names),
+                    "batches": array_literal(list(forgotten)),
                 },
             )
             batch_id: int = cursor.fetchone()[0]
             asides = _copy(cursor, place, batch_id, new)
-            if forgotten:
-                cursor.execute(
-                    _SQL["mark_acknowledged"], {"batches": array_literal(list(forgotten))}
-                )
     except pg.UniqueViolation:
         if look:
             raise
@@ -117,11 +114,11 @@ def store_page(
     counts = Counts()
     for count, number in {
         "read": len(read.given),
-        "stored": len(new),
-        "known": len(taken) - len(new),
+        "stored": len(new.names),
+        "known": len(taken) - len(new.names),
         "left": len(read.given) - len(taken),
         "aside": asides,
-        "invalid": sum(one.letter.invalid is not None for one in new),
+        "invalid": sum(letter.invalid is not None for letter in new.letters),
     }.items():
         if number:
             counts.add(count, number)
@@ -133,13 +130,13 @@ def _decide(
     read: ReadPage,
     stored: dict[str, list[Stored]],
     first_batch: int | None,
-) -> tuple[list[_New], list[DeadLetter]]:
+) -> tuple[_New, Sequence[DeadLetter]]:
     """What is stored under which id, and what of the letters as they were given the broker may forget afterwards."""
     if not stored:
         names = [letter.broker_id for letter in read.storable]
         if len(set(names)) == len(names):  # as it is nearly always
-            return list(map(_New, names, read.storable, read.bodies)), list(read.given)
-    new: dict[str, _New] = {}
+            return _New(names, read.storable, read.bodies), read.given
+    new: dict[str, tuple[DeadLetter, bytes]] = {}
     taken: list[DeadLetter] = []
     met_here = set[str]()
     for given, letter, body in zip(read.given, read.storable, read.bodies, strict=True):
@@ -162,10 +159,12 @@ def _decide(
             if name in stored or name in new:
                 name = _free(name, stored, new)
                 [body] = row_bodies([letter._replace(broker_id=name)], place.aside_bytes)
-            new[name] = _New(name, letter, body)
+            new[name] = letter, body
         if met is not Met.LEFT:
             taken.append(given)
-    return list(new.values()), taken
+    return _New(
+        list(new), [letter for letter, _ in new.values()], [body for _, body in new.values()]
+    ), taken
 
 
 def _names(letter: DeadLetter | Stored) -> tuple[str | None, str | None, str | None]:
@@ -191,7 +190,7 @@ def _find(cursor: Any, place: Place, letters: Iterable[DeadLetter]) -> dict[str,
     return found
 
 
-def _free(base: str, stored: Mapping[str, list[Stored]], new: Mapping[str, _New]) -> str:
+def _free(base: str, stored: Mapping[str, list[Stored]], new: Container[str]) -> str:
     number = len(stored.get(base, ())) + 1
     while _numbered(base, number) in new:
         number += 1
@@ -202,17 +201,21 @@ def _numbered(base: str, number: int) -> str:
     return base if number == 1 else f"{base}#{number}"
 
 
-def _copy(cursor: Any, place: Place, batch_id: int, new: Sequence[_New]) -> int:
+def _copy(cursor: Any, place: Place, batch_id: int, new: _New) -> int:
     """Returns how many contents were put aside."""
-    if not new:
+    if not new.names:
         return 0
-    rows = binary_rows(batch_id, place.broker, place.queue, [one.body for one in new])
+    rows = binary_rows(batch_id, place.broker, place.queue, new.bodies)
     cursor.copy_expert(_SQL["copy_letters"], io.BytesIO(rows), _COPY_BYTES)
-    asides = [one for one in new if len(one.letter.content) > place.aside_bytes]
+    asides = [
+        (name, letter.content)
+        for name, letter in zip(new.names, new.letters, strict=True)
+        if len(letter.content) > place.aside_bytes
+    ]
     if asides:
         cursor.execute(_SQL["ids_of_batch"], {"batch_id": batch_id})
         numbers = dict(cursor.fetchall())
-        for one in asides:
-            row = io.BytesIO(binary_aside(numbers[one.name], one.letter.content))
+        for name, content in asides:
+            row = io.BytesIO(binary_aside(numbers[name], content))
             cursor.copy_expert(_SQL["copy_asides"], row, _COPY_BYTES)
     return len(asides)
