@@ -27,10 +27,10 @@ from backstop.model.records import Counts
 from backstop.runs.run import Run
 from backstop.spark.job import main_of
 from backstop.sweep.parts import Part
-from backstop.sweep.redis_bucket import RECORDS, Bucket
+from backstop.sweep.redis_bucket import Bucket
 from backstop.sweep.run_once import LIMIT, groups_of_scope, sweep_all
 from backstop.sweep.sweep_part import note_away, open_bucket, open_exchange, sweep_part
-from backstop.sweep.sweep_redis import settle_ended
+from backstop.sweep.sweep_redis import BATCH, settle_ended
 from backstop.sweep.tally import Differs, SweepDecision, Tally, TallyKey
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ or why the bucket did not answer."""
 PORTION = 50_000
 """Records that one task settles: so many take it seconds, and some 10 MB."""
 REPORT = "tally string"
+SEEN = ("name", "text", "seen_at")
 _COLUMNS = [column.split()[0] for column in ENDED.split(", ")]
 
 
@@ -125,24 +126,34 @@ def _scan_ended(
                         guarded(part.place, StoreFailed),
                         closing(open_exchange(settings, connections, part)) as exchange,
                     ):
-                        for now, records in Bucket(exchange, part.name, part.bucket).scan(LIMIT):
-                            portion = found // PORTION
-                            yield _as_batch(
-                                [(number, portion, *record, now, None) for record in records]
-                            )
-                            found += len(records)
+                        bucket = Bucket(exchange, part.name, part.bucket)
+                        for now, names, texts in bucket.scan(LIMIT):
+                            yield _as_batch(number, found // PORTION, names, texts, now)
+                            found += len(names)
                 except BackstopError as error:
-                    yield _as_batch([(number, 0, None, None, None, error.what)])
+                    yield _as_batch(number, 0, [None], [None], None, error.what)
 
     return scan_ended
 
 
-def _as_batch(rows: Sequence[tuple[object, ...]]) -> pa.RecordBatch:
+def _as_batch(
+    part: int,
+    portion: int,
+    names: Sequence[bytes | None],
+    texts: Sequence[bytes | None],
+    seen_at: int | None,
+    missed: str | None = None,
+) -> pa.RecordBatch:
     import pyarrow as pa
 
-    kinds = [pa.int32(), pa.int32(), pa.binary(), pa.binary(), pa.int64(), pa.string()]
+    rows = len(names)
     columns = [
-        pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), kinds, strict=True)
+        pa.array([part] * rows, pa.int32()),
+        pa.array([portion] * rows, pa.int32()),
+        pa.array(names, pa.binary()),
+        pa.array(texts, pa.binary()),
+        pa.array([seen_at] * rows, pa.int64()),
+        pa.array([missed] * rows, pa.string()),
     ]
     return pa.RecordBatch.from_arrays(columns, names=_COLUMNS)
 
@@ -154,6 +165,7 @@ def _settle(
 
     def settle(ended: pa.Table) -> pa.Table:
         import pyarrow as pa
+        import pyarrow.compute as pc
 
         from backstop.runs.worker_memory import remembered
 
@@ -169,14 +181,11 @@ def _settle(
                 if log is not None:
                     log.missed = away.get(log.group)
                 try:
-                    for page in ended.to_batches(max_chunksize=RECORDS):
-                        seen = [
-                            bucket.as_seen(row["name"], row["text"], row["seen_at"])
-                            for row in page.to_pylist()
-                            if row["missed"] is None
-                        ]
-                        if seen:
-                            settle_ended(bucket, part.place, log, seen, tally, dry_run=run.dry_run)
+                    records = ended.filter(pc.is_null(ended.column("missed"))).combine_chunks()
+                    for page in records.to_batches(max_chunksize=BATCH):
+                        columns = (page.column(name).to_pylist() for name in SEEN)
+                        seen = bucket.as_seen(*columns)
+                        settle_ended(bucket, part.place, log, seen, tally, dry_run=run.dry_run)
                 finally:
                     note_away(settings, log, tally)
                     if log is not None and log.missed:

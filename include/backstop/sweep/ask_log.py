@@ -11,9 +11,10 @@ from backstop.stores.leases import Leases, LeaseStanding
 from backstop.sweep.decide import Truth
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What the log says, for how much longer a live lease holds, and the state as it is stored ('': no log)."""
+    """What the log says, for how much longer a live lease holds, and the state as it is stored ('': no log). One for all messages
+    that are answered alike at once."""
 
     truth: Truth
     seconds_left: float | None = None
