@@ -47,9 +47,6 @@ class GroupLog:
         """The same, raw; raises StoreUnavailable."""
         return self._leases.standing(self.group, keys)
 
-    def close(self) -> None:
-        self._leases.close()
-
 
 def _answer(standing: LeaseStanding | None) -> Answer:
     if standing is None:
