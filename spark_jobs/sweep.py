@@ -27,6 +27,7 @@ from backstop.evidence.sources import guarded
 from backstop.model.errors import BackstopError, StoreFailed
 from backstop.model.records import Counts
 from backstop.runs.run import Run
+from backstop.runs.without_collector import without_collector
 from backstop.spark.job import main_of
 from backstop.sweep.open_stores import OpenStores
 from backstop.sweep.parts import Part
@@ -207,7 +208,7 @@ def _settle_page(
 
     found = page.filter(pc.is_null(page.column("missed")))
     try:
-        with guarded(part.place, StoreFailed):
+        with guarded(part.place, StoreFailed), without_collector():
             bucket, log = stores.bucket(part), stores.log_behind(part)
             if log is not None:
                 log.missed = log.missed or remembered(job).get(log.group)

@@ -27,8 +27,8 @@ BUCKETS = 16
 _RECORD = re.compile(rb"([CDFE])(\d{13})(\d{16})(\d{4})(.{32})\|(\d+)\|([^|]*)\|([^|]*)", re.DOTALL)
 """state, end, fence, attempts, token, version, hash, host: as lua/record.lua writes it; an error may follow."""
 _STATES = {b"C": "C", b"D": "D", b"F": "F", b"E": "E"}
-NO_LEASE = ("", 0, "")
-"""What `read_leases` says of what is no record."""
+NOTHING, UNREADABLE = ("", 0, ""), ("?", 0, "")
+"""What `read_leases` says of what is no record: there is none, or it cannot be read."""
 
 
 class Record(NamedTuple):
@@ -151,14 +151,15 @@ def read_record(text: bytes) -> Record:
 
 
 def read_leases(texts: Sequence[bytes]) -> list[tuple[str, int, str]]:
-    """State, end and host of each record, which is all that a sweep of many needs; NO_LEASE of what is no record."""
-    match = _RECORD.match
-    return [
-        (_STATES[part[0]], int(part[1]), _host(part[2]))
-        if (found := match(text)) and (part := found.group(1, 2, 8))
-        else NO_LEASE
-        for text in texts
-    ]
+    """State, end and host of each record, which is all that a sweep of thousands needs."""
+    leases = []
+    for text, found in zip(texts, map(_RECORD.match, texts), strict=True):
+        if found:
+            state, ends, host = found.group(1, 2, 8)
+            leases.append((_STATES[state], int(ends), _host(host)))
+        else:
+            leases.append(UNREADABLE if text else NOTHING)
+    return leases
 
 
 @lru_cache(maxsize=4096)

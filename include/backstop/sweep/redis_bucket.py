@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from backstop.leases.redis_exchange import Call, RedisExchange, Script
-from backstop.leases.redis_records import BUCKETS, NO_LEASE, RedisKeys, read_leases
+from backstop.leases.redis_records import BUCKETS, NOTHING, UNREADABLE, RedisKeys, read_leases
 from backstop.model.records import Key
 
 _CONFLICTS, _ENDED, _LOOK, _SETTLE = (
@@ -17,8 +17,12 @@ _CONFLICTS, _ENDED, _LOOK, _SETTLE = (
 )
 
 
-NAMES, RECORDS = 10_000, 1_000
-"""Read at once of an index, and read or settled by one call of the records that it names: each some milliseconds of the server."""
+NAMES, RECORDS = 10_000, 500
+"""Read at once of an index, and read or settled by one call of the records that it names: each some milliseconds of the server,
+which frees the memory of larger calls at a cost that is felt."""
+
+MISSING = {NOTHING[0]: "vanished", UNREADABLE[0]: "unreadable"}
+"""The states of what is no record, and what each is counted as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class SeenRecords:
     """Empty: there was none."""
     keys: Sequence[Key]
     states: Sequence[str]
-    """C, D, F or E; empty: there was no record, or one that cannot be read."""
+    """C, D, F or E; empty: there was no record; ?: one that cannot be read."""
     ends: Sequence[int]
     hosts: Sequence[str]
     are_expired: Sequence[bool]
@@ -89,24 +93,21 @@ class Bucket:
         if len(set(names)) < len(names):  # a scan meets twice what moves between two pages
             once = {one[0]: one for one in zip(names, texts, instants, strict=True)}
             names, texts, instants = zip(*once.values(), strict=True)
-        keys = self.keys.messages(names, self.number)
-        # Another program's member of our index is nobody's lease, whatever stands there.
-        found = [
-            one if key else NO_LEASE for key, one in zip(keys, read_leases(texts), strict=True)
+        found = self.keys.messages(names, self.number)
+        keys = [key or Key("?", repr(name)) for key, name in zip(found, names, strict=True)]
+        leases = read_leases(texts)
+        if None in found:
+            # Another program's member of our index is nobody's lease, whatever stands there.
+            leases = [
+                lease if key else UNREADABLE if text else NOTHING
+                for key, lease, text in zip(found, leases, texts, strict=True)
+            ]
+        states, ends, hosts = zip(*leases, strict=True) if leases else ((), (), ())
+        are_expired = [
+            state == "C" and end <= now
+            for state, end, now in zip(states, ends, instants, strict=True)
         ]
-        states, ends, hosts = zip(*found, strict=True) if found else ((), (), ())
-        return SeenRecords(
-            names,
-            texts,
-            [key or Key("?", repr(name)) for key, name in zip(keys, names, strict=True)],
-            states,
-            ends,
-            hosts,
-            [
-                state == "C" and end <= now
-                for (state, end, _), now in zip(found, instants, strict=True)
-            ],
-        )
+        return SeenRecords(names, texts, keys, states, ends, hosts, are_expired)
 
     def _settling(
         self, seen: SeenRecords, actions: Sequence[str], part: Sequence[int], open_ms: bytes

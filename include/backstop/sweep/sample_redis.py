@@ -18,7 +18,7 @@ from backstop.model.errors import ContractBroken, StoreUnavailable
 from backstop.model.records import Key
 from backstop.sweep.ask_log import UNREAD, Answer, GroupLog
 from backstop.sweep.decide import Decision, Truth, decide, decide_done
-from backstop.sweep.redis_bucket import Bucket
+from backstop.sweep.redis_bucket import MISSING, Bucket
 from backstop.sweep.sweep_redis import OPEN_MS
 from backstop.sweep.tally import Differs, Tally, TallyKey
 
@@ -67,7 +67,9 @@ def _compare(
     bucket: Bucket, names: Sequence[bytes], place: str, log: GroupLog, tally: Tally, dry_run: bool
 ) -> None:
     seen = bucket.read([name for name in names if _is_of(bucket.keys, bucket.number, name)])
-    readable = [key for key, state in zip(seen.keys, seen.states, strict=True) if state]
+    readable = [
+        key for key, state in zip(seen.keys, seen.states, strict=True) if state not in MISSING
+    ]
     found = log.ask(readable) if readable else {}
     answers = [found.get(key, UNREAD) for key in seen.keys]
     actions = [_correction(*one) for one in zip(seen.states, answers, strict=True)]

@@ -6,14 +6,15 @@ Redis is corrected by compare-and-set on the record that was seen, after the dat
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from backstop.model.records import Key
+from backstop.runs.without_collector import without_collector
 from backstop.sweep.ask_log import Answer, GroupLog
 from backstop.sweep.decide import Decision, Truth, decide
-from backstop.sweep.redis_bucket import Bucket, SeenRecords
+from backstop.sweep.redis_bucket import MISSING, Bucket, SeenRecords
 from backstop.sweep.tally import Differs, Tally, TallyKey
 
 BATCH = 5000
@@ -36,11 +37,12 @@ def sweep_bucket(
     """At most `limit` records. `log` null: Redis alone holds this group's leases. Raises StoreUnavailable."""
     looked, kept = 0, 0
     while looked < limit:
-        seen = bucket.expired(kept, min(BATCH, limit - looked))
-        if not seen:
-            return
-        looked += len(seen)
-        kept += settle_ended(bucket, place, log, seen, tally, dry_run=dry_run)
+        with without_collector():
+            seen = bucket.expired(kept, min(BATCH, limit - looked))
+            if not seen:
+                return
+            looked += len(seen)
+            kept += settle_ended(bucket, place, log, seen, tally, dry_run=dry_run)
 
 
 def settle_ended(
@@ -61,34 +63,78 @@ def settle_ended(
     outcomes = [decided[case] for case in cases]
     actions = [outcome.action for outcome in outcomes]
     moved = set() if dry_run else bucket.settle(seen, actions, open_ms=OPEN_MS)
-    alike: defaultdict[tuple[str, str, Decision], list[str]] = defaultdict(list)
-    """By topic, host and decision: the messages."""
-    for number, (key, state, host, outcome, answer) in enumerate(
-        zip(seen.keys, seen.states, seen.hosts, outcomes, answers, strict=True)
-    ):
-        if number in moved:
-            tally.counts.add("moved_on")
-        elif not state:
-            tally.counts.add("unreadable" if seen.texts[number] else "vanished")
-        else:
-            finding = key.topic, host or "?", outcome.decision
-            if tally.tell:
-                why = f"ended {_ago(seen.ends[number])}; the log says {answer.state or answer.truth.value}"
-                tally.add(_line(place, bucket, *finding), key.message_id, why)
-            else:
-                alike[finding].append(key.message_id)
-            if outcome.decision is Decision.REPAIR:
-                tally.differs.append(
-                    Differs(place, bucket.keys.group, *key, "CONSUMING", answer.state, not dry_run)
-                )
-    for finding, ids in alike.items():
-        tally.add(_line(place, bucket, *finding), ids[0], "", len(ids))
+    _count(bucket, place, seen, outcomes, moved, tally)
+    if tally.tell or any(outcome.decision is Decision.REPAIR for outcome in decided.values()):
+        _list(bucket, place, seen, answers, outcomes, moved, tally, dry_run=dry_run)
     changed = 0 if dry_run else len(actions) - actions.count("") - len(moved)
     return len(seen) - changed
 
 
-def _line(place: str, bucket: Bucket, topic: str, host: str, decision: Decision) -> TallyKey:
-    return TallyKey(place, bucket.keys.group, topic, host, decision)
+def _count(
+    bucket: Bucket,
+    place: str,
+    seen: SeenRecords,
+    outcomes: Sequence[Outcome],
+    moved: Collection[int],
+    tally: Tally,
+) -> None:
+    """Equal findings together."""
+    topics = [key.topic for key in seen.keys]
+    findings = list(zip(seen.states, topics, seen.hosts, outcomes, strict=True))
+    counted = Counter(findings)
+    counted.subtract(findings[number] for number in moved)
+    if moved:
+        tally.counts.add("moved_on", len(moved))
+    examples = {
+        finding: key.message_id
+        for number, (finding, key) in enumerate(zip(findings, seen.keys, strict=True))
+        if number not in moved
+    }
+    for finding, example in examples.items():
+        state, topic, host, outcome = finding
+        if state in MISSING:
+            tally.counts.add(MISSING[state], counted[finding])
+        elif not tally.tell:
+            line = _line(place, bucket, topic, host, outcome)
+            tally.add(line, example, "", counted[finding])
+
+
+def _list(
+    bucket: Bucket,
+    place: str,
+    seen: SeenRecords,
+    answers: Sequence[Answer],
+    outcomes: Sequence[Outcome],
+    moved: Collection[int],
+    tally: Tally,
+    *,
+    dry_run: bool,
+) -> None:
+    """Each by itself: for who listens to a dry run, and those on which Redis and the log disagreed."""
+    for number, (key, state, ends, host, answer, outcome) in enumerate(
+        zip(seen.keys, seen.states, seen.ends, seen.hosts, answers, outcomes, strict=True)
+    ):
+        if number in moved or state in MISSING:
+            continue
+        if tally.tell:
+            why = f"ended {_ago(ends)}; the log says {answer.state or answer.truth.value}"
+            tally.add(_line(place, bucket, key.topic, host, outcome), key.message_id, why)
+        if outcome.decision is Decision.REPAIR:
+            tally.differs.append(
+                Differs(
+                    place,
+                    bucket.keys.group,
+                    key.topic,
+                    key.message_id,
+                    "CONSUMING",
+                    answer.state,
+                    not dry_run,
+                )
+            )
+
+
+def _line(place: str, bucket: Bucket, topic: str, host: str, outcome: Outcome) -> TallyKey:
+    return TallyKey(place, bucket.keys.group, topic, host or "?", outcome.decision)
 
 
 def _ask(log: GroupLog | None, keys: Sequence[Key]) -> list[Answer]:
@@ -99,12 +145,11 @@ def _ask(log: GroupLog | None, keys: Sequence[Key]) -> list[Answer]:
 
 
 def _decided(state: str, is_expired: bool, answer: Answer, *, alone: bool) -> Outcome:
-    """Of a record in this state (empty: there is none, or none that can be read)."""
+    """Of a record in this state."""
     decision = decide(is_expired, answer.truth)
-    if not state:
-        return Outcome(
-            decision, "I"
-        )  # it lived its time out, or is not ours to read: only the index is corrected
+    if state in MISSING:
+        # It lived its time out, or is not ours to read: only the index is corrected.
+        return Outcome(decision, "I")
     if decision is Decision.RECLAIM and alone:
         return Outcome(decision, "E")
     if decision is not Decision.KEEP:
