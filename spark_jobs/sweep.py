@@ -1,7 +1,7 @@
 """Reads the leases that ended, in every consumer database and in Redis, asks the logs about them, and settles each.
 
     ended = mapInArrow(scan_ended)                                        records of Redis whose lease ended, as they are stored
-    ended.groupBy("part", "portion").applyInArrow(settle)                 the log is asked, then each is changed as it was seen
+    ended.repartition(tasks, "part", "portion").mapInArrow(settle)        the log is asked, then each is changed as it was seen
 
 A database goes first, and is one statement (take_back): there the scan, the effect and the grouping are SQL beside the rows, and
 only counts leave it. Samples and other programs' records are walks that go on where they stopped, each one task.
@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -25,12 +27,13 @@ from backstop.evidence.sources import guarded
 from backstop.model.errors import BackstopError, StoreFailed
 from backstop.model.records import Counts
 from backstop.runs.run import Run
+from backstop.runs.without_collector import without_collector
 from backstop.spark.job import main_of
+from backstop.sweep.open_stores import OpenStores
 from backstop.sweep.parts import Part
-from backstop.sweep.redis_bucket import RECORDS, Bucket
 from backstop.sweep.run_once import LIMIT, groups_of_scope, sweep_all
-from backstop.sweep.sweep_part import note_away, open_bucket, open_exchange, sweep_part
-from backstop.sweep.sweep_redis import settle_ended
+from backstop.sweep.sweep_part import note_away, sweep_part
+from backstop.sweep.sweep_redis import BATCH, settle_ended
 from backstop.sweep.tally import Differs, SweepDecision, Tally, TallyKey
 
 if TYPE_CHECKING:
@@ -40,8 +43,9 @@ ENDED = "part int, portion int, name binary, text binary, seen_at bigint, missed
 """A record of Redis whose lease ended: its bucket as a number in the list of parts, which PORTION of it, and what was read when;
 or why the bucket did not answer."""
 PORTION = 50_000
-"""Records that one task settles: so many take it seconds, and some 10 MB."""
+"""Records of a bucket that go to one task together: so many take it seconds."""
 REPORT = "tally string"
+SEEN = ("name", "text", "seen_at")
 _COLUMNS = [column.split()[0] for column in ENDED.split(", ")]
 
 
@@ -105,8 +109,10 @@ def settled_ended(
 ) -> DataFrame:
     """Rows of REPORT: what was done with rows of ENDED, a portion of a bucket by one task. Only here the logs are asked."""
     tasks = min(len(buckets), 2 * _cores(ended.sparkSession))
-    by_portion = ended.repartition(tasks, "part", "portion").groupBy("part", "portion")
-    return by_portion.applyInArrow(_settle(settings, connections, run, buckets), REPORT)
+    by_portion = ("part", "portion")
+    # In order, so that a portion is settled and reported at once; a task keeps its connections for all of its own.
+    dealt = ended.repartition(tasks, *by_portion).sortWithinPartitions(*by_portion)
+    return dealt.mapInArrow(_settle(settings, connections, run, buckets), REPORT)
 
 
 def _cores(spark: SparkSession) -> int:
@@ -117,77 +123,105 @@ def _scan_ended(
     settings: Settings, connections: Connections, buckets: Sequence[Part]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def scan_ended(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column("id").to_pylist():
-                part, found = buckets[number], 0
-                try:
-                    with (
-                        guarded(part.place, StoreFailed),
-                        closing(open_exchange(settings, connections, part)) as exchange,
-                    ):
-                        for now, records in Bucket(exchange, part.name, part.bucket).scan(LIMIT):
-                            portion = found // PORTION
-                            yield _as_batch(
-                                [(number, portion, *record, now, None) for record in records]
-                            )
-                            found += len(records)
-                except BackstopError as error:
-                    yield _as_batch([(number, 0, None, None, None, error.what)])
+        with OpenStores(settings, connections) as stores:
+            for batch in numbers:
+                for number in batch.column("id").to_pylist():
+                    part, found = buckets[number], 0
+                    try:
+                        with guarded(part.place, StoreFailed):
+                            for now, names, texts in stores.bucket(part).scan(LIMIT):
+                                yield _as_batch(number, found // PORTION, names, texts, now)
+                                found += len(names)
+                    except BackstopError as error:
+                        yield _as_batch(number, 0, [None], [None], None, error.what)
 
     return scan_ended
 
 
-def _as_batch(rows: Sequence[tuple[object, ...]]) -> pa.RecordBatch:
+def _as_batch(
+    part: int,
+    portion: int,
+    names: Sequence[bytes | None],
+    texts: Sequence[bytes | None],
+    seen_at: int | None,
+    missed: str | None = None,
+) -> pa.RecordBatch:
     import pyarrow as pa
 
-    kinds = [pa.int32(), pa.int32(), pa.binary(), pa.binary(), pa.int64(), pa.string()]
+    rows = len(names)
     columns = [
-        pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), kinds, strict=True)
+        pa.array([part] * rows, pa.int32()),
+        pa.array([portion] * rows, pa.int32()),
+        pa.array(names, pa.binary()),
+        pa.array(texts, pa.binary()),
+        pa.array([seen_at] * rows, pa.int64()),
+        pa.array([missed] * rows, pa.string()),
     ]
     return pa.RecordBatch.from_arrays(columns, names=_COLUMNS)
 
 
 def _settle(
     settings: Settings, connections: Connections, run: Run, buckets: Sequence[Part]
-) -> Callable[[pa.Table], pa.Table]:
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     job = uuid4().hex
 
-    def settle(ended: pa.Table) -> pa.Table:
+    def settle(ended: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        from backstop.runs.worker_memory import remembered
-
-        tally = Tally(_show if run.dry_run else None)
-        part = buckets[ended.column("part")[0].as_py()]
-        # Each further wait for the time-out of a log that did not answer this worker would tell nothing new.
-        away = remembered(job)
-        try:
-            with (
-                guarded(part.place, StoreFailed),
-                open_bucket(settings, connections, part) as (bucket, log),
-            ):
-                if log is not None:
-                    log.missed = away.get(log.group)
-                try:
-                    for page in ended.to_batches(max_chunksize=RECORDS):
-                        seen = [
-                            bucket.as_seen(row["name"], row["text"], row["seen_at"])
-                            for row in page.to_pylist()
-                            if row["missed"] is None
-                        ]
-                        if seen:
-                            settle_ended(bucket, part.place, log, seen, tally, dry_run=run.dry_run)
-                finally:
-                    note_away(settings, log, tally)
-                    if log is not None and log.missed:
-                        away[log.group] = log.missed
-        except BackstopError as error:
-            tally.missed[part.place] = error.what
-        for why in ended.column("missed").drop_null().to_pylist():
-            tally.missed[part.place] = why
-        return pa.table({"tally": [write_tally(tally)]})
+        with OpenStores(settings, connections) as stores:
+            for (number, _), pages in groupby(_pages(ended), itemgetter(0)):
+                part, tally = buckets[number], Tally(_show if run.dry_run else None)
+                unread: list[str] = []
+                for _, page in pages:
+                    unread += page.column("missed").drop_null().to_pylist()
+                    if part.place not in tally.missed:
+                        _settle_page(stores, part, page, tally, job, dry_run=run.dry_run)
+                if unread:
+                    tally.missed[part.place] = unread[0]
+                yield pa.RecordBatch.from_pydict({"tally": [write_tally(tally)]})
 
     return settle
+
+
+def _pages(
+    ended: Iterator[pa.RecordBatch],
+) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
+    """Rows of ENDED, which are in order, as pages of one portion, with its part and number."""
+    for batch in ended:
+        portions = zip(
+            *(batch.column(name).to_pylist() for name in ("part", "portion")), strict=True
+        )
+        start = 0
+        for portion, rows in groupby(portions):
+            end = start + sum(1 for _ in rows)
+            for at in range(start, end, BATCH):
+                yield portion, batch.slice(at, min(BATCH, end - at))
+            start = end
+
+
+def _settle_page(
+    stores: OpenStores, part: Part, page: pa.RecordBatch, tally: Tally, job: str, *, dry_run: bool
+) -> None:
+    import pyarrow.compute as pc
+
+    from backstop.runs.worker_memory import remembered
+
+    found = page.filter(pc.is_null(page.column("missed")))
+    try:
+        with guarded(part.place, StoreFailed), without_collector():
+            bucket, log = stores.bucket(part), stores.log_behind(part)
+            if log is not None:
+                log.missed = log.missed or remembered(job).get(log.group)
+            try:
+                seen = bucket.as_seen(*(found.column(name).to_pylist() for name in SEEN))
+                settle_ended(bucket, part.place, log, seen, tally, dry_run=dry_run)
+            finally:
+                note_away(stores.settings, log, tally)
+                if log is not None and log.missed:
+                    # Each further wait of this worker for the log's time-out would tell nothing new.
+                    remembered(job)[log.group] = log.missed
+    except BackstopError as error:
+        tally.missed[part.place] = error.what
 
 
 def _sweep_whole(
@@ -202,19 +236,19 @@ def _sweep_whole(
     def sweep_whole(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        for batch in numbers:
-            for number in batch.column("id").to_pylist():
-                tally = sweep_part(
-                    settings,
-                    connections,
-                    parts[number],
-                    groups_of_scope(run.scope),
-                    goes_on[number],
-                    limit=LIMIT,
-                    dry_run=run.dry_run,
-                    tell=_show if run.dry_run else None,
-                )
-                yield pa.RecordBatch.from_pydict({"tally": [write_tally(tally)]})
+        with OpenStores(settings, connections) as stores:
+            for batch in numbers:
+                for number in batch.column("id").to_pylist():
+                    tally = sweep_part(
+                        stores,
+                        parts[number],
+                        groups_of_scope(run.scope),
+                        goes_on[number],
+                        limit=LIMIT,
+                        dry_run=run.dry_run,
+                        tell=_show if run.dry_run else None,
+                    )
+                    yield pa.RecordBatch.from_pydict({"tally": [write_tally(tally)]})
 
     return sweep_whole
 

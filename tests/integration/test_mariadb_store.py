@@ -30,6 +30,7 @@ from backstop.stores.mariadb.logs import MariaLogs
 from backstop.stores.mariadb.purge import MariaLogPurge
 from backstop.stores.open import open_leases, open_log_purge, open_log_store, open_parking
 from backstop.stores.purge import FIRST_LOG
+from backstop.sweep.open_stores import OpenStores
 from backstop.sweep.parts import parts_of
 from backstop.sweep.sweep_database import sweep_database
 from backstop.sweep.sweep_part import sweep_part, untouched_seconds
@@ -300,9 +301,11 @@ def test_a_sweep_of_one_place_is_whole_and_a_dry_run_takes_nothing(maria: MariaD
     )
     maria.run("UPDATE consumer_log SET updated_at = '2020-01-01' WHERE message_id = 'endless'")
     (part,) = (part for part in parts_of(settings, ["billing"]) if part.kind == "database")
-    seen = sweep_part(settings, connections, part, None, "", limit=100, dry_run=True)
+    with OpenStores(settings, connections) as stores:
+        seen = sweep_part(stores, part, None, "", limit=100, dry_run=True)
     assert set(states(maria).values()) == {"CONSUMING"} and seen.missed == {}
-    done = sweep_part(settings, connections, part, None, "", limit=100, dry_run=False)
+    with OpenStores(settings, connections) as stores:
+        done = sweep_part(stores, part, None, "", limit=100, dry_run=False)
     assert done.missed == {} and done.counts == seen.counts
     assert states(maria) == {
         "a": "EXPIRED",

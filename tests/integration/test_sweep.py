@@ -384,7 +384,7 @@ def test_a_place_that_cannot_even_be_opened_holds_up_no_other(
 
     begin(world, ["stuck"])
     end_leases(world)
-    for module in ("sweep_part", "count_ended"):
+    for module in ("open_stores", "count_ended"):
         monkeypatch.setattr(f"backstop.sweep.{module}.RedisExchange", odd)
     with pytest.raises(StoreUnavailable, match=r"front of billing: .*ValueError: odd"):
         sweep(world)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from backstop.brokers.redis_streams.publish import pack
 from backstop.model.errors import ContractBroken
 from backstop.model.records import ID_HEADER, Message
-from backstop.resend.run_once import without_collector
+from backstop.runs.without_collector import without_collector
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def collector() -> Iterator[None]:
 
 @pytest.mark.usefixtures("collector")
 @pytest.mark.parametrize("was_on", [True, False])
-def test_the_collector_rests_in_a_round_and_is_as_it_was_after_it(was_on: bool) -> None:
+def test_the_collector_rests_in_a_batch_and_is_as_it_was_after_it(was_on: bool) -> None:
     (gc.enable if was_on else gc.disable)()
     with without_collector():
         assert not gc.isenabled()

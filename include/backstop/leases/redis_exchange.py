@@ -68,7 +68,7 @@ class RedisExchange:
 
     def run(self, calls: Sequence[Call]) -> list[Any]:
         """The answer of each script call, in order. Raises StoreUnavailable."""
-        return list(self._guarded(lambda: self._run(calls)))
+        return list(self._guarded(lambda: self._run(calls))) if calls else []
 
     def nodes(self) -> list[Any]:
         """A client for each primary: what SCAN has to be asked of. Raises StoreUnavailable."""

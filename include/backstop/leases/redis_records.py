@@ -10,6 +10,7 @@ bucket of a group share a hash tag: a script touches one slot of a cluster, and 
 Every key has a time to live. B is the CRC-32 of `T:ID` modulo BUCKETS.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import lru_cache
@@ -23,6 +24,11 @@ from backstop.model.records import Key
 PREFIX = "backstop"
 BUCKETS = 16
 """Part of the key format: another number would not find what is stored."""
+_RECORD = re.compile(rb"([CDFE])(\d{13})(\d{16})(\d{4})(.{32})\|(\d+)\|([^|]*)\|([^|]*)", re.DOTALL)
+"""state, end, fence, attempts, token, version, hash, host: as lua/record.lua writes it; an error may follow."""
+_STATES = {b"C": "C", b"D": "D", b"F": "F", b"E": "E"}
+NOTHING, UNREADABLE = ("", 0, ""), ("?", 0, "")
+"""What `read_leases` says of what is no record: there is none, or it cannot be read."""
 
 
 class Record(NamedTuple):
@@ -75,20 +81,35 @@ class RedisKeys:
             for at in range(0, len(found), at_most):
                 yield bucket, found[at : at + at_most], keys[bucket][at : at + at_most]
 
-    def message(self, key: bytes, bucket: int | None = None) -> Key:
-        """The message of a key of ours, most likely of this bucket. Raises ContractBroken for another key."""
-        for start in (
-            self._messages if bucket is None else (self._messages[bucket], *self._messages)
-        ):
-            if key.startswith(start):
-                topic, colon, message_id = key[len(start) :].decode().partition(":")
-                if colon:
-                    return Key(_decoded(topic), message_id)
+    def message(self, key: bytes) -> Key:
+        """The message of a key of ours. Raises ContractBroken for another key."""
+        for start in self._messages:
+            if found := _message(key, start):
+                return found
         raise ContractBroken(
             f"{key!r} is not a key of a message of {self.group!r}.",
             unaffected="It was not touched.",
             next_step="Give Backstop's guard a Redis database of its own.",
         )
+
+    def messages(self, keys: Sequence[bytes], bucket: int) -> list[Key | None]:
+        """The message of each key, most likely of this bucket; null: it is no key of ours."""
+        start, others = self._messages[bucket], self._messages
+        return [
+            _message(key, start) or next(filter(None, (_message(key, one) for one in others)), None)
+            for key in keys
+        ]
+
+
+def _message(key: bytes, start: bytes) -> Key | None:
+    """The message of a key that begins so; null: it does not, or goes on as none of ours does."""
+    if not key.startswith(start):
+        return None
+    try:
+        topic, colon, message_id = key[len(start) :].decode().partition(":")
+    except UnicodeDecodeError:
+        return None
+    return Key(_decoded(topic), message_id) if colon else None
 
 
 @lru_cache(maxsize=4096)
@@ -109,25 +130,41 @@ def hash_text(payload_hash: bytes | None) -> str:
 
 def read_record(text: bytes) -> Record:
     """Raises ContractBroken for what is no record."""
-    try:
-        record = text.decode("utf-8", "replace")
-        version, hash_, host = record[67:].split("|", 3)[:3]
-        return Record(
-            record[0],
-            record[34:66],
-            int(record[1:14]),
-            int(record[14:30]),
-            int(record[30:34]),
-            int(version),
-            None if hash_ == "-" else hash_,
-            _decoded(host),
-        )
-    except (ValueError, IndexError):
+    found = _RECORD.match(text)
+    if found is None:
         raise ContractBroken(
             "A record of the guard in Redis cannot be read.",
             unaffected="It was not touched.",
             next_step="See which program writes under Backstop's prefix, and give each a database or a server of its own.",
-        ) from None
+        )
+    state, ends, fence, attempts, token, version, hash_, host = found.groups()
+    return Record(
+        _STATES[state],
+        token.decode("utf-8", "replace"),
+        int(ends),
+        int(fence),
+        int(attempts),
+        int(version),
+        None if hash_ == b"-" else hash_.decode("utf-8", "replace"),
+        _host(host),
+    )
+
+
+def read_leases(texts: Sequence[bytes]) -> list[tuple[str, int, str]]:
+    """State, end and host of each record, which is all that a sweep of thousands needs."""
+    leases = []
+    for text, found in zip(texts, map(_RECORD.match, texts), strict=True):
+        if found:
+            state, ends, host = found.group(1, 2, 8)
+            leases.append((_STATES[state], int(ends), _host(host)))
+        else:
+            leases.append(UNREADABLE if text else NOTHING)
+    return leases
+
+
+@lru_cache(maxsize=4096)
+def _host(name: bytes) -> str:
+    return unquote(name.decode("utf-8", "replace"))
 
 
 def milliseconds(length: timedelta) -> int:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,6 +43,7 @@ from backstop.resend.send_claimed import FRESH_SECONDS, hand_back, look_again, s
 from backstop.runs.duty import Check, Duty, Step, Work, control_answers, walk_duty
 from backstop.runs.run import DEAD_AFTER, Run, add_counts
 from backstop.runs.scope import topics_of
+from backstop.runs.without_collector import without_collector
 from backstop.sql.named import load
 
 _SQL = load("backstop.resend", "queries.sql")
@@ -274,19 +274,6 @@ def drain_requests(
             waiting = deque(topic_shard for topic_shard in waiting if topic_shard not in gone)
             at_once = _next_round(worker, number, seconds)
     return counts
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Leaves cycles of garbage until the end of a round. The records of a round are none: the collector would walk through tens of
-    thousands of them again and again, which took a fifth of a worker's Python CPU, and free nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _claim_round(

@@ -11,9 +11,10 @@ from backstop.stores.leases import Leases, LeaseStanding
 from backstop.sweep.decide import Truth
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What the log says, for how much longer a live lease holds, and the state as it is stored ('': no log)."""
+    """What the log says, for how much longer a live lease holds, and the state as it is stored ('': no log). One for all messages
+    that are answered alike at once."""
 
     truth: Truth
     seconds_left: float | None = None
@@ -45,9 +46,6 @@ class GroupLog:
     def standing(self, keys: Sequence[Key]) -> Mapping[Key, LeaseStanding]:
         """The same, raw; raises StoreUnavailable."""
         return self._leases.standing(self.group, keys)
-
-    def close(self) -> None:
-        self._leases.close()
 
 
 def _answer(standing: LeaseStanding | None) -> Answer:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from backstop.leases.redis_exchange import RedisExchange, Script
-from backstop.leases.redis_records import BUCKETS, Record, RedisKeys, read_record
-from backstop.model.errors import ContractBroken
+from backstop.leases.redis_exchange import Call, RedisExchange, Script
+from backstop.leases.redis_records import BUCKETS, NOTHING, UNREADABLE, RedisKeys, read_leases
 from backstop.model.records import Key
 
 _CONFLICTS, _ENDED, _LOOK, _SETTLE = (
@@ -18,18 +17,31 @@ _CONFLICTS, _ENDED, _LOOK, _SETTLE = (
 )
 
 
-NAMES, RECORDS = 10_000, 1_000
-"""Read at once of an index, and of the records that it names: each some milliseconds of the server."""
+NAMES, RECORDS = 10_000, 500
+"""Read at once of an index, and read or settled by one call of the records that it names: each some milliseconds of the server,
+which frees the memory of larger calls at a cost that is felt."""
+
+MISSING = {NOTHING[0]: "vanished", UNREADABLE[0]: "unreadable"}
+"""The states of what is no record, and what each is counted as."""
 
 
-class Seen(NamedTuple):
-    """A record as it was seen: its bytes, what they say (null: nothing there, or unreadable), and whether its lease ended."""
+@dataclass(frozen=True, slots=True)
+class SeenRecords:
+    """Records of a bucket as they were seen, a column each: tens of thousands of objects would cost more than the decision."""
 
-    name: bytes
-    key: Key
-    text: bytes
-    record: Record | None
-    is_expired: bool
+    names: Sequence[bytes]
+    texts: Sequence[bytes]
+    """Empty: there was none."""
+    keys: Sequence[Key]
+    states: Sequence[str]
+    """C, D, F or E; empty: there was no record; ?: one that cannot be read."""
+    ends: Sequence[int]
+    hosts: Sequence[str]
+    are_expired: Sequence[bool]
+    """Whether it was a lease that had ended when it was read."""
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 class Bucket:
@@ -40,76 +52,90 @@ class Bucket:
         self.number = number
         self._exchange = exchange
 
-    def expired(self, offset: int, limit: int) -> list[Seen]:
+    def expired(self, offset: int, limit: int) -> SeenRecords:
         """Records whose lease ended by the index, the oldest first, from `offset` on."""
-        index = self.keys.expiry[self.number]
-        ((_, _, names),) = self._exchange.run(
-            [(_ENDED, [index], [b"0", b"%d" % offset, b"%d" % limit])]
-        )
-        return self.read(names)
+        return self.read(self._ended(offset, limit))
 
-    def scan(self, limit: int) -> Iterator[tuple[int, list[tuple[bytes, bytes]]]]:
-        """What `expired` gives, for another process to settle: a page of records as (name, text) with the instant of the server at
-        which they were read; at most `limit` of them. A record that moves between two pages may be missed, or met twice."""
-        index, found = self.keys.expiry[self.number], 0
+    def scan(self, limit: int) -> Iterator[tuple[int, Sequence[bytes], list[bytes]]]:
+        """What `expired` gives, for another process to settle: the instant of the server at which a page of records was read, their
+        names and texts; at most `limit` of them. A record that moves between two pages may be missed, or met twice."""
+        found = 0
         while found < limit:
-            ((_, _, names),) = self._exchange.run(
-                [(_ENDED, [index], [b"0", b"%d" % found, b"%d" % min(NAMES, limit - found)])]
-            )
+            names = self._ended(found, min(NAMES, limit - found))
             found += len(names)
             for at in range(0, len(names), RECORDS):
-                yield self._texts(names[at : at + RECORDS])
+                yield from self._texts(names[at : at + RECORDS])
             if len(names) < NAMES:
                 return
 
-    def read(self, names: Sequence[bytes]) -> list[Seen]:
+    def read(self, names: Sequence[bytes]) -> SeenRecords:
         """These records, as they are now."""
-        if not names:
-            return []
-        now, records = self._texts(names)
-        return [self.as_seen(*record, now) for record in records]
+        texts: list[bytes] = []
+        instants: list[int] = []
+        for now, _, found in self._texts(names):
+            texts += found
+            instants += [now] * len(found)
+        return self.as_seen(names, texts, instants)
 
-    def _texts(self, names: Sequence[bytes]) -> tuple[int, list[tuple[bytes, bytes]]]:
-        ((now, texts),) = self._exchange.run([(_LOOK, [self.keys.expiry[self.number], *names], [])])
-        return now, [(name, text or b"") for name, text in zip(names, texts, strict=True)]
+    def settle(self, seen: SeenRecords, actions: Sequence[str], *, open_ms: int) -> set[int]:
+        """Does one action each (see lua/settle.lua; empty: none) where the record is still as it was seen; the numbers of the others."""
+        chosen = [number for number, action in enumerate(actions) if action]
+        parts = [chosen[at : at + RECORDS] for at in range(0, len(chosen), RECORDS)]
+        answers = self._exchange.run(
+            [self._settling(seen, actions, part, b"%d" % open_ms) for part in parts]
+        )
+        return {part[place] for part, moved in zip(parts, answers, strict=True) for place in moved}
 
-    def settle(self, seen: Sequence[Seen], actions: Sequence[str], *, open_ms: int) -> set[int]:
-        """Does one action each (see lua/settle.lua) where the record is still as it was seen; the numbers of the others."""
-        if not seen:
-            return set()
-        pairs = [
-            part
-            for one, action in zip(seen, actions, strict=True)
-            for part in (action.encode(), one.text)
-        ]
-        (moved,) = self._exchange.run(
-            [
-                (
-                    _SETTLE,
-                    [self.keys.expiry[self.number], *[one.name for one in seen]],
-                    [b"%d" % open_ms, *pairs],
-                )
+    def as_seen(
+        self, names: Sequence[bytes], texts: Sequence[bytes], instants: Sequence[int]
+    ) -> SeenRecords:
+        """What these bytes say that were read at these instants of the server (ms)."""
+        if len(set(names)) < len(names):  # a scan meets twice what moves between two pages
+            once = {one[0]: one for one in zip(names, texts, instants, strict=True)}
+            names, texts, instants = zip(*once.values(), strict=True)
+        found = self.keys.messages(names, self.number)
+        keys = [key or Key("?", repr(name)) for key, name in zip(found, names, strict=True)]
+        leases = read_leases(texts)
+        if None in found:
+            # Another program's member of our index is nobody's lease, whatever stands there.
+            leases = [
+                lease if key else UNREADABLE if text else NOTHING
+                for key, lease, text in zip(found, leases, texts, strict=True)
             ]
-        )
-        return set(moved)
+        states, ends, hosts = zip(*leases, strict=True) if leases else ((), (), ())
+        are_expired = [
+            state == "C" and end <= now
+            for state, end, now in zip(states, ends, instants, strict=True)
+        ]
+        return SeenRecords(names, texts, keys, states, ends, hosts, are_expired)
 
-    def as_seen(self, name: bytes, text: bytes, now: int) -> Seen:
-        """What these bytes say that were read at this instant of the server (ms)."""
-        try:
-            record = read_record(text) if text else None
-        except ContractBroken:
-            record = None
-        try:
-            key = self.keys.message(name, self.number)
-        except (ContractBroken, UnicodeDecodeError):
-            key, record = Key("?", repr(name)), None  # another program's member of our index
-        return Seen(
-            name,
-            key,
-            text,
-            record,
-            record is not None and record.state == "C" and record.ends <= now,
+    def _settling(
+        self, seen: SeenRecords, actions: Sequence[str], part: Sequence[int], open_ms: bytes
+    ) -> Call:
+        chosen = [actions[number] for number in part]
+        kinds = "".join([action[0] for action in chosen])
+        lengths = [action[1:].encode() for action in chosen if len(action) > 1]
+        return (
+            _SETTLE,
+            [self.keys.expiry[self.number], *[seen.names[number] for number in part]],
+            [open_ms, kinds.encode(), *[seen.texts[number] for number in part], *lengths],
         )
+
+    def _ended(self, offset: int, limit: int) -> list[bytes]:
+        index = self.keys.expiry[self.number]
+        arguments = [b"0", b"%d" % offset, b"%d" % limit]
+        ((_, _, names),) = self._exchange.run([(_ENDED, [index], arguments)])
+        return list(names)
+
+    def _texts(self, names: Sequence[bytes]) -> list[tuple[int, Sequence[bytes], list[bytes]]]:
+        """Page by page: when it was read, the names, the records."""
+        index = self.keys.expiry[self.number]
+        pages = [names[at : at + RECORDS] for at in range(0, len(names), RECORDS)]
+        answers = self._exchange.run([(_LOOK, [index, *page], []) for page in pages])
+        return [
+            (now, page, [text or b"" for text in texts])
+            for page, (now, texts) in zip(pages, answers, strict=True)
+        ]
 
 
 def read_conflicts(exchange: RedisExchange, group: str, at_most: int = 20) -> tuple[int, list[Key]]:

@@ -18,6 +18,7 @@ from backstop.runs.duty import Check, Duty, RunCheck, Step, Work, walk_duty
 from backstop.runs.run import DEAD_AFTER, Run, add_counts
 from backstop.runs.scope import name_of, topics_of
 from backstop.sweep.count_ended import Counted, count_ended
+from backstop.sweep.open_stores import OpenStores
 from backstop.sweep.parts import Part, parts_of
 from backstop.sweep.record import places, record_look, record_tally
 from backstop.sweep.sweep_part import sweep_part
@@ -92,18 +93,18 @@ def in_this_process(
     """Does the parts one after the other."""
 
     def spread(parts: Sequence[Part], walks: Mapping[str, str]) -> Iterator[Tally]:
-        for number, part in enumerate(parts):
-            run.phase.advance(number, len(parts))
-            yield sweep_part(
-                settings,
-                connections,
-                part,
-                groups_of_scope(run.scope),
-                walks.get(part.place, ""),
-                limit=limit,
-                dry_run=run.dry_run,
-                tell=tell,
-            )
+        with OpenStores(settings, connections) as stores:
+            for number, part in enumerate(parts):
+                run.phase.advance(number, len(parts))
+                yield sweep_part(
+                    stores,
+                    part,
+                    groups_of_scope(run.scope),
+                    walks.get(part.place, ""),
+                    limit=limit,
+                    dry_run=run.dry_run,
+                    tell=tell,
+                )
 
     return spread
 

@@ -16,9 +16,9 @@ from backstop.leases.redis_exchange import RedisExchange
 from backstop.leases.redis_records import BUCKETS, RedisKeys
 from backstop.model.errors import ContractBroken, StoreUnavailable
 from backstop.model.records import Key
-from backstop.sweep.ask_log import Answer, GroupLog
+from backstop.sweep.ask_log import UNREAD, Answer, GroupLog
 from backstop.sweep.decide import Decision, Truth, decide, decide_done
-from backstop.sweep.redis_bucket import Bucket, Seen
+from backstop.sweep.redis_bucket import MISSING, Bucket
 from backstop.sweep.sweep_redis import OPEN_MS
 from backstop.sweep.tally import Differs, Tally, TallyKey
 
@@ -66,42 +66,39 @@ def _walk(node: Any, cursor: int) -> tuple[int, list[bytes]]:
 def _compare(
     bucket: Bucket, names: Sequence[bytes], place: str, log: GroupLog, tally: Tally, dry_run: bool
 ) -> None:
-    ours = [name for name in names if _is_of(bucket.keys, bucket.number, name)]
-    seen = [one for one in bucket.read(ours) if one.record is not None]
-    answers = log.ask([one.key for one in seen]) if seen else {}
-    wrong = [
-        (one, answers[one.key], action)
-        for one in seen
-        if (action := _correction(one, answers[one.key]))
+    seen = bucket.read([name for name in names if _is_of(bucket.keys, bucket.number, name)])
+    readable = [
+        key for key, state in zip(seen.keys, seen.states, strict=True) if state not in MISSING
     ]
-    tally.counts.add("sampled", len(seen))
-    moved: set[int] = set()
-    if not dry_run:
-        moved = bucket.settle([w[0] for w in wrong], [w[2] for w in wrong], open_ms=OPEN_MS)
-    for number, (one, answer, _) in enumerate(wrong):
+    found = log.ask(readable) if readable else {}
+    answers = [found.get(key, UNREAD) for key in seen.keys]
+    actions = [_correction(*one) for one in zip(seen.states, answers, strict=True)]
+    tally.counts.add("sampled", len(readable))
+    moved = set() if dry_run else bucket.settle(seen, actions, open_ms=OPEN_MS)
+    for number, (key, state, host, answer, action) in enumerate(
+        zip(seen.keys, seen.states, seen.hosts, answers, actions, strict=True)
+    ):
+        if not action:
+            continue
         if number in moved:
             tally.counts.add("moved_on")
             continue
-        assert one.record is not None
-        said = "DONE" if one.record.state == "D" else "CONSUMING"
-        line = TallyKey(
-            place, bucket.keys.group, one.key.topic, one.record.owner_host or "?", Decision.REPAIR
-        )
+        said = "DONE" if state == "D" else "CONSUMING"
+        line = TallyKey(place, bucket.keys.group, key.topic, host or "?", Decision.REPAIR)
         tally.add(
-            line, one.key.message_id, f"Redis says {said}, the log says {answer.state or 'nothing'}"
+            line, key.message_id, f"Redis says {said}, the log says {answer.state or 'nothing'}"
         )
         tally.differs.append(
-            Differs(place, bucket.keys.group, *one.key, said, answer.state, not dry_run)
+            Differs(place, bucket.keys.group, *key, said, answer.state, not dry_run)
         )
 
 
-def _correction(seen: Seen, answer: Answer) -> str:
+def _correction(state: str, answer: Answer) -> str:
     """What corrects the record: see lua/settle.lua. Empty: it agrees, or nobody can say."""
-    assert seen.record is not None
-    if seen.record.state == "D":
+    if state == "D":
         return "X" if decide_done(answer.truth) is Decision.REPAIR else ""
     # A lease that is alive in Redis though its work is done costs others a wait; one that ended is the sweep's anyway.
-    if seen.record.state == "C" and answer.truth is Truth.DONE:
+    if state == "C" and answer.truth is Truth.DONE:
         return "X" if decide(True, answer.truth) is Decision.REPAIR else ""
     return ""
 
@@ -109,6 +106,6 @@ def _correction(seen: Seen, answer: Answer) -> str:
 def _is_of(keys: RedisKeys, bucket: int, name: bytes) -> bool:
     try:
         key: Key = keys.message(name)
-    except (ContractBroken, UnicodeDecodeError):
+    except ContractBroken:
         return False
     return keys.bucket_and_key(*key) == (bucket, name)

@@ -1,24 +1,20 @@
-"""Does one part of a sweep with connections of its own: in a Spark task, or one after the other in one process."""
+"""Does one part of a sweep: in a Spark task, or one after the other in one process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 
-from backstop.config.connections import Connections
 from backstop.config.policy import Policy
 from backstop.config.settings import Settings
 from backstop.evidence.sources import guarded
-from backstop.leases.redis_exchange import RedisExchange
 from backstop.model.errors import BackstopError, StoreFailed
 from backstop.model.records import Counts, Key
-from backstop.stores.open import open_leases
 from backstop.sweep.ask_log import GroupLog
 from backstop.sweep.foreign.open import open_foreign
 from backstop.sweep.foreign.protocol import ForeignDecision, LogStanding
+from backstop.sweep.open_stores import OpenStores
 from backstop.sweep.parts import Part
-from backstop.sweep.redis_bucket import Bucket
 from backstop.sweep.sample_redis import sample_redis
 from backstop.sweep.sweep_database import sweep_database
 from backstop.sweep.sweep_redis import sweep_bucket
@@ -28,8 +24,7 @@ FOREIGN_LIMIT = 100_000
 
 
 def sweep_part(
-    settings: Settings,
-    connections: Connections,
+    stores: OpenStores,
     part: Part,
     groups: Collection[str] | None,
     goes_on: str,
@@ -48,23 +43,21 @@ def sweep_part(
         with guarded(part.place, StoreFailed):
             match part.kind:
                 case "database":
-                    with open_leases(settings, connections, part.name) as leases:
-                        untouched = untouched_seconds(settings, part.name, groups)
-                        sweep_database(
-                            leases, part.place, untouched, tally, limit=limit, dry_run=dry_run
-                        )
+                    untouched = untouched_seconds(stores.settings, part.name, groups)
+                    leases = stores.leases(part.name)
+                    sweep_database(
+                        leases, part.place, untouched, tally, limit=limit, dry_run=dry_run
+                    )
                 case "front" | "guard":
-                    with open_bucket(settings, connections, part) as (bucket, log):
-                        try:
-                            sweep_bucket(
-                                bucket, part.place, log, tally, limit=limit, dry_run=dry_run
-                            )
-                        finally:
-                            note_away(settings, log, tally)
+                    bucket, log = stores.bucket(part), stores.log_behind(part)
+                    try:
+                        sweep_bucket(bucket, part.place, log, tally, limit=limit, dry_run=dry_run)
+                    finally:
+                        note_away(stores.settings, log, tally)
                 case "sample":
-                    _sample(settings, connections, part, groups, goes_on, tally, dry_run)
+                    _sample(stores, part, groups, goes_on, tally, dry_run)
                 case "foreign":
-                    _sweep_foreign(settings, connections, part, goes_on, tally, limit, dry_run)
+                    _sweep_foreign(stores, part, goes_on, tally, limit, dry_run)
     except BackstopError as error:
         tally.missed[part.place] = error.what
     return tally
@@ -86,32 +79,6 @@ def overdue_after(policy: Policy) -> timedelta:
     return 2 * policy.sweep_interval + timedelta(minutes=2)
 
 
-def open_exchange(settings: Settings, connections: Connections, part: Part) -> RedisExchange:
-    """The Redis that a part of kind front or guard is in; nothing is connected before its first use."""
-    if part.kind == "guard":
-        guard = settings.redis_guards[part.name]
-        return RedisExchange(connections.url(guard.redis), cluster=guard.cluster)
-    leases = settings.groups[part.name].leases
-    assert leases is not None
-    return RedisExchange(connections.url(leases.redis), cluster=leases.cluster)
-
-
-@contextmanager
-def open_bucket(
-    settings: Settings, connections: Connections, part: Part
-) -> Iterator[tuple[Bucket, GroupLog | None]]:
-    """The bucket of a part of kind front or guard, and the log that decides about it; null: Redis decides alone."""
-    with ExitStack() as opened:
-        exchange = open_exchange(settings, connections, part)
-        opened.callback(exchange.close)
-        log = None
-        if part.kind == "front":
-            store = settings.groups[part.name].store
-            leases = opened.enter_context(open_leases(settings, connections, store))
-            log = GroupLog(part.name, leases)
-        yield Bucket(exchange, part.name, part.bucket), log
-
-
 def note_away(settings: Settings, log: GroupLog | None, tally: Tally) -> None:
     """Into `missed`, that the log did not answer."""
     if log is not None and log.missed:
@@ -119,8 +86,7 @@ def note_away(settings: Settings, log: GroupLog | None, tally: Tally) -> None:
 
 
 def _sample(
-    settings: Settings,
-    connections: Connections,
+    stores: OpenStores,
     part: Part,
     groups: Collection[str] | None,
     goes_on: str,
@@ -128,45 +94,26 @@ def _sample(
     dry_run: bool,
 ) -> None:
     theirs = {
-        name: its
-        for name, its in settings.groups.items()
+        name: its.leases
+        for name, its in stores.settings.groups.items()
         if its.leases and its.leases.redis == part.name and (groups is None or name in groups)
     }
-    exchange = RedisExchange(
-        connections.url(part.name),
-        cluster=any(its.leases is not None and its.leases.cluster for its in theirs.values()),
+    is_cluster = any(leases.cluster for leases in theirs.values())
+    exchange = stores.exchange(part.name, cluster=is_cluster)
+    logs = {name: stores.log(name) for name in theirs}
+    tally.goes_on[part.place] = sample_redis(
+        exchange, part.place, logs, goes_on, tally, dry_run=dry_run
     )
-    logs = {
-        name: GroupLog(name, open_leases(settings, connections, its.store))
-        for name, its in theirs.items()
-    }
-    try:
-        tally.goes_on[part.place] = sample_redis(
-            exchange, part.place, logs, goes_on, tally, dry_run=dry_run
-        )
-    finally:
-        exchange.close()
-        for log in logs.values():
-            log.close()
-    for name, log in logs.items():
-        if log.missed:
-            tally.missed[f"store {theirs[name].store}"] = log.missed
+    for log in logs.values():
+        note_away(stores.settings, log, tally)
 
 
 def _sweep_foreign(
-    settings: Settings,
-    connections: Connections,
-    part: Part,
-    goes_on: str,
-    tally: Tally,
-    limit: int,
-    dry_run: bool,
+    stores: OpenStores, part: Part, goes_on: str, tally: Tally, limit: int, dry_run: bool
 ) -> None:
-    foreign = open_foreign(settings, connections, part.name)
+    foreign = open_foreign(stores.settings, stores.connections, part.name)
     foreign.place = goes_on
-    log = GroupLog(
-        foreign.group, open_leases(settings, connections, settings.groups[foreign.group].store)
-    )
+    log = stores.log(foreign.group)
 
     def states_of(keys: Sequence[Key]) -> Mapping[Key, LogStanding]:
         found = log.standing(keys)
@@ -191,4 +138,3 @@ def _sweep_foreign(
         )
         tally.goes_on[part.place] = foreign.place
         foreign.close()
-        log.close()
