@@ -14,6 +14,7 @@ from uuid import RFC_4122, UUID
 
 import psycopg2
 import psycopg2.errors
+import psycopg2.extensions
 import pytest
 
 from backstop import client
@@ -23,7 +24,14 @@ from backstop.leases.guard import new_tokens
 from backstop.model.errors import BackstopError, ContractBroken
 from backstop.model.records import LogState, Message, Position
 from backstop.sql.named import load
-from backstop.sql.run import in_style, is_unavailable, of_one, parameter_style, rows
+from backstop.sql.run import (
+    in_style,
+    is_unavailable,
+    of_one,
+    parameter_style,
+    rows,
+    speaks_mysql,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = ROOT / "docs" / "wire-contract.md"
@@ -182,6 +190,21 @@ def test_a_driver_of_another_style_is_refused(monkeypatch: pytest.MonkeyPatch) -
     made = type("Made", (), {"__module__": "numeric_driver"})
     with pytest.raises(ContractBroken, match="numeric"):
         parameter_style(made())
+
+
+def test_only_psycopgs_own_class_answers_for_its_driver() -> None:
+    """What an application made of it may stand for another driver, and is asked."""
+
+    class Wrapped(psycopg2.extensions.connection):
+        Database = ModuleType("pymysql")
+        Database.paramstyle = "format"  # type: ignore[attr-defined]
+
+    own, wrapped = psycopg2.extensions.connection, Wrapped
+    assert [speaks_mysql(kind.__new__(kind)) for kind in (own, wrapped)] == [False, True]
+    assert [parameter_style(kind.__new__(kind)) for kind in (own, wrapped)] == [
+        "pyformat",
+        "format",
+    ]
 
 
 def test_a_drivers_errors_are_known_by_their_standard_names() -> None:

@@ -5,7 +5,7 @@ It is never somebody else's open transaction: to commit or roll back that would 
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from backstop.model.errors import ContractBroken, StoreUnavailable
@@ -45,61 +45,41 @@ class KeptConnection:
         """False before the first use, and after a connection that broke."""
         return self._open is not None
 
-    @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self) -> AbstractContextManager[Connection]:
         """One transaction: committed at the end, rolled back when the body raises.
 
         Raises StoreUnavailable when there is no connection or it broke, whatever the body raised; else that.
         """
-        with self._transaction_on(self._get()) as connection:
-            yield connection
+        return self._in_transaction(is_short=False, is_one_statement=False)
+
+    def short_transaction(self) -> AbstractContextManager[Connection]:
+        """As `transaction`, for our own statements: also a lock or statement timeout is StoreUnavailable."""
+        return self._in_transaction(is_short=True, is_one_statement=False)
+
+    def one_statement(self) -> AbstractContextManager[Connection]:
+        """As `short_transaction`, for a single statement: where the driver can, the server commits it by itself, in one round
+        trip in place of three (begin, statement, commit)."""
+        return self._in_transaction(is_short=True, is_one_statement=True)
 
     @contextmanager
-    def _transaction_on(self, connection: Connection) -> Iterator[Connection]:
+    def _in_transaction(self, *, is_short: bool, is_one_statement: bool) -> Iterator[Connection]:
+        connection: Any = self._get()
+        by_itself = is_one_statement and commits_by_itself(connection)
+        if by_itself:
+            connection.autocommit = True
         self._in_use = True
         try:
             yield connection
             connection.commit()
         except BaseException as error:
             broken = not self._rolled_back(connection)
-            if broken and isinstance(error, Exception):
+            if isinstance(error, Exception) and (broken or (is_short and is_unavailable(error))):
                 raise self._unavailable(error) from error
             raise
         finally:
             self._in_use = False
-
-    @contextmanager
-    def short_transaction(self) -> Iterator[Connection]:
-        """As `transaction`, for our own statements: also a lock or statement timeout is StoreUnavailable."""
-        with self._short_on(self._get()) as connection:
-            yield connection
-
-    @contextmanager
-    def _short_on(self, connection: Connection) -> Iterator[Connection]:
-        try:
-            with self._transaction_on(connection):
-                yield connection
-        except Exception as error:
-            if is_unavailable(error):
-                raise self._unavailable(error) from error
-            raise
-
-    @contextmanager
-    def one_statement(self) -> Iterator[Connection]:
-        """As `short_transaction`, for a single statement: where the driver can, the server commits it by itself, in one round
-        trip in place of three (begin, statement, commit)."""
-        connection: Any = self._get()
-        if not commits_by_itself(connection):
-            with self._short_on(connection):
-                yield connection
-            return
-        connection.autocommit = True
-        try:
-            with self._short_on(connection):
-                yield connection
-        finally:
             is_kept = self._open is connection  # else it broke, and was closed
-            if is_kept:
+            if by_itself and is_kept:
                 connection.autocommit = False
 
     def retried(self, work: Callable[[Connection], T], *, is_one_statement: bool = False) -> T:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 from backstop.client.check_message import (
     CONTENT_TYPE_HEADER,
@@ -22,6 +21,7 @@ from backstop.client.check_message import (
     refuse_blank,
 )
 from backstop.client.stub_table import stub_table
+from backstop.leases.guard import new_tokens
 from backstop.model.errors import ConfigurationError, ContractBroken
 from backstop.model.records import ORDERING_KEY_BYTES, Key, Message
 from backstop.sql.run import Connection, is_in_autocommit, is_in_transaction
@@ -147,7 +147,7 @@ def record_many(
         return []
     _refuse_autocommit(connection)
     # One token for all: an attempt is known by its message and its token.
-    token = str(uuid4()) if send else None
+    token = new_tokens(1)[0] if send else None
     recorded = [Recorded(_to_send(new), token, policy) for new in batch]
     written = stub_table(connection).record(connection, _columns(batch, recorded, policy))
     if len(written) < len(batch):

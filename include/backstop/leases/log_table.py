@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from backstop.leases.lease import Acquired, Arrival
+from backstop.leases.postgresql import POSTGRESQL
 from backstop.sql.run import Connection, speaks_mysql
 
 
@@ -93,6 +94,4 @@ def log_table(connection: Connection) -> LogTable:
         from backstop.leases.mariadb import MARIADB
 
         return MARIADB
-    from backstop.leases.postgresql import POSTGRESQL
-
     return POSTGRESQL

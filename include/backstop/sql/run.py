@@ -32,6 +32,7 @@ _LIMITS = frozenset(
     {"ProgramLimitExceeded", "StatementTooComplex", "TooManyColumns", "TooManyArguments"}
 )
 """PostgreSQL's class 54: the same statement fails again, whenever it is repeated."""
+_PSYCOPG = frozenset({"psycopg2", "psycopg"})
 _MYSQL_DRIVERS = frozenset({"pymysql", "MySQLdb", "mysql", "mariadb"})
 _DEADLOCKS = frozenset({"40P01", "40001", 1213})
 """The server has rolled back the whole transaction."""
@@ -79,13 +80,20 @@ def rows(
             next_step="On MariaDB use record and send, Consumer or ProcessOnce (docs/how-to/mariadb.md). Ordered consumption and"
             " parked keys need PostgreSQL.",
         )
-    lists = {name: value for name, value in values.items() if isinstance(value, list)}
     alone, unnested = of_one(statement)
-    if unnested and all(len(lists.get(name, ())) == 1 for name in unnested):
-        statement = alone
-        values = {**values, **{name: lists[name][0] for name in unnested}}
-        lists = {name: value for name, value in lists.items() if name not in unnested}
-    given = {**values, **{name: array_literal(value) for name, value in lists.items()}}
+    single: dict[str, object] = {}
+    for name in unnested:
+        value = values.get(name)
+        if not isinstance(value, list) or len(value) != 1:
+            break
+        single[name] = value[0]
+    else:
+        if unnested:
+            statement, values = alone, {**values, **single}
+    lists = {
+        name: array_literal(value) for name, value in values.items() if isinstance(value, list)
+    }
+    given = {**values, **lists} if lists else values
     style = parameter_style(connection)
     plans = plans_of(connection) if style == "pyformat" and not lists else None
     cursor: Cursor
@@ -94,8 +102,8 @@ def rows(
             cursor.execute(*in_style(style, statement, given))
         else:
             plans.execute(connection, cursor, statement, given)
-        names = [column[0] for column in cursor.description]
         found = cursor.fetchall()
+        names = [column[0] for column in cursor.description] if found else []
     # A dictionary cursor of the application's gives mappings, where zip would pair names with names.
     if found and isinstance(found[0], Mapping):
         return [dict(row) for row in found]
@@ -131,6 +139,9 @@ def in_style(style: str, statement: str, values: Mapping[str, object]) -> tuple[
 
 def parameter_style(connection: object) -> str:
     """The `paramstyle` of the driver's module, found from the connection's class. Raises ContractBroken for one that has none."""
+    kind: type = type(connection)
+    if _is_psycopg(kind):
+        return "pyformat"
     if type(connection).__module__.partition(".")[0] == "pymongo":
         raise ContractBroken(
             f"A connection to MongoDB was given: {READ_ALONE}.",
@@ -163,10 +174,19 @@ def _declared_by_module(driver: type) -> str | None:
     return None
 
 
+@lru_cache(_DRIVERS)
+def _is_psycopg(kind: type) -> bool:
+    """Whether it is a class of psycopg's own: neither a wrapper, which may stand for any driver, nor a subclass of the application's."""
+    return kind.__module__.partition(".")[0] in _PSYCOPG
+
+
 def speaks_mysql(connection: object) -> bool:
     """Whether the connection's driver is one for MariaDB and MySQL."""
+    kind: type = type(connection)
+    if _is_psycopg(kind):
+        return False
     inner = getattr(connection, "dbapi_connection", None)  # SQLAlchemy's pool
-    driver: type = type(connection if inner is None else inner)
+    driver: type = kind if inner is None else type(inner)
     if _is_of_mysql(driver):
         return True
     module = getattr(connection, "Database", None)  # Django's wrapper names the driver's module
