@@ -23,7 +23,7 @@ from backstop.config.settings import Settings
 from backstop.control.connection import connect
 from backstop.model.records import Counts
 from backstop.runs.run import Run, begin_stage
-from backstop.spark.deal import by_number
+from backstop.spark.deal import deal
 from backstop.spark.job import main_of
 from backstop.triage.causes.classify import (
     Logs,
@@ -83,7 +83,7 @@ def _by_message(letters: DataFrame, buckets: int) -> GroupedData:
     """In as many groups, each a task of its own: a message's letters are in one, and those without an id are spread."""
     known = f.coalesce(f.col("message_id"), f.col("dead_letter_id").cast("string"))
     bucket = f.pmod(f.hash("topic", known), f.lit(buckets))
-    return by_number(letters.withColumn("bucket", bucket), buckets, "bucket")
+    return deal(letters.withColumn("bucket", bucket), buckets, "bucket").groupBy("bucket")
 
 
 def _scan_dead_letters(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
@@ -28,6 +29,7 @@ from backstop.model.errors import BackstopError, StoreFailed
 from backstop.model.records import Counts
 from backstop.runs.run import Run
 from backstop.runs.without_collector import without_collector
+from backstop.spark.deal import deal
 from backstop.spark.job import main_of
 from backstop.sweep.open_stores import OpenStores
 from backstop.sweep.parts import Part
@@ -109,10 +111,10 @@ def settled_ended(
 ) -> DataFrame:
     """Rows of REPORT: what was done with rows of ENDED, a portion of a bucket by one task. Only here the logs are asked."""
     tasks = min(len(buckets), 2 * _cores(ended.sparkSession))
-    by_portion = ("part", "portion")
+    number = f.pmod(f.col("part") + f.col("portion"), f.lit(tasks))
     # In order, so that a portion is settled and reported at once; a task keeps its connections for all of its own.
-    dealt = ended.repartition(tasks, *by_portion).sortWithinPartitions(*by_portion)
-    return dealt.mapInArrow(_settle(settings, connections, run, buckets), REPORT)
+    portions = deal(ended, tasks, number).sortWithinPartitions("part", "portion")
+    return portions.mapInArrow(_settle(settings, connections, run, buckets), REPORT)
 
 
 def _cores(spark: SparkSession) -> int:

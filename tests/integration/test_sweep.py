@@ -742,7 +742,7 @@ def test_on_spark_what_is_renewed_between_the_scan_and_the_effect_is_not_touched
     assert (record(world, "done"), record(world, "stuck")) == (None, None)
     decided = {tally.examples[line]: line.decision for tally in tallies for line in tally.lines}
     assert decided == {"done": "REPAIR", "stuck": "RECLAIM"}
-    assert "settle(" in plan and "Exchange hashpartitioning(part" in plan
+    assert "settle(" in plan and "REPARTITION_BY_NUM" in plan
     scan = job.scanned_ended(spark, world.settings, carried, buckets)
     assert "MapInArrow scan_ended(" in scan._jdf.queryExecution().toString()
 

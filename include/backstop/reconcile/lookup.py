@@ -17,7 +17,7 @@ from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
 from backstop.reconcile.judge_proven import judge_proven
 from backstop.reconcile.packets import PACKETS, Packet, as_batch, no_packets, of_kind, pack, unpack
-from backstop.spark.deal import by_number
+from backstop.spark.deal import deal
 from backstop.sql.named import load
 from backstop.verdicts import frames
 
@@ -65,7 +65,9 @@ def look_up(
     ):  # most runs: one task asks by key, and there is nothing to shuffle
         return stubs.coalesce(1).mapInArrow(_whole(prove_and_ask), PACKETS)
     logs = no_packets(stubs.sparkSession) if logs is None else logs
-    by_bucket, logs_of_bucket = (by_number(packets, buckets, "bucket") for packets in (stubs, logs))
+    by_bucket, logs_of_bucket = (
+        deal(packets, buckets, "bucket").groupBy("bucket") for packets in (stubs, logs)
+    )
     return by_bucket.cogroup(logs_of_bucket).applyInArrow(prove_and_ask, PACKETS)
 
 
