@@ -584,11 +584,12 @@ class TestReadingDeadLetters:
 
         with own.broker.open_dead_letters(own.keys.dead("t", "g")) as reader:
             monkeypatch.setattr(Exchange, "ask", ask_but_fail_once)
-            with pytest.raises(BrokerUnavailable, match="the connection broke"):
-                reader.read(100)
-            found = []
+            # What had come is handed out, and the rest is asked for again.
+            found, reads = list[Any](), 0
             while page := reader.read(100):
                 found += [letter.message_id for letter in page]
+                reads += 1
+            assert reads > 1
         assert found == [f"m-{i}" for i in range(len(sizes))]
 
 

@@ -136,6 +136,27 @@ def test_a_group_that_came_between_judgement_and_promotion_takes_up_what_was_set
     assert statuses(world) == {"mine": "pending"}
 
 
+def test_settings_that_were_wrong_for_a_judgement_alone_leave_nothing_aside(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic has messages aside already, so that which groups it had is written down: by settings that never changed."""
+    configure(world, topics(billing={"tags": ["paid", "open"]}))
+    right = world.settings
+    set_aside(world, nobodys="lost")
+    configure(world, PAID)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            test_isolation,
+            "promote",
+            lambda _, connections, conn, run: promote(right, connections, conn, run),
+        )
+        set_aside(world, mine="open")
+    assert statuses(world) == {"mine": "no_taker", "nobodys": "no_taker"}
+    world.settings = right
+    assert revisit(world)["taken_up"] == 1
+    assert statuses(world) == {"mine": "pending", "nobodys": "no_taker"}
+
+
 def test_a_group_that_comes_later_takes_up_the_past_only_where_it_is_said(world: System) -> None:
     set_aside(world, mine="open")
     configure(world, topics(billing={"tags": ["paid"]}, shipping={}))

@@ -392,6 +392,10 @@ def test_what_several_entries_have_in_common_is_written_once_and_their_own_keys_
     assert (guard.max_sends, guard.max_refusals) == (7, 3)
     with pytest.raises(ConfigurationError, match="'a' is written twice"):
         parse("x: &x {b: 1}\ny: {<<: *x, a: 1, a: 2}\n")
+    # What was merged once is merged again by a mapping that stands less deep, and is read first.
+    with pytest.raises(ConfigurationError) as caught:
+        parse("a: &a {x: 2}\nt: {s: {p: &b {<<: *a, x: 1}}}\no: {<<: *b}\n")
+    assert "control: missing" in str(caught.value), "nothing is written twice"
 
 
 @pytest.mark.parametrize(

@@ -26,5 +26,10 @@ def test_a_few_are_one_bucket_and_more_keep_every_core_at_work() -> None:
     assert [buckets_for(deliveries, 4) for deliveries in (1, 20_000, 20_001)] == [1, 1, 4]
 
 
-def test_no_core_waits_for_the_last_bucket_of_another_where_that_costs_few_more() -> None:
-    assert [buckets_for(deliveries, 2) for deliveries in (3_000_000, 600_000)] == [26, 5]
+def test_no_core_waits_for_the_last_bucket_of_another() -> None:
+    assert [buckets_for(deliveries, 2) for deliveries in (3_000_000, 240_001, 240_000)] == [
+        26,
+        4,
+        2,
+    ]
+    assert buckets_for(1_000_000, 8) == 16

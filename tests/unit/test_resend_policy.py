@@ -217,6 +217,8 @@ def test_work_that_was_begun_is_not_repeated_for_a_group_without_duplicates_unle
         "nor by the copy for another group"
     )
     assert decided(stalled, duplicates={"billing": "guard"}, by=by) == Send(None, "topic")
+    dead = judged("billing", Verdict.DEAD_LETTERED)
+    assert not isinstance(decided(dead, duplicates=none, by=by), Send)
 
 
 def test_no_way_to_send_closes_a_machines_request_for_reconcile_to_make_the_case() -> None:

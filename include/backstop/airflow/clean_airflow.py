@@ -123,7 +123,8 @@ def clean_logs(params: dict[str, Any]) -> int:
                     file.unlink(missing_ok=True)
         if not params["dry_run"] and Path(folder) != root and _is_older(Path(folder), limit):
             try:
-                os.rmdir(folder)
+                if not os.listdir(folder):
+                    os.rmdir(folder)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
                     raise

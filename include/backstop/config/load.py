@@ -140,7 +140,14 @@ _MERGE = "tag:yaml.org,2002:merge"
 class _Loader(yaml.SafeLoader):
     """YAML that refuses a key written twice: the first of the two would be lost in silence."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merges in place, so that a key looks written twice afterwards: what was written is looked at before, once."""
+        if not hasattr(node, "is_checked"):
+            node.is_checked = True  # type: ignore[attr-defined]
+            self._refuse_twice(node)
+        super().flatten_mapping(node)
+
+    def _refuse_twice(self, node: yaml.MappingNode) -> None:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
             if key_node.tag == _MERGE:
@@ -152,7 +159,6 @@ class _Loader(yaml.SafeLoader):
                 )
             if isinstance(key, Hashable):
                 seen.add(key)
-        return super().construct_mapping(node, deep)
 
 
 def _place(error: yaml.YAMLError) -> str:

@@ -71,17 +71,22 @@ UPDATE resend_batch SET state = 'given_up', ended_at = clock_timestamp() WHERE c
 
 -- name: give_up_requests: what the batch held when it was shown is closed, and reconcile does not open it again
 -- What was asked for since is held still, and begins a batch of its own. What a worker has claimed is marked: it closes if it comes back
--- unsent (see end and recover in resend/queries.sql).
+-- unsent (see end and recover in resend/queries.sql), which lock in this order, too.
+WITH held AS MATERIALIZED (
+    SELECT r.request_id
+    FROM resend_request r JOIN resend_batch b ON r.topic = b.topic
+    WHERE b.case_id = %(case_id)s AND b.state = 'given_up'
+        AND (r.state = 'open' AND (r.held OR r.batch_id = b.batch_id) OR r.state = 'claimed' AND r.batch_id = b.batch_id)
+        AND (%(shown_at)s::timestamptz IS NULL OR r.created_at <= %(shown_at)s::timestamptz)
+    ORDER BY r.request_id FOR NO KEY UPDATE OF r)
 UPDATE resend_request r
 SET state = CASE WHEN r.state = 'open' THEN 'not_needed' ELSE r.state END, held = false, given_up_by = %(case_id)s,
     given_up_groups = ARRAY(
         SELECT DISTINCT g FROM unnest(coalesce(r.given_up_groups, '{}') || coalesce(r.groups, %(groups)s::text[])) AS g ORDER BY g),
     updated_at = CASE WHEN r.state = 'open' THEN clock_timestamp() ELSE r.updated_at END,
     error = 'given up by ' || %(who)s || ': ' || left(%(why)s, 500)
-FROM resend_batch b
-WHERE b.case_id = %(case_id)s AND b.state = 'given_up' AND r.topic = b.topic
-    AND (r.state = 'open' AND (r.held OR r.batch_id = b.batch_id) OR r.state = 'claimed' AND r.batch_id = b.batch_id)
-    AND (%(shown_at)s::timestamptz IS NULL OR r.created_at <= %(shown_at)s::timestamptz)
+FROM held
+WHERE r.request_id = held.request_id AND r.state IN ('open', 'claimed')
 RETURNING r.state;
 
 -- name: withdrawal_begun: messages whose stubs are about to be voided

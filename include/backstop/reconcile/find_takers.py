@@ -47,11 +47,10 @@ def ask_about_untaken(settings: Settings, cursor: Any, run: Run) -> Counts:
     counts = Counts()
     cursor.execute(_SQL["untaken"], {"run_id": run.run_id})
     for topic, number, examples, judged_by in cursor.fetchall():
-        if topic not in settings.topics:
-            continue
         # Settings may change between the judge and the promotion, which are processes of their own: a group that came with them may
-        # owe what was set aside without it.
-        is_as_judged = judged_by == settings.version
+        # owe what was set aside without it. So may one of a topic that these settings lack.
+        is_known = topic in settings.topics
+        is_as_judged = is_known and judged_by == settings.version
         cursor.execute(
             _SQL["note_untaken"],
             {
@@ -61,6 +60,8 @@ def ask_about_untaken(settings: Settings, cursor: Any, run: Run) -> Counts:
                 "run_id": run.run_id,
             },
         )
+        if not is_known:
+            continue
         open_case(
             cursor,
             kind=KIND,

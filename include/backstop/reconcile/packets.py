@@ -30,12 +30,11 @@ _SQL = load("backstop.reconcile", "packets.sql")
 
 
 def buckets_for(deliveries: int, partitions: int) -> int:
-    """Into how many buckets so many are dealt at most: few make one, many are as many for each core, which none then waits for."""
+    """Into how many buckets so many are dealt at most: few make one, more are as many for each core, which none then waits for."""
     if deliveries <= FEW_DELIVERIES:
         return 1
-    needed = max(partitions, -(-deliveries // DELIVERIES_OF_BUCKET))
-    even = -(-needed // partitions) * partitions
-    return even if even <= needed * 1.1 else needed  # a bucket costs a tenth of a second by itself
+    rounds = -(-deliveries // (DELIVERIES_OF_BUCKET * partitions))
+    return rounds * partitions
 
 
 def share_of(partitions: int, scans: int) -> int:

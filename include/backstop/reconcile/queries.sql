@@ -175,7 +175,8 @@ ORDER BY s.topic;
 -- name: note_untaken: the topic has messages that no group took, and these are its groups (empty: not known);
 -- a look that is still to come stays so
 INSERT INTO no_taker (topic, since, groups_hash, run_id) VALUES (%(topic)s, %(since)s, %(groups_hash)s, %(run_id)s)
-ON CONFLICT (topic) DO UPDATE SET run_id = excluded.run_id;
+ON CONFLICT (topic) DO UPDATE SET run_id = excluded.run_id,
+    groups_hash = CASE WHEN excluded.groups_hash = '' THEN '' ELSE no_taker.groups_hash END;
 
 -- name: topics_untaken: topics with messages that no group took, since when, and which groups they had when that was looked at last
 SELECT topic, since, groups_hash, run_id FROM no_taker

@@ -37,6 +37,8 @@ NO_ROUTE = "no_route"
 makes the case."""
 TOO_OLD = "too_old"
 
+BEGUN = frozenset({Verdict.STALLED, Verdict.DEAD_LETTERED})
+"""Its work was begun, and may have had its effect."""
 _DONE = frozenset({Verdict.CONFIRMED, Verdict.VOIDED, Verdict.IN_PROGRESS})
 # PARKED waits for a person as WAITING waits for an instant: its request is kept, and looked at again.
 _WAIT = frozenset({Verdict.UNKNOWN, Verdict.WAITING, Verdict.BACKLOGGED, Verdict.PARKED})
@@ -220,7 +222,7 @@ def _postponed(wait: Sequence[DeliveryVerdict], as_of: datetime, policy: Policy)
 def _may_send(one: DeliveryVerdict, requested_by: str, duplicates: Mapping[str, str]) -> bool:
     if requested_by == RECONCILE or _undecided(one, requested_by):
         return one.eligible
-    if one.verdict is Verdict.STALLED and not may_repeat(requested_by):
+    if one.verdict in BEGUN and not may_repeat(requested_by):
         # Its work was begun. A group may have joined the request, or be declared otherwise, since it was asked for.
         return duplicates.get(one.consumer_group) != "no"
     return one.verdict not in _DONE and one.verdict not in _WAIT

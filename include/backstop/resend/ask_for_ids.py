@@ -20,7 +20,7 @@ from backstop.evidence.judge_by_key import Judge, Judgement
 from backstop.evidence.sources import Sources
 from backstop.model.errors import ConfigurationError, DecisionRefused, Unavailable
 from backstop.model.id_list import ids_in
-from backstop.model.records import Key, Verdict
+from backstop.model.records import Key
 from backstop.requests.ask import (
     Ask,
     ask,
@@ -30,7 +30,7 @@ from backstop.requests.ask import (
     sends_to_one_group,
     take_turns,
 )
-from backstop.requests.policy import LIST, NO_ROUTE, Postpone, Send, decide
+from backstop.requests.policy import BEGUN, LIST, NO_ROUTE, Postpone, Send, decide
 from backstop.runs.run import Run, hold
 from backstop.sql.named import load
 from backstop.verdicts.blast_radius import Radius, too_wide
@@ -260,8 +260,7 @@ def _answer(sources: Sources, seen: Judgement, key: Key, who: str, why: str) -> 
     if isinstance(decision, Postpone):
         return Listed(key.message_id, f"not yet: {decision.why}")
     if decision.why == NO_ROUTE or any(
-        one.verdict is Verdict.STALLED and duplicates.get(one.consumer_group) == "no"
-        for one in judged
+        one.verdict in BEGUN and duplicates.get(one.consumer_group) == "no" for one in judged
     ):
         # A list is written without looking at each message; its case shows what the copy would do.
         return Listed(

@@ -131,7 +131,8 @@ GROUP BY p.consumer_group;
 
 -- name: end: what became of claimed requests, where the claim is still this worker's
 -- Most of a claim ends alike: `kinds` has each end once, and `ids` with `places` say which request ended how. One that comes back
--- unsent while all its groups were given up is closed: nobody would ever claim it again.
+-- unsent while all its groups were given up is closed: nobody would ever claim it again. Of one that comes back for some, the others
+-- stay given up.
 UPDATE resend_request r
 SET state = CASE WHEN x.state = 'open' AND r.given_up_by IS NOT NULL AND coalesce(r.groups <@ r.given_up_groups, true)
         THEN 'not_needed' ELSE x.state END,
@@ -139,7 +140,9 @@ SET state = CASE WHEN x.state = 'open' AND r.given_up_by IS NOT NULL AND coalesc
         THEN r.error ELSE x.error END,
     claim_token = NULL, claim_deadline = NULL, updated_at = clock_timestamp(),
     not_before = coalesce(x.not_before, r.not_before),
-    groups = CASE WHEN x.addressed THEN x.groups ELSE r.groups END,
+    groups = CASE WHEN x.addressed THEN x.groups
+        WHEN x.state = 'open' AND r.groups && r.given_up_groups AND NOT r.groups <@ r.given_up_groups
+        THEN ARRAY(SELECT g FROM unnest(r.groups) AS g WHERE g <> ALL (r.given_up_groups) ORDER BY g) ELSE r.groups END,
     route = coalesce(x.route, r.route),
     closed_by_run = CASE WHEN x.state = 'open' THEN NULL ELSE %(run_id)s END
 FROM (
@@ -166,6 +169,8 @@ SET state = CASE WHEN x.state = 'open' AND r.given_up_by IS NOT NULL AND coalesc
         THEN 'not_needed' ELSE x.state END,
     error = CASE WHEN x.state = 'open' AND r.given_up_by IS NOT NULL AND coalesce(r.groups <@ r.given_up_groups, true)
         THEN r.error ELSE x.error END,
+    groups = CASE WHEN x.state = 'open' AND r.groups && r.given_up_groups AND NOT r.groups <@ r.given_up_groups
+        THEN ARRAY(SELECT g FROM unnest(r.groups) AS g WHERE g <> ALL (r.given_up_groups) ORDER BY g) ELSE r.groups END,
     claim_token = NULL, claim_deadline = NULL, updated_at = clock_timestamp(),
     reopened_at = CASE WHEN x.state = 'open' THEN clock_timestamp() ELSE r.reopened_at END,
     closed_by_run = CASE WHEN x.state = 'open' THEN NULL ELSE %(run_id)s END

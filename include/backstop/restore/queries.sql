@@ -15,7 +15,8 @@ DELETE FROM staged_stub;
 -- No row: no backup was taken at an instant that lies ahead. Nothing of ours is older than 1970.
 INSERT INTO watermark (subject, reached)
 SELECT 'restore ' || %(place)s, greatest(%(since)s, timestamptz '1970-01-01Z') WHERE %(since)s <= clock_timestamp()
-ON CONFLICT (subject) DO UPDATE SET reached = least(watermark.reached, excluded.reached)
+ON CONFLICT (subject) DO UPDATE SET
+    reached = greatest(least(watermark.reached, excluded.reached), timestamptz '1970-01-01Z')
 RETURNING reached;
 
 -- name: end: it is done

@@ -100,7 +100,6 @@ class PostgresConnection:
         self._statement_seconds = statement_timeout.total_seconds()
         self._grace = grace
         self._connection: Connection | None = None
-        self._fitting: dict[str, bool] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.subject})"
@@ -192,16 +191,22 @@ class PostgresConnection:
         once = storable_keys(keys)
         if "".join(chain.from_iterable(once)).isascii():
             return once
-        if self.run(_server_encoding) in _HOLD_ANY_TEXT:
+        encoding, version = self.run(
+            lambda cursor: (_server_encoding(cursor), _server_version(cursor))
+        )
+        if encoding in _HOLD_ANY_TEXT:
             return once
+        if encoding == "LATIN1":
+            return [key for key in once if max(map(max, filter(None, key)), default="") <= "\xff"]
         # The server alone knows: Python's codec of the same name lacks characters (EUC_JP's \u2460), or is not there (EUC_TW), and a key
         # that is left out has no row.
+        fitting = _FITTING.setdefault((encoding, version), {})
         letters = set(chain.from_iterable(chain.from_iterable(once)))
-        self._ask_which_fit(sorted(letters - self._fitting.keys()))
-        return [key for key in once if all(map(self._fitting.__getitem__, "".join(key)))]
+        self._ask_which_fit(sorted(letters - fitting.keys()), fitting)
+        return [key for key in once if all(map(fitting.__getitem__, "".join(key)))]
 
-    def _ask_which_fit(self, letters: Sequence[str]) -> None:
-        """Remembers of each whether the server can convert it to its own encoding."""
+    def _ask_which_fit(self, letters: Sequence[str], fitting: dict[str, bool]) -> None:
+        """Writes down of each whether the server can convert it to its own encoding."""
         if not letters:
             return
         try:
@@ -209,13 +214,13 @@ class PostgresConnection:
             self.rows("SELECT %(text)s::text", {"text": " ".join(letters)})
         except (errors.CharacterNotInRepertoire, errors.UntranslatableCharacter):
             if len(letters) == 1:
-                self._fitting[letters[0]] = False
+                fitting[letters[0]] = False
                 return
             middle = len(letters) // 2
-            self._ask_which_fit(letters[:middle])
-            self._ask_which_fit(letters[middle:])
+            self._ask_which_fit(letters[:middle], fitting)
+            self._ask_which_fit(letters[middle:], fitting)
         else:
-            self._fitting.update(dict.fromkeys(letters, True))
+            fitting.update(dict.fromkeys(letters, True))
 
     def copy(self, statement: str, values: object, columns: Mapping[str, str]) -> Any:
         """The rows of one SELECT as an Arrow table of `columns` (Spark's type names), by COPY: five times as fast as rows
@@ -418,8 +423,15 @@ def _server_encoding(cursor: Cursor) -> str:
     return cursor.connection.info.parameter_status("server_encoding") or "UTF8"
 
 
+def _server_version(cursor: Cursor) -> int:
+    return cursor.connection.info.server_version
+
+
 _HOLD_ANY_TEXT = frozenset({"UTF8", "SQL_ASCII"})
 """Encodings of a server."""
+_FITTING: dict[tuple[str, int], dict[str, bool]] = {}
+"""Which characters a server of this encoding and version converts, as far as one was asked: a question fails for each that it does not,
+and an answer holds for every connection."""
 
 
 UNREADABLE = "unreadable"

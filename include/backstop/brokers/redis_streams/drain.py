@@ -17,7 +17,7 @@ from backstop.brokers.protocol import LETTER_PAGE_BYTES, DeadLetter
 from backstop.brokers.redis_streams.exchange import Exchange, unavailable
 from backstop.brokers.redis_streams.keys import Keys
 from backstop.brokers.redis_streams.read_dead_letter import read_dead_letters
-from backstop.model.errors import ConfigurationError
+from backstop.model.errors import BrokerUnavailable, ConfigurationError
 
 REMOVED_AT_ONCE = 1000
 FIRST_AT_ONCE, MOST_AT_ONCE = 4, 64
@@ -104,9 +104,16 @@ class RedisDeadLetters:
             self._end is not None
             and len(self._ahead) < limit
             and sum(self._sizes) < LETTER_PAGE_BYTES
-            and self._read_ahead(self._end)
         ):
-            pass
+            try:
+                if not self._read_ahead(self._end):
+                    break
+            except BrokerUnavailable:
+                # What came before is handed out, so that a reply too large to come in time does not keep it in the queue for ever.
+                self._at_once = max(1, self._at_once // 4)
+                if not self._ahead:
+                    raise
+                break
         fit = max(1, bisect_right(list(accumulate(self._sizes)), LETTER_PAGE_BYTES))
         page = self._ahead[: min(limit, fit)]
         del self._ahead[: len(page)], self._sizes[: len(page)]

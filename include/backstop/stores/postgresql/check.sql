@@ -13,8 +13,9 @@ JOIN pg_roles r ON r.rolname = coalesce(%(role)s::text, current_user)
 LEFT JOIN pg_attribute a ON a.attrelid = to_regclass(n.table_name)::oid AND a.attname = n.column_name
     AND NOT a.attisdropped;
 
--- name: is_person: whether it is the login of a person, which decides by command line
-SELECT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'backstop_person' AND pg_has_role(r.oid, 'usage'));
+-- name: is_person: whether it is the login of a person, which decides by command line, and of no duty
+SELECT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'backstop_person' AND pg_has_role(r.oid, 'usage'))
+    AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'backstop_duty' AND pg_has_role(r.oid, 'usage'));
 
 -- name: row_security: of these tables, those from which row-level security hides rows for this login
 SELECT n.table_name
