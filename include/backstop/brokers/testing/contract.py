@@ -973,8 +973,8 @@ class HandingBack(_Fixtures):
         subscription = adapter.subscribe(group, [topic], "c1")
         [got] = receive(subscription, 1)
         for _ in range(DELIVERY_LIMIT + 2):
-            subscription.hand_back(got, after=timedelta(milliseconds=200), counts=False)
             begun = time.monotonic()
+            subscription.hand_back(got, after=timedelta(milliseconds=200), counts=False)
             [got] = receive(subscription, 1)
             assert time.monotonic() - begun >= 0.19
             assert got.deliveries == 1
