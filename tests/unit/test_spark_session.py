@@ -22,7 +22,7 @@ def test_a_master_elsewhere_without_a_secret_is_refused_before_anything_starts(
 
 @pytest.mark.parametrize(
     ("master", "heap"),
-    [("local", "512m"), ("local[1]", "512m"), ("local[2]", "512m"), ("local[8]", "896m")],
+    [("local", "512m"), ("local[1]", "512m"), ("local[2]", "576m"), ("local[8]", "960m")],
 )
 def test_the_jvm_of_a_session_on_this_machine_is_bounded_by_its_cores(
     master: str, heap: str

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from backstop.config.settings import Settings
 
 
-HEAP_MIB, HEAP_OF_CORE_MIB = 384, 64
-LEAST_HEAP_MIB = 512
-"""Spark starts with no less than 450, of which some collectors do not count a part."""
+HEAP_MIB, HEAP_OF_CORE_MIB = 448, 64
 
 
 def heap_for(master: str, *, lakes: bool) -> dict[str, str]:
@@ -31,7 +29,7 @@ def heap_for(master: str, *, lakes: bool) -> dict[str, str]:
     if found is None or lakes:
         return {}
     cores = (os.cpu_count() or 1) if found[1] == "*" else int(found[1] or 1)
-    return {"spark.driver.memory": f"{max(LEAST_HEAP_MIB, HEAP_MIB + cores * HEAP_OF_CORE_MIB)}m"}
+    return {"spark.driver.memory": f"{HEAP_MIB + cores * HEAP_OF_CORE_MIB}m"}
 
 
 def start_session(name: str, master: str | None = None, *, lakes: bool = False) -> SparkSession:
