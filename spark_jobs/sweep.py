@@ -1,7 +1,7 @@
 """Reads the leases that ended, in every consumer database and in Redis, asks the logs about them, and settles each.
 
     ended = mapInArrow(scan_ended)                                        records of Redis whose lease ended, as they are stored
-    ended.repartition(tasks, "part", "portion").mapInArrow(settle)        the log is asked, then each is changed as it was seen
+    deal(ended, tasks, part + portion).mapInArrow(settle)                 the log is asked, then each is changed as it was seen
 
 A database goes first, and is one statement (take_back): there the scan, the effect and the grouping are SQL beside the rows, and
 only counts leave it. Samples and other programs' records are walks that go on where they stopped, each one task.
@@ -45,7 +45,7 @@ ENDED = "part int, portion int, name binary, text binary, seen_at bigint, missed
 """A record of Redis whose lease ended: its bucket as a number in the list of parts, which PORTION of it, and what was read when;
 or why the bucket did not answer."""
 PORTION = 50_000
-"""Records of a bucket that go to one task together: so many take it seconds."""
+"""Records of a bucket that one task settles together: they take it seconds."""
 REPORT = "tally string"
 SEEN = ("name", "text", "seen_at")
 _COLUMNS = [column.split()[0] for column in ENDED.split(", ")]
