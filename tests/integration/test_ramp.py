@@ -293,6 +293,29 @@ def test_what_a_live_worker_hands_back_of_a_batch_given_up_is_closed_unless_a_pe
     assert out(ramped) == wanted[: 4 if person_asks_again else 2]
 
 
+def test_of_what_a_live_worker_hands_back_only_the_group_that_was_asked_for_again_is_open(
+    ramped: World,
+) -> None:
+    wanted = ids(10)
+    ramped.stubs(wanted)
+    ramped.ask(wanted, groups=("billing", "shipping"), ramped=True)
+    ramped.resend(limit=2)
+
+    def give_up() -> None:
+        ramped.consume(wanted[0], "billing", state="PARKED")
+        with ramped.run(TOPIC) as beside:
+            assert run_once(ramped.settings, ramped.connections, beside)["batches_stopped"] == 1
+        ((case_id, *_),) = cases(ramped)
+        decided(ramped, case_id, "give_up")
+        ramped.ask([wanted[2]], groups=("billing",), by="case 7", ramped=True)
+        raise StoreUnavailable("away", unaffected="", next_step="")
+
+    assert ramped.hooked_resend({"sizes before": once(give_up)})["handed_back"] == 2
+    again, given_up = (ramped.request(message_id) for message_id in wanted[2:4])
+    assert (again["state"], again["groups"]) == ("open", ["billing"])
+    assert (given_up["state"], given_up["groups"]) == ("not_needed", ["billing", "shipping"])
+
+
 def test_what_a_stopped_batch_had_released_and_not_sent_waits_as_well(ramped: World) -> None:
     wanted = asked(ramped, 10)
     ramped.resend(limit=2)
