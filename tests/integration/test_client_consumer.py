@@ -354,20 +354,42 @@ def test_a_handler_that_says_another_database_is_away_is_never_blamed_and_holds_
     assert (world.pending(), world.dead(), world.log("waits")["state"]) == (0, [], "CONSUMED")
 
 
+END_OTHERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
+
+
+def test_a_leased_handler_waits_alone_for_another_database_though_its_idle_connection_was_ended(
+    world: World,
+) -> None:
+    away = [True]
+
+    @leased
+    def handle(message: Message, work: Work) -> None:
+        if away and message.message_id == "waits":
+            world.database.run(END_OTHERS)
+            raise StoreUnavailable("the shop's database", unaffected="", next_step="")
+
+    world.publish("waits", "a", "b", "c")
+    with world.worker(handle) as consumer:
+        counts = drain(consumer, lambda c: c.get("busy", 0) > 2)
+        assert (counts["processed"], world.pending()) == (3, 1)
+        away.clear()
+        drain(consumer, lambda c: "processed" in c)
+    assert (world.pending(), world.dead(), world.log("waits")["state"]) == (0, [], "CONSUMED")
+
+
 def test_a_leased_handler_during_which_the_server_ends_an_idle_connection_is_done_once(
     world: World,
 ) -> None:
     """`idle_session_timeout`, or a firewall: it would be called again and again, and never be done."""
-    ended = (
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    )
     called: list[str] = []
 
     @leased
     def handle(message: Message, work: Work) -> None:
         called.append(message.message_id)
-        world.database.run(ended)
+        world.database.run(END_OTHERS)
         if called.count("b") == 1 and message.message_id == "b":
             raise ValueError("b")
 

@@ -146,8 +146,8 @@ class InDatabase:
             for lease in leases:
                 guard.give_back(connection, lease, was_entered=lease == entered)
 
-        # One attempt more or less is taken off for a batch that is given back twice; the one lease that was entered is its holder's alone,
-        # and its connection stood idle for as long as the handler took.
+        # Giving back twice would take two attempts off a lease whose handler had not begun. The one whose handler had keeps its attempt,
+        # and the connection stood idle for as long as that handler took.
         again = self._store.after_idling if list(leases) == [entered] else self._store.retried
         again(give_back)
         for lease in leases:
