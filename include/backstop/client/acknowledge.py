@@ -29,7 +29,7 @@ class Acknowledgements:
         self._unusable: list[tuple[Received, str]] = []
         """To become dead letters, and why."""
         self._refused: dict[str, float] = {}
-        """Topics whose acknowledgement was refused while that of others was heard: when (monotonic) each is told again."""
+        """Topics whose acknowledgement was refused while others' were accepted: when (monotonic) each is sent again."""
         self._bury_at = float("-inf")
         """Monotonic: before it, no broker is asked again to take a dead letter that one refused."""
 
@@ -42,8 +42,8 @@ class Acknowledgements:
         self._unusable.append((received, why))
 
     def send(self) -> None:
-        """Tells the broker all of it; a topic that it refuses holds up no other. Raises BrokerUnavailable when it heard nothing; what was
-        not heard is told again."""
+        """Sends all of it to the broker; a topic that it refuses holds up no other. Raises BrokerUnavailable when none was accepted. What
+        was not accepted is sent again."""
         if self._done:
             self._acknowledge()
         if time.monotonic() < self._bury_at:

@@ -21,7 +21,7 @@ from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.keep_leases import LeaseKeeper
 from backstop.client.lease_store import lease_store
 from backstop.client.ordered_peers import OrderedPeers
-from backstop.client.process import Ended, told
+from backstop.client.process import Ended, error_text
 from backstop.client.read_headers import Copy, read_headers
 from backstop.client.tries import Tries
 from backstop.client.ways import Handler, Leased, RowLock, Transactional, Way, Work, way_of
@@ -234,7 +234,7 @@ class Consumer:
                 log.error(
                     "A message of %r (%s): %s", received.message.topic, received.broker_id, error
                 )
-                broken.append((received, told(error)))
+                broken.append((received, error_text(error)))
                 continue
             if self._finished.knows(received):
                 counts.add("done_before")

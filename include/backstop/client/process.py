@@ -59,11 +59,11 @@ def process(
 def failed(store: LeaseStore, lease: Acquired, error: BaseException) -> tuple[Ended, str | None]:
     """The work of a lease failed: its error is kept, and the lease is free. Raises StoreUnavailable."""
     try:
-        store.fail(lease, told(error))
+        store.fail(lease, error_text(error))
     except LeaseLost as lost:
         log.warning("%s", lost)
         return Ended.LEASE_LOST, None
-    return Ended.FAILED, told(error)
+    return Ended.FAILED, error_text(error)
 
 
 def process_under_row_lock(
@@ -114,8 +114,8 @@ def failed_under_row_lock(
 ) -> tuple[Ended | Begun, str | None]:
     """The same without a lease. Raises StoreUnavailable."""
     with store.short_transaction() as connection:
-        kept = row_lock.record_failure(connection, group, arrival, told(error), owner_host)
-    return (Ended.FAILED, told(error)) if kept else (Busy(retry_after), None)
+        kept = row_lock.record_failure(connection, group, arrival, error_text(error), owner_host)
+    return (Ended.FAILED, error_text(error)) if kept else (Busy(retry_after), None)
 
 
 class _NotLogged(BackstopError):
@@ -129,7 +129,7 @@ class _NotLogged(BackstopError):
         )
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """A handler's error as the log keeps it. An exception that cannot say its own text is a failure like any other."""
     try:
         text = str(error)

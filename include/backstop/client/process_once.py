@@ -21,7 +21,7 @@ from backstop.brokers.protocol import Received
 from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.keep_leases import LeaseKeeper
 from backstop.client.lease_store import lease_store
-from backstop.client.process import Ended, process, process_under_row_lock, told
+from backstop.client.process import Ended, error_text, process, process_under_row_lock
 from backstop.client.read_headers import Copy, read_headers
 from backstop.client.ways import Handler, Leased, RowLock, Transactional, Way, Work, way_of
 from backstop.leases.front import Front
@@ -109,7 +109,7 @@ class ProcessOnce:
             raise
         except Exception as error:
             held.ended = Ended.FAILED
-            self._store.fail(begun, told(error))
+            self._store.fail(begun, error_text(error))
             raise
         except BaseException:
             self._store.give_back([begun], begun)

@@ -11,7 +11,7 @@ from backstop.client.finished import FinishedOffsets
 from backstop.client.keep_queues import QueueKeeper
 from backstop.client.lanes import Lanes
 from backstop.client.own_queues import Holding
-from backstop.client.process import told
+from backstop.client.process import error_text
 from backstop.client.read_headers import Copy, check_holdable, read_headers
 from backstop.client.retries import Retries
 from backstop.leases.books import Books
@@ -127,7 +127,7 @@ class QueueReader:
             counts.add("broken")
             log.error("A message of %r (%s): %s", received.message.topic, received.broker_id, error)
             self._books.add("failed")
-            self._acknowledgements.unusable(received, told(error))
+            self._acknowledgements.unusable(received, error_text(error))
             return
         if not copy.is_for(self._group):
             counts.add("not_for_us")

@@ -10,7 +10,7 @@ from backstop.client.finished import FinishedOffsets
 from backstop.client.keep_connection import KeptConnection
 from backstop.client.keep_queues import QueueKeeper
 from backstop.client.lanes import Lane, Lanes
-from backstop.client.process import told
+from backstop.client.process import error_text
 from backstop.client.read_headers import Copy
 from backstop.client.retries import Retries
 from backstop.client.try_head import Result, Tried
@@ -153,7 +153,7 @@ class HeadSettler:
 
     def _fail(self, result: Result, error: BaseException, counts: Counts) -> str:
         """It is the downstream: all wait, and nothing is counted. Or the message: it is tried again, and then parked."""
-        lane, text = result.lane, told(error)
+        lane, text = result.lane, error_text(error)
         if self._downstream.is_to_blame(lane.queue.topic, lane.key, error, text):
             counts.add("downstream_away")
             self.give_back(result, text)
