@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 import rocketmq_admin
+from backstop_lab.servers.child import LocalServerError
 from backstop_lab.servers.fetch_from_maven import locked
 from backstop_lab.servers.fetch_rocketmq import HOME, LOCK, installed
 from backstop_lab.servers.ports import LOOPBACK
+from backstop_lab.servers.rocketmq import RocketMQServer
 from rocketmq_admin import Refused
 from rocketmq_java import JavaPeer
 from rocketmq_server import LOSES_WHEN_KILLED, RocketMQ
@@ -59,6 +61,16 @@ def test_the_jars_are_exactly_those_that_the_lock_names() -> None:
     assert installed()
     assert {jar.name for jar in HOME.glob("*.jar")} == {jar.file for jar in locked(LOCK)}
     assert all(len(jar.sha256) == 64 for jar in locked(LOCK))
+
+
+def test_a_disk_on_which_no_message_would_be_accepted_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backstop_lab.servers.rocketmq.disk_usage", lambda path: (100, 55, 5))
+    server = RocketMQServer(tmp_path / "rocketmq")
+    with pytest.raises(LocalServerError, match="92 % full") as refused:
+        server.start()
+    assert not server.running and refused.value.unaffected == "Nothing was started."
 
 
 def test_every_port_of_the_server_is_on_the_loopback(shared_rocketmq: RocketMQ) -> None:

@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shutil import disk_usage
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -32,6 +33,8 @@ CLUSTER = "DefaultCluster"
 START_SECONDS = 300.0
 STOP_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
+FULL_AT = 0.90
+"""The part of the disk in use above which a broker accepts no message. No setting moves it."""
 NO_REPLICAS = Path(__file__).with_name("NoReplicas.java")
 """The port for replicas is the only one that knows no bindAddress: with this nobody listens there."""
 SERVICES = {"org.apache.rocketmq.store.ha.HAService": NO_REPLICAS.stem}
@@ -66,6 +69,9 @@ SETTINGS = {
     "maxIndexNum": "100000",
     "maxHashSlotNum": "50000",
     "diskMaxUsedSpaceRatio": "99",
+    # By default a disk that is more than 85 % full has each full file removed at once, whatever its reserved time and whoever
+    # has still to read it: a developer's disk is often that full.
+    "cleanFileForciblyEnable": "false",
     # The timer writes its whole wheel of 37 MB out each time: every second, as it does by default, takes a fifth of a core.
     # What it has not written out it reads again from its log.
     "timerFlushIntervalMs": "60000",
@@ -147,6 +153,7 @@ class RocketMQServer:
             )
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
+        _require_space(self.directory)
         if not self._names.running and not self._broker.running:
             self.end_leftovers()
         try:
@@ -308,6 +315,18 @@ def write_settings(path: Path, settings: Mapping[str, str]) -> Path:
     """Anew at each start: the broker rewrites its own. Private: it may hold a password."""
     write_private(path, "".join(f"{key}={value}\n" for key, value in settings.items()))
     return path
+
+
+def _require_space(directory: Path) -> None:
+    """As the broker itself reckons it. LocalServerError: it would start, and accept nothing."""
+    _, used, free = disk_usage(directory)
+    if used > FULL_AT * (used + free):
+        raise LocalServerError(
+            f"The disk of {directory} is {100 * used / (used + free):.0f} % full, and RocketMQ accepts no message on a disk that is "
+            f"more than {100 * FULL_AT:.0f} % full.",
+            unaffected="Nothing was started.",
+            next_step="Free some of it, or choose a folder on another disk, then try again.",
+        )
 
 
 def _refused(what: str) -> LocalServerError:
