@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
@@ -382,3 +383,11 @@ def wait_for(holds: Callable[[], bool], seconds: float) -> None:
     while not holds():
         assert time.monotonic() < deadline, "it did not come to pass in time"
         time.sleep(0.05)
+
+
+def test_the_archive_has_the_drivers_of_every_kind_of_store(packed: Path) -> None:
+    with tarfile.open(packed) as archive:
+        inside = {
+            name.partition("site-packages/")[2].partition("/")[0] for name in archive.getnames()
+        }
+    assert {"psycopg2", "pymysql", "pymongo"} <= inside

@@ -387,6 +387,22 @@ def test_airflows_connections_become_urls_that_the_drivers_understand(airflow: P
     assert control_room.url_from_airflow("nobody_knows_this") is None
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://:a-token@collector.example:4318/v1/metrics",
+        "https://hc.example.org/ping/7f3c5b1e",
+        "hdfs://names:8020/warehouse/iceberg",
+        "file:///data/lake",
+    ],
+)
+def test_a_path_of_several_parts_stays_as_it_was_written(
+    airflow: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_WITH_A_PATH", url)
+    assert Connections(resolver=control_room.url_from_airflow).url("with_a_path") == url
+
+
 @pytest.fixture
 def webhook() -> Iterator[tuple[str, list[Any]]]:
     taken: list[Any] = []

@@ -287,3 +287,11 @@ def test_a_secrets_file_that_holds_something_else_is_refused_without_showing_it(
     with pytest.raises(ConfigurationError) as error:
         read_secrets_file(path)
     assert "hunter2" not in str(error.value)
+
+
+def test_a_generic_connection_in_json_carries_a_whole_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    carried = "slack://TokenA/TokenB/TokenC"
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_SHOP", json.dumps({"conn_type": "generic", "extra": {"url": carried}})
+    )
+    assert Connections().url("shop") == carried

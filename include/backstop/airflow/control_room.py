@@ -173,8 +173,10 @@ def current_settings() -> Settings:
 
 
 def url_from_airflow(connection_id: str) -> str | None:
-    """A connection in Airflow's JSON form, from whatever secrets backend Airflow uses; null when it knows
-    none."""
+    """A connection from whatever secrets backend Airflow uses: of PostgreSQL and Redis in Airflow's JSON form, of anything else
+    as its URL. Null when Airflow knows none."""
+    from urllib.parse import quote
+
     from airflow.sdk import BaseHook
     from airflow.sdk.exceptions import AirflowNotFoundException, AirflowRuntimeError
 
@@ -183,7 +185,9 @@ def url_from_airflow(connection_id: str) -> str | None:
     except (AirflowNotFoundException, AirflowRuntimeError):
         return None
     if connection.conn_type not in ("postgres", "postgresql", "redis", "rediss"):
-        return connection.get_uri()
+        url, path = str(connection.get_uri()), connection.schema or ""
+        # Airflow writes a slash within a path as %2F, which is another path for whoever is asked for it.
+        return url.replace(f"/{quote(path, safe='')}", f"/{quote(path, safe='/')}", 1)
     fields = ("conn_type", "host", "login", "password", "port", "schema")
     return json.dumps(
         {name: getattr(connection, name) for name in fields} | {"extra": connection.extra_dejson}

@@ -242,6 +242,8 @@ def _from_json(connection: Mapping[str, Any]) -> str:
     extra = connection.get("extra") or {}
     if isinstance(extra, str):
         extra = read_json(extra)
+    if connection["conn_type"] == "generic":
+        return str(extra["url"])
     scheme = _SCHEMES[connection["conn_type"]]
     login = quote(connection.get("login") or "", safe="")
     password = connection.get("password")

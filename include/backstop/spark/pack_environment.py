@@ -32,6 +32,8 @@ NEEDED = (
     "redis",
 )
 """What the jobs import in an executor; their own requirements come with them."""
+WHERE_INSTALLED = ("pymongo", "pymysql")
+"""Drivers of other stores, which executors read as well."""
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
 _LEFT_OUT = {"__pycache__", "tests", "include"}
 """Folders that no job reads: half of the size of the numeric libraries."""
@@ -60,7 +62,7 @@ def pack(archive: Path, python: str | None = None) -> int:
             link = tarfile.TarInfo("bin/python")
             link.type, link.linkname = tarfile.SYMTYPE, interpreter
             out.addfile(link)
-            for found in _closure(NEEDED):
+            for found in _closure(NEEDED, WHERE_INSTALLED):
                 for source, inside in _files(found):
                     out.add(source, arcname=str(site / inside), recursive=False)
                     count += 1
@@ -70,9 +72,10 @@ def pack(archive: Path, python: str | None = None) -> int:
     return count
 
 
-def _closure(names: tuple[str, ...]) -> Iterator[Distribution]:
-    """These distributions and all that they require, each once."""
-    waiting, seen = [(name, False) for name in names], set()
+def _closure(names: tuple[str, ...], optional_names: tuple[str, ...]) -> Iterator[Distribution]:
+    """These distributions and all that they require, each once; of `optional_names` those that are installed."""
+    waiting = [(name, False) for name in names] + [(name, True) for name in optional_names]
+    seen: set[str] = set()
     while waiting:
         name, optional = waiting.pop()
         known_as = re.sub(r"[-_.]+", "-", name).lower()
@@ -82,7 +85,7 @@ def _closure(names: tuple[str, ...]) -> Iterator[Distribution]:
         try:
             found = distribution(name)
         except PackageNotFoundError:
-            if optional:  # a requirement for another platform or Python
+            if optional:  # not used here, or a requirement for another platform or Python
                 continue
             raise ConfigurationError(
                 f"The library {name} is not installed here, and executors need it.",
