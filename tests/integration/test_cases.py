@@ -214,6 +214,16 @@ def test_raising_the_limit_makes_an_exhausted_message_eligible_again(world: Worl
     assert state_of(world, case_id) == "decided"
 
 
+def test_a_raise_allows_that_many_more_sends_however_often_the_broker_refused(
+    world: World,
+) -> None:
+    world.stub("a", sends=5, refused=1, status="exhausted")
+    case_id = found(world, "exhausted", "a")
+    assert decided(world, case_id, "raise").counts["raised"] == 1
+    assert world.stub_now("a")["max_sends"] == 5, "four count, and one more was allowed"
+    assert world.judge("a")["billing"].eligible
+
+
 def test_a_decision_that_crashed_after_the_producers_commit_can_be_repeated(world: World) -> None:
     world.stub("raised", sends=4, status="exhausted")
     world.stub("voided", sends=4, status="exhausted")
