@@ -12,7 +12,7 @@ import pytest
 
 from backstop.brokers.open import open_broker
 from backstop.cases.close import close_satisfied, close_settled, settle
-from backstop.cases.intend import begun
+from backstop.cases.intend import begun, require_mine
 from backstop.cases.open import open_case
 from backstop.cli.app import run_app
 from backstop.config.connections import Connections
@@ -888,3 +888,16 @@ def test_a_preview_says_what_a_decision_would_do_and_changes_nothing(world: Worl
     assert after == before and world.control("SELECT * FROM resend_request") == []
     counts = decided(world, case_id, "resend").counts
     assert (counts["requests"], counts["left_out"]) == (seen.fits, len(seen.left_out))
+
+
+def test_a_decision_whose_case_closed_by_itself_blames_nobody(world: World) -> None:
+    world.stub("a")
+    case_id = found(world, "unknown", "a")
+    world.control("UPDATE case_file SET state = 'closed', closed_at = now()")
+    intent = {"case_id": case_id, "action": "void", "who": "ann", "why": "w", "once": None}
+    with (
+        pytest.raises(DecisionRefused, match="was closed meanwhile"),
+        world.conn,
+        world.conn.cursor() as cur,
+    ):
+        require_mine(cur, intent)
