@@ -1058,6 +1058,8 @@ def test_a_message_is_never_voided_and_claimed_at_once(world: PostgresWorld) -> 
         ({"send_count": 5}, True),
         ({"send_count": 7, "status": "exhausted"}, False),
         ({"send_count": 8}, False),
+        ({"send_count": 7, "refusals": 2}, True),
+        ({"send_count": 9, "refusals": 2}, False),
         ({"send_count": 5, "status": "exhausted", "erased_hash": b"\x07" * 32}, False),
         ({"status": "confirmed"}, False),
         ({"status": "voided"}, False),

@@ -381,6 +381,14 @@ def test_of_two_people_at_once_one_is_refused(
     )
 
 
+def test_what_the_broker_refused_is_no_part_of_what_a_replay_allows(world: World) -> None:
+    dead(world, "m", "transient")
+    world.run("producer_a", "UPDATE message_stub SET send_count = 5, refusals = 1")
+    done = answered(world, asked(world), "replay")
+    assert (done.counts["raised"], world.stub_now("m")["max_sends"]) == (1, 5)
+    assert requests(world)[0][1] == 6
+
+
 def test_a_replay_by_a_person_allows_one_more_send_where_they_are_used_up(world: World) -> None:
     dead(world, "m", "transient")
     world.run("producer_a", "UPDATE message_stub SET send_count = 4")

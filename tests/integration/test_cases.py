@@ -12,7 +12,7 @@ import pytest
 
 from backstop.brokers.open import open_broker
 from backstop.cases.close import close_satisfied, close_settled, settle
-from backstop.cases.intend import begun
+from backstop.cases.intend import begun, require_mine
 from backstop.cases.open import open_case
 from backstop.cli.app import run_app
 from backstop.config.connections import Connections
@@ -212,6 +212,16 @@ def test_raising_the_limit_makes_an_exhausted_message_eligible_again(world: Worl
     assert (stub["status"], stub["max_sends"], stub["send_count"]) == ("pending", 6, 4)
     assert world.judge("a")["billing"].eligible
     assert state_of(world, case_id) == "decided"
+
+
+def test_a_raise_allows_that_many_more_sends_however_often_the_broker_refused(
+    world: World,
+) -> None:
+    world.stub("a", sends=5, refused=1, status="exhausted")
+    case_id = found(world, "exhausted", "a")
+    assert decided(world, case_id, "raise").counts["raised"] == 1
+    assert world.stub_now("a")["max_sends"] == 5, "four count, and one more was allowed"
+    assert world.judge("a")["billing"].eligible
 
 
 def test_a_decision_that_crashed_after_the_producers_commit_can_be_repeated(world: World) -> None:
@@ -878,3 +888,16 @@ def test_a_preview_says_what_a_decision_would_do_and_changes_nothing(world: Worl
     assert after == before and world.control("SELECT * FROM resend_request") == []
     counts = decided(world, case_id, "resend").counts
     assert (counts["requests"], counts["left_out"]) == (seen.fits, len(seen.left_out))
+
+
+def test_a_decision_whose_case_closed_by_itself_blames_nobody(world: World) -> None:
+    world.stub("a")
+    case_id = found(world, "unknown", "a")
+    world.control("UPDATE case_file SET state = 'closed', closed_at = now()")
+    intent = {"case_id": case_id, "action": "void", "who": "ann", "why": "w", "once": None}
+    with (
+        pytest.raises(DecisionRefused, match="was closed meanwhile"),
+        world.conn,
+        world.conn.cursor() as cur,
+    ):
+        require_mine(cur, intent)

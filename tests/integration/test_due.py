@@ -230,7 +230,17 @@ def test_a_request_waits_for_its_instant_its_pause_and_its_ramp(world: System) -
     world.rows("control", "UPDATE resend_request SET not_before = now() + interval '1 h'")
     assert due(world) == set()
     world.rows("control", "UPDATE resend_request SET not_before = now(), held = true")
-    assert due(world) == set()
+    assert due(world) == {"resend"}, "a run begins its ramp"
+    world.rows(
+        "control",
+        """WITH one AS (
+               INSERT INTO case_file (kind, topic, summary, state, closed_at)
+               VALUES ('ramp_stopped', 'orders', 's', 'closed', now()) RETURNING case_id)
+           INSERT INTO resend_batch (topic, state, case_id)
+           SELECT 'orders', 'stopped', case_id FROM one""",
+    )
+    assert due(world) == set(), "a person decides about its batch first"
+    world.rows("control", "UPDATE resend_batch SET state = 'given_up', ended_at = now()")
     world.rows(
         "control",
         """UPDATE resend_request SET held = false, state = 'claimed', claim_token = gen_random_uuid(),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from backstop.cases.open import open_case
 from backstop.config.load import from_mapping
 from backstop.decisions.decide import decide
 from backstop.model.records import Counts
@@ -165,3 +166,43 @@ def test_an_exhausted_stub_whose_deliveries_people_gave_up_is_confirmed(world: W
     assert revisited(world)["late_confirmed"] == 1
     assert world.stub_now("a")["status"] == "confirmed"
     assert revisited(world).get("revisited", 0) == 0
+
+
+def _held_as_such(world: World) -> None:
+    """The case of a message as such: its one member names no group."""
+    with world.conn, world.conn.cursor() as cur:
+        open_case(
+            cur,
+            kind="exhausted",
+            topic="orders",
+            group="*",
+            subject="restored content",
+            severity="critical",
+            summary="s",
+            evidence={},
+            members=[("shop_a", "orders", "a", "*")],
+            run_id=None,
+        )
+
+
+def test_the_case_of_a_message_as_such_closes_when_every_group_has_done_it(world: World) -> None:
+    world.stub("a", sends=2, status="exhausted")
+    _held_as_such(world)
+    world.log("a", "billing")
+    assert revisited(world).get("late_confirmed", 0) == 0
+    assert world.control("SELECT state FROM case_file") == [("open",)], "shipping has not"
+    world.log("a", "shipping")
+    assert revisited(world)["late_confirmed"] == 1
+    assert world.control("SELECT state FROM case_file") == [("closed",)]
+    assert revisited(world).get("revisited", 0) == 0
+
+
+def test_the_case_of_a_message_as_such_closes_when_a_person_discarded_every_delivery(
+    world: World,
+) -> None:
+    world.stub("a", sends=2, status="exhausted")
+    _held_as_such(world)
+    decide(world.conn, world.settings, world.connections, 1, "discard", "ann", "because", {})
+    revisited(world)
+    assert world.stub_now("a")["status"] == "confirmed"
+    assert world.control("SELECT state FROM case_file") == [("closed",)]

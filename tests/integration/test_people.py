@@ -213,6 +213,23 @@ def test_a_person_ends_a_pause_where_they_may_decide_to_resend_and_pauses_everyw
     assert resume(world.conn, world.settings, "*", "olga")
 
 
+def test_a_person_ends_no_pause_of_a_topic_that_their_settings_leave_out(
+    world: World, ann: Any
+) -> None:
+    theirs, hers = written_settings(), written_settings()
+    theirs["brokers"]["second"] = dict(theirs["brokers"]["embedded"])
+    theirs["topics"]["payments"]["broker"] = "second"
+    theirs["people"] = {
+        "rules": [{"actions": ["resend"], "topics": ["payments"], "deciders": ["olga"]}]
+    }
+    keep_policy(world.conn, from_mapping(theirs))
+    del hers["topics"]["payments"]
+    assert pause(world.conn, ["payments"], "payments", "olga", "w")
+    with pytest.raises(DecisionRefused, match="ann may not decide to resend in payments"):
+        resume(ann, from_mapping(hers), "*", "ann")
+    assert world.control("SELECT topic FROM pause") == [("payments",)]
+
+
 @pytest.mark.parametrize(
     ("database", "statement"),
     [

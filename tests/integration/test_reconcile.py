@@ -664,3 +664,17 @@ def test_a_resend_that_the_broker_refused_for_good_makes_a_case_while_it_is_stil
         ("refused", "billing"),
         ("refused", "shipping"),
     ]
+    world.rows(
+        "control",
+        """UPDATE case_file SET state = 'decided', decision = 'raise', decided_by = 'ann',
+               decided_at = clock_timestamp(), why = 'it is smaller now'""",
+    )
+    count = "SELECT count(*) FROM case_file WHERE kind = 'refused'"
+    reconcile()
+    assert world.rows("control", count) == [(2,)], "a person allowed another send of it since"
+    world.rows(
+        "control",
+        "UPDATE resend_request SET updated_at = clock_timestamp() WHERE state = 'refused'",
+    )
+    reconcile()
+    assert world.rows("control", count) == [(4,)], "it was refused again after the answer"

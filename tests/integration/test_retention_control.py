@@ -356,3 +356,24 @@ def test_nothing_is_taken_by_a_run_that_was_taken_over(world: System) -> None:
         len(ids(world, f"SELECT run_id FROM run WHERE duty = 'reconcile' AND run_id <= {last}"))
         == 2
     )
+
+
+def test_the_alert_of_a_finding_stays_while_it_holds_so_that_its_end_is_told(
+    world: System,
+) -> None:
+    ((finding_id,),) = world.rows(
+        "control",
+        "INSERT INTO watch_finding (rule, severity, title, body)"
+        " VALUES ('heartbeat', 'critical', 't', 'b') RETURNING finding_id",
+    )
+    world.rows(
+        "control",
+        "INSERT INTO alert (dedup_key, severity, title, body, created_at, delivered_at) VALUES"
+        f" ('watch/{finding_id}/critical', 'critical', 't', 'b', now() - interval '2 d',"
+        " now() - interval '2 d')",
+    )
+    retain(world)
+    assert ids(world, "SELECT title FROM alert") == {"t"}
+    world.rows("control", "UPDATE watch_finding SET over_at = now() - interval '2 d'")
+    retain(world)
+    assert ids(world, "SELECT title FROM alert") == set()

@@ -294,6 +294,10 @@ def test_every_erasure_says_that_what_was_typed_into_airflow_stays_there() -> No
     assert any("Airflow" in place and "form" in place for place in NOT_REACHED)
 
 
+def test_every_erasure_says_that_dead_letters_without_a_topic_keep_their_content() -> None:
+    assert any("dead letters" in place and "no topic" in place for place in NOT_REACHED)
+
+
 def test_without_a_reason_a_topic_or_every_shard_nothing_is_erased(world: System) -> None:
     message(world, "m")
     with pytest.raises(ConfigurationError, match="why"):

@@ -270,6 +270,7 @@ def test_what_was_allowed_of_a_message_before_adds_up(world: World) -> None:
     assert (
         said(world, case_id, "raise", "ann", more=10, message_ids=["b", "c"]).counts["raised"] == 2
     )
+    assert world.stub_now("c")["max_sends"] == 14, "four of its five sends count"
     assert said(world, case_id, "raise", "ann", more=1, message_ids=["a"]).counts == {"proposed": 1}
     assert (world.stub_now("a")["status"], world.stub_now("a")["max_sends"]) == ("exhausted", None)
     assert said(world, case_id, "approve", "bob").counts["raised"] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,7 @@ from backstop.model.records import (
 )
 from backstop.requests.policy import (
     NO_ROUTE,
+    RECONCILE,
     TOO_OLD,
     NotNeeded,
     Postpone,
@@ -37,7 +39,8 @@ from backstop.requests.policy import (
     expected_queue_delay,
     is_by_person,
 )
-from backstop.resend.publish import as_copy
+from backstop.resend.claim import Request
+from backstop.resend.publish import as_copy, publish
 from backstop.resend.recover import LeftBehind, end_of
 from backstop.resend.settle import FOR_GOOD, end_of_send
 
@@ -274,6 +277,31 @@ def test_a_copy_carries_its_number_and_its_groups_and_keeps_everything_else() ->
     assert (copy.content, copy.tag, copy.partition_key) == (b"\x00", "tag", "key")
     assert copy.headers == {"x": "1", SEND_HEADER: "3", GROUPS_HEADER: '["a\\"b", "ü"]'}
     assert GROUPS_HEADER not in as_copy(message, 3, None).headers
+
+
+class Broker:
+    """Stores every copy, and remembers the ways by which they came."""
+
+    def __init__(self) -> None:
+        self.ways: list[str | None] = []
+
+    def publish(self, copies: list[Message], *, group: str | None = None) -> list[Receipt]:
+        self.ways.append(group)
+        return [Receipt(Outcome.SENT) for _ in copies]
+
+
+@pytest.mark.parametrize(("in_time", "handed"), [(0, set()), (1, {0, 3}), (3, {0, 1, 2, 3})])
+def test_no_way_begins_for_which_no_time_is_left(in_time: int, handed: set[int]) -> None:
+    """Requests 0 and 3 go out together; `in_time`: how many ways begin before the time runs out."""
+    broker: Any = Broker()
+    taken = {
+        n: (Request(n, Key("t", f"m{n}"), 2, (g,), "LOST", RECONCILE), Message("t", f"m{n}", b""))
+        for n, g in enumerate(("a", "b", "c", "a"))
+    }
+    sends = {n: Send(request.groups, "group") for n, (request, _) in taken.items()}
+    receipts = publish(broker, taken, sends, lambda: len(broker.ways) < in_time)
+    assert broker.ways == ["a", "b", "c"][:in_time]
+    assert receipts.keys() == handed, "one receipt for each that was handed to the broker"
 
 
 def test_an_outcome_that_was_settled_too_late_counts_as_unknown() -> None:

@@ -106,13 +106,22 @@ def _take_back(conn: Any, intent: Intent, *, reached: bool) -> None:
 
 
 def require_mine(cur: Any, intent: Intent) -> bool:
-    """Holds the case until the caller's transaction ends; DecisionRefused when another decision of it was begun meanwhile.
+    """Holds the case until the caller's transaction ends; DecisionRefused when another decision of it was begun meanwhile, or it
+    was closed.
 
     Returns whether it may have changed another database.
     """
     cur.execute(_SQL["still_mine"], intent)
     row = cur.fetchone()
     if row is None:
+        cur.execute(_SQL["is_closed"], intent)
+        now = cur.fetchone()
+        if now is not None and now[0]:
+            raise DecisionRefused(
+                f"Case {intent['case_id']} was closed meanwhile: nothing of it is left to decide.",
+                unaffected="What this decision had changed in other databases stays; no request was written for it.",
+                next_step=f"See what became of it: backstop cases show {intent['case_id']}",
+            )
         raise DecisionRefused(
             f"Somebody else began another decision of case {intent['case_id']} meanwhile.",
             unaffected="What this one had changed in producer databases stays; requests and discards were not written.",

@@ -158,6 +158,9 @@ WHERE case_id = %(case_id)s AND state = 'open' AND decision = %(action)s AND dec
     AND intention ->> 'once' IS NOT DISTINCT FROM %(once)s
 FOR UPDATE;
 
+-- name: is_closed: whether nothing of the case is left to decide
+SELECT state = 'closed' FROM case_file WHERE case_id = %(case_id)s;
+
 -- name: reached: from here on the decision may have changed a producer's database
 UPDATE case_file SET intention = intention || '{"reached": true}' WHERE case_id = %(case_id)s;
 

@@ -123,6 +123,14 @@ def settings_for(conn: Any, settings: Settings) -> Settings:
         ) from None
 
 
+def topics_to_decide(conn: Any, settings: Settings) -> list[str]:
+    """Every topic that a decision about everything concerns: for a person's login also those of the duties' settings that its
+    own leave out. DecisionRefused as `settings_for`."""
+    if person(conn) is None:
+        return list(settings.topics)
+    return list(dict.fromkeys([*_kept(conn)[1]["topics"], *settings.topics]))
+
+
 def _kept(conn: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the duties' last run kept of their settings: `people`, and what else limits people."""
     with conn, conn.cursor() as cur:

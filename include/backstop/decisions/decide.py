@@ -558,7 +558,8 @@ def _apply_in_producers(conn: Any, judge: Judge, plan: _Plan, intent: Intent, mo
         applied = {
             key
             for key, stub in stubs.items()
-            if _raise(judge, stub, stub.send_count + max(more, 1))
+            # The budget does not count refusals, so neither does what is allowed beyond it.
+            if _raise(judge, stub, stub.send_count - stub.refusals + max(more, 1))
         }
         name, says = "raised", "it was just confirmed or withdrawn, or its content was erased"
     else:
@@ -570,7 +571,7 @@ def _apply_in_producers(conn: Any, judge: Judge, plan: _Plan, intent: Intent, mo
 
 
 def _raise(judge: Judge, promise: Promise, sends: int) -> bool:
-    """Whether it may be sent that often now, by this decision or already."""
+    """Whether it may be sent that often now, refusals not counted, by this decision or already."""
     return judge.sources.shard(promise.shard).raise_max_sends(promise.key, sends) or _allows(
         judge, promise, sends
     )

@@ -208,6 +208,11 @@ JOIN resend_request q ON q.topic = s.topic AND q.message_id = s.message_id
     AND (q.groups IS NULL OR s.consumer_group = ANY (q.groups))
 WHERE s.run_id = %(run_id)s AND s.verdict <> 'VOIDED'
     AND q.state IN ('refused', 'not_needed') AND starts_with(q.error, %(for_good)s)
+    -- A person who answered the case has allowed another send since: only a refusal after that answer is a new one.
+    AND NOT EXISTS (
+        SELECT 1 FROM case_member m JOIN case_file c USING (case_id)
+        WHERE m.topic = s.topic AND m.message_id = s.message_id AND m.consumer_group = s.consumer_group
+            AND c.kind = 'refused' AND c.state <> 'open' AND c.decision = 'raise' AND c.decided_at >= q.updated_at)
 ORDER BY 1, 2;
 
 -- name: begin_promotion: the control database's part is done; the shards follow

@@ -70,6 +70,12 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
                 for one in seen.judged
                 if one.verdict in (Verdict.CONFIRMED, Verdict.VOIDED)
             ]
+            # A case about a message as such names no group.
+            done += [
+                (str(row["topic"]), str(row["message_id"]), "*")
+                for row in seen.outcomes
+                if row["new_status"] in ("confirmed", "voided")
+            ]
             with control, control.cursor() as cursor:
                 hold(cursor, run)
                 counts += _ask_people(cursor, run, seen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from backstop.brokers.protocol import Broker, Receipt
 from backstop.model.records import GROUPS_HEADER, SEND_HEADER, Message, Outcome
@@ -22,9 +22,13 @@ def as_copy(message: Message, send_number: int, groups: tuple[str, ...] | None) 
 
 
 def publish(
-    broker: Broker, taken: Mapping[int, tuple[Request, Message]], sends: Mapping[int, Send]
+    broker: Broker,
+    taken: Mapping[int, tuple[Request, Message]],
+    sends: Mapping[int, Send],
+    has_time: Callable[[], bool],
 ) -> dict[int, Receipt]:
-    """One receipt for each request whose number was taken."""
+    """One receipt for each request that was handed to the broker. A batch takes several ways, the topic and each group's own;
+    each may take as long as a send may, so none begins unless `has_time` says so."""
     receipts: dict[int, Receipt] = {}
     by_way: dict[str | None, dict[int, Message]] = {}
     for request_id, (request, message) in taken.items():
@@ -34,6 +38,8 @@ def publish(
             message, request.send_number, send.groups
         )
     for group, copies in by_way.items():
+        if not has_time():
+            break
         answers = broker.publish(list(copies.values()), group=group)
         receipts.update(zip(copies, answers, strict=True))
     return receipts

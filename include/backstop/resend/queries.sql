@@ -27,7 +27,8 @@ SELECT (SELECT count(*) FROM resend_request AS r JOIN wanted USING (topic)
     -- A live batch is looked at by every run, also when nothing of it is held any more: its last step may go wrong.
     + (SELECT count(*) FROM resend_batch AS b JOIN wanted USING (topic) WHERE b.state = 'ramping');
 
--- name: any_due: whether a run would find a request, a claim that nobody ended, or a batch that is under way
+-- name: any_due: whether a run would find a request, one that waits for a ramp to begin, a claim that nobody ended, or a batch
+-- that is under way
 WITH wanted AS (
     SELECT t.topic FROM unnest(%(topics)s::text[]) AS t (topic)
     WHERE NOT EXISTS (SELECT 1 FROM stopped_topic AS p WHERE p.topic IN (t.topic, '*'))
@@ -35,6 +36,9 @@ WITH wanted AS (
 SELECT EXISTS (SELECT 1 FROM resend_request AS r JOIN wanted USING (topic)
         WHERE r.state = 'open' AND NOT r.held AND r.not_before <= clock_timestamp()
             AND NOT EXISTS (SELECT 1 FROM resend_batch AS b WHERE b.batch_id = r.batch_id AND b.state = 'stopped'))
+    OR EXISTS (SELECT 1 FROM resend_request AS r JOIN wanted USING (topic)
+        WHERE r.state = 'open' AND r.held AND r.not_before <= clock_timestamp()
+            AND NOT EXISTS (SELECT 1 FROM resend_batch AS b WHERE b.topic = r.topic AND b.state = 'stopped'))
     OR EXISTS (SELECT 1 FROM resend_request AS r JOIN wanted USING (topic)
         WHERE r.state = 'claimed' AND r.claim_deadline <= clock_timestamp())
     OR EXISTS (SELECT 1 FROM resend_batch AS b JOIN wanted USING (topic) WHERE b.state = 'ramping');

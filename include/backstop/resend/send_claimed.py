@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, islice
 from time import monotonic
 from typing import NamedTuple
@@ -216,13 +217,12 @@ def _send(
     # The last look before the copies are out: after it, nothing of ours may stand between the decision and
     # the broker.
     worker.require_run()
-    if _has_time(worker, claimed, min(claimed.until, attempt_until)):
-        receipts = publish(broker, taken, sends)
-        counts.add("published", len(taken))
-    else:
-        receipts = {
-            number: not_published("the worker's claim had run out of time") for number in taken
-        }
+    has_time = partial(_has_time, worker, claimed, min(claimed.until, attempt_until))
+    receipts = publish(broker, taken, sends, has_time)
+    if receipts:
+        counts.add("published", len(receipts))
+    late = not_published("the worker's claim had run out of time")
+    receipts |= dict.fromkeys(taken.keys() - receipts.keys(), late)
     outcomes = settle_attempts(
         store,
         claimed.token,

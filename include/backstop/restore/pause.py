@@ -7,7 +7,7 @@ from typing import Any
 
 from backstop.config.settings import Settings
 from backstop.control.decision_log import append
-from backstop.control.speaker import require_may, settings_for, speaker
+from backstop.control.speaker import require_may, settings_for, speaker, topics_to_decide
 from backstop.model.errors import ConfigurationError
 from backstop.restore.paused import require_finished
 from backstop.sql.named import load
@@ -44,7 +44,7 @@ def resume(conn: Any, settings: Settings, topic: str, who: str) -> bool:
     settings = settings_for(conn, settings)
     _require_known(settings.topics, topic)
     who = speaker(conn, None, who)
-    for one in settings.topics if topic == EVERYTHING else (topic,):
+    for one in topics_to_decide(conn, settings) if topic == EVERYTHING else (topic,):
         require_may(conn, settings, who, "resend", one)
     with conn, conn.cursor() as cursor:
         require_finished(cursor)

@@ -92,10 +92,14 @@ SELECT q.ctid FROM quarantine q WHERE q.last_seen_at < %(before)s LIMIT %(limit)
 -- name: anomaly: oddities that nobody has met for long
 SELECT a.ctid FROM anomaly a WHERE a.last_seen_at < %(before)s LIMIT %(limit)s;
 
--- name: alert: alerts that were delivered, or that nobody was to be told, and whose case, if any, is closed
+-- name: alert: alerts that were delivered, or that nobody was to be told, and whose case or finding, if any, is over: its end goes
+-- to the channels that were told of its beginning
 SELECT a.ctid FROM alert a
 WHERE coalesce(a.delivered_at, a.ended_at) < %(before)s AND NOT EXISTS (
     SELECT 1 FROM case_file c WHERE c.case_id = a.case_id AND (c.closed_at IS NULL OR c.closed_at >= %(before)s))
+    AND NOT EXISTS (
+        SELECT 1 FROM watch_finding f
+        WHERE 'watch/' || f.finding_id = a.thread AND (f.over_at IS NULL OR f.over_at >= %(before)s))
 LIMIT %(limit)s;
 
 -- name: alert_message: what channels were told, once nothing refers to it

@@ -40,6 +40,7 @@ _PLACES = (
 """In the control database, in this order."""
 NOT_REACHED = (
     "the broker, until its retention drops the message, and its dead-letter queue",
+    "dead letters that have no topic or no id, because it could not be read: find them with `backstop dead-letters list`",
     "templates of causes that other messages' dead letters have, too, and the cases about them: their texts say the same",
     "summaries and notes of cases, and cases about its ordering key, until retention takes them",
     "the message's id and, in its stub, its tag; its ordering key while another message of it is open; the fingerprint of its"

@@ -470,7 +470,8 @@ class StubStore(StubSource, Protocol):
         ...
 
     def raise_max_sends(self, key: Key, max_sends: int) -> bool:
-        """A person allows more sends: pending again, due now; false when it is final, erased or not above send_count."""
+        """A person allows more sends: pending again, due now; false when it is final, erased or not above what was sent,
+        refusals not counted."""
         ...
 
     def check(self) -> list[Finding]:

@@ -278,8 +278,10 @@ SELECT s.message_id FROM {of_keys} WHERE s.status IN ('pending', 'exhausted') AN
 -- name: void: withdraws a message
 UPDATE {of_keys} SET s.status = 'voided', s.updated_at = UTC_TIMESTAMP(6);
 
--- name: hold_raised: of some messages those that are open and were sent less often than a person allows now, locked
-SELECT s.message_id FROM {of_keys} WHERE s.status IN ('pending', 'exhausted') AND s.send_count < %(max_sends)s AND s.erased_hash IS NULL FOR UPDATE;
+-- name: hold_raised: of some messages those that are open and were sent less often, refusals not counted, than a person allows now, locked
+SELECT s.message_id FROM {of_keys}
+WHERE s.status IN ('pending', 'exhausted') AND s.send_count - s.refusals < %(max_sends)s AND s.erased_hash IS NULL
+FOR UPDATE;
 
 -- name: raise_max_sends: ... are pending again and due now; a larger allowance stays
 UPDATE {of_keys} SET

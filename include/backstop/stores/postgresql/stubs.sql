@@ -487,7 +487,8 @@ UPDATE message_stub SET
     next_check_at = least(next_check_at, clock_timestamp()),
     updated_at = clock_timestamp()
 WHERE topic = %(topic)s::text AND message_id = %(message_id)s::text
-    AND status IN ('pending', 'exhausted') AND send_count < %(max_sends)s::integer AND erased_hash IS NULL
+    AND status IN ('pending', 'exhausted') AND send_count - refusals < %(max_sends)s::integer
+    AND erased_hash IS NULL
 RETURNING topic;
 
 -- name: replace_content: a person's edit, only where the version is as seen, the message is not final, not erased, and nothing is under way

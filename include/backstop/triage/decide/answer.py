@@ -278,7 +278,7 @@ def _allow_more(
         assert stub is not None
         if stub.key in raised | gone or not budget_used(stub, policy_of(settings, letter)):
             continue
-        if _allows(sources, stub.shard, stub.key, stub.send_count + 1):
+        if _allows(sources, stub.shard, stub.key, stub.send_count - stub.refusals + 1):
             raised.add(stub.key)
         else:
             gone.add(stub.key)
@@ -290,7 +290,7 @@ def _allow_more(
 
 
 def _allows(sources: Sources, shard: str, key: Key, sends: int) -> bool:
-    """Whether it may be sent that often now, by this answer or already."""
+    """Whether it may be sent that often now, refusals not counted, by this answer or already."""
     if sources.shard(shard).raise_max_sends(key, sends):
         return True
     now = sources.shard(shard).stubs([key]).get(key)
