@@ -23,6 +23,7 @@ from backstop.airflow import access
 from backstop.airflow.console import app as console
 from backstop.airflow.console import visit
 from backstop.airflow.console.routes import matching, replays
+from backstop.airflow.console.timeline import story_of
 from backstop.airflow.control_room import READING
 from backstop.config.load import load
 from backstop.evidence.sources import Sources
@@ -31,6 +32,7 @@ from backstop.model.records import GROUP_BYTES, ID_BYTES, TOPIC_BYTES
 from backstop.reports.console import LISTS, filter_text
 from backstop.reports.filters import read_filter
 from backstop.reports.metrics import render
+from backstop.reports.story import Delivery, MessageHistory
 from backstop.schema.migrate import grant, migrate
 from backstop.watch.duties import overdue, read_ages
 from backstop_lab.servers.postgres import Postgres
@@ -1073,6 +1075,31 @@ def test_a_message_is_found_by_its_id_or_its_brokers_and_what_is_away_is_named(b
     story = visitor.get("/message", params={"topic": "orders", "id": "orders-1"}).json()
     assert story["found"] and "shard shop_a" in story["unreachable"]
     assert story["dead_letters"][0]["dead_letter_id"] == 1 and story["timeline"]
+
+
+def test_what_a_person_withdrew_is_not_called_confirmed() -> None:
+    def sentence(**verdicts: str) -> str:
+        deliveries = [
+            Delivery(group, True, verdict, "r", "e", None, None)
+            for group, verdict in verdicts.items()
+        ]
+        return story_of(MessageHistory("orders", "m", True, deliveries=deliveries), []).sentence
+
+    assert sentence(billing="CONFIRMED") == (
+        "Done: every group that owes it has confirmed it (billing)."
+    )
+    assert "confirmed" not in sentence(billing="VOIDED", shipping="VOIDED")
+    mixed = sentence(billing="CONFIRMED", shipping="VOIDED")
+    assert "gave it up for shipping" in mixed and "billing confirmed it" in mixed
+
+
+def test_a_message_on_two_shards_is_not_promised_anything() -> None:
+    stubs = ["shop_a", "shop_b"]
+    unowed = [Delivery("billing", False, None, None, "e", None, None)]
+    story = MessageHistory("orders", "m", True, shards=stubs, deliveries=unowed)
+    assert story_of(story, []).sentence == (
+        "Its id is on more than one shard (shop_a, shop_b): it is neither judged nor resent until one stub is removed."
+    )
 
 
 @pytest.mark.parametrize(

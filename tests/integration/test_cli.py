@@ -256,6 +256,45 @@ def test_what_cannot_be_asked_is_named_and_never_taken_as_not_there(
     assert "s3cr3t" not in cli.out + cli.err
 
 
+def test_where_finds_a_log_of_a_topic_that_left_the_settings(world: World, cli: Cli) -> None:
+    world.log("m", "billing", topic="old")
+    (story,) = cli.json("where", "old", "m")
+    assert story["found"] and [d["consumer_group"] for d in story["deliveries"]] == ["billing"]
+    assert cli("where", "old", "m") == 0
+    assert "billing: no verdict: its topic is not in backstop.yaml, so it is not judged" in cli.out
+
+
+def test_a_shard_that_is_away_makes_no_orphan(
+    world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.log("m", "billing")
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_PRODUCER_B", "postgresql://u:s3cr3t@127.0.0.1:1/none")
+    assert cli("where", "orders", "m") == 3
+    assert "it was received, and no shard that answered has its stub" in cli.out
+    assert "shipping: no verdict: no stub and no log in what answered" in cli.out
+
+
+def test_a_log_store_that_is_away_is_not_taken_for_no_log(
+    world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.log("m", "shipping")
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_BACKSTOP_CONSUMER_BILLING", "postgresql://u:s3cr3t@127.0.0.1:1/none"
+    )
+    assert cli("where", "orders", "m") == 3
+    assert "billing: no verdict: no stub and no log in what answered" in cli.out
+    assert "shipping: no verdict: it was received, and no shard has its stub" in cli.out
+
+
+def test_an_id_on_two_shards_gets_no_verdict_and_no_promise(world: World, cli: Cli) -> None:
+    world.stub("twice")
+    world.stub("twice", shard="shop_b")
+    assert cli("where", "orders", "twice") == 0
+    assert "on more than one shard: shop_a, shop_b; it is not judged" in cli.out
+    assert "billing: no verdict: its id is on more than one shard, so it is not judged" in cli.out
+    assert "next:" not in cli.out
+
+
 # cases
 
 
