@@ -179,6 +179,28 @@ def test_where_shows_requests_cases_decisions_and_pauses(world: World, cli: Cli)
     assert "shipping: discard by eve" in cli.out
 
 
+def test_where_says_what_a_request_waits_for_while_its_ramp_holds_it(
+    world: World, cli: Cli
+) -> None:
+    world.stub("a", sends=2)
+    decided = ("cases", "decide", str(open_one(world, "mass_loss", "a")), "resend", "--by", "ann")
+    assert cli(*decided, "--why", "the logs are really gone") == 0
+    assert cli("where", "orders", "a") == 0
+    assert "next: send 3 (request 1) waits until a resend run releases it" in cli.out
+    stopped = open_one(world, "ramp_stopped")
+    values = f"VALUES ('orders', 'stopped', {stopped})"
+    world.run("control", f"INSERT INTO resend_batch (topic, state, case_id) {values}")
+    assert cli("where", "orders", "a") == 0
+    assert "next: send 3 (request 1) waits: the ramp of its topic stopped" in cli.out
+    # A later batch sends on: what a step released belongs to the batch that released it.
+    world.run("control", "UPDATE resend_request SET held = false")
+    assert cli("where", "orders", "a") == 0
+    assert "next: send 3 (request 1) is claimed from" in cli.out
+    world.run("control", "UPDATE resend_request SET batch_id = (SELECT batch_id FROM resend_batch)")
+    assert cli("where", "orders", "a") == 0
+    assert "next: send 3 (request 1) waits: the ramp of its topic stopped" in cli.out
+
+
 def test_an_unknown_id_says_what_was_searched_and_ends_with_1(world: World, cli: Cli) -> None:
     world.stub("known")
     assert cli("where", "orders", "known", "unknown") == 1
