@@ -965,6 +965,24 @@ def test_runs_that_found_nothing_to_do_are_hidden_unless_asked_for(by: As) -> No
     assert [row["run"] for row in every(by("sweep"), "/runs", empty="true")] == [2]
 
 
+def test_runs_of_incidents_are_shown_to_who_may_read_the_dag_that_plans_them(by: As) -> None:
+    [(run,)] = by.rows(
+        "INSERT INTO run (duty, token, policy_version, code_version, state, finished_at)"
+        " VALUES ('incident', gen_random_uuid(), 'p', 'c', 'failed', now()) RETURNING run_id"
+    )
+    try:
+        olga, without = by(*EVERYTHING), by("decide_case", "sweep")
+        assert [row["run"] for row in every(olga, "/runs", "duty:incident")] == [run]
+        assert olga.get(f"/runs/{run}").json()["duty"] == "incident"
+        assert olga.get(f"/runs/{run}/verdicts").status_code == 200
+        assert "incident" in olga.get("/filters?list=runs").json()["duty"]
+        assert every(without, "/runs", "duty:incident") == []
+        assert without.get(f"/runs/{run}").status_code == 404
+        assert "incident" not in without.get("/filters?list=runs").json()["duty"]
+    finally:
+        by.rows(f"DELETE FROM run WHERE run_id = {run} RETURNING 1")
+
+
 def test_a_run_under_way_says_what_it_does_how_far_it_is_and_when_it_is_stuck(by: As) -> None:
     by.rows(
         """INSERT INTO run (duty, token, policy_version, code_version, heartbeat_at, state, finished_at, error)
