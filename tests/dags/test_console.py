@@ -1084,6 +1084,17 @@ def test_a_case_shows_the_whole_of_what_a_second_person_would_approve(by: As) ->
     by.rows("UPDATE dead_letter SET case_id = NULL RETURNING 1")
 
 
+def test_who_proposed_a_decision_is_not_told_that_they_may_approve_it(by: As) -> None:
+    olga = by(*EVERYTHING, answer=True)
+    with proposed(by, 2, "raise", '{"more": 100}'):
+        for who, may_approve in (("otto", True), ("olga", False)):
+            by.rows(f"UPDATE proposal SET who = '{who}' RETURNING 1")
+            actions = {one["name"]: one for one in olga.get("/cases/2").json()["actions"]}
+            assert actions["approve"]["allowed"] == may_approve
+            assert actions["reject"]["allowed"], "it is taken back so"
+        assert actions["approve"]["why_not"] == "You proposed it: somebody else approves it."
+
+
 def test_a_message_is_found_by_its_id_or_its_brokers_and_what_is_away_is_named(by: As) -> None:
     visitor = by(*EVERYTHING)
     for text in ("orders-1", "id-orders1"):
