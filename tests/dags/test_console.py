@@ -1219,6 +1219,8 @@ def test_a_control_database_that_goes_away_within_a_request_is_an_answer_and_com
 def test_the_description_is_whole_and_every_answer_is_typed(by: As) -> None:
     described = by(*EVERYTHING).get("/openapi.json").json()
     assert set(described["paths"]) == {path for _, path in routes() if path != "/openapi.json"}
+    queue = described["components"]["schemas"]["Queue"]["properties"]
+    assert "not what is stored now" in queue["stored"].get("description", "")
     for path, methods in described["paths"].items():
         for method in methods.values():
             assert method["responses"]["200"]["content"]["application/json"]["schema"], path
