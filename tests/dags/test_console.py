@@ -23,6 +23,7 @@ from backstop.airflow import access
 from backstop.airflow.console import app as console
 from backstop.airflow.console import visit
 from backstop.airflow.console.routes import matching, replays
+from backstop.airflow.console.timeline import story_of
 from backstop.airflow.control_room import READING
 from backstop.config.load import load
 from backstop.evidence.sources import Sources
@@ -31,6 +32,7 @@ from backstop.model.records import GROUP_BYTES, ID_BYTES, TOPIC_BYTES
 from backstop.reports.console import LISTS, filter_text
 from backstop.reports.filters import read_filter
 from backstop.reports.metrics import render
+from backstop.reports.story import Delivery, MessageHistory
 from backstop.schema.migrate import grant, migrate
 from backstop.watch.duties import overdue, read_ages
 from backstop_lab.servers.postgres import Postgres
@@ -963,6 +965,24 @@ def test_runs_that_found_nothing_to_do_are_hidden_unless_asked_for(by: As) -> No
     assert [row["run"] for row in every(by("sweep"), "/runs", empty="true")] == [2]
 
 
+def test_runs_of_incidents_are_shown_to_who_may_read_the_dag_that_plans_them(by: As) -> None:
+    [(run,)] = by.rows(
+        "INSERT INTO run (duty, token, policy_version, code_version, state, finished_at)"
+        " VALUES ('incident', gen_random_uuid(), 'p', 'c', 'failed', now()) RETURNING run_id"
+    )
+    try:
+        olga, without = by(*EVERYTHING), by("decide_case", "sweep")
+        assert [row["run"] for row in every(olga, "/runs", "duty:incident")] == [run]
+        assert olga.get(f"/runs/{run}").json()["duty"] == "incident"
+        assert olga.get(f"/runs/{run}/verdicts").status_code == 200
+        assert "incident" in olga.get("/filters?list=runs").json()["duty"]
+        assert every(without, "/runs", "duty:incident") == []
+        assert without.get(f"/runs/{run}").status_code == 404
+        assert "incident" not in without.get("/filters?list=runs").json()["duty"]
+    finally:
+        by.rows(f"DELETE FROM run WHERE run_id = {run} RETURNING 1")
+
+
 def test_a_run_under_way_says_what_it_does_how_far_it_is_and_when_it_is_stuck(by: As) -> None:
     by.rows(
         """INSERT INTO run (duty, token, policy_version, code_version, heartbeat_at, state, finished_at, error)
@@ -1064,6 +1084,17 @@ def test_a_case_shows_the_whole_of_what_a_second_person_would_approve(by: As) ->
     by.rows("UPDATE dead_letter SET case_id = NULL RETURNING 1")
 
 
+def test_who_proposed_a_decision_is_not_told_that_they_may_approve_it(by: As) -> None:
+    olga = by(*EVERYTHING, answer=True)
+    with proposed(by, 2, "raise", '{"more": 100}'):
+        for who, may_approve in (("otto", True), ("olga", False)):
+            by.rows(f"UPDATE proposal SET who = '{who}' RETURNING 1")
+            actions = {one["name"]: one for one in olga.get("/cases/2").json()["actions"]}
+            assert actions["approve"]["allowed"] == may_approve
+            assert actions["reject"]["allowed"], "it is taken back so"
+        assert actions["approve"]["why_not"] == "You proposed it: somebody else approves it."
+
+
 def test_a_message_is_found_by_its_id_or_its_brokers_and_what_is_away_is_named(by: As) -> None:
     visitor = by(*EVERYTHING)
     for text in ("orders-1", "id-orders1"):
@@ -1073,6 +1104,31 @@ def test_a_message_is_found_by_its_id_or_its_brokers_and_what_is_away_is_named(b
     story = visitor.get("/message", params={"topic": "orders", "id": "orders-1"}).json()
     assert story["found"] and "shard shop_a" in story["unreachable"]
     assert story["dead_letters"][0]["dead_letter_id"] == 1 and story["timeline"]
+
+
+def test_what_a_person_withdrew_is_not_called_confirmed() -> None:
+    def sentence(**verdicts: str) -> str:
+        deliveries = [
+            Delivery(group, True, verdict, "r", "e", None, None)
+            for group, verdict in verdicts.items()
+        ]
+        return story_of(MessageHistory("orders", "m", True, deliveries=deliveries), []).sentence
+
+    assert sentence(billing="CONFIRMED") == (
+        "Done: every group that owes it has confirmed it (billing)."
+    )
+    assert "confirmed" not in sentence(billing="VOIDED", shipping="VOIDED")
+    mixed = sentence(billing="CONFIRMED", shipping="VOIDED")
+    assert "gave it up for shipping" in mixed and "billing confirmed it" in mixed
+
+
+def test_a_message_on_two_shards_is_not_promised_anything() -> None:
+    stubs = ["shop_a", "shop_b"]
+    unowed = [Delivery("billing", False, None, None, "e", None, None)]
+    story = MessageHistory("orders", "m", True, shards=stubs, deliveries=unowed)
+    assert story_of(story, []).sentence == (
+        "Its id is on more than one shard (shop_a, shop_b): it is neither judged nor resent until one stub is removed."
+    )
 
 
 @pytest.mark.parametrize(
@@ -1163,6 +1219,8 @@ def test_a_control_database_that_goes_away_within_a_request_is_an_answer_and_com
 def test_the_description_is_whole_and_every_answer_is_typed(by: As) -> None:
     described = by(*EVERYTHING).get("/openapi.json").json()
     assert set(described["paths"]) == {path for _, path in routes() if path != "/openapi.json"}
+    queue = described["components"]["schemas"]["Queue"]["properties"]
+    assert "not what is stored now" in queue["stored"].get("description", "")
     for path, methods in described["paths"].items():
         for method in methods.values():
             assert method["responses"]["200"]["content"]["application/json"]["schema"], path

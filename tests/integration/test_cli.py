@@ -179,6 +179,28 @@ def test_where_shows_requests_cases_decisions_and_pauses(world: World, cli: Cli)
     assert "shipping: discard by eve" in cli.out
 
 
+def test_where_says_what_a_request_waits_for_while_its_ramp_holds_it(
+    world: World, cli: Cli
+) -> None:
+    world.stub("a", sends=2)
+    decided = ("cases", "decide", str(open_one(world, "mass_loss", "a")), "resend", "--by", "ann")
+    assert cli(*decided, "--why", "the logs are really gone") == 0
+    assert cli("where", "orders", "a") == 0
+    assert "next: send 3 (request 1) waits until a resend run releases it" in cli.out
+    stopped = open_one(world, "ramp_stopped")
+    values = f"VALUES ('orders', 'stopped', {stopped})"
+    world.run("control", f"INSERT INTO resend_batch (topic, state, case_id) {values}")
+    assert cli("where", "orders", "a") == 0
+    assert "next: send 3 (request 1) waits: the ramp of its topic stopped" in cli.out
+    # A later batch sends on: what a step released belongs to the batch that released it.
+    world.run("control", "UPDATE resend_request SET held = false")
+    assert cli("where", "orders", "a") == 0
+    assert "next: send 3 (request 1) is claimed from" in cli.out
+    world.run("control", "UPDATE resend_request SET batch_id = (SELECT batch_id FROM resend_batch)")
+    assert cli("where", "orders", "a") == 0
+    assert "next: send 3 (request 1) waits: the ramp of its topic stopped" in cli.out
+
+
 def test_an_unknown_id_says_what_was_searched_and_ends_with_1(world: World, cli: Cli) -> None:
     world.stub("known")
     assert cli("where", "orders", "known", "unknown") == 1
@@ -254,6 +276,45 @@ def test_what_cannot_be_asked_is_named_and_never_taken_as_not_there(
     assert "not answered: shard shop_b" in cli.out
     assert "Searched: shard shop_a, logs of billing" in cli.out
     assert "s3cr3t" not in cli.out + cli.err
+
+
+def test_where_finds_a_log_of_a_topic_that_left_the_settings(world: World, cli: Cli) -> None:
+    world.log("m", "billing", topic="old")
+    (story,) = cli.json("where", "old", "m")
+    assert story["found"] and [d["consumer_group"] for d in story["deliveries"]] == ["billing"]
+    assert cli("where", "old", "m") == 0
+    assert "billing: no verdict: its topic is not in backstop.yaml, so it is not judged" in cli.out
+
+
+def test_a_shard_that_is_away_makes_no_orphan(
+    world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.log("m", "billing")
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_PRODUCER_B", "postgresql://u:s3cr3t@127.0.0.1:1/none")
+    assert cli("where", "orders", "m") == 3
+    assert "it was received, and no shard that answered has its stub" in cli.out
+    assert "shipping: no verdict: no stub and no log in what answered" in cli.out
+
+
+def test_a_log_store_that_is_away_is_not_taken_for_no_log(
+    world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.log("m", "shipping")
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_BACKSTOP_CONSUMER_BILLING", "postgresql://u:s3cr3t@127.0.0.1:1/none"
+    )
+    assert cli("where", "orders", "m") == 3
+    assert "billing: no verdict: no stub and no log in what answered" in cli.out
+    assert "shipping: no verdict: it was received, and no shard has its stub" in cli.out
+
+
+def test_an_id_on_two_shards_gets_no_verdict_and_no_promise(world: World, cli: Cli) -> None:
+    world.stub("twice")
+    world.stub("twice", shard="shop_b")
+    assert cli("where", "orders", "twice") == 0
+    assert "on more than one shard: shop_a, shop_b; it is not judged" in cli.out
+    assert "billing: no verdict: its id is on more than one shard, so it is not judged" in cli.out
+    assert "next:" not in cli.out
 
 
 # cases

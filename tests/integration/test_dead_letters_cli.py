@@ -186,6 +186,20 @@ def test_one_letter_is_shown_with_everything(world: World, cli: Cli) -> None:
     assert cli("dead-letters", "show", str(purged), "--raw") == 2
 
 
+def test_who_reads_what_a_purged_dead_letter_leaves_is_logged(world: World, cli: Cli) -> None:
+    number = letter(world, "m-1")
+    world.control(
+        "UPDATE dead_letter SET content = NULL, emptied_at = now() WHERE dead_letter_id = %s",
+        (number,),
+    )
+    read = "SELECT action, subject FROM decision_log"
+    assert cli("dead-letters", "show", str(number), "--raw") == 2
+    assert world.control(read) == [], "nothing was shown"
+    assert cli("dead-letters", "show", str(number)) == 0
+    assert "headers:" in cli.out and "ValueError: no customer 7" in cli.out
+    assert world.control(read) == [("read contents", f"dead letter {number}")]
+
+
 @pytest.mark.parametrize("aside", [False, True])
 def test_raw_writes_the_bytes_and_nothing_else(world: World, aside: bool) -> None:
     content = bytes(range(256)) * 3

@@ -36,6 +36,8 @@ OPEN = {
     "send_number": 3,
     "groups": ["billing"],
     "state": "open",
+    "held": False,
+    "stopped": False,
     "not_before": AT,
     "claim_deadline": AT,
 }
@@ -85,6 +87,20 @@ def test_every_reason_of_the_rule_has_its_own_sentence(reason: str) -> None:
             None,
             [OPEN],
             "send 3 (request 7) is claimed from 2026-01-02 03:04:05 UTC on",
+        ),
+        (
+            JUDGED,
+            "repair",
+            None,
+            [{**OPEN, "held": True}],
+            "send 3 (request 7) waits until a resend run releases it: the topic is resent in steps",
+        ),
+        (
+            JUDGED,
+            "repair",
+            None,
+            [{**OPEN, "held": True, "stopped": True}],
+            "send 3 (request 7) waits: the ramp of its topic stopped, and a person decides its case",
         ),
         (JUDGED, "repair", "moving, by ann", [OPEN], "send 3 (request 7) waits: sending is paused"),
         (

@@ -128,7 +128,8 @@ def show_one(
     settings = context.load_settings()
     with context.control(settings, context.connections()) as conn:
         letter = show_letter(conn, dead_letter_id)
-        if letter["content"] is not None:
+        # Headers and errors may quote a content that was purged. With --raw nothing of it is shown.
+        if letter["content"] is not None or not raw:
             context.note_reading(
                 conn,
                 f"dead letter {dead_letter_id}",

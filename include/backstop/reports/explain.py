@@ -87,6 +87,13 @@ def next_step(
             return f"{send} waits: sending is paused ({paused})"
         if mode != "repair":
             return f"{send} waits: the topic is in mode {mode}, in which nothing is sent"
+        if request["stopped"]:
+            return (
+                f"{send} waits: the ramp of its topic stopped, and a person decides its case"
+                " (backstop cases list --kind ramp_stopped)"
+            )
+        if request["held"]:
+            return f"{send} waits until a resend run releases it: the topic is resent in steps"
         return f"{send} is claimed from {_moment(request['not_before'])} on"
     if judged.verdict is Verdict.EXHAUSTED:
         return "a person decides (backstop cases list)"

@@ -1,9 +1,11 @@
 -- Named queries on the control database: what is known of one message. They change nothing.
 
--- name: requests_of_message: every request for a message
-SELECT request_id, send_number, groups, reason, requested_by, route, state, not_before, claim_deadline, run_id,
-    closed_by_run, error, created_at, updated_at
-FROM resend_request WHERE topic = %(topic)s AND message_id = %(message_id)s ORDER BY send_number;
+-- name: requests_of_message: every request for a message; stopped: no resend run releases it until a person decides the ramp's case
+SELECT r.request_id, r.send_number, r.groups, r.reason, r.requested_by, r.route, r.state, r.held,
+    EXISTS (SELECT 1 FROM resend_batch b WHERE b.topic = r.topic AND b.state = 'stopped' AND (r.held OR b.batch_id = r.batch_id))
+        AS stopped,
+    r.not_before, r.claim_deadline, r.run_id, r.closed_by_run, r.error, r.created_at, r.updated_at
+FROM resend_request r WHERE r.topic = %(topic)s AND r.message_id = %(message_id)s ORDER BY r.send_number;
 
 -- name: decisions_of_message: what people gave up of it
 SELECT consumer_group, decision, case_id, decided_by, decided_at, why

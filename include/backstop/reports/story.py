@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,7 +76,8 @@ def tell(
             setattr(story, name, rows)
         story.letters = letters_of_message(control, topic, key.message_id)
         mode = judge.settings.topics[topic].mode if topic in judge.settings.topics else "observe"
-        for judged in by_key.get(key, ()):
+        # Reconcile quarantines an id that is on two shards: a verdict by the first one's stub would promise what never happens.
+        for judged in by_key.get(key, ()) if len(story.shards) < 2 else ():
             story.deliveries.append(
                 Delivery(
                     judged.consumer_group,
@@ -94,10 +95,22 @@ def tell(
                 )
             )
         told = {delivery.consumer_group for delivery in story.deliveries}
-        for group in judge.settings.groups_of(topic):
+        # Of a topic that is not configured: the groups that logged the message.
+        order = judge.settings.groups_of(topic) or tuple(
+            group for group in judge.settings.groups if (group, key) in logs
+        )
+        for group in order:
             if group not in told:
-                story.deliveries.append(_without_verdict(story, group, logs.get((group, key))))
-        order = judge.settings.groups_of(topic)
+                says = _why_no_verdict(
+                    story,
+                    group,
+                    received=(group, key) in logs,
+                    configured=topic in judge.settings.topics,
+                    unreachable=unreachable,
+                )
+                story.deliveries.append(
+                    Delivery(group, False, None, None, says, None, logs.get((group, key)))
+                )
         story.deliveries.sort(key=lambda delivery: order.index(delivery.consumer_group))
         story.searched, story.unreachable = [*searched, "control database"], unreachable
         story.found = bool(
@@ -157,11 +170,24 @@ def _find_logs(
     return logs
 
 
-def _without_verdict(story: MessageHistory, group: str, log: LogRow | None) -> Delivery:
+def _why_no_verdict(
+    story: MessageHistory,
+    group: str,
+    *,
+    received: bool,
+    configured: bool,
+    unreachable: Mapping[str, str],
+) -> str:
+    shard_away = any(subject.startswith("shard ") for subject in unreachable)
+    if not configured:
+        return "its topic is not in backstop.yaml, so it is not judged"
+    if len(story.shards) > 1:
+        return "its id is on more than one shard, so it is not judged"
     if story.stub is not None:
-        says = "the group does not owe it: its tags, its start or its active time leave it out"
-    elif log is not None:
-        says = "it was received, and no shard has its stub"
-    else:
-        says = "no stub and no log"
-    return Delivery(group, False, None, None, says, None, log)
+        return "the group does not owe it: its tags, its start or its active time leave it out"
+    if received:
+        answered = "that answered " if shard_away else ""
+        return f"it was received, and no shard {answered}has its stub"
+    if shard_away or f"logs of {group}" in unreachable:
+        return "no stub and no log in what answered"
+    return "no stub and no log"

@@ -6,7 +6,7 @@ from typing import Any
 
 from backstop.airflow.console.models import Action, MessageDelivery, Story, TimelineEvent
 from backstop.model.records import Attempt, LogRow, Stub
-from backstop.reports.story import MessageHistory
+from backstop.reports.story import Delivery, MessageHistory
 
 _HIDDEN_OF_LOG = ("owner_token", "last_error", "payload_hash")
 _HIDDEN_OF_STUB = ("attempt_token",)
@@ -56,17 +56,29 @@ def _sentence(told: MessageHistory) -> str:
         searched = ", ".join(told.searched)
         away = f" {', '.join(told.unreachable)} did not answer." if told.unreachable else ""
         return f"Nothing has a trace of it. Searched: {searched}.{away}"
+    if len(told.shards) > 1:
+        return f"Its id is on more than one shard ({', '.join(told.shards)}): it is neither judged nor resent until one stub is removed."
     open_ones = [
         one for one in told.deliveries if one.owed and one.verdict not in ("CONFIRMED", "VOIDED")
     ]
     owed = [one for one in told.deliveries if one.owed]
     if owed and not open_ones:
-        return f"Done: every group that owes it has confirmed it ({', '.join(one.consumer_group for one in owed)})."
+        return _sentence_of_done(owed)
     if open_ones:
         return " ".join(
             f"{one.consumer_group}: {one.verdict}, because {one.evidence}." for one in open_ones
         )
     return "Something has a trace of it, and no group is known to owe it."
+
+
+def _sentence_of_done(owed: list[Delivery]) -> str:
+    """Of deliveries that are all CONFIRMED or VOIDED: only the former were confirmed."""
+    confirmed = ", ".join(one.consumer_group for one in owed if one.verdict == "CONFIRMED")
+    voided = ", ".join(one.consumer_group for one in owed if one.verdict == "VOIDED")
+    if not voided:
+        return f"Done: every group that owes it has confirmed it ({confirmed})."
+    gave_up = f"Nothing is owed any more: a person withdrew it or gave it up for {voided}."
+    return f"{gave_up} {confirmed} confirmed it." if confirmed else gave_up
 
 
 def _events(told: MessageHistory) -> list[TimelineEvent]:

@@ -56,7 +56,7 @@ class Visit:
 
     def duties(self) -> list[str]:
         """The duties whose runs Airflow shows the visitor: those of a duty are for who may read its DAG."""
-        return [duty for duty in DUTIES if self.visitor.may_read(duty)]
+        return [duty for duty in DUTIES if self.visitor.may_read(DAG_OF.get(duty, duty))]
 
     def _ask(self, key: tuple[object, ...], question: Callable[[], bool]) -> bool:
         """Airflow's answer, asked for once in a request: some auth managers ask a database each time."""
@@ -281,9 +281,10 @@ DUTIES = (
     "retention",
     "audit",
     "deliver_alerts",
-    "replay_incident",
-    "restore",
+    "incident",
 )
+DAG_OF = {"incident": REPLAY}
+"""The DAG of a duty that has another name."""
 
 
 @contextmanager

@@ -210,7 +210,10 @@ def show_case(visited: Visiting, case_id: Annotated[int, Id]) -> Case:
     actions = [
         CaseAction(name=name, does=ACTIONS[name], allowed=why is None, why_not=why)
         for name in names
-        for why in [visited.why_not_decide(row["proposed"] if proposed else name, row["topic"])]
+        for why in [
+            visited.why_not_decide(row["proposed"] if proposed else name, row["topic"])
+            or _why_not_second(visited, name, row["proposed_by"])
+        ]
     ]
     form = None
     if dag_run is not None and row["asked_at"] is not None:
@@ -238,6 +241,15 @@ def show_case(visited: Visiting, case_id: Annotated[int, Id]) -> Case:
         notes=notes,
         questions=questions,
     )
+
+
+def _why_not_second(visited: Visit, name: str, proposed_by: str | None) -> str | None:
+    """A proposal is approved by somebody else than who proposed it, as decisions.propose.approving has it."""
+    if name != "approve" or proposed_by is None:
+        return None
+    if not visited.settings.people.is_same(visited.visitor.name, proposed_by):
+        return None
+    return "You proposed it: somebody else approves it."
 
 
 def _fields(kind: str, names: tuple[str, ...]) -> list[str]:

@@ -52,7 +52,9 @@ class Queue(m.Answer):
     group: str
     queue: int
     passed: int
-    stored: int
+    stored: int = Field(
+        description="the queue's next offset when the group came to its place (`stands_since`), not what is stored now"
+    )
     stands_since: datetime
     moved: bool
     taken_at: datetime
