@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -105,6 +106,32 @@ def test_two_messages_that_name_themselves_alike_are_acknowledged_each_for_itsel
     assert b"id:A1" in Session.sent and b"A2" not in Session.sent
     made.acknowledge([second])
     assert b"id:A2" in Session.sent
+
+
+def test_an_error_that_is_no_text_is_written_to_the_dead_letter_as_far_as_it_is_one() -> None:
+    class Session:
+        sent = b""
+
+        def number(self) -> str:
+            return "1"
+
+        def ask(self, frames: bytes, *_: Any) -> None:
+            Session.sent += frames
+
+    made = ActiveMQSubscription(
+        Pool(Address.parse("stomp://u:p@127.0.0.1:1"), connect_timeout=0.1),
+        Names(),
+        None,
+        group="g",
+        topics=["t"],
+        seconds=1,
+        delivery_limit=1,
+    )
+    made._session = Session()  # type: ignore[assignment]
+    headers = {"message-id": "1", "ack": "A1", "subscription": "0", "backstop-message-id": "m"}
+    received = made._take(Frame("MESSAGE", headers, b"x"))
+    made.hand_back(received, after=timedelta(0), counts=True, error="ValueError: caf\udce9 \x00")
+    assert b"backstop-error:ValueError\\c caf? \n" in Session.sent and b"id:A1" in Session.sent
 
 
 @pytest.mark.parametrize(

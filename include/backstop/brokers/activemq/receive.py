@@ -255,7 +255,7 @@ class ActiveMQSubscription:
             ORIGIN: f"queue://{queue}",
             DELIVERIES: str(received.deliveries),
             CAUSE: f"Delivery[{received.deliveries}] exceeds redelivery policy limit: given up by its consumer",
-            **({ERROR: error[:ERROR_CHARACTERS].replace("\x00", "")} if error else {}),
+            **({ERROR: _writable(error[:ERROR_CHARACTERS])} if error else {}),
         }
         to = f"/queue/{self._names.dead_letter_queues(queue)[0]}"
         frames = [
@@ -337,3 +337,8 @@ class ActiveMQSubscription:
     def _forget(self) -> None:
         self._session = None
         self._acks, self._taken, self._later, self._unreadable = {}, {}, [], set()
+
+
+def _writable(text: str) -> str:
+    """As a header can hold it: a handler's error may have NUL, and halves of surrogate pairs."""
+    return text.replace("\x00", "").encode(errors="replace").decode()
