@@ -22,6 +22,7 @@ from backstop.brokers.redis_streams.exchange import Exchange, unavailable
 from backstop.brokers.redis_streams.publish import CALL_BYTES, PUBLISH
 from backstop.brokers.redis_streams.read_progress import micros_of
 from backstop.brokers.redis_streams.receive import POLL_SECONDS
+from backstop.brokers.testing import VISIBILITY
 from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.config.settings import BrokerSettings, Settings
@@ -671,6 +672,60 @@ class TestQueuesThatAnswerWithAnError:
         with pytest.raises(BrokerUnavailable, match="NOGROUP"):
             subscription.fetch(10, SHORT)
         assert [one.message.message_id for one in subscription.fetch(10, SHORT)] == ["new"]
+
+
+class TestAServerThatIsFull:
+    def test_consumers_begin_and_read_it(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
+        publish(own.broker, 2)
+        own.raw.config_set("maxmemory", "1")
+        assert only(publish(own.broker)) == (Outcome.REFUSED, False, "OOM")
+        subscription = own.subscribe("g", ["t"], "late")
+        got = receive(subscription, 2)
+        assert len(got) == 2
+        subscription.acknowledge(got)
+        assert own.broker.progress("t", "g")[0].pending == 0
+
+    def test_an_owner_of_a_queue_begins_and_reads_it(self, own: RedisStreamsUnderTest) -> None:
+        publish(own.broker)
+        own.raw.config_set("maxmemory", "1")
+        with closing(own.broker.subscribe_owned("g", ["t"], "late")) as subscription:
+            assert len(subscription.fetch(("t", 0), 1, 10) or []) == 1
+            assert subscription.fetch(("t", 0), 0, 10) is None, "the fence is kept"
+
+    def test_a_message_that_cannot_be_buried_there_stops_no_other(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
+        broker = own.another(delivery_limit=1)
+        publish(broker)
+        assert len(receive(broker.subscribe("g", ["t"], "dies"), 1)) == 1
+        broker.publish([Message("t", "later", b"")])
+        subscription = broker.subscribe("g", ["t"], "next")
+        own.raw.config_set("maxmemory", "1")
+        time.sleep(VISIBILITY.total_seconds() * 1.2)  # so long the first one has it
+        [later] = receive(subscription, 1)
+        assert later.message.message_id == "later"
+        subscription.acknowledge([later])
+        assert own.broker.progress("t", "g")[0].pending == 1
+        own.raw.config_set("maxmemory", "0")
+        assert receive(subscription, 1, seconds=VISIBILITY.total_seconds() * 3) == []
+        assert [letter.message_id for letter in broker.dead_letters("g")] == ["m-0"]
+
+    def test_a_failed_last_delivery_that_cannot_be_buried_there_stays_unacknowledged(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
+        broker = own.another(delivery_limit=1)
+        publish(broker)
+        subscription = broker.subscribe("g", ["t"], "c")
+        [failed] = receive(subscription, 1)
+        own.raw.config_set("maxmemory", "1")
+        with pytest.raises(BrokerUnavailable, match="maxmemory"):
+            subscription.hand_back(failed, after=SHORT, counts=True, error="ValueError")
+        assert own.broker.progress("t", "g")[0].pending == 1
+        own.raw.config_set("maxmemory", "0")
+        subscription.hand_back(failed, after=SHORT, counts=True, error="ValueError")
+        assert [letter.message_id for letter in broker.dead_letters("g")] == ["m-0"]
 
 
 class TestDurability:
