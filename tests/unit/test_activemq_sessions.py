@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from datetime import timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +17,7 @@ from backstop.brokers.activemq.publish import _uncommitted
 from backstop.brokers.activemq.receive import ActiveMQSubscription
 from backstop.brokers.activemq.session import Address, Pool
 from backstop.brokers.activemq.unavailable import unavailable
-from backstop.model.errors import ConfigurationError
+from backstop.model.errors import BrokerUnavailable, ConfigurationError
 from backstop.model.records import Outcome
 
 
@@ -132,6 +134,59 @@ def test_an_error_that_is_no_text_is_written_to_the_dead_letter_as_far_as_it_is_
     received = made._take(Frame("MESSAGE", headers, b"x"))
     made.hand_back(received, after=timedelta(0), counts=True, error="ValueError: caf\udce9 \x00")
     assert b"backstop-error:ValueError\\c caf? \n" in Session.sent and b"id:A1" in Session.sent
+
+
+def test_a_queue_that_is_missing_keeps_no_other_topic_back_and_is_taken_when_it_is_there() -> None:
+    there = {"Consumer.g.VirtualTopic.t"}
+    answers = True
+
+    class Session:
+        sent, heard_at = b"", time.monotonic()
+
+        def number(self) -> str:
+            return "1"
+
+        def ask(self, frames: bytes, *_: Any) -> None:
+            Session.sent += frames
+
+        def read(self, _: float) -> None:
+            return None
+
+        def close(self) -> None:
+            return None
+
+    def depth(queue: str) -> tuple[int, int, int] | None:
+        if not answers:
+            raise unavailable("looking", "Jolokia did not answer")
+        return (0, 0, 0) if queue in there else None
+
+    made = ActiveMQSubscription(
+        cast(Any, SimpleNamespace(new=Session)),
+        Names(),
+        cast(Any, SimpleNamespace(depth=depth)),
+        group="g",
+        topics=["u", "t"],
+        seconds=1,
+        delivery_limit=None,
+    )
+    assert made.fetch(1, timedelta(0)) == []
+    assert Session.sent.count(b"SUBSCRIBE") == 1
+    assert b"VirtualTopic.t\nid:1\n" in Session.sent
+    there.add("Consumer.g.VirtualTopic.u")
+    made.fetch(1, timedelta(0))
+    assert Session.sent.count(b"SUBSCRIBE") == 1, "it looks only now and then"
+    made._look_at, answers = 0.0, False
+    assert made.fetch(1, timedelta(0)) == [], "what is subscribed goes on without Jolokia"
+    made._look_at, answers = 0.0, True
+    made.fetch(1, timedelta(0))
+    made._look_at = 0.0
+    made.fetch(1, timedelta(0))
+    assert Session.sent.count(b"SUBSCRIBE") == 2
+    assert b"VirtualTopic.u\nid:0\n" in Session.sent
+    there.clear()
+    made.close()
+    with pytest.raises(BrokerUnavailable, match="has no queue"):
+        made.fetch(1, timedelta(0))
 
 
 @pytest.mark.parametrize(
