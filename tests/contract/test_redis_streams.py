@@ -21,6 +21,8 @@ from backstop.brokers.redis_streams.drain import MOST_AT_ONCE
 from backstop.brokers.redis_streams.exchange import Exchange, unavailable
 from backstop.brokers.redis_streams.publish import CALL_BYTES, PUBLISH
 from backstop.brokers.redis_streams.read_progress import micros_of
+from backstop.brokers.redis_streams.receive import POLL_SECONDS
+from backstop.brokers.testing import VISIBILITY
 from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.config.settings import BrokerSettings, Settings
@@ -32,6 +34,7 @@ from contract.conftest import RedisStreamsUnderTest
 
 Receive = Callable[..., list[Received]]
 SHORT = timedelta(milliseconds=50)
+LONG = timedelta(seconds=20)
 
 
 @pytest.fixture
@@ -617,6 +620,112 @@ class TestConsumers:
         assert own.broker.lag("t", "g") == {0: 5}
         subscription.acknowledge(got)
         assert own.broker.lag("t", "g") == {0: 3}
+
+
+class TestQueuesThatAnswerWithAnError:
+    def test_a_topic_without_the_group_stops_no_other_and_spends_no_delivery_there(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
+        own.create_topic("u", 1)  # and nobody made the group there
+        publish(own.broker, 2)
+        before = own.subscribe("g", ["t"], "before")
+        held, done = receive(before, 2)
+        before.acknowledge([done])
+        before.hand_back(held, after=timedelta(0), counts=False)
+        # Its visibility is so long that most looks seek nothing that lay idle, and meet no error there.
+        subscription = own.another(visibility=LONG).subscribe("g", ["t", "u"], "c")
+        [again] = receive(subscription, 1)
+        assert (again.message.message_id, again.deliveries) == (held.message.message_id, 1)
+        for number in range(5):
+            own.broker.publish([Message("t", f"new {number}", b"")])
+            [new] = subscription.fetch(10, SHORT)
+            assert new.message.message_id == f"new {number}"
+            assert subscription.fetch(10, timedelta(milliseconds=150)) == []
+        own.create_group("g", "u")
+        own.broker.publish([Message("u", "late", b"")])
+        [late] = receive(subscription, 1, seconds=LONG.total_seconds())
+        assert late.message.message_id == "late", "it is looked for again"
+
+    def test_a_topic_that_is_not_there_stops_no_other(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
+        publish(own.broker)
+        subscription = own.subscribe("g", ["t", "no such topic"], "c")
+        assert len(receive(subscription, 1)) == 1
+        with pytest.raises(BrokerUnavailable, match="no such topic"):
+            own.subscribe("g", ["no such topic"], "c").fetch(1, SHORT)
+
+    def test_a_group_that_goes_while_it_is_read_costs_the_other_topics_one_fetch(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
+        own.create_topic("u", 1)
+        own.create_group("g", "u")
+        subscription = own.another(visibility=LONG).subscribe("g", ["t", "u"], "c")
+        publish(own.broker)
+        [held] = receive(subscription, 1)
+        subscription.hand_back(held, after=timedelta(0), counts=False)
+        own.raw.xgroup_destroy(own.keys.stream("u", 0), "g")
+        time.sleep(POLL_SECONDS)
+        [again] = subscription.fetch(10, SHORT)
+        assert again.deliveries == 1, "the error that came behind it did not spend it"
+        own.broker.publish([Message("t", "new", b"")])
+        with pytest.raises(BrokerUnavailable, match="NOGROUP"):
+            subscription.fetch(10, SHORT)
+        assert [one.message.message_id for one in subscription.fetch(10, SHORT)] == ["new"]
+
+
+class TestAServerThatIsFull:
+    def test_consumers_begin_and_read_it(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
+        publish(own.broker, 2)
+        own.raw.config_set("maxmemory", "1")
+        assert only(publish(own.broker)) == (Outcome.REFUSED, False, "OOM")
+        subscription = own.subscribe("g", ["t"], "late")
+        got = receive(subscription, 2)
+        assert len(got) == 2
+        subscription.acknowledge(got)
+        assert own.broker.progress("t", "g")[0].pending == 0
+
+    def test_an_owner_of_a_queue_begins_and_reads_it(self, own: RedisStreamsUnderTest) -> None:
+        publish(own.broker)
+        own.raw.config_set("maxmemory", "1")
+        with closing(own.broker.subscribe_owned("g", ["t"], "late")) as subscription:
+            assert len(subscription.fetch(("t", 0), 1, 10) or []) == 1
+            assert subscription.fetch(("t", 0), 0, 10) is None, "the fence is kept"
+
+    def test_a_message_that_cannot_be_buried_there_stops_no_other(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
+        broker = own.another(delivery_limit=1)
+        publish(broker)
+        assert len(receive(broker.subscribe("g", ["t"], "dies"), 1)) == 1
+        broker.publish([Message("t", "later", b"")])
+        subscription = broker.subscribe("g", ["t"], "next")
+        own.raw.config_set("maxmemory", "1")
+        time.sleep(VISIBILITY.total_seconds() * 1.2)  # so long the first one has it
+        [later] = receive(subscription, 1)
+        assert later.message.message_id == "later"
+        subscription.acknowledge([later])
+        assert own.broker.progress("t", "g")[0].pending == 1
+        own.raw.config_set("maxmemory", "0")
+        assert receive(subscription, 1, seconds=VISIBILITY.total_seconds() * 3) == []
+        assert [letter.message_id for letter in broker.dead_letters("g")] == ["m-0"]
+
+    def test_a_failed_last_delivery_that_cannot_be_buried_there_stays_unacknowledged(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
+        broker = own.another(delivery_limit=1)
+        publish(broker)
+        subscription = broker.subscribe("g", ["t"], "c")
+        [failed] = receive(subscription, 1)
+        own.raw.config_set("maxmemory", "1")
+        with pytest.raises(BrokerUnavailable, match="maxmemory"):
+            subscription.hand_back(failed, after=SHORT, counts=True, error="ValueError")
+        assert own.broker.progress("t", "g")[0].pending == 1
+        own.raw.config_set("maxmemory", "0")
+        subscription.hand_back(failed, after=SHORT, counts=True, error="ValueError")
+        assert [letter.message_id for letter in broker.dead_letters("g")] == ["m-0"]
 
 
 class TestDurability:

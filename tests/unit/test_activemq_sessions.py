@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any
+import time
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +17,7 @@ from backstop.brokers.activemq.publish import _uncommitted
 from backstop.brokers.activemq.receive import ActiveMQSubscription
 from backstop.brokers.activemq.session import Address, Pool
 from backstop.brokers.activemq.unavailable import unavailable
-from backstop.model.errors import ConfigurationError
+from backstop.model.errors import BrokerUnavailable, ConfigurationError
 from backstop.model.records import Outcome
 
 
@@ -105,6 +108,85 @@ def test_two_messages_that_name_themselves_alike_are_acknowledged_each_for_itsel
     assert b"id:A1" in Session.sent and b"A2" not in Session.sent
     made.acknowledge([second])
     assert b"id:A2" in Session.sent
+
+
+def test_an_error_that_is_no_text_is_written_to_the_dead_letter_as_far_as_it_is_one() -> None:
+    class Session:
+        sent = b""
+
+        def number(self) -> str:
+            return "1"
+
+        def ask(self, frames: bytes, *_: Any) -> None:
+            Session.sent += frames
+
+    made = ActiveMQSubscription(
+        Pool(Address.parse("stomp://u:p@127.0.0.1:1"), connect_timeout=0.1),
+        Names(),
+        None,
+        group="g",
+        topics=["t"],
+        seconds=1,
+        delivery_limit=1,
+    )
+    made._session = Session()  # type: ignore[assignment]
+    headers = {"message-id": "1", "ack": "A1", "subscription": "0", "backstop-message-id": "m"}
+    received = made._take(Frame("MESSAGE", headers, b"x"))
+    made.hand_back(received, after=timedelta(0), counts=True, error="ValueError: caf\udce9 \x00")
+    assert b"backstop-error:ValueError\\c caf? \n" in Session.sent and b"id:A1" in Session.sent
+
+
+def test_a_queue_that_is_missing_keeps_no_other_topic_back_and_is_taken_when_it_is_there() -> None:
+    there = {"Consumer.g.VirtualTopic.t"}
+    answers = True
+
+    class Session:
+        sent, heard_at = b"", time.monotonic()
+
+        def number(self) -> str:
+            return "1"
+
+        def ask(self, frames: bytes, *_: Any) -> None:
+            Session.sent += frames
+
+        def read(self, _: float) -> None:
+            return None
+
+        def close(self) -> None:
+            return None
+
+    def depth(queue: str) -> tuple[int, int, int] | None:
+        if not answers:
+            raise unavailable("looking", "Jolokia did not answer")
+        return (0, 0, 0) if queue in there else None
+
+    made = ActiveMQSubscription(
+        cast(Any, SimpleNamespace(new=Session)),
+        Names(),
+        cast(Any, SimpleNamespace(depth=depth)),
+        group="g",
+        topics=["u", "t"],
+        seconds=1,
+        delivery_limit=None,
+    )
+    assert made.fetch(1, timedelta(0)) == []
+    assert Session.sent.count(b"SUBSCRIBE") == 1
+    assert b"VirtualTopic.t\nid:1\n" in Session.sent
+    there.add("Consumer.g.VirtualTopic.u")
+    made.fetch(1, timedelta(0))
+    assert Session.sent.count(b"SUBSCRIBE") == 1, "it looks only now and then"
+    made._look_at, answers = 0.0, False
+    assert made.fetch(1, timedelta(0)) == [], "what is subscribed goes on without Jolokia"
+    made._look_at, answers = 0.0, True
+    made.fetch(1, timedelta(0))
+    made._look_at = 0.0
+    made.fetch(1, timedelta(0))
+    assert Session.sent.count(b"SUBSCRIBE") == 2
+    assert b"VirtualTopic.u\nid:0\n" in Session.sent
+    there.clear()
+    made.close()
+    with pytest.raises(BrokerUnavailable, match="has no queue"):
+        made.fetch(1, timedelta(0))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from typing import Any, cast
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -19,9 +21,14 @@ from backstop.brokers.rocketmq.consumer.members import (
     subscription,
 )
 from backstop.brokers.rocketmq.consumer.process_queue import ProcessQueue
+from backstop.brokers.rocketmq.consumer.push_handler import PushHandler
+from backstop.brokers.rocketmq.consumer.share_queues import QueueShare
 from backstop.brokers.rocketmq.message.stored import Stored
 from backstop.brokers.rocketmq.wire import fastjson
-from backstop.brokers.rocketmq.wire.frames import Command
+from backstop.brokers.rocketmq.wire.exchange import Result
+from backstop.brokers.rocketmq.wire.frames import Command, Request
+from backstop.brokers.rocketmq.wire.session import ConnectionLost
+from backstop.model.errors import BrokerUnavailable
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 QUEUE = MessageQueue("t", "broker-a", 0)
@@ -183,3 +190,44 @@ def test_messages_from_before_a_skip_are_not_taken() -> None:
     process_queue.pulled([stored(2), stored(4)], 5)
     assert [held.stored.offset for held in process_queue.take(9)] == [4]
     assert process_queue.next_offset == 5
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_commit_that_one_broker_took_and_another_did_not_is_nobody_elses(silent: bool) -> None:
+    class Connections:
+        brokers = ("broker-a", "broker-b")
+
+        def ask(self, requests: list[tuple[str, Request]], _: float) -> list[Result]:
+            not_taken: Result = (
+                ConnectionLost("broker-b did not answer in time") if silent else Command(1, 1)
+            )
+            taken = Command(0, 1, ext={"offset": "1"})
+            return [not_taken if to == "broker-b" else taken for to, _ in requests]
+
+        def broken(self) -> dict[str, str]:
+            return {}
+
+    share = QueueShare(
+        cast(Any, Connections()),
+        cast(Any, None),
+        PushHandler(),
+        client="c",
+        group="g",
+        filters={"t": "*"},
+        seconds=1.0,
+    )
+    ours, away = (
+        ProcessQueue(MessageQueue("t", broker, 0), 0, 0) for broker in Connections.brokers
+    )
+    for process_queue in (ours, away):
+        process_queue.pulled([stored(0), stored(1)], 2)
+    first, second = ours.take(2)
+    ours.done(first)
+    away.done(away.take(1)[0])
+    with pytest.raises(BrokerUnavailable):
+        share.commit([away, ours])
+    share.process_queues = {ours.queue: ours}
+    share._follow_moves("sharing")
+    assert ours.has(second), "what is in hand stays there"
+    share.commit([ours])
+    assert (ours.committed, ours.moved, away.moved) == (1, False, silent)

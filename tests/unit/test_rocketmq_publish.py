@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import pytest
 
+from backstop.brokers.rocketmq.adapter import RocketMQ
 from backstop.brokers.rocketmq.inspect.check_config import (
     Consumers,
     WantedGroup,
@@ -425,6 +426,17 @@ def test_the_settings_name_the_tags_that_consumers_subscribe_to(
     finding = check_subscription("g", "t", expressions, group(tags))
     assert finding.good is good, finding
     assert finding.good or finding.do
+
+
+def test_an_ordered_consumer_keeps_to_the_tags_of_the_settings_like_any_other() -> None:
+    group = WantedGroup(("eu",), True, timedelta(hours=1), timedelta(seconds=1))
+    wanted = {"t": WantedTopic(timedelta(1), {"g": group})}
+    with RocketMQ("rocketmq://127.0.0.1:1", wanted=wanted) as broker:
+        plain, owned = (
+            broker.subscribe("g", ["t"], "c"),
+            broker.subscribe_owned("g", ["t"], "c"),
+        )
+        assert [one._share._filters["t"] for one in (plain, owned._inner)] == ["eu", "eu"]
 
 
 def test_a_group_that_pops_does_not_acknowledge_what_it_commits() -> None:

@@ -40,6 +40,7 @@ from backstop.brokers.activemq.session import (
 from backstop.brokers.activemq.unavailable import unavailable
 from backstop.brokers.protocol import Received
 from backstop.model.errors import BrokerUnavailable, ContractBroken
+from backstop.model.log_limit import LimitedLog
 from backstop.model.records import Message
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ _SEQUENCE = re.compile(r"(ID:\S+):([0-9]{1,18})")
 """The broker's id of a message: its producer's, and that one's number of it."""
 PREFETCH = 100
 """Messages in this consumer's hands at most; what it does not acknowledge counts, too."""
+QUEUES_SECONDS = 5.0
+"""How often it looks for a queue that was not there."""
 ERROR_CHARACTERS = 1000
 
 
@@ -73,6 +76,10 @@ class ActiveMQSubscription:
         self._acks: dict[str, str] = {}
         """broker's id of an unacknowledged message -> what an ACK of it names"""
         self._taken: dict[str, Received] = {}
+        self._missing: dict[int, str] = {}
+        """place of a topic -> its queue, which was not there when it was looked for last"""
+        self._look_at = float("-inf")
+        self._limited = LimitedLog(log)
         self._later: list[tuple[float, int, str]] = []
         self._unreadable: set[str] = set()
         """Of these, by the broker's id, STOMP does not show the content."""
@@ -159,27 +166,34 @@ class ActiveMQSubscription:
             session.close()
 
     def _connected(self) -> Session:
-        if self._session is not None:
-            return self._session
-        queues = {topic: self._names.queue(topic, self._group) for topic in self.topics}
-        if self._reader is not None:
-            for topic, queue in queues.items():
-                if self._reader.depth(queue) is None:
-                    raise unavailable(
-                        "subscribing",
-                        f"the group {self._group!r} has no queue {queue!r} of {topic!r}",
-                    )
+        """The connection, with a subscription to each queue that is there; those that are missing are looked for again."""
+        session = self._session
+        if session is None:
+            topics = enumerate(self.topics)
+            self._missing = {place: self._names.queue(one, self._group) for place, one in topics}
+        elif not self._missing or time.monotonic() < self._look_at:
+            return session
         try:
-            session = self._pool.new()
-        except NotSent as error:
-            raise unavailable("subscribing", str(error)) from error
-        self._session = session
-        for place, queue in enumerate(queues.values()):
+            there = [place for place, queue in self._missing.items() if self._is_there(queue)]
+        except BrokerUnavailable:
+            if session is None:
+                raise
+            return session  # what is subscribed to goes on
+        finally:
+            self._look_at = time.monotonic() + QUEUES_SECONDS
+        if session is None:
+            if self._missing and not there:
+                raise unavailable("subscribing", self._no_queue())
+            try:
+                session = self._session = self._pool.new()
+            except NotSent as error:
+                raise unavailable("subscribing", str(error)) from error
+        for place in there:
             number = session.number()
             frame = encode(
                 "SUBSCRIBE",
                 {
-                    "destination": f"/queue/{queue}",
+                    "destination": f"/queue/{self._missing[place]}",
                     "id": str(place),
                     "ack": "client-individual",
                     "activemq.prefetchSize": str(self._prefetch),
@@ -187,7 +201,19 @@ class ActiveMQSubscription:
                 },
             )
             self._ask(session, frame, number, "subscribing")
+            del self._missing[place]
+        if self._missing:
+            self._limited.warning(f"{self._no_queue()}; its other topics go on.")
         return session
+
+    def _is_there(self, queue: str) -> bool:
+        """Subscribing would make a queue that is not."""
+        return self._reader is None or self._reader.depth(queue) is not None
+
+    def _no_queue(self) -> str:
+        return (
+            f"the group {self._group!r} has no queue {', '.join(map(repr, self._missing.values()))}"
+        )
 
     def _arrived(self, session: Session, room: int, until: float) -> list[Received]:
         """New messages, up to `room`; waits until then for the first one."""
@@ -255,7 +281,7 @@ class ActiveMQSubscription:
             ORIGIN: f"queue://{queue}",
             DELIVERIES: str(received.deliveries),
             CAUSE: f"Delivery[{received.deliveries}] exceeds redelivery policy limit: given up by its consumer",
-            **({ERROR: error[:ERROR_CHARACTERS].replace("\x00", "")} if error else {}),
+            **({ERROR: _writable(error[:ERROR_CHARACTERS])} if error else {}),
         }
         to = f"/queue/{self._names.dead_letter_queues(queue)[0]}"
         frames = [
@@ -337,3 +363,8 @@ class ActiveMQSubscription:
     def _forget(self) -> None:
         self._session = None
         self._acks, self._taken, self._later, self._unreadable = {}, {}, [], set()
+
+
+def _writable(text: str) -> str:
+    """As a header can hold it: a handler's error may have NUL, and halves of surrogate pairs."""
+    return text.replace("\x00", "").encode(errors="replace").decode()

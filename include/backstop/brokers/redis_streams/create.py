@@ -95,11 +95,16 @@ class Creator:
             self._create_group(group, topic, queue, "0" if at == "start" else "$")
 
     def remember_group(self, group: str, topics: list[str]) -> None:
-        """Notes where the group's dead letters may be; noted before there can be one."""
-        self._exchange.ask(
-            [("SADD", self._keys.group(group), *(topic.encode() for topic in topics))],
-            f"noting the group {group!r}",
-        )
+        """Notes where the group's dead letters may be; noted before there can be one.
+
+        A full server refuses the note even of what is noted already: consumers could not begin, and empty it.
+        """
+        key, doing = self._keys.group(group), f"noting the group {group!r}"
+        names = [topic.encode() for topic in topics]
+        [known] = self._exchange.ask([("SMISMEMBER", key, *names)], doing)
+        new = [name for name, is_known in zip(names, known, strict=True) if not is_known]
+        if new:
+            self._exchange.ask([("SADD", key, *new)], doing)
 
     def groups(self, topic: str) -> list[str]:
         """The groups of the topic, by name."""

@@ -8,6 +8,7 @@ holder dies.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -16,10 +17,13 @@ from typing import Self
 
 from backstop.brokers.protocol import Received
 from backstop.brokers.redis_streams.decode import entry_of, received
-from backstop.brokers.redis_streams.exchange import Command, Exchange, Script
+from backstop.brokers.redis_streams.exchange import Command, Exchange, Script, no_answer
 from backstop.brokers.redis_streams.keys import Keys
-from backstop.brokers.redis_streams.read_progress import ProgressReader
+from backstop.brokers.redis_streams.read_progress import ProgressReader, no_topic
 from backstop.model.errors import BrokerUnavailable
+from backstop.model.log_limit import LimitedLog
+
+log = logging.getLogger(__name__)
 
 REDELIVER = Script.load("bury", "redeliver")
 HAND_BACK = Script.load("another", "bury", "hand_back")
@@ -56,6 +60,9 @@ class RedisSubscription:
         self._limit = delivery_limit or 0
         self._scan_every = min(max(self._visibility_ms / 4000, POLL_SECONDS), QUEUES_SECONDS)
         self._queues: list[Queue] = []
+        self._silent: dict[Queue, BrokerUnavailable] = {}
+        """Queues that answered the last look with an error: the others go on without them."""
+        self._limited = LimitedLog(log)
         self._turn = 0
         self._read_queues_at = self._looked_at = self._scanned_at = float("-inf")
 
@@ -71,30 +78,26 @@ class RedisSubscription:
         self.close()
 
     def fetch(self, limit: int, wait: timedelta) -> list[Received]:
-        """Up to `limit` messages; BrokerUnavailable when the broker, a topic or the group does not answer."""
+        """Up to `limit` messages; BrokerUnavailable when no queue can be read. A topic that is not there, or without the group, stops
+        no other."""
         try:
             return self._fetch(limit, time.monotonic() + wait.total_seconds())
         except BrokerUnavailable:
-            self._read_queues_at = float(
-                "-inf"
-            )  # the topic may have changed under us: look again next time
+            # The topic may have changed under us: look again next time.
+            self._read_queues_at = self._looked_at = self._scanned_at = float("-inf")
             raise
 
     def _fetch(self, limit: int, deadline: float) -> list[Received]:
         while True:
             self._refresh_queues()
-            found = self._redeliveries(limit)
-            if len(found) < limit:
-                found += self._new(limit - len(found), block=0.0)
+            found = self._and_new(self._redeliveries(limit), limit)
             left = deadline - time.monotonic()
             if found or left <= 0:
                 return found
             found = self._new(limit, block=min(left, POLL_SECONDS))
             if found:
                 # The first one woke us up; others may have come with it.
-                return found + (
-                    self._new(limit - len(found), block=0.0) if len(found) < limit else []
-                )
+                return self._and_new(found, limit)
 
     def acknowledge(self, received: Sequence[Received]) -> None:
         commands = acknowledgements(self._keys, self._group, received)
@@ -136,9 +139,27 @@ class RedisSubscription:
     def _refresh_queues(self) -> None:
         now = time.monotonic()
         if now - self._read_queues_at >= QUEUES_SECONDS:
-            self._queues = [
-                (topic, q) for topic in self.topics for q in range(self._reader.queue_count(topic))
+            counts = self._reader.find_queue_counts(self.topics)
+            wrong = [
+                count or no_topic(topic)
+                for topic, count in counts.items()
+                if not isinstance(count, int)
             ]
+            if wrong and len(wrong) == len(counts):
+                raise wrong[0]
+            for error in wrong:
+                self._limited.warning(str(error))
+            # A topic that is refused has the queues that it had.
+            had = [
+                queue for queue in self._queues if isinstance(counts[queue[0]], BrokerUnavailable)
+            ]
+            self._queues = had + [
+                (topic, q)
+                for topic, count in counts.items()
+                if isinstance(count, int)
+                for q in range(count)
+            ]
+            self._silent = {q: error for q, error in self._silent.items() if q in self._queues}
             self._read_queues_at = now
 
     def _redeliveries(self, limit: int) -> list[Received]:
@@ -156,11 +177,19 @@ class RedisSubscription:
             room = limit - len(found)
             some, turn = turn[:room], turn[room:]
             share = max(1, room // len(some))
-            answers = self._exchange.ask(
-                [self._redeliver(queue, share, scan) for queue in some], "receiving"
-            )
-            for (topic, number), taken in zip(some, answers, strict=True):
-                found += [received(topic, number, i, fields, count) for i, fields, count in taken]
+            answers = self._exchange.run([self._redeliver(queue, share, scan) for queue in some])
+            for queue, taken in zip(some, answers, strict=True):
+                silence = no_answer(taken, "receiving")
+                if silence is not None:
+                    self._silent[queue] = silence
+                    continue
+                if scan or taken:  # else it has not met the group
+                    self._silent.pop(queue, None)
+                found += [received(*queue, i, fields, count) for i, fields, count in taken]
+        if self._silent and len(self._silent) == len(self._queues):
+            raise next(iter(self._silent.values()))
+        for error in self._silent.values():
+            self._limited.warning(str(error))
         return found
 
     def _redeliver(self, queue: Queue, at_most: int, scan: bool) -> tuple[str | bytes | int, ...]:
@@ -177,11 +206,23 @@ class RedisSubscription:
             int(scan),
         )
 
+    def _and_new(self, found: list[Received], limit: int) -> list[Received]:
+        """New messages behind what was found. That has spent a delivery: an error behind it does not keep it back."""
+        if len(found) >= limit:
+            return found
+        try:
+            return found + self._new(limit - len(found), block=0.0)
+        except BrokerUnavailable as error:
+            if not found:
+                raise
+            self._limited.warning(str(error))  # the next call meets it again
+            return found
+
     def _new(self, limit: int, *, block: float) -> list[Received]:
         """New messages, fairly over the queues: COUNT is for each stream, so the share keeps the sum below
         `limit`."""
         found: list[Received] = []
-        queues = self._next_turn()[:limit]
+        queues = [queue for queue in self._next_turn() if queue not in self._silent][:limit]
         while queues and limit > len(found):
             queues = queues[: limit - len(found)]
             share = (limit - len(found)) // len(queues)
@@ -199,7 +240,13 @@ class RedisSubscription:
                 *streams,
                 *([">"] * len(streams)),
             )
-            [answer] = self._exchange.ask([command], "receiving", blocking=block)
+            [answer] = self._exchange.run([command], blocking=block)
+            silence = no_answer(answer, "receiving")
+            if silence is not None:
+                if not found:
+                    raise silence
+                self._limited.warning(str(silence))
+                return found
             full: list[Queue] = []
             for stream, entries in answer or ():
                 topic, number = streams[stream]

@@ -246,17 +246,6 @@ class RocketMQ:
         `tags`: the group's filter, by topic; null: the one of the settings that this was opened with, else every message. All
         consumers of a group must have the same topics and tags, or RocketMQ skips messages.
         """
-        if tags is None:
-            subscriptions = {
-                topic: self._wanted[topic].groups.get(group)
-                for topic in topics
-                if topic in self._wanted
-            }
-            tags = {
-                topic: one.tags
-                for topic, one in subscriptions.items()
-                if one is not None and one.tags is not None
-            }
         return RocketMQSubscription(
             self._pool,
             self._routes,
@@ -267,7 +256,7 @@ class RocketMQ:
             delivery_limit=self._delivery_limit,
             pull_batch=self._pull_batch,
             levels=self._levels,
-            tags=tags,
+            tags=self._tags(group, topics) if tags is None else tags,
         )
 
     def subscribe_owned(
@@ -284,9 +273,23 @@ class RocketMQ:
             delivery_limit=self._delivery_limit,
             pull_batch=self._pull_batch,
             levels=self._levels,
+            tags=self._tags(group, topics),
             in_order=True,
         )
         return OwnedRocketMQSubscription(inner, topics, self._routes.brokers)
+
+    def _tags(self, group: str, topics: Sequence[str]) -> dict[str, Sequence[str]]:
+        """The group's filter in the settings, by topic."""
+        subscriptions = {
+            topic: self._wanted[topic].groups.get(group)
+            for topic in topics
+            if topic in self._wanted
+        }
+        return {
+            topic: one.tags
+            for topic, one in subscriptions.items()
+            if one is not None and one.tags is not None
+        }
 
     def create_topic(self, topic: str, queues: int = 4) -> None:
         """Makes it with so many queues on each master; queues can be added."""

@@ -1,4 +1,5 @@
 -- Shared: moves one entry to the group's dead letters and acknowledges it, in one step; and what "held" means.
+-- `bury` returns nothing, or the error with which the server did not store it (no memory): the entry is still pending then.
 -- Every script below it has KEYS 1 stream, 2 life, 3 held, 4 dead and ARGV 1 group.
 local function bury(id, deliveries, cause, problem, topic, queue)
   local entry = redis.call('XRANGE', KEYS[1], id, id)
@@ -13,8 +14,8 @@ local function bury(id, deliveries, cause, problem, topic, queue)
       'died', string.format('%.0f', now[1] * 1000000 + now[2]),
     }
     for _, value in ipairs(origin) do fields[#fields + 1] = value end
-    -- Stored first: if this fails (no memory), the entry is still pending and comes again.
-    redis.call('XADD', KEYS[4], '*', unpack(fields))
+    local stored = redis.pcall('XADD', KEYS[4], '*', unpack(fields))
+    if type(stored) == 'table' and stored['err'] then return stored end
   end
   redis.call('XACK', KEYS[1], ARGV[1], id)
   redis.call('ZREM', KEYS[3], id)

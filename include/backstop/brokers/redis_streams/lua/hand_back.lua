@@ -9,8 +9,7 @@ local deliveries, limit = tonumber(ARGV[5]), tonumber(ARGV[8])
 if not pending[1] or pending[1][2] ~= ARGV[2] or pending[1][4] ~= deliveries then return 'gone' end
 if ARGV[6] == '1' then
   if limit > 0 and deliveries >= limit then
-    bury(ARGV[3], deliveries, 'handler failed', ARGV[11], ARGV[9], ARGV[10])
-    return 'dead'
+    return bury(ARGV[3], deliveries, 'handler failed', ARGV[11], ARGV[9], ARGV[10]) or 'dead'
   end
 else
   deliveries = deliveries - 1

@@ -8,7 +8,11 @@ local STEP = 4
 local fence, room, from, bytes = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6])
 local known = redis.call('GET', KEYS[3])
 if known and tonumber(known) > fence then return false end
-if not known or tonumber(known) < fence then redis.call('SET', KEYS[3], ARGV[3]) end
+if not known or tonumber(known) < fence then
+  -- A full server refuses what takes memory as a script's first write only, and this one takes none: else nobody could empty it.
+  redis.call('ZREM', KEYS[2], '')
+  redis.call('SET', KEYS[3], ARGV[3])
+end
 local taken, size = {}, 0
 
 local function is_full() return #taken >= room or size >= bytes end

@@ -8,7 +8,11 @@ local taken = {}
 
 local function take(id, deliveries)
   if limit > 0 and deliveries >= limit then
-    bury(id, deliveries, 'delivery limit', '', ARGV[6], ARGV[7])
+    if bury(id, deliveries, 'delivery limit', '', ARGV[6], ARGV[7]) then
+      -- It is tried again when it lay idle for as long again, and keeps nothing else back until then.
+      redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, id, 'IDLE', 0, 'RETRYCOUNT', deliveries, 'JUSTID')
+      redis.call('ZREM', KEYS[3], id)
+    end
     return
   end
   -- Also drops an entry that was deleted from the stream from the group's pending ones.

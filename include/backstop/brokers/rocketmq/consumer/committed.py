@@ -37,10 +37,22 @@ def commit(ask: AskAll, group: str, process_queues: Sequence[ProcessQueue]) -> N
         )
         for process_queue, lowest in moved
     ]
-    for (process_queue, lowest), answer in zip(moved, ask(requests, "acknowledging"), strict=True):
-        if answer.code != ResponseCode.SUCCESS:
-            raise unavailable("acknowledging", f"{process_queue.queue.broker} says {answer.said()}")
-        process_queue.committed, process_queue.moved = lowest, False
+    # Until its broker has answered, nobody knows what it has: that is not somebody else's word.
+    before = [process_queue.moved for process_queue, _ in moved]
+    for process_queue, _ in moved:
+        process_queue.moved = True
+    refused = None
+    for (process_queue, lowest), was_moved, answer in zip(
+        moved, before, ask(requests, "acknowledging"), strict=True
+    ):
+        if answer.code == ResponseCode.SUCCESS:
+            process_queue.committed, process_queue.moved = lowest, False
+        else:
+            process_queue.moved = was_moved
+            why = f"{process_queue.queue.broker} says {answer.said()}"
+            refused = refused or unavailable("acknowledging", why)
+    if refused is not None:
+        raise refused
 
 
 def committed(

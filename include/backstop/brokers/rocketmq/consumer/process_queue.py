@@ -40,7 +40,8 @@ class ProcessQueue:
         self.committed = committed
         """What the broker has; null: nothing, or something that is not true any more."""
         self.moved = False
-        """It went on from another place than the broker has: to be committed before the broker's word is believed again."""
+        """It went on from another place than the broker has, or nobody knows what that has after a commit without an answer: to be
+        committed before the broker's word is believed again."""
         self.pulling: int | None = None
         """Of a pull that the broker holds: the number of its request."""
         self.pulling_from = start
