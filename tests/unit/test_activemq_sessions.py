@@ -13,12 +13,12 @@ import pytest
 
 from backstop.brokers.activemq.frames import Frame
 from backstop.brokers.activemq.names import Names
-from backstop.brokers.activemq.publish import _uncommitted
+from backstop.brokers.activemq.publish import Publisher, _uncommitted
 from backstop.brokers.activemq.receive import ActiveMQSubscription
-from backstop.brokers.activemq.session import Address, Pool
+from backstop.brokers.activemq.session import Address, NotSent, Pool, Session
 from backstop.brokers.activemq.unavailable import unavailable
 from backstop.model.errors import BrokerUnavailable, ConfigurationError
-from backstop.model.records import Outcome
+from backstop.model.records import Message, Outcome
 
 
 @pytest.mark.parametrize(
@@ -187,6 +187,38 @@ def test_a_queue_that_is_missing_keeps_no_other_topic_back_and_is_taken_when_it_
     made.close()
     with pytest.raises(BrokerUnavailable, match="has no queue"):
         made.fetch(1, timedelta(0))
+
+
+def test_a_silent_broker_costs_one_send_timeout_however_many_destinations_there_are() -> None:
+    class Silent(Pool):
+        asked = 0
+
+        def take(self) -> Session:
+            Silent.asked += 1
+            time.sleep(0.1)
+            raise NotSent("cannot log in: no answer in time")
+
+    pool = Silent(Address.parse("stomp://u:p@127.0.0.1:1"), connect_timeout=0.1)
+    publisher = Publisher(pool, Names(), None, send_timeout=0.3, max_bytes=1000)
+    receipts = publisher.publish([Message(f"t{n}", "1", b"") for n in range(20)], None)
+    assert {one.outcome for one in receipts} == {Outcome.REFUSED}
+    assert 1 <= Silent.asked <= 4
+
+
+def test_a_silent_jolokia_costs_one_send_timeout_however_many_topics_there_are() -> None:
+    asked = 0
+
+    def there(_: str) -> bool:
+        nonlocal asked
+        asked += 1
+        time.sleep(0.1)
+        raise unavailable("looking", "Jolokia did not answer")
+
+    pool = Pool(Address.parse("stomp://u:p@127.0.0.1:1"), connect_timeout=0.1)
+    publisher = Publisher(pool, Names(), there, send_timeout=0.3, max_bytes=1000)
+    receipts = publisher.publish([Message(f"t{n}", "1", b"") for n in range(20)], None)
+    assert {(one.outcome, one.refused_for_good) for one in receipts} == {(Outcome.REFUSED, False)}
+    assert 1 <= asked <= 4
 
 
 @pytest.mark.parametrize(
