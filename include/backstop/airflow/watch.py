@@ -25,7 +25,7 @@ def watch_once(**context: Any) -> dict[str, Any]:
 
 @task(task_id="wake", trigger_rule=TriggerRule.ONE_FAILED, outlets=[WORK])
 def wake_after_failed_watch(**context: Any) -> list[str]:
-    """The same duties are woken where the watch failed: a silent trigger may have the same cause, and its stand-in is the watch."""
+    """Wakes the same duties after a failed watch: it stands in for a silent trigger also while something else keeps it red."""
     return [*wake_duties(context), *wake_in_place_of_the_trigger(context)]
 
 
