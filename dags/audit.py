@@ -14,9 +14,9 @@ What each task does, and what to do when it is red:
   (wait for it), or the control database is down (restart it).
 - **look** queries every database and stores breaches by id. Red: a database did not answer (the log
   names it); restart it and run the day again.
-- **audit_invariants** runs the data checks over the breaches. Red: an invariant does not hold. The
-  button Data Docs shows which check, the table `data_check` the ids, and an alert was written.
-  Investigate before anything is purged.
+- **audit_invariants** runs the data checks over the breaches, also after a red **look**. Red: an
+  invariant does not hold. The button Data Docs shows which check, the table `data_check` the ids,
+  and an alert was written. Investigate before anything is purged.
 - **publish_day** marks the day as audited and good. Red: the cause is in Airflow itself; clear it.
 - **close_run** closes the run, whatever happened. Red: the run failed, or a database was down: the
   message names it.
@@ -62,7 +62,7 @@ def audit() -> None:
         "audit",
         HANDED,
         "Also when something did not answer: what was found is reported all the same.",
-        trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
+        trigger_rule=TriggerRule.ALL_DONE,
     )
     published = publish_day(opened=HANDED, report=audited)
     closed = tear_down(close_run(opened=opened), opened)

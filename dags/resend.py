@@ -89,7 +89,7 @@ def resend() -> None:
         "attempts",
         HANDED,
         "Runs after a failed job as well: that is when it matters most.",
-        trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
+        trigger_rule=TriggerRule.ALL_DONE,
     )
     closed = tear_down(close_run(opened=opened), opened)
 

@@ -3,7 +3,8 @@
 Purges, in small steps and inside a window (`retention.window`, 01:00 to 05:00 UTC): logs of
 consumers, closed stubs of producers with their attempts, decided dead letters (their contents
 earlier, if the policy says so), and old rows of the control database. One Python process, no Spark:
-the work is in the databases, and the steps keep their load low.
+the work is in the databases, and the steps keep their load low. It starts five minutes after the
+window opens.
 
     open_run >> purge >> close_run
 
@@ -38,12 +39,12 @@ from datetime import timedelta
 
 from backstop.airflow.duty_dag import close_run, duty_dag, switch, tear_down, with_links
 from backstop.airflow.retention import open_run, purge
-from backstop.airflow.schedule import every
+from backstop.airflow.schedule import in_window
 
 
 @duty_dag(
     __doc__,
-    schedule=every("BACKSTOP_RETENTION_SCHEDULE", "5 1 * * *"),
+    schedule=in_window("BACKSTOP_RETENTION_SCHEDULE"),
     dagrun_timeout=timedelta(hours=13),
     params={
         "now": switch("Now", "Also outside the window of backstop.yaml"),

@@ -83,7 +83,7 @@ def sweep() -> None:
         opened=HANDED,
         here=sweep_here,
         execution_timeout=timedelta(hours=1),
-        trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS,
+        trigger_rule=TriggerRule.NONE_FAILED,
     )
     after = with_links(audit_after(suite="leases_after", opened=HANDED), DataDocsLink())
     closed = tear_down(close_run(opened=opened), opened)

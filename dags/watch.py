@@ -31,8 +31,8 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 
 from backstop.airflow.duty_dag import backstop_dag
 from backstop.airflow.schedule import when_due
-from backstop.airflow.wake import SOMETHING_TO_WATCH, wake_after_failure
-from backstop.airflow.watch import watch_once
+from backstop.airflow.wake import SOMETHING_TO_WATCH
+from backstop.airflow.watch import wake_after_failed_watch, watch_once
 
 
 @backstop_dag(
@@ -45,7 +45,7 @@ from backstop.airflow.watch import watch_once
 )
 def watch() -> None:
     # A run is as red as its last tasks. Airflow starts no process for the empty one.
-    watch_once() >> [wake_after_failure(), EmptyOperator(task_id="ended")]
+    watch_once() >> [wake_after_failed_watch(), EmptyOperator(task_id="ended")]
 
 
 dag = watch()

@@ -22,7 +22,9 @@ from backstop.airflow import notify, prove
 from backstop.airflow import steps as duty
 from backstop.airflow.control_room import control_room
 from backstop.airflow.wake import WORK, wake_duties
+from backstop.airflow.watch import wake_after_failed_watch
 from backstop.decisions.questions import choose
+from backstop.due import look
 from backstop.duties import duty_named
 from backstop.model.errors import (
     AuditFailed,
@@ -321,6 +323,21 @@ def test_alerts_and_cases_wake_who_tells_and_who_asks_only_while_there_is_someth
     assert woken() == ["backstop_something_to_tell"]
     config.write_text(config.read_text().replace(told, "{none_wanted: true}"))
     assert woken() == [], "nobody is to be told"
+
+
+def test_after_a_failed_watch_too_a_silent_trigger_is_stood_in_for(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look, "due_now", lambda *_: ["reconcile", "sweep"])
+    noted = "INSERT INTO watermark (subject, reached) VALUES ('due work is looked for', now() - interval %s)"
+    control.rows(noted, "10 minutes")
+    events = OutletEventAccessors()
+    names = wake_after_failed_watch.function(outlet_events=events)
+    assert names == ["backstop_something_to_judge", "backstop_something_to_sweep"]
+    reported = _serialize_outlet_events(events)
+    assert [event["dest_asset_key"]["name"] for event in reported] == names
+    control.rows("UPDATE watermark SET reached = now()")
+    assert wake_after_failed_watch.function(outlet_events=events) == [], "the trigger starts them"
 
 
 def test_while_the_control_database_is_away_the_channels_are_told_once_an_hour_and_once_when_it_is_back(

@@ -14,7 +14,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -158,6 +158,27 @@ def test_what_a_killed_task_left_is_removed_by_the_next_one_and_what_a_living_on
     assert Path(seen["file"]).is_relative_to(tmp_path)
     assert [folder.exists() for folder in folders] == [False, True]
     tasks[1].communicate("")
+
+
+def test_a_folder_is_gone_before_anybody_may_take_it_for_left_over(
+    airflow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: list[bool] = []
+
+    @contextmanager
+    def held(folder: Path) -> Iterator[None]:
+        assert folder.exists()
+        try:
+            yield
+        finally:
+            there.append(folder.exists())
+
+    monkeypatch.setattr(spark_operator, "held", held)
+    submit(airflow, monkeypatch)
+    shutil.rmtree(airflow.parent / "bin")
+    with pytest.raises(Exception, match="spark-submit"):
+        submit(airflow, monkeypatch, code=1, xcoms=Xcoms())
+    assert there == [False, False]
 
 
 def test_the_command_line_carries_the_run_and_its_token_only(

@@ -230,12 +230,18 @@ def test_a_lease_that_ended_is_swept_by_spark_and_checked_and_then_nothing_is_st
         "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'done'",
         database="consumer_billing",
     )
+    # A dry run skips the checks of what it did not write, and not the sweep itself.
+    tasks = people.run("sweep", dry_run=True)
+    skipped = {name for name, state in tasks.items() if state == "skipped"}
+    assert skipped == {"audit_before", "audit_after", "wake"}
+    assert set(tasks.values()) == {"success", "skipped"}
+    swept = "SELECT message_id, state FROM consumer_log WHERE message_id IN ('stuck', 'stuck-2', 'done') ORDER BY 1"
+    assert dict(people.rows(swept, database="consumer_billing"))["stuck"] == "CONSUMING"
     run_id, tasks = people.run_named("sweep", dry_run=False)
     assert {name: state for name, state in tasks.items() if state != "success"} == {
         "wake": "skipped"
     }
     assert "spark-submit" in people.api.task_log("sweep", run_id, "sweep")
-    swept = "SELECT message_id, state FROM consumer_log WHERE message_id IN ('stuck', 'stuck-2', 'done') ORDER BY 1"
     assert people.rows(swept, database="consumer_billing") == [
         ("done", "CONSUMED"),
         ("stuck", "EXPIRED"),

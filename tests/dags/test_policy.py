@@ -354,6 +354,42 @@ def test_judging_goes_on_whatever_happened_to_the_messages_of_open_cases(
     assert {name for name, task in tasks.items() if "judge" in task["downstream"]} == {"revisit"}
 
 
+def test_what_runs_after_a_failed_task_needs_no_success_of_that_task_alone(
+    bag: dict[str, Any],
+) -> None:
+    """With one task before it, "all done, one of them a success" never holds after that one failed."""
+    for name, dag in bag["dags"].items():
+        for task_id, task in dag["tasks"].items():
+            before = [one for one, its in dag["tasks"].items() if task_id in its["downstream"]]
+            if task["rule"] == "all_done_min_one_success":
+                assert len(before) > 1, f"{name}.{task_id} never runs after {before} failed"
+
+
+@pytest.mark.parametrize(
+    ("name", "job", "checked"),
+    [("resend", "claim_publish_settle", "audit_attempts"), ("audit", "look", "audit_invariants")],
+)
+def test_the_result_of_a_failed_job_is_checked_as_well(
+    bag: dict[str, Any], name: str, job: str, checked: str
+) -> None:
+    tasks = bag["dags"][name]["tasks"]
+    assert [one for one, its in tasks.items() if checked in its["downstream"]] == [job]
+    assert tasks[checked]["rule"] == "all_done"
+    if name == "audit":  # no day is good of which something was not read
+        assert tasks["publish_day"]["rule"] == "all_success"
+        assert {one for one, its in tasks.items() if "publish_day" in its["downstream"]} == {
+            job,
+            checked,
+        }
+
+
+def test_a_dry_sweep_skips_the_check_before_it_and_not_the_sweep(bag: dict[str, Any]) -> None:
+    tasks = bag["dags"]["sweep"]["tasks"]
+    assert [one for one, its in tasks.items() if "sweep" in its["downstream"]] == ["audit_before"]
+    # It may be skipped and must not have failed. With "one success" nothing would be left to run after the skip.
+    assert tasks["sweep"]["rule"] == "none_failed"
+
+
 def test_an_idle_day_has_fewer_than_300_runs(airflow: Airflow) -> None:
     """Airflow's own timetables walk a day, and the triggers see 172,800 looks at a system in which nothing is due."""
     day = airflow.facts(IDLE_DAY, str(ROOT / "dags"))

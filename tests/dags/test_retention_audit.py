@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from backstop.airflow import audit, retention
 from backstop.airflow import steps as duty
-from backstop.airflow.schedule import daily, every
+from backstop.airflow.schedule import daily, every, in_window
 from backstop.model.errors import AuditFailed, ConfigurationError, Unavailable
 from backstop_lab.servers.ports import free_port
 from backstop_lab.servers.postgres import Postgres
@@ -153,6 +153,32 @@ def test_an_audited_day_is_published_as_a_partition_of_the_asset() -> None:
     assert event["dest_asset_key"]["name"] == "backstop_audited"
     assert event["partition_key"] == "2026-11-20"
     assert event["extra"] == {"run_id": 7, "day": "2026-11-20", "report": "7/audit/index.html"}
+
+
+@pytest.mark.parametrize(
+    ("written", "cron"),
+    [
+        ("", "5 1 * * *"),
+        ("retention: {step_rows: 100}\n", "5 1 * * *"),
+        ('retention: {window: "02:00-06:00"}\n', "5 2 * * *"),
+        (
+            "retention:\n  step_rows: 100\n\n  window: 22:00-01:00  # the quiet hours\n",
+            "5 22 * * *",
+        ),
+        ('retention:\n  window: "23:58-04:00"\n', "3 0 * * *"),
+        ('retention: {\n  window: "03:30-04:00"\n}\n', "35 3 * * *"),
+    ],
+)
+def test_retention_starts_when_its_window_opens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: str, cron: str
+) -> None:
+    config = tmp_path / "backstop.yaml"
+    config.write_text(f"control: backstop_control\n{written}watch: {{}}\n")
+    monkeypatch.setenv("BACKSTOP_CONFIG", str(config))
+    monkeypatch.delenv("BACKSTOP_RETENTION_SCHEDULE", raising=False)
+    assert in_window("BACKSTOP_RETENTION_SCHEDULE").expression == cron
+    monkeypatch.setenv("BACKSTOP_RETENTION_SCHEDULE", "30 2 * * *")
+    assert in_window("BACKSTOP_RETENTION_SCHEDULE").expression == "30 2 * * *"
 
 
 @pytest.mark.parametrize("text", ["0", "0s", "0.0 m"])

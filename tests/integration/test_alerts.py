@@ -586,6 +586,21 @@ def test_without_a_channel_the_duty_fails_once_there_is_something_to_tell_unless
     )
 
 
+def test_the_newest_delivery_that_succeeded_is_remembered_while_no_channel_takes_anything(
+    told: Told,
+) -> None:
+    told.world.control(
+        "INSERT INTO run (duty, scope, token, policy_version, code_version, started_at, finished_at, state)"
+        " SELECT 'deliver_alerts', '*', gen_random_uuid(), '', '', at, at, 'done'"
+        " FROM (VALUES (now() - interval '3 days'), (now() - interval '2 days')) AS v (at)"
+    )
+    told.case("a")
+    with pytest.raises(AlertsUndelivered):
+        run_once(told.settings(), Connections())  # alerts wait and there is no channel
+    runs = "SELECT state, started_at < now() - interval '60 h' FROM run WHERE duty = 'deliver_alerts' ORDER BY run_id"
+    assert told.world.control(runs) == [("done", False), ("failed", False)]
+
+
 def test_a_channel_whose_url_nobody_knows_is_a_channel_that_does_not_work(told: Told) -> None:
     settings = told.settings("hook")
     told.monkeypatch.delenv("ALERTS_HOOK")

@@ -20,9 +20,12 @@ from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
 from backstop.model.errors import HeartbeatLost, RunRefused, StoreUnavailable
 from backstop.model.records import Counts, Message, Outcome
+from backstop.reports.metrics import render
 from backstop.runs.run import close_run, open_run
+from backstop.sql.named import load
 from backstop.watch.blocked import Blocked, Blocks, tell_of_blocked
 from backstop.watch.run_once import Watched, run_once
+from backstop.watch.sample_groups import forget
 from backstop.watch.samples import QueueSample
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
@@ -685,8 +688,49 @@ def test_the_watch_buries_nobody_under_its_own_rows(watch: Watch) -> None:
     watch.minutes(3)
     watch.later(2 * DAY)
     watch.look()
-    assert watch.world.rows("control", "SELECT count(*) FROM run WHERE duty = 'watch'") == [(1,)]
+    # The newest that succeeded stays until this one is done.
+    assert watch.world.rows("control", "SELECT count(*) FROM run WHERE duty = 'watch'") == [(2,)]
     assert watch.world.rows("control", "SELECT count(*) FROM watch_topic") == [(2,)]
+
+
+def test_the_newest_watch_that_succeeded_is_remembered_for_as_long_as_it_fails(
+    watch: Watch,
+) -> None:
+    for days in (3, 2):
+        watch.succeed("watch", ago=days * DAY)
+    watch.succeed("watch", ago=1.5 * DAY, state="incomplete")
+    conn = watch.world.control()
+    with closing(conn), conn, conn.cursor() as cursor:
+        forget(cursor, watch.settings(), datetime.now(UTC))
+    assert watch.world.rows(
+        "control", "SELECT state FROM run WHERE duty = 'watch' ORDER BY run_id"
+    ) == [("done",), ("incomplete",)]
+
+
+def test_a_night_whose_window_was_shut_is_no_success_of_retention(watch: Watch) -> None:
+    late = {"watch": {"allowed_age": {"retention": "26h"}}}
+    watch.succeed("retention", ago=3 * DAY)
+    conn = watch.world.control()
+    with closing(conn):
+        shut = open_run(conn, "retention", "*", watch.world.settings)
+        close_run(conn, shut, "done", Counts(window_is_shut=1))
+        metrics = render(conn, watch.settings(**late))[0].decode()
+    assert list(watch.look(**late).overdue) == ["retention"]
+    (success,) = re.findall(
+        r'backstop_duty_last_success_timestamp_seconds\{duty="retention",scope="\*"\} (\S+)',
+        metrics,
+    )
+    assert time.time() - float(success) > 2 * DAY
+    with closing(watch.world.control()) as conn, conn.cursor() as cursor:
+        cursor.execute(
+            load("backstop.watch", "queries.sql")["last_success_of"], {"duty": "retention"}
+        )
+        assert cursor.fetchone()[0] < shut.run_id, "it names the same outage as before"
+        now = datetime.now(UTC)
+        day = {"day_from": now - timedelta(hours=12), "day_to": now + timedelta(hours=1)}
+        ran = load("backstop.audit", "control.sql")["duties_ran"]
+        cursor.execute(ran, {"duties": ["retention"], "as_of": now, **day})
+        assert [row[0] for row in cursor.fetchall()] == ["retention"]
 
 
 def oldest(world: System) -> float:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from backstop.config.file import settings_file
-from backstop.config.schedule import DEFAULTS, ON_DEMAND, read_schedule
+from backstop.config.schedule import DEFAULTS, ON_DEMAND, read_schedule, read_section
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -55,6 +55,15 @@ def daily(variable: str, default: str) -> Any:
     if text == "none":
         return None
     return CronPartitionTimetable(text, timezone="UTC", run_offset=-1, key_format="%Y-%m-%d")
+
+
+def in_window(variable: str) -> Any:
+    """The timetable that $variable asks for, else each day five minutes after `retention.window` in backstop.yaml opens; null for
+    "none"."""
+    window = str(read_section(settings_file(), "retention").get("window", ""))
+    opens = re.match(r"([01]\d|2[0-3]):([0-5]\d)-", window)
+    at = (int(opens[1]) * 60 + int(opens[2]) if opens else 60) + 5
+    return every(variable, f"{at % 60} {at // 60 % 24} * * *")
 
 
 def looks_for_due_work() -> bool:

@@ -99,17 +99,18 @@ class SparkDutyOperator(BaseOperator):
             return
         remove_left_over()
         private = private_folder()
-        try:
-            with held(private):
+        with held(private):
+            try:
                 self._submit(private)
-        except Exception:
-            if self._exit_code() == AWAY:
-                context["ti"].xcom_push(
-                    key=SOMETHING_AWAY, value="the log of the task names what did not answer"
-                )
-            raise
-        finally:
-            shutil.rmtree(private)
+            except Exception:
+                if self._exit_code() == AWAY:
+                    context["ti"].xcom_push(
+                        key=SOMETHING_AWAY, value="the log of the task names what did not answer"
+                    )
+                raise
+            finally:
+                # While it is locked: else another task takes it for left over, and both remove it.
+                shutil.rmtree(private)
 
     def _submit(self, private: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="backstop-code-") as code:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from airflow.sdk import task
+from airflow.sdk import TriggerRule, task
 
 from backstop.airflow import notify
 from backstop.airflow.control_room import control_room, log_errors
@@ -21,6 +21,12 @@ def watch_once(**context: Any) -> dict[str, Any]:
     wake_duties(context)
     wake_in_place_of_the_trigger(context)
     return watched
+
+
+@task(task_id="wake", trigger_rule=TriggerRule.ONE_FAILED, outlets=[WORK])
+def wake_after_failed_watch(**context: Any) -> list[str]:
+    """Wakes the same duties after a failed watch: it stands in for a silent trigger also while something else keeps it red."""
+    return [*wake_duties(context), *wake_in_place_of_the_trigger(context)]
 
 
 @log_errors

@@ -210,5 +210,7 @@ LIMIT %(limit)s;
 -- name: forget_messages: the rate looks back an hour
 DELETE FROM alert_message WHERE sent_at < clock_timestamp() - interval '7 days';
 
--- name: forget_runs: deliver_alerts' own runs that went well, a day later: one a minute would bury the others
-DELETE FROM run WHERE duty = 'deliver_alerts' AND state = 'done' AND started_at < clock_timestamp() - interval '1 day';
+-- name: forget_runs: deliver_alerts' own runs that went well, a day later, but for the newest: one a minute would bury the others
+DELETE FROM run WHERE duty = 'deliver_alerts' AND state = 'done' AND started_at < clock_timestamp() - interval '1 day'
+    AND run_id < (SELECT max(r.run_id) FROM run r
+        WHERE r.duty = 'deliver_alerts' AND r.scope = '*' AND r.state = 'done' AND NOT r.dry_run);

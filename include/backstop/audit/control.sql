@@ -128,7 +128,7 @@ FROM unnest(%(duties)s::text[]) AS d (duty)
 -- Runs that found nothing to do are kept for a day.
 WHERE %(day_to)s > %(as_of)s - interval '1 day' AND (SELECT min(started_at) FROM run) < %(day_from)s AND NOT EXISTS (
     SELECT 1 FROM run r
-    WHERE r.duty = d.duty AND r.scope = '*' AND r.state = 'done' AND NOT r.dry_run
+    WHERE r.duty = d.duty AND r.scope = '*' AND r.state = 'done' AND NOT r.dry_run AND NOT r.counts ? 'window_is_shut'
         AND r.finished_at >= %(day_from)s AND r.finished_at < %(day_to)s);
 
 -- name: broken_rows_do_not_grow: on no day are there many more new broken rows than in the week before

@@ -14,16 +14,21 @@ DEFAULTS = {"safety_interval": "45m", "watch_interval": "15m"}
 
 def read_schedule(file: Path) -> Mapping[str, Any]:
     """The section `schedule` of a settings file, as it is written there; empty without one. Nothing else of the file is read."""
+    return read_section(file, "schedule")
+
+
+def read_section(file: Path, name: str) -> Mapping[str, Any]:
+    """The same for the section of another name."""
     if not file.is_file():
         return {}
     text = file.read_text(encoding="utf-8")
-    section = re.search(r"""^["']?schedule["']?\s*:.*(?:\n(?:[ \t#].*)?$)*""", text, re.MULTILINE)
+    section = re.search(rf"""^["']?{name}["']?\s*:.*(?:\n(?:[ \t#].*)?$)*""", text, re.MULTILINE)
     if section is None:
         return {}
     import yaml
 
     try:
-        found = yaml.safe_load(section[0])["schedule"]
-    except yaml.composer.ComposerError:  # it uses what another section names (`&name`, `*name`)
-        found = yaml.safe_load(text)["schedule"]
+        found = yaml.safe_load(section[0])[name]
+    except yaml.YAMLError:  # it uses what another section names (`&name`, `*name`), or ends with a bracket on a line of its own
+        found = yaml.safe_load(text)[name]
     return found if isinstance(found, dict) else {}

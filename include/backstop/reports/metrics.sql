@@ -6,7 +6,7 @@ WHERE taken_at >= clock_timestamp() - interval '1 hour';
 
 -- name: duties: when runs of each duty and scope last succeeded and last did not, dry runs aside
 SELECT duty, scope,
-    extract(epoch FROM max(finished_at) FILTER (WHERE state = 'done'))::float8,
+    extract(epoch FROM max(finished_at) FILTER (WHERE state = 'done' AND NOT counts ? 'window_is_shut'))::float8,
     extract(epoch FROM max(finished_at) FILTER (WHERE state IN ('failed', 'incomplete', 'abandoned')))::float8
 FROM run
 WHERE NOT dry_run

@@ -95,8 +95,9 @@ DELETE FROM watch_group WHERE taken_at < %(before)s;
 -- name: forget_queues: the same, of queues
 DELETE FROM watch_queue WHERE taken_at < %(before)s;
 
--- name: forget_runs: the watch's own runs that went well, a day later: one a minute would bury the others
-DELETE FROM run WHERE duty = 'watch' AND state = 'done' AND started_at < %(before)s;
+-- name: forget_runs: the watch's own runs that went well, a day later, but for the newest: one a minute would bury the others
+DELETE FROM run WHERE duty = 'watch' AND state = 'done' AND started_at < %(before)s
+    AND run_id < (SELECT max(r.run_id) FROM run r WHERE r.duty = 'watch' AND r.scope = '*' AND r.state = 'done' AND NOT r.dry_run);
 
 -- name: resent: copies that resend runs published and ended since an instant; null while one is under way
 SELECT CASE WHEN bool_or(finished_at IS NULL) THEN NULL ELSE coalesce(sum(coalesce((counts ->> 'published')::bigint,
@@ -134,12 +135,13 @@ INSERT INTO alert (dedup_key, severity, title, body)
 VALUES (%(dedup_key)s, %(severity)s, %(title)s, %(body)s)
 ON CONFLICT (dedup_key) DO NOTHING;
 
--- name: duties: of each duty the newest success and the newest failure over everything, dry runs aside, and from when on it may be late
+-- name: duties: of each duty the newest success (not: its window was shut) and failure over everything, no dry run, and from when on it may be late
 SELECT d.duty, s.finished_at, s.run_id, f.finished_at, f.run_id, coalesce(s.finished_at, (SELECT min(started_at) FROM run))
 FROM unnest(%(duties)s::text[]) AS d (duty)
 LEFT JOIN LATERAL (
     SELECT r.run_id, r.finished_at FROM run r
-    WHERE r.duty = d.duty AND r.scope = '*' AND r.state = 'done' AND NOT r.dry_run ORDER BY r.started_at DESC LIMIT 1) s ON true
+    WHERE r.duty = d.duty AND r.scope = '*' AND r.state = 'done' AND NOT r.dry_run AND NOT r.counts ? 'window_is_shut'
+    ORDER BY r.started_at DESC LIMIT 1) s ON true
 LEFT JOIN LATERAL (
     SELECT r.run_id, r.finished_at FROM run r
     WHERE r.duty = d.duty AND r.scope = '*' AND r.state IN ('failed', 'incomplete', 'abandoned') AND NOT r.dry_run
@@ -152,7 +154,8 @@ SELECT clock_timestamp();
 -- name: last_success_of: names the last success of a duty over everything; 0: none
 SELECT coalesce(
     (SELECT extract(epoch FROM reached)::bigint FROM watermark WHERE subject = %(duty)s || ' went well'),
-    (SELECT max(run_id) FROM run WHERE duty = %(duty)s AND scope = '*' AND state = 'done' AND NOT dry_run), 0);
+    (SELECT max(run_id) FROM run WHERE duty = %(duty)s AND scope = '*' AND state = 'done' AND NOT dry_run
+        AND NOT counts ? 'window_is_shut'), 0);
 
 -- name: went_well: the last success of what keeps no runs of its own
 INSERT INTO watermark (subject, reached) VALUES (%(duty)s || ' went well', clock_timestamp())
