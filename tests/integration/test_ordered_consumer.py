@@ -12,6 +12,7 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
+import psycopg2
 import pytest
 import redis
 
@@ -28,6 +29,7 @@ from backstop.client import (
     read_owned,
     row_lock,
     suspects,
+    transactional,
 )
 from backstop.client.blame import Blame
 from backstop.leases import parking, queue_owner
@@ -640,6 +642,45 @@ def test_a_message_that_ends_its_own_connection_each_time_parks_its_key(
     with world.worker(handler=handle) as worker:
         world.step(worker, until=lambda: world.lag() == 0)
     assert (world.effects(), world.parked()) == (ids("b", 2), {"a": ("PARKED", ids("a", 2))})
+
+
+@pytest.mark.parametrize("way", [transactional, leased])
+def test_a_handler_that_says_another_database_is_away_parks_no_key_and_is_not_counted(
+    world: OrderedWorld, way: Any
+) -> None:
+    away, told = [True], []
+
+    def handle(*given: Any) -> None:
+        message: Message = given[-2]
+        if away and message.message_id == "a-000":
+            told.append(message)
+            raise StoreUnavailable("the shop's database", unaffected="", next_step="")
+        if way is transactional:
+            write_effect(given[0], message, "w1")
+
+    world.publish(*ids("a", 2), *ids("b", 2))
+    with world.worker(handler=way(handle)) as worker:
+        world.step(worker, until=lambda: len(told) > 8 or world.parked())
+        assert world.parked() == {}
+        away.clear()
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert world.states() == dict.fromkeys(ids("a", 2) + ids("b", 2), "CONSUMED")
+    assert world.database.one("SELECT attempts FROM consumer_log WHERE message_id = 'a-000'") == {"attempts": 1}
+
+
+def test_a_thread_that_gets_no_connection_is_no_failure_of_its_message(world: OrderedWorld) -> None:
+    refusals = iter(range(8))
+
+    def connect() -> Any:
+        if next(refusals, None) is not None:
+            raise psycopg2.OperationalError("too many clients already")
+        return world.database.connect()
+
+    world.publish("a-000")
+    with world.worker() as worker:
+        worker._pool._connect = connect  # the main thread has its own
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert (world.effects(), world.parked()) == (["a-000"], {})
 
 
 def test_a_dead_letter_that_the_broker_refuses_holds_up_nothing_and_is_not_done_before(
