@@ -683,6 +683,24 @@ def test_a_thread_that_gets_no_connection_is_no_failure_of_its_message(world: Or
     assert (world.effects(), world.parked()) == (["a-000"], {})
 
 
+def test_an_error_of_what_opens_connections_is_no_failure_of_a_message(world: OrderedWorld) -> None:
+    class VaultDown(Exception):
+        pass
+
+    refusals = iter(range(8))
+
+    def connect() -> Any:
+        if next(refusals, None) is not None:
+            raise VaultDown
+        return world.database.connect()
+
+    world.publish("a-000")
+    with world.worker() as worker:
+        worker._pool._connect = connect  # the main thread has its own
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert (world.effects(), world.parked()) == (["a-000"], {})
+
+
 def test_a_dead_letter_that_the_broker_refuses_holds_up_nothing_and_is_not_done_before(
     world: OrderedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
