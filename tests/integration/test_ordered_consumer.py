@@ -24,6 +24,7 @@ from backstop.client import (
     Limits,
     Retries,
     Work,
+    acknowledge,
     leased,
     ordered_peers,
     read_owned,
@@ -720,6 +721,28 @@ def test_a_dead_letter_that_the_broker_refuses_holds_up_nothing_and_is_not_done_
         world.step(worker, until=lambda: world.lag() == 0)
     assert (world.effects(), next(refusals, None)) == (ids("b", 3), None)
     assert [str(d.message_id) for d in world.broker.dead_letters(GROUP)] == ["nul"]
+
+
+def test_a_broker_that_does_not_answer_is_asked_for_one_dead_letter_a_round(
+    world: OrderedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acknowledge, "SILENT_AFTER", 0.05)
+    world.broker.publish([Message(TOPIC, f"nul-{n}", b"{}", partition_key="a\x00b") for n in range(20)])
+    asked: list[Any] = []
+
+    def silent(received: Any, error: str) -> bool:
+        asked.append(received)
+        time.sleep(0.1)
+        raise BrokerUnavailable("it is silent", unaffected="all", next_step="wait")
+
+    with world.worker() as worker:
+        bury = worker._acknowledgements._subscription.bury
+        monkeypatch.setattr(worker._acknowledgements._subscription, "bury", silent)
+        world.step(worker, until=lambda: asked)
+        assert len(asked) == 1, "each would wait for an answer, and no queue would be renewed"
+        monkeypatch.setattr(worker._acknowledgements._subscription, "bury", bury)
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert len(list(world.broker.dead_letters(GROUP))) == 20
 
 
 def test_what_is_not_in_hand_any_more_is_not_buried_nor_taken_for_finished(
