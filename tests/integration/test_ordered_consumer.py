@@ -1404,6 +1404,22 @@ def test_what_nobody_does_leaves_no_gap_and_what_was_done_above_an_open_message_
         }
 
 
+def test_what_comes_again_and_is_known_leaves_no_gap(world: OrderedWorld) -> None:
+    world.broker.delete_topic(TOPIC)
+    world.broker.create_topic(TOPIC, 1)
+    world.broker.create_group(GROUP, TOPIC, "start")
+    world.publish("a-000", "b-000", "b-001")
+    world.handler.failing, hour = {"a-000"}, timedelta(hours=1)
+    with world.worker(retries=Retries(3, hour, hour)) as worker:
+        worker._acknowledgements._subscription.acknowledge = lambda received: None  # lost on their way
+        world.step(worker, until=lambda: (worker._finished.saved((TOPIC, 0)) or "").count("b-00") == 2)
+        worker._hand_over(Counts())
+    world.handler.failing = set()
+    with world.worker("w2") as two:
+        counts = world.step(two, until=lambda: world.lag() == 0)
+        assert (counts["done_before"], two._finished.saved((TOPIC, 0))) == (2, None)
+
+
 def test_a_queue_is_handed_over_whose_dead_letter_has_an_id_that_no_database_holds(
     world: OrderedWorld,
 ) -> None:
