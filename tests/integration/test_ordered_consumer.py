@@ -666,7 +666,9 @@ def test_a_handler_that_says_another_database_is_away_parks_no_key_and_is_not_co
         away.clear()
         world.step(worker, until=lambda: world.lag() == 0)
     assert world.states() == dict.fromkeys(ids("a", 2) + ids("b", 2), "CONSUMED")
-    assert world.database.one("SELECT attempts FROM consumer_log WHERE message_id = 'a-000'") == {"attempts": 1}
+    assert world.database.one("SELECT attempts FROM consumer_log WHERE message_id = 'a-000'") == {
+        "attempts": 1
+    }
 
 
 def test_a_thread_that_gets_no_connection_is_no_failure_of_its_message(world: OrderedWorld) -> None:
@@ -727,7 +729,9 @@ def test_a_broker_that_does_not_answer_is_asked_for_one_dead_letter_a_round(
     world: OrderedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acknowledge, "SILENT_AFTER", 0.05)
-    world.broker.publish([Message(TOPIC, f"nul-{n}", b"{}", partition_key="a\x00b") for n in range(20)])
+    world.broker.publish(
+        [Message(TOPIC, f"nul-{n}", b"{}", partition_key="a\x00b") for n in range(20)]
+    )
     asked: list[Any] = []
 
     def silent(received: Any, error: str) -> bool:
@@ -1411,8 +1415,12 @@ def test_what_comes_again_and_is_known_leaves_no_gap(world: OrderedWorld) -> Non
     world.publish("a-000", "b-000", "b-001")
     world.handler.failing, hour = {"a-000"}, timedelta(hours=1)
     with world.worker(retries=Retries(3, hour, hour)) as worker:
-        worker._acknowledgements._subscription.acknowledge = lambda received: None  # lost on their way
-        world.step(worker, until=lambda: (worker._finished.saved((TOPIC, 0)) or "").count("b-00") == 2)
+        worker._acknowledgements._subscription.acknowledge = lambda received: (
+            None
+        )  # lost on their way
+        world.step(
+            worker, until=lambda: (worker._finished.saved((TOPIC, 0)) or "").count("b-00") == 2
+        )
         worker._hand_over(Counts())
     world.handler.failing = set()
     with world.worker("w2") as two:
