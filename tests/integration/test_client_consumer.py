@@ -446,6 +446,27 @@ def test_a_conflict_is_neither_applied_nor_acknowledged_but_ends_before_a_person
     assert (world.effects(), world.log()["conflicts"]) == ([ID], DELIVERY_LIMIT)
 
 
+def test_a_copy_on_which_a_row_lock_handler_raises_ends_as_the_log_says(world: World) -> None:
+    """It would come again for ever: what the log does not take as a failure spends no delivery."""
+
+    @row_lock
+    def once(connection: Any, message: Message, work: Work) -> Row:
+        if message.message_id in world.effects():
+            raise ValueError("it is there already")
+        do(connection, message, work)
+        return Row.APPLIED
+
+    world.publish(ID)
+    with world.worker(once) as consumer:
+        drain(consumer, lambda c: "processed" in c)
+        world.publish(ID)
+        drain(consumer, lambda c: "done" in c)
+        assert (world.pending(), world.dead()) == (0, [])
+        world.publish(ID, content=b"other")
+        drain(consumer, lambda c: world.dead() == [ID])
+    assert (world.effects(), world.pending(), world.log()["conflicts"]) == ([ID], 0, DELIVERY_LIMIT)
+
+
 def test_an_older_version_is_acknowledged_and_a_parked_one_is_not(world: World) -> None:
     world.publish("new", content=b"2", backstop_content_version="2")
     world.publish("parked")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -589,3 +590,23 @@ def test_a_server_killed_in_the_publish_is_never_called_sent(
             SendState.UNKNOWN,
         )
         assert stub(producer)["sent_at"] is None
+
+
+def test_a_forked_child_opens_a_connection_of_its_own(producer: Database) -> None:
+    """It would commit in the midst of its parent's transaction."""
+    store = KeptConnection(producer.connect, "producer database")
+    (mine,) = store.run("SELECT pg_backend_pid() AS pid", {})
+    read, write = os.pipe()
+    if not os.fork():
+        try:
+            (its,) = store.run("SELECT pg_backend_pid() AS pid", {})
+            store.close()
+            os.write(write, str(its["pid"]).encode())
+        finally:
+            os._exit(0)
+    os.wait()
+    os.close(write)
+    assert int(os.read(read, 20)) != mine["pid"]
+    os.close(read)
+    assert store.run("SELECT pg_backend_pid() AS pid", {}) == [mine], "the parent's goes on"
+    store.close()

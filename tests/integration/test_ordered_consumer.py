@@ -12,6 +12,7 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
+import psycopg2
 import pytest
 import redis
 
@@ -23,11 +24,13 @@ from backstop.client import (
     Limits,
     Retries,
     Work,
+    acknowledge,
     leased,
     ordered_peers,
     read_owned,
     row_lock,
     suspects,
+    transactional,
 )
 from backstop.client.blame import Blame
 from backstop.leases import parking, queue_owner
@@ -642,6 +645,65 @@ def test_a_message_that_ends_its_own_connection_each_time_parks_its_key(
     assert (world.effects(), world.parked()) == (ids("b", 2), {"a": ("PARKED", ids("a", 2))})
 
 
+@pytest.mark.parametrize("way", [transactional, leased])
+def test_a_handler_that_says_another_database_is_away_parks_no_key_and_is_not_counted(
+    world: OrderedWorld, way: Any
+) -> None:
+    away, told = [True], []
+
+    def handle(*given: Any) -> None:
+        message: Message = given[-2]
+        if away and message.message_id == "a-000":
+            told.append(message)
+            raise StoreUnavailable("the shop's database", unaffected="", next_step="")
+        if way is transactional:
+            write_effect(given[0], message, "w1")
+
+    world.publish(*ids("a", 2), *ids("b", 2))
+    with world.worker(handler=way(handle)) as worker:
+        world.step(worker, until=lambda: len(told) > 8 or world.parked())
+        assert world.parked() == {}
+        away.clear()
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert world.states() == dict.fromkeys(ids("a", 2) + ids("b", 2), "CONSUMED")
+    assert world.database.one("SELECT attempts FROM consumer_log WHERE message_id = 'a-000'") == {
+        "attempts": 1
+    }
+
+
+def test_a_thread_that_gets_no_connection_is_no_failure_of_its_message(world: OrderedWorld) -> None:
+    refusals = iter(range(8))
+
+    def connect() -> Any:
+        if next(refusals, None) is not None:
+            raise psycopg2.OperationalError("too many clients already")
+        return world.database.connect()
+
+    world.publish("a-000")
+    with world.worker() as worker:
+        worker._pool._connect = connect  # the main thread has its own
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert (world.effects(), world.parked()) == (["a-000"], {})
+
+
+def test_an_error_of_what_opens_connections_is_no_failure_of_a_message(world: OrderedWorld) -> None:
+    class VaultDown(Exception):
+        pass
+
+    refusals = iter(range(8))
+
+    def connect() -> Any:
+        if next(refusals, None) is not None:
+            raise VaultDown
+        return world.database.connect()
+
+    world.publish("a-000")
+    with world.worker() as worker:
+        worker._pool._connect = connect  # the main thread has its own
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert (world.effects(), world.parked()) == (["a-000"], {})
+
+
 def test_a_dead_letter_that_the_broker_refuses_holds_up_nothing_and_is_not_done_before(
     world: OrderedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -661,6 +723,30 @@ def test_a_dead_letter_that_the_broker_refuses_holds_up_nothing_and_is_not_done_
         world.step(worker, until=lambda: world.lag() == 0)
     assert (world.effects(), next(refusals, None)) == (ids("b", 3), None)
     assert [str(d.message_id) for d in world.broker.dead_letters(GROUP)] == ["nul"]
+
+
+def test_a_broker_that_does_not_answer_is_asked_for_one_dead_letter_a_round(
+    world: OrderedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acknowledge, "SILENT_AFTER", 0.05)
+    world.broker.publish(
+        [Message(TOPIC, f"nul-{n}", b"{}", partition_key="a\x00b") for n in range(20)]
+    )
+    asked: list[Any] = []
+
+    def silent(received: Any, error: str) -> bool:
+        asked.append(received)
+        time.sleep(0.1)
+        raise BrokerUnavailable("it is silent", unaffected="all", next_step="wait")
+
+    with world.worker() as worker:
+        bury = worker._acknowledgements._subscription.bury
+        monkeypatch.setattr(worker._acknowledgements._subscription, "bury", silent)
+        world.step(worker, until=lambda: asked)
+        assert len(asked) == 1, "each would wait for an answer, and no queue would be renewed"
+        monkeypatch.setattr(worker._acknowledgements._subscription, "bury", bury)
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert len(list(world.broker.dead_letters(GROUP))) == 20
 
 
 def test_what_is_not_in_hand_any_more_is_not_buried_nor_taken_for_finished(
@@ -1320,6 +1406,26 @@ def test_what_nobody_does_leaves_no_gap_and_what_was_done_above_an_open_message_
         assert two._finished._ids[TOPIC, 0, epoch] == {
             int(offset): whose for offset, whose in ids.items()
         }
+
+
+def test_what_comes_again_and_is_known_leaves_no_gap(world: OrderedWorld) -> None:
+    world.broker.delete_topic(TOPIC)
+    world.broker.create_topic(TOPIC, 1)
+    world.broker.create_group(GROUP, TOPIC, "start")
+    world.publish("a-000", "b-000", "b-001")
+    world.handler.failing, hour = {"a-000"}, timedelta(hours=1)
+    with world.worker(retries=Retries(3, hour, hour)) as worker:
+        worker._acknowledgements._subscription.acknowledge = lambda received: (
+            None
+        )  # lost on their way
+        world.step(
+            worker, until=lambda: (worker._finished.saved((TOPIC, 0)) or "").count("b-00") == 2
+        )
+        worker._hand_over(Counts())
+    world.handler.failing = set()
+    with world.worker("w2") as two:
+        counts = world.step(two, until=lambda: world.lag() == 0)
+        assert (counts["done_before"], two._finished.saved((TOPIC, 0))) == (2, None)
 
 
 def test_a_queue_is_handed_over_whose_dead_letter_has_an_id_that_no_database_holds(

@@ -50,12 +50,15 @@ class Acknowledgements:
             return
         for _ in range(len(self._unusable)):
             received, error = self._unusable.pop(0)
+            began = time.monotonic()
             try:
                 is_buried = self._subscription.bury(received, error)
             except BrokerUnavailable as refused:  # it holds up no other message
                 self._unusable.append((received, error))
                 self._bury_at = time.monotonic() + self._retry_after
                 self._limited.warning(str(refused))
+                if time.monotonic() - began > SILENT_AFTER:
+                    break  # it was not refused: nothing else is asked of the broker in this round
                 continue
             if is_buried:  # else it comes again, and must not be taken for finished then
                 self._finished.add(received)

@@ -4,6 +4,7 @@ It is never somebody else's open transaction: to commit or roll back that would 
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
@@ -39,10 +40,14 @@ class KeptConnection:
         self._name = name
         self._open: Connection | None = None
         self._in_use = False
+        self._process = os.getpid()
+        self._parents: list[Connection] = []
+        """Never used here; kept, because some drivers end the session of one that is collected."""
 
     @property
     def is_open(self) -> bool:
         """False before the first use, and after a connection that broke."""
+        self._leave_parents()
         return self._open is not None
 
     def transaction(self) -> AbstractContextManager[Connection]:
@@ -112,6 +117,7 @@ class KeptConnection:
 
     def close(self) -> None:
         """Close the connection if one is open; what was not committed is rolled back by the database."""
+        self._leave_parents()
         connection, self._open = self._open, None
         if connection is not None:
             prepare_no_more_on(connection)
@@ -122,6 +128,7 @@ class KeptConnection:
                     raise
 
     def _get(self) -> Connection:
+        self._leave_parents()
         if self._in_use:
             raise self._refused("is in the middle of a transaction", "Wait until it is committed.")
         if self._open is not None and _commits_each_statement(self._open):
@@ -148,6 +155,14 @@ class KeptConnection:
             prepare_on(connection)
             self._open = connection
         return self._open
+
+    def _leave_parents(self) -> None:
+        """A forked child must not speak into its parent's connection, nor end it: it opens its own."""
+        if self._process == os.getpid():
+            return
+        if self._open is not None:
+            self._parents.append(self._open)
+        self._process, self._open, self._in_use = os.getpid(), None, False
 
     def _refused(self, why: str, next_step: str) -> ContractBroken:
         return ContractBroken(

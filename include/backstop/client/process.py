@@ -112,10 +112,12 @@ def failed_under_row_lock(
     retry_after: timedelta,
     owner_host: str | None,
 ) -> tuple[Ended | Begun, str | None]:
-    """The same without a lease. Raises StoreUnavailable."""
+    """The same without a lease; what the log says of a copy whose failure it did not take. Raises StoreUnavailable."""
     with store.short_transaction() as connection:
-        kept = row_lock.record_failure(connection, group, arrival, error_text(error), owner_host)
-    return (Ended.FAILED, error_text(error)) if kept else (Busy(retry_after), None)
+        if row_lock.record_failure(connection, group, arrival, error_text(error), owner_host):
+            return Ended.FAILED, error_text(error)
+        begun = row_lock.why_not(connection, group, arrival)
+    return Busy(retry_after) if isinstance(begun, Busy) else begun, None
 
 
 class _NotLogged(BackstopError):

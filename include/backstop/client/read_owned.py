@@ -137,6 +137,7 @@ class QueueReader:
         elif self._finished.knows(received):
             counts.add("done_before")
             self._books.add("duplicates")
+            self._finished.add(received)  # its place, too: else it stays a gap
             self._acknowledgements.done(received)
         else:
             self._lanes.add(queue, WHOLE_QUEUE if self._strict else key, copy)

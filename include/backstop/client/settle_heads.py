@@ -101,12 +101,18 @@ class HeadSettler:
             return "fenced_off"
         if result.tried is Tried.UNAVAILABLE:
             self._keeper.forget_finished()
+            if not result.was_cut_off:
+                self._limited.warning(f"{result.lease.message_id!r} waits. {result.error}")
             try:
-                if lane.cut_off >= self._retries.attempts and result.error is not None:
+                if (
+                    result.was_cut_off
+                    and result.error is not None
+                    and lane.cut_off >= self._retries.attempts
+                ):
                     # The database answers whenever it is not this head's turn: a failure like any other.
                     return self._fail(result, result.error, counts)
                 self.give_back(result, None)  # nothing, if its end was committed after all
-                lane.cut_off += 1
+                lane.cut_off += result.was_cut_off
             except StoreUnavailable:
                 lane.excused += 1
         self.again(lane, self._retry_after)

@@ -39,6 +39,8 @@ class Result:
     error: BaseException | None = None
     database: int = 0
     """Which life of the consumer database it was begun in, as this consumer counts them."""
+    was_cut_off: bool = False
+    """UNAVAILABLE: the connection of its handler's transaction ended in it, so the message may be to blame."""
 
 
 def try_head(
@@ -51,14 +53,14 @@ def try_head(
     database: int,
 ) -> Result:
     """In a thread of the pool. Never raises."""
-    tried, error = _try(store, way, lane, head, lease, work)
+    tried, error, was_cut_off = _try(store, way, lane, head, lease, work)
     if tried in (Tried.FENCED, Tried.LEASE_LOST):
         log.warning("%s", error)
     elif tried is Tried.FAILED:
         log.warning(
             "The handler failed on %r in %r.", lease.message_id, lease.topic, exc_info=error
         )
-    return Result(lane, head, lease, tried, error, database)
+    return Result(lane, head, lease, tried, error, database, was_cut_off)
 
 
 def _try(
@@ -68,7 +70,8 @@ def _try(
     head: InOrder,
     lease: Acquired,
     work: Work,
-) -> tuple[Tried, BaseException | None]:
+) -> tuple[Tried, BaseException | None, bool]:
+    is_entered = False
     try:
         if isinstance(way, Leased):
             way.handler(head.message, work)
@@ -76,19 +79,20 @@ def _try(
         else:
             with store.transaction() as connection:
                 guard.open_work(connection)
+                is_entered = True
                 way.handler(connection, head.message, work)
                 guard.close_work(connection)
                 _complete(connection, lane, head, lease)
     except QueueLost as error:
-        return Tried.FENCED, error
+        return Tried.FENCED, error, False
     except LeaseLost as error:
-        return Tried.LEASE_LOST, error
+        return Tried.LEASE_LOST, error, False
     except StoreUnavailable as error:
-        return Tried.UNAVAILABLE, error
+        return Tried.UNAVAILABLE, error, is_entered and not store.is_open
     # As in an executor of the standard library: a thread of a pool has nobody else to end for a cancelled task or sys.exit.
     except BaseException as error:  # noqa: BLE001 - whatever it was, it is the message's failure
-        return Tried.FAILED, error
-    return Tried.PROCESSED, None
+        return Tried.FAILED, error, False
+    return Tried.PROCESSED, None, False
 
 
 def _complete(connection: Connection, lane: Lane, head: InOrder, lease: Acquired) -> None:

@@ -7,6 +7,8 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from backstop.client.keep_connection import Connect, KeptConnection
+from backstop.model.errors import StoreUnavailable
+from backstop.sql.run import Connection, is_unavailable
 
 Task = Callable[[KeptConnection], None]
 JOIN_SECONDS = 5.0
@@ -64,8 +66,22 @@ class WorkerPool:
         for thread in self._threads:
             thread.join(JOIN_SECONDS)
 
+    def _open(self) -> Connection:
+        """Whatever it raises is no failure of the message that a thread has in work. One that never works ends the consumer: its
+        main thread opens its connection by the same function."""
+        try:
+            return self._connect()
+        except Exception as error:
+            if isinstance(error, StoreUnavailable) or is_unavailable(error):
+                raise
+            raise StoreUnavailable(
+                f"A thread's connection to the consumer database was not opened ({type(error).__name__}).",
+                unaffected="What it has committed is kept; no attempt is counted.",
+                next_step="See what `connect` needs; the work is taken up again by itself.",
+            ) from error
+
     def _work(self) -> None:
-        store = KeptConnection(self._connect, "consumer database")
+        store = KeptConnection(self._open, "consumer database")
         try:
             while task := self._tasks.get():
                 task(store)

@@ -34,7 +34,7 @@ WHERE excluded.content_version >= l.content_version
 RETURNING l.topic, l.message_id, l.owner_token::text AS token, l.fence, l.attempts,
     extract(epoch FROM l.lease_expires_at - clock_timestamp())::float8 AS seconds_left;
 
--- name: refused: why a lease was not granted, and the count of it; in the transaction of begin, for what it left out
+-- name: refused: why a lease was not granted, and the count of it; after begin, for what it left out
 WITH met AS (
     SELECT l.topic, l.message_id,
         CASE WHEN l.state = 'PARKED' THEN 'PARKED'

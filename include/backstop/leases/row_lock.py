@@ -23,13 +23,13 @@ def record_done(
 def record_failure(
     connection: Connection, group: str, arrival: Arrival, error: str, owner_host: str | None = None
 ) -> bool:
-    """The handler's transaction was rolled back: keep the error; false when the message has ended meanwhile."""
+    """The handler's transaction was rolled back: keep the error; false: ask `why_not`."""
     host = owner_host or socket.gethostname()
     return log_table(connection).record_failure(connection, group, arrival, error_text(error), host)
 
 
 def why_not(connection: Connection, group: str, arrival: Arrival) -> Begun:
-    """What the log says of a copy that could not be recorded as done, counted there."""
+    """What the log says of a copy whose end or failure it did not take, counted there."""
     return guard.refused_many(connection, group, [arrival], RETRY_AFTER).get(
         arrival.key, Busy(RETRY_AFTER)
     )
