@@ -127,6 +127,15 @@ def test_a_row_that_is_not_utf_8_is_one_unreadable_row(urls: dict[tuple[str, str
     assert sorted(rows) == sorted([*readable, ("\\x636166e9", "\\x636166e9", "unreadable")])
 
 
+def test_a_row_that_is_not_utf_8_hides_no_other_from_the_search_for_anomalies(
+    urls: dict[tuple[str, str], str],
+) -> None:
+    now, day = datetime.now(UTC), timedelta(days=1)
+    with PostgresLogs("db", urls["SQL_ASCII", "consumer"]) as logs:
+        found = logs.received_between("billing", now - day, now + day, 4)
+    assert {Key(log.topic, log.message_id) for log in found} == {PLAIN, CAFE, TOKYO}
+
+
 def test_a_row_of_somebody_elses_that_is_not_utf_8_names_no_message(
     urls: dict[tuple[str, str], str],
 ) -> None:

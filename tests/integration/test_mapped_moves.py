@@ -85,6 +85,7 @@ def two_days_later(shop: Mapped) -> None:
     for table, columns in (
         ("topic_broker", ("seen_from", "seen_until")),
         ("mapped_stub", ("committed_after", "first_seen_at", "state_seen_at", "last_seen_at")),
+        ("mapped_look", ("mapped_at",)),
     ):
         earlier = ", ".join(f"{column} = {column} - interval '2 days'" for column in columns)
         shop.system.rows("control", f"UPDATE {table} SET {earlier}")

@@ -300,6 +300,46 @@ def test_a_producers_mistaken_id_makes_nothing_look_lost(mapped: Open) -> None:
         assert shop.judge("v1") == {"v1": ("UNKNOWN", "log_purged")}
 
 
+def test_what_another_mapping_met_proves_nothing_of_a_mistaken_one(mapped: Open) -> None:
+    own = {"consumers": {"billing_db": {"connection": "billing_db"}}}
+    with mapped("cap", **own) as shop:
+        done = shop.send(shop.promise())
+        shop.look()
+        shop.system.log(Key("orders", done))
+        of_column(shop, "Version")
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(done)  # by a run of the mistaken mapping
+        assert shop.judge("v1") == {"v1": ("UNKNOWN", "log_purged")}
+
+
+def test_what_a_mistaken_mapping_met_is_not_lost_when_it_is_corrected(mapped: Open) -> None:
+    """No row ever had such an id."""
+    own = {"consumers": {"billing_db": {"connection": "billing_db"}}}
+    with mapped("cap", producer={"message_id": "Version"}, **own) as shop:
+        done = shop.send(shop.promise())
+        shop.system.log(Key("orders", done))
+        shop.look()
+        of_column(shop, shop.library.producer.get("message_id", "Id"))
+        shop.look()
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(done)
+        assert shop.judge(done, "v1") == {
+            done: ("CONFIRMED", "consumed"),
+            "v1": ("BACKLOGGED", "ahead_of_group"),
+        }
+
+
+def of_column(shop: Mapped, column: str) -> None:
+    """The producer's ids are read from another column from now on."""
+    content = shop.system.settings.model_dump(mode="json", exclude_unset=True)
+    content["producers"]["shop"]["mapping"]["message_id"] = column
+    shop.system.settings = Settings.model_validate(content)
+
+
 def test_no_verdict_rests_on_the_tables_own_clock_and_zone(mapped: Open) -> None:
     """A zone, or a clock, that is eight hours off: rows lie in the future. `check` says so."""
     with mapped("cap", consumer={"kept": None}, producer="wrong clock") as shop:

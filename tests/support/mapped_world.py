@@ -446,7 +446,8 @@ class Mapped:
         )
         self.system.rows(
             "control",
-            "UPDATE mapped_look SET began_at = began_at - interval '1 minute', ended_at = ended_at - interval '1 minute'",
+            "UPDATE mapped_look SET mapped_at = mapped_at - interval '1 minute', began_at = began_at - interval '1 minute',"
+            " ended_at = ended_at - interval '1 minute'",
         )
 
     def judge(self, *message_ids: str) -> dict[str, tuple[str, str]]:

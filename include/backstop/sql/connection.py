@@ -468,18 +468,27 @@ def readable(
     if _server_encoding(cursor) != "SQL_ASCII":
         return select
 
-    def legible(name: str) -> str:
-        return f"(encode(convert_to({name}, 'SQL_ASCII'), 'hex') ~ '{_UTF8}')"
-
     def read(name: str, kind: str) -> str:
         if name == "status" and {"topic", "message_id"} <= columns.keys():
-            return f"CASE WHEN {legible('topic')} AND {legible('message_id')} THEN status ELSE '{UNREADABLE}' END AS status"
+            return f"CASE WHEN {_legible('topic')} AND {_legible('message_id')} THEN status ELSE '{UNREADABLE}' END AS status"
         if kind != "string":
             return name
         shown = f"'\\x' || encode(convert_to({name}, 'SQL_ASCII'), 'hex')"
-        return f"CASE WHEN {legible(name)} THEN {name} ELSE {'NULL' if name in names else shown} END AS {name}"
+        return f"CASE WHEN {_legible(name)} THEN {name} ELSE {'NULL' if name in names else shown} END AS {name}"
 
     return f"SELECT {', '.join(read(name, kind) for name, kind in columns.items())} FROM ({select}) AS raw"
+
+
+def only_readable(cursor: Cursor, *names: str) -> str:
+    """A condition: the texts of these columns can be sent. A row whose key cannot be is left out in the server, so that LIMIT counts
+    only rows that come."""
+    if _server_encoding(cursor) != "SQL_ASCII":
+        return "true"
+    return " AND ".join(map(_legible, names))
+
+
+def _legible(name: str) -> str:
+    return f"(encode(convert_to({name}, 'SQL_ASCII'), 'hex') ~ '{_UTF8}')"
 
 
 MAP_IT = "Name a database of PostgreSQL's, or map the collection with kind: mapped; see docs/how-to/existing-tables.md."

@@ -212,10 +212,10 @@ class MappedStubs:
         left_out = [LeftOut(*row) for row in cursor.fetchall()]
         if look.slot_at is not None:
             cursor.execute(_SQL["slot_is_past"], values)
-        for name in ("remember", *self._remember_more(values), "remember_gone", "forget"):
-            if look.tells_gone or name != "remember_gone":
-                cursor.execute(_SQL[name], values)
-        cursor.execute(_SQL["record_look"], values)
+        for name in ("remember", *self._remember_more(values), "record_look", "of_another_mapping"):
+            cursor.execute(_SQL[name], values)
+        for name in ("remember_gone", "forget") if look.tells_gone else ("forget",):
+            cursor.execute(_SQL[name], values)
         cursor.execute("DROP TABLE mapped_seen, mapped_row")
         return left_out
 

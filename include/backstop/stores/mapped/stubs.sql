@@ -144,17 +144,6 @@ FROM unnest(%(numbered_topics)s::text[], %(numbered_ids)s::text[], %(statuses)s:
 JOIN mapped_stub m ON m.store = %(store)s::text AND m.topic = o.topic AND m.message_id = o.message_id
 WHERE m.status = 'confirmed' OR (m.status = 'pending' AND o.status = 'exhausted');
 
--- name: remember_gone: rows that the look would have met and did not; what was done with them before that, nobody saw
-UPDATE mapped_stub m SET
-    state = CASE WHEN m.state = 'sent' THEN 'gone_sent' ELSE 'gone_unsent' END, state_seen_at = %(ended_at)s::timestamptz
-WHERE m.store = %(store)s::text AND m.created_at >= %(window_from)s::timestamptz AND m.last_seen_at < %(ended_at)s::timestamptz
-    AND m.state IN ('sent', 'unsent', 'unknown_state', 'not_unique');
-
--- name: forget: closed rows that no look has met for as long as closed stubs are kept
-DELETE FROM mapped_stub m
-WHERE m.store = %(store)s::text AND m.status IN ('confirmed', 'voided', 'no_taker')
-    AND m.last_seen_at < %(ended_at)s::timestamptz - %(kept)s::interval;
-
 -- name: record_look: this look is the newest
 INSERT INTO mapped_look (store, mapping, mapped_at, server, began_at, ended_at, window_from, newest_at, rows_read, left_out, run_id)
 SELECT %(store)s::text, %(mapping)s::text, %(began_at)s::timestamptz, %(server)s::text, %(began_at)s::timestamptz, %(ended_at)s::timestamptz,
@@ -168,11 +157,29 @@ ON CONFLICT (store) DO UPDATE SET
     window_from = excluded.window_from, newest_at = excluded.newest_at, rows_read = excluded.rows_read,
     left_out = excluded.left_out, run_id = excluded.run_id;
 
--- name: proves: whether a message of the topic was found done in each log since the table is mapped so
+-- name: of_another_mapping: rows that only looks by another mapping met: perhaps nothing has their key, so that they are neither sent nor gone
+UPDATE mapped_stub m SET state = 'unsent', state_seen_at = %(ended_at)s::timestamptz
+FROM mapped_look l
+WHERE l.store = %(store)s::text AND m.store = l.store AND m.last_seen_at < l.mapped_at
+    AND m.state IN ('sent', 'gone_sent', 'gone_unsent') AND m.status NOT IN ('confirmed', 'voided');
+
+-- name: remember_gone: rows that the look would have met and did not; what was done with them before that, nobody saw
+UPDATE mapped_stub m SET
+    state = CASE WHEN m.state = 'sent' THEN 'gone_sent' ELSE 'gone_unsent' END, state_seen_at = %(ended_at)s::timestamptz
+FROM mapped_look l
+WHERE l.store = %(store)s::text AND m.store = l.store AND m.last_seen_at >= l.mapped_at AND m.last_seen_at < %(ended_at)s::timestamptz
+    AND m.created_at >= %(window_from)s::timestamptz AND m.state IN ('sent', 'unsent', 'unknown_state', 'not_unique');
+
+-- name: forget: closed rows that no look has met for as long as closed stubs are kept
+DELETE FROM mapped_stub m
+WHERE m.store = %(store)s::text AND m.status IN ('confirmed', 'voided', 'no_taker')
+    AND m.last_seen_at < %(ended_at)s::timestamptz - %(kept)s::interval;
+
+-- name: proves: whether a message of the topic was found done in each log since the table is mapped so, one that a look by this mapping met
 SELECT EXISTS (
     SELECT 1 FROM mapped_look l JOIN mapped_stub m ON m.store = l.store
     WHERE l.store = %(store)s::text AND l.mapping = %(mapping)s::text AND m.topic = %(topic)s::text
-        AND m.status = 'confirmed' AND m.updated_at >= l.mapped_at);
+        AND m.status = 'confirmed' AND m.updated_at >= l.mapped_at AND m.last_seen_at >= l.mapped_at);
 
 -- name: count_due: how many remembered rows are due, counted up to a limit
 SELECT count(*) FROM (

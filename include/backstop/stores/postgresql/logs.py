@@ -13,7 +13,13 @@ from psycopg2.extensions import cursor as Cursor
 
 from backstop.brokers.protocol import Finding
 from backstop.model.records import Key, LogRow
-from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, columns, readable
+from backstop.sql.connection import (
+    STATEMENT_TIMEOUT,
+    PostgresConnection,
+    columns,
+    only_readable,
+    readable,
+)
 from backstop.sql.named import load
 from backstop.stores.postgresql.check import check, check_identity
 from backstop.stores.postgresql.privileges import CONSUMER
@@ -24,6 +30,15 @@ _SQL = load("backstop.stores.postgresql", "logs.sql")
 _ROW = f"SELECT {_SQL['row_columns']}, {_SQL['broken']} AS broken"
 _NOTHING = (None,) * 12
 """The columns of row_columns after the key, of a row that cannot be read."""
+_ROW_KINDS = {
+    **dict.fromkeys(("topic", "message_id", "state", "owner_token"), "string"),
+    "lease_expires_at": "timestamptz",
+    **dict.fromkeys(("attempts", "duplicates_stopped"), "int"),
+    **dict.fromkeys(("first_received_at", "updated_at", "consumed_at"), "timestamptz"),
+    "conflicts": "int",
+    **dict.fromkeys(("last_error", "owner_host", "encode", "broken"), "string"),
+}
+"""Of each column of _ROW."""
 _CHUNK = 10_000
 """Keys of one statement."""
 _MOST_OF_PART = 8 * ROWS_OF_PART
@@ -120,10 +135,14 @@ class PostgresLogs:
         self, group: str, start: datetime, end: datetime, limit: int
     ) -> list[LogRow]:
         values = {"group": group, "start": start, "end": end, "limit": limit}
-        return [
-            _log(group, row)
-            for row in self._connection.rows(f"{_ROW} {_SQL['received_between']}", values)
-        ]
+
+        def ask(cursor: Cursor) -> list[tuple[Any, ...]]:
+            keys = only_readable(cursor, "l.topic", "l.message_id")
+            select = f"{_ROW} {_SQL['received_between'].replace('{only_readable}', keys)}"
+            cursor.execute(readable(cursor, select, _ROW_KINDS), values)
+            return cursor.fetchall()
+
+        return [_log(group, row) for row in self._connection.run(ask)]
 
     def count_received(self, group: str, start: datetime, end: datetime) -> dict[str, int]:
         return dict(

@@ -72,10 +72,10 @@ WHERE l.consumer_group = %(group)s::text AND l.state = 'CONSUMED'
     AND l.first_received_at >= %(start)s::timestamptz AND l.first_received_at < %(end)s::timestamptz
 LIMIT %(most)s;
 
--- name: received_between: one group's rows first received in [start, end), oldest first
+-- name: received_between: one group's rows first received in [start, end), oldest first, whose keys can be read
 FROM consumer_log l
 WHERE l.consumer_group = %(group)s::text
-    AND l.first_received_at >= %(start)s::timestamptz AND l.first_received_at < %(end)s::timestamptz
+    AND l.first_received_at >= %(start)s::timestamptz AND l.first_received_at < %(end)s::timestamptz AND {only_readable}
 ORDER BY l.first_received_at, l.topic, l.message_id
 LIMIT %(limit)s;
 
