@@ -712,6 +712,20 @@ class TestAServerThatIsFull:
         assert receive(subscription, 1, seconds=VISIBILITY.total_seconds() * 3) == []
         assert [letter.message_id for letter in broker.dead_letters("g")] == ["m-0"]
 
+    def test_where_one_cannot_be_buried_none_behind_it_is(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
+        broker = own.another(delivery_limit=1)
+        publish(broker)
+        broker.publish([Message("t", f"more-{n}", b"") for n in range(3)])
+        assert len(receive(broker.subscribe("g", ["t"], "dies"), 4)) == 4
+        subscription = broker.subscribe("g", ["t"], "next")
+        own.raw.config_set("maxmemory", "1")
+        time.sleep(VISIBILITY.total_seconds() * 1.2)
+        assert receive(subscription, 1, seconds=VISIBILITY.total_seconds() / 2) == []
+        assert own.broker.progress("t", "g")[0].pending == 4
+        assert list(broker.dead_letters("g")) == []
+
     def test_a_failed_last_delivery_that_cannot_be_buried_there_stays_unacknowledged(
         self, own: RedisStreamsUnderTest, receive: Receive
     ) -> None:

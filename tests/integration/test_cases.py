@@ -901,3 +901,11 @@ def test_a_decision_whose_case_closed_by_itself_blames_nobody(world: World) -> N
         world.conn.cursor() as cur,
     ):
         require_mine(cur, intent)
+
+
+def test_a_raise_takes_nothing_of_what_the_policy_allows(world: World) -> None:
+    world.stub("a", sends=2, refused=1)
+    assert world.judge("a")["billing"].eligible
+    case_id = found(world, "refused", "a")
+    assert decided(world, case_id, "raise").counts["raised"] == 1
+    assert world.judge("a")["billing"].max_sends == 4, "one of its four sends was used"

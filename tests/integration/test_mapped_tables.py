@@ -333,6 +333,21 @@ def test_what_a_mistaken_mapping_met_is_not_lost_when_it_is_corrected(mapped: Op
         }
 
 
+def test_a_key_that_two_rows_had_by_a_mistaken_mapping_is_not_set_aside_any_more(
+    mapped: Open,
+) -> None:
+    own = {"consumers": {"billing_db": {"connection": "billing_db"}}}
+    with mapped("cap", producer={"message_id": "Version"}, **own) as shop:
+        for _ in range(2):
+            shop.send(shop.promise())
+        shop.look()
+        states = "SELECT state FROM mapped_stub WHERE message_id = 'v1'"
+        assert shop.system.rows("control", states) == [("not_unique",)]
+        of_column(shop, shop.library.producer.get("message_id", "Id"))
+        shop.look()
+        assert shop.system.rows("control", states) == [("unsent",)]
+
+
 def of_column(shop: Mapped, column: str) -> None:
     """The producer's ids are read from another column from now on."""
     content = shop.system.settings.model_dump(mode="json", exclude_unset=True)

@@ -102,7 +102,7 @@ class HeadSettler:
         if result.tried is Tried.UNAVAILABLE:
             self._keeper.forget_finished()
             if not result.was_cut_off:
-                self._limited.warning(f"{result.lease.message_id!r} waits. {result.error}")
+                self._limited.warning(f"Messages of {lane.queue.topic!r} wait. {result.error}")
             try:
                 if (
                     result.was_cut_off

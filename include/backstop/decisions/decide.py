@@ -555,11 +555,14 @@ def _apply_in_producers(conn: Any, judge: Judge, plan: _Plan, intent: Intent, mo
         )
         name, says = "voided", "an attempt to send it is under way, or it was just confirmed"
     elif intent["action"] == "raise":
+        budgets = {judged.key: judged.max_sends for judged, _ in plan.fits}
         applied = {
             key
             for key, stub in stubs.items()
-            # The budget does not count refusals, so neither does what is allowed beyond it.
-            if _raise(judge, stub, stub.send_count - stub.refusals + max(more, 1))
+            # The budget does not count refusals, so neither does what is allowed beyond it; and nothing of it is taken away.
+            if _raise(
+                judge, stub, max(budgets[key], stub.send_count - stub.refusals + max(more, 1))
+            )
         }
         name, says = "raised", "it was just confirmed or withdrawn, or its content was erased"
     else:

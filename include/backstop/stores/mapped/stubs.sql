@@ -161,7 +161,7 @@ ON CONFLICT (store) DO UPDATE SET
 UPDATE mapped_stub m SET state = 'unsent', state_seen_at = %(ended_at)s::timestamptz
 FROM mapped_look l
 WHERE l.store = %(store)s::text AND m.store = l.store AND m.last_seen_at < l.mapped_at
-    AND m.state IN ('sent', 'gone_sent', 'gone_unsent') AND m.status NOT IN ('confirmed', 'voided');
+    AND m.state <> 'unsent' AND m.status NOT IN ('confirmed', 'voided');
 
 -- name: remember_gone: rows that the look would have met and did not; what was done with them before that, nobody saw
 UPDATE mapped_stub m SET

@@ -35,7 +35,15 @@ from backstop.model.records import Counts, Key
 from backstop.requests.ask import Ask, ask, ramped_topics
 from backstop.sql.named import load
 from backstop.triage.decide.apply import granted_requests, is_granted, leave_cases, lock, policy_of
-from backstop.triage.decide.decide import LEFT, Facts, budget_used, is_conflict, is_done, proof_of
+from backstop.triage.decide.decide import (
+    LEFT,
+    Facts,
+    budget_of,
+    budget_used,
+    is_conflict,
+    is_done,
+    proof_of,
+)
 from backstop.triage.decide.edit import replace_content
 from backstop.triage.decide.evidence import (
     Evidence,
@@ -278,7 +286,9 @@ def _allow_more(
         assert stub is not None
         if stub.key in raised | gone or not budget_used(stub, policy_of(settings, letter)):
             continue
-        if _allows(sources, stub.shard, stub.key, stub.send_count - stub.refusals + 1):
+        budget = budget_of(stub, policy_of(settings, letter))
+        sends = max(budget, stub.send_count - stub.refusals + 1)
+        if _allows(sources, stub.shard, stub.key, sends):
             raised.add(stub.key)
         else:
             gone.add(stub.key)

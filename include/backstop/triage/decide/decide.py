@@ -258,12 +258,16 @@ def busy_until(log: LogRow, as_of: datetime, policy: Policy) -> datetime | None:
     return latest if latest > as_of else None
 
 
+def budget_of(stub: Stub, policy: Policy) -> int:
+    """How often it may be sent, refusals not counted."""
+    return policy.max_sends if stub.max_sends is None else stub.max_sends
+
+
 def budget_used(stub: Stub, policy: Policy) -> bool:
     """Whether no further number may be handed out unless a person allows it."""
-    budget = policy.max_sends if stub.max_sends is None else stub.max_sends
     return (
         stub.status == StubStatus.EXHAUSTED
-        or stub.send_count - stub.refusals >= budget
+        or stub.send_count - stub.refusals >= budget_of(stub, policy)
         or refused_too_often(stub, policy)
     )
 

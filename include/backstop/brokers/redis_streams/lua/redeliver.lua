@@ -4,11 +4,13 @@
 --      8 '1' to look for idle entries too (costs the group's pending entries, not only those due)
 -- Returns entries {id, fields, deliveries}; what has used its deliveries goes to the dead letters instead.
 local room, limit = tonumber(ARGV[3]), tonumber(ARGV[5])
-local taken = {}
+local taken, is_refused = {}, false
 
 local function take(id, deliveries)
   if limit > 0 and deliveries >= limit then
-    if bury(id, deliveries, 'delivery limit', '', ARGV[6], ARGV[7]) then
+    -- After a script's first write a full server refuses nothing more: it is not asked again.
+    is_refused = is_refused or bury(id, deliveries, 'delivery limit', '', ARGV[6], ARGV[7]) ~= nil
+    if is_refused then
       -- It is tried again when it lay idle for as long again, and keeps nothing else back until then.
       redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, id, 'IDLE', 0, 'RETRYCOUNT', deliveries, 'JUSTID')
       redis.call('ZREM', KEYS[3], id)
