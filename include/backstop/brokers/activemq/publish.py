@@ -135,9 +135,8 @@ class Publisher:
         self, to: str, messages: Sequence[tuple[Mapping[str, str], bytes]], deadline: float
     ) -> tuple[Receipt, bool]:
         """One receipt for all of them, which are stored together or not at all; and whether the broker itself said no."""
-        if (
-            time.monotonic() >= deadline
-        ):  # a broker that is silent takes its time for each connection, too
+        # A broker that is silent takes its time for each connection, too.
+        if time.monotonic() >= deadline:
             return _refused(_NO_TIME), False
         try:
             session = self._pool.take()
