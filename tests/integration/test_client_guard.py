@@ -26,6 +26,7 @@ class World:
     """One consumer database and a connection of one worker."""
 
     now = "clock_timestamp()"
+    never = "'infinity'"
     waiting = "SELECT count(*) AS n FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 
     def __init__(self, database: Any) -> None:
@@ -48,8 +49,9 @@ class World:
         self.connection.commit()
 
     def set(self, assignments: str) -> None:
-        """{now} is the database's clock."""
-        self.database.run(f"UPDATE consumer_log SET {assignments.format(now=self.now)}")
+        """{now} is the database's clock, {never} its latest time."""
+        values = assignments.format(now=self.now, never=self.never)
+        self.database.run(f"UPDATE consumer_log SET {values}")
 
     def row(self, message_id: str = ID) -> dict[str, Any]:
         return self.database.one(
@@ -65,6 +67,7 @@ class InMariaDB(World):
     """The same in MariaDB."""
 
     now = "UTC_TIMESTAMP(6)"
+    never = "'9999-12-31'"
     waiting = (
         "SELECT COUNT(*) AS n FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'"
     )
@@ -125,10 +128,11 @@ def test_busy_comes_again_when_the_lease_ends_if_that_is_sooner(world: World) ->
     assert timedelta(seconds=1) < begun.retry_after <= timedelta(seconds=2)
 
 
-def test_a_lease_without_an_end_is_alive(world: World) -> None:
+@pytest.mark.parametrize("end", ["NULL", "{never}"])
+def test_a_lease_without_an_end_is_alive(world: World, end: str) -> None:
     world.acquire()
-    world.set("lease_expires_at = NULL")
-    assert isinstance(world.begin(), Busy)
+    world.set(f"lease_expires_at = {end}")
+    assert world.begin(retry_after=timedelta(seconds=10)) == Busy(timedelta(seconds=10))
 
 
 def test_consumed_is_done_is_counted_and_does_not_move_the_time(world: World) -> None:

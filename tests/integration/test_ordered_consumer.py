@@ -293,6 +293,21 @@ def test_a_released_head_whose_worker_ended_is_parked_again(world: OrderedWorld)
     assert (world.handler.tried.count("a-001"), world.states()["a-001"]) == (3, "PARKED")
 
 
+@pytest.mark.parametrize("end", ["NULL", "'infinity'"])
+def test_a_released_head_that_is_held_without_an_end_holds_up_no_other_key(
+    world: OrderedWorld, end: str
+) -> None:
+    parked_world(world)
+    world.answer("retry", "a")
+    world.database.run(
+        f"UPDATE consumer_log SET state = 'CONSUMING', lease_expires_at = {end} WHERE message_id = 'a-001'"
+    )
+    world.publish("b-000")
+    with world.worker() as worker:
+        world.step(worker, until=lambda: world.effects("b") == ["b-000"])
+    assert (world.parked()["a"][0], world.states()["a-001"]) == ("RELEASING", "CONSUMING")
+
+
 @pytest.mark.parametrize("state", ["EXPIRED", "CONSUMING"])
 @pytest.mark.parametrize("most", [1000, 3], ids=["room", "full"])
 def test_a_copy_of_a_released_head_whose_worker_ended_waits_and_the_key_is_parked_again(

@@ -187,9 +187,12 @@ def test_two_sweeps_at_once_take_each_lease_back_once(world: World) -> None:
     assert set(states(world).values()) == {"EXPIRED"}
 
 
-def test_a_lease_without_an_end_is_taken_back_when_nobody_touched_it_for_long(world: World) -> None:
+@pytest.mark.parametrize("end", ["NULL", "'infinity'"])
+def test_a_lease_without_an_end_is_taken_back_when_nobody_touched_it_for_long(
+    world: World, end: str
+) -> None:
     begin(world, ["touched", "untouched"])
-    world.sql(DB, "UPDATE consumer_log SET lease_expires_at = NULL")
+    world.sql(DB, f"UPDATE consumer_log SET lease_expires_at = {end}")
     world.sql(
         DB,
         "UPDATE consumer_log SET updated_at = now() - interval '25 hours' WHERE message_id = 'untouched'",
@@ -207,9 +210,12 @@ def test_groups_that_are_not_configured_are_left_alone(world: World) -> None:
 
 
 def test_redis_is_corrected_after_the_database_as_the_log_says(world: World) -> None:
-    (done, stuck, alive) = begin(world, ["done", "stuck", "alive"])
+    (done, stuck, alive, endless) = begin(world, ["done", "stuck", "alive", "endless"])
     it = front(world)
-    it.held([(lease, Arrival(TOPIC, lease.message_id)) for lease in (done, stuck, alive)])
+    it.held([(lease, Arrival(TOPIC, lease.message_id)) for lease in (done, stuck, alive, endless)])
+    world.sql(
+        DB, "UPDATE consumer_log SET lease_expires_at = 'infinity' WHERE message_id = 'endless'"
+    )
     world.sql(
         DB,
         "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now() WHERE message_id = 'done'",
@@ -218,15 +224,15 @@ def test_redis_is_corrected_after_the_database_as_the_log_says(world: World) -> 
         DB,
         "UPDATE consumer_log SET lease_expires_at = now() - interval '1 s' WHERE message_id = 'stuck'",
     )
-    assert end_records(world) == 3
+    assert end_records(world) == 4
     counts = sweep(world)
     assert (counts["repair"], counts["reclaim"], counts["keep"]) == (
         1,
         2,
-        1,
+        2,
     )  # stuck: in the database, and in front of it
     assert (record(world, "done"), record(world, "stuck")) == (None, None)
-    assert record(world, "alive").state == "C"
+    assert record(world, "alive").state == record(world, "endless").state == "C"
     # Which content was done, and whether this copy's is the same, only the database knows.
     assert it.look([Arrival(TOPIC, "done"), Arrival(TOPIC, "stuck")]) == [None, None]
     assert isinstance(it.look([Arrival(TOPIC, "alive")])[0], Busy)

@@ -120,7 +120,8 @@ WITH met AS (
                 OR (l.state = 'CONSUMING' AND l.content_version = g.content_version)) THEN 'CONFLICT'
             WHEN l.state = 'CONSUMED' THEN 'DONE'
             ELSE 'BUSY' END AS outcome,
-        extract(epoch FROM l.lease_expires_at - statement_timestamp())::float8 AS seconds_left,
+        CASE WHEN isfinite(l.lease_expires_at)
+            THEN extract(epoch FROM l.lease_expires_at - statement_timestamp())::float8 END AS seconds_left,
         g.payload_hash AS other_hash
     FROM consumer_log l
     JOIN unnest(%(topics)s::text[], %(message_ids)s::text[], %(payload_hashes)s::bytea[],

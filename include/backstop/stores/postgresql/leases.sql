@@ -12,11 +12,11 @@ SELECT count(*), min(lease_expires_at),
     count(*) FILTER (WHERE lease_expires_at <= clock_timestamp() - %(overdue_seconds)s::float8 * interval '1 second')
 FROM ended;
 
--- name: count_endless: logs of CONSUMING without the end of a lease that nobody touched for the group's untouched_for
+-- name: count_endless: logs of CONSUMING whose lease has no end (none, or never) that nobody touched for the group's untouched_for
 SELECT count(*)
 FROM consumer_log l
 JOIN unnest(%(groups)s::text[], %(untouched_seconds)s::float8[]) AS g (consumer_group, seconds) USING (consumer_group)
-WHERE l.state = 'CONSUMING' AND l.lease_expires_at IS NULL
+WHERE l.state = 'CONSUMING' AND (l.lease_expires_at IS NULL OR l.lease_expires_at = 'infinity')
     AND l.updated_at <= clock_timestamp() - g.seconds * interval '1 second';
 
 -- name: count_without_time: logs received lately that are CONSUMED without a time; none are looked for where the table forbids it
@@ -35,12 +35,12 @@ WHERE l.state = 'CONSUMING' AND l.lease_expires_at <= clock_timestamp() AND l.co
 ORDER BY l.lease_expires_at
 LIMIT %(limit)s::integer;
 
--- name: endless: the same for logs without the end of a lease
+-- name: endless: the same for logs whose lease has no end
 SELECT l.consumer_group, l.topic, l.message_id, l.owner_token::text, l.lease_expires_at::text, l.updated_at::text, l.owner_host,
     l.updated_at <= clock_timestamp() - g.seconds * interval '1 second' AS is_expired
 FROM consumer_log l
 JOIN unnest(%(groups)s::text[], %(untouched_seconds)s::float8[]) AS g (consumer_group, seconds) USING (consumer_group)
-WHERE l.state = 'CONSUMING' AND l.lease_expires_at IS NULL
+WHERE l.state = 'CONSUMING' AND (l.lease_expires_at IS NULL OR l.lease_expires_at = 'infinity')
     AND l.updated_at <= clock_timestamp() - g.seconds * interval '1 second'
 LIMIT %(limit)s::integer;
 
@@ -49,14 +49,15 @@ FOR UPDATE OF l SKIP LOCKED;
 
 -- name: reclaim: takes leases back, each only as it was seen and only when it has ended; the token stays its holder's
 UPDATE consumer_log l SET state = 'EXPIRED', updated_at = clock_timestamp(),
-    lease_expires_at = coalesce(l.lease_expires_at, clock_timestamp())
+    lease_expires_at = least(l.lease_expires_at, clock_timestamp())
 FROM unnest(%(groups)s::text[], %(topics)s::text[], %(message_ids)s::text[], %(tokens)s::uuid[], %(ends)s::timestamptz[],
         %(touched)s::timestamptz[])
     AS g (consumer_group, topic, message_id, token, ends, touched)
 WHERE l.consumer_group = g.consumer_group AND l.topic = g.topic AND l.message_id = g.message_id
     AND l.state = 'CONSUMING' AND l.owner_token IS NOT DISTINCT FROM g.token
     AND (l.lease_expires_at = g.ends AND l.lease_expires_at <= clock_timestamp()
-        OR l.lease_expires_at IS NULL AND g.ends IS NULL AND l.updated_at = g.touched)
+        OR coalesce(l.lease_expires_at, 'infinity') = 'infinity' AND l.lease_expires_at IS NOT DISTINCT FROM g.ends
+            AND l.updated_at = g.touched)
 RETURNING l.consumer_group, l.topic, l.message_id;
 
 -- name: take_back: takes back the oldest leases that ended, in one statement; how many of each group, topic and host, and one of each
@@ -82,7 +83,8 @@ SELECT consumer_group, topic, owner_host, count(*), min(message_id) FROM taken G
 SELECT f.state, f.is_alive, f.seconds_left, array_agg(f.number)
 FROM (
     SELECT k.number, l.state, l.is_alive,
-        CASE WHEN l.is_alive THEN extract(epoch FROM l.lease_expires_at - clock_timestamp())::float8 END AS seconds_left
+        CASE WHEN l.is_alive AND isfinite(l.lease_expires_at)
+            THEN extract(epoch FROM l.lease_expires_at - clock_timestamp())::float8 END AS seconds_left
     FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) WITH ORDINALITY AS k (topic, message_id, number)
     CROSS JOIN LATERAL (
         SELECT m.state, m.lease_expires_at,
