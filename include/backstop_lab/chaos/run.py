@@ -24,10 +24,12 @@ from backstop_lab.chaos.story import tell
 from backstop_lab.chaos.strike import strike
 from backstop_lab.demo.accounting import machine
 from backstop_lab.shop.databases import change
+from backstop_lab.shop.wait_for import wait_for
 from backstop_lab.shop.workers import DemoBroken, demo_broken
 
 CHECKER = Path(__file__).with_name("checker.py")
 SETTLE_SECONDS = 240.0
+WARM_SECONDS = 180.0
 AT_ONCE = 8
 """Faults under way at the same time, at most."""
 
@@ -44,10 +46,12 @@ def run_chaos(
     command: Command = plain,
     settle_seconds: float = SETTLE_SECONDS,
     without: Collection[str] = (),
+    warm: bool = False,
 ) -> dict[str, Any]:
     """In `folder`, which is emptied first; the report, also in report.json. `faults` replaces the schedule of the seed.
 
-    `without`: processes that are not started. The folder is kept; with a failure also what was on the small disks.
+    `without`: processes that are not started. `warm`: the schedule begins when reconcile has judged its first stubs, which takes
+    Spark many times as long as its later runs. The folder is kept; with a failure also what was on the small disks.
     """
     began = monotonic()
     clear_leftovers(folder)
@@ -61,7 +65,7 @@ def run_chaos(
         with timed(said, "start"):
             stage.start(without=without)
         with timed(said, "traffic"):
-            fire(stage, planned, seconds)
+            fire(stage, planned, seconds, warm)
         try:
             with timed(said, "rest"):
                 settle(stage, settle_seconds)
@@ -102,11 +106,14 @@ def timed(said: dict[str, float], phase: str) -> Iterator[None]:
     said[phase] = monotonic() - began
 
 
-def fire(stage: Stage, planned: Sequence[Fault], seconds: float) -> None:
+def fire(stage: Stage, planned: Sequence[Fault], seconds: float, warm: bool) -> None:
     """Each fault at its time, all of them healed at the end, and no new message after it."""
     over = threading.Event()
     stage.record.begin()
     stage.start_producers()
+    if warm:
+        wait_for("The first judgement", lambda: has_judged(stage), WARM_SECONDS)
+        stage.record.begin()
     pool = ThreadPoolExecutor(AT_ONCE)
     struck: list[Future[None]] = []
     try:
@@ -121,6 +128,10 @@ def fire(stage: Stage, planned: Sequence[Fault], seconds: float) -> None:
     stage.stop_producers()
     for one in struck:
         one.result()
+
+
+def has_judged(stage: Stage) -> bool:
+    return any(line.get("counts", {}).get("stubs_read") for line in duty_lines(stage, "reconcile"))
 
 
 def run_checker(stage: Stage) -> dict[str, Any]:

@@ -85,6 +85,8 @@ class Stage:
         self.config = folder / "backstop.yaml"
         self.orders = folder / "orders"
         """Where a fault is ordered that a worker has to meet in the middle of its handler (mishap.py)."""
+        self.without: frozenset[str] = frozenset()
+        """Duties that were not started."""
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
         self._server_turns = {name: threading.RLock() for name in SERVERS}
@@ -98,6 +100,7 @@ class Stage:
 
         `every`: seconds between two runs of a duty, by its name; 1 otherwise.
         """
+        self.without = frozenset(without)
         with ThreadPoolExecutor(len(self.servers)) as pool:
             for started in [pool.submit(server.start) for server in self.servers.values()]:
                 started.result()

@@ -86,8 +86,12 @@ def freeze_server(stage: Stage, fault: Fault, over: threading.Event, facts: dict
 def cut_link(stage: Stage, fault: Fault, over: threading.Event, facts: dict[str, Any]) -> None:
     link = stage.proxy.links[fault.victim]
     before = link.cuts
+    ends = monotonic() + fault.seconds
     facts["connections"] = stage.proxy.spoil(fault.victim, fault.how)
-    over.wait(fault.seconds)
+    # Whoever has just been started is not there yet.
+    while not facts["connections"] and monotonic() < ends and not over.wait(LOOK_SECONDS):
+        facts["connections"] = stage.proxy.spoil(fault.victim, fault.how)
+    over.wait(max(0.0, ends - monotonic()))
     # Half of the silences end as if nothing had been, half with a reset.
     stage.proxy.mend(fault.victim, cut=int(fault.at * 100) % 2 == 0)
     facts["cuts"] = link.cuts - before
