@@ -93,6 +93,8 @@ def show(page: Page, live: Live, path: str = "") -> None:
         )
     else:
         page.goto(f"{live.platform.airflow.url}/plugin/backstop/{path}")
-    page.get_by_test_id("backstop").wait_for()
-    page.wait_for_timeout(100)  # until the page that was there before has given way
+    # Until the page that was there before has given way: in the same moment its data are gone, too.
+    page.wait_for_function(
+        """() => document.querySelector("[data-testid=backstop]")?.dataset.at === location.pathname + location.search"""
+    )
     expect(page.get_by_role("status")).to_have_count(0, timeout=60_000)

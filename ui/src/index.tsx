@@ -37,7 +37,7 @@ let shown: string | null = null;
 const Console = () => {
   const rest = (useParams()["*"] ?? "").split("/").filter(Boolean);
   const [name = "", id] = rest;
-  const { pathname } = useLocation();
+  const { pathname, search } = useLocation();
   const content = useRef<HTMLDivElement>(null);
   // From page to page the focus follows: to the title, or to where it will be when the page is there.
   useEffect(() => {
@@ -73,7 +73,7 @@ const Console = () => {
     return () => document.removeEventListener("keydown", press);
   }, []);
   return (
-    <Box p={{ base: 2, md: 4 }} data-testid="backstop" h="full" overflowY="auto" color="fg" overflowWrap="anywhere">
+    <Box p={{ base: 2, md: 4 }} data-testid="backstop" data-at={pathname + search} h="full" overflowY="auto" color="fg" overflowWrap="anywhere">
       <Button
         size="sm"
         position="absolute"
