@@ -59,6 +59,9 @@ def test_an_unknown_connection_says_where_it_was_looked_for() -> None:
     with pytest.raises(ConfigurationError) as error:
         Connections().url("shop")
     assert "AIRFLOW_CONN_SHOP" in str(error.value)
+    assert "in Airflow" not in str(error.value)  # the command line does not read Airflow's own
+    with pytest.raises(ConfigurationError, match="Make the connection shop in Airflow"):
+        Connections(resolver={}.get).url("shop")
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,12 @@ class Connections:
         variable = f"AIRFLOW_CONN_{ref.upper()}"
         if value := os.environ.get(variable):
             return _as_url(ref, value)
+        if self._resolver is None:  # the command line: Airflow's own connections are not read
+            raise _unknown(
+                ref,
+                f"neither a secrets file nor {variable} has it",
+                f"Set {variable} to its URL, or name a secrets file that has it in BACKSTOP_SECRETS_FILE.",
+            )
         raise _unknown(
             ref,
             f"neither a secrets file nor Airflow nor {variable} has it",
