@@ -40,7 +40,7 @@ MEMORY_SLOPE = 0.10
 """A process may grow by this share of its median in an hour, or by LEAST_BYTES: what is measured, not what is wished."""
 LEAST_BYTES = 12 << 20
 RUN_TIME = 1.25
-"""The median run of the last quarter may take so many times that of the first quarter after the warm-up."""
+"""The median run of the last third may take so many times that of the first third after the warm-up."""
 OURS = ("producer-", "billing-", "shipping-", "reconcile", "resend", "sweep")
 SIZES = (
     "SELECT c.relname, pg_total_relation_size(c.oid) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
@@ -199,14 +199,14 @@ def slope_of(name: str, late: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def run_times(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Medians of the runs that had something to do, in the first quarter after the warm-up and in the last one."""
+    """Medians of the runs that had something to do, in the first third after the warm-up and in the last one."""
     busy = [line for line in lines if line["counts"].get("due", line["counts"].get("claimed", 0))]
     late = busy[int(len(busy) * WARM_UP) :]
-    quarter = max(1, len(late) // 3)
+    third = max(1, len(late) // 3)
     if len(late) < 3:
         return {"runs": len(busy), "flat": False}
-    first = median(float(line["seconds"]) for line in late[:quarter])
-    last = median(float(line["seconds"]) for line in late[-quarter:])
+    first = median(float(line["seconds"]) for line in late[:third])
+    last = median(float(line["seconds"]) for line in late[-third:])
     return {
         "runs": len(busy),
         "first": round(first, 3),
