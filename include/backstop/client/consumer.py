@@ -79,7 +79,7 @@ _OUTCOMES = {
 class Consumer:
     """One worker of a consumer group, over one subscription and its leases. Not shared between threads.
 
-    `connect` opens a connection to the consumer database (autocommit off); the consumer keeps two of them. `redis` is
+    `connect` opens a connection to the consumer database (autocommit off); the consumer keeps two to four. `redis` is
     a Front beside it (recommended: what is done or busy is answered without the database) or, with `connect=None`, a
     RedisGuard: leases in Redis alone. `handler` is a bare function of a connection, a message and its Work, or one
     marked as `leased` or `row_lock`: docs/how-to/process-once.md.
