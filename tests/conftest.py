@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from backstop_lab.servers import ports
 from committed import close_sessions
 from quick_postgres import copied_data
 from suite_time import SuiteTime
@@ -41,6 +42,12 @@ settings.load_profile("any machine")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SuiteTime(config), "suite_time")
+    # Workers of pytest-xdist choose ports from ranges of their own: a server may bind its port a minute after it was chosen.
+    if (given := getattr(config, "workerinput", None)) is not None:
+        first, last = ports.CHOSEN_FROM
+        share = (last - first) // int(given["workercount"])
+        first += share * int(given["workerid"].removeprefix("gw"))
+        ports.CHOSEN_FROM = (first, first + share)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -151,14 +151,14 @@ def test_triage_and_a_person_bring_each_death_to_its_end(
     for name, url in receivers.environment().items():
         monkeypatch.setenv(name, url)
     try:
-        deadline = monotonic() + 120
+        deadline = monotonic() + 240
         while True:
             triage(stage.settings, connections)
             deliver_alerts(stage.settings, connections)
             answer_all(stage, connections)
             resend(stage.settings, connections)
             deliver_alerts(stage.settings, connections)
-            stage.drained(60.0)
+            stage.drained(240.0)
             if not (left := still_open(stage)):
                 break
             assert monotonic() < deadline, left

@@ -78,7 +78,7 @@ def test_the_poisoned_key_waits_for_a_person_and_is_then_done_in_order(stage: St
     assert answer is not None
     with closing(connect(stage.settings, connections)) as control:
         decide(control, stage.settings, connections, case_id, answer.option, "ann", answer.why, {})
-    stage.done(BOOKKEEPING, keys, 60.0)
+    stage.done(BOOKKEEPING, keys, 240.0)
     watch(stage.settings, connections)
     assert check(stage) == {}
 

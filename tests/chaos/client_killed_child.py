@@ -19,14 +19,13 @@ import pymysql
 from psycopg2.extensions import connection as Connection
 from psycopg2.extensions import cursor as Cursor
 
-from backstop.client import Consumer, SendPolicy, Work, record, send
+from backstop.client import Consumer, Work, record, send
 from backstop.model.records import Message
 from backstop.sql import prepared
 from client_world import GROUP, TOPIC, open_broker
 from mariadb import connect_to
 
 BOUNDARY = sys.argv[2]
-POLICY = SendPolicy(timedelta(seconds=2), timedelta(seconds=2), timedelta(seconds=1))
 
 
 def die(boundary: str) -> None:
@@ -112,7 +111,7 @@ def produce(places: dict[str, str]) -> None:
         connection = connect()
         with connection.cursor() as cursor:
             cursor.execute("INSERT INTO business_order VALUES (%s)", (places["id"],))
-        recorded = record(connection, TOPIC, b"{}", message_id=places["id"], policy=POLICY)
+        recorded = record(connection, TOPIC, b"{}", message_id=places["id"])
         connection.commit()
         send(recorded, Around(broker, "publish"), connect)
 

@@ -55,7 +55,7 @@ def link() -> Iterator[tuple[Server, Proxy, int]]:
 
 
 def connected(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=5)
+    return socket.create_connection(("127.0.0.1", port), timeout=60)
 
 
 def ask(client: socket.socket) -> bytes:
@@ -110,7 +110,7 @@ def test_silence_holds_everything_back_until_it_ends(
         with pytest.raises(TimeoutError):
             client.recv(1)
         assert server.asked == 1
-        client.settimeout(5)
+        client.settimeout(60)
         proxy.mend("link", cut=cut)
         if cut:
             with pytest.raises(ConnectionError):
@@ -127,9 +127,13 @@ def test_slowness_delays_and_loses_nothing(link: tuple[Server, Proxy, int]) -> N
         assert ask(client) == REPLY
         assert time.monotonic() - began >= 0.3
         proxy.mend("link", cut=False)
-        began = time.monotonic()
-        assert ask(client) == REPLY
-        assert time.monotonic() - began < 0.3
+        took: list[float] = []
+        # A machine that stands still for a moment makes one of them longer, but not all.
+        while not took or (took[-1] >= 0.3 and len(took) < 20):
+            began = time.monotonic()
+            assert ask(client) == REPLY
+            took.append(time.monotonic() - began)
+        assert took[-1] < 0.3, took
 
 
 def test_a_server_that_is_away_is_a_connection_that_breaks(link: tuple[Server, Proxy, int]) -> None:

@@ -153,7 +153,7 @@ def follow(broker: RedisStreams, database: Database, until: Callable[[Counts], b
     subscription = broker.subscribe(GROUP, [TOPIC], "next")
     soon = timedelta(milliseconds=100)
     worker = Consumer(subscription, database.connect, GROUP, handler, retry_after=soon, wait=soon)
-    counts, deadline = Counts(), time.monotonic() + 20
+    counts, deadline = Counts(), time.monotonic() + 120
     while not until(counts):
         assert time.monotonic() < deadline, f"not reached: {counts}"
         worker.run_once(counts)

@@ -32,7 +32,7 @@ def throw_out(world: System, admin: str) -> None:
     with connection, connection.cursor() as cursor:
         name = world.urls["control"].rpartition("/")[2]
         cursor.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s",
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = %s",
             (name,),
         )
     connection.close()

@@ -13,7 +13,7 @@ from backstop.client.lease_store import LeaseStore
 from backstop.leases.lease import Acquired, Busy, Done
 from backstop.model.errors import LeaseLost
 from backstop_lab.chaos.servers import Server
-from client_world import GROUP, Database
+from client_world import GROUP, TOPIC, Database
 from fault_world import (  # noqa: F401
     AN_HOUR,
     SOON,
@@ -89,11 +89,11 @@ def test_a_redis_clock_set_back_by_an_hour_keeps_no_message_from_the_database(
     database: Database, guarding: Server
 ) -> None:
     world = GuardWorld("front", database, guarding.url(""))
-    one, other = world.worker(lease=SHORT), world.worker(lease=SHORT)
+    one, other = world.worker(), world.worker()
     late, done = (acquired(begun) for begun in one.begin([arrival("late"), arrival("done")]))
     guarding.skew(-AN_HOUR)
     assert isinstance(other.begin([arrival("late")])[0], Busy), "the database says so"
-    past(SHORT)
+    database.end_lease(GROUP, TOPIC, "late", 1.0)
     (taken,) = other.begin([arrival("late")])
     assert isinstance(taken, Acquired), "Redis calls it held for an hour; nobody believes it"
     with pytest.raises(LeaseLost):
@@ -150,11 +150,17 @@ def test_a_workers_own_clock_changes_nothing(
         for child, wrong in zip(children, (-AN_HOUR, AN_HOUR, 0.0), strict=True):
             child.wait_until_started()
             assert child.clock is not None and abs(child.clock - time.time() - wrong) < 60
-        publish(broker, 0, 120, copies=2)
+        size = 120
+        publish(broker, 0, size, copies=2)
         until("the end", lambda: nothing_left(broker))
+        while size < 600 and not all(child.has_begun() for child in children):
+            # On a busy machine one of them may stand still while the others do everything.
+            publish(broker, size, size + 30, copies=2)
+            size += 30
+            until("the end", lambda: nothing_left(broker))
         ends = [child.ended() for child in children]
-    assert sum(counts.get("processed", 0) for counts in ends) == 120
+    assert sum(counts.get("processed", 0) for counts in ends) == size
     assert all(counts.get("processed", 0) > 0 for counts in ends), "each of them took part"
     far = "SELECT count(*) FROM consumer_log WHERE abs(extract(epoch FROM updated_at - clock_timestamp())) > 600"
     assert database.one(far) == {"count": 0}, "no time in a log is a worker's"
-    assert_once(database, broker, 120)
+    assert_once(database, broker, size)

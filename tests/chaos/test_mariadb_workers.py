@@ -85,7 +85,7 @@ def at_work(
     for thread in threads:
         thread.start()
     try:
-        until("the end", done, 60)
+        until("the end", done)
     finally:
         stop.set()
         for thread in threads:
@@ -233,7 +233,7 @@ def test_with_the_server_away_or_hanging_nothing_is_begun_and_nothing_acknowledg
             until("refusals", lambda: counts["unavailable"] >= so_far + 2)
         finally:
             maria_server.start()
-        until("the end", lambda: nothing_left(broker), 30)
+        until("the end", lambda: nothing_left(broker))
         stop.set()
         worker.join(20)
         consumer.close()

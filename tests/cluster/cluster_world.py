@@ -59,7 +59,7 @@ class Cluster:
             [program, f"{SPARK}master.Master", *ports], env=environment, cwd=self.folder
         )
         self.master.wait_until(
-            lambda: "I have been elected leader" in self.master.log.read_text(), 60
+            lambda: "I have been elected leader" in self.master.log.read_text(), 300
         )
         for number, worker in enumerate(self.workers):
             worker.start(
@@ -83,7 +83,7 @@ class Cluster:
             )
         for worker in self.workers:
             worker.wait_until(
-                lambda log=worker.log: "Successfully registered" in log.read_text(), 60
+                lambda log=worker.log: "Successfully registered" in log.read_text(), 300
             )
 
     def stop(self) -> None:
@@ -189,7 +189,7 @@ class Job:
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def wait(self, seconds: float = 400) -> int:
+    def wait(self, seconds: float = 800) -> int:
         return self.process.wait(seconds)
 
     @property

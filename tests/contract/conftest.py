@@ -34,6 +34,9 @@ from backstop_lab.servers.valkey import Valkey
 from rocketmq_server import RocketMQ as RocketMQServer
 from stand_still import stand_still
 
+PATIENT = timedelta(minutes=1)
+"""Time-out of the client that all tests share: a busy machine may stand still for seconds, and no test waits for it."""
+
 
 class RedisStreamsUnderTest:
     """Redis Streams on the embedded Valkey."""
@@ -44,7 +47,9 @@ class RedisStreamsUnderTest:
     def __init__(self, server: Valkey) -> None:
         self.server, self.keys = server, Keys()
         self._open: list[RedisStreams] = []
-        self.broker = self.another()
+        self.broker = self.another(
+            send_timeout=PATIENT, answer_timeout=PATIENT, connect_timeout=PATIENT
+        )
         self.raw = redis.Redis.from_url(server.url())
 
     def another(self, url: str | None = None, **options: Any) -> RedisStreams:
@@ -147,7 +152,7 @@ class ActiveMQUnderTest:
     def __init__(self, server: Server) -> None:
         self.server, self.names = server, Names()
         self._open: list[ActiveMQ] = []
-        self.broker = self.another()
+        self.broker = self.another(send_timeout=PATIENT, connect_timeout=PATIENT)
         self.pool = Pool(Address.parse(server.url()), connect_timeout=5.0)
 
     def another(self, url: str | None = None, **options: Any) -> ActiveMQ:
@@ -162,9 +167,11 @@ class ActiveMQUnderTest:
 
     def create_topic(self, topic: str, queues: int, max_message_bytes: int | None = None) -> None:
         if max_message_bytes is not None:
-            self.broker = self.another(
-                max_message_bytes=max_message_bytes
-            )  # no limit for each topic here
+            self.broker = self.another(  # no limit for each topic here
+                send_timeout=PATIENT,
+                connect_timeout=PATIENT,
+                max_message_bytes=max_message_bytes,
+            )
         self.broker.create_topic(topic, queues)
         self.broker.create_group(AUDIT, topic)
 
@@ -251,7 +258,7 @@ class RocketMQUnderTest:
     def __init__(self, server: RocketMQServer) -> None:
         self.server = server
         self._open: list[RocketMQ] = []
-        self.broker = self.another()
+        self.broker = self.another(send_timeout=PATIENT, connect_timeout=PATIENT)
 
     def another(self, url: str | None = None, **options: Any) -> RocketMQ:
         settings = {
@@ -267,9 +274,11 @@ class RocketMQUnderTest:
 
     def create_topic(self, topic: str, queues: int, max_message_bytes: int | None = None) -> None:
         if max_message_bytes is not None:
-            self.broker = self.another(
-                max_message_bytes=max_message_bytes
-            )  # no limit for each topic here
+            self.broker = self.another(  # no limit for each topic here
+                send_timeout=PATIENT,
+                connect_timeout=PATIENT,
+                max_message_bytes=max_message_bytes,
+            )
         self.broker.create_topic(topic, queues)
 
     def delete_topic(self, topic: str) -> None:

@@ -101,7 +101,7 @@ def at_once(world: PostgresWorld, *work: Callable[[StubStore], T]) -> list[T]:
         try:
             with world.stubs() as store:
                 store.clock()
-                together.wait(10)
+                together.wait(60)
                 results[number] = piece(store)
         except BaseException as error:  # noqa: BLE001 - told to the test below
             errors.append(error)
@@ -110,7 +110,7 @@ def at_once(world: PostgresWorld, *work: Callable[[StubStore], T]) -> list[T]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert not errors, errors
     return [results[number] for number in range(len(work))]
 
@@ -247,7 +247,7 @@ def test_a_part_whose_scan_has_ended_is_no_answer(world: PostgresWorld, store: S
     world.put_stub(next_check_at=NOW)
     with store.scan_due(NOW, Scope(), 2) as scan:
         (part,) = scan.parts
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     with pytest.raises((StoreUnavailable, psycopg2.Error)):
         while time.monotonic() < deadline:  # the server ends the scan's session a moment later
             store.read_part(part, lambda name, table: table)
@@ -733,7 +733,7 @@ def test_a_send_that_may_have_begun_late_is_not_past_before_it_can_have_been_sto
     assert store.settle([Settlement(key, 2, mine, Outcome.UNKNOWN, max_send_seconds=30.0)]) == {key}
     assert store.recover(10, 30.0) == [Key("orders", "died")]
     late = timedelta(seconds=30)
-    assert datetime.now(UTC) - world.stub("settled")["attempted_at"] < late + timedelta(seconds=5)
+    assert datetime.now(UTC) - world.stub("settled")["attempted_at"] < late + timedelta(seconds=60)
     assert world.stub("died")["attempted_at"] == deadline - late
     assert {row["message_id"]: row["started_at"] for row in world.attempts()} == {
         one: world.stub(one)["attempted_at"] for one in ("settled", "died")

@@ -198,7 +198,7 @@ def backstop(folder: Path) -> Image:
 def _install_wheel(site: Path) -> None:
     """Our wheel over the locked libraries; no container has the source tree."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(site.parent)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=600)
     (wheel,) = site.parent.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
@@ -213,7 +213,7 @@ def _install_wheel(site: Path) -> None:
         str(SITE),
         str(site),
     ]
-    subprocess.run(compiled, check=True, timeout=120)
+    subprocess.run(compiled, check=True, timeout=600)
 
 
 IMAGES = {"postgres": postgres, "redis": redis, "backstop": backstop}

@@ -180,7 +180,7 @@ def test_the_duties_run_through_the_stack_on_its_spark_worker(stack: Stack) -> N
     assert api.import_errors() == []
     api.unpause("reconcile")
     # Its schedule starts a run at once; another beside it would be refused.
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (runs := api.dag_runs("reconcile")):
         assert time.monotonic() < deadline, "the schedule started no run"
         time.sleep(0.5)
@@ -192,7 +192,7 @@ def test_the_duties_run_through_the_stack_on_its_spark_worker(stack: Stack) -> N
     requested = "SELECT requested_by, count(*) FROM resend_request GROUP BY 1"
     assert rows(control, requested) == [("reconcile", 20)]
     page = build_opener(ProxyHandler({})).open(
-        f"http://{stack.address('spark-master')}:8080/json/", timeout=10
+        f"http://{stack.address('spark-master')}:8080/json/", timeout=60
     )
     with page:
         assert "backstop reconcile" in [app["name"] for app in json.load(page)["completedapps"]]

@@ -63,7 +63,7 @@ class Incident:
         name = self.system.urls[database].rpartition("/")[2].partition("?")[0]
         # A copy needs the database for itself; a real backup does not.
         self._admin(
-            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+            f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{name}'"
         )
         self._admin(f"CREATE DATABASE {name}_backup TEMPLATE {name}")
         return since

@@ -26,6 +26,9 @@ OPTIONS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+WAIT_MILLISECONDS = 60_000
+"""How long a page, and what is expected of it, may take: most of it waits for a server."""
+expect.set_options(timeout=WAIT_MILLISECONDS)
 
 
 @contextmanager
@@ -78,7 +81,7 @@ def _new_page(browser: Browser, live: Live, name: str, width: int) -> Page:
     token = live.platform.airflow.api_of(name).token()
     context.add_cookies([{"name": "_token", "value": token, "url": live.platform.airflow.url}])
     page = context.new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(WAIT_MILLISECONDS)
     return page
 
 
@@ -97,4 +100,4 @@ def show(page: Page, live: Live, path: str = "") -> None:
     page.wait_for_function(
         """() => document.querySelector("[data-testid=backstop]")?.dataset.at === location.pathname + location.search"""
     )
-    expect(page.get_by_role("status")).to_have_count(0, timeout=60_000)
+    expect(page.get_by_role("status")).to_have_count(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from guard_handlers import TABLES
 
 SOON = timedelta(milliseconds=100)
 AN_HOUR = 3600.0
+PATIENT = 60.0
+"""Seconds in which a server answers that nobody freezes, on a machine that stands still for a while."""
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = Path(__file__).parents[1] / "chaos" / "guard_worker_child.py"
 
@@ -103,7 +106,7 @@ def broker(servers: Servers) -> Iterator[RedisStreams]:
         yield streams
 
 
-def until(what: str, holds: Callable[[], Any], seconds: float = 20.0) -> None:
+def until(what: str, holds: Callable[[], Any], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"{what} did not come"
@@ -195,9 +198,10 @@ class Fleet:
         assert len(self._ended) == len(self._threads), "a worker ended with an error, or not at all"
 
 
-def fronted(url: str) -> Callable[[], Front]:
+def fronted(url: str, timeout: float = 0.5) -> Callable[[], Front]:
+    """With so many seconds for each answer of Redis."""
     return lambda: Front(
-        RedisExchange(url, timeout=0.5), GROUP, lease=timedelta(seconds=3), retry_after=SOON
+        RedisExchange(url, timeout=timeout), GROUP, lease=timedelta(seconds=3), retry_after=SOON
     )
 
 
@@ -245,6 +249,10 @@ class Child:
     def line(self) -> list[Any]:
         assert self.process.stdout is not None
         return list(json.loads(self.process.stdout.readline()))
+
+    def has_begun(self) -> bool:
+        """Whether a handler has begun since the last line that was read."""
+        return bool(select.select([self.process.stdout], [], [], 0)[0])
 
     def go_on(self) -> None:
         assert self.process.stdin is not None

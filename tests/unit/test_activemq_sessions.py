@@ -200,7 +200,10 @@ def test_a_silent_broker_costs_one_send_timeout_however_many_destinations_there_
 
     pool = Silent(Address.parse("stomp://u:p@127.0.0.1:1"), connect_timeout=0.1)
     publisher = Publisher(pool, Names(), None, send_timeout=0.3, max_bytes=1000)
-    receipts = publisher.publish([Message(f"t{n}", "1", b"") for n in range(20)], None)
+    for _ in range(10):
+        receipts = publisher.publish([Message(f"t{n}", "1", b"") for n in range(20)], None)
+        if Silent.asked:
+            break  # on a busy machine the time may be over before it is asked
     assert {one.outcome for one in receipts} == {Outcome.REFUSED}
     assert 1 <= Silent.asked <= 4
 
@@ -216,7 +219,10 @@ def test_a_silent_jolokia_costs_one_send_timeout_however_many_topics_there_are()
 
     pool = Pool(Address.parse("stomp://u:p@127.0.0.1:1"), connect_timeout=0.1)
     publisher = Publisher(pool, Names(), there, send_timeout=0.3, max_bytes=1000)
-    receipts = publisher.publish([Message(f"t{n}", "1", b"") for n in range(20)], None)
+    for _ in range(10):
+        receipts = publisher.publish([Message(f"t{n}", "1", b"") for n in range(20)], None)
+        if asked:
+            break  # on a busy machine the time may be over before it is asked
     assert {(one.outcome, one.refused_for_good) for one in receipts} == {(Outcome.REFUSED, False)}
     assert 1 <= asked <= 4
 

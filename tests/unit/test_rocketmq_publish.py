@@ -198,7 +198,11 @@ def test_a_busy_broker_is_asked_again_and_nothing_else_is(broker: Broker) -> Non
 
 def test_a_broker_that_stays_busy_refuses_within_the_time(broker: Broker) -> None:
     broker.say = lambda _: (ResponseCode.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]")
-    assert send(broker, 2, seconds=0.4) == [(Outcome.REFUSED, False)] * 2
+    for seconds in (0.4, 0.7, 1.4):
+        broker.sends.clear()
+        assert send(broker, 2, seconds=seconds) == [(Outcome.REFUSED, False)] * 2
+        if len(broker.sends) > 1:
+            break  # on a busy machine the time may have been over after the first
     assert 1 < len(broker.sends) < 6
 
 
@@ -280,7 +284,11 @@ def test_the_others_of_a_piece_that_was_overtaken_may_be_sent_again(broker: Brok
 
 def test_silence_is_unknown_at_the_end_of_the_time(broker: Broker) -> None:
     broker.say = lambda _: None
-    assert send(broker, 3, seconds=0.3) == [(Outcome.UNKNOWN, False)] * 3
+    for seconds in (0.3, 3.0, 30.0):
+        ends = send(broker, 3, seconds=seconds)
+        if broker.sends:
+            break  # on a busy machine the time may have been over before anything was sent
+    assert ends == [(Outcome.UNKNOWN, False)] * 3
 
 
 def test_no_send_names_a_topic_after_which_a_missing_one_would_be_made(broker: Broker) -> None:

@@ -84,7 +84,7 @@ def _allow(admin_dsn: str, database: str, allowed: bool) -> None:
             )
             if not allowed:
                 cursor.execute(
-                    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s",
+                    "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = %s",
                     (database,),
                 )
     finally:

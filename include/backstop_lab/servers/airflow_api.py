@@ -14,6 +14,8 @@ Json = dict[str, Any]
 POLL_SECONDS = 0.25
 READINGS = 3
 """How often a GET is sent before an api-server that accepts it and does not answer counts as unavailable."""
+DAG_SECONDS = 600.0
+"""How long a DAG may take to be parsed, on a busy machine as long as Airflow to start."""
 FINISHED = frozenset({"success", "failed"})
 
 
@@ -31,7 +33,7 @@ class AirflowApi:
     """A client for one Airflow and one user; logs in by itself, and again when the token has run out."""
 
     def __init__(
-        self, url: str, user: str, password: str, *, request_seconds: float = 30.0
+        self, url: str, user: str, password: str, *, request_seconds: float = 120.0
     ) -> None:
         self.url = url.rstrip("/")
         self._user = user
@@ -76,11 +78,11 @@ class AirflowApi:
     def import_errors(self) -> list[Json]:
         return list(self.request("GET", "/importErrors?limit=100")["import_errors"])
 
-    def unpause(self, dag: str, *, timeout: float = 60.0) -> None:
+    def unpause(self, dag: str, *, timeout: float = DAG_SECONDS) -> None:
         """Let the scheduler run a DAG, waiting until it has been parsed."""
         self._set_paused(dag, False, timeout)
 
-    def pause(self, dag: str, *, timeout: float = 60.0) -> None:
+    def pause(self, dag: str, *, timeout: float = DAG_SECONDS) -> None:
         self._set_paused(dag, True, timeout)
 
     def trigger(self, dag: str, conf: Mapping[str, object] | None = None) -> str:

@@ -68,7 +68,7 @@ def all_passed(adapter: ServerUnderTest, topic: str, group: str, number: int) ->
 
 
 def fetch_all(
-    subscription: Subscription, number: int, seconds: float = 5.0, limit: int = 100
+    subscription: Subscription, number: int, seconds: float = 60.0, limit: int = 100
 ) -> list[Received]:
     """Fetches until so many messages came or the time is over."""
     found: list[Received] = []
@@ -76,6 +76,15 @@ def fetch_all(
     while len(found) < number and (left := deadline - time.monotonic()) > 0:
         found += subscription.fetch(limit, timedelta(seconds=min(left, 0.2)))
     return found
+
+
+def connected(adapter: ServerUnderTest, topic: str) -> Broker:
+    """A second client that has published into the topic: `m-0`."""
+    client = adapter.another()
+    deadline = time.monotonic() + 60
+    while client.publish(messages(topic, 1))[0].outcome is not Outcome.SENT:
+        assert time.monotonic() < deadline
+    return client
 
 
 class _Fixtures:
@@ -123,8 +132,8 @@ class _Fixtures:
             thread.start()
 
             def wait() -> Any:
-                thread.join(30)
-                assert not thread.is_alive(), "the thread did not end within 30 s"
+                thread.join(120)
+                assert not thread.is_alive(), "the thread did not end within 120 s"
                 if failure:
                     raise failure[0]
                 return answer[0]
@@ -352,40 +361,49 @@ class FaultsOfTheServer(_Fixtures):
         self, adapter: ServerUnderTest, name: Name, in_thread: InThread
     ) -> None:
         adapter.create_topic(name("topic"), 2)
-        client = adapter.another()
-        client.publish(messages(name("topic"), 1))
-        adapter.stall()
-        wait = in_thread(lambda: client.publish(messages(name("topic"), 20, start=1)))
-        time.sleep(0.3)  # the bytes are on their way; there is no sign of it to wait for
-        adapter.kill()
-        assert [r.outcome for r in wait()] == [adapter.silence] * 20
-        adapter.start()
+        for seconds in (0.3, 1.0, 1.5):
+            client = connected(adapter, name("topic"))
+            adapter.stall()
+            batch = messages(name("topic"), 20, start=1)
+            wait = in_thread(partial(client.publish, batch))
+            time.sleep(seconds)  # the bytes are on their way; there is no sign of it to wait for
+            adapter.kill()
+            outcomes = [receipt.outcome for receipt in wait()]
+            adapter.start()
+            if set(outcomes) == {adapter.silence}:
+                break
+            # On a busy machine some bytes had not left yet: refused is right then, so it gets more time.
+            assert set(outcomes) <= {Outcome.REFUSED, adapter.silence}
+        assert outcomes == [adapter.silence] * 20
         if adapter.silence is Outcome.REFUSED:
-            assert list(adapter.stored(name("topic")).values()) == ["m-0"]
+            assert set(adapter.stored(name("topic")).values()) == {"m-0"}
 
     def test_a_server_that_does_not_answer_in_time_leaves_the_batch_unknown(
         self, adapter: ServerUnderTest, name: Name
     ) -> None:
         adapter.create_topic(name("topic"), 2)
-        client = adapter.another()
-        client.publish(messages(name("topic"), 1))
-        adapter.stall()
-        begun = time.monotonic()
-        receipts = client.publish(messages(name("topic"), 20, start=1))
-        took = time.monotonic() - begun
-        adapter.wake()
-        assert [r.outcome for r in receipts] == [adapter.silence] * 20
-        assert took < SEND_TIMEOUT.total_seconds() + 1
+        in_time, took = SEND_TIMEOUT.total_seconds() + 1, list[float]()
+        # A machine that stands still for a second makes one of them longer, but not all.
+        while not took or (took[-1] >= in_time and len(took) < 5):
+            client = connected(adapter, name("topic"))
+            adapter.stall()
+            begun = time.monotonic()
+            receipts = client.publish(messages(name("topic"), 20, start=1))
+            took.append(time.monotonic() - begun)
+            adapter.wake()
+            assert [r.outcome for r in receipts] == [adapter.silence] * 20
+        assert took[-1] < in_time, took
         if adapter.silence is Outcome.REFUSED:
-            adapter.another().publish([Message(name("topic"), "after", b"")])
-            assert list(adapter.stored(name("topic")).values()) == ["m-0", "after"]
+            adapter.broker.publish([Message(name("topic"), "after", b"")])
+            stored = adapter.stored(name("topic")).values()
+            assert [one for one in stored if one != "m-0"] == ["after"]
 
     def test_what_was_acknowledged_survives_a_kill_and_nothing_else_claims_to(
         self, adapter: ServerUnderTest, name: Name, in_thread: InThread
     ) -> None:
         adapter.create_topic(name("topic"), 3)
         sent: dict[str, Any] = {}
-        running = threading.Event()
+        running, over = threading.Event(), threading.Event()
 
         def publish_until_it_dies() -> None:
             client = adapter.another()
@@ -393,13 +411,18 @@ class FaultsOfTheServer(_Fixtures):
                 some = messages(name("topic"), 100, start=batch * 100)
                 receipts = client.publish(some)
                 sent.update(zip((m.message_id for m in some), receipts, strict=True))
-                if batch == 10:
+                if not running.is_set() and enough():
                     running.set()
-                if receipts[-1].outcome is not Outcome.SENT:
+                # A server that stands still makes an outcome unknown, too; the kill is still to come then.
+                if over.is_set() and receipts[-1].outcome is not Outcome.SENT:
                     return
 
+        def enough() -> bool:
+            return sum(receipt.outcome is Outcome.SENT for receipt in sent.values()) > 1000
+
         wait = in_thread(publish_until_it_dies)
-        assert running.wait(20)
+        assert running.wait(120)
+        over.set()
         adapter.kill()
         wait()
         adapter.start()
@@ -411,25 +434,25 @@ class FaultsOfTheServer(_Fixtures):
                 assert message_id in stored.values()
             elif receipt.outcome is Outcome.REFUSED:
                 assert message_id not in stored.values()
-        assert Counter(r.outcome for r in sent.values())[Outcome.SENT] > 1000
+        assert enough()
         if adapter.broker.capabilities.has_offsets:
             for queue in range(3):
                 offsets = sorted(o for q, o in stored if q == queue)
                 assert offsets == list(range(len(offsets)))
-            [receipt] = adapter.another().publish(messages(name("topic"), 1))
+            [receipt] = adapter.broker.publish(messages(name("topic"), 1))
             assert (
                 receipt.position
                 and (receipt.position.queue_id, receipt.position.offset) not in stored
             )
 
     def test_every_look_raises_when_the_server_is_away(
-        self, adapter: ServerUnderTest, name: Name
+        self, adapter: ServerUnderTest, name: Name, receive: Receive
     ) -> None:
         adapter.create_topic(name("topic"), 1)
         adapter.create_group(name("group"), name("topic"))
         subscription = adapter.subscribe(name("group"), [name("topic")], "c1")
         adapter.broker.publish(messages(name("topic"), 1))
-        [got] = subscription.fetch(1, timedelta(seconds=5))
+        [got] = receive(subscription, 1)
         adapter.kill()
         broker = adapter.broker
         looks: list[Callable[[], Any]] = [
@@ -679,7 +702,7 @@ class Looking(_Fixtures):
             told: Callable[[], datetime], low: datetime, high: Callable[[], datetime]
         ) -> bool:
             """A look's instant may be older, never later: it is asked until it is there."""
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while (instant := told()) < low and time.monotonic() < deadline:
                 pass
             return low <= instant <= high()
@@ -811,7 +834,7 @@ class Looking(_Fixtures):
             return
         adapter.broker.publish(messages(topic, 5))
         subscription = adapter.subscribe(group, [topic], "c1")
-        subscription.acknowledge(subscription.fetch(2, timedelta(seconds=5)))
+        subscription.acknowledge(receive(subscription, 2, limit=2))
         adapter.move_group(group, topic, 0, moved_to)
         [position] = adapter.broker.progress(topic, group)
         assert (position.next_offset, position.pending) == (moved_to, 0)
@@ -876,11 +899,15 @@ class Receiving(_Fixtures):
         adapter.create_topic(name("topic"), 5)
         adapter.create_group(name("group"), name("topic"))
         subscription = adapter.subscribe(name("group"), [name("topic")], "c1")
-        begun = time.monotonic()
-        assert subscription.fetch(10, timedelta(milliseconds=300)) == []
-        assert 0.25 <= time.monotonic() - begun < 1.0
+        took: list[float] = []
+        # A machine that stands still for a moment makes one of them longer, but not all.
+        while not took or (took[-1] >= 1.0 and len(took) < 10):
+            begun = time.monotonic()
+            assert subscription.fetch(10, timedelta(milliseconds=300)) == []
+            took.append(time.monotonic() - begun)
+        assert min(took) >= 0.25 and took[-1] < 1.0, took
         adapter.broker.publish(messages(name("topic"), 40))
-        fetched = [subscription.fetch(limit, timedelta(seconds=1)) for limit in (1, 3, 7)]
+        fetched = [subscription.fetch(limit, timedelta(seconds=60)) for limit in (1, 3, 7)]
         sizes = [len(some) for some in fetched]
         # A queue may tell of its messages a moment after they were sent: then fewer come, and never more.
         assert sizes[0] == 1 and all(
@@ -891,12 +918,21 @@ class Receiving(_Fixtures):
         # Or they come again, on a machine that stands still for long enough.
         subscription.acknowledge([one for some in (*fetched, rest) for one in some])
 
-        wait = in_thread(lambda: (subscription.fetch(10, timedelta(seconds=10)), time.monotonic()))
-        time.sleep(0.2)  # it waits already; what it must not do is to wait until its time is over
-        published = time.monotonic()
-        adapter.broker.publish([Message(name("topic"), "late", b"")])
-        found, at = wait()
-        assert ids(found) == ["late"] and at - published < 2.0
+        def fetch() -> tuple[list[Received], float]:
+            return subscription.fetch(10, timedelta(seconds=30)), time.monotonic()
+
+        waited: list[float] = []
+        while not waited or (waited[-1] >= 2.0 and len(waited) < 5):
+            wait = in_thread(fetch)
+            # It waits already; what it must not do is to wait until its time is over.
+            time.sleep(0.2)
+            published = time.monotonic()
+            adapter.broker.publish([Message(name("topic"), "late", b"")])
+            found, at = wait()
+            assert ids(found) == ["late"]
+            subscription.acknowledge(found)
+            waited.append(at - published)
+        assert waited[-1] < 2.0, waited
 
     def test_one_subscription_takes_several_topics(
         self, adapter: ServerUnderTest, name: Name, receive: Receive
@@ -919,18 +955,23 @@ class Receiving(_Fixtures):
         adapter.create_group(name("group"), name("topic"))
         seen: Counter[str] = Counter()
         workers: Counter[str] = Counter()
+        late: set[str] = set()
         lock = threading.Lock()
+        delay = adapter.broker.capabilities.redelivery_delay
 
         def consume(who: str) -> Callable[[], None]:
             def run() -> None:
                 subscription = adapter.subscribe(name("group"), [name("topic")], who)
-                deadline = time.monotonic() + 20
-                while sum(seen.values()) < 600 and time.monotonic() < deadline:
+                deadline = time.monotonic() + 60
+                while len(seen) < 600 and time.monotonic() < deadline:
+                    begun = time.monotonic()
                     got = subscription.fetch(5, SHORT)
                     with lock:
                         seen.update(ids(got))
                         workers[who] += len(got)
                     subscription.acknowledge(got)
+                    if delay is not None and time.monotonic() - begun > delay.total_seconds() / 2:
+                        late.update(ids(got))  # on a busy machine the other may get them meanwhile
 
             return run
 
@@ -939,7 +980,8 @@ class Receiving(_Fixtures):
             adapter.broker.publish(messages(name("topic"), 50, start=start))
         for wait in waits:
             wait()
-        assert seen == {f"m-{i}": 1 for i in range(600)}
+        assert seen.keys() == {f"m-{i}" for i in range(600)}
+        assert [one for one, times in seen.items() if times > 1 and one not in late] == []
         assert min(workers.values()) > 0
         assert all_passed(adapter, name("topic"), name("group"), 600)
 
@@ -948,15 +990,20 @@ class Receiving(_Fixtures):
     ) -> None:
         adapter.broker.publish(messages(topic, 3))
         first = adapter.subscribe(group, [topic], "c1")
+        begun = time.monotonic()
         held = receive(first, 3)
         first.acknowledge(held[1:2])
         first.close()
         second = adapter.subscribe(group, [topic], "c2")
-        if adapter.broker.capabilities.redelivery_delay is not None:
-            assert second.fetch(10, NOTHING) == [], "not before its time"
-        can = adapter.broker.capabilities
+        can, early = adapter.broker.capabilities, list[Received]()
+        if can.redelivery_delay is not None:
+            early = second.fetch(10, NOTHING)
+            passed = time.monotonic() - begun
+            assert early == [] or passed > can.redelivery_delay.total_seconds(), (
+                "not before its time"
+            )
         left = [held[0], held[2]] if can.acknowledges_each else held
-        again = receive(second, len(left))
+        again = early + receive(second, len(left) - len(early))
         count = 2 if can.marks_redelivered else 1
         assert [(g.message, g.position, g.deliveries) for g in again] == [
             (g.message, g.position, count) for g in left
@@ -992,12 +1039,14 @@ class HandingBack(_Fixtures):
         begun = time.monotonic()
         subscription.hand_back(held, after=VISIBILITY * 3, counts=False)
         other = adapter.subscribe(group, [topic], "c2")
-        meanwhile = receive(other, 1)
-        other.acknowledge(meanwhile)
-        assert ids(meanwhile) == ids([left]), "what nobody held comes meanwhile"
-        [again] = receive(other, 1)
-        assert ids([again]) == ids([held])
+        [meanwhile] = receive(other, 1, limit=1)
+        is_early = time.monotonic() - begun < VISIBILITY.total_seconds() * 3
+        other.acknowledge([meanwhile])
+        [again] = receive(other, 1, limit=1)
         assert time.monotonic() - begun >= VISIBILITY.total_seconds() * 3 - 0.01
+        assert sorted(ids([meanwhile, again])) == sorted(ids([held, left]))
+        if is_early:  # on a busy machine both may be due by then
+            assert ids([meanwhile]) == ids([left]), "what nobody held comes meanwhile"
 
     def test_it_comes_again_when_its_consumer_died(
         self, adapter: ServerUnderTest, topic: str, group: str, receive: Receive
@@ -1090,7 +1139,13 @@ class DeadLetters(_Fixtures):
 
         # Several take over at once; whoever comes first buries it, once.
         def take_over(number: int) -> list[Received]:
-            return receive(adapter.subscribe(group, [topic], f"last{number}"), 1, seconds=1.0)
+            subscription = adapter.subscribe(group, [topic], f"last{number}")
+            found = receive(subscription, 1, seconds=1.0)
+            deadline = time.monotonic() + 60
+            while len(list(adapter.broker.dead_letters(group))) < 5 and not found:
+                assert time.monotonic() < deadline
+                found += subscription.fetch(1, SHORT)
+            return found
 
         waits = [in_thread(partial(take_over, number)) for number in range(3)]
         assert [wait() for wait in waits] == [[], [], []]
@@ -1128,7 +1183,7 @@ class DeadLetters(_Fixtures):
 
         wait = in_thread(watch)
         subscription = adapter.subscribe(group, [topic], "c1")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(list(adapter.broker.dead_letters(group))) < 40 and time.monotonic() < deadline:
             for got in subscription.fetch(7, SHORT):
                 subscription.hand_back(got, after=NOTHING, counts=True)
@@ -1188,7 +1243,7 @@ class DrainingDeadLetters(_Fixtures):
         receipts = adapter.broker.publish(sent)
         assert [receipt.outcome for receipt in receipts] == [Outcome.SENT] * len(sent)
         subscription = adapter.subscribe(group, [topic], "dying")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while (
             len(self.refs(adapter, topic, group)) < before + len(sent)
             and time.monotonic() < deadline

@@ -18,8 +18,9 @@ SEND_TIMEOUT = timedelta(seconds=2)
 class ServerUnderTest(Protocol):
     """A running server and an adapter on it: what the suite needs beside the protocol is administration, and faults.
 
-    Its adapters are opened with DELIVERY_LIMIT and SEND_TIMEOUT, and with VISIBILITY where the broker has such a thing. A method
-    for what the broker cannot do (`wipe` without epochs, `move_group` without offsets) is not called; it may raise.
+    Its adapters are opened with DELIVERY_LIMIT, and with VISIBILITY where the broker has such a thing. Those of `another` and
+    `refusing` have SEND_TIMEOUT; `broker` should wait longer than a busy machine stands still. A method for what the broker
+    cannot do (`wipe` without epochs, `move_group` without offsets) is not called; it may raise.
     """
 
     @property
@@ -31,7 +32,7 @@ class ServerUnderTest(Protocol):
     """What a server's silence makes of a batch: REFUSED where the commit, which was not asked for yet, is a step of its own."""
 
     def another(self) -> Broker:
-        """A second client of the same server, as another process would have."""
+        """A second client of the same server, as another process would have. Each publish ends within SEND_TIMEOUT."""
         ...
 
     def create_topic(
