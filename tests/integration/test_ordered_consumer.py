@@ -282,11 +282,12 @@ def test_a_released_head_that_fails_is_the_parked_head_again(world: OrderedWorld
     assert world.database.one("SELECT times_parked FROM parked_key")["times_parked"] == 2
 
 
-def test_a_released_head_whose_worker_ended_is_parked_again(world: OrderedWorld) -> None:
+@pytest.mark.parametrize("end", ["clock_timestamp()", "'-infinity'"])
+def test_a_released_head_whose_worker_ended_is_parked_again(world: OrderedWorld, end: str) -> None:
     parked_world(world)
     world.answer("retry", "a")
     world.database.run(
-        "UPDATE consumer_log SET state = 'CONSUMING', lease_expires_at = clock_timestamp() WHERE message_id = 'a-001'"
+        f"UPDATE consumer_log SET state = 'CONSUMING', lease_expires_at = {end} WHERE message_id = 'a-001'"
     )
     with world.worker() as worker:
         world.step(worker, until=lambda: world.parked()["a"][0] == "PARKED")
