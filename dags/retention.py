@@ -4,7 +4,7 @@ Purges, in small steps and inside a window (`retention.window`, 01:00 to 05:00 U
 consumers, closed stubs of producers with their attempts, decided dead letters (their contents
 earlier, if the policy says so), and old rows of the control database. One Python process, no Spark:
 the work is in the databases, and the steps keep their load low. It starts five minutes after the
-window opens.
+window opens (in its middle, if that is sooner).
 
     open_run >> purge >> close_run
 

@@ -9,6 +9,7 @@ from backstop.verdicts import frames
 
 Row = dict[str, Any]
 NOW = 1_790_000_000_000_000
+YEAR_9000 = 221_845_392_000_000_000
 SECOND = 1_000_000
 YEAR_1 = -62_135_596_800 * SECOND
 SPANS = {
@@ -216,7 +217,7 @@ def log(dice: Dice, p: Row) -> Row:
         "log_valid": dice.good(0.03, 0.05),
         "log_broken": None,
         "log_state": dice.maybe(dice.random.choice(STATES), 0.03),
-        "lease_expires_at": dice.maybe(dice.near(NOW, NOW - p["max_clock_skew"]), 0.15),
+        "lease_expires_at": dice.maybe(dice.near(NOW, NOW - p["max_clock_skew"], YEAR_9000), 0.15),
         "log_updated_at": dice.maybe(
             dice.near(NOW - p["consume_timeout"], NOW - p["redelivery_horizon"])
         ),

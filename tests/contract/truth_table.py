@@ -19,6 +19,7 @@ AGE = 1_800 * S
 SOON = 300 * S
 """`recheck`: the next look where the rule has no instant of its own."""
 YEAR_1 = -62_135_596_800 * S
+YEAR_9000 = 221_845_392_000 * S
 
 POLICY: Row = {
     "broker": "main",
@@ -282,6 +283,20 @@ CASES: tuple[Case, ...] = (
         "lease_without_expiry",
         look=SOON,
         log=log("CONSUMING"),
+    ),
+    Case(
+        "a lease that ends never is one without expiry",
+        "IN_PROGRESS",
+        "lease_without_expiry",
+        look=SOON,
+        log=log("CONSUMING", lease_expires_at=YEAR_9000 - NOW),
+    ),
+    Case(
+        "a lease that ends an instant before never",
+        "IN_PROGRESS",
+        "leased",
+        look=171_000 * S,
+        log=log("CONSUMING", lease_expires_at=YEAR_9000 - NOW - 1),
     ),
     Case(
         "lease without expiry, touched lately",

@@ -167,6 +167,9 @@ def test_an_audited_day_is_published_as_a_partition_of_the_asset() -> None:
         ),
         ('retention:\n  window: "23:58-04:00"\n', "3 0 * * *"),
         ('retention: {\n  window: "03:30-04:00"\n}\n', "35 3 * * *"),
+        ('retention: {window: "01:00-01:05"}\n', "2 1 * * *"),
+        ('retention: {window: "23:59-00:01"}\n', "0 0 * * *"),
+        ('retention: {window: "04:00-04:00"}\n', "5 4 * * *"),
     ],
 )
 def test_retention_starts_when_its_window_opens(

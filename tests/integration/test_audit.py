@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from time import sleep
@@ -17,6 +18,7 @@ from backstop.audit.run_once import run_duty
 from backstop.checks.run import run_suites
 from backstop.checks.suites import checks_of
 from backstop.model.errors import AuditFailed, ConfigurationError, Unavailable
+from backstop.sql.named import load
 from backstop_lab.servers.ports import free_port
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
@@ -421,6 +423,28 @@ def test_an_alert_that_was_given_up_before_anybody_was_told_has_told_nobody(worl
     assert set(found(world)) == {"case_has_alert", "alert_was_told"}
     world.rows("control", "UPDATE alert SET ended = 'unrouted', ended_at = now()")
     assert audit(world)["breaches"] == 0
+
+
+def test_a_duty_that_works_over_midnight_has_succeeded_on_both_days(world: System) -> None:
+    """As a retention whose window opens at 23:00: a short run the day before, a long one until the day after."""
+    day = datetime.combine(today(), time(), UTC) - timedelta(days=1)
+    world.rows(
+        "control",
+        """
+        INSERT INTO run (duty, token, state, started_at, finished_at, policy_version, code_version)
+        SELECT duty, gen_random_uuid(), 'done', %s + began, %s + ended, '', ''
+        FROM (VALUES ('retention', interval '-55 min', interval '-20 min'),
+            ('retention', interval '23 h 5 min', interval '24 h 20 min'),
+            ('sweep', interval '-55 min', interval '-20 min'),
+            ('sweep', interval '24 h 5 min', interval '24 h 20 min')) AS r (duty, began, ended)""",
+        day,
+        day,
+    )
+    query = load("backstop.audit", "control.sql")["duties_ran"]
+    asked = {"duties": ["retention", "sweep"], "as_of": day + timedelta(days=1, hours=5)}
+    with closing(world.control()) as conn, conn.cursor() as cursor:
+        cursor.execute(query, {**asked, "day_from": day, "day_to": day + timedelta(days=1)})
+        assert [duty for duty, *_ in cursor.fetchall()] == ["sweep"]
 
 
 def test_people_are_told_of_an_invariant_once_a_day(world: System) -> None:

@@ -39,6 +39,7 @@ from client_world import (  # noqa: F401
     DELIVERY_LIMIT,
     GROUP,
     TOPIC,
+    VISIBILITY,
     Database,
     broker,
     consumer,
@@ -277,6 +278,39 @@ def test_a_handler_that_always_fails_ends_as_a_dead_letter_with_its_log_and_its_
         drain(consumer, lambda c: world.dead() == [ID])
     assert (world.log()["state"], world.log()["attempts"]) == ("FAILED", DELIVERY_LIMIT)
     assert world.dead_of(valkey) == [f"ValueError: delivery {DELIVERY_LIMIT}"]
+
+
+def test_a_message_that_fails_its_last_delivery_on_a_full_server_stops_no_other(
+    world: World, valkey: Valkey
+) -> None:
+    """The server can store no dead letter; done messages are what gives it memory again."""
+    tried: list[str] = []
+
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        tried.append(message.message_id)
+        if message.message_id == "poison":
+            raise ValueError("poison")
+        do(connection, message, work)
+
+    later = [f"later-{n}" for n in range(10)]
+    world.publish("poison", *later)
+    with world.worker(handle) as consumer, redis.Redis.from_url(valkey.url()) as server:
+        server.config_set("maxmemory", "1")
+        try:
+            drain(consumer, lambda c: c.get("processed") == len(later))
+            drain(consumer, lambda _: tried.count("poison") == DELIVERY_LIMIT)
+            until = time.monotonic() + VISIBILITY.total_seconds() * 2
+            while time.monotonic() < until:
+                consumer.run_once()
+        finally:
+            server.config_set("maxmemory", "0")
+        assert (tried.count("poison"), world.pending(), world.dead()) == (DELIVERY_LIMIT, 1, [])
+        drain(consumer, lambda _: world.dead() == ["poison"])
+    assert (tried.count("poison"), world.effects(), world.pending()) == (
+        DELIVERY_LIMIT,
+        later,
+        0,
+    )
 
 
 class Mute(Exception):

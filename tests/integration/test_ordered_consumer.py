@@ -282,11 +282,12 @@ def test_a_released_head_that_fails_is_the_parked_head_again(world: OrderedWorld
     assert world.database.one("SELECT times_parked FROM parked_key")["times_parked"] == 2
 
 
-def test_a_released_head_whose_worker_ended_is_parked_again(world: OrderedWorld) -> None:
+@pytest.mark.parametrize("end", ["clock_timestamp()", "'-infinity'"])
+def test_a_released_head_whose_worker_ended_is_parked_again(world: OrderedWorld, end: str) -> None:
     parked_world(world)
     world.answer("retry", "a")
     world.database.run(
-        "UPDATE consumer_log SET state = 'CONSUMING', lease_expires_at = clock_timestamp() WHERE message_id = 'a-001'"
+        f"UPDATE consumer_log SET state = 'CONSUMING', lease_expires_at = {end} WHERE message_id = 'a-001'"
     )
     with world.worker() as worker:
         world.step(worker, until=lambda: world.parked()["a"][0] == "PARKED")
@@ -684,6 +685,36 @@ def test_a_handler_that_says_another_database_is_away_parks_no_key_and_is_not_co
     assert world.database.one("SELECT attempts FROM consumer_log WHERE message_id = 'a-000'") == {
         "attempts": 1
     }
+
+
+@pytest.mark.parametrize("way", [transactional, leased])
+def test_another_database_that_is_away_for_many_keys_is_a_downstream_and_parks_nothing(
+    world: OrderedWorld, way: Any
+) -> None:
+    away, told = [True], Counts()
+
+    def handle(*given: Any) -> None:
+        message: Message = given[-2]
+        if away:
+            told.add(message.message_id)
+            raise StoreUnavailable("the shop's database", unaffected="", next_step="")
+        if way is transactional:
+            write_effect(given[0], message, "w1")
+
+    heads = [f"{key}-000" for key in "abcd"]
+    world.publish(*heads)
+    with world.worker(handler=way(handle)) as worker:
+        counts = world.step(worker, until=lambda: all(told.get(head, 0) >= 4 for head in heads))
+        said = world.database.run("SELECT topic, error FROM downstream_away")
+        assert [row["topic"] for row in said] == [TOPIC]
+        assert "the shop's database" in said[0]["error"]
+        assert (world.parked(), counts["downstream_away"] > 0) == ({}, True)
+        away.clear()
+        world.step(worker, until=lambda: world.lag() == 0)
+        assert world.database.run("SELECT 1 FROM downstream_away") == []
+    assert world.database.run("SELECT DISTINCT state, attempts FROM consumer_log") == [
+        {"state": "CONSUMED", "attempts": 1}
+    ]
 
 
 def test_a_thread_that_gets_no_connection_is_no_failure_of_its_message(world: OrderedWorld) -> None:

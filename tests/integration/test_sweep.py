@@ -187,7 +187,7 @@ def test_two_sweeps_at_once_take_each_lease_back_once(world: World) -> None:
     assert set(states(world).values()) == {"EXPIRED"}
 
 
-@pytest.mark.parametrize("end", ["NULL", "'infinity'"])
+@pytest.mark.parametrize("end", ["NULL", "'infinity'", "'9999-12-31'"])
 def test_a_lease_without_an_end_is_taken_back_when_nobody_touched_it_for_long(
     world: World, end: str
 ) -> None:

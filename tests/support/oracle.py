@@ -21,6 +21,8 @@ Maybe = bool | None
 NO_LEASE = {"CONSUMED", "FAILED", "EXPIRED", "PARKED"}
 """A lease exists in state CONSUMING only, or in a state that we do not know."""
 SETTLED = {"CONFIRMED", "VOIDED"}
+NEVER = 221_845_392_000_000_000
+"""The year 9000: open: what ends then or later ends never."""
 
 
 def both(*parts: Maybe) -> Maybe:
@@ -345,10 +347,11 @@ class _Judgement:
     # -- evidence
 
     def lease_until(self) -> int | None:
-        """When the lease is over for certain; null where there is none, or where it has no end."""
-        if not self.may_have_lease():
+        """When the lease is over for certain; null where there is none, or where it has no end, or one that never comes."""
+        ends = self.s["lease_expires_at"]
+        if not self.may_have_lease() or (ends is not None and ends >= NEVER):
             return None
-        return plus(self.s["lease_expires_at"], self.policy["max_clock_skew"])
+        return plus(ends, self.policy["max_clock_skew"])
 
     def may_have_lease(self) -> bool:
         return self.l and self.s["log_state"] not in NO_LEASE

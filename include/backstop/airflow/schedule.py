@@ -58,11 +58,14 @@ def daily(variable: str, default: str) -> Any:
 
 
 def in_window(variable: str) -> Any:
-    """The timetable that $variable asks for, else each day five minutes after `retention.window` in backstop.yaml opens; null for
-    "none"."""
+    """The timetable that $variable asks for, else each day five minutes after `retention.window` in backstop.yaml opens, or in its
+    middle where that is sooner; null for "none"."""
     window = str(read_section(settings_file(), "retention").get("window", ""))
-    opens = re.match(r"([01]\d|2[0-3]):([0-5]\d)-", window)
-    at = (int(opens[1]) * 60 + int(opens[2]) if opens else 60) + 5
+    ends = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)", window)
+    opens, shuts = (
+        (int(ends[1]) * 60 + int(ends[2]), int(ends[3]) * 60 + int(ends[4])) if ends else (60, 300)
+    )
+    at = opens + min(5, ((shuts - opens) % 1440 or 1440) // 2)
     return every(variable, f"{at % 60} {at // 60 % 24} * * *")
 
 

@@ -125,11 +125,11 @@ WHERE r.duty = 'reconcile' AND r.state = 'done' AND NOT r.dry_run
 -- name: duties_ran: every watched duty over everything succeeded on the day
 SELECT d.duty, NULL::text, NULL::text, NULL::text
 FROM unnest(%(duties)s::text[]) AS d (duty)
--- Runs that found nothing to do are kept for a day.
+-- Runs that found nothing to do are kept for a day. One that works over midnight is a success of both days.
 WHERE %(day_to)s > %(as_of)s - interval '1 day' AND (SELECT min(started_at) FROM run) < %(day_from)s AND NOT EXISTS (
     SELECT 1 FROM run r
     WHERE r.duty = d.duty AND r.scope = '*' AND r.state = 'done' AND NOT r.dry_run AND NOT r.counts ? 'window_is_shut'
-        AND r.finished_at >= %(day_from)s AND r.finished_at < %(day_to)s);
+        AND r.finished_at >= %(day_from)s AND r.started_at < %(day_to)s);
 
 -- name: broken_rows_do_not_grow: on no day are there many more new broken rows than in the week before
 SELECT q.store, NULL::text, NULL::text, NULL::text

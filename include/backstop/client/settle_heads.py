@@ -111,7 +111,13 @@ class HeadSettler:
                 ):
                     # The database answers whenever it is not this head's turn: a failure like any other.
                     return self._fail(result, result.error, counts)
-                self.give_back(result, None)  # nothing, if its end was committed after all
+                text = None
+                if not result.was_cut_off and result.error is not None:
+                    # Perhaps another database, of the handler: with many keys it is a downstream like any other.
+                    text = error_text(result.error)
+                    if self._downstream.is_to_blame(lane.queue.topic, lane.key, result.error, text):
+                        counts.add("downstream_away")
+                self.give_back(result, text)  # nothing, if its end was committed after all
                 lane.cut_off += result.was_cut_off
             except StoreUnavailable:
                 lane.excused += 1

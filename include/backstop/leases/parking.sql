@@ -101,7 +101,8 @@ WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND ordering_
 ORDER BY number LIMIT 1;
 
 -- name: head_log: what the log says of a head
-SELECT state, CASE WHEN isfinite(lease_expires_at) THEN extract(epoch FROM lease_expires_at - clock_timestamp())::float8 END AS seconds_left
+SELECT state, CASE WHEN lease_expires_at < 'infinity'
+    THEN extract(epoch FROM greatest(lease_expires_at, timestamptz 'epoch') - clock_timestamp())::float8 END AS seconds_left
 FROM consumer_log
 WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
 FOR UPDATE;

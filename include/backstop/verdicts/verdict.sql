@@ -166,6 +166,8 @@ facts AS (
         -- A lease exists only while a worker consumes; a state we do not know may be one.
         coalesce(d.log_found, false) AND coalesce(d.log_state NOT IN ('CONSUMED', 'FAILED', 'EXPIRED', 'PARKED'), true)
             AS leased,
+        -- Also an end that never comes (stores read it as the year 9000 or later): the sweep may take such a lease back at any time.
+        d.lease_expires_at IS NULL OR d.lease_expires_at >= 221845392000000000 AS endless,
         CASE
             WHEN NOT coalesce(d.log_answered, false) OR d.log_found IS NULL THEN 'logs_unread'
             WHEN d.log_found AND NOT coalesce(d.log_valid, false) THEN 'log_invalid'
@@ -201,7 +203,7 @@ matched AS (
             WHEN f.status = 'confirmed' OR (f.received AND f.log_valid AND f.log_state = 'CONSUMED') THEN 'CONFIRMED'
             WHEN f.dead_lettered THEN 'DEAD_LETTERED'
             WHEN f.received AND f.log_state = 'PARKED' THEN 'PARKED'
-            WHEN f.leased AND (f.lease_expires_at IS NULL OR f.lease_expires_at + f.max_clock_skew > f.as_of)
+            WHEN f.leased AND (f.endless OR f.lease_expires_at + f.max_clock_skew > f.as_of)
                 THEN 'IN_PROGRESS'
             WHEN f.received AND f.as_of < f.log_updated_at + f.consume_timeout THEN 'IN_PROGRESS'
             WHEN NOT f.received AND f.as_of < f.next_check_at THEN 'WAITING'
@@ -241,7 +243,7 @@ judged AS (
             WHEN r.matched = 'CONFIRMED' THEN 'stub_confirmed'
             WHEN r.matched = 'DEAD_LETTERED' THEN 'dead_letter'
             WHEN r.matched = 'PARKED' THEN 'ordering_key'
-            WHEN r.matched = 'IN_PROGRESS' AND r.leased AND r.lease_expires_at IS NULL THEN 'lease_without_expiry'
+            WHEN r.matched = 'IN_PROGRESS' AND r.leased AND r.endless THEN 'lease_without_expiry'
             WHEN r.matched = 'IN_PROGRESS' AND r.leased AND r.lease_expires_at + r.max_clock_skew > r.as_of THEN 'leased'
             WHEN r.matched = 'IN_PROGRESS' THEN 'touched_lately'
             WHEN r.matched = 'WAITING' AND NOT r.received AND r.as_of < r.next_check_at THEN 'not_due'
@@ -263,7 +265,7 @@ judged AS (
         -- Null: never again, or only the claim moves it.
         CASE
             WHEN r.matched IN ('VOIDED', 'CONFIRMED') OR r.repairable THEN NULL
-            WHEN r.matched = 'IN_PROGRESS' AND r.leased AND r.lease_expires_at IS NULL
+            WHEN r.matched = 'IN_PROGRESS' AND r.leased AND r.endless
                 THEN greatest(r.as_of + r.recheck, r.log_updated_at + r.consume_timeout)
             WHEN r.matched = 'IN_PROGRESS' AND r.leased
                 THEN greatest(r.lease_expires_at + r.max_clock_skew, r.log_updated_at + r.consume_timeout)

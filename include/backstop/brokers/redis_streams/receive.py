@@ -15,6 +15,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
+from redis.exceptions import ResponseError
+
 from backstop.brokers.protocol import Received
 from backstop.brokers.redis_streams.decode import entry_of, received
 from backstop.brokers.redis_streams.exchange import Command, Exchange, Script, no_answer
@@ -107,23 +109,18 @@ class RedisSubscription:
     def hand_back(
         self, received: Received, *, after: timedelta, counts: bool, error: str | None = None
     ) -> None:
-        topic = received.message.topic
-        queue, entry_id, mark = entry_of(received)
-        command = HAND_BACK.call(
-            self._of((topic, queue)),
-            self._group.encode(),
-            self._consumer.encode(),
-            entry_id,
-            mark,
-            received.deliveries,
-            int(counts),
-            max(0, int(after.total_seconds() * 1000)),
-            self._limit,
-            topic.encode(),
-            queue,
-            (error or "")[:ERROR_CHARACTERS].encode(errors="replace"),
+        doing = "handing a message back"
+        [answer] = self._exchange.run(
+            [self._hand_back(received, after, counts, self._limit, error)]
         )
-        self._exchange.ask([command], "handing a message back")
+        if isinstance(answer, ResponseError) and counts and 0 < self._limit <= received.deliveries:
+            # No dead letter could be stored (no memory). It keeps its deliveries and waits: what is due at its limit is tried again
+            # without a handler, and holds up no other.
+            self._limited.warning(str(no_answer(answer, doing)))
+            [answer] = self._exchange.run([self._hand_back(received, after, counts, 0, error)])
+        silence = no_answer(answer, doing)
+        if silence is not None:
+            raise silence
 
     def close(self) -> None:
         """Forgets this consumer where it holds nothing; what it holds is delivered again after the
@@ -191,6 +188,26 @@ class RedisSubscription:
         for error in self._silent.values():
             self._limited.warning(str(error))
         return found
+
+    def _hand_back(
+        self, received: Received, after: timedelta, counts: bool, limit: int, error: str | None
+    ) -> Command:
+        topic = received.message.topic
+        queue, entry_id, mark = entry_of(received)
+        return HAND_BACK.call(
+            self._of((topic, queue)),
+            self._group.encode(),
+            self._consumer.encode(),
+            entry_id,
+            mark,
+            received.deliveries,
+            int(counts),
+            max(0, int(after.total_seconds() * 1000)),
+            limit,
+            topic.encode(),
+            queue,
+            (error or "")[:ERROR_CHARACTERS].encode(errors="replace"),
+        )
 
     def _redeliver(self, queue: Queue, at_most: int, scan: bool) -> tuple[str | bytes | int, ...]:
         topic, number = queue

@@ -10,9 +10,9 @@ FROM (
     ORDER BY l.lease_expires_at
     LIMIT %(limit)s) e;
 
--- name: count_endless: logs of CONSUMING without the end of a lease that nobody touched for the group's untouched_for
+-- name: count_endless: logs of CONSUMING whose lease has no end (none, or in the year 9000 or later) that nobody touched for the group's untouched_for
 SELECT COUNT(*) FROM consumer_log l
-WHERE l.state = 'CONSUMING' AND l.lease_expires_at IS NULL AND l.consumer_group = %(group)s
+WHERE l.state = 'CONSUMING' AND (l.lease_expires_at IS NULL OR l.lease_expires_at >= '9000-01-01') AND l.consumer_group = %(group)s
     AND l.updated_at <= UTC_TIMESTAMP(6) - INTERVAL %(untouched)s MICROSECOND;
 
 -- name: without_time: logs received lately that are CONSUMED without a time
@@ -30,9 +30,9 @@ WHERE l.state = 'CONSUMING' AND l.lease_expires_at <= UTC_TIMESTAMP(6) AND l.con
 ORDER BY l.lease_expires_at
 LIMIT %(limit)s;
 
--- name: endless: the same for logs without the end of a lease
+-- name: endless: the same for logs whose lease has no end
 FROM consumer_log l
-WHERE l.state = 'CONSUMING' AND l.lease_expires_at IS NULL AND l.consumer_group = %(group)s
+WHERE l.state = 'CONSUMING' AND (l.lease_expires_at IS NULL OR l.lease_expires_at >= '9000-01-01') AND l.consumer_group = %(group)s
     AND l.updated_at <= UTC_TIMESTAMP(6) - INTERVAL %(untouched)s MICROSECOND
 LIMIT %(limit)s;
 
@@ -42,11 +42,13 @@ FOR UPDATE SKIP LOCKED;
 -- name: reclaim: takes a lease back, only as it was seen and only when it has ended; the token stays its holder's
 -- The clock is asked before the end is set to it.
 UPDATE consumer_log FORCE INDEX (PRIMARY) SET
-    state = 'EXPIRED', updated_at = UTC_TIMESTAMP(6), lease_expires_at = COALESCE(lease_expires_at, UTC_TIMESTAMP(6))
+    state = 'EXPIRED', updated_at = UTC_TIMESTAMP(6),
+    lease_expires_at = LEAST(COALESCE(lease_expires_at, UTC_TIMESTAMP(6)), UTC_TIMESTAMP(6))
 WHERE consumer_group = %(group)s AND topic = %(topic)s AND message_id = %(message_id)s
     AND state = 'CONSUMING' AND owner_token <=> %(token)s
     AND (lease_expires_at = %(ends)s AND lease_expires_at <= UTC_TIMESTAMP(6)
-        OR lease_expires_at IS NULL AND %(ends)s IS NULL AND updated_at = %(touched)s);
+        OR (lease_expires_at IS NULL OR lease_expires_at >= '9000-01-01') AND lease_expires_at <=> %(ends)s
+            AND updated_at = %(touched)s);
 
 -- name: take_back: takes back leases of a topic that ended, which this transaction holds
 UPDATE {of_keys} SET l.state = 'EXPIRED', l.updated_at = UTC_TIMESTAMP(6)

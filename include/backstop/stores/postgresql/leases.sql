@@ -12,11 +12,11 @@ SELECT count(*), min(lease_expires_at),
     count(*) FILTER (WHERE lease_expires_at <= clock_timestamp() - %(overdue_seconds)s::float8 * interval '1 second')
 FROM ended;
 
--- name: count_endless: logs of CONSUMING whose lease has no end (none, or never) that nobody touched for the group's untouched_for
+-- name: count_endless: logs of CONSUMING whose lease has no end (none, or in the year 9000 or later) that nobody touched for the group's untouched_for
 SELECT count(*)
 FROM consumer_log l
 JOIN unnest(%(groups)s::text[], %(untouched_seconds)s::float8[]) AS g (consumer_group, seconds) USING (consumer_group)
-WHERE l.state = 'CONSUMING' AND (l.lease_expires_at IS NULL OR l.lease_expires_at = 'infinity')
+WHERE l.state = 'CONSUMING' AND (l.lease_expires_at IS NULL OR l.lease_expires_at >= timestamptz '9000-01-01Z')
     AND l.updated_at <= clock_timestamp() - g.seconds * interval '1 second';
 
 -- name: count_without_time: logs received lately that are CONSUMED without a time; none are looked for where the table forbids it
@@ -40,7 +40,7 @@ SELECT l.consumer_group, l.topic, l.message_id, l.owner_token::text, l.lease_exp
     l.updated_at <= clock_timestamp() - g.seconds * interval '1 second' AS is_expired
 FROM consumer_log l
 JOIN unnest(%(groups)s::text[], %(untouched_seconds)s::float8[]) AS g (consumer_group, seconds) USING (consumer_group)
-WHERE l.state = 'CONSUMING' AND (l.lease_expires_at IS NULL OR l.lease_expires_at = 'infinity')
+WHERE l.state = 'CONSUMING' AND (l.lease_expires_at IS NULL OR l.lease_expires_at >= timestamptz '9000-01-01Z')
     AND l.updated_at <= clock_timestamp() - g.seconds * interval '1 second'
 LIMIT %(limit)s::integer;
 
@@ -56,8 +56,8 @@ FROM unnest(%(groups)s::text[], %(topics)s::text[], %(message_ids)s::text[], %(t
 WHERE l.consumer_group = g.consumer_group AND l.topic = g.topic AND l.message_id = g.message_id
     AND l.state = 'CONSUMING' AND l.owner_token IS NOT DISTINCT FROM g.token
     AND (l.lease_expires_at = g.ends AND l.lease_expires_at <= clock_timestamp()
-        OR coalesce(l.lease_expires_at, 'infinity') = 'infinity' AND l.lease_expires_at IS NOT DISTINCT FROM g.ends
-            AND l.updated_at = g.touched)
+        OR coalesce(l.lease_expires_at, 'infinity') >= timestamptz '9000-01-01Z'
+            AND l.lease_expires_at IS NOT DISTINCT FROM g.ends AND l.updated_at = g.touched)
 RETURNING l.consumer_group, l.topic, l.message_id;
 
 -- name: take_back: takes back the oldest leases that ended, in one statement; how many of each group, topic and host, and one of each
