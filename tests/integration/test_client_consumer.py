@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -785,6 +787,29 @@ def test_sigterm_ends_a_handler_that_takes_too_long_and_gives_its_message_back(
     with world.worker(name="w2") as other:
         drain(other, lambda c: "processed" in c)
     assert world.effects() == [ID]
+
+
+WAITS = """
+import os, signal, threading
+from backstop.client import run_until_signal
+
+class Waits:
+    stopping = threading.Event()
+
+    def run(self, *, counts):
+        with self.stopping._cond:  # as `wait` has it, before it waits and after
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(10_000):
+                pass
+        assert self.stopping.wait(10)
+
+run_until_signal(Waits())
+"""
+
+
+def test_sigterm_while_the_stop_is_just_looked_for_does_not_hang() -> None:
+    done = subprocess.run([sys.executable, "-c", WAITS], timeout=60, check=False)
+    assert done.returncode == 0
 
 
 def test_two_workers_share_the_work_and_do_each_message_once(world: World) -> None:

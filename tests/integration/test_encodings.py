@@ -16,9 +16,12 @@ from backstop.config.mapped import StubMapping
 from backstop.model.records import Key
 from backstop.schema.revisions import whole
 from backstop.stores.mapped.postgresql import PostgresTable
+from backstop.stores.postgresql.leases import PostgresLeases
 from backstop.stores.postgresql.logs import PostgresLogs
+from backstop.stores.postgresql.purge import PostgresLogPurge
 from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import Scope
+from backstop.stores.purge import FIRST_LOG
 from backstop_lab.servers.postgres import Postgres
 
 PLAIN, CAFE, TOKYO = (
@@ -134,6 +137,52 @@ def test_a_row_that_is_not_utf_8_hides_no_other_from_the_search_for_anomalies(
     with PostgresLogs("db", urls["SQL_ASCII", "consumer"]) as logs:
         found = logs.received_between("billing", now - day, now + day, 4)
     assert {Key(log.topic, log.message_id) for log in found} == {PLAIN, CAFE, TOKYO}
+
+
+ENDED = (
+    "INSERT INTO consumer_log (consumer_group, topic, message_id, state, attempts, owner_host, last_error,"
+    " lease_expires_at, first_received_at, updated_at)"
+    " VALUES ('sweeping', '{topic}', '{id}', 'CONSUMING', 3, '{host}', '{id}', now() - interval '1 hour',"
+    " now() - interval '1 day', now() - interval '1 day')"
+)
+ODD = Key("orders", "odd host")
+
+
+def test_a_row_that_is_not_utf_8_ends_no_sweep_no_purge_and_no_count(
+    urls: dict[tuple[str, str], str],
+) -> None:
+    url = urls["SQL_ASCII", "consumer"]
+    for key in (PLAIN, CAFE, TOKYO):
+        put(url, ENDED.format(topic="orders", id=key.message_id, host="h"))
+    for topic, message_id, host in (
+        ("orders", "caf\u00e9", "h"),
+        ("caf\u00e9", "of another topic", "h"),
+        ("orders", ODD.message_id, "caf\u00e9"),
+    ):
+        text = ENDED.format(topic=topic, id=message_id, host=host)
+        put(url, text.encode("latin-1"), "SQL_ASCII")
+    readable = {PLAIN, CAFE, TOKYO, ODD}
+    now, day = datetime.now(UTC), timedelta(days=1)
+    with PostgresLogs("db", url) as logs:
+        assert logs.count_received("sweeping", now - 2 * day, now) == {"orders": 5}
+    with closing(PostgresLogPurge("db", url)) as purge:
+        old, place = purge.old_logs("sweeping", {"orders": 60.0}, FIRST_LOG, 5)
+        assert ({log.key for log in old}, place) == (readable, None)
+        assert all(log.is_old for log in old)
+    with PostgresLeases("db", url) as leases:
+        seen, _ = leases.settle(["sweeping"], {}, 5, False, None)
+        assert {Key(one.topic, one.message_id) for one in seen} == readable
+        assert {one.owner_host for one in seen} == {"h", "\\x636166e9"}
+        failing = leases.failing({("sweeping", "orders"): (3, 1e6)}, 5)
+        assert {Key(one.topic, one.message_id) for one in failing} == readable
+        _, taken = leases.settle(["sweeping"], {}, 1, False, lambda seen: seen)
+        assert len(taken) == 1
+        rest = leases.take_back(["sweeping"], 10)
+        assert sum(one.leases for one in rest) == 5, "also those whose keys cannot be read"
+        assert {one.topic for one in rest} == {"orders", "\\x636166e9"}
+        endless, _ = leases.settle([], {"billing": 0.0}, 10, True, None)
+        assert {Key(one.topic, one.message_id) for one in endless} >= {PLAIN, CAFE, TOKYO}
+        assert leases.take_back(["sweeping"], 10) == []
 
 
 def test_a_row_of_somebody_elses_that_is_not_utf_8_names_no_message(

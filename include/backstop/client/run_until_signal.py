@@ -1,6 +1,7 @@
 """Run a consumer until SIGTERM or SIGINT: finish or give back what is in flight, within a limit."""
 
 import signal
+from _thread import start_new_thread
 from datetime import timedelta
 from types import FrameType
 
@@ -26,7 +27,8 @@ def run_until_signal(
 
     def stop(number: int, frame: FrameType | None) -> None:
         if not consumer.stopping.is_set():
-            consumer.stopping.set()
+            # By a thread of its own: `set` needs the event's lock, which whoever was interrupted in `wait` may hold here.
+            start_new_thread(consumer.stopping.set, ())
             signal.setitimer(signal.ITIMER_REAL, stop_within.total_seconds())
 
     def give_up(number: int, frame: FrameType | None) -> None:

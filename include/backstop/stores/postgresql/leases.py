@@ -9,11 +9,26 @@ from typing import Any, Self
 from psycopg2.extensions import cursor as Cursor
 
 from backstop.model.records import Key
-from backstop.sql.connection import PostgresConnection, columns
+from backstop.sql.connection import PostgresConnection, columns, only_readable, readable
 from backstop.sql.named import load
 from backstop.stores.leases import EndedLeases, Failing, HeldLease, LeaseStanding, TakenBack
 
 _SQL = load("backstop.stores.postgresql", "leases.sql")
+_KEY = dict.fromkeys(("consumer_group", "topic", "message_id"), "readable")
+_SEEN = {
+    **_KEY,
+    **dict.fromkeys(("owner_token", "lease_expires_at", "updated_at"), "readable"),
+    "owner_host": "string",
+    "is_expired": "boolean",
+}
+_TAKEN = {
+    "consumer_group": "readable",
+    **dict.fromkeys(("topic", "owner_host"), "string"),
+    "leases": "bigint",
+    "message_id": "string",
+}
+_FAILING = {**_KEY, "attempts": "int", "last_error": "string", "first_received_at": "timestamptz"}
+"""Of the columns of these statements, in their order."""
 
 
 class PostgresLeases:
@@ -54,6 +69,8 @@ class PostgresLeases:
             look = _SQL["endless" if endless else "expired"] + (
                 "" if decide is None else "\n" + _SQL["held"]
             )
+            keys = only_readable(cursor, "l.topic", "l.message_id")
+            look = readable(cursor, look.replace("{only_readable}", keys), _SEEN)
             asked: dict[str, Any] = _untouched(untouched) if endless else {"groups": list(groups)}
             cursor.execute(look, {**asked, "limit": limit})
             seen = [HeldLease(*row) for row in cursor.fetchall()]
@@ -74,12 +91,13 @@ class PostgresLeases:
 
     def take_back(self, groups: Sequence[str], limit: int) -> list[TakenBack]:
         """Takes back at most `limit` leases of these groups whose end has come, and commits."""
-        return [
-            TakenBack(*row)
-            for row in self._connection.rows(
-                _SQL["take_back"], {"groups": list(groups), "limit": limit}
-            )
-        ]
+
+        def work(cursor: Cursor) -> list[tuple[Any, ...]]:
+            statement = f"{_SQL['take_back']} {readable(cursor, _SQL['taken'], _TAKEN)}"
+            cursor.execute(statement, {"groups": list(groups), "limit": limit})
+            return cursor.fetchall()
+
+        return [TakenBack(*row) for row in self._connection.run(work)]
 
     def standing(self, group: str, keys: Sequence[Key]) -> dict[Key, LeaseStanding]:
         """What the logs of one group say, by key, on the primary; a key that is absent has no log."""
@@ -100,7 +118,14 @@ class PostgresLeases:
         first, at most `limit` of each (group, topic)."""
         rows = [(group, topic, *each) for (group, topic), each in least.items()]
         values = {**columns(rows, ("groups", "topics", "attempts", "seconds")), "limit": limit}
-        return [Failing(*row) for row in self._connection.rows(_SQL["failing"], values)]
+
+        def work(cursor: Cursor) -> list[tuple[Any, ...]]:
+            keys = only_readable(cursor, "m.message_id")
+            statement = _SQL["failing"].replace("{only_readable}", keys)
+            cursor.execute(readable(cursor, statement, _FAILING), values)
+            return cursor.fetchall()
+
+        return [Failing(*row) for row in self._connection.run(work)]
 
     def close(self) -> None:
         self._connection.close()

@@ -27,11 +27,12 @@ SELECT CASE WHEN EXISTS (SELECT 1 FROM pg_constraint WHERE conrelid = 'consumer_
             AND l.state = 'CONSUMED' AND l.consumed_at IS NULL)
     END;
 
--- name: expired: leases to decide on, the oldest first
+-- name: expired: leases to decide on whose keys can be read, the oldest first
 SELECT l.consumer_group, l.topic, l.message_id, l.owner_token::text, l.lease_expires_at::text, l.updated_at::text, l.owner_host,
     l.lease_expires_at <= clock_timestamp() AS is_expired
 FROM consumer_log l
 WHERE l.state = 'CONSUMING' AND l.lease_expires_at <= clock_timestamp() AND l.consumer_group = ANY(%(groups)s::text[])
+    AND {only_readable}
 ORDER BY l.lease_expires_at
 LIMIT %(limit)s::integer;
 
@@ -41,7 +42,7 @@ SELECT l.consumer_group, l.topic, l.message_id, l.owner_token::text, l.lease_exp
 FROM consumer_log l
 JOIN unnest(%(groups)s::text[], %(untouched_seconds)s::float8[]) AS g (consumer_group, seconds) USING (consumer_group)
 WHERE l.state = 'CONSUMING' AND (l.lease_expires_at IS NULL OR l.lease_expires_at >= timestamptz '9000-01-01Z')
-    AND l.updated_at <= clock_timestamp() - g.seconds * interval '1 second'
+    AND l.updated_at <= clock_timestamp() - g.seconds * interval '1 second' AND {only_readable}
 LIMIT %(limit)s::integer;
 
 -- name: held: ... and holds them until the end of this transaction; those in somebody's hands are skipped
@@ -75,8 +76,11 @@ WITH ended AS MATERIALIZED (
     WHERE l.ctid = e.ctid AND l.state = 'CONSUMING' AND l.owner_token IS NOT DISTINCT FROM e.owner_token
         AND l.lease_expires_at <= clock_timestamp() AND l.consumer_group = ANY(%(groups)s::text[])
     RETURNING l.consumer_group, l.topic, l.owner_host, l.message_id
-)
-SELECT consumer_group, topic, owner_host, count(*), min(message_id) FROM taken GROUP BY 1, 2, 3 ORDER BY 1, 2, 3;
+);
+
+-- name: taken: ... which were taken
+SELECT consumer_group, topic, owner_host, count(*) AS leases, min(message_id) AS message_id
+FROM taken GROUP BY 1, 2, 3 ORDER BY 1, 2, 3;
 
 -- name: standing: what the logs say of the messages asked for: a state, is it alive and for how many seconds still, and the numbers
 -- (from 1) of the messages of which that is so; without a log a message has no number
@@ -95,13 +99,13 @@ FROM (
 GROUP BY f.state, f.is_alive, f.seconds_left;
 
 -- name: failing: of each group and topic, messages that were begun so often, are not done, and moved within so many seconds
-SELECT l.consumer_group, l.topic, l.message_id, l.attempts, left(l.last_error, 200), l.first_received_at
+SELECT l.consumer_group, l.topic, l.message_id, l.attempts, left(l.last_error, 200) AS last_error, l.first_received_at
 FROM unnest(%(groups)s::text[], %(topics)s::text[], %(attempts)s::integer[], %(seconds)s::float8[])
     AS g (consumer_group, topic, least, seconds)
 CROSS JOIN LATERAL (
     SELECT * FROM consumer_log m
     WHERE m.attempts >= 3 AND m.state IN ('FAILED', 'CONSUMING', 'EXPIRED') AND m.attempts >= g.least
         AND m.consumer_group = g.consumer_group AND m.topic = g.topic
-        AND m.updated_at > clock_timestamp() - g.seconds * interval '1 second'
+        AND m.updated_at > clock_timestamp() - g.seconds * interval '1 second' AND {only_readable}
     ORDER BY m.first_received_at DESC
     LIMIT %(limit)s::integer) l;

@@ -145,11 +145,14 @@ class PostgresLogs:
         return [_log(group, row) for row in self._connection.run(ask)]
 
     def count_received(self, group: str, start: datetime, end: datetime) -> dict[str, int]:
-        return dict(
-            self._connection.rows(
-                _SQL["count_received"], {"group": group, "start": start, "end": end}
-            )
-        )
+        values = {"group": group, "start": start, "end": end}
+
+        def ask(cursor: Cursor) -> list[tuple[Any, ...]]:
+            topics = only_readable(cursor, "l.topic")
+            cursor.execute(_SQL["count_received"].replace("{only_readable}", topics), values)
+            return cursor.fetchall()
+
+        return dict(self._connection.run(ask))
 
     def highest_logged(
         self, group: str, topic: str, ends: Mapping[tuple[int, str], int]

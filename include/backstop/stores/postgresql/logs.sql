@@ -79,12 +79,13 @@ WHERE l.consumer_group = %(group)s::text
 ORDER BY l.first_received_at, l.topic, l.message_id
 LIMIT %(limit)s;
 
--- name: count_received: by topic, one group's rows first received in [start, end)
+-- name: count_received: by topic that can be read, one group's rows first received in [start, end)
 SELECT l.topic, count(*)
 FROM consumer_log l
 WHERE l.consumer_group = %(group)s::text
     AND l.first_received_at >= %(start)s::timestamptz AND l.first_received_at < %(end)s::timestamptz
-GROUP BY l.topic;
+GROUP BY l.topic
+HAVING {only_readable};
 
 -- name: highest_logged: in each of these queues and epochs the highest original offset below the queue's end
 -- What lies at or above the end was never stored there, whatever offset a row holds: it is not how far anybody got.

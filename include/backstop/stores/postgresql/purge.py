@@ -8,11 +8,25 @@ from typing import Any
 from psycopg2.extensions import cursor as Cursor
 
 from backstop.model.records import Key
-from backstop.sql.connection import PostgresConnection, columns, storable
+from backstop.sql.connection import (
+    PostgresConnection,
+    columns,
+    only_readable,
+    readable,
+    storable,
+)
 from backstop.sql.named import load
 from backstop.stores.purge import ErasedStub, LogPlace, OldLog, OldStub
 
 _SQL = load("backstop.stores.postgresql", "purge.sql")
+_OLD_LOG = {
+    **dict.fromkeys(("topic", "message_id"), "readable"),
+    "state": "string",
+    "updated_at": "readable",
+    "is_old": "boolean",
+    "first_received_at": "readable",
+}
+"""Of each column of old_logs."""
 
 
 class PostgresLogPurge:
@@ -34,7 +48,14 @@ class PostgresLogPurge:
             "after_id": after.message_id,
             "limit": limit,
         }
-        found = self._connection.rows(_SQL["old_logs"], values)
+
+        def work(cursor: Cursor) -> list[tuple[Any, ...]]:
+            keys = only_readable(cursor, "m.topic", "m.message_id")
+            statement = _SQL["old_logs"].replace("{only_readable}", keys)
+            cursor.execute(readable(cursor, statement, _OLD_LOG), values)
+            return cursor.fetchall()
+
+        found = self._connection.run(work)
         logs = [
             OldLog(Key(topic, message_id), state, moved, is_old)
             for topic, message_id, state, moved, is_old, _ in found

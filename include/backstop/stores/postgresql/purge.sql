@@ -4,10 +4,11 @@
 -- name: limits: no step of a purge waits long for anybody, nor anybody for it
 SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', '30s', true);
 
--- name: old_logs: a page of one group's logs, oldest first, and which of them are older than their topic's are kept
+-- name: old_logs: a page of one group's logs whose keys can be read, oldest first, and which of them are older than their topic's are kept
+-- What cannot be asked for has no stub that could be asked whether it is needed: it stays.
 SELECT l.topic, l.message_id, l.state, l.updated_at::text,
     coalesce(l.updated_at < clock_timestamp() - k.seconds * interval '1 second', false)
-        AND NOT (l.state = 'CONSUMING' AND (l.lease_expires_at IS NULL OR l.lease_expires_at > clock_timestamp())),
+        AND NOT (l.state = 'CONSUMING' AND (l.lease_expires_at IS NULL OR l.lease_expires_at > clock_timestamp())) AS is_old,
     l.first_received_at::text
 FROM (
     SELECT m.topic, m.message_id, m.state, m.updated_at, m.lease_expires_at, m.first_received_at
@@ -16,6 +17,7 @@ FROM (
         AND m.first_received_at < clock_timestamp() - %(least_seconds)s::float8 * interval '1 second'
         AND (m.first_received_at, m.topic, m.message_id)
             > (%(received)s::timestamptz, %(after_topic)s::text, %(after_id)s::text)
+        AND {only_readable}
     ORDER BY m.first_received_at, m.topic, m.message_id
     LIMIT %(limit)s) l
 LEFT JOIN unnest(%(topics)s::text[], %(seconds)s::float8[]) AS k (topic, seconds) ON k.topic = l.topic
