@@ -486,12 +486,13 @@ class FaultsOfTheServer(_Fixtures):
         second = adapter.subscribe(name("group"), [name("topic")], "c2")
         again = receive(second, 1)
         second.acknowledge(again)
-        came = ids(again + receive(second, 1))
+        each = adapter.broker.capabilities.acknowledges_each
+        left = (2 if each else 3) - len(again)
+        came = ids(again + receive(second, max(left, 1), seconds=60.0 if left else 5.0))
         if not adapter.broker.capabilities.redelivers_to_any:
             came.sort(
                 reverse=True
             )  # it was held by its consumer alone, and its delay died with that
-        each = adapter.broker.capabilities.acknowledges_each
         assert came == ids([waiting, held] if each else [done, waiting, held])
 
 
