@@ -16,7 +16,7 @@ import psycopg2
 import pytest
 import stomp
 
-from activemq import PASSWORD, READER_PASSWORD
+from activemq import FURTHER, PASSWORD, READER_PASSWORD
 from activemq import ActiveMQ as Server
 from activemq_world import GROUP, TOPIC, Listener, World, triage, until, world_of
 from backstop.brokers.activemq import ActiveMQ
@@ -572,6 +572,29 @@ def test_no_group_is_judged_by_the_clocks_of_clients(tmp_path: Path) -> None:
         assert not {finding.subject: finding.good for finding in broker.durability([TOPIC])}[
             "time stamps"
         ]
+
+
+def test_a_queue_that_may_not_be_read_keeps_no_other_topic_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = f'<authorizationEntry queue="Consumer.{GROUP}.VirtualTopic.{TOPIC}" read="all"/>'
+    entry = '<authorizationEntry queue=">" read='
+    monkeypatch.setitem(FURTHER, f'{entry}"all"', f'{theirs}{entry}"writers"')
+    with (
+        Server(tmp_path / "server") as other,
+        ActiveMQ(other.url()) as broker,
+        ActiveMQ(other.url("limited", READER_PASSWORD)) as consumer,
+    ):
+        for topic in ("closed", TOPIC):
+            broker.create_topic(topic)
+            broker.create_group(GROUP, topic)
+        assert broker.publish(messages("m"))[0].outcome is Outcome.SENT
+        with consumer.subscribe(GROUP, ["closed", TOPIC], "c") as subscription:
+            with pytest.raises(BrokerUnavailable, match="not authorized to read"):
+                subscription.fetch(1, timedelta(seconds=5))
+            [received] = subscription.fetch(1, timedelta(seconds=5))
+            subscription.acknowledge([received])
+            assert received.message.message_id == "m"
 
 
 def test_a_producer_without_jolokia_publishes_and_a_look_without_it_is_refused(

@@ -300,14 +300,21 @@ def test_a_producers_mistaken_id_makes_nothing_look_lost(mapped: Open) -> None:
         assert shop.judge("v1") == {"v1": ("UNKNOWN", "log_purged")}
 
 
-def test_what_another_mapping_met_proves_nothing_of_a_mistaken_one(mapped: Open) -> None:
+@pytest.mark.parametrize("restored", [False, True])
+def test_what_another_mapping_met_proves_nothing_of_a_mistaken_one(
+    mapped: Open, restored: bool
+) -> None:
     own = {"consumers": {"billing_db": {"connection": "billing_db"}}}
     with mapped("cap", **own) as shop:
         done = shop.send(shop.promise())
         shop.look()
         shop.system.log(Key("orders", done))
+        if restored:
+            shop.prove(done)
         of_column(shop, "Version")
         shop.look()
+        if restored:
+            assert reopen(shop) == 1
         shop.a_minute_later()
         shop.system.pass_over("billing")
         shop.prove(done)  # by a run of the mistaken mapping
@@ -348,11 +355,51 @@ def test_a_key_that_two_rows_had_by_a_mistaken_mapping_is_not_set_aside_any_more
         assert shop.system.rows("control", states) == [("unsent",)]
 
 
+def test_what_a_log_had_confirmed_is_lost_with_it_whatever_maps_the_table_since(
+    mapped: Open,
+) -> None:
+    """The application deleted the row; then the mapping was changed, and the consumer's database restored."""
+    own = {"consumers": {"billing_db": {"connection": "billing_db"}}}
+    with mapped("cap", **own) as shop:
+        shop.look()  # what this one does not meet is known to be new
+        lost, done = shop.send(shop.promise()), shop.send(shop.promise())
+        for one in (lost, done):
+            shop.system.log(Key("orders", one))
+        shop.look()
+        shop.system.pass_over("billing")
+        shop.prove(lost)
+        shop.act("delete", id=int(lost))
+        shop.look()
+        change(shop, "only", {"Version": "v1"})
+        shop.look()
+        shop.system.rows("billing_db", "DELETE FROM consumer_log WHERE message_id = %s", lost)
+        assert reopen(shop) == 1
+        shop.look()
+        shop.a_minute_later()
+        shop.prove(done)
+        shop.system.pass_over("billing")
+        assert shop.judge(lost, done) == {
+            lost: ("LOST", "passed_over"),
+            done: ("CONFIRMED", "consumed"),
+        }
+
+
 def of_column(shop: Mapped, column: str) -> None:
     """The producer's ids are read from another column from now on."""
+    change(shop, "message_id", column)
+
+
+def change(shop: Mapped, name: str, value: Any) -> None:
+    """The producer's mapping, from now on."""
     content = shop.system.settings.model_dump(mode="json", exclude_unset=True)
-    content["producers"]["shop"]["mapping"]["message_id"] = column
+    content["producers"]["shop"]["mapping"][name] = value
     shop.system.settings = Settings.model_validate(content)
+
+
+def reopen(shop: Mapped) -> int:
+    """As after a restore of the consumer's database."""
+    with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
+        return stubs.reopen(["orders"], datetime.now(UTC) - timedelta(hours=1))
 
 
 def test_no_verdict_rests_on_the_tables_own_clock_and_zone(mapped: Open) -> None:

@@ -15,7 +15,7 @@ from backstop.brokers.activemq.frames import Frame
 from backstop.brokers.activemq.names import Names
 from backstop.brokers.activemq.publish import Publisher, _uncommitted
 from backstop.brokers.activemq.receive import ActiveMQSubscription
-from backstop.brokers.activemq.session import Address, NotSent, Pool, Session
+from backstop.brokers.activemq.session import Address, NotSent, Pool, Refused, Session
 from backstop.brokers.activemq.unavailable import unavailable
 from backstop.model.errors import BrokerUnavailable, ConfigurationError
 from backstop.model.records import Message, Outcome
@@ -187,6 +187,60 @@ def test_a_queue_that_is_missing_keeps_no_other_topic_back_and_is_taken_when_it_
     made.close()
     with pytest.raises(BrokerUnavailable, match="has no queue"):
         made.fetch(1, timedelta(0))
+
+
+def test_a_queue_that_may_not_be_read_keeps_no_other_topic_back_and_is_taken_when_it_may() -> None:
+    closed = {"Consumer.g.VirtualTopic.u"}
+
+    class Session:
+        made, sent, heard_at = 0, b"", time.monotonic()
+
+        def __init__(self) -> None:
+            Session.made += 1
+
+        def number(self) -> str:
+            return "1"
+
+        def ask(self, frames: bytes, *_: Any) -> None:
+            if any(queue.encode() in frames for queue in closed):
+                raise Refused("ERROR: User g is not authorized to read from")
+            Session.sent += frames
+
+        def read(self, _: float) -> None:
+            return None
+
+        def close(self) -> None:
+            return None
+
+    def subscribed(*topics: str) -> ActiveMQSubscription:
+        return ActiveMQSubscription(
+            cast(Any, SimpleNamespace(new=Session)),
+            Names(),
+            cast(Any, SimpleNamespace(depth=lambda _: (0, 0, 0))),
+            group="g",
+            topics=topics,
+            seconds=1,
+            delivery_limit=None,
+        )
+
+    made = subscribed("u", "t")
+    with pytest.raises(BrokerUnavailable, match="not authorized"):
+        made.fetch(1, timedelta(0))
+    for _ in range(3):
+        assert made.fetch(1, timedelta(0)) == []
+        made._look_at = 0.0
+    assert (Session.made, Session.sent.count(b"SUBSCRIBE")) == (2, 1)
+    assert b"VirtualTopic.t\nid:1\n" in Session.sent
+    closed.clear()
+    made._refused = dict.fromkeys(made._refused, 0.0)  # a minute later
+    assert made.fetch(1, timedelta(0)) == []
+    assert b"VirtualTopic.u\nid:0\n" in Session.sent
+    assert Session.made == 2
+    closed.add("Consumer.g.VirtualTopic.u")
+    alone = subscribed("u")
+    for _ in range(2):  # it has nothing else to do: the error is the answer
+        with pytest.raises(BrokerUnavailable, match="not authorized"):
+            alone.fetch(1, timedelta(0))
 
 
 def test_a_silent_broker_costs_one_send_timeout_however_many_destinations_there_are() -> None:

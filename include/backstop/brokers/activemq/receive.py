@@ -34,6 +34,7 @@ from backstop.brokers.activemq.session import (
     ConnectionLost,
     NotSent,
     Pool,
+    Refused,
     Session,
     said,
 )
@@ -51,6 +52,8 @@ PREFETCH = 100
 """Messages in this consumer's hands at most; what it does not acknowledge counts, too."""
 QUEUES_SECONDS = 5.0
 """How often it looks for a queue that was not there."""
+REFUSED_SECONDS = 60.0
+"""How often it asks again for a queue that the broker refused: a refusal ends the connection."""
 ERROR_CHARACTERS = 1000
 
 
@@ -78,6 +81,8 @@ class ActiveMQSubscription:
         self._taken: dict[str, Received] = {}
         self._missing: dict[int, str] = {}
         """place of a topic -> its queue, which was not there when it was looked for last"""
+        self._refused: dict[int, float] = {}
+        """place of a topic whose queue the broker refused -> from when on it is asked for again"""
         self._look_at = float("-inf")
         self._limited = LimitedLog(log)
         self._later: list[tuple[float, int, str]] = []
@@ -181,6 +186,10 @@ class ActiveMQSubscription:
             return session  # what is subscribed to goes on
         finally:
             self._look_at = time.monotonic() + QUEUES_SECONDS
+        now = time.monotonic()
+        allowed = [place for place in there if self._refused.get(place, now) <= now]
+        if session is not None or allowed:  # else the broker's error is the answer
+            there = allowed
         if session is None:
             if self._missing and not there:
                 raise unavailable("subscribing", self._no_queue())
@@ -200,7 +209,13 @@ class ActiveMQSubscription:
                     "receipt": number,
                 },
             )
-            self._ask(session, frame, number, "subscribing")
+            try:
+                self._ask(session, frame, number, "subscribing")
+            except BrokerUnavailable as error:
+                if isinstance(error.__cause__, Refused):  # the next connection begins without it
+                    self._refused[place] = time.monotonic() + REFUSED_SECONDS
+                raise
+            self._refused.pop(place, None)
             del self._missing[place]
         if self._missing:
             self._limited.warning(f"{self._no_queue()}; its other topics go on.")
@@ -211,9 +226,7 @@ class ActiveMQSubscription:
         return self._reader is None or self._reader.depth(queue) is not None
 
     def _no_queue(self) -> str:
-        return (
-            f"the group {self._group!r} has no queue {', '.join(map(repr, self._missing.values()))}"
-        )
+        return f"the group {self._group!r} has no queue {', '.join(map(repr, self._missing.values()))}, or may not read it"
 
     def _arrived(self, session: Session, room: int, until: float) -> list[Received]:
         """New messages, up to `room`; waits until then for the first one."""

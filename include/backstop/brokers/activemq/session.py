@@ -80,6 +80,10 @@ class ConnectionLost(Exception):
     """The connection broke, or the time was over: what was written may have arrived."""
 
 
+class Refused(ConnectionLost):
+    """The broker answered with an ERROR, which ends the connection."""
+
+
 class Session:
     """One connection, logged in. Not shared between threads."""
 
@@ -188,7 +192,7 @@ class Session:
         if answer is None:
             raise ConnectionLost("no answer came in time")
         if answer.command == "ERROR":
-            raise ConnectionLost(said(answer))
+            raise Refused(said(answer))
 
     def last_word(self) -> Frame | None:
         """The ERROR that came before the connection broke; null: none did."""

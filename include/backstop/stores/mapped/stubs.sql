@@ -179,7 +179,7 @@ WHERE m.store = %(store)s::text AND m.status IN ('confirmed', 'voided', 'no_take
 SELECT EXISTS (
     SELECT 1 FROM mapped_look l JOIN mapped_stub m ON m.store = l.store
     WHERE l.store = %(store)s::text AND l.mapping = %(mapping)s::text AND m.topic = %(topic)s::text
-        AND m.status = 'confirmed' AND m.updated_at >= l.mapped_at AND m.last_seen_at >= l.mapped_at);
+        AND m.status = 'confirmed' AND m.updated_at >= l.mapped_at AND m.last_seen_at > l.mapped_at);
 
 -- name: count_due: how many remembered rows are due, counted up to a limit
 SELECT count(*) FROM (
@@ -391,6 +391,10 @@ WHERE s.store = %(store)s::text AND s.topic = d.topic AND s.message_id = d.messa
     AND (d.new_status = 'confirmed' OR s.judged_at IS NULL OR s.judged_at <= %(as_of)s::timestamptz);
 
 -- name: reopen: after a restore of a consumer's database, what was closed since is pending and due
-UPDATE mapped_stub m SET status = 'pending', next_check_at = clock_timestamp(), updated_at = clock_timestamp()
+-- A log had the key of a confirmed row: it is somebody's, whatever maps the table now. The instant of the mapping keeps that: a look by it
+-- is later.
+UPDATE mapped_stub m SET status = 'pending', next_check_at = clock_timestamp(), updated_at = clock_timestamp(),
+    last_seen_at = CASE WHEN m.status = 'confirmed'
+        THEN greatest(m.last_seen_at, (SELECT l.mapped_at FROM mapped_look l WHERE l.store = m.store)) ELSE m.last_seen_at END
 WHERE m.store = %(store)s::text AND m.topic = ANY (%(topics)s::text[]) AND m.status IN ('confirmed', 'exhausted')
     AND m.updated_at >= %(since)s::timestamptz;
