@@ -168,6 +168,63 @@ def test_an_exhausted_stub_whose_deliveries_people_gave_up_is_confirmed(world: W
     assert revisited(world).get("revisited", 0) == 0
 
 
+def asked(world: World, kind: str, group: str, *message_ids: str) -> None:
+    """A case of these deliveries of stubs that are pending."""
+    with world.conn, world.conn.cursor() as cur:
+        open_case(
+            cur,
+            kind=kind,
+            topic="orders",
+            group=group,
+            subject="",
+            severity="warning",
+            summary="s",
+            evidence={},
+            members=[("shop_a", "orders", message_id, group) for message_id in message_ids],
+            run_id=None,
+        )
+
+
+@pytest.mark.parametrize(
+    "kind", ["backlog", "unknown", "overdue", "stalled", "no_route", "mass_loss"]
+)
+def test_a_case_closes_although_another_group_of_its_stub_is_not_done(
+    world: World, kind: str
+) -> None:
+    world.stub("a", sends=1)
+    for group in ("billing", "shipping"):
+        asked(world, kind, group, "a")
+    world.log("a", "billing")
+    assert revisited(world)["cases_closed"] == 1
+    assert world.stub_now("a")["status"] == "pending"
+    assert world.control("SELECT consumer_group, state FROM case_file ORDER BY 1") == [
+        ("billing", "closed"),
+        ("shipping", "open"),
+    ]
+
+
+def test_a_delivery_that_the_last_run_found_open_is_not_looked_at_again(world: World) -> None:
+    world.stub("a", sends=1)
+    asked(world, "overdue", "billing", "a")
+    world.control(
+        "INSERT INTO open_delivery (topic, message_id, consumer_group, shard, verdict, reason, eligible, run_id)"
+        " VALUES ('orders', 'a', 'billing', 'shop_a', 'BACKLOGGED', 'ahead', false, 1)"
+    )
+    assert revisited(world).get("revisited", 0) == 0
+
+
+def test_of_many_such_deliveries_each_run_looks_at_some(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backstop.reconcile.revisit._OTHERS", 2)
+    for name in "abc":
+        world.stub(name, sends=1)
+        world.log(name, "billing")
+    asked(world, "mass_loss", "billing", *"abc")
+    assert [revisited(world).get("revisited", 0) for _ in range(3)] == [2, 1, 0]
+    assert world.control("SELECT state FROM case_file") == [("closed",)]
+
+
 def _held_as_such(world: World) -> None:
     """The case of a message as such: its one member names no group."""
     with world.conn, world.conn.cursor() as cur:

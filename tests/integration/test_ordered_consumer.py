@@ -1049,6 +1049,62 @@ def test_a_worker_that_stands_still_after_the_comparison_is_ended_by_the_server(
     assert taken[0].fence > queue.fence
 
 
+def test_a_member_that_stands_still_in_its_beat_holds_up_no_other(
+    world: OrderedWorld, own: Any
+) -> None:
+    one, two, queue = own
+    queue_owner.join(one, GROUP, TOPIC, "w1", [0], timedelta(0))
+    one.commit()
+    queue_owner.renew(one, GROUP, "w1", [queue], timedelta(0))
+    queue_owner.join(one, GROUP, TOPIC, "w1", [0])  # and nothing more
+    with two.cursor() as cursor:
+        cursor.execute("SET LOCAL lock_timeout = '5s'")
+    assert queue_owner.join(two, GROUP, TOPIC, "w2", [0]) == {"w2": 0}
+    assert queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1) == []
+    two.commit()
+    one.commit()
+    assert set(queue_owner.join(two, GROUP, TOPIC, "w2", [0])) == {"w1", "w2"}
+
+
+def test_a_queue_that_somebody_is_taking_is_lost_and_its_renewal_does_not_wait(
+    world: OrderedWorld, own: Any
+) -> None:
+    one, two, queue = own
+    (taken,) = queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1)  # and stands still
+    with one.cursor() as cursor:
+        cursor.execute("SET LOCAL lock_timeout = '5s'")
+    assert queue_owner.renew(one, GROUP, "w1", [queue]) == set()
+    two.commit()
+    assert taken.fence > queue.fence
+
+
+def test_a_member_that_stands_still_in_its_beat_is_ended_by_the_server(
+    world: OrderedWorld, own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, queue = own
+    monkeypatch.setattr(queue_owner, "idle_limit", lambda *_: "50")
+    assert queue_owner.renew(one, GROUP, "w1", [queue], timedelta(0)) == {queue}
+    deadline = time.monotonic() + 10
+    while not queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1):
+        two.commit()
+        assert time.monotonic() < deadline, "one frozen member keeps its queue from everybody"
+
+
+def test_a_member_that_stands_still_with_a_parked_key_is_ended_by_the_server(
+    world: OrderedWorld, own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, _ = own
+    monkeypatch.setattr(queue_owner, "idle_limit", lambda *_: "50")
+    world.database.run(
+        "INSERT INTO parked_key (consumer_group, topic, ordering_key, queue_id, state, messages, bytes)"
+        f" VALUES ('{GROUP}', '{TOPIC}', 'a', 0, 'PARKED', 0, 0)"
+    )
+    assert set(parking._lock_keys(one, GROUP, [(TOPIC, "a")])) == {(TOPIC, "a")}
+    with two.cursor() as cursor:
+        cursor.execute("SET LOCAL lock_timeout = '10s'")
+    assert set(parking._lock_keys(two, GROUP, [(TOPIC, "a")])) == {(TOPIC, "a")}
+
+
 def test_entries_whose_answer_was_lost_and_those_of_a_dead_owner_are_adopted_in_order(
     world: OrderedWorld,
 ) -> None:

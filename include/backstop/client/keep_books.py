@@ -32,7 +32,7 @@ class BookKeeper:
             self._limited.warning(
                 f"The books do not balance: {missing} messages. {self.books.counts}, in process {in_process}"
             )
-        with self._store.short_transaction() as connection:
+        with self._store.one_statement() as connection:
             books.write(
                 connection,
                 self._group,

@@ -100,8 +100,9 @@ class QueueKeeper:
     def adopt(self, holding: Holding) -> None:
         """It was taken: where it stopped and what was finished of it is ours to say."""
         queue = holding.queue
-        with self._store.short_transaction() as connection:
+        with self._store.one_statement() as connection:
             parking.go_on(connection, queue)
+        with self._store.one_statement() as connection:
             finished = queue_owner.finished(connection, queue)
         self._finished.adopt((queue.topic, queue.queue_id), finished)
         holding.is_adopted = True
@@ -111,7 +112,7 @@ class QueueKeeper:
         for holding in list(self.queues.held.values()):
             if holding.draining and not self._lanes.in_work(holding.queue):
                 if holding.stopped_by is not None:  # its next owner, if there is one, says so again
-                    with self._store.short_transaction() as connection:
+                    with self._store.one_statement() as connection:
                         parking.go_on(connection, holding.queue)
                 self.let_go(holding)
 
@@ -151,7 +152,7 @@ class QueueKeeper:
                 lane.queue.topic,
                 reached,
             )
-            with self._store.short_transaction() as connection:
+            with self._store.one_statement() as connection:
                 parking.stop_queue(connection, lane.queue, lane.key, reached)
             holding.stopped_by = lane.key
 
@@ -159,7 +160,7 @@ class QueueKeeper:
         """The head that stopped its queue has an end."""
         holding = self.queues.held.get((lane.queue.topic, lane.queue.queue_id))
         if holding is not None and holding.stopped_by == lane.key:
-            with self._store.short_transaction() as connection:
+            with self._store.one_statement() as connection:
                 parking.go_on(connection, lane.queue)
             holding.stopped_by = None
 

@@ -160,7 +160,7 @@ class HeadSettler:
 
     def give_back(self, result: Result, error: str | None) -> None:
         """Its lease is free at once, and the try is not counted. Raises StoreUnavailable."""
-        with self._store.short_transaction() as connection:
+        with self._store.one_statement() as connection:
             parking.set_back(connection, result.lease, error, released=result.lane.releases)
 
     def _fail(self, result: Result, error: BaseException, counts: Counts) -> str:
@@ -181,7 +181,7 @@ class HeadSettler:
                 f"Queue {lane.queue.queue_id} of {lane.queue.topic!r} is suspended: {text}"
             )
         try:
-            with self._store.short_transaction() as connection:
+            with self._store.one_statement() as connection:
                 guard.fail(connection, result.lease, text)
         except LeaseLost as lost:
             log.warning("%s", lost)

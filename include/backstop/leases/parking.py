@@ -482,6 +482,7 @@ def _lock_keys(
         "group": group,
         "topics": [topic for topic, _ in keys],
         "keys": [key for _, key in keys],
+        "idle": queue_owner.idle_limit(),
     }
     return {
         (row["topic"], row["ordering_key"]): row

@@ -1,8 +1,10 @@
 -- Parked ordering keys, in the consumer database. The row of a key is locked by whoever parks it, begins or keeps one of its
 -- messages, or releases it.
 
--- name: lock_keys: which of these keys are parked, each locked until the transaction ends
-SELECT topic, ordering_key, state, messages, bytes FROM parked_key
+-- name: lock_keys: which of these keys are parked, each locked until the transaction ends, or its client stands still in it
+SELECT topic, ordering_key, state, messages, bytes,
+    set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) AS limited
+FROM parked_key
 WHERE consumer_group = %(group)s::text
     AND (topic, ordering_key) IN (SELECT * FROM unnest(%(topics)s::text[], %(keys)s::text[]))
 ORDER BY topic, ordering_key

@@ -2,7 +2,8 @@
 
 A handler's transaction compares the fence as one of its last statements (`compare`), so the effect of a worker that lost
 the queue rolls back. A takeover waits for transactions that have compared it already, and they cannot last: the server
-ends one whose client stands still. Nothing here commits.
+ends one whose client stands still. So it ends a beat: a frozen member's queues are free once their lease is over, and no other
+member waits for it. Nothing here commits.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -17,7 +18,7 @@ from backstop.sql.run import Connection, rows
 LEASE = timedelta(seconds=60)
 DRAIN_TIMEOUT = timedelta(seconds=30)
 STANDS_STILL = timedelta(seconds=10)
-"""The server ends a transaction that compared its fence and then sends nothing for this long."""
+"""The server ends a transaction that compared its fence, or is in its beat, and then sends nothing for this long."""
 _SQL = load("backstop.leases", "queue_owner.sql")
 
 
@@ -46,6 +47,7 @@ def join(
         "member": member,
         "queues": sorted(queues),
         "lease_seconds": lease.total_seconds(),
+        "idle": idle_limit(),
     }
     return {row["member"]: row["owned"] for row in rows(connection, _SQL["join"], values)}
 
@@ -68,7 +70,8 @@ def ordered_topics(connection: Connection, group: str, topics: Sequence[str]) ->
 
 def declare(connection: Connection, group: str, topic: str, queues: Sequence[int]) -> None:
     """Makes the rows of queues that are new."""
-    rows(connection, _SQL["declare"], {"group": group, "topic": topic, "queues": list(queues)})
+    values = {"group": group, "topic": topic, "queues": list(queues), "idle": idle_limit()}
+    rows(connection, _SQL["declare"], values)
 
 
 def take(
@@ -112,6 +115,7 @@ def take_left(
         "member": member,
         "limit": limit,
         "lease_seconds": lease.total_seconds(),
+        "idle": idle_limit(),
     }
     return [
         OwnedQueue(group, row["topic"], row["queue_id"], row["fence"])
@@ -133,6 +137,7 @@ def renew(
         "group": group,
         "member": member,
         "lease_seconds": lease.total_seconds(),
+        "idle": idle_limit(),
         **_columns(owned),
     }
     return _found(owned, rows(connection, _SQL["renew"], values))
@@ -153,9 +158,8 @@ def release(
 
     `finished`: JSON of what the next owner need not ask the log about.
     """
-    return bool(
-        rows(connection, _SQL["release"], {"member": member, "finished": finished, **_one(queue)})
-    )
+    values = {"member": member, "finished": finished, "idle": idle_limit(), **_one(queue)}
+    return bool(rows(connection, _SQL["release"], values))
 
 
 def finished(connection: Connection, queue: OwnedQueue) -> str | None:

@@ -1,4 +1,5 @@
 -- Owning queues: one row for each group, topic and queue in the consumer database. The clock is the database's.
+-- What locks a row that others may want says how long its client may stand still: then the server ends its transaction.
 
 -- name: join: says that a member lives, and lists the living ones with the number of these queues that each owns
 WITH me AS (
@@ -8,12 +9,17 @@ WITH me AS (
     ON CONFLICT (consumer_group, topic, member) DO UPDATE SET expires_at = excluded.expires_at
     RETURNING m.member
 ), gone AS (
-    DELETE FROM group_member g WHERE g.consumer_group = %(group)s::text AND g.topic = %(topic)s::text
-        AND g.member <> %(member)s::text AND g.expires_at <= clock_timestamp()
+    -- One that is in another member's hands is not waited for: nobody counts it, and a later beat deletes it.
+    DELETE FROM group_member g USING (
+        SELECT o.member FROM group_member o
+        WHERE o.consumer_group = %(group)s::text AND o.topic = %(topic)s::text
+            AND o.member <> %(member)s::text AND o.expires_at <= clock_timestamp()
+        FOR UPDATE SKIP LOCKED) o
+    WHERE g.consumer_group = %(group)s::text AND g.topic = %(topic)s::text AND g.member = o.member
 )
 SELECT m.member, (SELECT count(*) FROM queue_owner q WHERE q.consumer_group = %(group)s::text
     AND q.topic = %(topic)s::text AND q.queue_id = ANY(%(queues)s::integer[]) AND q.owner = m.member AND q.state = 'OWNED')::integer
-    AS owned
+    AS owned, set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) AS limited
 FROM (SELECT member FROM me UNION SELECT g.member FROM group_member g WHERE g.consumer_group = %(group)s::text
     AND g.topic = %(topic)s::text AND g.expires_at > clock_timestamp()) m
 ORDER BY m.member;
@@ -33,7 +39,7 @@ DELETE FROM group_member WHERE consumer_group = %(group)s::text AND member = %(m
 INSERT INTO queue_owner (consumer_group, topic, queue_id)
 SELECT %(group)s::text, %(topic)s::text, q FROM unnest(%(queues)s::integer[]) AS q
 ON CONFLICT (consumer_group, topic, queue_id) DO NOTHING
-RETURNING queue_id;
+RETURNING queue_id, set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) AS limited;
 
 -- name: take: takes queues that are free, expired, or of an earlier life of this member, at most so many; one that a transaction is just using is left for the next time
 WITH free AS (
@@ -75,16 +81,22 @@ UPDATE queue_owner q SET
     updated_at = clock_timestamp()
 FROM left_over l
 WHERE q.consumer_group = l.consumer_group AND q.topic = l.topic AND q.queue_id = l.queue_id
-RETURNING q.topic, q.queue_id, q.fence;
+RETURNING q.topic, q.queue_id, q.fence,
+    set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) AS limited;
 
 -- name: renew: prolongs what is still ours; a queue that drains is not prolonged, but answered for
+-- One that another member is just taking, because its lease had ended, is not waited for: it counts as lost.
 UPDATE queue_owner q SET
     expires_at = CASE WHEN q.state = 'OWNED'
         THEN clock_timestamp() + %(lease_seconds)s::float8 * interval '1 second' ELSE q.expires_at END
-FROM unnest(%(topics)s::text[], %(queues)s::integer[], %(fences)s::bigint[]) AS mine (topic, queue_id, fence)
-WHERE q.consumer_group = %(group)s::text AND q.topic = mine.topic AND q.queue_id = mine.queue_id
-    AND q.fence = mine.fence AND q.owner = %(member)s::text
-RETURNING q.topic, q.queue_id;
+FROM (
+    SELECT o.topic, o.queue_id FROM queue_owner o
+    JOIN unnest(%(topics)s::text[], %(queues)s::integer[], %(fences)s::bigint[]) AS mine (topic, queue_id, fence)
+        ON o.topic = mine.topic AND o.queue_id = mine.queue_id AND o.fence = mine.fence
+    WHERE o.consumer_group = %(group)s::text AND o.owner = %(member)s::text
+    FOR NO KEY UPDATE OF o SKIP LOCKED) m
+WHERE q.consumer_group = %(group)s::text AND q.topic = m.topic AND q.queue_id = m.queue_id
+RETURNING q.topic, q.queue_id, set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) AS limited;
 
 -- name: drain: the owner begins to hand a queue over; after the time given anyone may take it
 UPDATE queue_owner SET
@@ -100,7 +112,7 @@ UPDATE queue_owner SET
     state = 'FREE', owner = NULL, updated_at = clock_timestamp(), finished = %(finished)s::jsonb
 WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND queue_id = %(queue_id)s::integer
     AND fence = %(fence)s::bigint AND owner = %(member)s::text
-RETURNING fence;
+RETURNING fence, set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) AS limited;
 
 -- name: finished: which offsets the last owner that released the queue had finished
 SELECT finished::text AS finished FROM queue_owner

@@ -273,7 +273,23 @@ WHERE c.state IN ('open', 'decided') AND c.kind IN ('exhausted', 'refused') AND 
     AND (%(topics)s::text[] IS NULL OR m.topic = ANY (%(topics)s::text[]))
 ORDER BY 1, 2;
 
--- name: any_to_revisit: whether there is such a message, or a withdrawal that was cut short
+-- name: members_not_open: the messages of other cases' deliveries that no run found open when it judged them last
+-- Their stub may stay pending for another group's sake, and then no run finds it closed. As many as there may be, other ones each run.
+SELECT DISTINCT f.topic, f.message_id
+FROM (
+    SELECT m.topic, m.message_id
+    FROM case_member m JOIN case_file c USING (case_id)
+    WHERE c.kind IN ('backlog', 'unknown', 'overdue', 'stalled', 'no_route', 'mass_loss') AND c.closed_at IS NULL
+        AND m.settled_at IS NULL
+        AND (%(topics)s::text[] IS NULL OR m.topic = ANY (%(topics)s::text[]))
+        AND NOT EXISTS (
+            SELECT FROM open_delivery o
+            WHERE o.topic = m.topic AND o.message_id = m.message_id AND o.consumer_group = m.consumer_group)
+    ORDER BY hashtextextended(m.message_id, %(run_id)s::bigint)
+    LIMIT %(limit)s::integer) f
+ORDER BY 1, 2;
+
+-- name: any_to_revisit: whether there is a message of members_of_open_cases, or a withdrawal that was cut short
 SELECT EXISTS (SELECT 1 FROM case_file c
         WHERE c.state IN ('open', 'decided') AND c.kind IN ('exhausted', 'refused') AND c.closed_at IS NULL
             AND EXISTS (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id))

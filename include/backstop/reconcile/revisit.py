@@ -34,6 +34,8 @@ from backstop.stores.protocol import StubOutcome
 _SQL = load("backstop.reconcile", "queries.sql")
 _FORGET_DRAINED = load("backstop.evidence", "queries.sql")["forget_drained"]
 _BATCH = 1_000
+_OTHERS = 1_000
+"""Deliveries of cases whose stubs runs judge, looked at again in one run."""
 _PAGE = 5_000
 
 
@@ -48,6 +50,11 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
         hold(cursor, run)
         cursor.execute(_SQL["members_of_open_cases"], {"topics": topics_of(run.scope)})
         members = [Key(*row) for row in cursor.fetchall()]
+        cursor.execute(
+            _SQL["members_not_open"],
+            {"topics": topics_of(run.scope), "run_id": run.run_id, "limit": _OTHERS},
+        )
+        members += sorted({Key(*row) for row in cursor.fetchall()}.difference(members))
         cursor.execute(
             _FORGET_DRAINED,
             {
