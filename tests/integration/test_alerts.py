@@ -72,7 +72,7 @@ class Told:
         }
         for name in named.keys() & {"hook", "desk"}:
             named[name]["kind"] = "webhook"
-        written = {**written_settings(), "alerts": {"timeout": "1s", "channels": named, **more}}
+        written = {**written_settings(), "alerts": {"timeout": "30s", "channels": named, **more}}
         self.world.config.write_text(json.dumps(written))
         return from_mapping(written)
 
@@ -174,7 +174,8 @@ def test_every_channel_is_told_of_what_is_severe_enough_for_it_and_of_each_alert
 def test_what_an_endpoint_did_not_take_is_sent_when_it_is_back(
     told: Told, channel: str, answers: int | str, error: str
 ) -> None:
-    settings = told.settings(channel)
+    short = {"timeout": "1s"} if answers in ("hang", "drip") else {}
+    settings = told.settings(channel, **short)
     receiver: Endpoint = getattr(told, channel)
     receiver.answers = answers
     told.case("a")
@@ -182,7 +183,7 @@ def test_what_an_endpoint_did_not_take_is_sent_when_it_is_back(
     assert told.deliveries() == [("case/1", channel, 1, False, error)]
     assert receiver.taken == []
     receiver.answers = 200
-    assert told.deliver(settings) == Counts(told=1, messages=1)
+    assert told.deliver(told.settings(channel)) == Counts(told=1, messages=1)
     assert len(receiver.taken) == 1
     assert told.deliveries() == [("case/1", channel, 2, True, None)]
 
@@ -204,7 +205,8 @@ def test_the_longer_a_channel_does_not_take_an_alert_the_less_often_it_is_tried(
 
 @pytest.mark.parametrize("answers", ["451 later", "nobody", "silence"])
 def test_what_the_mail_server_did_not_take_is_sent_when_it_does(told: Told, answers: str) -> None:
-    settings = told.settings("mail")
+    short = {"timeout": "1s"} if answers == "silence" else {}
+    settings = told.settings("mail", **short)
     with socket.socket() as silent:  # takes connections and never says a word
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -215,7 +217,7 @@ def test_what_the_mail_server_did_not_take_is_sent_when_it_does(told: Told, answ
         assert told.deliver(settings) == Counts(failed=1)
     told.mail.answers = "250 taken"
     told.url("MAIL", mail_url(told.mail.port))
-    assert told.deliver(settings) == Counts(told=1, messages=1)
+    assert told.deliver(told.settings("mail")) == Counts(told=1, messages=1)
     assert len(told.mail.messages) == 1
 
 
@@ -733,7 +735,7 @@ def test_alerts_that_the_webhook_was_told_of_before_the_upgrade_get_their_closin
 def sent_to(url: str, **message: Any) -> str | None:
     from backstop.alerts.send_child import apprise
 
-    send = apprise({"url": url, "timeout": 5.0})
+    send = apprise({"url": url, "timeout": 60.0})
     assert callable(send), send
     return send(
         {

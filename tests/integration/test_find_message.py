@@ -86,11 +86,15 @@ def test_a_search_that_takes_long_is_given_up_and_named_with_what_was_searched(
     monkeypatch.setattr(stubs, "SEARCH_TIMEOUT", timedelta(milliseconds=300))
     slow = {"sent_as": "SELECT pg_sleep(60)::text, '', ''"}
     monkeypatch.setattr(stubs, "_SQL", {**stubs._SQL, **slow})
-    looked = found(shop, "b-1")
+    for _ in range(20):  # on a busy machine another question may take as long
+        looked = found(shop, "b-1")
+        if len(looked.searched) == 3:
+            break
     assert set(looked.unreachable) == {
         f"broker ids of the last day on shard {shard}" for shard in ("shop_a", "shop_b")
     }
     assert looked.searched == ["control database", "shard shop_a", "shard shop_b"]
+    monkeypatch.setattr(stubs, "SEARCH_TIMEOUT", timedelta(seconds=30))
     assert len(found(shop, "customer 7").places) == 3
 
 
@@ -102,7 +106,10 @@ def test_an_id_is_looked_for_within_the_searchs_time_too(
     holder = psycopg2.connect(shop.postgres.admin_dsn("producer_a"))
     with holder.cursor() as cursor:
         cursor.execute("LOCK message_stub IN ACCESS EXCLUSIVE MODE")
-        looked = found(shop, "k-1")
+        for _ in range(20):  # on a busy machine another question may take as long
+            looked = found(shop, "k-1")
+            if len(looked.unreachable) == 1:
+                break
         assert set(looked.unreachable) == {"shard shop_a"} and looked.places == {}
         # So is everything else that is asked of a store for a page.
         with (
@@ -111,7 +118,9 @@ def test_an_id_is_looked_for_within_the_searchs_time_too(
         ):
             sources.shard("shop_a").stubs([Key("orders", "k-1")])
         assert sources.answers["shard shop_a", "failed"].by_bound.total() == 1
+    holder.rollback()  # a close does not wait until the server has let go of the lock
     holder.close()
+    monkeypatch.setattr(stubs, "SEARCH_TIMEOUT", timedelta(seconds=30))
     assert found(shop, "k-1").places == {("orders", "k-1"): ["shard shop_a"]}
 
 

@@ -41,7 +41,7 @@ class Cluster:
         return f"redis://{LOOPBACK}:{self.ports[0]}/0"
 
     def node(self, number: int) -> Any:
-        return redis.Redis(LOOPBACK, self.ports[number], socket_timeout=5)
+        return redis.Redis(LOOPBACK, self.ports[number], socket_timeout=60)
 
     def wait(self, condition: Any) -> None:
         deadline = time.monotonic() + SECONDS
@@ -111,7 +111,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_batches_are_spread_over_the_primaries_and_swept_there(cluster: Cluster) -> None:
-    exchange = RedisExchange(cluster.url, cluster=True)
+    exchange = RedisExchange(cluster.url, cluster=True, timeout=30.0)
     guard = RedisGuard(exchange, GROUP)
     arrivals = [Arrival(TOPIC, f"m{number}") for number in range(400)]
     leases = [lease for lease in guard.begin_many(arrivals) if isinstance(lease, Acquired)]
@@ -151,7 +151,7 @@ def end_all(cluster: Cluster, bucket: Bucket) -> None:
 def test_a_primary_that_is_away_is_unavailable_and_a_front_leaves_the_answer_to_the_database(
     cluster: Cluster,
 ) -> None:
-    exchange = RedisExchange(cluster.url, cluster=True, timeout=1.0)
+    exchange = RedisExchange(cluster.url, cluster=True, timeout=30.0)
     front = Front(exchange, GROUP)
     arrivals = [Arrival(TOPIC, f"m{number}") for number in range(50)]
     assert front.look(arrivals) == [None] * 50

@@ -554,7 +554,7 @@ class Outside:
                 body = self.rfile.read(int(self.headers["Content-Length"])).decode()
                 outside.asked.append((self.path, body))
                 if outside.mode == "hang":
-                    outside.release.wait(30)
+                    outside.release.wait(120)
                 if outside.mode == "drip":
                     while not outside.release.wait(0.1):
                         self.wfile.write(b"H")
@@ -588,16 +588,15 @@ def test_the_heartbeat_beats_only_while_every_duty_succeeds_in_time(watch: Watch
     with outside() as service:
         watch.world.urls.update(beat=service.url, fail=f"{service.url}/fail")
         beating = {
-            "heartbeat": {"url": "beat", "fail_url": "fail", "timeout": 2},
+            "heartbeat": {"url": "beat", "fail_url": "fail", "timeout": 20},
             "watch": {"allowed_age": {"reconcile": "10m", "resend": "10m"}},
         }
         watch.succeed("reconcile", ago=60)
         watch.succeed("resend", ago=30)
         assert watch.look(**beating).overdue == {}
-        assert (
-            service.asked[-1][0] == "/ping/s3cret-uuid"
-            and "reconcile: succeeded 6" in service.asked[-1][1]
-        )
+        assert service.asked[-1][0] == "/ping/s3cret-uuid"
+        [age] = re.findall(r"reconcile: succeeded (\d+) s ago", service.asked[-1][1])
+        assert 60 <= int(age) < 600
         watch.later(580)
         late = watch.look(**beating)
         assert list(late.overdue) == ["reconcile", "resend"]
@@ -609,7 +608,7 @@ def test_the_heartbeat_beats_only_while_every_duty_succeeds_in_time(watch: Watch
         assert list(watch.look(**beating).overdue) == ["reconcile"], (
             "no failed, partial or dry run is a success of the schedule"
         )
-        silent = {**beating, "heartbeat": {"url": "beat", "timeout": 2}}
+        silent = {**beating, "heartbeat": {"url": "beat", "timeout": 20}}
         before = len(service.asked)
         watch.look(**silent)
         assert len(service.asked) == before, "silence is the alarm"
@@ -662,7 +661,7 @@ def test_a_heartbeat_url_that_fails_or_hangs_neither_hangs_the_duty_nor_is_passe
             "control",
             "SELECT extract(epoch FROM finished_at - started_at)::float8 FROM run ORDER BY run_id DESC LIMIT 1",
         )[0]
-        assert seconds < 5
+        assert seconds < 60
         assert watch.findings() == [("heartbeat", "*", "*", "warning")]
         assert watch.alerts() == ["watch/1/warning"], "once, however often"
         stored = watch.world.rows(

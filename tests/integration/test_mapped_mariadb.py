@@ -421,7 +421,9 @@ def test_a_question_ends_whether_the_server_is_slow_or_the_table_locked(
                 other.cursor().execute('LOCK TABLES "cap.published" WRITE')
                 with pytest.raises(StoreUnavailable):
                     connection.rows("SELECT COUNT(*) FROM `cap.published`")
-            assert time.monotonic() - began < 10
+                # A close does not wait until the server has let go of the lock.
+                other.cursor().execute("UNLOCK TABLES")
+            assert time.monotonic() - began < 60, "the one takes minutes, the other waits for ever"
             assert connection.rows("SELECT COUNT(*) FROM `cap.published`") == [(0,)]
 
 

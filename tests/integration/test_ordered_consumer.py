@@ -76,7 +76,7 @@ def test_messages_of_one_key_are_done_in_order_and_different_keys_at_once(
         assert message.partition_key not in running, "two of one key at once"
         running.add(message.partition_key)
         if next(at_once) < 2:  # the first two wait for each other
-            met.wait(10) if len(running) < 2 else met.set()
+            met.wait(60) if len(running) < 2 else met.set()
         write_effect(connection, message, "w1")
         running.discard(message.partition_key)
 
@@ -885,7 +885,7 @@ def test_a_worker_that_lost_its_queue_has_no_effect_and_the_new_owner_does_it_in
     def slow(connection: Any, message: Message, work: Work) -> None:
         write_effect(connection, message, "w1")
         entered.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
 
     world.publish(*ids("a", 3))
     counts = Counts()
@@ -895,7 +895,7 @@ def test_a_worker_that_lost_its_queue_has_no_effect_and_the_new_owner_does_it_in
         world.expire_queues()
         world.step(two, until=lambda: set(world.owners().values()) == {"w2"})
         go_on.set()
-        late._wait_for_result(10)
+        late._wait_for_result(60)
         assert late._results._arrived[0].tried.value == "fenced", (
             "its lease runs, but the queue is another's"
         )
@@ -1005,11 +1005,11 @@ def meanwhile(world: OrderedWorld, ask: Callable[[], Any], then: Callable[[], No
     watch = world.database.connect()
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
     with closing(watch), watch, watch.cursor() as cursor:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while cursor.execute(waiting) or cursor.fetchone() == (0,):
             assert time.monotonic() < deadline, "it did not wait"
     then()
-    thread.join(10)
+    thread.join(60)
     (answer,) = answers
     return answer
 
@@ -1042,7 +1042,7 @@ def test_a_worker_that_stands_still_after_the_comparison_is_ended_by_the_server(
 ) -> None:
     one, two, queue = own
     queue_owner.compare(one, queue, timedelta(milliseconds=50))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (taken := queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1)):
         two.commit()
         assert time.monotonic() < deadline, "one frozen worker keeps the queue from everybody"
@@ -1208,15 +1208,15 @@ def test_a_consumer_that_is_stopped_finishes_what_is_in_handlers_and_releases_it
     def slow(connection: Any, message: Message, work: Work) -> None:
         write_effect(connection, message, "w1")
         entered.set()
-        assert work.stopping.wait(10)
+        assert work.stopping.wait(60)
 
     world.publish(*ids("a", 3))
     with world.worker(handler=slow) as worker:
         running = threading.Thread(target=worker.run, args=(stop,))
         running.start()
-        assert entered.wait(10)
+        assert entered.wait(60)
         stop.set()
-        running.join(10)
+        running.join(60)
         assert not running.is_alive()
     assert (world.effects(), world.states()) == (["a-000"], {"a-000": "CONSUMED"})
     assert set(world.owners().values()) == {None}
@@ -1250,14 +1250,14 @@ def test_a_handler_that_outlasts_the_drain_has_no_effect_and_its_queue_goes_on(
         leaving = threading.Thread(target=lambda: late.run(stop, counts=counts))
         leaving.start()
         try:
-            assert entered.wait(20)
+            assert entered.wait(60)
             stop.set()
             world.step(two, until=lambda: set(world.owners().values()) == {"w2"})
             world.publish("b-000")  # other keys of the queue go on; this one's lease is renewed
             world.step(two, until=lambda: world.effects() == ["b-000"])
         finally:
             go_on.set()
-            leaving.join(20)
+            leaving.join(60)
         world.step(two, until=lambda: world.lag() == 0)
     assert world.effects("a") == mine
     members = world.database.run("SELECT DISTINCT member FROM ordered_effect")
@@ -1483,7 +1483,7 @@ def test_what_nobody_does_leaves_no_gap_and_what_was_done_above_an_open_message_
     def handle(connection: Any, message: Message, work: Work) -> None:
         if message.message_id == "slow-000":
             entered.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
         write_effect(connection, message, "w1")
 
     with world.worker(handler=handle) as worker:
@@ -1626,7 +1626,7 @@ def test_what_the_broker_assigns_is_taken_and_what_it_revokes_is_drained_and_the
         submit = one._pool.submit
 
         def hold(task: Any) -> None:
-            submit(lambda store: (entered.set(), go_on.wait(10), task(store))[2])
+            submit(lambda store: (entered.set(), go_on.wait(60), task(store))[2])
 
         one._pool.submit = hold  # type: ignore[method-assign]
         world.step(one, until=entered.is_set)

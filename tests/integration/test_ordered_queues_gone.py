@@ -153,7 +153,7 @@ def test_a_queue_that_comes_back_while_a_key_of_it_is_released_is_read_by_its_ow
 
     def slow(connection: Any, message: Message, work: Work) -> None:
         entered.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         write_effect(connection, message, "w2")
 
     with world.worker("w2", slow) as two:
@@ -331,11 +331,11 @@ def test_a_key_that_two_queues_owners_park_at_once_is_parked_once_with_both_head
         late = threading.Thread(target=lambda: parking.park(two, *heads[1], "poison", Limits()))
         late.start()
         waiting = "SELECT count(*) AS waiting FROM pg_locks WHERE NOT granted"
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while world.database.one(waiting)["waiting"] == 0:
             assert time.monotonic() < deadline, "the second one did not wait for the first"
         one.commit()
-        late.join(10)
+        late.join(60)
         two.commit()
     assert world.parked() == {"k": ("PARKED", ["k-0", "k-1"])}
 
@@ -483,22 +483,22 @@ def test_a_database_that_is_away_in_a_handover_is_waited_for_and_nothing_is_left
     def slow(connection: Any, message: Message, work: Work) -> None:
         write_effect(connection, message, "w1")
         entered.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
 
     world.publish(*ids(FIRST, 3))
     counts = Counts()
     with world.worker(handler=slow) as worker:
         running = threading.Thread(target=lambda: worker.run(stop, counts=counts))
         running.start()
-        assert entered.wait(10)
+        assert entered.wait(60)
         with away(postgres):
             stop.set()
             go_on.set()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while counts.get("unavailable", 0) < 3:
                 assert time.monotonic() < deadline, counts
                 time.sleep(0.01)
-        running.join(20)
+        running.join(60)
         assert not running.is_alive()
     assert set(world.owners().values()) == {None}, "no lease is waited for"
     assert world.effects() == []
@@ -516,18 +516,18 @@ def test_a_broker_that_is_away_in_a_handover_keeps_no_queue_and_nothing_is_done_
     def slow(connection: Any, message: Message, work: Work) -> None:
         write_effect(connection, message, "w1")
         entered.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
 
     world.publish(*ids(FIRST, 3))
     with world.worker(handler=slow) as worker:
         running = threading.Thread(target=lambda: worker.run(stop))
         running.start()
-        assert entered.wait(10)
+        assert entered.wait(60)
         world.valkey.stop()
         try:
             stop.set()
             go_on.set()
-            running.join(20)
+            running.join(60)
             assert not running.is_alive()
             assert (world.effects(), set(world.owners().values())) == ([f"{FIRST}-000"], {None})
         finally:

@@ -191,8 +191,10 @@ def test_a_delayed_message_is_in_its_topic_only_when_it_is_due_and_is_no_retry(
     world: World,
 ) -> None:
     topic = world.made(1)
+    sent = time.monotonic()
     world.send(topic, 1, level=4)
-    assert [(q.first_offset, q.next_offset) for q in world.look.queues(topic)] == [(0, 0)]
+    there = [(q.first_offset, q.next_offset) for q in world.look.queues(topic)]
+    assert there == [(0, 0)] or time.monotonic() - sent > 1.9, "it is due after 2 s"
     assert world.retries.pending(topic, f"g-{topic}") == 0
     world.until(lambda: world.look.queues(topic)[0].next_offset == 1)
 
@@ -203,8 +205,9 @@ def test_nothing_counts_as_passed_after_a_delayed_message_is_due_and_not_deliver
     topic, before = world.made(1), now()
     world.send(topic, 1, level=10)
     # To the hasty one it was due when it was stored.
+    began = now()
     [told] = world.look.progress(topic, f"g-{topic}")
-    assert told.passed_until >= now() - timedelta(seconds=5)
+    assert told.passed_until >= began - timedelta(seconds=5)
     other = world.made(1)
     late = world.hasty.progress(topic, f"g-{topic}")[0].passed_until
     assert before - MILLISECOND <= late <= now()
@@ -276,7 +279,10 @@ def test_what_failed_waits_while_it_is_scheduled_and_while_it_is_in_the_retry_to
     assert world.retries.pending(topic, group) == 0
     for message_id, _ in sent:
         world.send_back(group, topic, message_id, 6)
-    assert world.retries.pending(topic, group) == 3, "they are scheduled, five seconds ahead"
+    pending = world.retries.pending(topic, group)
+    assert pending == 3 or (pending > 3 and world.end(retry)), (
+        "they are scheduled, five seconds ahead; one that is just delivered may count twice"
+    )
     assert world.retries.pending(topic, f"other-{topic}") == 0, "and for this group only"
     world.until(lambda: world.end(retry) == 3)
     assert world.retries.pending(topic, group) >= 3
@@ -288,7 +294,7 @@ def test_what_failed_waits_while_it_is_scheduled_and_while_it_is_in_the_retry_to
 def test_a_message_that_goes_round_is_never_missed(world: World, java: JavaPeer) -> None:
     topic = world.made(1)
     group = f"g-{topic}"
-    consumer = java.consume(group, topic, fail=4)
+    consumer = java.consume(group, topic, fail=-1)
     seen: list[int] = []
     stop = threading.Event()
 
@@ -303,14 +309,15 @@ def test_a_message_that_goes_round_is_never_missed(world: World, java: JavaPeer)
     world.until(lambda: world.retries.pending(topic, group))
     thread = threading.Thread(target=keep_looking)
     thread.start()
-    consumer.wait_until("its success", lambda c: c.done)
-    done_after = len(seen)
+    consumer.wait_until("four failures", lambda c: len(c.ended) >= 4)
     stop.set()
     thread.join(WAIT)
+    assert not thread.is_alive()
+    consumer.heal()  # after the last look: it went round during each of them
+    consumer.wait_until("its success", lambda c: c.done)
     consumer.close()
-    assert [seen.retries for seen, _ in consumer.ended] == [0, 1, 2, 3, 4]
-    # The last looks may have begun before the success was told, and ended after its commit.
-    assert done_after > 4 and 0 not in seen[: done_after - 2]
+    assert [one.retries for one, _ in consumer.ended] == list(range(len(consumer.ended)))
+    assert len(seen) > 4 and 0 not in seen
 
 
 def test_a_retry_of_a_popped_message_waits_too(world: World, java: JavaPeer) -> None:
@@ -412,8 +419,11 @@ def test_beside_a_message_that_is_cut_off_nothing_is_listed_by_id(
         world.commit(group, retry, 0, 2)
     else:
         elsewhere = world.made(1)
-        world.store(elsewhere, 0, "DELAY\x015\x02backstop-mess\x01\0\0\x02")
-        cut_off = world.retries.listed(topic, group, None)
+        for _ in range(10):  # it is delivered after 2 s: a slow look comes too late
+            world.store(elsewhere, 0, "DELAY\x015\x02backstop-mess\x01\0\0\x02")
+            cut_off = world.retries.listed(topic, group, None)
+            if cut_off.ids is None:
+                break
         assert (cut_off.ids, cut_off.count) == (None, 2)
     world.until(lambda: world.retries.listed(topic, group, None).ids is not None)
 
@@ -447,7 +457,7 @@ def test_a_message_that_goes_round_is_never_missing_from_the_list(
 ) -> None:
     topic = world.made(1)
     group = f"g-{topic}"
-    consumer = java.consume(group, topic, fail=4)
+    consumer = java.consume(group, topic, fail=-1)
     seen: list[bool] = []
     stop = threading.Event()
 
@@ -462,13 +472,14 @@ def test_a_message_that_goes_round_is_never_missing_from_the_list(
     world.until(lambda: world.retries.listed(topic, group, None).ids)
     thread = threading.Thread(target=keep_looking)
     thread.start()
-    consumer.wait_until("its success", lambda c: c.done)
-    done_after = len(seen)
+    consumer.wait_until("four failures", lambda c: len(c.ended) >= 4)
     stop.set()
     thread.join(WAIT)
+    assert not thread.is_alive()
+    consumer.heal()  # after the last look: it went round during each of them
+    consumer.wait_until("its success", lambda c: c.done)
     consumer.close()
-    # The last looks may have begun before the success was told, and ended after its commit.
-    assert done_after > 4 and all(seen[: done_after - 2])
+    assert len(seen) > 4 and all(seen)
 
 
 def waiting(world: World, level: int) -> str:
@@ -594,9 +605,11 @@ def test_a_master_that_is_away_or_comes_back_with_older_offsets(tmp_path: Path) 
         # It writes commits down every ten seconds: right after it has, there is time for one that it forgets.
         written = tmp_path / "store" / "config" / "consumerOffset.json"
         world.until(lambda: written.exists() and f"g-{topic}" in written.read_text())
+        before = written.read_bytes()
         world.commit(f"g-{topic}", topic, 0, 3)
         assert world.at(topic) == [(0, 3)]
         server.kill_broker()
+        written.write_bytes(before)  # on a slow machine it may have written the later one, too
         for look in looks:
             with pytest.raises(BrokerUnavailable):
                 look()

@@ -38,7 +38,9 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 @pytest.fixture
 def world(postgres: Postgres, valkey: Valkey) -> Iterator[System]:
-    with system(postgres, valkey) as running:
+    # On a busy machine seconds may pass between a number and its copy.
+    policy = {"attempt_timeout": "30s", "claim_timeout": "60s"}
+    with system(postgres, valkey, policy=policy) as running:
         yield running
 
 

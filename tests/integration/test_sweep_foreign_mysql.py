@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
+from backstop.config.connections import Connections
+from backstop.config.load import from_mapping
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Key
 from backstop.sweep.foreign.mysql_records import SQL, MysqlRecords
+from backstop.sweep.foreign.open import open_foreign
 from backstop.sweep.foreign.sweep_records import SweptRecords
 from backstop_lab.servers.ports import free_port
-from foreign_world import HOUR, Log, decisions, done, opened
+from foreign_world import HOUR, Log, content, decisions, done, opened
 from mariadb import PASSWORD, MariaDB
 
 # As its README has it.
@@ -140,9 +143,20 @@ def test_an_expired_row_is_freed_so_that_the_next_delivery_is_processed(table: T
 def test_a_row_that_has_not_expired_or_not_longer_ago_than_clocks_differ_is_not_touched(
     table: Table,
 ) -> None:
-    table.put("alive", ago=-60_000)
-    table.put("within the skew", ago=SKEW - 3_000)
-    assert sweep(table, done("alive", "within the skew")) == {}
+    table.put("alive", ago=-HOUR * 1000)
+    table.put("within the skew", ago=10_000)
+    policy = {
+        "max_clock_skew": "2m",
+        "lease": "10m",
+        "attempt_timeout": "5m",
+        "claim_timeout": "10m",
+        "backoff_base": "10m",
+    }
+    settings = from_mapping({**content("table"), "policy": policy})
+    leases = open_foreign(settings, Connections({"legacy": table.server.url()}.get), "table")
+    counts = leases.sweep(done("alive", "within the skew"), limit=1000, dry_run=False)
+    leases.close()
+    assert dict(counts) == {}
     assert set(table.rows().values()) == {"CONSUMING"}
 
 

@@ -142,7 +142,7 @@ class World:
         """The group receives, logs as done and acknowledges all there is."""
         ids: list[str] = []
         with self.broker.subscribe(GROUP, [TOPIC], "test") as subscription:
-            while received := subscription.fetch(100, timedelta(milliseconds=500)):
+            while self.depth() and (received := subscription.fetch(100, timedelta(seconds=30))):
                 for one in received:
                     self.rows(
                         "billing_db",

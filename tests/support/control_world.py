@@ -124,7 +124,9 @@ class World:
             INSERT INTO consumer_log (consumer_group, topic, message_id, state, consumed_at, lease_expires_at, updated_at,
                 owner_token)
             VALUES (%(group)s, %(topic)s, %(id)s, %(state)s, CASE WHEN %(state)s = 'CONSUMED' THEN now() END,
-                now() - %(moved)s::interval + interval '10 s', now() - %(moved)s::interval, gen_random_uuid())
+                CASE WHEN %(state)s = 'CONSUMING' AND %(moved)s::interval < interval '10 s' THEN now() + interval '1 hour'
+                    ELSE now() - %(moved)s::interval + interval '10 s' END,
+                now() - %(moved)s::interval, gen_random_uuid())
             """,
             {"group": group, "topic": topic, "id": message_id, "state": state, "moved": moved},
         )
