@@ -27,7 +27,8 @@ def run_until_signal(
 
     def stop(number: int, frame: FrameType | None) -> None:
         if not consumer.stopping.is_set():
-            # By a thread of its own: `set` needs the event's lock, which whoever was interrupted in `wait` may hold here.
+            # By a thread of its own: `set` needs the event's lock, which whoever was interrupted in `wait` may hold here. `Thread.start`
+            # would itself wait for an event.
             start_new_thread(consumer.stopping.set, ())
             signal.setitimer(signal.ITIMER_REAL, stop_within.total_seconds())
 
