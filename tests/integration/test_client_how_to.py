@@ -159,6 +159,41 @@ def test_the_how_to_works_as_it_is_written(reader: Reader, postgres: Postgres) -
     assert "billing: CONFIRMED" in reader.types(tell)
 
 
+def test_the_lines_of_the_readme_make_tables_roles_and_topics(reader: Reader) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (text,) = re.findall(
+        r"^ *```\n( *export AIRFLOW_CONN_.*?)^ *```$", readme, re.DOTALL | re.MULTILINE
+    )
+    (given, *lines) = [line.strip() for line in text.splitlines()]
+    names = re.findall(r"_BACKSTOP_(\w+)", given)
+    assert names == ["CONTROL", "SHOP", "BILLING", "BROKER"]
+    page = (ROOT / "docs" / "how-to" / "configure.md").read_text(encoding="utf-8")
+    (reader.folder / "backstop.yaml").write_text(page.split("```yaml\n")[1].split("```")[0])
+    addresses = ("CONTROL_DATABASE", "PRODUCER_DATABASE", "CONSUMER_DATABASE", "BROKER")
+    for name, address in zip(names, addresses, strict=True):
+        reader.environment[f"AIRFLOW_CONN_BACKSTOP_{name}"] = reader.environment[address]
+    reader.types("\n".join(lines))
+    found = {
+        address: {
+            row["found"]
+            for row in Database(reader.environment[address]).run(
+                "SELECT table_name AS found FROM information_schema.role_table_grants WHERE grantee = %s",
+                (role,),
+            )
+        }
+        for address, role in zip(
+            addresses[:3], ("backstop_duty", "backstop_app", "backstop_consumer"), strict=True
+        )
+    }
+    assert (
+        "message_stub" in found["PRODUCER_DATABASE"]
+        and "consumer_log" in found["CONSUMER_DATABASE"]
+    )
+    assert "run" in found["CONTROL_DATABASE"]
+    with RedisStreams(reader.environment["BROKER"]) as made:
+        assert made.queues("orders")
+
+
 def test_a_topic_that_is_missing_is_told_to_producer_and_consumer(reader: Reader) -> None:
     """Neither fails: Backstop goes on with the message, and the consumer with the topic once it is there."""
     blocks = dict(

@@ -114,14 +114,13 @@ def full_environment(folder: Path, wheel: Path) -> Path:
 
 
 def shell_lines(page: str, heading: str) -> str:
-    """What the code blocks under a heading tell a reader to type, without what installs or asks a database."""
+    """What the code blocks under a heading tell a reader to type, without what installs or needs servers: with them
+    `test_client_how_to` types the README's."""
     section = re.split(r"^## ", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
     (text,) = [part for part in section if part.startswith(f"{heading}\n")]
     blocks = re.findall(r"^ *```(?:sh)?\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
     lines = [line.strip() for line in "".join(blocks).splitlines()]
-    return "\n".join(
-        line for line in lines if not line.startswith(("pip install", "backstop check"))
-    )
+    return "\n".join(line for line in lines if not line.startswith(("pip install", "backstop ")))
 
 
 def test_an_airflow_adopts_the_dags_by_the_lines_of_the_readme_and_of_the_how_to(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -99,6 +100,9 @@ def test_each_login_does_its_part_with_the_rights_of_the_page_and_no_more(server
         assert sum(one.next_offset for one in duties.queues(TOPIC)) == 4
         assert sum(one.next_offset for one in duties.progress(TOPIC, GROUP)) == 4
         assert duties.retry_pending(TOPIC, GROUP) == 0
+        deadline = time.monotonic() + 60
+        while not list(duties.dead_letters(GROUP)):  # the broker shows it a moment later
+            assert time.monotonic() < deadline
         [queue] = duties.dead_letter_queues([GROUP])
         with duties.open_dead_letters(queue) as reader:
             [letter] = reader.read(10)
