@@ -433,6 +433,23 @@ def test_what_has_ended_is_not_ended_again_by_the_same_worker(
     assert seen(world) == before
 
 
+def test_who_gave_it_back_changes_nothing_more(
+    world: GuardWorld, one: Worker, other: Worker
+) -> None:
+    """Else a renewal that was under way would hold it for a lease, for nobody."""
+    lease = one.acquire()
+    one.give_back(lease)
+    before = seen(world)
+    assert not one.renew(lease)
+    with pytest.raises(LeaseLost):
+        one.store.complete(lease)
+    with pytest.raises(LeaseLost):
+        one.store.fail(lease, "late")
+    one.give_back(lease)  # once more, as after a lost answer: it takes no second attempt off
+    assert seen(world) == before
+    assert other.acquire().fence > lease.fence
+
+
 @pytest.mark.parametrize("left", ["ended", "reclaimed"])
 def test_complete_succeeds_after_the_end_while_nobody_took_it(
     world: GuardWorld, one: Worker, other: Worker, left: str

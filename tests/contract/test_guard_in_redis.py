@@ -204,12 +204,19 @@ def test_a_late_note_never_overwrites_what_a_later_grant_has_noted(
     assert fronted.world.redis.get(key) == before
 
 
-def test_a_renewal_that_is_noted_late_does_not_hide_the_end(fronted: Fronted) -> None:
+@pytest.mark.parametrize("end", ["done", "failed", "given back"])
+def test_a_renewal_that_is_noted_late_does_not_hide_the_end(fronted: Fronted, end: str) -> None:
     copy = arrival(ID)
     lease = acquired(fronted.store.begin([copy])[0])
-    fronted.store.complete(lease)
+    match end:
+        case "done":
+            fronted.store.complete(lease)
+        case "failed":
+            fronted.store.fail(lease, "it broke")
+        case "given back":
+            fronted.store.give_back([lease])
     fronted.front.held([(lease, copy)])
-    assert fronted.front.look([copy]) == [Done()]
+    assert fronted.front.look([copy]) == [Done() if end == "done" else None]
 
 
 def test_a_record_that_cannot_be_read_is_the_databases_to_answer_and_mended(

@@ -416,6 +416,25 @@ def test_a_leased_handler_waits_alone_for_another_database_though_its_idle_conne
     assert (world.pending(), world.dead(), world.log("waits")["state"]) == (0, [], "CONSUMED")
 
 
+def test_an_interrupted_leased_handler_gives_its_batch_back_though_its_idle_connection_was_ended(
+    world: World,
+) -> None:
+    @leased
+    def handle(message: Message, work: Work) -> None:
+        world.database.run(END_OTHERS)
+        raise KeyboardInterrupt
+
+    world.publish("a", "b", "c")
+    with world.worker(handle) as consumer, pytest.raises(KeyboardInterrupt):
+        drain(consumer, lambda c: False)
+    left = world.database.run("SELECT state, attempts FROM consumer_log")
+    assert sorted((row["state"], row["attempts"]) for row in left) == [
+        ("EXPIRED", 0),
+        ("EXPIRED", 0),
+        ("EXPIRED", 1),
+    ]
+
+
 def test_a_leased_handler_during_which_the_server_ends_an_idle_connection_is_done_once(
     world: World,
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -393,19 +393,39 @@ def test_of_many_workers_that_begin_at_once_exactly_one_gets_the_lease(
 def test_a_begin_that_meets_an_uncommitted_complete_waits_and_is_told_done(world: World) -> None:
     guard_before = world.acquire()
     guard.complete(world.connection, guard_before)  # not committed yet
-    answers: list[guard.Begun] = []
 
-    def meet() -> None:
+    def meet(connection: Any) -> guard.Begun:
+        return guard.begin(connection, GROUP, TOPIC, ID, payload_hash=A)
+
+    assert meanwhile(world, meet) == Done()
+
+
+def test_a_renewal_that_meets_an_uncommitted_give_back_waits_and_brings_nothing_back(
+    world: World,
+) -> None:
+    """It would hold the message for a lease, for nobody."""
+    lease = world.acquire()
+    guard.give_back(world.connection, lease)  # not committed yet
+    assert meanwhile(world, lambda other: guard.renew_many(other, GROUP, [lease])) == set()
+    assert isinstance(world.begin(), Acquired)
+
+
+def meanwhile(world: World, ask: Callable[[Any], Any]) -> Any:
+    """What is answered over another connection to somebody who waits until the world's transaction is committed."""
+    answers: list[Any] = []
+
+    def asking() -> None:
         connection = world.database.connect()
-        answers.append(guard.begin(connection, GROUP, TOPIC, ID, payload_hash=A))
+        answers.append(ask(connection))
         connection.commit()
         connection.close()
 
-    thread = threading.Thread(target=meet)
+    thread = threading.Thread(target=asking)
     thread.start()
     while not world.database.one(world.waiting)["n"]:
         assert thread.is_alive(), "it did not wait"
         time.sleep(0.2)  # MariaDB shows what it showed before to who asks again within 0.1 s
     world.connection.commit()
     thread.join()
-    assert answers == [Done()]
+    (answer,) = answers
+    return answer

@@ -1014,6 +1014,20 @@ def meanwhile(world: OrderedWorld, ask: Callable[[], Any], then: Callable[[], No
     return answer
 
 
+@pytest.mark.parametrize("error", [None, "the shop's database is away"])
+def test_a_renewal_brings_back_no_head_that_was_set_back(
+    world: OrderedWorld, own: Any, error: str | None
+) -> None:
+    one, two, _ = own
+    lease = begin(one, GROUP, TOPIC, "a-000")
+    assert isinstance(lease, Acquired)
+    one.commit()
+    parking.set_back(one, lease, error, released=False)
+    renewed = meanwhile(world, lambda: renew_many(two, GROUP, [lease]), one.commit)
+    assert renewed == set()
+    assert isinstance(begin(two, GROUP, TOPIC, "a-000"), Acquired)
+
+
 @pytest.mark.parametrize("what", ["renewed", "taken over", "of a queue that is taken"])
 def test_a_head_that_ends_while_its_log_or_its_queue_changes_ends_by_what_it_is_then(
     world: OrderedWorld, own: Any, what: str

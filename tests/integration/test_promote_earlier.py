@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from backstop.config.connections import Connections
+from backstop.config.settings import Settings
 from backstop.model.errors import StoreUnavailable
 from backstop.reconcile.promote import promote
-from backstop.runs.run import close_run, open_run
+from backstop.runs.run import Run, close_run, open_run
 from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from system import System, build_template, system
+from system import System, build_template, settings_dict, system
 
 
 @pytest.fixture(scope="module")
@@ -117,14 +120,47 @@ def test_a_store_whose_scan_lapsed_holds_back_its_own_topics_alone(
     servers: tuple[Postgres, Valkey],
 ) -> None:
     """Group billing, whose store is another server since the run scanned it, takes orders and not payments."""
-    topics = {
-        "orders": {"broker": "embedded", "groups": ["billing", "shipping"], "mode": "repair"},
-        "payments": {"broker": "embedded", "groups": ["shipping"], "mode": "repair"},
-    }
-    with system(*servers, topics=topics) as world:
+    with scanned(servers) as (world, run, conn):
+        lapses(world, conn, run, world.settings)
+
+
+def test_a_scan_lapses_also_where_no_group_names_its_store_any_more(
+    servers: tuple[Postgres, Valkey],
+) -> None:
+    """Somebody has replaced a lost consumer database by one of another name between the judgement and its promotion."""
+    with scanned(servers) as (world, run, conn):
+        lapses(world, conn, run, store_renamed())
+
+
+def test_a_lapsed_scan_of_a_half_promoted_run_confirms_nothing_whatever_the_store_is_called_now(
+    servers: tuple[Postgres, Valkey],
+) -> None:
+    with scanned(servers) as (world, run, conn):
+        world.rows(
+            "control",
+            "INSERT INTO verdict_count VALUES (%s, 'orders', 'billing', 'CONFIRMED', 1, 0, 1)",
+            run.run_id,
+        )
+        close_run(conn, run, "failed", {}, error="no shard answered")
+        conn.close()
+        world.settings = store_renamed()
+        next_run(world, world.connections)
+        assert confirmed(world) == {("payments", "done", "confirmed")}
+
+
+TOPICS = {
+    "orders": {"broker": "embedded", "groups": ["billing", "shipping"], "mode": "repair"},
+    "payments": {"broker": "embedded", "groups": ["shipping"], "mode": "repair"},
+}
+
+
+@contextmanager
+def scanned(servers: tuple[Postgres, Valkey]) -> Iterator[tuple[System, Run, Any]]:
+    """A run that judged orders and payments, and scanned billing's store, which was another server then."""
+    with system(*servers, topics=TOPICS) as world:
         conn = world.control()
         run = open_run(conn, "reconcile", "*", world.settings)
-        for topic in topics:
+        for topic in TOPICS:
             for message_id, verdict in (("done", "CONFIRMED"), ("lost", "LOST")):
                 key, lost = world.stub(message_id, topic), verdict == "LOST"
                 world.rows(
@@ -155,20 +191,36 @@ def test_a_store_whose_scan_lapsed_holds_back_its_own_topics_alone(
                 )
         world.rows(
             "control",
-            "INSERT INTO staged_read (run_id, stage, subject, rows_read, complete, lineage)"
-            " VALUES (%s, 0, 'store billing_db', 0, true, '1 00000001 0/0')",
+            "INSERT INTO staged_read (run_id, stage, subject, rows_read, complete, lineage, topics)"
+            " VALUES (%s, 0, 'store billing_db', 0, true, '1 00000001 0/0', '{orders}')",
             run.run_id,
         )
-        with pytest.raises(StoreUnavailable, match=r"topics orders .*billing_db may be lost"):
-            promote(world.settings, world.connections, conn, run)
-        close_run(conn, run, "failed", {})
+        yield world, run, conn
         conn.close()
-        statuses = world.rows("shop_a", "SELECT topic, message_id, status FROM message_stub")
-        assert {one for one in statuses if one[2] != "pending"} == {
-            ("payments", "done", "confirmed")
-        }
-        asked = world.rows("control", "SELECT topic, message_id FROM resend_request")
-        assert asked == [("payments", "lost")]
-        counted = world.rows("control", "SELECT DISTINCT topic FROM verdict_count")
-        assert counted == [("payments",)]
-        assert world.rows("control", "SELECT count(*) FROM staged_stub") == [(0,)]
+
+
+def store_renamed() -> Settings:
+    written = settings_dict(topics=TOPICS)
+    written["consumers"]["billing_new"] = written["consumers"].pop("billing_db")
+    written["groups"]["billing"]["store"] = "billing_new"
+    return Settings.model_validate(written)
+
+
+def confirmed(world: System) -> set[tuple[str, str, str]]:
+    found = world.rows("shop_a", "SELECT topic, message_id, status FROM message_stub")
+    return {one for one in found if one[2] != "pending"}
+
+
+def lapses(world: System, conn: Any, run: Run, settings: Settings) -> None:
+    """Promoted with these settings, the run changes nothing of orders and everything of payments."""
+    with pytest.raises(
+        StoreUnavailable, match=r"topics orders .*billing_db may be lost.*judges them again"
+    ):
+        promote(settings, world.connections, conn, run)
+    close_run(conn, run, "failed", {})
+    assert confirmed(world) == {("payments", "done", "confirmed")}
+    asked = world.rows("control", "SELECT topic, message_id FROM resend_request")
+    assert asked == [("payments", "lost")]
+    counted = world.rows("control", "SELECT DISTINCT topic FROM verdict_count")
+    assert counted == [("payments",)]
+    assert world.rows("control", "SELECT count(*) FROM staged_stub") == [(0,)]

@@ -102,7 +102,7 @@ class Truth:
     alive: str | None = None
     """The token whose lease runs."""
     ended: bool = False
-    """Its last grant was failed, or completed."""
+    """Its last grant was failed, completed or given back."""
     done: bool = False
     fence: int = 0
     effects: int = 0
@@ -208,7 +208,7 @@ class GuardAndSweep(RuleBasedStateMachine):
         )
         if is_owner:
             truth.alive = lease.token if what == "renew" else None
-            truth.ended = what in ("complete", "fail")
+            truth.ended = what != "renew"
             truth.done = what == "complete"
             truth.effects += what == "complete"
 

@@ -118,7 +118,7 @@ class GuardWorld:
         (row,) = found
         return Seen(
             row["state"],
-            row["owner_token"].replace("-", ""),
+            (row["owner_token"] or "").replace("-", ""),
             row["fence"],
             row["attempts"],
             row["content_version"],

@@ -146,10 +146,7 @@ class InDatabase:
             for lease in leases:
                 guard.give_back(connection, lease, was_entered=lease == entered)
 
-        # Giving back twice would take two attempts off a lease whose handler had not begun. The one whose handler had keeps its attempt,
-        # and the connection stood idle for as long as that handler took.
-        again = self._store.after_idling if list(leases) == [entered] else self._store.retried
-        again(give_back)
+        self._store.after_idling(give_back)  # twice is once: afterwards nobody has the token
         for lease in leases:
             self._tell(lease, done=False)
 

@@ -83,7 +83,7 @@ WHERE consumer_group = %(group)s AND topic = %(topic)s AND message_id = %(messag
 
 -- name: give_back: a worker that stops releases a lease; an attempt if a handler had begun
 {latest} UPDATE consumer_log FORCE INDEX (PRIMARY) SET
-    state = 'EXPIRED', attempts = GREATEST(attempts - %(not_entered)s, 0), updated_at = UTC_TIMESTAMP(6),
+    state = 'EXPIRED', owner_token = NULL, attempts = GREATEST(attempts - %(not_entered)s, 0), updated_at = UTC_TIMESTAMP(6),
     lease_expires_at = UTC_TIMESTAMP(6)
 {fenced};
 

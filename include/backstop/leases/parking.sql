@@ -142,7 +142,8 @@ RETURNING fence;
 
 -- name: set_back: a head that could not be tried for no fault of its own: the attempt is not counted, its state is as before
 UPDATE consumer_log SET
-    state = %(state)s::text, attempts = greatest(attempts - 1, 0), last_error = coalesce(%(error)s::text, last_error),
+    state = %(state)s::text, owner_token = NULL, attempts = greatest(attempts - 1, 0),
+    last_error = coalesce(%(error)s::text, last_error),
     updated_at = clock_timestamp(), lease_expires_at = clock_timestamp()
 WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
     AND owner_token = %(token)s::uuid AND state IN ('CONSUMING', 'EXPIRED')

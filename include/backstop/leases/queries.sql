@@ -115,9 +115,10 @@ WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_i
     AND owner_token = %(token)s::uuid AND state IN ('CONSUMING', 'EXPIRED')
 RETURNING fence;
 
--- name: give_back: a worker that stops releases a lease whose message it did not finish: no failure; an attempt if a handler had begun
+-- name: give_back: a worker that stops releases a lease, and no renewal under way finds its token: no failure; an attempt if a handler had begun
 UPDATE consumer_log SET
     state = 'EXPIRED',
+    owner_token = NULL,
     attempts = greatest(attempts - (NOT %(was_entered)s::boolean)::integer, 0),
     updated_at = clock_timestamp(),
     lease_expires_at = clock_timestamp()

@@ -1,4 +1,4 @@
-"""Gathers what the rule needs of stubs that were read: look, look up. What a run due by time and a proof of a window share.
+"""Reads what the rule needs about stubs that were read already: progress, logs, then floors and dead letters. A run and a proof share it.
 
     stubs, attempts | progress | offsets, retry depth | logs (scanned or) by key | log floors, dead letters  ->  judge_batches.py
                                                         decisions, logs of stubs that are all done           ->  judge_proven.py
@@ -41,7 +41,7 @@ from backstop.reconcile.packets import describe, unpack
 from backstop.reconcile.quarantine import quarantine_logs, quarantine_stubs
 from backstop.reconcile.read import Due
 from backstop.reconcile.read_lakes import read_lakes
-from backstop.reconcile.scan_logs import choose_scans, scanned_logs
+from backstop.reconcile.scan_logs import Scans, choose_scans, scanned_logs
 from backstop.runs.phase import CurrentPhase
 from backstop.runs.run import Run, hold
 from backstop.sql.named import load
@@ -101,12 +101,8 @@ class Gathered:
     """Deliveries that a scan of the logs showed to be done."""
     asked: int
     """Deliveries whose log row was asked for by key."""
-    scan_estimate: int
-    scan_worth: int
-    """Of groups with enough due for a scan: the log rows that it was expected to read, and with how many rows it costs as much
-    as asking for each key. Only below that a group is scanned."""
-    lineages: Mapping[str, str]
-    """Of each store that was scanned: its server and history, which a promotion must meet again."""
+    scans: Scans
+    """What was scanned, and why. A promotion must meet each of its lineages again."""
     counted: list[dict[str, Any]]
     """The verdicts of what OUTCOMES are of: rows of judge_and_stage.COUNTED."""
     read_at: Mapping[str, datetime]
@@ -115,9 +111,10 @@ class Gathered:
     def lookups(self) -> Counts:
         """How the logs were read, and why, as a run shows it."""
         counts = Counts(asked_by_key=self.asked)
-        if self.scan_worth:
-            counts.add("scan_estimate", self.scan_estimate)
-            counts.add("scan_worth", self.scan_worth)
+        if self.scans.worth:
+            counts.add("groups_scanned", self.scans.groups)
+            counts.add("scan_estimate", self.scans.estimate)
+            counts.add("scan_worth", self.scans.worth)
         if self.proven:
             counts.add("proven_by_scan", self.proven)
         return counts
@@ -165,7 +162,8 @@ def gather(
 
     scans = choose_scans(settings, sources, due, partitions)
     describe(
-        spark, "log scan, cogroup by bucket, the rest by key" if scans.parts else "logs by key"
+        spark,
+        "log scan, cogroup by bucket, the rest by key" if scans.parts else "logs by key, by bucket",
     )
     logs = scanned_logs(spark, settings, connections, scans, due.buckets)
     lakes = read_lakes(settings, sources, topics, due.buckets)
@@ -202,19 +200,17 @@ def gather(
     missed = {**_doubtful_clocks(settings, looks, sources.unreachable), **sources.unreachable}
     looked_up = told[LOOKED_UP]
     return Gathered(
-        held,
-        rule,
-        broken,
-        len(told[BROKEN_STUBS]),
-        missed,
-        looks.unlisted,
-        sum(row["proven"] for row in looked_up),
-        sum(row["asked"] for row in looked_up),
-        scans.estimate,
-        scans.worth,
-        scans.lineages,
-        told[COUNTS],
-        read_at,
+        held=held,
+        rule=rule,
+        broken=broken,
+        broken_stubs=len(told[BROKEN_STUBS]),
+        missed=missed,
+        unlisted=looks.unlisted,
+        proven=sum(row["proven"] for row in looked_up),
+        asked=sum(row["asked"] for row in looked_up),
+        scans=scans,
+        counted=told[COUNTS],
+        read_at=read_at,
     )
 
 

@@ -22,6 +22,7 @@ from backstop.model.records import Counts
 from backstop.reconcile import record
 from backstop.reconcile.gather import Phases, gather
 from backstop.reconcile.judge_and_stage import judge_and_stage
+from backstop.reconcile.lineage import topics_of
 from backstop.reconcile.look_at_mapped import look_at_mapped, prove_mapped_logs
 from backstop.reconcile.packets import describe
 from backstop.reconcile.read import read_due
@@ -84,7 +85,7 @@ def judge(
             f"shard {name}": sum(one.rows for one in due.read if one.shard == name)
             for name in settings.producers
         }
-        lineages = {f"store {name}": lineage for name, lineage in gathered.lineages.items()}
+        lineages = {f"store {name}": lineage for name, lineage in gathered.scans.lineages.items()}
         for subject in sorted({*subjects, *gathered.missed, *lineages, *gathered.read_at}):
             detail = gathered.missed.get(subject)
             cursor.execute(
@@ -97,6 +98,9 @@ def judge(
                     "complete": detail is None,
                     "detail": detail,
                     "lineage": lineages.get(subject),
+                    "topics": topics_of(settings, subject.removeprefix("store "))
+                    if subject in lineages
+                    else None,
                     "read_at": gathered.read_at.get(subject),
                 },
             )

@@ -20,7 +20,7 @@ def not_continued(settings: Settings, sources: Sources, lineages: Mapping[str, s
 
 
 def topics_of(settings: Settings, store: str) -> list[str]:
-    """The topics that a group of the store owes."""
+    """The topics that a group of the store owes: those that rest on a scan of it."""
     groups = {name for name, group in settings.groups.items() if group.store == store}
     return sorted(topic for topic in settings.topics if groups & set(settings.groups_of(topic)))
 

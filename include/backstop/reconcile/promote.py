@@ -37,7 +37,7 @@ from backstop.model.errors import (
 from backstop.model.records import Counts, Verdict
 from backstop.reconcile.find_gaps import find_gaps
 from backstop.reconcile.find_takers import ask_about_untaken
-from backstop.reconcile.lineage import not_continued, topics_of
+from backstop.reconcile.lineage import not_continued
 from backstop.reconcile.open_cases import CaseKey, open_cases
 from backstop.reconcile.set_aside import stubs_set_aside
 from backstop.requests.ask import (
@@ -142,8 +142,8 @@ class Failures:
         kind = StoreUnavailable if self.is_away else PromotionFailed
         raise kind(
             f"Run {run_id} could not promote everything: {subjects}.",
-            unaffected="Its verdicts, requests and cases are stored, and everything else was promoted.",
-            next_step="Bring the database back, or correct what is named; the next run finishes the promotion.",
+            unaffected="The verdicts, requests and cases of everything else are stored and promoted.",
+            next_step="Bring the database back, or correct what is named; the next run finishes the promotion or judges again.",
         ) from self.first
 
 
@@ -327,11 +327,18 @@ def _batches(asks: list[Ask]) -> Iterator[list[Ask]]:
         yield batch
 
 
-def _scanned(control: Any, run_id: int) -> dict[str, str]:
-    """The stores whose logs the run scanned, each with its lineage before that."""
+def _lapsed(
+    settings: Settings, sources: Sources, control: Any, run_id: int
+) -> list[tuple[str, list[str]]]:
+    """The stores whose logs the run scanned and that are not as they were then, each with the topics that rest on the scan."""
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["scanned_stores"], {"run_id": run_id})
-        return {subject.removeprefix("store "): lineage for subject, lineage in cursor.fetchall()}
+        found = {
+            subject.removeprefix("store "): (lineage, sorted(topics))
+            for subject, lineage, topics in cursor.fetchall()
+        }
+    lineages = {store: lineage for store, (lineage, _) in found.items()}
+    return [(store, found[store][1]) for store in not_continued(settings, sources, lineages)]
 
 
 def _leave_unproven(
@@ -339,29 +346,26 @@ def _leave_unproven(
 ) -> None:
     """What the run's scan saw done in a store may be lost where that is another server now, went back, or does not answer:
     nothing is promoted of the topics that rest on it, and the next run judges them again. The other topics need nothing of it."""
-    for store in not_continued(settings, sources, _scanned(control, run.run_id)):
-        topics = topics_of(settings, store)
+    for store, topics in _lapsed(settings, sources, control, run.run_id):
         with control, control.cursor() as cursor:
             hold(cursor, run)
             cursor.execute(_SQL["leave_topics"], {"run_id": run.run_id, "topics": topics})
         failures.add(
             f"topics {', '.join(topics)}",
             StoreUnavailable(
-                f"what the run saw done in store {store} may be lost: the server is another one now, went back, or does not answer",
-                unaffected="Nothing of these topics was promoted; their stubs stay due.",
-                next_step="The next run judges them again.",
+                f"what the run saw done in store {store} may be lost: the server is another one now, went back, or does not answer;"
+                " nothing of these topics was promoted, and the next run judges them again",
+                unaffected="Their stubs stay due.",
+                next_step="Nothing is to be done.",
             ),
         )
 
 
 def _lapse_confirmations(settings: Settings, sources: Sources, control: Any, run_id: int) -> None:
     """What an earlier run's scan saw done may have been lost since: those stubs stay due."""
-    for store in not_continued(settings, sources, _scanned(control, run_id)):
+    for _, topics in _lapsed(settings, sources, control, run_id):
         with control, control.cursor() as cursor:
-            cursor.execute(
-                _SQL["lapse_confirmations"],
-                {"run_id": run_id, "topics": topics_of(settings, store)},
-            )
+            cursor.execute(_SQL["lapse_confirmations"], {"run_id": run_id, "topics": topics})
 
 
 def _half_promoted(control: Any, run: Run) -> list[tuple[int, Any]]:

@@ -165,7 +165,7 @@ def prove(
         .collect()
     ]
     with Sources(settings, connections) as sources:
-        changed = not_continued(settings, sources, gathered.lineages)
+        changed = not_continued(settings, sources, gathered.scans.lineages)
     missed = {
         **gathered.missed,
         **{f"store {store}": "it is another server since its logs were read" for store in changed},

@@ -5,11 +5,12 @@ INSERT INTO staged_count (run_id, stage, topic, consumer_group, verdict, deliver
 VALUES (%(run_id)s, %(stage)s, %(topic)s, %(consumer_group)s, %(verdict)s, %(deliveries)s, %(eligible)s, %(newly)s);
 
 -- name: stage_read: whether a store or broker was read whole
-INSERT INTO staged_read (run_id, stage, subject, rows_read, complete, detail, lineage, read_at)
-VALUES (%(run_id)s, %(stage)s, %(subject)s, %(rows_read)s, %(complete)s, %(detail)s, %(lineage)s, %(read_at)s);
+INSERT INTO staged_read (run_id, stage, subject, rows_read, complete, detail, lineage, topics, read_at)
+VALUES (%(run_id)s, %(stage)s, %(subject)s, %(rows_read)s, %(complete)s, %(detail)s, %(lineage)s, %(topics)s, %(read_at)s);
 
--- name: scanned_stores: whose logs the run scanned, and the lineage that they had before
-SELECT r.subject, r.lineage
+-- name: scanned_stores: whose logs the run scanned, the lineage that they had before, and the topics that rest on it (all of the
+-- run's where a version before revision 0053 staged it)
+SELECT r.subject, r.lineage, coalesce(r.topics, ARRAY(SELECT DISTINCT s.topic FROM staged_stub s WHERE s.run_id = r.run_id))
 FROM staged_read r JOIN run ON run.run_id = r.run_id AND run.stage = r.stage
 WHERE r.run_id = %(run_id)s AND r.lineage IS NOT NULL;
 

@@ -43,11 +43,12 @@ Part = tuple[str, Any]
 @dataclass(slots=True)
 class Scans:
     """What is scanned, and why: of all groups with enough due, the rows that scans are expected to read (`estimate`), and with
-    how many rows (`worth`) asking for each key would cost the same. `lineages`: of each store that is scanned, its server's
-    name and history before the scan."""
+    how many rows (`worth`) asking for each key would cost the same; the logs of so many of them (`groups`) are scanned.
+    `lineages`: of each store that is scanned, its server's name and history before the scan."""
 
     parts: list[Part] = field(default_factory=list)
     lineages: dict[str, str] = field(default_factory=dict)
+    groups: int = 0
     estimate: int = 0
     worth: int = 0
 
@@ -85,6 +86,7 @@ def choose_scans(settings: Settings, sources: Sources, due: Due, partitions: int
         scans.estimate += sum(found.estimates.values())
         scans.worth += sum(int(worth[group]) for group in found.estimates)
         if found.parts:
+            scans.groups += sum(rows < worth[group] for group, rows in found.estimates.items())
             scans.parts += [(groups[0], part) for part in found.parts]
             scans.lineages[store] = lineage
     return scans

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from backstop.model.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
     from backstop.config.settings import Settings
@@ -57,11 +58,13 @@ def start_session(name: str, master: str | None = None, *, lakes: bool = False) 
         .config("spark.sql.execution.arrow.maxBytesPerBatch", str(64 * 2**20))
         .config("spark.speculation", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        # The driver's page listens on every address, asks nobody who they are, and can end our tasks.
-        .config("spark.ui.enabled", "false")
     )
-    if _submitted():
-        master = _submitted_master()
+    submitted = _submitted_conf() if _submitted() else None
+    if submitted is None or not submitted.contains("spark.ui.enabled"):
+        # The driver's page listens on every address, asks nobody who they are, and can end our tasks.
+        builder = builder.config("spark.ui.enabled", "false")
+    if submitted is not None:
+        master = str(submitted.get("spark.master", "local[*]"))
     else:
         master = master or os.environ.get(
             "BACKSTOP_SPARK_MASTER", f"local[{min(os.cpu_count() or 2, 8)}]"
@@ -77,7 +80,10 @@ def start_session(name: str, master: str | None = None, *, lakes: bool = False) 
             .config("spark.authenticate.secret", secret)
             .config("spark.network.crypto.enabled", "true")
         )
-    elif not master.startswith("local") and not _authenticates():
+    elif not master.startswith("local") and not (
+        submitted is not None
+        and str(submitted.get("spark.authenticate", "false")).lower() == "true"
+    ):
         raise ConfigurationError(
             f"Spark's master is {master}, and nothing says that it authenticates: tasks carry the databases' connections.",
             unaffected="Nothing was read or changed.",
@@ -120,16 +126,9 @@ def _submitted() -> bool:
     )
 
 
-def _submitted_master() -> str:
-    """The master that spark-submit was given; only its own process knows."""
+def _submitted_conf() -> SparkConf:
+    """What spark-submit was given, and the cluster's own settings; only its own process knows."""
     from pyspark import SparkConf, SparkContext
 
     SparkContext._ensure_initialized()
-    return str(SparkConf().get("spark.master", "local[*]"))
-
-
-def _authenticates() -> bool:
-    """Whether what spark-submit was given, or the cluster's own settings, say so."""
-    from pyspark import SparkConf
-
-    return _submitted() and str(SparkConf().get("spark.authenticate", "false")).lower() == "true"
+    return SparkConf()

@@ -4,7 +4,7 @@
 --   state    C consuming, D done, F failed, E given back or reclaimed
 --   ends     milliseconds since 1970 by this server's clock: the end of the lease (C), or since when it is so (D, F, E)
 --   fence    grows with every grant of the message      attempts  how often it was granted
---   token    32 hex digits, new with every grant: who may renew, complete, fail
+--   token    32 hex digits, new with every grant: who may renew, complete, fail; zeros of what was given back
 --   hash     16 hex digits of the content's SHA-256, or -    host  who held it, percent-encoded
 --
 -- All keys of one call share the hash tag {prefix:group:bucket}: a script never touches two slots of a cluster.
