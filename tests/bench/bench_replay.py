@@ -80,7 +80,7 @@ def _replay(here: World, number: int) -> dict[str, float]:
         lambda run: decide_and_apply(settings, connections, control, run),
     )
     timed("resend", "resend", resend)
-    timed("end", "triage", lambda run: settle_replays(control, run))
+    timed("end", "triage", lambda run: settle_replays(settings, control, run))
     control.close()
     states = dict(here.sql("control", "SELECT state, count(*) FROM dead_letter GROUP BY 1"))
     if states != {"replayed": number}:

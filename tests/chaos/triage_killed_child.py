@@ -62,5 +62,5 @@ if __name__ == "__main__":
     else:
         apply._BATCH = 2  # small, so that there are two
         run = open_run(control, "triage", "*", settings, dead_after=timedelta(0))
-        settle_replays.settle_replays(control, run)
+        settle_replays.settle_replays(settings, control, run)
         apply.decide_and_apply(settings, connections, control, run)

@@ -297,6 +297,22 @@ def test_a_lease_that_could_not_be_renewed_for_as_long_as_it_lasts_counts_as_los
     keeper.close()
 
 
+def test_a_lease_whose_renewal_hangs_for_as_long_as_it_lasts_counts_as_lost() -> None:
+    """Behind a row that somebody has locked, or a line that swallows everything: no error ever comes."""
+    answers = threading.Event()
+
+    class Hanging(Unsteady):
+        def renew(self, leases: Any) -> set[Any]:
+            answers.wait(60)
+            return super().renew(leases)
+
+    keeper = LeaseKeeper(Hanging([True]), timedelta(seconds=0.6))  # type: ignore[arg-type]
+    (lost,) = keeper.hold([Acquired(GROUP, TOPIC, "m-1", "t", 1)]).values()
+    assert lost.wait(20)
+    answers.set()
+    keeper.close()
+
+
 @pytest.mark.parametrize("raises", [True, False])
 def test_a_handler_that_turned_autocommit_on_fails_and_changes_nothing_for_the_next_one(
     once: ProcessOnce, consumer: Database, raises: bool

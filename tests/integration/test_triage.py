@@ -194,6 +194,25 @@ def test_what_the_broker_refused_for_good_is_not_replayed_by_another_letter_of_i
     assert [row for row in requests(world) if row[4] == "open"] == []
 
 
+def test_a_replay_that_the_broker_refused_waits_before_its_next_number(world: World) -> None:
+    """Asked for at once, a broker that is full for half an hour would use up what may be refused of the message."""
+    set_policy(world, backoff_base="1m", backoff_cap="2m", backoff_jitter=0)
+    number = dead(world, "m")
+    assert triage(world)["replaying"] == 1
+    world.control("UPDATE resend_request SET state = 'refused', error = 'OOM', updated_at = now()")
+    world.run("producer_a", "UPDATE message_stub SET send_count = 2, refusals = 1")
+    assert triage(world) == {"open_again": 1}
+    assert [row[1] for row in requests(world)] == [2]
+    [(waits,)] = world.control(
+        "SELECT l.look_at - r.updated_at FROM dead_letter l, resend_request r WHERE dead_letter_id = %s",
+        (number,),
+    )
+    assert waits == world.settings.policy_for("orders").backoff(2), "as after any second send"
+    look_now(world)
+    assert triage(world)["replaying"] == 1
+    assert [row[1] for row in requests(world)] == [2, 3]
+
+
 def test_a_replay_for_one_group_does_not_touch_the_letter_of_another(world: World) -> None:
     dead(world, "m")
     world.log("m", "shipping", state="FAILED", moved="1 minute")

@@ -74,7 +74,7 @@ def triage(world: World, *, scope: str = "*", dry_run: bool = False, **options: 
         world.conn, "triage", scope, world.settings, dry_run=dry_run, dead_after=timedelta(0)
     )
     try:
-        settled = settle_replays(world.conn, run)
+        settled = settle_replays(world.settings, world.conn, run)
         return settled + decide_and_apply(
             world.settings, world.connections, world.conn, run, **options
         )

@@ -21,8 +21,8 @@ JOIN_SECONDS = 5.0
 
 
 class LeaseKeeper:
-    """Renews every third of the lease while there is something to renew; the thread lives as long as its
-    owner."""
+    """Renews every third of the lease while there is something to renew. A second thread watches the ends, for a renewal that hangs.
+    Both live as long as their owner."""
 
     def __init__(self, store: LeaseStore, lease: timedelta) -> None:
         self._store = store
@@ -31,6 +31,7 @@ class LeaseKeeper:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._watch_thread: threading.Thread | None = None
 
     def hold(self, leases: Iterable[Acquired]) -> dict[Acquired, threading.Event]:
         """Begin to renew these; for each the event that is set when it is lost, or when it may be: no renewal was
@@ -38,6 +39,11 @@ class LeaseKeeper:
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._beat, name="backstop-leases", daemon=True)
             self._thread.start()
+        if self._watch_thread is None or not self._watch_thread.is_alive():
+            self._watch_thread = threading.Thread(
+                target=self._watch, name="backstop-lease-ends", daemon=True
+            )
+            self._watch_thread.start()
         held = {lease: _Held(threading.Event(), time.monotonic()) for lease in leases}
         with self._lock:
             self._held.update(held)
@@ -68,15 +74,26 @@ class LeaseKeeper:
             renewed = self._store.renew(list(held))
         except Exception as error:  # noqa: BLE001 - whatever it was, the next beat asks again
             log.warning("Leases of %d messages were not renewed. %s", len(held), error)
-            for lease, one in held.items():
-                if time.monotonic() - one.renewed_at >= self._seconds:
-                    self._expire(lease, one)
             return
         for lease, one in held.items():
             if lease in renewed:
                 one.renewed_at = begun
             else:
                 one.lost.set()
+
+    def _watch(self) -> None:
+        """What was not renewed for as long as it lasts counts as lost, also while a renewal waits for its answer."""
+        wait = self._seconds / 3
+        while not self._stop.wait(wait):
+            with self._lock:
+                held = dict(self._held)
+            now, wait = time.monotonic(), self._seconds / 3
+            for lease, one in held.items():
+                left = one.renewed_at + self._seconds - now
+                if left <= 0:
+                    self._expire(lease, one)
+                else:
+                    wait = min(wait, left)
 
     def _expire(self, lease: Acquired, one: "_Held") -> None:
         with self._lock:

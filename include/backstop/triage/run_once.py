@@ -55,7 +55,9 @@ TRIAGE = Duty(
     # Something that is away stops no step: each does all else.
     steps=(
         Step(
-            "settle_replays", lambda work: settle_replays(work.control, work.run), in_dry_run=False
+            "settle_replays",
+            lambda work: settle_replays(work.settings, work.control, work.run),
+            in_dry_run=False,
         ),
         Step(
             "drain",

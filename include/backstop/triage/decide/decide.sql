@@ -170,7 +170,7 @@ UPDATE case_file SET summary = coalesce(%(summary)s, summary), evidence = eviden
 WHERE case_id = %(case_id)s AND state = 'open';
 
 -- name: ended: letters whose request has ended, and how; one that is not there any more has ended, too
-SELECT d.dead_letter_id, d.consumer_group, d.topic, r.state, r.groups, r.error,
+SELECT d.dead_letter_id, d.topic, d.message_id, r.send_number, r.updated_at, d.consumer_group, r.state, r.groups, r.error,
     CASE WHEN r.given_up_groups && ARRAY[d.consumer_group, '*'] THEN r.given_up_by END
 FROM dead_letter d
 LEFT JOIN resend_request r ON r.topic = d.topic AND r.message_id = d.message_id AND r.send_number = d.send_number

@@ -1,13 +1,20 @@
-"""Ends the letters whose request has ended: its number was published (replayed), or it was not (open again, decided again)."""
+"""Ends the letters whose request has ended: its number was published (replayed), or it was not (open again, decided again).
+
+One that the broker refused is decided again after the wait of its send, as everybody else's next send: a broker that refuses for an
+hour would else use up what may be refused of a message, a number a minute, for all of its groups.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
-from backstop.model.records import Counts, DeadLetterState, RequestState
+from backstop.config.settings import Settings
+from backstop.model.records import Counts, DeadLetterState, Key, RequestState
 from backstop.requests.ask import FOR_GOOD
+from backstop.requests.policy import backoff
 from backstop.runs.run import Run, hold
 from backstop.runs.scope import topics_of
 from backstop.sql.named import load
@@ -19,7 +26,7 @@ _PUBLISHED = (RequestState.SENT, RequestState.UNKNOWN)
 _NO_ROUTE = "no_route"
 
 
-def settle_replays(control: Any, run: Run) -> Counts:
+def settle_replays(settings: Settings, control: Any, run: Run) -> Counts:
     """Returns `replayed` and `open_again`; bounded batches, each committed. Raises RunLost."""
     counts, after = Counts(), 0
     while not run.dry_run:
@@ -32,11 +39,29 @@ def settle_replays(control: Any, run: Run) -> Counts:
             if not found:
                 break
             after = found[-1][0]
-            rows = [end_of(letter, group, *request) for letter, group, _, *request in found]
+            rows = [_row(settings, *one) for one in found]
             cur.execute(_SQL["settle"], {"rows": json.dumps(rows)})
         for row in rows:
             counts.add("replayed" if row["state"] == DeadLetterState.REPLAYED else "open_again")
     return counts
+
+
+def _row(
+    settings: Settings,
+    dead_letter_id: int,
+    topic: str,
+    message_id: str,
+    send_number: int | None,
+    ended_at: datetime | None,
+    group: str,
+    *request: Any,
+) -> dict[str, Any]:
+    row = end_of(dead_letter_id, group, *request)
+    if request[0] != RequestState.REFUSED or row["barred"] or send_number is None or not ended_at:
+        return row
+    policy = settings.policy_for(topic if topic in settings.topics else None)
+    look_at = ended_at + backoff(send_number, Key(topic, message_id), policy)
+    return row | {"look_at": look_at.isoformat()}
 
 
 def end_of(
