@@ -77,7 +77,7 @@ test-unit: setup ## unit tests only (within 60 s)
 	@$(PYTEST) -n 2 tests/unit $(ARGS)
 
 test-brokers: setup activemq rocketmq mariadb ## what `make test` leaves out: RocketMQ beyond the broker contract, and the demo on ActiveMQ, RocketMQ and MariaDB
-	@$(PYTEST) -n 3 -m "other_broker" $(ARGS)
+	@$(PYTEST) -n 3 -m "other_broker" $$(grep -lr --include='test_*.py' 'mark\.other_broker' tests) $(ARGS)
 
 test-faults: setup ## that each fault of `make chaos` matters: without its protection the system is found broken
 	@$(PYTEST) -n 3 tests/chaos/test_each_fault_matters.py $(ARGS)

@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from backstop_lab.servers import ports
 from committed import close_sessions
-from quick_postgres import copied_data
+from quick_postgres import copied_data, end_at_once
 from suite_time import SuiteTime
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,6 +79,7 @@ def quick_postgres(
         if not getattr(request.module, "REAL_INITDB", False):
             made = copied_data(shared / "pg", postgres.Postgres._make_data)
             patch.setattr(postgres.Postgres, "_make_data", made)
+            patch.setattr(postgres.Postgres, "__exit__", end_at_once)
         yield
     close_sessions()
 

@@ -1,7 +1,8 @@
 """Proves the ranges of versions that pyproject.toml declares, at both ends: the oldest versions on the oldest Python, and the
 newest on the newest Python. `make test` covers the newest versions on the interpreter that `make setup` found.
 
-Each end has an environment of its own below build/versions, which is made again when its lock changes.
+Each end has an environment of its own below build/versions, which is made again when its lock changes; with `--environments`
+only these are made.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,11 +121,15 @@ def start_tests(end: End, python: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     started = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     running: list[tuple[End, subprocess.Popen[bytes]]] = []
     try:
+        if "--environments" in arguments:
+            for end in ENDS:
+                make_environment(end)
+            return 0
         for end in ENDS:
             python = make_environment(end)
             running.append((end, start_tests(end, python)))
@@ -149,4 +155,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

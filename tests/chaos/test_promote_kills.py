@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -20,6 +18,7 @@ from backstop.runs.run import Run, open_run
 from backstop.stores.protocol import Scope
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
+from forked import run_forked
 from maria_stubs import KIND, moved
 from maria_world import MariaDatabase, maria_server
 from mariadb import MariaDB
@@ -110,13 +109,7 @@ def test_a_killed_promotion_is_finished_by_the_next_run(
                 }
             )
         )
-        ended = subprocess.run(
-            [sys.executable, str(CHILD), str(case)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        ended = run_forked(CHILD, str(case))
         assert ended.returncode == -signal.SIGKILL, ended.stderr
         before = statuses(world)
         for stub, is_confirmed in CONFIRMED_BY_THEN[boundary].items():

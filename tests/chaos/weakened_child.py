@@ -144,9 +144,17 @@ def store_whenever_it_comes() -> None:
     Publisher._deadline = lambda self, begun: 10**18
 
 
+def without_data_checks() -> None:
+    """They take two thirds of what a run of reconcile costs. Here the checker is asked for one rule of its own, which theirs are not."""
+    from backstop.checks import run
+
+    run.run_suites = lambda *_, **__: ()
+
+
 def no_clock_is_looked_at() -> None:
     from backstop.evidence.read import Clocks
 
+    without_data_checks()
     Clocks.within = lambda self, other, allowed: True
 
 
@@ -178,6 +186,7 @@ def publish_after_the_claim() -> None:
     """A worker that wakes up late goes on where it stood."""
     from backstop.resend import send_claimed
 
+    without_data_checks()
     frozen_before_publish()
     stand_still = send_claimed._has_time
 
@@ -193,6 +202,7 @@ def claims_exclude_nobody() -> None:
     from backstop.resend import claim
     from backstop.stores.postgresql import stubs as postgresql_stubs
 
+    without_data_checks()
     slow_publish()
     requests = dict(claim._SQL)
     assert "WHERE r.state = 'open'" in requests["claim"] and "SKIP LOCKED" in requests["claim"]

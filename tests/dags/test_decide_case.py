@@ -22,9 +22,9 @@ from backstop.cases.open import open_case
 from backstop.decisions.question_text import code, plain
 from backstop.decisions.questions import choose, end, live
 from backstop.model.errors import DecisionRefused
-from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres
 from letters import INSERT, values
+from quick_postgres import new_database
 
 ROOT = Path(__file__).resolve().parents[2]
 OLGA = {"option": "leave", "inputs": {"why": "seen"}, "user_id": "olga", "user_name": "olga"}
@@ -102,13 +102,11 @@ class Control:
 @pytest.fixture
 def control(server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
     name = f"control_{uuid.uuid4().hex[:12]}"
-    server.create_database(name)
-    url = server.admin_dsn(name)
+    url = new_database(server, name, "control")
     monkeypatch.setenv("BACKSTOP_CONFIG", str(tmp_path / "backstop.yaml"))
     monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", url)
     database = Control(url, tmp_path / "backstop.yaml")
     database.set_people("{deciders: [olga]}")
-    database.rows(whole("control"))
     yield database
     database.connection.close()
 

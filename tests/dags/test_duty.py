@@ -34,12 +34,11 @@ from backstop.model.errors import (
     StoreUnavailable,
 )
 from backstop.resend.run_once import ResendInput
-from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres
+from quick_postgres import new_database
 from receivers import endpoint
 
 ROOT = Path(__file__).resolve().parents[2]
-CONTROL = whole("control")
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +101,7 @@ class Control:
 @pytest.fixture
 def control(server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
     name = f"control_{uuid.uuid4().hex[:12]}"
-    server.create_database(name)
-    url = server.admin_dsn(name)
+    url = new_database(server, name, "control")
     settings = (ROOT / "backstop.yaml").read_text()
     (tmp_path / "backstop.yaml").write_text(
         settings.replace("shipping], mode: repair}", "shipping]}", 1)
@@ -112,7 +110,6 @@ def control(server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", url)
     monkeypatch.setenv("BACKSTOP_DOCS_FOLDER", str(tmp_path / "docs"))
     database = Control(url)
-    database.rows(CONTROL)
     yield database
     database.connection.close()
 

@@ -688,12 +688,12 @@ def commands(shop: Lake, folder: Path) -> Callable[..., tuple[int, Any]]:
     """What runs `backstop ... --json` in a process of its own: its exit code, and what it printed."""
     settings = folder / "backstop.yaml"
     settings.write_text(shop.system.settings.model_dump_json(exclude_unset=True))
-    conf = folder / "conf"
-    conf.mkdir()
-    (conf / "spark-defaults.conf").write_text(f"spark.jars {fetch_iceberg.jar()}\n")
+    defaults = folder / "spark-defaults.conf"
+    defaults.write_text(f"spark.jars {fetch_iceberg.jar()}\n")
     own = {
         "BACKSTOP_CONFIG": str(settings),
-        "SPARK_CONF_DIR": str(conf),
+        # By its name: a folder of configuration would begin Java's class path, and then Spark's shared classes do not fit it.
+        "PYSPARK_SUBMIT_ARGS": f"--properties-file {defaults} pyspark-shell",
         **{f"AIRFLOW_CONN_{name.upper()}": url for name, url in shop.system.urls.items()},
     }
     given = {

@@ -24,9 +24,9 @@ from backstop.checks import SUITES, SuiteResult, data_docs, run_suite, run_suite
 from backstop.checks.run import session_options
 from backstop.checks.suites import checks_of, with_own
 from backstop.model.errors import AuditFailed, ConfigurationError, RunLost, StoreUnavailable
-from backstop.schema.revisions import whole
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.shop.wait_for import wait_for
+from quick_postgres import new_database
 
 STAGE = 2
 BEFORE_PROMOTION = ("stub_contract", "log_contract", "verdicts")
@@ -38,7 +38,6 @@ expectations:
     type: expect_column_values_to_match_regex
     kwargs: {column: subject, regex: "^shard "}
 """
-CONTROL = whole("control")
 
 
 @pytest.fixture(scope="module")
@@ -177,13 +176,7 @@ class Control:
 @pytest.fixture
 def control(server: Postgres, tmp_path: Path) -> Iterator[Control]:
     name = f"control_{uuid.uuid4().hex[:12]}"
-    server.create_database(name)
-    url = server.admin_dsn(name)
-    made = psycopg2.connect(url)
-    with made, made.cursor() as cursor:
-        cursor.execute(CONTROL)
-    made.close()
-    database = Control(url, tmp_path / "docs")
+    database = Control(new_database(server, name, "control"), tmp_path / "docs")
     yield database
     database.connection.close()
 

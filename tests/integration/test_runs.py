@@ -38,10 +38,11 @@ from backstop.model.errors import (
 from backstop.model.records import Counts
 from backstop.runs.duty import Check, Duty, Step, Work, walk_duty
 from backstop.runs.run import Run, beat, begin_stage, close_run, find, hold, keep_alive, open_run
-from backstop.schema.revisions import head, whole
+from backstop.schema.revisions import head
 from backstop.spark.watch_parent import EXIT_CODE
 from backstop.sql.named import load as load_sql
 from backstop_lab.servers.postgres import Postgres
+from quick_postgres import new_database
 
 PROJECT = Path(__file__).resolve().parents[2]
 SHORT = timedelta(milliseconds=300)
@@ -69,16 +70,14 @@ def open_connection(
 ) -> Iterator[Callable[[], Any]]:
     """Opens connections to a control database of this test's own."""
     name = f"control_{abs(hash(request.node.name)) % 10**8}"
-    postgres.create_database(name)
-    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", postgres.admin_dsn(name))
+    url = new_database(postgres, name, "control")
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", url)
     opened: list[Any] = []
 
     def open_one() -> Any:
         opened.append(connect(settings, Connections()))
         return opened[-1]
 
-    with open_one() as conn, conn.cursor() as cursor:
-        cursor.execute(whole("control"))
     yield open_one
     for conn in opened:
         conn.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import signal
@@ -36,6 +37,7 @@ def run_forked(program: Path | str, *arguments: str) -> Ended:
 
 def _run(program: str, arguments: tuple[str, ...], errors: int) -> NoReturn:
     code = 1
+    gc.disable()  # what the parent left is not ours to clear away: some of it speaks to a JVM when it goes
     try:
         os.dup2(errors, 2)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
