@@ -54,12 +54,16 @@ def run(spark: SparkSession, settings: Settings, connections: Connections, run: 
             workers = min(_cores(spark), max(batches, len(due)))
             partition = _as_worker(settings, carried, run, cut)
             frame = spark.range(0, workers, 1, workers).mapInPandas(partition, REPORT)
+            errors_of_workers = []
             for report in frame.collect():
                 counts += json.loads(report["counts"])
                 for subject, why in json.loads(report["missed"]).items():
                     worker.miss(subject, why)
                 if report["error"] is not None:
-                    raise _error(json.loads(report["error"]))
+                    errors_of_workers.append(_error(json.loads(report["error"])))
+            if errors_of_workers:
+                add_counts(worker.control, run, counts)  # what the others have sent
+                raise errors_of_workers[0]
         add_counts(worker.control, run, counts)
         require_all_reachable(worker.missed)
     return counts

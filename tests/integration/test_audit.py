@@ -560,6 +560,18 @@ def test_the_day_is_yesterday_unless_another_is_named_and_never_later_than_now(
             day_of(world.settings, now, day)
 
 
+def test_a_stub_that_was_recorded_by_a_clock_years_ahead_is_due_too_late_for_any_run(
+    world: System,
+) -> None:
+    world.rows(*BREAKERS["stubs_are_looked_at"])
+    world.rows("shop_b", "UPDATE message_stub SET next_check_at = now() + interval '30 minutes'")
+    audit(world)
+    assert found(world) == {}
+    world.rows("shop_b", "UPDATE message_stub SET next_check_at = now() + interval '80 years'")
+    audit(world)
+    assert found(world) == {"stubs_are_looked_at": {"orders/m"}}
+
+
 def test_a_stub_that_is_judged_again_and_again_and_not_sent_is_looked_at(world: System) -> None:
     world.rows(*BREAKERS["stubs_are_looked_at"])
     world.rows("shop_b", "UPDATE message_stub SET judged_at = now()")

@@ -14,8 +14,11 @@ from backstop.config.load import from_mapping
 from backstop.decisions.decide import decide
 from backstop.due.probes import probes_of
 from backstop.evidence.judge_by_key import Judge
+from backstop.evidence.read import read_groups
+from backstop.evidence.sources import Sources
 from backstop.model.errors import BrokerUnavailable, DecisionRefused
 from backstop.model.records import Key, Message, Outcome
+from backstop.reconcile.record import record_looks
 from backstop.reconcile.revisit import revisit_cases
 from backstop.runs.run import open_run
 from backstop.runs.scope import name_of
@@ -139,6 +142,37 @@ def test_a_copy_is_judged_by_the_broker_that_it_went_to(world: World) -> None:
     run = open_run(world.conn, "reconcile", "*", world.settings)
     revisit_cases(world.settings, world.connections, world.conn, run)
     assert world.control("SELECT * FROM drained_broker") == []
+
+
+@pytest.mark.parametrize("first_seen", ["same epoch", "no such queue"])
+def test_lives_that_were_accepted_unasked_say_nothing_of_a_broker_that_was_removed_later(
+    world: World, first_seen: str
+) -> None:
+    """Runs that looked at the topic's new broker, while the old one was still configured, took its queues for first lives."""
+    moved, removed = moved_settings(), moved_settings()
+    del removed["brokers"]["embedded"]
+    with open_broker(from_mapping(moved), world.connections, "second") as second:
+        second.create_topic("orders", 2)
+        for group in ("billing", "shipping"):
+            second.create_group(group, "orders", "start")
+        epochs = {queue.queue_id: queue.epoch for queue in second.queues("orders")}
+    world.stub("waits", sends=1)
+    queue_id, epoch = (0, epochs[0]) if first_seen == "same epoch" else (7, "another")
+    world.run(
+        "producer_a",
+        "UPDATE message_stub SET broker = 'embedded', sent_at = attempted_at, queue_id = %s, queue_offset = 41, queue_epoch = %s",
+        (queue_id, epoch),
+    )
+    settings = from_mapping(moved)
+    run = open_run(world.conn, "reconcile", "*", settings)
+    with Sources(settings, world.connections) as sources:
+        with world.conn, world.conn.cursor() as cursor:
+            looks = read_groups(sources, cursor, run.as_of, {"orders"}, {("orders", "embedded")})
+            record_looks(cursor, run, looks)
+        assert not sources.unreachable
+    accepted = "SELECT DISTINCT accepted FROM queue_epoch WHERE broker = 'second'"
+    assert world.control(accepted) == [(True,)]
+    assert verdicts(world, removed, "waits") == {("UNKNOWN", "new_epoch", False)}
 
 
 class OneMaster(RedisStreams):

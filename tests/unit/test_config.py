@@ -494,6 +494,13 @@ def test_start_offsets_without_active_from_are_refused_where_messages_are_resent
     from_mapping(changed(starts, ("topics/orders/mode", "observe")))
 
 
+@pytest.mark.parametrize("place", [{-1: 0}, {2**31: 0}, {3: 2**63}, {3: -1}])
+def test_start_offsets_are_places_that_a_broker_can_have(place: dict[int, int]) -> None:
+    offsets = {queue: {"offset": offset, "epoch": "e1"} for queue, offset in place.items()}
+    (line,) = refused(changed(("topics/orders/groups", {"billing": {"start_offsets": offsets}})))
+    assert line.startswith("topics.orders.groups.billing.start_offsets.")
+
+
 def test_start_offsets_belong_to_one_epoch_of_a_queue() -> None:
     settings = from_mapping(
         yaml.safe_load(

@@ -20,6 +20,8 @@ class Day:
     as_of: datetime
     patient_since: datetime
     """Whatever was begun before it should have ended by now."""
+    looks_until: datetime
+    """No look at a stub is planned for later, unless a clock stood wrong."""
 
     @property
     def name(self) -> str:
@@ -39,7 +41,22 @@ def day_of(settings: Settings, as_of: datetime, day: date | None = None) -> Day:
             next_step=f"Name a day of the last {written(kept)}.",
         )
     return Day(
-        chosen, start, min(start + timedelta(days=1), as_of), as_of, as_of - patience(settings)
+        chosen,
+        start,
+        min(start + timedelta(days=1), as_of),
+        as_of,
+        patient_since=as_of - patience(settings),
+        looks_until=as_of + farthest_look(settings),
+    )
+
+
+def farthest_look(settings: Settings) -> timedelta:
+    """From now to the last instant at which a producer or a run lets a stub wait for its next look."""
+    return max(
+        policy.longest_delay + policy.first_check + policy.replay_horizon
+        for topic in settings.topics
+        for group in (None, *settings.groups_of(topic))
+        for policy in [settings.policy_for(topic, group)]
     )
 
 

@@ -174,8 +174,8 @@ class Readings:
     def group_state_rows(self) -> list[Row]:
         """Rows of frames.GROUP_STATE: at these brokers, at the others that were looked at, and at those that were removed.
 
-        A person who stated that a broker is drained, or accepted the lives that every queue of the topic has now, has spoken for
-        what a removed broker had: its copies then go by the time of the topic's own broker.
+        Only a person who stated that a removed broker is drained has spoken for what it had: its copies then go by the time of the
+        topic's own broker. That the lives of the queues there are accepted says nothing of it: first lives are accepted unasked.
         """
         rows: list[Row] = [
             {
@@ -198,7 +198,7 @@ class Readings:
                 **row,
                 "broker": broker,
                 "removed": True,
-                "lives_accepted": row["lives_accepted"] or (topic, broker) in self.drained,
+                "lives_accepted": (topic, broker) in self.drained,
             }
             for row in rows
             for topic, broker in self.removed

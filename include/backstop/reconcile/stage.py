@@ -62,12 +62,16 @@ def stage_stubs(
 
 
 def connect_staging(url: str) -> Any:
+    """A connection to the control database for one part. The server ends its transaction soon after the part's machine has gone silent:
+    who stages the part again waits for it."""
     return psycopg2.connect(
         url,
         application_name="backstop stage",
         connect_timeout=10,
         client_encoding="UTF8",
-        options="-c row_security=off",
+        target_session_attrs="read-write",
+        options="-c row_security=off"
+        " -c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3",
     )
 
 

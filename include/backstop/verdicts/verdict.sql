@@ -301,7 +301,9 @@ SELECT
         CASE WHEN j.verdict = 'BACKLOGGED' AND j.as_of < j.base + j.backlog_horizon THEN j.base + j.backlog_horizon END,
         CASE WHEN j.verdict = 'UNKNOWN' AND j.as_of < j.base + j.unknown_horizon THEN j.base + j.unknown_horizon END)
     END AS next_look_at,
-    coalesce(j.verdict = 'CONFIRMED' AND j.log_consumed_at > coalesce(j.judged_at, 0), false) AS newly,
+    -- One that lies far ahead would be counted by each run: too few only ask a person too early.
+    coalesce(j.verdict = 'CONFIRMED' AND j.log_consumed_at > coalesce(j.judged_at, 0)
+        AND j.log_consumed_at < j.as_of + j.unknown_horizon, false) AS newly,
     j.received, j.log_state, j.log_updated_at, j.lease_expires_at, j.copies, j.copies_ahead, j.acknowledged,
     j.queue_id, j.copy_offset, j.settled_offset, j.passed_until, j.missing
 FROM judged j

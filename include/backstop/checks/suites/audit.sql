@@ -165,7 +165,7 @@ FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)
 WHERE f.invariant = 'sends_end';
 
--- name: stubs_are_looked_at: no pending stub has been due for long without being judged
+-- name: stubs_are_looked_at: no pending stub has been due for long without being judged, or is due too late for any run
 SELECT f.place, f.subject
 FROM {batch} AS run
 JOIN audit_finding AS f USING (run_id)

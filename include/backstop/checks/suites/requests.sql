@@ -15,7 +15,7 @@ JOIN resend_request AS r USING (run_id)
 JOIN verdict AS v USING (run_id, topic, message_id)
 WHERE v.eligible AND r.send_number <> v.send_count + 1;
 
--- name: exhausted_has_case: a person is asked about every EXHAUSTED delivery of the run
+-- name: exhausted_has_case: a person is asked about every EXHAUSTED delivery of the run, or has discarded it meanwhile
 SELECT v.topic, v.message_id, v.consumer_group
 FROM {batch} AS run
 JOIN verdict AS v USING (run_id)
@@ -24,7 +24,10 @@ WHERE v.verdict = 'EXHAUSTED' AND NOT EXISTS (
     FROM case_member AS m
     JOIN case_file AS c USING (case_id)
     WHERE m.topic = v.topic AND m.message_id = v.message_id AND m.consumer_group IN (v.consumer_group, '*')
-      AND c.state IN ('open', 'decided'));
+      AND c.state IN ('open', 'decided'))
+  AND NOT EXISTS (
+    SELECT 1 FROM delivery_decision AS d
+    WHERE d.topic = v.topic AND d.message_id = v.message_id AND d.consumer_group = v.consumer_group);
 
 -- name: case_has_alert: every case that the run opened has told a person
 SELECT c.case_id::text AS case_id, c.kind, c.topic

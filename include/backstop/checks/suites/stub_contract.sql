@@ -20,14 +20,16 @@ WHERE EXISTS (SELECT FROM twice) AND s.deliveries > 0
 GROUP BY s.topic, s.message_id
 HAVING count(*) > 1;
 
--- name: broken_rows_not_judged: a stub that this run put into quarantine is not judged as well
+-- name: broken_rows_not_judged: a stub that this judgement put into quarantine is not judged as well
+-- What it set aside is staged without deliveries. A run beside it, or its own first try, may have met the row broken, or on two shards.
 -- IS TRUE keeps it one scan of either table: staged_stub has no key to be looked up by. A key that is no text is shown as its hexadecimal,
 -- which names no stub.
 SELECT s.shard, s.topic, s.message_id
 FROM {batch} AS run
 JOIN staged_stub AS s USING (run_id, stage)
-WHERE s.deliveries > 0 AND (('shard ' || s.shard, s.topic, s.message_id) IN (
-        SELECT q.store, q.topic, q.message_id
+WHERE s.deliveries > 0 AND ((s.shard, s.topic, s.message_id) IN (
+        SELECT b.shard, b.topic, b.message_id
         FROM {batch} AS broken_of
-        JOIN quarantine AS q ON q.last_seen_at >= broken_of.started_at AND q.consumer_group IS NULL
-            AND q.reason <> 'not_utf8')) IS TRUE;
+        JOIN staged_stub AS b ON b.run_id = broken_of.run_id AND b.stage = broken_of.stage AND b.deliveries = 0
+        JOIN quarantine AS q ON q.store = 'shard ' || b.shard AND q.topic = b.topic AND q.message_id = b.message_id
+            AND q.last_seen_at >= broken_of.started_at AND q.consumer_group IS NULL)) IS TRUE;
