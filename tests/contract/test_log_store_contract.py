@@ -12,6 +12,7 @@ import pytest
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import EARLIEST, LATEST, Key, LogState
 from backstop.stores.protocol import LogStore
+from backstop.triage.causes.fingerprint import HEAD, TAIL, fingerprint
 from backstop.verdicts.frames import micros
 from maria_world import MariaLogWorld
 from store_world import NOW, PASSWORD, WORLDS, PostgresWorld, token
@@ -84,6 +85,17 @@ def test_logs_are_found_by_key_for_their_own_group_only(
     assert (row.attempts, row.duplicates_stopped, row.conflicts, row.last_error) == (3, 2, 1, "why")
     assert row.invalid is None
     assert store.logs("billing", []) == {}
+
+
+def test_of_an_error_that_no_one_bounded_the_ends_are_read(
+    world: PostgresWorld, store: LogStore
+) -> None:
+    """Another program's stack trace may hold a whole payload, and thousands of logs are read at once."""
+    world.put_log(last_error="begins " + "x" * 60_000 + " ends")
+    error = store.logs("billing", [KEY])[KEY].last_error
+    assert error is not None and len(error) == HEAD + 1 + TAIL
+    assert (error[:7], error[-4:]) == ("begins ", "ends")
+    assert fingerprint(error) == fingerprint("begins " + "x" * 60_000 + " ends")
 
 
 def test_ids_of_any_text_are_found(world: PostgresWorld, store: LogStore) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from base64 import b85encode
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, date, datetime, time, timedelta
@@ -209,7 +211,7 @@ BREAKERS: dict[str, tuple[str, str]] = {
         "shop_b",
         """
         INSERT INTO message_stub (topic, message_id, content, next_check_at, created_at)
-        VALUES ('orders', 'm', '', now() + interval '1 h', now() - interval '1 d')""",
+        VALUES ('orders', 'm', '', now() + interval '30 min', now() - interval '1 d')""",
     ),
     "sent_requests_were_handed_out": (
         "control",
@@ -409,6 +411,20 @@ def test_a_broken_invariant_is_found_alone_and_people_are_told(
     )
     assert [severity for severity, _ in alerts] == ["warning" if invariant in LATE else "critical"]
     assert invariant in alerts[0][1]
+
+
+def test_an_id_that_no_key_holds_is_a_breach_and_does_not_end_the_audit(world: System) -> None:
+    """A stub of before the contract's lengths, or of a program that writes such a one; reconcile sets it aside."""
+    message_id = b85encode(random.Random(1).randbytes(2_400)).decode()[:2_668]
+    world.rows(
+        "shop_b",
+        "INSERT INTO message_stub (topic, message_id, content, next_check_at, created_at, schema_version)"
+        " VALUES ('orders', %s, '', now() - interval '1 h', now(), 1)",
+        message_id,
+    )
+    audit(world)
+    assert [len(names) for names in found(world).values()] == [1]
+    assert world.rows("control", "SELECT message_id FROM audit_finding") == [(message_id,)]
 
 
 def test_an_alert_that_was_given_up_before_anybody_was_told_has_told_nobody(world: System) -> None:

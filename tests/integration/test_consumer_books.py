@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
+from base64 import b85encode
 from typing import Any
 
 import psycopg2
@@ -13,6 +15,7 @@ from backstop.brokers.open import open_broker
 from backstop.cli.app import run_app
 from backstop.client import Consumer, OrderedConsumer
 from backstop.leases import books
+from backstop.model.errors import StoreUnavailable
 from backstop.model.records import GROUPS_HEADER, Counts, Message
 from backstop.reports.metrics import render
 from control_world import World, servers, world  # noqa: F401
@@ -169,6 +172,36 @@ def test_books_that_do_not_balance_are_a_finding_until_they_do(shop: ParkedWorld
         )
         == []
     )
+
+
+@pytest.mark.parametrize(
+    "counts", ['{"done": "7"}', '{"received": null}', '{"received": 1e30}', '{"received": 1.5}']
+)
+def test_books_that_no_consumer_writes_end_no_watch(shop: ParkedWorld, counts: str) -> None:
+    """Any program with the group's login can: then nobody would hear of anything any more."""
+    shop.world.run(
+        DATABASE,
+        "INSERT INTO consumer_books (consumer_group, member, life, counts, in_process) VALUES (%s, 'odd', '', %s, 3)",
+        (GROUP, counts),
+    )
+    shop.watch()
+    ((body,),) = shop.world.control("SELECT body FROM watch_finding WHERE rule = 'books_differ'")
+    assert "odd: -3" in body
+
+
+def test_a_parked_key_that_no_case_can_be_named_after_is_said_and_ends_no_watch(
+    shop: ParkedWorld,
+) -> None:
+    parks = (
+        "INSERT INTO parked_key (consumer_group, topic, ordering_key, queue_id, state, messages, bytes)"
+        " VALUES (%s, %s, %s, 0, 'PARKED', 1, 1)"
+    )
+    noise = b85encode(random.Random(1).randbytes(2_200)).decode()[:2_672]
+    for key in (noise, "k"):
+        shop.world.run(DATABASE, parks, (GROUP, TOPIC, key))
+    with pytest.raises(StoreUnavailable, match="could not ask store"):
+        shop.watch()
+    assert shop.world.control("SELECT subject FROM case_file WHERE kind = 'key_parked'") == [("k",)]
 
 
 def test_who_owns_each_queue_its_lag_and_who_drains_is_shown(

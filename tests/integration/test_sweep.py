@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
+from base64 import b85encode
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -112,6 +114,17 @@ def test_an_expired_lease_is_taken_back_and_the_next_begin_takes_it_over(world: 
     assert token == old.token
     (new,) = begin(world, ["stuck"])
     assert new.fence > old.fence
+
+
+def test_a_host_s_name_that_no_key_holds_ends_no_sweep(world: World) -> None:
+    """Any program writes it into its log; the sweep of everything behind it would never come."""
+    noise = b85encode(random.Random(1).randbytes(4_000)).decode()
+    begin(world, ["stuck"], host=noise)
+    begin(world, ["too"], host=noise[:300])
+    end_leases(world)
+    assert sweep(world)["reclaim"] == 2
+    recorded = "SELECT owner_host, leases FROM sweep_count WHERE decision = 'RECLAIM'"
+    assert world.sql("control", recorded) == [(noise[:255], 2)]
 
 
 def test_a_late_worker_still_completes_while_nobody_has_taken_its_message_and_not_after(

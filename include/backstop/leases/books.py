@@ -29,6 +29,8 @@ OUT = (
     "not_for_us",
 )
 EVERY = timedelta(minutes=1)
+MOST = 2**53
+"""No consumer counts further."""
 KEPT_FOR = timedelta(days=1)
 """The last books of a consumer that is gone."""
 
@@ -46,6 +48,17 @@ class Books:
     def difference(self, in_process: int) -> int:
         """How many messages are unaccounted for; below zero: accounted for twice."""
         return difference(self.counts, in_process)
+
+
+def read_counts(counts: object) -> dict[str, int]:
+    """What a row of books says, which any program of the group's login may have written: what is no number of messages counts as
+    none, so that the books do not balance, and stops nothing."""
+    given = counts if isinstance(counts, Mapping) else {}
+    return {
+        name: number
+        for name in (*IN, *OUT)
+        if type(number := given.get(name)) is int and abs(number) <= MOST
+    }
 
 
 def difference(counts: Mapping[str, int], in_process: int) -> int:

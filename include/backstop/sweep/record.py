@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from backstop.model.records import ID_BYTES, TOPIC_BYTES
 from backstop.runs.run import Run, add_counts, hold
 from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
 from backstop.sweep.count_ended import Counted
-from backstop.sweep.tally import Tally
+from backstop.sweep.tally import Tally, TallyKey
 
 _SQL = load("backstop.sweep", "queries.sql")
 DIFFERS_KEPT = 1000
@@ -41,8 +42,15 @@ def record_look(control: Any, run: Run, moment: str, counted: Counted) -> None:
 
 def record_tally(control: Any, run: Run, tally: Tally) -> None:
     """What one part decided and did, added to the run's counts; commits."""
-    lines = list(tally.lines.items())
-    differs = tally.differs[:DIFFERS_KEPT]
+    lines, examples = _recordable(tally)
+    differs = [
+        one
+        for one in tally.differs
+        if max(
+            len(one.topic.encode(errors="replace")), len(one.message_id.encode(errors="replace"))
+        )
+        <= ID_BYTES
+    ][:DIFFERS_KEPT]
     with control, control.cursor() as cursor:
         hold(cursor, run)
         if lines:
@@ -50,13 +58,13 @@ def record_tally(control: Any, run: Run, tally: Tally) -> None:
                 _SQL["add_lines"],
                 {
                     "run_id": run.run_id,
-                    "places": _texts(line.place for line, _ in lines),
-                    "groups": _texts(line.group for line, _ in lines),
-                    "topics": _texts(line.topic for line, _ in lines),
-                    "hosts": _texts(line.host for line, _ in lines),
-                    "decisions": _texts(line.decision for line, _ in lines),
-                    "leases": array_literal([n for _, n in lines]),
-                    "examples": _texts(tally.examples[line] for line, _ in lines),
+                    "places": _texts(line.place for line in lines),
+                    "groups": _texts(line.group for line in lines),
+                    "topics": _texts(line.topic for line in lines),
+                    "hosts": _texts(line.host for line in lines),
+                    "decisions": _texts(line.decision for line in lines),
+                    "leases": array_literal(list(lines.values())),
+                    "examples": _texts(examples[line] for line in lines),
                 },
             )
         if differs:
@@ -76,6 +84,21 @@ def record_tally(control: Any, run: Run, tally: Tally) -> None:
         for place, goes_on in tally.goes_on.items():
             cursor.execute(_SQL["goes_on"], {"place": place, "goes_on": goes_on})
     add_counts(control, run, tally.counts)
+
+
+def _recordable(tally: Tally) -> tuple[dict[TallyKey, int], dict[TallyKey, str]]:
+    """The lines and their examples, with names that the table's key holds: a log's host and topic may be of any length."""
+    lines: dict[TallyKey, int] = {}
+    examples: dict[TallyKey, str] = {}
+    for line, number in tally.lines.items():
+        short = line._replace(topic=_cut(line.topic), host=_cut(line.host))
+        lines[short] = lines.get(short, 0) + number
+        examples.setdefault(short, tally.examples[line])
+    return lines, examples
+
+
+def _cut(name: str) -> str:
+    return name.encode(errors="replace")[:TOPIC_BYTES].decode(errors="ignore")
 
 
 def places(control: Any) -> dict[str, str]:

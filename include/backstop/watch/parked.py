@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from backstop.cases.close import Cause, close_by_cause
 from backstop.cases.open import open_case
 from backstop.cases.parked_discards import keep_discards
 from backstop.evidence.sources import Sources, guarded
+from backstop.leases.books import read_counts
 from backstop.model.error_kind import error_kind
 from backstop.model.errors import StoreFailed, Unavailable
-from backstop.model.records import Counts
+from backstop.model.records import ORDERING_KEY_BYTES, TOPIC_BYTES, Counts
 from backstop.sql.named import load
 from backstop.stores.open import open_mariadb_books, open_parking
 from backstop.stores.postgresql.parking import (
@@ -41,6 +42,7 @@ STANDS = "release_stands"
 _MOST_DISCARDS = 1_000
 _MOST_UNDECIDED = 10_000
 _SHOWN = 20
+T = TypeVar("T", ParkedKey, FullQueue, Away)
 
 
 @dataclass(slots=True)
@@ -52,6 +54,8 @@ class Parked:
     away: list[Away] = field(default_factory=list)
     books: list[ConsumerBooks] = field(default_factory=list)
     owners: list[QueueOwner] = field(default_factory=list)
+    odd: int = 0
+    """Rows that no consumer writes, which are left out."""
     looked: list[str] = field(default_factory=list)
     undecided: list[Discard] = field(default_factory=list)
     """Discards of which the log of decisions says nothing."""
@@ -72,7 +76,7 @@ def look_for_parked(sources: Sources, conn: Any) -> Parked:
                 if not settings.parks_keys(groups[0]):
                     kept = open_mariadb_books(settings, sources.connections, store)
                     stack.callback(kept.close)
-                    seen.books += kept.books(groups)
+                    seen.books += [_readable(one) for one in kept.books(groups)]
                     seen.looked += groups
                     continue
                 parked = stack.enter_context(open_parking(settings, sources.connections, store))
@@ -86,14 +90,41 @@ def look_for_parked(sources: Sources, conn: Any) -> Parked:
         except Unavailable as error:
             sources.missed(subject, error)
             continue
+        before = len(keys) + len(full) + len(away)
+        keys, full, away = _nameable(keys), _nameable(full), _nameable(away)
+        if odd := before - len(keys) - len(full) - len(away):
+            seen.odd += odd
+            sources.missed(subject, _odd_names(store, odd))
         seen.keys += keys
         seen.full += full
         seen.away += away
-        seen.books += books
+        seen.books += [_readable(one) for one in books]
         seen.owners += owners
         seen.undecided += undecided
         seen.looked += groups
     return seen
+
+
+def _nameable(found: Sequence[T]) -> list[T]:
+    """Without what no consumer of ours writes, and no case can be named after: an index holds no such name."""
+    return [
+        one
+        for one in found
+        if len(one.topic.encode()) <= TOPIC_BYTES
+        and len(getattr(one, "key", "").encode()) <= ORDERING_KEY_BYTES
+    ]
+
+
+def _odd_names(store: str, number: int) -> StoreFailed:
+    return StoreFailed(
+        f"{number} rows of parked keys, stopped queues or waiting consumers in store {store} have longer names than any consumer writes.",
+        unaffected="Nothing was told of them; everything else was looked at.",
+        next_step="Find out whose login wrote them (parked_key, parking_full, downstream_away), and delete them.",
+    )
+
+
+def _readable(books: ConsumerBooks) -> ConsumerBooks:
+    return books._replace(counts=read_counts(books.counts))
 
 
 def _carry_discards(conn: Any, parked: PostgresParking, groups: Sequence[str]) -> list[Discard]:
@@ -172,7 +203,7 @@ def tell_of_parked(cursor: Any, seen: Parked, as_of: datetime, run_id: int) -> C
     # One that is being released is not over: it may be parked again.
     still: set[Cause] = {(KEY, key.topic, key.group, key.key) for key in seen.keys}
     # Beyond so many nobody knows which keys are free.
-    if len(seen.keys) < MOST_KEYS:
+    if len(seen.keys) + seen.odd < MOST_KEYS:
         counts.add(
             "parked_over",
             close_by_cause(cursor, KEY, still, "its messages are done or discarded", seen.looked),

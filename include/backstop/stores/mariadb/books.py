@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC
+from typing import Any
 
 from backstop.model.read_json import read_json
 from backstop.sql.mysql import MysqlConnection
@@ -28,7 +29,7 @@ class MariaBooks:
             ConsumerBooks(
                 as_text(group),
                 as_text(member),
-                read_json(counts),
+                _document(counts),
                 in_process,
                 bool(has_ended),
                 started_at.replace(tzinfo=UTC),
@@ -41,3 +42,11 @@ class MariaBooks:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _document(text: str) -> Any:
+    """Any program of the group's may have written it."""
+    try:
+        return read_json(text)
+    except ValueError:
+        return {}

@@ -18,12 +18,13 @@ CASE
         THEN 'no count of attempts or of duplicates'
 END;
 
--- name: row_columns: all that is known of a row
+-- name: row_columns: all that is known of a row; of an error, which no one bounds, what a cause is found by
 l.topic, l.message_id, l.state, l.owner_token, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.lease_expires_at) AS lease_expires_at,
 l.attempts, l.duplicates_stopped, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.first_received_at) AS first_received_at,
 TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.updated_at) AS updated_at,
-TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.consumed_at) AS consumed_at, l.conflicts, l.last_error, l.owner_host,
-LOWER(HEX(l.payload_hash)) AS payload_hash;
+TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.consumed_at) AS consumed_at, l.conflicts,
+IF(CHAR_LENGTH(l.last_error) > 10240, CONCAT(LEFT(l.last_error, 8192), '\n', RIGHT(l.last_error, 2048)), l.last_error) AS last_error,
+l.owner_host, LOWER(HEX(l.payload_hash)) AS payload_hash;
 
 -- name: rule_columns: what the rule needs
 l.topic, l.message_id, COALESCE(l.state, '') AS log_state,

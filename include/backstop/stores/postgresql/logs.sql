@@ -18,9 +18,11 @@ CASE
         THEN 'no count of attempts or of duplicates'
 END;
 
--- name: row_columns: all that is known of a row
+-- name: row_columns: all that is known of a row; of an error, which no one bounds, what a cause is found by (triage/causes/fingerprint.py)
 l.topic, l.message_id, l.state, l.owner_token::text, l.lease_expires_at, l.attempts, l.duplicates_stopped,
-l.first_received_at, l.updated_at, l.consumed_at, l.conflicts, l.last_error, l.owner_host, encode(l.payload_hash, 'hex');
+l.first_received_at, l.updated_at, l.consumed_at, l.conflicts,
+CASE WHEN length(l.last_error) > 10240 THEN left(l.last_error, 8192) || chr(10) || right(l.last_error, 2048) ELSE l.last_error END
+    AS last_error, l.owner_host, encode(l.payload_hash, 'hex');
 
 -- name: rule_columns: what the rule needs; instants in microseconds (by doubles where exact, ADR 41), out of the calendar as its ends
 l.topic, l.message_id, coalesce(l.state, '') AS log_state,
