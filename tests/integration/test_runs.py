@@ -504,6 +504,7 @@ def test_whatever_a_broker_said_is_stored_and_the_run_is_closed(
                     "complete": False,
                     "detail": detail,
                     "lineage": None,
+                    "topics": None,
                     "read_at": None,
                 },
             )
