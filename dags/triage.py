@@ -21,8 +21,8 @@ What each task does, and what to do when it is red:
   Docs shows the check that failed; pause this DAG before anything is purged, and check the ids.
 - **classify** gives each dead letter a cause by its text, and a category by its text and the
   group's log: in the task's own process, and with Spark from 2000 dead letters on
-  (`BACKSTOP_SPARK_FROM`). Skipped: every dead letter has its cause. Red: clear it; it begins a new
-  stage.
+  (`BACKSTOP_SPARK_FROM`). Skipped: every dead letter has its cause. Red: clear it; it stages
+  again.
 - **audit_causes** checks what was staged. Red: nothing was promoted, no dead letter was decided by
   it, and the next run stages again.
 - **promote** moves dead letters and the counts of their causes. Red: clear it; each batch may be

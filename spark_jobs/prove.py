@@ -1,7 +1,7 @@
 """Reads every stub of a window and what each group's logs say of it.
 
 Judges every delivery by the one rule, verdict.sql.
-Writes the proof to the control database, and its deliveries with a signed manifest to the folder of the run.
+Writes the proof to the control database, and its deliveries to the folder of the run; the DAG checks both, then publishes them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(spark: SparkSession, settings: Settings, connections: Connections, run: 
             folder=folder,
             say=lambda at: print(at, flush=True),
         )
-    print(f"backstop: {proof.sentence} Exported to {folder}.", flush=True)
+    print(f"backstop: exported to {folder}; the data check comes next.", flush=True)
     return counts_of(proof)
 
 

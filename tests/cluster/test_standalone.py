@@ -39,11 +39,11 @@ PROVEN = 2 * MANY * 9 // 10
 """Of their deliveries, those that the scan proves."""
 STAGED = (
     "SELECT shard, topic, message_id, consumer_group, verdict, reason, eligible, send_count, case_kind FROM staged_verdict"
-    " JOIN run USING (run_id, stage) WHERE run_id = %s ORDER BY 1, 2, 3, 4"
+    " WHERE run_id = %s ORDER BY 1, 2, 3, 4"
 )
 OUTCOMES = (
     "SELECT shard, topic, message_id, old_status, new_status, send_count, deliveries FROM staged_stub"
-    " JOIN run USING (run_id, stage) WHERE run_id = %s ORDER BY 1, 2, 3"
+    " WHERE run_id = %s ORDER BY 1, 2, 3"
 )
 
 
@@ -63,6 +63,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
             for number in range(20):
                 made.sent(f"later-{number}")
             made.stub("never", send_count=0)
+            made.stub("twice", send_count=2)  # whose attempts are read beside it
             made.stub("old", topic="payments", age=timedelta(minutes=30))
             add_many(made)
             yield made
@@ -228,6 +229,8 @@ def test_an_executor_lost_in_any_pass_stages_the_right_rows_or_none_and_the_next
     lost = judge(submitter, judged, kill_while_they_wait)
     right = ended == [0]
     staged = judged.rows("control", STAGED, lost), judged.rows("control", OUTCOMES, lost)
+    counts = judged.rows("control", "SELECT stage FROM run WHERE run_id = %s", lost)
+    assert counts == [(1 if right else 0,)], "a stage counts once it is whole"
     if right or lost_executors == 2:
         assert staged == (by_threads if right else ([], []))
     else:  # what the other executor staged may stand: the run has failed, and nothing is promoted

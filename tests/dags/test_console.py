@@ -740,6 +740,17 @@ def test_a_proof_is_shown_with_the_manifest_and_the_signature_of_its_export(
     assert (proof["manifest"], proof["signature"]) == ('{"digest": "d"}', "00ff\n")
 
 
+def test_a_proof_whose_check_has_not_passed_is_not_shown(by: As) -> None:
+    olga = by(*EVERYTHING)
+    by.rows("UPDATE proof SET published = false WHERE run_id = 3 RETURNING run_id")
+    try:
+        assert every(olga, "/proofs") == []
+        assert olga.get("/proofs/3").status_code == 404
+    finally:
+        by.rows("UPDATE proof SET published = true WHERE run_id = 3 RETURNING run_id")
+    assert [proof["run"] for proof in every(olga, "/proofs")] == [3]
+
+
 def test_every_number_is_the_number_of_the_rows_behind_it(by: As) -> None:
     for visitor in (by(*EVERYTHING), by(*OF_A), by(*OF_B)):
         overview = visitor.get("/overview").json()

@@ -6,6 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +34,9 @@ from backstop.model.errors import (
     RunRefused,
     StoreUnavailable,
 )
+from backstop.reconcile.export_proof import write_export
+from backstop.reconcile.proof_folder import proof_folder
+from backstop.reconcile.sign_proof import write_manifest
 from backstop.resend.run_once import ResendInput
 from backstop_lab.servers.postgres import Postgres
 from quick_postgres import new_database
@@ -260,6 +264,50 @@ def test_an_audit_keeps_its_report_and_stops_what_comes_after_it(
     with pytest.raises(AuditFailed):
         duty.check("verdicts", run)
     assert control.rows("SELECT suite, passed FROM data_check") == [("verdicts", False)]
+
+
+SENTENCE = "Nothing was lost of orders."
+
+
+@pytest.mark.parametrize("check", ["red", "green", "not run"])
+def test_a_proof_is_published_and_its_sentence_is_logged_only_if_its_check_passed(
+    control: Control,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    check: str,
+) -> None:
+    """Also where somebody marks `audit_proof` as successful by hand."""
+    caplog.set_level("INFO")
+    monkeypatch.setenv("BACKSTOP_PROOFS", str(tmp_path))
+    run = opened(duty_name="prove")
+    folder = proof_folder(run["run_id"])
+    folder.mkdir()
+    files, digest = write_export([], folder, ("jsonl",))
+    manifest = {"deliveries": 0, "counts": {}, "digest": str(digest)}
+    write_manifest(folder, manifest, files, signed=False)
+    control.rows(
+        "INSERT INTO proof (run_id, topic, window_from, window_to, answer, sentence, stubs, owed_stubs, broken, deliveries,"
+        " digest, published) VALUES (%s, 'orders', now() - interval '1 h', now(), 'nothing_lost', %s, '{}', 0, %s, 0, %s, false)",
+        run["run_id"],
+        SENTENCE,
+        int(check == "red"),
+        str(digest),
+    )
+    if check != "not run":
+        with pytest.raises(AuditFailed) if check == "red" else nullcontext():
+            duty.check("proof", run)
+    with pytest.raises(AuditFailed, match="has not passed") if check != "green" else nullcontext():
+        prove.publish.function(opened=run, ti=None)
+    shown = control.rows("SELECT published FROM proof") == [(True,)]
+    assert shown == (folder / "manifest.json").exists() == (check == "green")
+    monkeypatch.setattr(
+        duty, "ended", lambda _: duty.EndedTasks([] if check == "green" else ["publish"])
+    )
+    with pytest.raises(AirflowFailException) if check != "green" else nullcontext():
+        prove.close_run.function(opened=run)
+    assert (SENTENCE in caplog.text) == (check == "green")
+    assert ("No proof is published" in caplog.text) == (check != "green")
 
 
 def test_a_task_that_wakes_up_after_its_run_was_closed_does_nothing(control: Control) -> None:

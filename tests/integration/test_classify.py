@@ -419,6 +419,33 @@ def test_a_run_that_was_taken_over_stages_and_promotes_nothing_more(world: World
     assert categories(world) == {"a": None}
 
 
+def test_a_late_classify_changes_nothing_of_what_was_checked(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that had begun when the check did, as on a host that was frozen, and one that begins after it."""
+    letter(world, "a", error=KEY_ERROR)
+
+    def classify_here() -> None:
+        classify_dead_letters(control, world.settings, world.connections, run)
+
+    with triage(world) as (control, run):
+        classify_here()
+        close = classify_module.close_stage
+
+        def close_late(*given: Any) -> Counts:
+            run_suite("causes", world.urls["backstop_control"], run.run_id, None, tmp_path)
+            world.sql("control", "UPDATE staged_letter SET category = 'transient' WHERE stage = 2")
+            return close(*given)
+
+        with monkeypatch.context() as patched, pytest.raises(RunLost, match="comes too late"):
+            patched.setattr(classify_module, "close_stage", close_late)
+            classify_here()
+        with pytest.raises(RunLost, match="comes too late"):
+            classify_here()
+        promote_causes(control, run)
+    assert categories(world) == {"a": "poison"}
+
+
 @pytest.mark.parametrize(
     ("check", "breach"),
     [

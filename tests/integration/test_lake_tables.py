@@ -8,16 +8,18 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from backstop.brokers.protocol import Retries
 from backstop.brokers.redis_streams import RedisStreams
+from backstop.checks.run import run_suites
 from backstop.config.mapped import LogMapping, StubMapping
 from backstop.evidence.judge_by_key import Judge
 from backstop.evidence.read import read_groups
@@ -26,7 +28,8 @@ from backstop.model.records import EARLIEST, LATEST, Counts, Key
 from backstop.reconcile.answer_proof import Answer
 from backstop.reconcile.record import record_looks
 from backstop.reconcile.run_proof import run_proof
-from backstop.runs.run import close_run, open_run
+from backstop.runs.duty import RunCheck
+from backstop.runs.run import Run, close_run, open_run
 from backstop.stores.lake.columns import nameless_rows, stub_rows, type_of
 from backstop.stores.lake.stores import LakeLogs
 from backstop.stores.open import open_mapped_logs, open_mapped_stubs
@@ -625,12 +628,20 @@ def test_a_window_of_the_lake_is_proved_as_far_as_its_snapshot_is_complete(
         assert [one[0] for one in proof.lost] == [lost] != [done]
 
 
+def checked(shop: Lake) -> RunCheck:
+    def check(run: Run, suites: Sequence[str]) -> None:
+        with TemporaryDirectory() as docs:
+            run_suites(suites, shop.system.urls["control"], run.run_id, None, docs)
+
+    return check
+
+
 def prove(shop: Lake, until: datetime) -> Any:
     return run_proof(
         shop.system.settings,
         shop.system.connections,
         lambda: shop.spark,
-        lambda *_: None,
+        checked(shop),
         "orders",
         until - timedelta(hours=1),
         until,
@@ -767,7 +778,7 @@ def test_a_proof_needs_rows_that_stay(opened: Open) -> None:
             shop.system.settings,
             shop.system.connections,
             lambda: shop.spark,
-            lambda *_: None,
+            checked(shop),
             "orders",
             datetime.now(UTC) - timedelta(hours=3),
             datetime.now(UTC) - timedelta(hours=1),

@@ -15,7 +15,7 @@ import pytest
 import system as small
 from backstop.checks.run import run_suites
 from backstop.config.settings import Settings
-from backstop.model.errors import ConfigurationError, Unavailable
+from backstop.model.errors import AuditFailed, ConfigurationError, Unavailable
 from backstop.reconcile.answer_proof import Answer
 from backstop.reconcile.export_proof import read_export
 from backstop.reconcile.prove import Proof
@@ -49,12 +49,16 @@ def system(servers: tuple[Postgres, Valkey]) -> Iterator[System]:
 @pytest.fixture
 def prove(system: System, spark: Any, tmp_path: Path) -> Any:
     def proving(
-        *, folder: Path | None = None, settings: Any = None, start: datetime | None = None
+        *,
+        folder: Path | None = None,
+        settings: Any = None,
+        start: datetime | None = None,
+        own: Path | None = None,
     ) -> Proof:
         now = datetime.now(UTC)
 
         def audit(run: Run, suites: Sequence[str]) -> None:
-            run_suites(suites, system.urls["control"], run.run_id, None, tmp_path / "docs")
+            run_suites(suites, system.urls["control"], run.run_id, None, tmp_path / "docs", own=own)
 
         return run_proof(
             settings or system.settings,
@@ -69,6 +73,16 @@ def prove(system: System, spark: Any, tmp_path: Path) -> Any:
         )
 
     return proving
+
+
+OWN = """
+expectations:
+  - name: always_lost
+    description: this team believes that something is always lost
+    rows: proofs
+    type: expect_column_values_to_be_in_set
+    kwargs: {column: answer, value_set: [lost]}
+"""
 
 
 def confirmed(system: System, message_id: str, **columns: Any) -> Any:
@@ -113,12 +127,30 @@ def test_nothing_was_lost_when_every_group_logged_every_message(
     assert rows["jsonl"] == rows["parquet"] and len(rows["jsonl"]) == 14
     assert verify(tmp_path / "proof") == []
     stored = system.rows(
-        "control", "SELECT answer, deliveries, sentence FROM proof WHERE run_id = %s", proof.run_id
+        "control",
+        "SELECT answer, deliveries, sentence, published FROM proof WHERE run_id = %s",
+        proof.run_id,
     )
-    assert stored == [("nothing_lost", 14, proof.sentence)]
+    assert stored == [("nothing_lost", 14, proof.sentence, True)]
     assert system.rows(
         "control", "SELECT passed FROM data_check WHERE run_id = %s", proof.run_id
     ) == [(True,)]
+
+
+def test_an_answer_whose_check_fails_is_not_published(
+    system: System, prove: Any, tmp_path: Path
+) -> None:
+    consumed_by_all(system, confirmed(system, "done"))
+    pass_all(system)
+    (tmp_path / "proof.yaml").write_text(OWN)
+    with pytest.raises(AuditFailed, match="always_lost") as failed:
+        prove(folder=tmp_path / "proof", own=tmp_path)
+    assert "was not published" in failed.value.unaffected
+    with pytest.raises(ConfigurationError, match="holds no proof"):
+        verify(tmp_path / "proof")
+    assert system.rows("control", "SELECT answer, published FROM proof") == [
+        ("nothing_lost", False)
+    ]
 
 
 def test_exactly_what_was_lost_is_named(system: System, prove: Any) -> None:

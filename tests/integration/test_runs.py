@@ -37,7 +37,17 @@ from backstop.model.errors import (
 )
 from backstop.model.records import Counts
 from backstop.runs.duty import Check, Duty, Step, Work, walk_duty
-from backstop.runs.run import Run, beat, begin_stage, close_run, find, hold, keep_alive, open_run
+from backstop.runs.run import (
+    Run,
+    beat,
+    begin_stage,
+    close_run,
+    find,
+    finish_stage,
+    hold,
+    keep_alive,
+    open_run,
+)
 from backstop.schema.revisions import head
 from backstop.spark.watch_parent import EXIT_CODE
 from backstop.sql.named import load as load_sql
@@ -453,6 +463,8 @@ def test_closing_a_run_frees_its_scope_and_adds_up_what_its_tasks_counted(
     run = open_run(conn, "reconcile", "*", settings)
     assert begin_stage(conn, run) == 1
     assert begin_stage(conn, run) == 2
+    with conn, conn.cursor() as cursor:
+        finish_stage(cursor, run, 2)
     close_run(conn, run, "incomplete", Counts(judged=3), {"judge": 1.5}, "shop_b did not answer")
     assert rows(conn, "SELECT state, counts, phases, error, stage FROM run") == [
         ("incomplete", {"judged": 3}, {"judge": 1.5}, "shop_b did not answer", 2)

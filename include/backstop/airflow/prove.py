@@ -34,13 +34,24 @@ def open_proof(topic: str, start: str, end: str) -> steps.Opened:
 
 
 @task(retries=2)
+def publish(opened: dict[str, Any], ti: Any) -> dict[str, int]:
+    """Signs the export, and lets people see the proof: its check has passed."""
+    from backstop.reconcile.proof_folder import proof_folder
+    from backstop.reconcile.run_proof import ProveInput
+
+    folder = proof_folder(int(opened["run_id"]))
+    return steps.do(opened, "publish", ProveInput(None, folder), ti=ti)
+
+
+@task(retries=2)
 def close_run(opened: dict[str, Any], **context: Any) -> dict[str, Any]:
-    """Tear-down: logs the sentence; done, incomplete or failed."""
+    """Tear-down: logs the sentence of a published proof; done, incomplete or failed."""
     from backstop.reports.runs import proof_of
 
     with control_room() as room:
         proof = proof_of(room.control, int(opened["run_id"]))
     log.info(
-        "backstop: %s", proof[1] if proof else "There is no proof: a task before this one failed."
+        "backstop: %s",
+        proof[1] if proof else "No proof is published: a task before this one failed.",
     )
     return steps.close(opened, steps.ended(context))

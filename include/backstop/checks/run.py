@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backstop.checks.suites import Check, Suite, with_own
+from backstop.checks.suites import OF_A_STAGE, Check, Suite, with_own
 from backstop.config.settings import Settings
 from backstop.model.errors import AuditFailed, BackstopError, RunLost, StoreUnavailable
 
@@ -99,7 +99,7 @@ def run_suites(
         raise _away(", ".join(suite_names)) from error
     with closing(connection), ThreadPoolExecutor(max_workers=len(suite_names)) as threads:
         try:
-            _find_run(connection, run_id)
+            _find_run(connection, run_id, keeps_stage=not set(suite_names).isdisjoint(OF_A_STAGE))
         except psycopg2.OperationalError as error:
             raise _away(", ".join(suite_names)) from error
         found = [
@@ -223,10 +223,16 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace(" ", "\\ ")
 
 
-def _find_run(connection: Connection, run_id: int) -> None:
+def _find_run(connection: Connection, run_id: int, *, keeps_stage: bool) -> None:
+    """Raises RunLost when there is no such run. `keeps_stage`: from now on its stage stays what it is: what is checked is promoted."""
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT run_id FROM ({BATCH}) AS run")
-        if cursor.fetchone() is None:
+        cursor.execute(
+            "UPDATE run SET stage_checked = true WHERE run_id = %s"
+            if keeps_stage
+            else "SELECT FROM run WHERE run_id = %s",
+            (run_id,),
+        )
+        if cursor.rowcount == 0:
             raise RunLost(
                 f"There is no run {run_id} to audit.",
                 unaffected="Nothing was promoted for it.",

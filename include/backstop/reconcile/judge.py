@@ -27,7 +27,7 @@ from backstop.reconcile.look_at_mapped import look_at_mapped, prove_mapped_logs
 from backstop.reconcile.packets import describe
 from backstop.reconcile.read import read_due
 from backstop.reconcile.stage import stage_stubs
-from backstop.runs.run import Run, begin_stage, hold
+from backstop.runs.run import Run, begin_stage, finish_stage, hold
 from backstop.sql.named import load
 from backstop.stores.protocol import Scope
 
@@ -46,12 +46,12 @@ def judge(
 ) -> Counts:
     """Stages verdicts, stub outcomes and counts of everything due at `run.as_of`; returns the counts by verdict.
 
-    Every write holds the run's token; a judge that was taken over raises RunLost. What did not answer is in the table
+    Every write holds the run's token; a judge that was taken over, or comes too late, raises RunLost. What did not answer is in the table
     `staged_read` as incomplete, and the deliveries that need it are UNKNOWN.
     """
     phases, counts = Phases(run.phase, say), Counts()
     phases.begin("read")
-    stage = begin_stage(control, run, settings.version)
+    stage = begin_stage(control, run)
     partitions = (
         max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
     )
@@ -108,6 +108,7 @@ def judge(
         cursor.execute(
             _SQL["save_phases"], {"run_id": run.run_id, "phases": record.as_json(phases.seconds)}
         )
+        finish_stage(cursor, run, stage, settings.version)
     counts.add("stubs_read", sum(one.rows for one in due.read))
     for row in by_verdict:
         counts.add("deliveries", row["deliveries"])

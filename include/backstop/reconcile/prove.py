@@ -1,6 +1,8 @@
-"""Proves what became of every message of a window: read, judge, count, export, sign. Nothing is promoted or sent.
+"""Proves what became of every message of a window: read, judge, count, export. Nothing is promoted or sent.
 
     every stub of the window | the rule, as in a run | one row a delivery -> counts, files, digest -> the sentence
+
+What is written here is not published: run_proof.py signs it and lets people see it once its data check has passed.
 
 A proof rests on logs, not on what an earlier run wrote into a stub (proof_rows.sql). It has its own run, so that it goes on
 beside everything else.
@@ -106,7 +108,8 @@ def prove(
 ) -> Proof:
     """The proof of the run's scope (one topic, one window), stored in the control database, and in `folder` if there is one.
 
-    Every write holds the run's token (RunLost). What did not answer makes the answer INCOMPLETE, never good.
+    Every write holds the run's token (RunLost). What did not answer makes the answer INCOMPLETE, never good. The export has no
+    manifest, and no signature, before it is published.
     """
     key = None if folder is None else signing_key(settings)  # before all is read for nothing
     scope = scope_of(run.scope)
@@ -198,7 +201,7 @@ def prove(
             "broken": broken,
             "digest": str(digest),
         }
-        write_manifest(folder, manifest, files, key)
+        write_manifest(folder, manifest, files, signed=key is not None)
     phases.end()
     with control, control.cursor() as cursor:
         hold(cursor, run)

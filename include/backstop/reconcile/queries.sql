@@ -256,13 +256,14 @@ UPDATE run SET state = 'done', finished_at = coalesce(finished_at, clock_timesta
 WHERE run_id = %(run_id)s AND state IN ('promoting', 'abandoned', 'failed')
     AND NOT EXISTS (SELECT 1 FROM staged_stub s WHERE s.run_id = run.run_id AND s.stage = run.stage);
 
--- name: forget_staging: what no run will promote any more; a failed run's staging is kept as evidence for a day
+-- name: forget_staging: what no run will promote any more; a failed run's staging is kept as evidence for a day. A later stage than
+-- the run's is still being staged, or never counts
 DELETE FROM staged_stub s USING run r
-WHERE r.run_id = s.run_id AND (s.stage <> r.stage OR r.finished_at < clock_timestamp() - interval '1 day');
+WHERE r.run_id = s.run_id AND (s.stage < r.stage OR r.finished_at < clock_timestamp() - interval '1 day');
 
 -- name: forget_staged_verdicts: the same, for verdicts
 DELETE FROM staged_verdict s USING run r
-WHERE r.run_id = s.run_id AND (s.stage <> r.stage OR r.finished_at < clock_timestamp() - interval '1 day');
+WHERE r.run_id = s.run_id AND (s.stage < r.stage OR r.finished_at < clock_timestamp() - interval '1 day');
 
 -- name: promoted_staging: a promoted run's verdicts live in `verdict`
 DELETE FROM staged_verdict WHERE run_id = %(run_id)s;
@@ -341,10 +342,17 @@ ON CONFLICT (kind, subject) DO UPDATE SET times = excluded.times, detail = exclu
 -- name: incomplete_proof: the sentence of a run's proof that says that not everything could be read
 SELECT sentence FROM proof WHERE run_id = %(run_id)s AND answer = %(incomplete)s;
 
--- name: save_proof: what a proof of a window answered
-INSERT INTO proof (run_id, topic, window_from, window_to, answer, sentence, stubs, owed_stubs, broken, deliveries, missed, digest)
+-- name: save_proof: what a proof of a window answered; nobody is shown it yet
+INSERT INTO proof (run_id, topic, window_from, window_to, answer, sentence, stubs, owed_stubs, broken, deliveries, missed, digest,
+    published)
 VALUES (%(run_id)s, %(topic)s, %(start)s, %(end)s, %(answer)s, %(sentence)s, %(stubs)s, %(owed_stubs)s, %(broken)s,
-    %(deliveries)s, %(missed)s, %(digest)s);
+    %(deliveries)s, %(missed)s, %(digest)s, false);
+
+-- name: publish_proof: people are shown the run's proof, if its data check has passed
+UPDATE proof p SET published = true
+WHERE p.run_id = %(run_id)s
+    AND EXISTS (SELECT FROM data_check c WHERE c.run_id = p.run_id AND c.suite = 'proof' AND c.passed)
+RETURNING p.digest;
 
 -- name: save_proof_count: its deliveries by group, standing, verdict and reason
 INSERT INTO proof_count (run_id, consumer_group, standing, verdict, reason, deliveries)

@@ -1,4 +1,5 @@
-"""The duty prove: judge every message of a window, keep the proof and export it. It changes nothing else."""
+"""The duty prove: judge every message of a window, keep the proof and export it; publish it once it is checked. It changes nothing
+else."""
 
 from __future__ import annotations
 
@@ -11,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.config.signing_key import signing_key
 from backstop.control.connection import connect
-from backstop.model.errors import StoreUnavailable, Unavailable
+from backstop.model.errors import AuditFailed, StoreUnavailable, Unavailable
 from backstop.model.records import Counts
 from backstop.reconcile.answer_proof import Answer
 from backstop.reconcile.count_due import control_now
 from backstop.reconcile.prove import Proof, counts_of, prove, window_of
+from backstop.reconcile.sign_proof import publish
 from backstop.runs.duty import Check, Duty, RunCheck, Step, Work, walk_duty
+from backstop.runs.run import hold
 from backstop.runs.scope import name_of
 from backstop.sql.named import load
 
@@ -33,11 +37,11 @@ class ProofIncomplete(StoreUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class ProveInput:
-    """`folder` null: nothing is exported. `proofs`: the one that was made."""
+    """`start_spark` null: to publish takes none. `folder` null: nothing is exported. `proofs`: the one that was made."""
 
-    start_spark: Callable[[], SparkSession]
+    start_spark: Callable[[], SparkSession] | None
     folder: Path | None
-    formats: Sequence[str]
+    formats: Sequence[str] = ()
     say: Callable[[str], None] = lambda _: None
     proofs: list[Proof] = field(default_factory=list)
 
@@ -45,11 +49,32 @@ class ProveInput:
 def prove_window(work: Work[ProveInput]) -> Counts:
     """Proves the window that the run's scope names."""
     given = work.input
+    assert given.start_spark is not None
     proof = prove(
         given.start_spark(), *work.parts, folder=given.folder, formats=given.formats, say=given.say
     )
     given.proofs.append(proof)
     return counts_of(proof)
+
+
+def publish_proof(work: Work[ProveInput]) -> None:
+    """Signs the export of a checked proof, then lets people see the proof; done twice it changes nothing.
+
+    Errors: RunLost; AuditFailed for a proof whose data check has not passed, whatever a task's colour says; ConfigurationError when
+    the export is not here, or cannot be signed.
+    """
+    with work.control, work.control.cursor() as cursor:
+        hold(cursor, work.run)
+        cursor.execute(_SQL["publish_proof"], {"run_id": work.run.run_id})
+        found = cursor.fetchone()
+        if found is None:
+            raise AuditFailed(
+                f"The data check of the proof of run {work.run.run_id} has not passed, so the proof is not published.",
+                unaffected="Nothing of producers or consumers was touched; the proof is unsigned and is shown to nobody.",
+                next_step="Read what the check found (`backstop runs show`), then prove again.",
+            )
+        if work.input.folder is not None:
+            publish(work.input.folder, found[0], signing_key(work.settings))
 
 
 def unproven(work: Work[ProveInput]) -> Unavailable | None:
@@ -71,7 +96,7 @@ def unproven(work: Work[ProveInput]) -> Unavailable | None:
 
 PROVE = Duty(
     "prove",
-    steps=(Step("prove", prove_window), Check("proof")),
+    steps=(Step("prove", prove_window), Check("proof"), Step("publish", publish_proof)),
     people=lambda _, dry_run: False,  # others rely on it, so nobody writes one by SQL
     instead="Start the DAG prove, or run it with the duties' login. `backstop prove --verify` needs neither.",
     unread=unproven,

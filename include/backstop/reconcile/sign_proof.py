@@ -17,31 +17,55 @@ from backstop.model.read_json import read_json
 from backstop.reconcile.export_proof import Digest, read_export
 
 MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
+UNCHECKED = "manifest.unchecked.json"
+"""What the manifest is called until the proof's data check has passed: a folder without a manifest holds no proof."""
 
 
 def write_manifest(
-    folder: Path, proof: Mapping[str, Any], files: list[Path], key: bytes | None
+    folder: Path, proof: Mapping[str, Any], files: list[Path], *, signed: bool
 ) -> None:
-    """`proof`: plain values; `key`: an Ed25519 private key as PEM, or null. Raises ConfigurationError for another key."""
-    body = {
-        **proof,
-        "files": {path.name: _sha256(path) for path in files},
-        "signed": key is not None,
-    }
-    text = json.dumps(body, indent=2, ensure_ascii=False, sort_keys=True).encode()
-    (folder / MANIFEST).write_bytes(text)
+    """What `publish` makes a proof of. `proof`: plain values."""
+    body = {**proof, "files": {path.name: _sha256(path) for path in files}, "signed": signed}
+    text = json.dumps(body, indent=2, ensure_ascii=False, sort_keys=True)
+    (folder / UNCHECKED).write_text(text, encoding="utf-8")
+
+
+def publish(folder: Path, digest: str, key: bytes | None) -> None:
+    """Signs the manifest of the export with this digest, then gives it its name; done twice it changes nothing.
+
+    `key`: an Ed25519 private key as PEM, or null. Raises ConfigurationError for another key, and when the export is not here.
+    """
+    if _read_manifest(folder / MANIFEST, digest) is not None:
+        return
+    text = _read_manifest(folder / UNCHECKED, digest)
+    if text is None:
+        raise ConfigurationError(
+            f"{folder} does not hold the export of this proof.",
+            unaffected="The proof is not published; its answer is checked and kept in the control database.",
+            next_step="Give every worker the same $BACKSTOP_PROOFS, and prove again.",
+        )
     if key is not None:
         (folder / SIGNATURE).write_text(_private(key).sign(text).hex() + "\n", encoding="ascii")
+    (folder / UNCHECKED).rename(folder / MANIFEST)
 
 
 def read_signed(folder: Path, digest: str) -> tuple[str, str | None] | None:
     """The manifest of the export with this digest, and its signature, as they were written; null: there is none to be read here."""
+    text, signature = _read_manifest(folder / MANIFEST, digest), folder / SIGNATURE
+    if text is None:
+        return None
     try:
-        text = (folder / MANIFEST).read_text(encoding="utf-8")
-        if read_json(text)["digest"] != digest:
-            return None
-        signature = folder / SIGNATURE
-        return text, signature.read_text(encoding="ascii") if signature.exists() else None
+        signed = signature.read_text(encoding="ascii") if signature.exists() else None
+    except (OSError, ValueError):
+        return None
+    return text.decode(), signed
+
+
+def _read_manifest(path: Path, digest: str) -> bytes | None:
+    """The manifest in this file; null: it is not there, or is none of the export with this digest."""
+    try:
+        text = path.read_bytes()
+        return text if read_json(text)["digest"] == digest else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -58,7 +82,12 @@ def verify(folder: Path, public_key: bytes | None = None) -> list[str]:
         raise ConfigurationError(
             f"{folder} holds no proof: {type(error).__name__} at {MANIFEST}.",
             unaffected="Nothing was changed.",
-            next_step="Name the folder that `backstop prove --export` wrote.",
+            next_step="Name the folder that `backstop prove --export` wrote."
+            + (
+                " This one is an export whose data check has not passed: prove again."
+                if (folder / UNCHECKED).exists()
+                else ""
+            ),
         ) from error
     if not _is_manifest(manifest):
         raise ConfigurationError(

@@ -1,8 +1,8 @@
 """Writes what was judged to the staging tables, from the executors and by COPY; nothing is promoted here.
 
 Safe under task retry: a part's rows are written in one transaction with its number, and a part that is there is not written
-again: it holds the same rows, because its inputs were held fast. Rows carry the run's stage, so that a judge that comes too
-late fills a stage that nobody reads.
+again: it holds the same rows, because its inputs were held fast. Rows carry the number of the judge's attempt, the stage: nobody
+reads one that is not whole (runs/run.py, finish_stage), so that a judge that comes too late fills a stage that nobody reads.
 """
 
 from __future__ import annotations

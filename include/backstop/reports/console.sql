@@ -350,10 +350,10 @@ WHERE c.kind = 'key_parked' AND c.state IN ('open', 'decided') AND c.closed_at I
     AND (%(after_1)s::bigint IS NULL OR c.case_id < %(after_1)s)
 ORDER BY c.case_id DESC LIMIT %(limit)s;
 
--- name: proofs: the newest first
+-- name: proofs: published ones, the newest first
 SELECT p.run_id AS run, p.topic, p.window_from, p.window_to, p.answer, p.sentence, p.deliveries, p.digest, p.proved_at
 FROM proof p
-WHERE (%(topic)s::text IS NULL OR p.topic = %(topic)s) AND (%(run)s::bigint IS NULL OR p.run_id = %(run)s)
+WHERE p.published AND (%(topic)s::text IS NULL OR p.topic = %(topic)s) AND (%(run)s::bigint IS NULL OR p.run_id = %(run)s)
     AND (%(of_teams)s::text[] IS NULL OR CASE WHEN p.topic = ANY (%(of_teams)s) THEN p.topic = ANY (%(readable)s) ELSE %(others)s END)
     AND (%(after_1)s::bigint IS NULL OR p.run_id < %(after_1)s)
 ORDER BY p.run_id DESC LIMIT %(limit)s;

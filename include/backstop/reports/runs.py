@@ -21,7 +21,7 @@ def counts_of(control: Any, run_id: int, due: int) -> Counts:
 
 
 def proof_of(control: Any, run_id: int) -> tuple[str, str, Counts] | None:
-    """(answer, sentence, deliveries by standing) of the proof that the run made; null: it made none."""
+    """(answer, sentence, deliveries by standing) of the proof that the run published; null: it published none."""
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["proof"], {"run_id": run_id})
         found = cursor.fetchone()

@@ -48,10 +48,10 @@ SELECT 'cases', count(*) FROM case_file WHERE opened_by_run = %(run_id)s HAVING 
 UNION ALL
 SELECT 'closed_' || state, count(*) FROM resend_request WHERE closed_by_run = %(run_id)s GROUP BY state;
 
--- name: proof: the answer of a proof, its sentence, and its deliveries by standing
+-- name: proof: the answer of a published proof, its sentence, and its deliveries by standing
 SELECT p.answer, p.sentence, coalesce((
     SELECT jsonb_object_agg(c.standing, c.deliveries)
     FROM (SELECT standing, sum(deliveries) AS deliveries FROM proof_count WHERE run_id = p.run_id GROUP BY standing) AS c
 ), '{}')
 FROM proof AS p
-WHERE p.run_id = %(run_id)s;
+WHERE p.run_id = %(run_id)s AND p.published;

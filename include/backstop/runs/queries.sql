@@ -60,9 +60,13 @@ UPDATE run SET heartbeat_at = clock_timestamp() WHERE run_id = %(run_id)s AND fi
 UPDATE run SET phase = %(phase)s, phase_done = %(done)s, phase_of = %(of)s
 WHERE run_id = %(run_id)s AND finished_at IS NULL;
 
--- name: begin_stage: what earlier attempts of this run staged does not count any more
-UPDATE run SET stage = stage + 1, policy_version = coalesce(%(policy_version)s, policy_version)
-WHERE run_id = %(run_id)s RETURNING stage;
+-- name: begin_stage: the number of the judge's next attempt; an earlier version numbered them by `stage`
+UPDATE run SET stages_begun = greatest(stages_begun, stage) + 1
+WHERE run_id = %(run_id)s AND NOT stage_checked RETURNING stages_begun;
+
+-- name: finish_stage: this attempt is whole, and is what is checked and promoted; not after a later one, nor once a check has begun
+UPDATE run SET stage = %(stage)s, policy_version = coalesce(%(policy_version)s, policy_version)
+WHERE run_id = %(run_id)s AND stage < %(stage)s AND NOT stage_checked RETURNING 1;
 
 -- name: give_back_lease: the run ends
 DELETE FROM duty_lease

@@ -204,14 +204,29 @@ def beat(conn: Any, run: Run) -> None:
     run.phase.wrote(phase)
 
 
-def begin_stage(conn: Any, run: Run, policy_version: str | None = None) -> int:
-    """Begins the judge's next attempt in this run, and commits; returns its number (1 and up). `policy_version`: of the settings that
-    it judges by, which may have changed since the run was opened in another process."""
+def begin_stage(conn: Any, run: Run) -> int:
+    """Begins the judge's next attempt in this run, and commits; returns its number (1 and up). What it stages counts once
+    `finish_stage` has said that it is whole. RunLost when the run is not ours any more, or its stage is already being checked."""
     with conn, conn.cursor() as cursor:
         hold(cursor, run)
-        cursor.execute(_SQL["begin_stage"], {**run._where(), "policy_version": policy_version})
-        stage: int = cursor.fetchone()[0]
-    return stage
+        cursor.execute(_SQL["begin_stage"], run._where())
+        found = cursor.fetchone()
+        if found is None:
+            raise _too_late(run.run_id)
+    return int(found[0])
+
+
+def finish_stage(cursor: Any, run: Run, stage: int, policy_version: str | None = None) -> None:
+    """From the end of the caller's transaction, which holds the run, this stage is what the run checks and promotes.
+    `policy_version`: of the settings that it was judged by, which may have changed since another process opened the run.
+
+    RunLost when a later stage is whole, or a check of an earlier one has begun: what was checked is what is promoted."""
+    cursor.execute(
+        _SQL["finish_stage"],
+        {"run_id": run.run_id, "stage": stage, "policy_version": policy_version},
+    )
+    if cursor.fetchone() is None:
+        raise _too_late(run.run_id)
 
 
 def add_counts(conn: Any, run: Run, counts: Mapping[str, int]) -> None:
@@ -323,6 +338,14 @@ def _refused(duty: str, scope: str, holder: str) -> RunRefused:
         f"Another {duty} over {what} is at work: {holder}.",
         unaffected="It was not disturbed, and nothing was done twice.",
         next_step="Wait until it ends; if it has died, it is taken over once it has been silent for long enough.",
+    )
+
+
+def _too_late(run_id: int) -> RunLost:
+    return RunLost(
+        f"Run {run_id} has staged its answers already, in another attempt: this one comes too late.",
+        unaffected="What the other attempt staged is what is checked and promoted; nothing of this one is.",
+        next_step="Let this process end. If the run fails, start the duty again: its next run judges again.",
     )
 
 

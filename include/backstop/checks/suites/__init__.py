@@ -36,6 +36,8 @@ SUITES = (
     "dead_letters_decided",
     "audit",
 )
+OF_A_STAGE = ("stub_contract", "log_contract", "verdicts", "causes")
+"""Suites that decide whether what a run staged is promoted."""
 ALL_RUNS = "run"
 """The rows of checks in SQL: the run itself."""
 

@@ -20,7 +20,7 @@ from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
 from backstop.model.records import Category, Counts, Key, LogRow, LogState
-from backstop.runs.run import Run, add_counts, begin_stage, hold
+from backstop.runs.run import Run, add_counts, begin_stage, finish_stage, hold
 from backstop.runs.scope import topics_of
 from backstop.sql.named import load
 from backstop.triage.causes.fingerprint import name_of, parts_of, shape_of
@@ -341,7 +341,7 @@ def close_stage(
     waits: int,
     away: Mapping[str, str],
 ) -> Counts:
-    """Settles the patterns over all that was staged, and keeps what was looked at for the audit."""
+    """Settles the patterns over all that was staged, and keeps what was looked at for the audit. Errors: RunLost."""
     with control, control.cursor() as cursor:
         hold(cursor, run)
         found = stage_patterns(
@@ -368,6 +368,7 @@ def close_stage(
                 },
             )
         cursor.execute(_SQL["forget_staged"])
+        finish_stage(cursor, run, stage)
     counts = Counts(
         {
             "letters_classified": looked - waits,

@@ -82,9 +82,9 @@ JOIN dead_letter d ON d.cause_id = c.cause_id
 WHERE d.state = 'open' AND d.case_id IS NULL AND d.classified_by = %(version)s
 ON CONFLICT DO NOTHING;
 
--- name: forget_staged: what no run will promote any more; a failed run's staging is kept as evidence for a day
+-- name: forget_staged: what no run will promote any more, as forget_staging of reconcile
 DELETE FROM staged_letter s USING run r
-WHERE r.run_id = s.run_id AND (s.stage <> r.stage OR r.finished_at < clock_timestamp() - interval '1 day');
+WHERE r.run_id = s.run_id AND (s.stage < r.stage OR r.finished_at < clock_timestamp() - interval '1 day');
 
 -- name: hold_batch: staged letters in order of their ids, each held until the transaction ends, with what it is now
 CREATE TEMP TABLE held_letter ON COMMIT DROP AS

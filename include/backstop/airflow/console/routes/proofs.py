@@ -61,7 +61,7 @@ class WholeProof(Proof):
 def list_proofs(
     visited: Visiting, filter: Filter = "", after: After = None, limit: Limit = 50
 ) -> m.Page[Proof]:
-    """Proofs, the newest first. Filters: topic, run."""
+    """Proofs whose data check has passed, the newest first. Filters: topic, run."""
     return page_of(visited, "proofs", Proof, filter, after, limit)
 
 
