@@ -11,6 +11,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from backstop.checks import SUITES, SuiteResult, data_docs, run_suite, run_suites
-from backstop.checks.run import KEPT, session_options
+from backstop.checks.run import BATCH, KEPT, session_options
 from backstop.checks.run import _breaches as find_breaches
 from backstop.checks.suites import Check, checks_of, suite_of, with_own
 from backstop.config.load import from_mapping
@@ -853,6 +854,30 @@ def test_what_a_failed_check_leaves_unaffected_is_what_its_duty_does_then() -> N
     assert set(checks) == set(SUITES) == set(KEPT)
     for name, check in checks.items():
         assert ("all the same" in KEPT[name]) is (check.goes_on == "always"), name
+
+
+def test_the_page_names_every_column_that_a_team_may_check(control: Control) -> None:
+    page = (ROOT / "docs" / "how-to" / "data-checks.md").read_text(encoding="utf-8")
+    named: dict[str, list[str]] = {}
+    for rows, columns in re.findall(
+        r"^\| (`.*?) \| (.*) \|$", page.partition("## Columns")[2], re.M
+    ):
+        base = re.match(r"those of `(\w+)`", columns)
+        named[rows] = re.findall(r"`(\w+)`", columns)
+        if base:
+            named[rows] = [f"those of {base.group(1)}", *named[rows][1:]]
+    of_suite = {"closed": "`closed`", "leases_after": "`places` of `leases_after`"}
+    options = session_options(control.run_id, STAGE, ())
+    with closing(psycopg2.connect(control.url, options=options)) as connection:
+        for suite in SUITES:
+            for rows in suite_of(suite).rows.values():
+                with connection, connection.cursor() as cursor:
+                    cursor.execute(f"{rows.sql.replace('{batch}', f'({BATCH})')} LIMIT 0")
+                    found = {column.name for column in cursor.description}
+                said = named.get(f"`{rows.name}`") or named[f"`{rows.name}` of `{suite}`"]
+                if said[0].startswith("those of "):
+                    said = [*named[of_suite[said[0].removeprefix("those of ")]], *said[1:]]
+                assert set(said) == found, (suite, rows.name)
 
 
 def test_a_source_that_was_read_before_the_run_began_stops_the_step(control: Control) -> None:
