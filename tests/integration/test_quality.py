@@ -569,6 +569,21 @@ def test_a_stage_that_a_later_judge_left_behind_is_not_audited(control: Control)
         run_suite("verdicts", control.url, control.run_id, STAGE - 1, control.docs)
 
 
+def test_triage_may_replay_nothing_whose_category_is_not_known(control: Control) -> None:
+    control.one(
+        "INSERT INTO drain_batch (run_id, broker, queue, letters) VALUES (%s, 'b', 'q', 1)",
+        control.run_id,
+    )
+    control.one(
+        "INSERT INTO dead_letter (batch_id, broker, queue, broker_id, topic, message_id, headers, content_bytes, state, shard,"
+        " send_number, decided_by) SELECT batch_id, 'b', 'q', '1', 'orders', 'm-1', '', 0, 'replaying', 'shop_a', 2, 'olga'"
+        " FROM drain_batch"
+    )
+    assert "no_poison_by_machine" not in control.broken("dead_letters_decided")
+    control.one("UPDATE dead_letter SET decided_by = 'triage'")
+    assert "no_poison_by_machine" in control.broken("dead_letters_decided")
+
+
 def test_a_failed_suite_says_what_happened_what_was_not_lost_and_what_to_do(
     control: Control,
 ) -> None:

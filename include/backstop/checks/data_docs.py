@@ -20,7 +20,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from backstop.checks.suites import ALL_RUNS, Check, Suite
-from backstop.sql.connection import read_url
 
 if TYPE_CHECKING:
     import psycopg2
@@ -126,31 +125,29 @@ def validate(
         # Several are counted by one statement, and one that the server refuses takes the others with it: each is run alone. Not
         # after anything else, such as a limit of time, which would only be met again.
         is_refused = all(_is_refused(error) for error in refusals)
+
+        def run_alone(check: Check, result_format: Any) -> Any:
+            rows = definitions[check.rows].batch_definition.get_batch()
+            return rows.validate(_expectation(check), result_format=result_format)
+
         breaches = {}
         for check in suite.checks:
             if check.name in not_run:
                 continue
-            rows = definitions[check.rows].batch_definition.get_batch()
             if check.name not in held:
                 refusals.clear()
-                found = (
-                    rows.validate(_expectation(check), result_format="BOOLEAN_ONLY")
-                    if is_refused
-                    else None
-                )
+                found = run_alone(check, "BOOLEAN_ONLY") if is_refused else None
                 if found is None or _could_not_run(found):
                     not_run[check.name] = "" if found is None else _why(found, refusals)
                     continue
                 held[check.name] = bool(found.success)
             if not held[check.name] and check.sql is None:
-                found = rows.validate(
-                    _expectation(check),
-                    result_format={
-                        "result_format": "SUMMARY",
-                        "partial_unexpected_count": ids_kept,
-                        "unexpected_index_column_names": list(suite.rows[check.rows].ids),
-                    },
-                )
+                shown = {
+                    "result_format": "SUMMARY",
+                    "partial_unexpected_count": ids_kept,
+                    "unexpected_index_column_names": list(suite.rows[check.rows].ids),
+                }
+                found = run_alone(check, shown)
                 if _could_not_run(found):
                     not_run[check.name] = ""
                     continue
@@ -327,9 +324,8 @@ def _write(write: Callable[[], object]) -> bool:
 
 def _server(url: str) -> dict[str, str | None]:
     """What psycopg2 takes to connect. SQLAlchemy reads no URL of several servers, and libpq does."""
+    from psycopg2.extensions import parse_dsn
+
+    named = {name: str(value) for name, value in parse_dsn(url).items()}
     # Not read-write: the session is set to read.
-    return {
-        **dict.fromkeys(("user", "host", "dbname")),
-        **(read_url(url) or {}),
-        "target_session_attrs": "primary",
-    }
+    return dict.fromkeys(("user", "host", "dbname")) | named | {"target_session_attrs": "primary"}
