@@ -15,8 +15,9 @@ What each task does, and what to do when it is red:
   Red: another run is alive (wait for it), or a database or Redis is down (restart it; the next run
   sweeps the places that answered).
 - **audit_before** checks what open_run found. Red: a sweep of the last two minutes says that it
-  succeeded, and leases that ended long before are still there. This run takes nothing back; the next
-  one does, unless it finds the same. The button Data Docs shows the place.
+  succeeded, and a place that it counted has leases that ended long before; so does a consumer
+  database that was restored from a backup since. Nothing is taken back anywhere until that sweep is
+  two minutes old, about four sweeps. The button Data Docs shows the place.
 - **sweep** decides KEEP, REPAIR or RECLAIM for each lease, and settles by compare-and-set: in the
   task's own process, and with Spark from 2000 leases on (`BACKSTOP_SPARK_FROM`). Red: the log says
   what happened, what is unaffected and what to do; the next run continues.

@@ -1,10 +1,10 @@
 """Reads the open dead letters that the present rules have not classified, asks the groups' logs about them, and stages causes.
 
-    letters = mapInArrow(scan_letters)                                    ranges of ids, each read by a task of its own
-    letters.groupBy("bucket").applyInArrow(classify)                      what is known of a message's letters is asked for once
+    dead_letters = mapInArrow(scan_dead_letters)                          ranges of ids, each read by a task of its own
+    dead_letters.groupBy("bucket").applyInArrow(classify)                 the logs of a message are asked once, whatever it left
 
-Each letter gets its cause and category, as classify_letters does it in one process. They are written to the staging table,
-where the patterns over all of them are found and the checks look before any is promoted.
+Each dead letter gets its cause and category, as classify_dead_letters gives them in one process. They are written to the staging
+table, where the patterns over all of them are found and the checks look before any is promoted.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from backstop.config.settings import Settings
 from backstop.control.connection import connect
 from backstop.model.records import Counts
 from backstop.runs.run import Run, begin_stage
-from backstop.spark.deal import deal
 from backstop.spark.job import main_of
+from backstop.spark.repartition import repartition_by
 from backstop.triage.causes.classify import (
     Logs,
     Unclassified,
@@ -83,7 +83,7 @@ def _by_message(letters: DataFrame, buckets: int) -> GroupedData:
     """In as many groups, each a task of its own: a message's letters are in one, and those without an id are spread."""
     known = f.coalesce(f.col("message_id"), f.col("dead_letter_id").cast("string"))
     bucket = f.pmod(f.hash("topic", known), f.lit(buckets))
-    return deal(letters.withColumn("bucket", bucket), buckets, "bucket").groupBy("bucket")
+    return repartition_by(letters.withColumn("bucket", bucket), buckets, "bucket").groupBy("bucket")
 
 
 def _scan_dead_letters(

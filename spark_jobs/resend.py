@@ -29,6 +29,7 @@ from backstop.resend.run_once import (
     run_once,
 )
 from backstop.runs.run import Run, add_counts
+from backstop.spark.cores import cores_of
 from backstop.spark.job import main_of
 
 REPORT = "counts string, missed string, error string"
@@ -51,7 +52,7 @@ def run(spark: SparkSession, settings: Settings, connections: Connections, run: 
         if due:
             # The refs are resolved here, so that executors elsewhere need neither file nor environment.
             carried = connections.carrying(settings.connection_refs())
-            workers = min(_cores(spark), max(batches, len(due)))
+            workers = min(cores_of(spark), max(batches, len(due)))
             partition = _as_worker(settings, carried, run, cut)
             frame = spark.range(0, workers, 1, workers).mapInPandas(partition, REPORT)
             errors_of_workers = []
@@ -100,10 +101,6 @@ def _error(parts: list[str]) -> BackstopError:
     name, what, kept, next_step = parts
     kind: type[BackstopError] = getattr(errors, name)
     return kind(what, unaffected=kept, next_step=next_step)
-
-
-def _cores(spark: SparkSession) -> int:
-    return max(1, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Reads the leases that ended, in every consumer database and in Redis, asks the logs about them, and settles each.
 
     ended = mapInArrow(scan_ended)                                        records of Redis whose lease ended, as they are stored
-    deal(ended, tasks, part + portion).mapInArrow(settle)                 the log is asked, then each is changed as it was seen
+    repartition_by(ended, tasks, part + portion).mapInArrow(settle)       the log is asked, then each is changed as it was seen
 
 A database goes first, and is one statement (take_back): there the scan, the effect and the grouping are SQL beside the rows, and
 only counts leave it. Samples and other programs' records are walks that go on where they stopped, each one task.
@@ -29,8 +29,9 @@ from backstop.model.errors import BackstopError, StoreFailed
 from backstop.model.records import Counts
 from backstop.runs.run import Run
 from backstop.runs.without_collector import without_collector
-from backstop.spark.deal import deal
+from backstop.spark.cores import cores_of
 from backstop.spark.job import main_of
+from backstop.spark.repartition import repartition_by
 from backstop.sweep.open_stores import OpenStores
 from backstop.sweep.parts import Part
 from backstop.sweep.run_once import LIMIT, groups_of_scope, sweep_all
@@ -97,7 +98,7 @@ def scanned_ended(
     spark: SparkSession, settings: Settings, connections: Connections, buckets: Sequence[Part]
 ) -> DataFrame:
     """Rows of ENDED: what ended in these parts, all of kind front or guard, and nothing of it settled."""
-    tasks = min(len(buckets), 2 * _cores(spark))
+    tasks = min(len(buckets), 2 * cores_of(spark))
     numbers = spark.range(0, len(buckets), 1, tasks)
     return numbers.mapInArrow(_scan_ended(settings, connections, buckets), ENDED)
 
@@ -110,15 +111,11 @@ def settled_ended(
     buckets: Sequence[Part],
 ) -> DataFrame:
     """Rows of REPORT: what was done with rows of ENDED, a portion of a bucket by one task. Only here the logs are asked."""
-    tasks = min(len(buckets), 2 * _cores(ended.sparkSession))
+    tasks = min(len(buckets), 2 * cores_of(ended.sparkSession))
     number = f.pmod(f.col("part") + f.col("portion"), f.lit(tasks))
     # In order, so that a portion is settled and reported at once; a task keeps its connections for all of its own.
-    portions = deal(ended, tasks, number).sortWithinPartitions("part", "portion")
+    portions = repartition_by(ended, tasks, number).sortWithinPartitions("part", "portion")
     return portions.mapInArrow(_settle(settings, connections, run, buckets), REPORT)
-
-
-def _cores(spark: SparkSession) -> int:
-    return max(1, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
 
 
 def _scan_ended(
@@ -255,8 +252,8 @@ def _sweep_whole(
     return sweep_whole
 
 
-def _show(told: SweepDecision) -> None:
-    print(f"would {told}", flush=True)
+def _show(decision: SweepDecision) -> None:
+    print(f"would {decision}", flush=True)
 
 
 def write_tally(tally: Tally) -> str:

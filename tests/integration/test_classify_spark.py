@@ -63,7 +63,7 @@ def test_ranges_of_letters_are_staged_by_tasks_and_patterns_are_found_over_all_o
 
 
 def test_each_number_is_a_task_of_its_own(spark: Any) -> None:
-    from backstop.spark.deal import deal
+    from backstop.spark.repartition import repartition_by
 
     def task_of(rows: Any) -> Any:
         import pyarrow as pa
@@ -74,7 +74,7 @@ def test_each_number_is_a_task_of_its_own(spark: Any) -> None:
         return pa.table({"number": rows.column("number")[:1], "task": [task.partitionId()]})
 
     rows = spark.range(0, 40, 1, 2).selectExpr("CAST(id % 2 AS int) AS number")
-    by_number = deal(rows, 2, "number").groupBy("number")
+    by_number = repartition_by(rows, 2, "number").groupBy("number")
     dealt = by_number.applyInArrow(task_of, "number int, task bigint").collect()
     # A hash puts both into one task, and the other core has nothing to do.
     assert sorted((row["number"], row["task"]) for row in dealt) == [(0, 0), (1, 1)]

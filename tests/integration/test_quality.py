@@ -11,23 +11,32 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psycopg2
 import pytest
+import yaml
 from jinja2 import Environment
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from backstop.checks import SUITES, SuiteResult, data_docs, run_suite, run_suites
-from backstop.checks.run import session_options
-from backstop.checks.suites import checks_of, with_own
+from backstop.checks.run import BATCH, KEPT, session_options
+from backstop.checks.run import _breaches as find_breaches
+from backstop.checks.suites import Check, checks_of, suite_of, with_own
+from backstop.config.load import from_mapping
+from backstop.duties import duty_named
+from backstop.duties import names as duty_names
 from backstop.model.errors import AuditFailed, ConfigurationError, RunLost, StoreUnavailable
+from backstop.reports.check_system import _own_expectations as find_expectations
+from backstop.runs.duty import Check as DutyCheck
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.shop.wait_for import wait_for
 from quick_postgres import new_database
 
+ROOT = Path(__file__).resolve().parents[2]
 STAGE = 2
 BEFORE_PROMOTION = ("stub_contract", "log_contract", "verdicts")
 OWN_LOGS = """
@@ -185,7 +194,11 @@ def test_every_suite_passes_over_no_rows_and_leaves_a_row_and_a_site(control: Co
     for suite in SUITES:
         result = control.audit(suite)
         assert result == SuiteResult(
-            suite, True, len(checks_of(suite)), (), f"{control.run_id}/{suite}/index.html"
+            suite,
+            True,
+            {check.name: check.must_hold for check in checks_of(suite)},
+            (),
+            f"{control.run_id}/{suite}/index.html",
         )
         assert (control.docs / result.report).is_file()
     rows = control.one(
@@ -219,23 +232,55 @@ def test_suites_at_once_each_report_what_they_found(control: Control) -> None:
 
 
 @pytest.mark.parametrize(
-    "breaks",
+    ("breaks", "name", "why"),
     [
-        OWN_LOGS.replace("column: subject", "column: no_such_column"),
-        "expectations: [",
+        (
+            OWN_LOGS.replace("column: subject", "column: no_such_column"),
+            "known_sources",
+            'could not be run: The column "no_such_column" does not exist',
+        ),
+        # Counted by one statement with ours over the same rows, which the server then refuses as a whole.
+        (
+            OWN_LOGS.replace("column: subject", "column: complete"),
+            "known_sources",
+            "could not be run: operator does not exist: boolean ~ ",
+        ),
+        (
+            OWN_LOGS.replace("column: subject", "column: rows_read")
+            .replace("to_match_regex", "to_be_in_set")
+            .replace('regex: "^shard "', "value_set: [few]"),
+            "known_sources",
+            "could not be run: a value is not of the type that it is compared with",
+        ),
+        (
+            OWN_LOGS.replace("to_match_regex", "to_be_a_miracle"),
+            "known_sources",
+            "could not be run: expect_column_values_to_be_a_miracle not found",
+        ),
+        ("expectations: [", "own_expectations", "log_contract.yaml cannot be used: while parsing"),
     ],
 )
-def test_a_suite_that_cannot_run_hides_none_of_those_beside_it(
-    control: Control, tmp_path: Path, breaks: str
+def test_what_a_team_adds_and_cannot_run_hides_no_other_check(
+    control: Control, tmp_path: Path, breaks: str, name: str, why: str
 ) -> None:
     control.stage()
     control.one("UPDATE staged_read SET complete = false")
     (tmp_path / "log_contract.yaml").write_text(breaks)
     with pytest.raises(AuditFailed) as failure:
         control.audit_all(BEFORE_PROMOTION, own=tmp_path)
-    assert control.kept() == [("stub_contract", ["reads_complete_or_named"]), ("verdicts", [])]
+    assert control.kept() == [
+        ("stub_contract", ["reads_complete_or_named"]),
+        ("log_contract", ["reads_complete_or_named", name]),
+        ("verdicts", []),
+    ]
+    kept = control.one("SELECT failed FROM data_check WHERE suite = 'log_contract'")
+    assert why in kept[-1]["must_hold"]
+    held = control.one("SELECT held FROM data_check WHERE suite = 'log_contract'")
+    assert set(held) == {one.name for one in checks_of("log_contract")} - {
+        "reads_complete_or_named"
+    }
     assert "The data check stub_contract" in failure.value.what
-    assert "log_contract" in failure.value.what
+    assert f"{name} (1)" in failure.value.what
     assert "The data check verdicts" not in failure.value.what
 
 
@@ -320,6 +365,7 @@ def test_verdicts_that_were_staged_but_not_counted_are_found(control: Control) -
         ("UPDATE staged_stub SET old_status = 'voided'", "final_stays_final"),
         ("UPDATE staged_stub SET send_count = 3", "verdicts_have_stubs"),
         ("UPDATE staged_verdict SET send_count = 5", "sends_within_budget"),
+        ("UPDATE staged_verdict SET evidence = '{}'", "sends_within_budget"),
         (
             "UPDATE staged_verdict SET verdict = 'UNKNOWN', eligible = false, next_look_at = 'epoch'",
             "waiting_looks_ahead",
@@ -519,6 +565,21 @@ def test_a_stage_that_a_later_judge_left_behind_is_not_audited(control: Control)
         run_suite("verdicts", control.url, control.run_id, STAGE - 1, control.docs)
 
 
+def test_triage_may_replay_nothing_whose_category_is_not_known(control: Control) -> None:
+    control.one(
+        "INSERT INTO drain_batch (run_id, broker, queue, letters) VALUES (%s, 'b', 'q', 1)",
+        control.run_id,
+    )
+    control.one(
+        "INSERT INTO dead_letter (batch_id, broker, queue, broker_id, topic, message_id, headers, content_bytes, state, shard,"
+        " send_number, decided_by) SELECT batch_id, 'b', 'q', '1', 'orders', 'm-1', '', 0, 'replaying', 'shop_a', 2, 'olga'"
+        " FROM drain_batch"
+    )
+    assert "no_poison_by_machine" not in control.broken("dead_letters_decided")
+    control.one("UPDATE dead_letter SET decided_by = 'triage'")
+    assert "no_poison_by_machine" in control.broken("dead_letters_decided")
+
+
 def test_a_failed_suite_says_what_happened_what_was_not_lost_and_what_to_do(
     control: Control,
 ) -> None:
@@ -713,7 +774,9 @@ def test_expectations_of_a_team_stop_the_step_and_show_ids_alone(
     whole = run_suite(
         "stub_contract", control.url, control.run_id, STAGE, control.docs, own=tmp_path
     )
-    assert whole.passed and whole.expectations == len(checks_of("stub_contract")) + 1
+    assert whole.passed and len(whole.held) == len(checks_of("stub_contract")) + 1
+    kept = control.one("SELECT held FROM data_check WHERE suite = 'stub_contract'")
+    assert kept["only_orders"] == "nothing but orders is judged here"
     control.one("UPDATE staged_stub SET topic = 'payments'")
     with pytest.raises(AuditFailed, match=r"only_orders \(1\): nothing but orders is judged here"):
         run_suite("stub_contract", control.url, control.run_id, STAGE, control.docs, own=tmp_path)
@@ -735,6 +798,17 @@ def test_expectations_of_a_team_stop_the_step_and_show_ids_alone(
             OWN.replace("kwargs:", "arguments:"),
             "each expectation has name, description, rows, type and kwargs",
         ),
+        (OWN.replace("rows: stubs", "rows: [stubs]"), "there are no rows ['stubs']"),
+        (
+            OWN.replace("expect_column_values_to_be_in_set", "ExpectColumnValuesToBeInSet"),
+            "`type` begins with expect_, in lower case",
+        ),
+        (
+            OWN.replace("{column: topic", "{unexpected_rows_query: SELECT, column: topic"),
+            "only_orders: unexpected_rows_query: no SQL of your own",
+        ),
+        (OWN + OWN, "the key 'expectations' is written twice"),
+        (OWN + "    kwargs: {column: shard}\n", "the key 'kwargs' is written twice"),
         ("[]", "it must have the one key `expectations`"),
         ("expectations: [", "flow node"),
     ],
@@ -747,24 +821,77 @@ def test_a_file_that_is_not_as_documented_is_refused_in_a_sentence(
         with_own("stub_contract", tmp_path)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        ("column: topic", "column: no_such_column"),
-        ("expect_column_values_to_be_in_set", "expect_a_miracle"),
-    ],
-)
-def test_an_expectation_of_a_team_that_cannot_run_does_not_hold(
-    control: Control, tmp_path: Path, change: tuple[str, str]
-) -> None:
-    control.stage()
-    (tmp_path / "stub_contract.yaml").write_text(OWN.replace(*change))
-    with pytest.raises(AuditFailed, match="only_orders of stub_contract could not be run"):
-        run_suite("stub_contract", control.url, control.run_id, STAGE, control.docs, own=tmp_path)
+@pytest.mark.parametrize("name", ["stub_contracts.yaml", "stub_contract.yml", "verdict.json"])
+def test_a_file_that_no_suite_reads_is_not_ignored(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(OWN)
+    for suite in SUITES:
+        with pytest.raises(ConfigurationError, match=f"no data check reads {name}"):
+            with_own(suite, tmp_path)
+
+
+def test_a_folder_or_a_file_that_is_not_there_is_not_ignored(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("why")
+    (tmp_path / "..data.yaml").write_text("a mount's own")
+    assert with_own("verdicts", tmp_path) is suite_of("verdicts")
+    (tmp_path / "verdicts.yaml").symlink_to(tmp_path / "away")
+    with pytest.raises(ConfigurationError, match=r"verdicts\.yaml cannot be used: .*No such file"):
+        with_own("verdicts", tmp_path)
+    with pytest.raises(ConfigurationError, match="away cannot be read: No such file"):
+        with_own("verdicts", tmp_path / "away")
+
+
+def test_backstop_check_tries_the_expectations_of_a_team(tmp_path: Path) -> None:
+    content = yaml.safe_load((ROOT / "backstop.yaml").read_text())
+    settings = from_mapping({**content, "data_checks": {"expectations": str(tmp_path)}})
+    (tmp_path / "stub_contract.yaml").write_text(OWN)
+    (good,) = find_expectations(settings)
+    assert good.good and good.says == f"1 expectations of your own in {tmp_path}"
+    (tmp_path / "log_contract.yaml").write_text(OWN)
+    (bad,) = find_expectations(settings)
+    assert not bad.good and "log_contract.yaml cannot be used" in bad.says
+    (tmp_path / "verdict.yaml").write_text(OWN)
+    (bad,) = find_expectations(settings)
+    assert not bad.good and "no data check reads verdict.yaml" in bad.says
+    assert list(find_expectations(from_mapping(content))) == []
+
+
+def test_what_a_failed_check_leaves_unaffected_is_what_its_duty_does_then() -> None:
+    checks = {
+        one.name: one
+        for name in duty_names()
+        for one in duty_named(name).steps
+        if isinstance(one, DutyCheck)
+    }
+    assert set(checks) == set(SUITES) == set(KEPT)
+    for name, check in checks.items():
+        assert ("all the same" in KEPT[name]) is (check.goes_on == "always"), name
+
+
+def test_the_page_names_every_column_that_a_team_may_check(control: Control) -> None:
+    page = (ROOT / "docs" / "how-to" / "data-checks.md").read_text(encoding="utf-8")
+    named: dict[str, list[str]] = {}
+    for rows, columns in re.findall(
+        r"^\| (`.*?) \| (.*) \|$", page.partition("## Columns")[2], re.M
+    ):
+        base = re.match(r"those of `(\w+)`", columns)
+        named[rows] = re.findall(r"`(\w+)`", columns)
+        if base:
+            named[rows] = [f"those of {base.group(1)}", *named[rows][1:]]
+    of_suite = {"closed": "`closed`", "leases_after": "`places` of `leases_after`"}
+    options = session_options(control.run_id, STAGE, ())
+    with closing(psycopg2.connect(control.url, options=options)) as connection:
+        for suite in SUITES:
+            for rows in suite_of(suite).rows.values():
+                with connection, connection.cursor() as cursor:
+                    cursor.execute(f"{rows.sql.replace('{batch}', f'({BATCH})')} LIMIT 0")
+                    found = {column.name for column in cursor.description}
+                said = named.get(f"`{rows.name}`") or named[f"`{rows.name}` of `{suite}`"]
+                if said[0].startswith("those of "):
+                    said = [*named[of_suite[said[0].removeprefix("those of ")]], *said[1:]]
+                assert set(said) == found, (suite, rows.name)
 
 
 def test_a_source_that_was_read_before_the_run_began_stops_the_step(control: Control) -> None:
-    """As a copy that lags behind would."""
     control.stage()
     control.one("UPDATE staged_read SET read_at = (SELECT as_of - interval '4 s' FROM run)")
     assert control.audit("stub_contract").passed  # clocks may differ by so much
@@ -775,8 +902,80 @@ def test_a_source_that_was_read_before_the_run_began_stops_the_step(control: Con
 
 def test_a_check_that_cannot_run_does_not_hold(control: Control) -> None:
     control.one("DROP TABLE progress_history")
-    with pytest.raises(AuditFailed, match="progress_never_backwards of verdicts could not be run"):
+    with pytest.raises(AuditFailed, match="progress_never_backwards") as failure:
         control.audit("verdicts")
+    assert 'it could not be run: relation "progress_history" does not exist' in failure.value.what
+    assert control.kept() == [("verdicts", ["progress_never_backwards"])]
+
+
+def test_a_check_beyond_its_limit_of_time_does_not_hold_and_is_not_tried_again(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "backstop.checks.run.session_options",
+        lambda *given: session_options(*given).replace("timeout=300s", "timeout=500ms"),
+    )
+    report = control.docs / str(control.run_id) / "stub_contract" / "index.html"
+    asked_again: list[str] = []
+
+    def note(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if report.exists() and "staged_read" in statement:
+            asked_again.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        with psycopg2.connect(control.url) as holder, holder.cursor() as cursor:
+            cursor.execute("LOCK TABLE staged_read IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(AuditFailed, match="sources_fresh"):
+                control.audit("stub_contract")
+            holder.rollback()
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    ((_, failed),) = control.kept()
+    assert "sources_fresh" in failed and "old_status_known" not in failed
+    assert asked_again == []
+
+
+def test_a_control_database_of_two_servers_is_checked_as_one_of_one(control: Control) -> None:
+    control.stage()
+    at, of = control.url.rpartition("@")[0], control.url.rpartition("@")[2]
+    place, _, name = of.partition("/")
+    url = f"{at}@{place},{place}/{name}"
+    assert run_suite("verdicts", url, control.run_id, STAGE, control.docs).passed
+    control.one("UPDATE staged_verdict SET verdict = 'GONE'")
+    with pytest.raises(AuditFailed, match="names_known"):
+        run_suite("verdicts", url, control.run_id, STAGE, control.docs)
+
+
+def test_a_report_that_cannot_be_written_stops_nothing(
+    control: Control, caplog: pytest.LogCaptureFixture
+) -> None:
+    control.stage()
+    control.docs.write_text("a file")
+    result = control.audit("verdicts")
+    assert result.passed and result.report is None
+    assert control.kept() == [("verdicts", [])]
+    assert "this data check has no report: " in caplog.text
+    control.one("UPDATE staged_verdict SET verdict = 'GONE'")
+    with pytest.raises(AuditFailed, match="names_known") as failure:
+        control.audit("verdicts")
+    assert f"Read data_check, run {control.run_id}, then" in failure.value.next_step
+
+
+def test_a_query_of_a_check_changes_nothing(control: Control) -> None:
+    control.one("CREATE SEQUENCE number")
+    query = "SELECT nextval('number') FROM {batch} AS run JOIN run AS r USING (run_id)"
+    check = Check(
+        "counts", "nothing", "run", "unexpected_rows_expectation", {"unexpected_rows_query": query}
+    )
+    with (
+        pytest.raises(psycopg2.errors.ReadOnlySqlTransaction),
+        psycopg2.connect(
+            control.url, options=session_options(control.run_id, STAGE, ())
+        ) as connection,
+    ):
+        find_breaches(connection, check)
+    assert control.one("SELECT NOT is_called FROM number")
 
 
 def test_a_run_that_is_not_there_is_not_audited_as_if_it_had_no_rows(control: Control) -> None:

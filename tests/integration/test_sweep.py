@@ -526,6 +526,20 @@ def test_a_sweep_takes_nothing_back_while_what_it_met_is_not_as_it_should_be(
     assert world.sql(DB, held) == [("EXPIRED",)]
 
 
+def test_a_place_that_no_earlier_sweep_knew_of_stops_no_sweep(world: World, tmp_path: Any) -> None:
+    """As a consumer store that was added since, whose table is full of leases of last week."""
+    sweep(world)
+    world.sql("control", "DELETE FROM sweep_look")  # of a place that it did not know
+    begin(world, ["left"])
+    end_leases(world, 3600)
+
+    def audit(run: Any, suites: Sequence[str]) -> None:
+        run_suites(suites, world.urls["backstop_control"], run.run_id, None, tmp_path)
+
+    sweep(world, audit=audit)
+    assert states(world) == {"left": "EXPIRED"}
+
+
 def test_check_says_whether_the_redis_of_the_leases_answers_and_keeps_what_it_must(
     world: World,
 ) -> None:

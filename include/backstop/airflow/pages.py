@@ -200,6 +200,7 @@ def show_run(run_id: int) -> Response:
             cursor.execute(_SQL[query], {"run_id": run_id, "limit": LIMIT + 1})
             sections.append((title, [row_of(cursor, row) for row in cursor.fetchall()]))
     for check in checks:
+        check.pop("held")
         check["report"] = Link(f"{run_id}/checks/{quote(check['suite'], safe='')}", "Data Docs")
         check["failed"] = ", ".join(
             f"{broken['name']} ({broken['count']})" for broken in check["failed"]
@@ -217,7 +218,7 @@ def show_checks(run_id: int, suite: str) -> Response:
 
     The index of the Data Docs is drawn by a script, which does not run here; the page of the result itself is plain HTML.
     """
-    from backstop.checks.suites import SUITES, checks_of
+    from backstop.checks.suites import SUITES
 
     with _reading() as (_, cursor):
         cursor.execute(_SQL["checks_of_run"], {"run_id": run_id})
@@ -232,22 +233,23 @@ def show_checks(run_id: int, suite: str) -> Response:
     if kept is None:
         raise HTTPException(404, "This run has no such data check.")
     failed = {broken["name"]: broken for broken in kept["failed"]}
-    demands = {check.name: check.must_hold for check in checks_of(suite)} if suite in SUITES else {}
-    demands |= {
-        name: broken.get("must_hold") for name, broken in failed.items() if name not in demands
-    }
     rows = [
         {
             "check": name,
-            "must hold": text,
-            "result": f"FAILED: {failed[name]['count']} rows" if name in failed else "holds",
+            "must hold": broken.get("must_hold"),
+            "result": f"FAILED: {broken['count']} rows",
         }
-        for name, text in sorted(demands.items(), key=lambda one: one[0] not in failed)
+        for name, broken in failed.items()
+    ] + [
+        {"check": name, "must hold": text, "result": "holds"}
+        for name, text in (kept["held"] or {}).items()
     ]
     body = (
         f"<p>{Link(f'../../{run_id}', f'Run {run_id}')}, checked at {shown(kept['checked_at'])}</p>"
         + table(rows)
     )
+    if kept["held"] is None:  # from before their names were kept
+        body += f"<p>{kept['expectations'] - len(failed)} others held.</p>"
     for name, broken in failed.items():
         found = broken.get("ids") or []
         columns = list(dict.fromkeys(column for one in found for column in one))

@@ -194,7 +194,7 @@ def check_all(suites: Sequence[str], opened: Opened) -> list[str]:
         results = run_suites(
             suites, url, work.run.run_id, None, docs_folder(), **given_by(work.settings)
         )
-    return [result.report for result in results]
+    return [result.report for result in results if result.report is not None]
 
 
 @log_errors

@@ -9,19 +9,26 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backstop.checks.suites import ALL_RUNS, Check, Suite
-from backstop.model.errors import AuditFailed
+
+if TYPE_CHECKING:
+    import psycopg2
+
+log = logging.getLogger(__name__)
 
 SITE = "data_docs"
+_NOWHERE = "postgresql+psycopg2://user@host/database"
+"""Every part of it is replaced by those of the connection (`_server`)."""
 _TURN = Lock()
 """Held by the thread that runs Great Expectations, which has one current context in a process and is not made for several
 threads. A thread gives up its turn while the database works for it."""
@@ -29,13 +36,16 @@ threads. A thread gives up its turn while the database works for it."""
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a suite's checks came out: whether each holds, by name, and the breaches of those that Great Expectations counts."""
+    """How a suite's checks came out: whether each that ran holds, by name, and the breaches of those that Great Expectations
+    counts."""
 
     held: Mapping[str, bool]
+    not_run: Mapping[str, str]
+    """Why a check could not be run, by name; "" where the reason might show a value."""
     breaches: Mapping[str, tuple[int, list[dict[str, Any]]]]
     """By name: how many, and the ids of the first ones; an expectation over a whole table has one breach and no ids."""
-    report: str
-    """The site's index relative to the docs folder."""
+    report: str | None
+    """The site's index relative to the docs folder; None: it could not be written."""
 
 
 def validate(
@@ -50,8 +60,8 @@ def validate(
 ) -> Outcome:
     """Runs every check, those over one set of rows together: Great Expectations counts all breaches of single rows in one scan.
 
-    `batch` is the query that `{batch}` stands for; `options` are libpq options of every connection. A check
-    that cannot be run raises AuditFailed: it is not known to hold. Threads may validate suites beside one another.
+    `batch` is the query that `{batch}` stands for; `control_url` may name several servers; `options` are libpq options of every
+    connection. One check that cannot be run leaves the others as they are. Threads may validate suites beside one another.
     """
     with _TURN, ExitStack() as opened:
         prepare()
@@ -59,18 +69,19 @@ def validate(
         from great_expectations.data_context.types.base import ProgressBarsConfig
 
         site = docs_folder / str(run_id) / suite_name
-        _make_site(docs_folder, site)
+        is_written = _write(partial(_make_site, docs_folder, site))
         context = gx.get_context(mode="ephemeral")
         # After each thing that is added it writes all of its settings as YAML, which for this context nobody reads.
         context.variables.save = lambda: None
         context.variables.progress_bars = ProgressBarsConfig(globally=False)
         for name in list(context.get_site_names()):
             context.delete_data_docs_site(name)
-        context.add_data_docs_site(SITE, _site_settings(site))
+        if is_written:
+            context.add_data_docs_site(SITE, _site_settings(site))
         source = context.data_sources.add_postgres(
             "control",
-            connection_string=_sqlalchemy_url(control_url),
-            kwargs={"connect_args": {"options": options}},
+            connection_string=_NOWHERE,
+            kwargs={"connect_args": _server(control_url) | {"options": options}},
         )
         one_run = " ".join(batch.split())
         queries = {
@@ -83,67 +94,88 @@ def validate(
         engine = source.get_execution_engine().engine
         opened.callback(engine.dispose)  # its connections end now, not when garbage is collected
         _give_columns_alone(engine, set(queries.values()))
-        _give_up_turn_while_it_works(engine, context)
+        refusals = _give_up_turn_while_it_works(engine, context)
+        made, not_run = _expectations(suite.checks)
         definitions = {}
         for name in dict.fromkeys(check.rows for check in suite.checks):
             rows = source.add_query_asset(
                 name, query=queries[name]
             ).add_batch_definition_whole_table(name)
-            # All at once: each expectation that is added later writes the whole suite again.
-            expectations = [
-                _expectation(check, run_id, suite_name)
-                for check in suite.checks
-                if check.rows == name
-            ]
             title = suite_name if name == ALL_RUNS else f"{suite_name}_{name}"
-            made = context.suites.add(gx.ExpectationSuite(name=title, expectations=expectations))
+            # All at once: each expectation that is added later writes the whole suite again.
+            its = [
+                made[check.name]
+                for check in suite.checks
+                if check.rows == name and check.name in made
+            ]
+            added = context.suites.add(gx.ExpectationSuite(name=title, expectations=its))
             definitions[name] = context.validation_definitions.add(
-                gx.ValidationDefinition(name=title, data=rows, suite=made)
+                gx.ValidationDefinition(name=title, data=rows, suite=added)
             )
         # A checkpoint would write the index, and copy what all sites share, once for each set of rows.
         of_run = gx.RunIdentifier(run_name=f"run-{run_id}")
-        results = [
-            result
+        held = {
+            str(result.expectation_config.meta["name"]): bool(result.success)
             for definition in definitions.values()
             for result in definition.run(result_format="BOOLEAN_ONLY", run_id=of_run).results
-        ]
-        context.build_data_docs(site_names=[SITE])
-        held = {}
-        for result in results:
-            name = str(result.expectation_config.meta["name"])
-            if _could_not_run(result):
-                raise _not_run(suite_name, name, run_id)
-            held[name] = bool(result.success)
+            if not _could_not_run(result)
+        }
+        if is_written:
+            is_written = _write(partial(context.build_data_docs, site_names=[SITE]))
+        # Several are counted by one statement, and one that the server refuses takes the others with it: each is run alone. Not
+        # after anything else, such as a limit of time, which would only be met again.
+        is_refused = all(_is_refused(error) for error in refusals)
+
+        def run_alone(check: Check, result_format: Any) -> Any:
+            rows = definitions[check.rows].batch_definition.get_batch()
+            return rows.validate(_expectation(check), result_format=result_format)
+
         breaches = {}
         for check in suite.checks:
+            if check.name in not_run:
+                continue
             if check.name not in held:
-                raise _not_run(suite_name, check.name, run_id)
+                refusals.clear()
+                found = run_alone(check, "BOOLEAN_ONLY") if is_refused else None
+                if found is None or _could_not_run(found):
+                    not_run[check.name] = "" if found is None else _why(found, refusals)
+                    continue
+                held[check.name] = bool(found.success)
             if not held[check.name] and check.sql is None:
-                rows = definitions[check.rows].batch_definition.get_batch()
-                found = rows.validate(
-                    _expectation(check, run_id, suite_name),
-                    result_format={
-                        "result_format": "SUMMARY",
-                        "partial_unexpected_count": ids_kept,
-                        "unexpected_index_column_names": list(suite.rows[check.rows].ids),
-                    },
-                )
+                shown = {
+                    "result_format": "SUMMARY",
+                    "partial_unexpected_count": ids_kept,
+                    "unexpected_index_column_names": list(suite.rows[check.rows].ids),
+                }
+                found = run_alone(check, shown)
                 if _could_not_run(found):
-                    raise _not_run(suite_name, check.name, run_id)
+                    not_run[check.name] = ""
+                    continue
                 breaches[check.name] = _breaches(found.result, suite.rows[check.rows].ids)
-        return Outcome(held, breaches, str((site / "index.html").relative_to(docs_folder)))
+        report = str((site / "index.html").relative_to(docs_folder)) if is_written else None
+        return Outcome(held, not_run, breaches, report)
 
 
-def _expectation(check: Check, run_id: int, suite_name: str) -> Any:
-    """The expectation as Great Expectations has it. AuditFailed when there is none of that name, or it does not take that."""
+def _expectations(checks: Sequence[Check]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Each expectation as Great Expectations has it, by name; and why there is none, where it knows none of that name, or it does
+    not take those arguments."""
     from great_expectations.exceptions import GreatExpectationsError
+
+    made: dict[str, Any] = {}
+    not_made: dict[str, str] = {}
+    for check in checks:
+        try:
+            made[check.name] = _expectation(check)
+        except (GreatExpectationsError, ValueError, TypeError) as error:
+            not_made[check.name] = " ".join(str(error).split())
+    return made, not_made
+
+
+def _expectation(check: Check) -> Any:
     from great_expectations.expectations.registry import get_expectation_impl
 
-    try:
-        kind = get_expectation_impl(check.type) if check.sql is None else _no_rows()
-        return kind(**check.kwargs, description=check.must_hold, meta={"name": check.name})
-    except (GreatExpectationsError, ValueError, TypeError) as error:
-        raise _not_run(suite_name, check.name, run_id, " ".join(str(error).split())) from error
+    kind = get_expectation_impl(check.type) if check.sql is None else _no_rows()
+    return kind(**check.kwargs, description=check.must_hold, meta={"name": check.name})
 
 
 @cache
@@ -170,26 +202,50 @@ def _give_columns_alone(engine: Any, queries: set[str]) -> None:
         return f"{statement} LIMIT 0" if statement in queries else statement, parameters
 
 
-def _give_up_turn_while_it_works(engine: Any, context: Any) -> None:
-    """While the database works on a statement of `engine`, another thread may have the turn, with a context of its own."""
+def _give_up_turn_while_it_works(engine: Any, context: Any) -> list[psycopg2.Error]:
+    """While the database works on a statement of `engine`, another thread may have the turn, with a context of its own. Returns a
+    list of the errors that the database gives from now on."""
+    import psycopg2
     from great_expectations.data_context import set_context
     from sqlalchemy import event
+
+    errors: list[psycopg2.Error] = []
 
     @event.listens_for(engine, "do_execute")
     def execute(cursor: Any, statement: str, parameters: Any, _: Any) -> bool:
         _TURN.release()
         try:
             cursor.execute(statement, parameters)
+        except psycopg2.Error as error:
+            errors.append(error)
+            raise
         finally:
             _TURN.acquire()
             set_context(context)
         return True  # it is executed
+
+    return errors
 
 
 def _could_not_run(result: Any) -> bool:
     # Without an error: {"raised_exception": False}. An error of the query itself is keyed by the metric instead.
     trouble = result.exception_info or {}
     return bool(trouble.get("raised_exception", bool(trouble)))
+
+
+def _is_refused(error: psycopg2.Error) -> bool:
+    """Whether the statement itself is wrong: its names and types (class 42), or a value that is not of a type (class 22)."""
+    return (error.pgcode or "")[:2] in ("22", "42")
+
+
+def _why(result: Any, refusals: Sequence[psycopg2.Error]) -> str:
+    """Why it could not be run. Nothing that may have a row's value in it: errors of class 42 name columns and types alone."""
+    if refusals:
+        if (refusals[-1].pgcode or "").startswith("42"):
+            return refusals[-1].diag.message_primary or ""
+        return "a value is not of the type that it is compared with"
+    told = re.search(r'The column "[^"]*" in BatchData does not exist', str(result.exception_info))
+    return told.group().replace(" in BatchData", "") if told else ""
 
 
 def _breaches(result: Mapping[str, Any], ids: Sequence[str]) -> tuple[int, list[dict[str, Any]]]:
@@ -254,16 +310,22 @@ def _site_settings(site: Path) -> dict[str, Any]:
     }
 
 
-def _sqlalchemy_url(url: str) -> str:
-    """A bare postgresql:// would mean another driver to SQLAlchemy 2.1."""
-    _, separator, rest = url.partition("://")
-    return f"postgresql+psycopg2{separator}{rest}"
+def _write(write: Callable[[], object]) -> bool:
+    """Whether it could be written. A report shows a result, and is none: without one the checks stand as they came out."""
+    try:
+        write()
+    except OSError as error:
+        log.error(
+            "backstop: this data check has no report: %s", error.strerror or type(error).__name__
+        )
+        return False
+    return True
 
 
-def _not_run(suite: str, check: str, run_id: int, why: str = "") -> AuditFailed:
-    return AuditFailed(
-        f"The check {check} of {suite} could not be run for run {run_id}{': ' if why else ''}{why.rstrip('.')}.",
-        unaffected="What it guards was not promoted.",
-        next_step="See that the control database is up (`backstop check`), and that the check names columns that there are; then"
-        " clear this task.",
-    )
+def _server(url: str) -> dict[str, str | None]:
+    """What psycopg2 takes to connect. SQLAlchemy reads no URL of several servers, and libpq does."""
+    from psycopg2.extensions import parse_dsn
+
+    named = {name: str(value) for name, value in parse_dsn(url).items()}
+    # Not read-write: the session is set to read.
+    return dict.fromkeys(("user", "host", "dbname")) | named | {"target_session_attrs": "primary"}

@@ -7,7 +7,7 @@ apart from it, because its own results may carry whole values.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -15,15 +15,23 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backstop.checks.suites import OF_A_STAGE, Check, Suite, with_own
+from backstop.checks.suites import OF_A_STAGE, Check, Suite, suite_of, with_own
 from backstop.config.settings import Settings
-from backstop.model.errors import AuditFailed, BackstopError, RunLost, StoreUnavailable
+from backstop.model.errors import (
+    AuditFailed,
+    BackstopError,
+    ConfigurationError,
+    RunLost,
+    StoreUnavailable,
+)
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection
 
     from backstop.checks.data_docs import Outcome
 
+OWN_EXPECTATIONS = "own_expectations"
+"""The check that fails where a team's expectations cannot be used."""
 IDS_KEPT = 20
 """Enough to start looking; the count says how many there are."""
 
@@ -46,7 +54,7 @@ KEPT = {
     "proof": "Nothing of producers or consumers was touched, and this proof's answer was not published.",
     "leases_before": "No lease was taken back by this run. A message that is delivered again takes an expired lease by itself.",
     "leases_after": "What was taken back is free for the next worker; the rest is as it was, and the database decides.",
-    "dead_letters_drained": "What was drained is stored; nothing is classified or decided before this holds.",
+    "dead_letters_drained": "What was drained is stored; what is stored is classified and decided all the same.",
     "causes": "This run gave no dead letter a cause; dead letters and payloads are stored, and the next run classifies again.",
     "dead_letters_decided": "Dead letters, requests and cases stay as they are; every replay is judged again before it goes out.",
     "audit": "Nothing was changed: an audit only reads. Violations are recorded by id, and people were alerted.",
@@ -56,15 +64,15 @@ KEPT = {
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """How one suite ended. `failed`: for each broken check its name, the count of breaches and some of their
-    ids."""
+    """How one suite ended. `held`: what must hold, and does, by the check's name; `failed`: for each broken check its name, the
+    count of breaches and some of their ids. One that could not be run is broken once, and says why."""
 
     suite: str
     passed: bool
-    expectations: int
+    held: Mapping[str, str]
     failed: tuple[dict[str, Any], ...]
-    report: str
-    """The Data Docs page of this result, relative to the docs folder."""
+    report: str | None
+    """The Data Docs page of this result, relative to the docs folder; None: it could not be written."""
 
 
 def run_suites(
@@ -94,7 +102,9 @@ def run_suites(
     results: list[SuiteResult] = []
     errors: list[Exception] = []
     try:
-        connection = psycopg2.connect(control_url, options=options, connect_timeout=10)
+        connection = psycopg2.connect(
+            control_url, options=options, connect_timeout=10, target_session_attrs="primary"
+        )
     except psycopg2.OperationalError as error:
         raise _away(", ".join(suite_names)) from error
     with closing(connection), ThreadPoolExecutor(max_workers=len(suite_names)) as threads:
@@ -133,42 +143,74 @@ def run_suite(
 
 def _validate(
     suite_name: str, own: Path | None, control_url: str, options: str, run_id: int, docs: Path
-) -> tuple[Suite, Outcome]:
+) -> tuple[Suite, ConfigurationError | None, Outcome]:
+    """Our checks run also where what a team adds to them cannot be used; that is kept beside their results."""
     from backstop.checks.data_docs import validate
 
-    suite = with_own(suite_name, own)
+    suite, refused = suite_of(suite_name), None
+    try:
+        suite = with_own(suite_name, own)
+    except ConfigurationError as error:
+        refused = error
     # What a check may do is read: a team's own are run with our login.
     read_only = f"{options} -c default_transaction_read_only=on"
-    return suite, validate(suite_name, suite, BATCH, control_url, read_only, run_id, docs, IDS_KEPT)
+    return (
+        suite,
+        refused,
+        validate(suite_name, suite, BATCH, control_url, read_only, run_id, docs, IDS_KEPT),
+    )
 
 
 def _keep_result(
-    connection: Connection, run_id: int, suite_name: str, suite: Suite, found: Outcome
+    connection: Connection,
+    run_id: int,
+    suite_name: str,
+    suite: Suite,
+    refused: ConfigurationError | None,
+    found: Outcome,
 ) -> SuiteResult:
-    """Keeps how the suite ended, and raises AuditFailed unless all of it holds."""
+    """Keeps how the suite ended, and raises AuditFailed unless all of it ran and holds."""
     import psycopg2
 
     try:
-        failed = tuple(
-            _broken(check, *found.breaches[check.name])
+        failed = [
+            _broken(check.name, f"{check.must_hold}; {_not_run(found.not_run[check.name])}")
+            if check.name in found.not_run
+            else _broken(check.name, check.must_hold, *found.breaches[check.name])
             if check.name in found.breaches
             else _breaches(connection, check)
             for check in suite.checks
-            if not found.held[check.name]
-        )
-        result = SuiteResult(suite_name, not failed, len(suite.checks), failed, found.report)
+            if not found.held.get(check.name)
+        ]
+        if refused is not None:
+            failed.append(_broken(OWN_EXPECTATIONS, refused.what.rstrip(".")))
+        held = {check.name: check.must_hold for check in suite.checks if found.held.get(check.name)}
+        result = SuiteResult(suite_name, not failed, held, tuple(failed), found.report)
+        connection.commit()  # the looks for breaches only read
         _keep(connection, run_id, result)
     except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
         raise _away(suite_name) from error
     if failed:
+        row = f"data_check, run {run_id}"
+        where = f"the report {found.report} (or {row})" if found.report else row
+        next_step = [f"Read {where}, then run the duty again."]
+        if found.not_run:
+            next_step.append(
+                "A check that could not be run names a column that is not there, or a value of another type; or the control"
+                " database was away (`backstop check`)."
+            )
         raise AuditFailed(
             f"The data check {suite_name} of run {run_id} failed: "
             + "; ".join(f"{f['name']} ({f['count']}): {f['must_hold']}" for f in failed)
             + ".",
             unaffected=KEPT[suite_name],
-            next_step=f"Read the report {found.report} (or data_check, run {run_id}), then run the duty again.",
+            next_step=" ".join([*next_step, *([refused.next_step] if refused else [])]),
         )
     return result
+
+
+def _not_run(why: str) -> str:
+    return f"it could not be run{': ' if why else ''}{why.rstrip('.')}"
 
 
 def _as_one(errors: Sequence[Exception]) -> Exception:
@@ -213,6 +255,8 @@ def session_options(
         "backstop.repair_topics": json.dumps(sorted(repair_topics)),
         "backstop.clock_skew": str(clock_skew.total_seconds()),
         "application_name": "backstop-quality",
+        "timezone": "UTC",
+        "client_encoding": "UTF8",
         "statement_timeout": "300s",
         "row_security": "off",
     }
@@ -245,15 +289,18 @@ def _breaches(connection: Connection, check: Check) -> dict[str, Any]:
     """The count of breaches and the ids of the first ones: ids are all that a check selects."""
     query = str(check.sql).replace("{batch}", f"({BATCH})")
     with connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION READ ONLY")
         cursor.execute(f"SELECT count(*) FROM ({query}) AS breach")
         row = cursor.fetchone()
         cursor.execute(f"SELECT to_jsonb(breach) FROM ({query}) AS breach LIMIT {IDS_KEPT:d}")
         ids = [found for (found,) in cursor.fetchall()]
-    return _broken(check, row[0] if row else 0, ids)
+    return _broken(check.name, check.must_hold, row[0] if row else 0, ids)
 
 
-def _broken(check: Check, count: int, ids: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"name": check.name, "must_hold": check.must_hold, "count": count, "ids": ids}
+def _broken(
+    name: str, must_hold: str, count: int = 1, ids: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    return {"name": name, "must_hold": must_hold, "count": count, "ids": list(ids)}
 
 
 def _keep(connection: Connection, run_id: int, result: SuiteResult) -> None:
@@ -261,17 +308,18 @@ def _keep(connection: Connection, run_id: int, result: SuiteResult) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             """
-            INSERT INTO data_check (run_id, suite, passed, expectations, failed, report)
-            VALUES (%s, %s, %s, %s, %s, %s)
+            INSERT INTO data_check (run_id, suite, passed, expectations, held, failed, report)
+            VALUES (%s, %s, %s, %s, %s, %s, %s)
             ON CONFLICT (run_id, suite) DO UPDATE SET
-                passed = excluded.passed, expectations = excluded.expectations, failed = excluded.failed,
-                report = excluded.report, checked_at = clock_timestamp()
+                passed = excluded.passed, expectations = excluded.expectations, held = excluded.held,
+                failed = excluded.failed, report = excluded.report, checked_at = clock_timestamp()
             """,
             (
                 run_id,
                 result.suite,
                 result.passed,
-                result.expectations,
+                len(result.held) + len(result.failed),
+                json.dumps(result.held),
                 json.dumps(result.failed),
                 result.report,
             ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from backstop.config.connection_ref import REFUSED
 from backstop.config.constraints import HIDDEN, Problem, problems
 from backstop.config.file import settings_file
 from backstop.config.foreign import FOREIGN_KINDS
+from backstop.config.once_loader import load_once
 from backstop.config.settings import Settings
 from backstop.model.errors import ConfigurationError
 
@@ -42,7 +43,7 @@ def load(path: Path | str | None = None) -> Settings:
 def parse(text: str, name: str = "backstop.yaml") -> Settings:
     """The settings that a text in YAML describes."""
     try:
-        content = yaml.load(text, _Loader)
+        content = load_once(text)
     except yaml.YAMLError as error:
         raise ConfigurationError(
             f"{name} is not YAML: {_place(error)}.",
@@ -131,34 +132,6 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-_MERGE = "tag:yaml.org,2002:merge"
-"""`<<`: what it names is merged into the mapping, whose own keys win."""
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key written twice: the first of the two would be lost in silence."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merges in place, so that a key looks written twice afterwards: what was written is looked at before, once."""
-        if not hasattr(node, "is_checked"):
-            node.is_checked = True  # type: ignore[attr-defined]
-            self._refuse_twice(node)
-        super().flatten_mapping(node)
-
-    def _refuse_twice(self, node: yaml.MappingNode) -> None:
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == _MERGE:
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is written twice", key_node.start_mark
-                )
-            if isinstance(key, Hashable):
-                seen.add(key)
 
 
 def _place(error: yaml.YAMLError) -> str:

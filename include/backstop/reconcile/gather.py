@@ -171,17 +171,17 @@ def gather(
         logs = packets if logs is None else logs.union(packets)
     is_worth = sum(one.rows for one in due.read) >= WORTH_PLANNING_TWICE
     decides = known if is_worth and not evidence_of_all else None
+    read_at = _read_at(settings, sources, looks, due)  # no answer that follows is older
     held = look_up(
         due.packets, logs, due.buckets, owing, settings, connections, decides, lakes.answered
     ).localCheckpoint(eager=True)
-    told = _told(held)
-    for row in told[MISSED]:
+    findings = _findings(held)
+    for row in findings[MISSED]:
         sources.unreachable.setdefault(row["subject"], row["why"])
     with control, control.cursor() as cursor:
         read_after_logs(looks, sources, cursor)
-    read_at = _read_at(settings, sources, looks, due)
-    broken = quarantine_stubs(told[BROKEN_STUBS], settings, control, run)
-    quarantine_logs(told[BROKEN_LOGS], settings, control, run)
+    broken = quarantine_stubs(findings[BROKEN_STUBS], settings, control, run)
+    quarantine_logs(findings[BROKEN_LOGS], settings, control, run)
     with control, control.cursor() as cursor:
         decisions = _decisions(cursor, topics)  # again: somebody may have decided since
     rule = Rule(
@@ -198,18 +198,18 @@ def gather(
     )
     phases.end()
     missed = {**_doubtful_clocks(settings, looks, sources.unreachable), **sources.unreachable}
-    looked_up = told[LOOKED_UP]
+    looked_up = findings[LOOKED_UP]
     return Gathered(
         held=held,
         rule=rule,
         broken=broken,
-        broken_stubs=len(told[BROKEN_STUBS]),
+        broken_stubs=len(findings[BROKEN_STUBS]),
         missed=missed,
         unlisted=looks.unlisted,
         proven=sum(row["proven"] for row in looked_up),
         asked=sum(row["asked"] for row in looked_up),
         scans=scans,
-        counted=told[COUNTS],
+        counted=findings[COUNTS],
         read_at=read_at,
     )
 
@@ -225,7 +225,8 @@ def _decisions(cursor: Any, topics: set[str]) -> Any:
 def _read_at(
     settings: Settings, sources: Sources, looks: Readings, due: Due
 ) -> dict[str, datetime]:
-    """When each source was read, by its own clock; a source whose clock is in doubt, or that is away, is absent."""
+    """The instant, by the source's own clock, from which on it was read; a source whose clock is in doubt, or that is away, is
+    absent."""
     found = {f"shard {name}": at for name, at in due.read_at.items() if looks.shards[name][0]}
     of_store = {
         settings.groups[group].store: group
@@ -241,16 +242,16 @@ def _read_at(
     return found
 
 
-def _told(held: DataFrame) -> dict[str, list[dict[str, Any]]]:
+def _findings(held: DataFrame) -> dict[str, list[dict[str, Any]]]:
     """The rows of all packets but HELD and OUTCOMES, by kind."""
-    told: dict[str, list[dict[str, Any]]] = {
+    findings: dict[str, list[dict[str, Any]]] = {
         kind: [] for kind in (BROKEN_STUBS, BROKEN_LOGS, MISSED, LOOKED_UP, COUNTS)
     }
     for row in (
         held.where(f"kind NOT IN ('{HELD}', '{OUTCOMES}')").select("kind", "packet").collect()
     ):
-        told[row["kind"]] += unpack(bytes(row["packet"])).to_pylist()
-    return told
+        findings[row["kind"]] += unpack(bytes(row["packet"])).to_pylist()
+    return findings
 
 
 def _doubtful_clocks(

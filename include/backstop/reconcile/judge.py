@@ -28,6 +28,7 @@ from backstop.reconcile.packets import describe
 from backstop.reconcile.read import read_due
 from backstop.reconcile.stage import stage_stubs
 from backstop.runs.run import Run, begin_stage, finish_stage, hold
+from backstop.spark.cores import cores_of
 from backstop.sql.named import load
 from backstop.stores.protocol import Scope
 
@@ -52,9 +53,7 @@ def judge(
     phases, counts = Phases(run.phase, say), Counts()
     phases.begin("read")
     stage = begin_stage(control, run)
-    partitions = (
-        max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
-    )
+    partitions = max(2, cores_of(spark))
     with Sources(settings, connections) as sources:
         if not run.dry_run:
             # Again before the read, because time has passed since the run began; what fails here makes the run incomplete.

@@ -16,8 +16,19 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
 from backstop.reconcile.judge_proven import judge_proven
-from backstop.reconcile.packets import PACKETS, Packet, as_batch, no_packets, of_kind, pack, unpack
-from backstop.spark.deal import deal
+from backstop.reconcile.packets import (
+    ATTEMPTS,
+    LOGS,
+    PACKETS,
+    STUBS,
+    Packet,
+    as_batch,
+    no_packets,
+    of_kind,
+    pack,
+    unpack,
+)
+from backstop.spark.repartition import repartition_by
 from backstop.sql.named import load
 from backstop.verdicts import frames
 
@@ -66,7 +77,7 @@ def look_up(
         return stubs.coalesce(1).mapInArrow(_whole(prove_and_ask), PACKETS)
     logs = no_packets(stubs.sparkSession) if logs is None else logs
     by_bucket, logs_of_bucket = (
-        deal(packets, buckets, "bucket").groupBy("bucket") for packets in (stubs, logs)
+        repartition_by(packets, buckets, "bucket").groupBy("bucket") for packets in (stubs, logs)
     )
     return by_bucket.cogroup(logs_of_bucket).applyInArrow(prove_and_ask, PACKETS)
 
@@ -114,7 +125,7 @@ def _look_up(
         from backstop.verdicts.evaluate import Engine, table
 
         spare_tasks()
-        given = of_kind(stubs, "stubs")
+        given = of_kind(stubs, STUBS)
         if not given:  # logs alone: nobody asked about them
             return pa.Table.from_batches([as_batch([])])
         engine = Engine()
@@ -126,11 +137,11 @@ def _look_up(
             sound = sound.drop_columns(["broken"])
             # What was needed to find them is gone by the time they are judged: each of it is as large as they are.
             delivery, looked_up, missed = _deliveries(
-                engine, sound, of_kind(logs, "logs"), tables, whole, settings, connections, job
+                engine, sound, of_kind(logs, LOGS), tables, whole, settings, connections, job
             )
             decided = judge_proven(decides, engine, sound, delivery) if decides else None
             left = sound if decided is None else decided.rest
-            attempts = pa.concat_tables([table(frames.ATTEMPT, []), *of_kind(stubs, "attempts")])
+            attempts = pa.concat_tables([table(frames.ATTEMPT, []), *of_kind(stubs, ATTEMPTS)])
             held = engine.query(_SQL["with_attempts"], {"part": left, "attempt": attempts})
         finally:
             engine.close()

@@ -1,18 +1,18 @@
 """Arrow tables as single values, so that Spark hands over packets of thousands of rows and never a row.
 
-A row of a packet frame is one packet: what it holds (`kind`), the bucket of its keys, and the table (Arrow's stream, lz4). All
-rows of one key are in one bucket, whichever store they came from.
+A row of a packet frame is one packet: what it holds (`kind`), the bucket of its keys, and the table (Arrow's stream, lz4). Of
+STUBS, ATTEMPTS and LOGS all rows of one key are in one bucket, whichever store they came from; every other packet carries 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backstop.model.records import EARLIEST, ID_BYTES, LATEST, TOPIC_BYTES
 from backstop.sql.named import load
-from backstop.stores.protocol import LAST_NUMBER
+from backstop.stores.protocol import LAST_NUMBER, PART_COLUMNS
 from backstop.verdicts.frames import micros
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from backstop.verdicts.evaluate import Engine
 
 PACKETS = "`bucket` int, `kind` string, `packet` binary"
+STUBS, ATTEMPTS, LOGS = "stubs", "attempts", "logs"
+"""Kinds of packets: the rows of PART_COLUMNS[kind], and of stubs how they are broken. lookup.py has those that it makes."""
 DELIVERIES_OF_BUCKET = 120_000
 """What a worker holds at once, in 2 to 3 KB each: the bound of its memory, whatever is due. 150,000 take two workers 0.17 GiB
 more, 100,000 take 0.08 less and 2 to 6 % of a run's time more; with 20,000 half of the time goes into planning."""
@@ -30,7 +32,8 @@ _SQL = load("backstop.reconcile", "packets.sql")
 
 
 def buckets_for(deliveries: int, partitions: int) -> int:
-    """Into how many buckets so many are dealt at most: few make one, more are as many for each core, which none then waits for."""
+    """The number of buckets for at most so many deliveries: 1 for few, else a multiple of `partitions`, so that all cores end
+    together."""
     if deliveries <= FEW_DELIVERIES:
         return 1
     rounds = -(-deliveries // (DELIVERIES_OF_BUCKET * partitions))
@@ -38,7 +41,7 @@ def buckets_for(deliveries: int, partitions: int) -> int:
 
 
 def share_of(partitions: int, scans: int) -> int:
-    """Into how many parts at least each of so many scans beside one another is cut, to keep every core at work."""
+    """The least number of parts of each of `scans` scans that run side by side, so that every core has one."""
     return -(-partitions // max(1, scans))
 
 
@@ -62,6 +65,10 @@ class Packet:
     bucket: int
     kind: str
     packet: bytes
+
+
+PacketsOf = Callable[["Engine", str, "pa.Table"], list[Packet]]
+"""Packets of rows of one kind."""
 
 
 def pack(table: pa.Table) -> bytes:
@@ -94,7 +101,7 @@ def of_kind(packets: pa.Table, kind: str) -> list[pa.Table]:
     ]
 
 
-def deal(kind: str, part: pa.Table, given: Mapping[str, Any], engine: Engine) -> pa.Table:
+def with_buckets(kind: str, part: pa.Table, given: Mapping[str, Any], engine: Engine) -> pa.Table:
     """The rows with what packets.sql says of them under `kind`: their bucket, and of stubs how they are broken. `given`: `limits`.
 
     Their own columns never pass the engine: to copy twenty of them there and back costs more than all that it finds out.
@@ -124,6 +131,30 @@ def by_bucket(kind: str, table: pa.Table) -> list[Packet]:
     return [
         Packet(bucket, kind, pack(rows.filter(pc.equal(buckets, bucket)))) for bucket in present
     ]
+
+
+def pack_rows(
+    kind: str, packets_of: PacketsOf
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For `mapInArrow` over rows of PART_COLUMNS[kind] that Spark itself read: their packets."""
+
+    def pack_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        from backstop.sql.arrow import arrow_schema
+        from backstop.verdicts.evaluate import Engine
+
+        schema = arrow_schema(PART_COLUMNS[kind])
+        engine = Engine()
+        try:
+            for batch in batches:
+                if batch.num_rows:
+                    rows = pa.Table.from_batches([batch]).cast(schema)
+                    yield from in_batches(packets_of(engine, kind, rows))
+        finally:
+            engine.close()
+
+    return pack_batches
 
 
 def as_batch(packets: Iterable[Packet]) -> pa.RecordBatch:

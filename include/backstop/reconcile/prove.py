@@ -37,6 +37,7 @@ from backstop.reconcile.read import read_window
 from backstop.reconcile.sign_proof import write_manifest
 from backstop.runs.run import Run, hold
 from backstop.runs.scope import scope_of
+from backstop.spark.cores import cores_of
 from backstop.sql.named import load, read_sql
 
 if TYPE_CHECKING:
@@ -117,9 +118,7 @@ def prove(
     window = Window(scope.topics[0], scope.created_from, scope.created_to)
     phases = Phases(run.phase, say)
     phases.begin("read")
-    partitions = (
-        max(2, spark.sparkContext.defaultParallelism) if hasattr(spark, "sparkContext") else 8
-    )
+    partitions = max(2, cores_of(spark))
     with Sources(settings, connections) as sources:
         due = read_window(
             spark,

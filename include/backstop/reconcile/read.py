@@ -23,21 +23,24 @@ from backstop.evidence.sources import Sources, reason
 from backstop.model.errors import StoreFailed, Unavailable
 from backstop.model.records import StubStatus
 from backstop.reconcile.packets import (
+    ATTEMPTS,
     PACKETS,
+    STUBS,
     Packet,
     buckets_for,
     by_bucket,
-    deal,
     describe,
     in_batches,
     limits,
     no_packets,
     pack,
+    pack_rows,
     share_of,
     unpack,
+    with_buckets,
 )
 from backstop.sql.named import load
-from backstop.stores.protocol import PART_COLUMNS, Scan, Scope, StubSource
+from backstop.stores.protocol import Scan, Scope, StubSource
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +51,9 @@ OPEN = (StubStatus.PENDING, StubStatus.EXHAUSTED)
 """What a run over due stubs may meet."""
 _SQL = load("backstop.reconcile", "packets.sql")
 OpenScan = Callable[[StubSource, int], AbstractContextManager[Scan]]
-"""By into how many parts at least many rows are cut."""
+"""Opens a shard's scan, cut into at least this many parts if it is large."""
+READ, SENT_TO, FAILED = "read", "sent_to", "failed"
+"""Kinds of packets of a shard's scan, which the driver collects: rows of Read; where copies went; why a part did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,24 +239,24 @@ def _read_shard(
         packets = (
             scanned_stubs(spark, settings, connections, name, scan.parts, given)
             if scan.frame is None
-            else scan.frame.mapInArrow(_deal_stubs(given), PACKETS)
+            else scan.frame.mapInArrow(pack_rows(STUBS, partial(_packets_of, given)), PACKETS)
         )
-        read = packets.localCheckpoint(eager=True)
-        told = [
+        packets = packets.localCheckpoint(eager=True)
+        reports = [
             (row["kind"], row["packet"])
-            for row in read.where("kind NOT IN ('stubs', 'attempts')").collect()
+            for row in packets.where(f"kind NOT IN ('{STUBS}', '{ATTEMPTS}')").collect()
         ]
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this shard's alone
         sources.missed(f"shard {name}", _as_unavailable(sources, name, reason(error), error))
         return None
-    for kind, packet in told:
-        if kind == "failed":
+    for kind, packet in reports:
+        if kind == FAILED:
             sources.missed(f"shard {name}", _as_unavailable(sources, name, bytes(packet).decode()))
             return None
-    tables: dict[str, list[Any]] = {"read": [], "sent_to": []}
-    for kind, packet in told:
+    tables: dict[str, list[Any]] = {READ: [], SENT_TO: []}
+    for kind, packet in reports:
         tables[kind].append(unpack(bytes(packet)))
-    return _Shard(read, tables["read"], tables["sent_to"])
+    return _Shard(packets, tables[READ], tables[SENT_TO])
 
 
 def scanned_stubs(
@@ -285,7 +290,7 @@ def _scan_stubs(
         failed = remembered(read_id)
         if name in failed:
             # Each further wait for a time-out would tell nothing new.
-            yield from in_batches([Packet(0, "failed", failed[name].encode())])
+            yield from in_batches([Packet(0, FAILED, failed[name].encode())])
             return
         engine = Engine()
         packets_of = partial(_packets_of, given, engine)
@@ -298,41 +303,18 @@ def _scan_stubs(
         except Unavailable as error:
             # The other parts of the shard are thrown away with it: half of a shard is no answer.
             failed[name] = error.what
-            yield from in_batches([Packet(0, "failed", error.what.encode())])
+            yield from in_batches([Packet(0, FAILED, error.what.encode())])
         finally:
             engine.close()
 
     return scan_stubs
 
 
-def _deal_stubs(
-    given: Mapping[str, Any],
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The same of stubs that Spark itself read."""
-
-    def deal_stubs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        from backstop.sql.arrow import arrow_schema
-        from backstop.verdicts.evaluate import Engine
-
-        schema = arrow_schema(PART_COLUMNS["stubs"])
-        engine = Engine()
-        try:
-            for batch in batches:
-                part = pa.Table.from_batches([batch]).cast(schema)
-                yield from in_batches(_packets_of(given, engine, "stubs", part))
-        finally:
-            engine.close()
-
-    return deal_stubs
-
-
 def _packets_of(
     given: Mapping[str, Any], engine: Engine, kind: str, part: pa.Table
 ) -> list[Packet]:
-    dealt = deal(kind, part, given, engine)
-    about = "read" if kind == "stubs" else "sent_to"
+    dealt = with_buckets(kind, part, given, engine)
+    about = READ if kind == STUBS else SENT_TO
     return [
         *by_bucket(kind, dealt),
         Packet(0, about, pack(engine.query(_SQL[about], {"part": dealt}))),

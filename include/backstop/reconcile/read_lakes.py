@@ -11,13 +11,23 @@ from typing import TYPE_CHECKING, Any, cast
 from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources, guarded
 from backstop.model.errors import StoreFailed, Unavailable
-from backstop.reconcile.packets import PACKETS, by_bucket, deal, in_batches, limits
+from backstop.reconcile.packets import (
+    LOGS,
+    PACKETS,
+    Packet,
+    by_bucket,
+    limits,
+    pack_rows,
+    with_buckets,
+)
 from backstop.stores.lake.snapshot import explained
 from backstop.stores.lake.stores import LakeLogs
 from backstop.stores.protocol import PART_COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from backstop.verdicts.evaluate import Engine
 
 
 @dataclass(slots=True)
@@ -43,7 +53,7 @@ def read_lakes(
         try:
             with guarded(subject, StoreFailed), explained(subject, _table_of(settings, store)):
                 rows = cast(LakeLogs, sources.logs_of(next(iter(groups)))).read_whole(groups)
-                packets = rows.select(*PART_COLUMNS["logs"]).mapInArrow(_deal(buckets), PACKETS)
+                packets = rows.select(*PART_COLUMNS[LOGS]).mapInArrow(_packed(buckets), PACKETS)
                 lakes.packets.append(packets.localCheckpoint(eager=True))
             answered = True
         except Unavailable as error:
@@ -59,23 +69,10 @@ def _table_of(settings: Settings, store: str) -> str:
     return mapping.tables[0]
 
 
-def _deal(buckets: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _packed(buckets: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     given = {"dealt": limits(buckets, (), ())["dealt"]}
 
-    def deal_logs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
+    def packets_of(engine: Engine, kind: str, rows: pa.Table) -> list[Packet]:
+        return by_bucket(kind, with_buckets(kind, rows, given, engine))
 
-        from backstop.sql.arrow import arrow_schema
-        from backstop.verdicts.evaluate import Engine
-
-        schema = arrow_schema(PART_COLUMNS["logs"])
-        engine = Engine()
-        try:
-            for batch in batches:
-                if batch.num_rows:
-                    rows = pa.Table.from_batches([batch]).cast(schema)
-                    yield from in_batches(by_bucket("logs", deal("logs", rows, given, engine)))
-        finally:
-            engine.close()
-
-    return deal_logs
+    return pack_rows(LOGS, packets_of)

@@ -21,10 +21,10 @@ from backstop.reconcile.packets import (
     PACKETS,
     Packet,
     by_bucket,
-    deal,
     in_batches,
     limits,
     share_of,
+    with_buckets,
 )
 from backstop.reconcile.read import Due
 from backstop.verdicts.frames import instant
@@ -116,7 +116,7 @@ def _scan_logs(
         engine = Engine()
 
         def packets_of(kind: str, part: pa.Table) -> list[Packet]:
-            return by_bucket(kind, deal(kind, part, given, engine))
+            return by_bucket(kind, with_buckets(kind, part, given, engine))
 
         try:
             with Sources(settings, connections) as sources:

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import fields
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from backstop.brokers.protocol import Broker, Capabilities, Finding
@@ -40,6 +41,7 @@ def find(
     )
     yield from _transport(settings, known)
     yield from _content_schemas(settings)
+    yield from _own_expectations(settings)
     try:
         conn = connect(settings, known)
     except BackstopError as error:
@@ -140,6 +142,26 @@ def _content_schemas(settings: Settings) -> Iterator[Finding]:
             yield Finding(f"topic {name}", False, error.what, error.next_step)
         else:
             yield Finding(f"topic {name}", True, f"content schema {topic.content_schema}")
+
+
+def _own_expectations(settings: Settings) -> Iterator[Finding]:
+    """Can the team's own data checks be used? Whether their columns are there shows when a step runs."""
+    from backstop.checks.suites import SUITES, checks_of, with_own
+
+    if settings.data_checks is None:
+        return
+    folder = Path(settings.data_checks.expectations)
+    bad: dict[str, str] = {}
+    added = 0
+    for suite in SUITES:
+        try:
+            added += len(with_own(suite, folder).checks) - len(checks_of(suite))
+        except ConfigurationError as error:
+            bad[error.what] = error.next_step
+    for what, next_step in bad.items():
+        yield Finding("data checks", False, what, next_step)
+    if not bad:
+        yield Finding("data checks", True, f"{added} expectations of your own in {folder}")
 
 
 def _transport(settings: Settings, known: Connections) -> Iterator[Finding]:

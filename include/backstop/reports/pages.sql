@@ -20,7 +20,7 @@ SELECT run_id, duty, scope, state, dry_run, no_send, started_at, finished_at, as
 FROM run WHERE run_id = %(run_id)s;
 
 -- name: checks_of_run: its data checks
-SELECT suite, passed, expectations, failed, report, checked_at FROM data_check WHERE run_id = %(run_id)s
+SELECT suite, passed, expectations, held, failed, report, checked_at FROM data_check WHERE run_id = %(run_id)s
 ORDER BY checked_at;
 
 -- name: verdicts_of_run: what it found

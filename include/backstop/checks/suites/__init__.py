@@ -12,6 +12,7 @@ check shows: results are kept.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -106,33 +107,72 @@ def suite_of(suite: str) -> Suite:
 
 
 def with_own(suite: str, folder: Path | None) -> Suite:
-    """The suite with what `folder`/<suite>.yaml adds to it. Raises ConfigurationError when the file is not as documented."""
+    """The suite with what `folder`/<suite>.yaml adds to it. Raises ConfigurationError when the folder or the file is not as
+    documented: what a team wants checked and nobody reads would pass in silence."""
     ours = suite_of(suite)
-    path = None if folder is None else folder / f"{suite}.yaml"
-    if path is None or not path.exists():
+    if folder is None:
+        return ours
+    require_folder(folder)
+    path = folder / f"{suite}.yaml"
+    if not os.path.lexists(path):
         return ours
     try:
         document = _read_yaml(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict) or set(document) != {"expectations"}:
             raise ValueError("it must have the one key `expectations`")
         added = _checks(document["expectations"], ours.rows)
+        for check in added:
+            _refuse_sql(check)
         names = [check.name for check in (*ours.checks, *added)]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"the name {', '.join(twice)} is there twice")
     except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"The expectations in {path} cannot be used: {error}.",
-            unaffected="The step that they belong to was not passed; nothing was promoted by it.",
-            next_step="Correct the file as docs/how-to/data-checks.md describes, or take it away; then run the duty again.",
-        ) from error
+        raise _unusable(f"The expectations in {path} cannot be used: {error}") from error
     return Suite(ours.rows, (*ours.checks, *added))
+
+
+def require_folder(folder: Path) -> None:
+    """Raises ConfigurationError unless there is such a folder, each of whose files belongs to a suite."""
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise _unusable(
+            f"The folder of expectations {folder} cannot be read: {error.strerror}"
+        ) from error
+    known = {f"{suite}.yaml" for suite in SUITES}
+    odd = [
+        name
+        for name in names
+        # Hidden ones are a mount's own links.
+        if name.endswith((".yaml", ".yml", ".json")) and name[0] != "." and name not in known
+    ]
+    if odd:
+        raise _unusable(f"In {folder} no data check reads {', '.join(odd)}: files are <suite>.yaml")
+
+
+def _unusable(what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{what.rstrip('.')}.",
+        unaffected="The step that they belong to was not passed; nothing was promoted by it.",
+        next_step="Correct it as docs/how-to/data-checks.md describes, or take it away; then run the duty again.",
+    )
+
+
+def _refuse_sql(check: Check) -> None:
+    """A query of a team's own could show payloads, and nobody would see what it costs."""
+    if queries := [name for name in check.kwargs if str(name).endswith("query")]:
+        raise ValueError(
+            f"{check.name}: {queries[0]}: no SQL of your own: name rows, a type and its arguments"
+        )
 
 
 def _read_yaml(text: str) -> Any:
     import yaml
 
+    from backstop.config.once_loader import load_once
+
     try:
-        return yaml.safe_load(text)
+        return load_once(text)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
 
@@ -152,14 +192,16 @@ def _checks(entries: Any, rows: Mapping[str, Rows]) -> Sequence[Check]:
             raise ValueError(
                 "each expectation has name, description, rows, type and kwargs, and nothing else"
             )
-        if entry["rows"] not in rows:
+        if not isinstance(entry["rows"], str) or entry["rows"] not in rows:
             raise ValueError(
                 f"{entry['name']}: there are no rows {entry['rows']!r}, but {', '.join(rows) or 'none'}"
             )
-        if not isinstance(entry["kwargs"], dict) or not str(entry["type"]).startswith("expect_"):
+        if not str(entry["type"]).startswith("expect_"):
             raise ValueError(
-                f"{entry['name']}: `type` is Great Expectations' name of an expectation, `kwargs` its arguments"
+                f"{entry['name']}: `type` begins with expect_, in lower case, as expect_column_values_to_be_in_set"
             )
+        if not isinstance(entry["kwargs"], dict):
+            raise ValueError(f"{entry['name']}: `kwargs` are the expectation's arguments by name")
         name, must_hold, of, kind = (
             str(entry[key]) for key in ("name", "description", "rows", "type")
         )

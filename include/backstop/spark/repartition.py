@@ -1,4 +1,4 @@
-"""Deals the rows of a frame into tasks by a number that each row carries."""
+"""Repartitions a frame by a number that each row carries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-def deal(rows: DataFrame, tasks: int, number: Column | str) -> DataFrame:
+def repartition_by(rows: DataFrame, tasks: int, number: Column | str) -> DataFrame:
     """The rows in so many tasks, each with those of its `number`, an int from 0 to `tasks` - 1.
 
     A hash of so few numbers puts several into one task and leaves cores idle: of 0 and 1, both. Spark 4.0 has only the hash.
