@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -16,7 +18,10 @@ from backstop.config.settings import Settings
 from backstop.evidence.evidence import Readings
 from backstop.evidence.read import read_after_logs, read_groups
 from backstop.model.errors import BrokerUnavailable, StoreFailed, StoreUnavailable, Unavailable
+from backstop.model.records import Counts
+from backstop.reconcile import anomalies
 from backstop.reconcile.record import record_looks
+from backstop.runs.run import Run
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 TOPICS = [f"topic-{number}" for number in range(10)]
@@ -119,7 +124,9 @@ class Sources(SimpleNamespace):
     def __init__(
         self, given: Settings, broker: Any = None, logs: Callable[[str], Any] = lambda _: Logs()
     ) -> None:
-        shard = SimpleNamespace(lives=lambda topics: {}, proves=lambda topic: True)
+        shard = SimpleNamespace(
+            lives=lambda topics: {}, proves=lambda topic: True, clock=lambda: NOW
+        )
         super().__init__(
             settings=given,
             unreachable={},
@@ -213,3 +220,28 @@ def test_each_group_has_its_own_allowance_for_its_stores_clock() -> None:
     }
     readings = look(Sources(settings(lax=["billing"], strict=strict), logs=lambda _: Late()))
     assert not readings.groups["strict", "billing"].clock_good
+
+
+def test_anomalies_wait_once_for_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Silent(StoreUnavailable)
+    sources = Sources(settings(), logs=lambda _: store)
+    assert anomalies_of(monkeypatch, sources) == {"anomalies_unread": 2}
+    assert store.asked == {"received_between": 1, "clock": 1}
+
+
+def test_anomalies_wait_once_for_a_shard_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = Silent(StoreUnavailable)
+    logs = SimpleNamespace(received_between=lambda *_: [], clock=lambda: NOW)
+    sources = Sources(settings(), logs=lambda _: logs)
+    sources.shard = lambda _: shard
+    monkeypatch.setattr(anomalies, "_look", lambda *_: sources.shard("shop").stubs([]))
+    assert anomalies_of(monkeypatch, sources) == {"anomalies_unread": 2}
+    assert shard.asked == {"stubs": 1, "clock": 1}
+
+
+def anomalies_of(monkeypatch: pytest.MonkeyPatch, sources: Sources) -> Counts:
+    monkeypatch.setattr(anomalies, "Sources", lambda *_: nullcontext(sources))
+    control = MagicMock()
+    control.cursor.return_value.__enter__.return_value.fetchone.return_value = None
+    run = Run(1, "token", NOW, "reconcile", "*")
+    return anomalies.find_anomalies(sources.settings, MagicMock(), control, run)
