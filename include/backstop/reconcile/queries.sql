@@ -286,6 +286,15 @@ FROM (
         AND NOT EXISTS (
             SELECT FROM open_delivery o
             WHERE o.topic = m.topic AND o.message_id = m.message_id AND o.consumer_group = m.consumer_group)
+        -- A broken stub is judged by nobody, and so never open: its case is a person's until the stub is repaired and judged.
+        AND NOT EXISTS (
+            SELECT FROM quarantine q
+            WHERE q.store = 'shard ' || m.shard AND q.topic = m.topic AND q.message_id = m.message_id
+                AND q.consumer_group IS NULL AND q.last_seen_at >= %(broken_since)s)
+        AND NOT EXISTS (
+            SELECT FROM quarantine q
+            WHERE q.store = 'shard ' || m.shard AND q.row_key = m.message_id
+                AND q.consumer_group IS NULL AND q.last_seen_at >= %(broken_since)s)
     ORDER BY hashtextextended(m.message_id, %(run_id)s::bigint)
     LIMIT %(limit)s::integer) f
 ORDER BY 1, 2;
