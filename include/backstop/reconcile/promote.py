@@ -35,9 +35,10 @@ from backstop.model.errors import (
     Unavailable,
 )
 from backstop.model.records import Counts, Verdict
+from backstop.reconcile.fence import Fence
 from backstop.reconcile.find_gaps import find_gaps
 from backstop.reconcile.find_takers import ask_about_untaken
-from backstop.reconcile.lineage import not_continued
+from backstop.reconcile.lineage import Confirmations, not_continued, read_scanned
 from backstop.reconcile.open_cases import CaseKey, open_cases
 from backstop.reconcile.set_aside import stubs_set_aside
 from backstop.requests.ask import (
@@ -67,7 +68,7 @@ _BATCH = 5_000
 _STUBS = 20_000
 """As many as a shard changes in one commit."""
 _SHARDS_AT_ONCE = 8
-"""Each has a connection to the control database."""
+"""Each has two connections to the control database."""
 Delivery = tuple[str, str]
 """topic, consumer_group"""
 
@@ -86,7 +87,7 @@ def promote(settings: Settings, connections: Connections, control: Any, run: Run
         counts.add(
             "stubs_moved",
             _promote_shards(
-                settings, connections, sources, control, failures, run.run_id, run.as_of
+                settings, connections, sources, control, failures, run, run.run_id, run.as_of
             ),
         )
         mine = len(failures.by_subject) + len(sources.unreachable)
@@ -160,8 +161,10 @@ def _finish_earlier(
     """Moves the stubs that an earlier run left; whatever goes wrong with it is noted."""
     moved = 0
     try:
-        _lapse_confirmations(settings, sources, control, run_id)
-        moved = _promote_shards(settings, connections, sources, control, failures, run_id, as_of)
+        _lapse_confirmations(settings, sources, control, run, run_id)
+        moved = _promote_shards(
+            settings, connections, sources, control, failures, run, run_id, as_of
+        )
         with control, control.cursor() as cursor:
             hold(cursor, run)
             cursor.execute(_SQL["finish_promotion"], {"run_id": run_id})
@@ -332,13 +335,12 @@ def _lapsed(
 ) -> list[tuple[str, list[str]]]:
     """The stores whose logs the run scanned and that are not as they were then, each with the topics that rest on the scan."""
     with control, control.cursor() as cursor:
-        cursor.execute(_SQL["scanned_stores"], {"run_id": run_id})
-        found = {
-            subject.removeprefix("store "): (lineage, sorted(topics))
-            for subject, lineage, topics in cursor.fetchall()
-        }
-    lineages = {store: lineage for store, (lineage, _) in found.items()}
-    return [(store, found[store][1]) for store in not_continued(settings, sources, lineages)]
+        scanned = read_scanned(cursor, run_id)
+    lineages = {store: one.lineage for store, one in scanned.items()}
+    return [
+        (store, sorted(scanned[store].topics))
+        for store in not_continued(settings, sources, lineages)
+    ]
 
 
 def _leave_unproven(
@@ -352,19 +354,26 @@ def _leave_unproven(
             cursor.execute(_SQL["leave_topics"], {"run_id": run.run_id, "topics": topics})
         failures.add(
             f"topics {', '.join(topics)}",
-            StoreUnavailable(
-                f"what the run saw done in store {store} may be lost: the server is another one now, went back, or does not answer;"
-                " nothing of these topics was promoted, and the next run judges them again",
-                unaffected="Their stubs stay due.",
-                next_step="Nothing is to be done.",
-            ),
+            _may_be_lost(store, "nothing of these topics was promoted"),
         )
 
 
-def _lapse_confirmations(settings: Settings, sources: Sources, control: Any, run_id: int) -> None:
+def _may_be_lost(store: str, left: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"what the run saw done in store {store} may be lost: the server is another one now, went back, or does not answer;"
+        f" {left}, and the next run judges them again",
+        unaffected="Their stubs stay due.",
+        next_step="Nothing is to be done.",
+    )
+
+
+def _lapse_confirmations(
+    settings: Settings, sources: Sources, control: Any, run: Run, run_id: int
+) -> None:
     """What an earlier run's scan saw done may have been lost since: those stubs stay due."""
     for _, topics in _lapsed(settings, sources, control, run_id):
         with control, control.cursor() as cursor:
+            hold(cursor, run)
             cursor.execute(_SQL["lapse_confirmations"], {"run_id": run_id, "topics": topics})
 
 
@@ -381,11 +390,16 @@ def _promote_shards(
     sources: Sources,
     control: Any,
     failures: Failures,
+    run: Run,
     run_id: int,
     as_of: Any,
 ) -> int:
-    """Moves the stubs of every reachable shard, the shards beside one another; what is left in staging is still to do."""
+    """Moves the stubs of every reachable shard, the shards beside one another; what is left in staging is still to do.
+
+    `run_id`: of the run that judged them, an earlier one perhaps; `run`: the one that is ours, and has to stay so.
+    """
     with control, control.cursor() as cursor:
+        scanned = read_scanned(cursor, run_id)
         cursor.execute(_SQL["staged_shards"], {"run_id": run_id})
         names = [name for (name,) in cursor.fetchall()]
         for name in names:
@@ -403,8 +417,24 @@ def _promote_shards(
 
     def move(name: str) -> int:
         try:
-            with closing(connect(settings, connections)) as own:
-                return _promote_shard(own, stores[name], name, failures, run_id, as_of)
+            with (
+                closing(connect(settings, connections)) as own,
+                closing(connect(settings, connections)) as fenced,
+                Sources(settings, connections) as logs,
+            ):
+                confirmations = Confirmations(settings, logs, scanned)
+                return _promote_shard(
+                    own,
+                    stores[name],
+                    name,
+                    failures,
+                    Fence(fenced, run),
+                    confirmations,
+                    run_id,
+                    as_of,
+                )
+        except RunError:
+            raise
         except Exception as error:  # noqa: BLE001 - one shard must not stop the others; it is raised at the end
             failures.add(f"shard {name}", error)
             return 0
@@ -414,9 +444,17 @@ def _promote_shards(
 
 
 def _promote_shard(
-    control: Any, store: StubStore, name: str, failures: Failures, run_id: int, as_of: Any
+    control: Any,
+    store: StubStore,
+    name: str,
+    failures: Failures,
+    fence: Fence,
+    confirmations: Confirmations,
+    run_id: int,
+    as_of: Any,
 ) -> int:
-    """A row that the shard refuses is noted and left as it is: its stub stays due, and the next run judges it."""
+    """A row that the shard refuses is noted and left as it is: its stub stays due, and the next run judges it. What rests on a
+    scan that lapsed stays staged, and the next run takes it back. Raises RunLost."""
     moved, own_as_of = 0, _by_the_clock_of(store, control, as_of)
     refused: list[tuple[StubOutcome, StoreFailed]] = []
     with (
@@ -429,14 +467,25 @@ def _promote_shard(
         def read() -> StubOutcomes:
             return StubOutcomes.of_rows(rows.fetchmany(_STUBS))
 
+        def change(some: Sequence[StubOutcome]) -> int:
+            try:
+                return store.promote(some, as_of, own_as_of, fence.hold)
+            finally:
+                fence.release()
+
         # While the shard changes one chunk, the next is read: the two are different servers' work.
         chunk = read()
         while chunk:
             following = reader.submit(read)
-            moved += sum(
-                apply_apart(chunk, lambda some: store.promote(some, as_of, own_as_of), refused)
-            )
+            moved += sum(apply_apart(confirmations.standing(chunk), change, refused))
             chunk = following.result()
+    if confirmations.lapsed:
+        for store_name in confirmations.lapsed:
+            failures.add(
+                f"confirmations in shard {name}",
+                _may_be_lost(store_name, "those that were left were not promoted"),
+            )
+        return moved
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["forget_shard"], {"run_id": run_id, "shard": name})
     if refused:

@@ -219,6 +219,9 @@ ORDER BY 1, 2;
 -- name: begin_promotion: the control database's part is done; the shards follow
 UPDATE run SET state = 'promoting' WHERE run_id = %(run_id)s;
 
+-- name: limit_silence: this session is ended, and what it locks is free, once its transaction was silent for so long
+SELECT set_config('idle_in_transaction_session_timeout', (extract(epoch FROM %(limit)s::interval) * 1000)::bigint::text, true);
+
 -- name: staged_stubs: what was decided of one shard's stubs, in the order of the shard's primary key
 -- A chunk of neighbours meets each page of that index once: sorting them here costs less than that saves there.
 SELECT s.topic, s.message_id, s.old_status, s.new_status, s.send_count, s.next_look_at
