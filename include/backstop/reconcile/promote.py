@@ -11,21 +11,20 @@ the others: it is noted, and raised at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import groupby, islice
+from itertools import chain
 from typing import Any
 
 from backstop.cases.close import close_satisfied
-from backstop.cases.open import Member
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.control.connection import connect
 from backstop.evidence.apply_apart import apply_apart
-from backstop.evidence.forgotten import known_verdict, restored_at
+from backstop.evidence.forgotten import restored_at
 from backstop.evidence.sources import Sources, reason
 from backstop.model.errors import (
     PromotionFailed,
@@ -34,26 +33,31 @@ from backstop.model.errors import (
     StoreUnavailable,
     Unavailable,
 )
-from backstop.model.records import Counts, Verdict
+from backstop.model.records import Counts
+from backstop.reconcile.decide_eligible import (
+    MASS_LOSS,
+    Delivery,
+    Found,
+    decide_all,
+    findings,
+    in_batches,
+    mass_loss,
+)
 from backstop.reconcile.fence import Fence
 from backstop.reconcile.find_gaps import find_gaps
 from backstop.reconcile.find_takers import ask_about_untaken
 from backstop.reconcile.lineage import Confirmations, not_continued, read_scanned
-from backstop.reconcile.open_cases import CaseKey, open_cases
+from backstop.reconcile.open_cases import open_in_parts
 from backstop.reconcile.set_aside import stubs_set_aside
 from backstop.requests.ask import (
     FOR_GOOD,
-    Ask,
     ask,
-    duplicates_of,
     ramped_topics,
-    route_for,
     take_turns,
-    waits_for_evidence,
 )
 from backstop.runs.run import Run, hold
 from backstop.sql.named import load
-from backstop.stores.protocol import LAST_NUMBER, StubOutcome, StubOutcomes, StubStore
+from backstop.stores.protocol import StubOutcome, StubOutcomes, StubStore
 from backstop.verdicts.blast_radius import Radius, too_wide
 
 _SQL = load("backstop.reconcile", "queries.sql")
@@ -64,13 +68,10 @@ _FORGET = [
 _CONTROL_CLOCK = load("backstop.evidence", "queries.sql")["control_clock"]
 _CLOCK_SAMPLES = 3
 """The quickest of them counts: the first may open a connection."""
-_BATCH = 5_000
 _STUBS = 20_000
 """As many as a shard changes in one commit."""
 _SHARDS_AT_ONCE = 8
 """Each has two connections to the control database."""
-Delivery = tuple[str, str]
-"""topic, consumer_group"""
 
 
 def promote(settings: Settings, connections: Connections, control: Any, run: Run) -> Counts:
@@ -197,35 +198,36 @@ def _promote_control(settings: Settings, sources: Sources, control: Any, run: Ru
             {"topics": [topic for topic, _ in pairs], "groups": [group for _, group in pairs]},
         )
         held = _held_by_blast_radius(settings, cursor, run)
-        members: dict[CaseKey, list[Member]] = {}
-        asks: list[Ask] = []
         restored = restored_at(cursor)
-        cursor.execute(_SQL["eligible"], {"run_id": run.run_id})
-        for _, rows in groupby(cursor.fetchall(), key=lambda row: (row[1], row[2])):
-            ready, blocked = _decide_message(settings, sources, held, restored, list(rows))
-            asks.extend(ready)
-            for kind, member in blocked:
-                members.setdefault((kind, member[1], member[3]), []).append(member)
+        found = Found()
         if run.no_send:
-            # Their stubs keep next_check_at: still due, so the next run that may ask judges them again and asks.
-            counts.add("not_asked_for", len(asks))
-            asks = []
-        for batch in _batches(asks):
-            counts += ask(cursor, batch, run.run_id, ramped_topics(settings))
-        cursor.execute(_SQL["findings"], {"run_id": run.run_id})
-        for kind, topic, group, shard, message_id in cursor.fetchall():
-            members.setdefault((kind, topic, group), []).append((shard, topic, message_id, group))
+            counts.add("not_asked_for", 0)
+        with closing(decide_all(settings, sources, cursor, run, held, restored, found)) as asks:
+            for batch in in_batches(asks):
+                if run.no_send:
+                    # Their stubs keep next_check_at: still due, so the next run that may ask judges them again and asks.
+                    counts.add("not_asked_for", len(batch))
+                else:
+                    counts += ask(cursor, batch, run.run_id, ramped_topics(settings))
+        cursor.execute(_SQL["count_findings"], {"run_id": run.run_id})
+        found.totals.update(
+            {(kind, topic, group): n for kind, topic, group, n in cursor.fetchall()}
+        )
         cursor.execute(_SQL["refused_for_good"], {"run_id": run.run_id, "for_good": FOR_GOOD})
         for topic, group, shard, message_id in cursor.fetchall():
-            members.setdefault(("refused", topic, group), []).append(
-                (shard, topic, message_id, group)
-            )
+            found.add("refused", (shard, topic, message_id, group))
         counts += ask_about_untaken(settings, cursor, run)
-        evidence = {("mass_loss", *pair): why for pair, why in held.items()}
+        evidence = {(MASS_LOSS, *pair): why for pair, why in held.items()}
         broken, why_broken = stubs_set_aside(settings, cursor, run)
-        for case, found in broken.items():
-            members.setdefault(case, []).extend(found)
-        counts += open_cases(cursor, run.run_id, members, evidence | why_broken)
+        for (kind, _, _), members in broken.items():
+            for member in members:
+                found.add(kind, member)
+        with (
+            closing(mass_loss(cursor, run, held, restored)) as many,
+            closing(findings(cursor, run)) as others,
+        ):
+            parts = chain(many, found.members.items(), others)
+            counts += open_in_parts(cursor, run.run_id, found.totals, parts, evidence | why_broken)
         counts.add("cases_closed", close_satisfied(cursor, run.run_id))
         cursor.execute(_SQL["begin_promotion"], {"run_id": run.run_id})
     return counts
@@ -261,73 +263,6 @@ def _held_by_blast_radius(
                 "window_seconds": policy.blast_window.total_seconds(),
             }
     return held
-
-
-def _decide_message(
-    settings: Settings,
-    sources: Sources,
-    held: Mapping[Delivery, object],
-    restored: datetime | None,
-    rows: Sequence[tuple[Any, ...]],
-) -> tuple[list[Ask], list[tuple[str, Member]]]:
-    """One message's eligible deliveries -> at most one request, and the deliveries that a person must look at."""
-    shard, topic, message_id, send_count = rows[0][:4]
-    verdicts: dict[str, str] = {}
-    for row in rows:
-        known = {row[6]: (row[5], row[9]), **row[7]}
-        verdicts |= {
-            group: known_verdict(verdict, log_updated_at, restored)
-            for group, (verdict, log_updated_at) in known.items()
-        }
-    blocked: list[tuple[str, Member]] = []
-    wanted: dict[str, str] = {}
-    for row in rows:
-        group = row[6]
-        if verdicts[group] == Verdict.DEAD_LETTERED:  # forgotten: one that is known is not eligible
-            blocked.append(("stalled", (shard, topic, message_id, group)))
-        elif (topic, group) in held:
-            blocked.append(("mass_loss", (shard, topic, message_id, group)))
-        else:
-            wanted[group] = row[4]
-    # A topic that left the configuration since the run judged it is nobody's to repair; and no number follows the last one.
-    if (
-        topic not in settings.topics
-        or settings.topics[topic].mode != "repair"
-        or not wanted
-        or send_count >= LAST_NUMBER
-    ):
-        return [], blocked
-    try:
-        route = route_for(sources, topic, frozenset(wanted), verdicts)
-    except Unavailable as error:
-        # Its stubs stay due: the next run asks.
-        sources.missed(f"broker {settings.topics[topic].broker}", error)
-        return [], blocked
-    if route is None:
-        if waits_for_evidence(
-            wanted, duplicates_of(settings, topic), verdicts, never_sent=rows[0][8]
-        ):
-            return [], blocked
-        return [], blocked + [("no_route", (shard, topic, message_id, group)) for group in wanted]
-    everybody = set(wanted) == set(settings.groups_of(topic))
-    reasons = ", ".join(sorted(set(wanted.values())))
-    request = Ask(
-        shard=shard,
-        topic=topic,
-        message_id=message_id,
-        send_number=send_count + 1,
-        groups=None if everybody and route == "topic" else tuple(sorted(wanted)),
-        reason=reasons,
-        requested_by="reconcile",
-        route=route,
-    )
-    return [request], blocked
-
-
-def _batches(asks: list[Ask]) -> Iterator[list[Ask]]:
-    rest = iter(asks)
-    while batch := list(islice(rest, _BATCH)):
-        yield batch
 
 
 def _lapsed(

@@ -134,8 +134,8 @@ JOIN unnest(%(topics)s::text[], %(groups)s::text[], %(seconds)s::float8[]) AS wi
 WHERE m.eligible > 0
 ORDER BY 1, 2;
 
--- name: eligible: each eligible delivery and the standing of the message's other groups, message by message; when logs were touched, in
--- microseconds
+-- name: eligible: each eligible delivery (of some topics and groups, or of all) and the standing of the message's other groups, message by
+-- message; when logs were touched, in microseconds
 SELECT s.shard, s.topic, s.message_id, s.send_count, s.reason, s.verdict, s.consumer_group,
     (SELECT coalesce(jsonb_object_agg(
         o.consumer_group, jsonb_build_array(o.verdict, (o.evidence ->> 'log_updated_at')::bigint)), '{}') FROM staged_verdict o
@@ -146,6 +146,8 @@ SELECT s.shard, s.topic, s.message_id, s.send_count, s.reason, s.verdict, s.cons
     (s.evidence ->> 'log_updated_at')::bigint AS log_updated_at
 FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
 WHERE s.run_id = %(run_id)s AND s.eligible
+    AND (%(topics)s::text[] IS NULL
+        OR (s.topic, s.consumer_group) IN (SELECT * FROM unnest(%(topics)s::text[], %(groups)s::text[])))
     -- What a person gave up is asked for again by a person only.
     AND NOT EXISTS (
         SELECT 1 FROM resend_request g
@@ -195,7 +197,13 @@ DELETE FROM no_taker WHERE topic = %(topic)s AND run_id = %(noted_by)s
     AND NOT EXISTS (SELECT FROM staged_stub s JOIN run r USING (run_id, stage)
         WHERE s.topic = %(topic)s AND s.new_status = 'no_taker');
 
--- name: findings: the deliveries that need a person, by case
+-- name: count_findings: how many deliveries need a person, by case
+SELECT s.case_kind, s.topic, s.consumer_group, count(*)
+FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
+WHERE s.run_id = %(run_id)s AND s.case_kind IS NOT NULL
+GROUP BY 1, 2, 3;
+
+-- name: findings: they
 SELECT s.case_kind, s.topic, s.consumer_group, s.shard, s.message_id
 FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
 WHERE s.run_id = %(run_id)s AND s.case_kind IS NOT NULL
