@@ -16,6 +16,7 @@ from backstop.due.probes import probes_of
 from backstop.evidence.judge_by_key import Judge
 from backstop.model.errors import BrokerUnavailable, DecisionRefused
 from backstop.model.records import Key, Message, Outcome
+from backstop.reconcile.promote import promote
 from backstop.reconcile.revisit import revisit_cases
 from backstop.runs.run import open_run
 from backstop.runs.scope import name_of
@@ -139,6 +140,27 @@ def test_a_copy_is_judged_by_the_broker_that_it_went_to(world: World) -> None:
     run = open_run(world.conn, "reconcile", "*", world.settings)
     revisit_cases(world.settings, world.connections, world.conn, run)
     assert world.control("SELECT * FROM drained_broker") == []
+
+
+def test_of_each_broker_the_last_look_that_found_no_retry_waiting_is_kept(world: World) -> None:
+    """A group has had messages to take again at the broker that its topic left for longer than history is kept."""
+    world.control(
+        """
+        WITH r AS (INSERT INTO run (duty, scope, token, dry_run, policy_version, code_version)
+            VALUES ('reconcile', '*', gen_random_uuid(), false, '', '') RETURNING run_id)
+        INSERT INTO progress_history (consumer_group, broker, topic, queue_id, epoch, next_offset, passed_until, retry_pending,
+            recorded_at, run_id)
+        SELECT 'billing', broker, 'orders', 0, 'e', 1, now(), waiting, now() - hours * interval '1 hour', run_id
+        FROM r, (VALUES ('embedded', 0, 901), ('embedded', 0, 900), ('embedded', 7, 899), ('embedded', 7, 0),
+            ('second', 0, 900), ('second', 0, 0)) AS v (broker, waiting, hours)"""
+    )
+    run = open_run(world.conn, "reconcile", "*", world.settings)
+    promote(world.settings, world.connections, world.conn, run)
+    kept = world.control(
+        "SELECT broker, retry_pending, round(extract(epoch FROM now() - recorded_at) / 3600)::int"
+        " FROM progress_history ORDER BY 1, 3 DESC"
+    )
+    assert kept == [("embedded", 0, 900), ("embedded", 7, 0), ("second", 0, 0)]
 
 
 class OneMaster(RedisStreams):

@@ -6,9 +6,12 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
+import psycopg2
 import pyarrow as pa
 import pytest
+from psycopg2.extensions import make_dsn, parse_dsn
 
 from backstop.model.records import EARLIEST, LATEST
 from backstop.reconcile.quarantine import BROKEN_STAGED
@@ -54,6 +57,30 @@ def rows_of(ids: list[str]) -> pa.Table:
             for name in ids
         ],
     )
+
+
+def test_a_task_is_at_the_server_that_can_be_written_to_and_its_silence_is_noticed(
+    world: System, tmp_path: Path
+) -> None:
+    """A control database with two hosts: the first one is the standby since a failover."""
+    with Postgres(tmp_path / "standby") as standby:
+        first, second = (parse_dsn(url) for url in (standby.admin_dsn(), world.urls["control"]))
+        with closing(psycopg2.connect(standby.admin_dsn())) as admin, admin.cursor() as cursor:
+            admin.autocommit = True
+            cursor.execute(f"CREATE DATABASE {second['dbname']}")
+            cursor.execute(f"ALTER ROLE {second['user']} PASSWORD %s", (second["password"],))
+            cursor.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+            cursor.execute("SELECT pg_reload_conf()")
+        both = {name: f"{first[name]},{second[name]}" for name in ("host", "port")}
+        dsn = make_dsn(**second | both)
+        with closing(psycopg2.connect(dsn)) as anywhere, anywhere.cursor() as cursor:
+            cursor.execute("SHOW port")
+            assert cursor.fetchone() == (first["port"],)
+        with closing(connect_staging(dsn)) as own, own.cursor() as cursor:
+            cursor.execute("SHOW port")
+            assert cursor.fetchone() == (second["port"],)
+            cursor.execute("SHOW tcp_keepalives_idle")
+            assert cursor.fetchone() == ("30",)
 
 
 def test_a_part_is_written_by_one_try_and_again_only_after_that_one_failed(world: System) -> None:

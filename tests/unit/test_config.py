@@ -494,6 +494,14 @@ def test_start_offsets_without_active_from_are_refused_where_messages_are_resent
     from_mapping(changed(starts, ("topics/orders/mode", "observe")))
 
 
+@pytest.mark.parametrize(("queue", "offset"), [(3, 2**63), (2**31, 17), (-1, 17), (3, -1)])
+def test_a_start_offset_that_no_queue_has_is_refused(queue: int, offset: int) -> None:
+    """It ended each run that read the topic."""
+    groups = {"billing": {"start_offsets": {queue: {"offset": offset, "epoch": "e1"}}}}
+    found = refused(changed(("topics/orders/groups", groups)))
+    assert any("topics.orders.groups.billing.start_offsets" in line for line in found)
+
+
 def test_start_offsets_belong_to_one_epoch_of_a_queue() -> None:
     settings = from_mapping(
         yaml.safe_load(

@@ -242,7 +242,7 @@ class GroupSettings(_Frozen):
 class StartOffset(_Frozen):
     """Where a group started in one queue: it owes nothing below `offset` within this epoch."""
 
-    offset: int = Field(ge=0)
+    offset: int = Field(ge=0, lt=2**63)
     epoch: Name
 
 
@@ -252,7 +252,7 @@ class Subscription(_Frozen):
     tags: tuple[str, ...] | None = Field(
         default=None, description="the tags it takes; null: every message"
     )
-    start_offsets: dict[int, StartOffset] = {}
+    start_offsets: dict[Annotated[int, Field(ge=0, lt=2**31)], StartOffset] = {}
     policy: Policy = Policy()
 
 

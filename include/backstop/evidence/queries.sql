@@ -155,9 +155,10 @@ DELETE FROM delay_look WHERE topic = %(topic)s AND recorded_at < %(before)s;
 DELETE FROM retry_place WHERE consumer_group = %(group)s AND topic = %(topic)s AND recorded_at < %(before)s;
 
 -- name: forget_history: what no settled progress can need any more
-DELETE FROM progress_history WHERE consumer_group = %(group)s AND topic = %(topic)s AND recorded_at < %(before)s
-    -- While messages wait in the group's retry queue, settled progress rests on when that was last empty.
-    AND recorded_at IS DISTINCT FROM (
-        SELECT max(e.recorded_at) FROM progress_history e
-        WHERE e.consumer_group = %(group)s AND e.topic = %(topic)s AND e.retry_pending = 0
-    );
+DELETE FROM progress_history h
+USING (
+    SELECT broker, max(recorded_at) FILTER (WHERE retry_pending = 0) AS last_empty
+    FROM progress_history WHERE consumer_group = %(group)s AND topic = %(topic)s GROUP BY broker) b
+WHERE h.consumer_group = %(group)s AND h.broker = b.broker AND h.topic = %(topic)s AND h.recorded_at < %(before)s
+    -- While messages wait in the group's retry queue, settled progress rests on when that was last empty, at each broker by itself.
+    AND h.recorded_at IS DISTINCT FROM b.last_empty;

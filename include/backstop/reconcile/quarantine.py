@@ -106,7 +106,8 @@ def quarantine_logs(broken: Sequence[Row], settings: Settings, control: Any, run
 
 
 def _write(control: Any, run: Run, rows: Iterable[Broken]) -> None:
-    for batch in _batches(iter(rows)):
+    # In one order, so that two runs beside one another cannot wait for each other's rows.
+    for batch in _batches(iter(sorted(rows, key=lambda row: row[:3]))):
         with control, control.cursor() as cursor:
             hold(cursor, run)
             execute_values(

@@ -62,12 +62,17 @@ def stage_stubs(
 
 
 def connect_staging(url: str) -> Any:
+    """A connection of a task to the control database. One whose machine falls silent gives its part free within a minute."""
     return psycopg2.connect(
         url,
         application_name="backstop stage",
         connect_timeout=10,
         client_encoding="UTF8",
-        options="-c row_security=off",
+        target_session_attrs="read-write",
+        keepalives_idle=30,
+        keepalives_interval=10,
+        keepalives_count=3,
+        options="-c row_security=off -c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3",
     )
 
 
