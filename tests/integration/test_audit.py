@@ -560,6 +560,14 @@ def test_the_day_is_yesterday_unless_another_is_named_and_never_later_than_now(
             day_of(world.settings, now, day)
 
 
+def test_a_stub_that_was_recorded_by_a_clock_far_ahead_is_found(world: System) -> None:
+    """It is due for no run, and nobody else says so once the clock is right."""
+    world.stub("ahead", created_at="2099-01-01", next_check_at="2099-01-01", send_count=0)
+    world.stub("delayed", next_check_at=datetime.now(UTC) + timedelta(minutes=10), send_count=0)
+    audit(world)
+    assert found(world) == {"stubs_are_looked_at": {"orders/ahead"}}
+
+
 def test_a_stub_that_is_judged_again_and_again_and_not_sent_is_looked_at(world: System) -> None:
     world.rows(*BREAKERS["stubs_are_looked_at"])
     world.rows("shop_b", "UPDATE message_stub SET judged_at = now()")

@@ -207,11 +207,13 @@ def test_the_audit_finds_what_was_forgotten_of_a_mapped_table(mapped: Open) -> N
             open_stub_audit(shop.system.settings, shop.system.connections, "shop")
         ) as audit:
             mine = Key("orders", forgotten)
-            assert audit.never_looked_at(since, 10) == [mine]
+            assert audit.never_looked_at(since, datetime.now(UTC) + timedelta(days=30), 10) == [
+                mine
+            ]
             assert audit.overdue({"orders": since, "payments": since}, first, 10) == [mine]
             assert audit.overdue({"orders": since}, mine, 10) == []
             shop.system.rows("control", "UPDATE mapped_stub SET judged_at = now()")
-            assert audit.never_looked_at(since, 10) == []
+            assert audit.never_looked_at(since, datetime.now(UTC) + timedelta(days=30), 10) == []
             with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
                 done = StubOutcome(mine, "pending", "confirmed", 1, None)
                 with pytest.raises(RunLost):

@@ -55,7 +55,7 @@ _ASKED: dict[str, _Ask] = {
     "numbers_within_count": lambda stubs, _, day, __: _numbers(stubs, day),
     "sends_end": lambda stubs, _, day, __: _named(stubs.never_ended(day.patient_since, KEPT + 1)),
     "stubs_are_looked_at": lambda stubs, _, day, __: _named(
-        stubs.never_looked_at(day.patient_since, KEPT + 1)
+        stubs.never_looked_at(day.patient_since, day.farthest_look, KEPT + 1)
     ),
     "withdrawals_are_decisions": lambda stubs, control, day, topics: _withdrawals(
         stubs, control, day, topics

@@ -20,6 +20,8 @@ class Day:
     as_of: datetime
     patient_since: datetime
     """Whatever was begun before it should have ended by now."""
+    farthest_look: datetime
+    """No stub is due later, unless a clock was wrong when it was recorded."""
 
     @property
     def name(self) -> str:
@@ -38,8 +40,15 @@ def day_of(settings: Settings, as_of: datetime, day: date | None = None) -> Day:
             unaffected="Nothing was started.",
             next_step=f"Name a day of the last {written(kept)}.",
         )
+    policies = [settings.policy_for(topic) for topic in settings.topics]
+    farthest = max(one.longest_delay + one.first_check + one.replay_horizon for one in policies)
     return Day(
-        chosen, start, min(start + timedelta(days=1), as_of), as_of, as_of - patience(settings)
+        chosen,
+        start,
+        min(start + timedelta(days=1), as_of),
+        as_of,
+        as_of - patience(settings),
+        as_of + farthest + timedelta(days=1),
     )
 
 

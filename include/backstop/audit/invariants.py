@@ -27,7 +27,7 @@ INVARIANTS: dict[str, str] = {
     "erasures_end": "no erasure is left half done",
     "numbers_within_count": "no message of the day was sent more often than numbers were handed out for it",
     "sends_end": "no send is under way whose time is long over",
-    "stubs_are_looked_at": "no pending stub has been due for long without being judged",
+    "stubs_are_looked_at": "no pending stub has been due for long without being judged, or is due beyond every horizon",
     "withdrawals_are_decisions": "every stub withdrawn on the day is a person's decision, and what was withdrawn stays so",
     "exhausted_stub_has_case": "every exhausted stub is before a person, or was",
     "overdue_stub_has_case": "every stub that is open beyond its overdue horizon is before a person, or was",

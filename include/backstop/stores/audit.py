@@ -25,8 +25,8 @@ class StubAudit(Protocol):
         """Stubs whose send is under way and should have ended before `since`."""
         ...
 
-    def never_looked_at(self, since: datetime, limit: int) -> list[Key]:
-        """Pending stubs that were due before `since` and were not judged since."""
+    def never_looked_at(self, since: datetime, beyond: datetime, limit: int) -> list[Key]:
+        """Pending stubs that were due before `since` and were not judged since, and those that are due after `beyond`."""
         ...
 
     def exhausted(self, after: Key, limit: int) -> list[Key]:

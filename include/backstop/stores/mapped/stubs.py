@@ -504,8 +504,8 @@ class MappedStubAudit:
     def never_ended(self, since: datetime, limit: int) -> list[Key]:
         return []
 
-    def never_looked_at(self, since: datetime, limit: int) -> list[Key]:
-        values = {"store": self._shard, "since": since, "limit": limit}
+    def never_looked_at(self, since: datetime, beyond: datetime, limit: int) -> list[Key]:
+        values = {"store": self._shard, "since": since, "beyond": beyond, "limit": limit}
         return [Key(*row) for row in self._control.rows(_SQL["never_looked_at"], values)]
 
     def overdue(self, since: Mapping[str, datetime], after: Key, limit: int) -> list[Key]:

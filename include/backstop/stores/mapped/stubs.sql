@@ -352,10 +352,11 @@ SELECT m.topic, m.message_id FROM mapped_stub m
 WHERE m.store = %(store)s::text AND m.status = 'exhausted' AND (m.topic, m.message_id) > (%(after_topic)s::text, %(after_id)s::text)
 ORDER BY m.topic, m.message_id LIMIT %(limit)s;
 
--- name: never_looked_at: pending rows that have been due for long and were not judged since
+-- name: never_looked_at: pending rows that have been due for long and were not judged since, and those that are due so late that no run
+-- will ever meet them
 SELECT m.topic, m.message_id FROM mapped_stub m
-WHERE m.store = %(store)s::text AND m.status = 'pending' AND m.next_check_at < %(since)s::timestamptz
-    AND coalesce(m.judged_at, '-infinity') < %(since)s::timestamptz
+WHERE m.store = %(store)s::text AND m.status = 'pending' AND (m.next_check_at > %(beyond)s::timestamptz
+    OR m.next_check_at < %(since)s::timestamptz AND coalesce(m.judged_at, '-infinity') < %(since)s::timestamptz)
 ORDER BY m.next_check_at LIMIT %(limit)s;
 
 -- name: overdue: a page of the pending rows whose horizons began long ago, by key

@@ -34,8 +34,8 @@ class MariaStubAudit:
     def never_ended(self, since: datetime, limit: int) -> list[Key]:
         return self._keys("never_ended", since=naive(since), limit=limit)
 
-    def never_looked_at(self, since: datetime, limit: int) -> list[Key]:
-        return self._keys("never_looked_at", since=naive(since), limit=limit)
+    def never_looked_at(self, since: datetime, beyond: datetime, limit: int) -> list[Key]:
+        return self._keys("never_looked_at", since=naive(since), beyond=naive(beyond), limit=limit)
 
     def exhausted(self, after: Key, limit: int) -> list[Key]:
         return self._keys(

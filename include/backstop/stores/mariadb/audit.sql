@@ -15,10 +15,17 @@ WHERE s.under_way_until < %(since)s
 ORDER BY s.under_way_until
 LIMIT %(limit)s;
 
--- name: never_looked_at: pending stubs that have been due for long and were not judged since
-SELECT s.topic, s.message_id FROM message_stub s
+-- name: never_looked_at: pending stubs that have been due for long and were not judged since, and those that are due so late that no run
+-- will ever meet them
+(SELECT s.topic, s.message_id FROM message_stub s
 WHERE s.status = 'pending' AND s.next_check_at < %(since)s AND (s.judged_at IS NULL OR s.judged_at < %(since)s)
 ORDER BY s.next_check_at
+LIMIT %(limit)s)
+UNION ALL
+(SELECT s.topic, s.message_id FROM message_stub s
+WHERE s.status = 'pending' AND s.next_check_at > %(beyond)s
+ORDER BY s.next_check_at DESC
+LIMIT %(limit)s)
 LIMIT %(limit)s;
 
 -- name: exhausted: a page of the exhausted stubs, by key

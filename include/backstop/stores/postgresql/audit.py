@@ -26,8 +26,8 @@ class PostgresStubAudit:
     def never_ended(self, since: datetime, limit: int) -> list[Key]:
         return self._keys("never_ended", since=since, limit=limit)
 
-    def never_looked_at(self, since: datetime, limit: int) -> list[Key]:
-        return self._keys("never_looked_at", since=since, limit=limit)
+    def never_looked_at(self, since: datetime, beyond: datetime, limit: int) -> list[Key]:
+        return self._keys("never_looked_at", since=since, beyond=beyond, limit=limit)
 
     def exhausted(self, after: Key, limit: int) -> list[Key]:
         return self._keys(

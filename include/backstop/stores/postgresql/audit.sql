@@ -16,11 +16,18 @@ WHERE s.attempt_token IS NOT NULL AND s.attempt_deadline < %(since)s::timestampt
 ORDER BY s.attempt_deadline
 LIMIT %(limit)s;
 
--- name: never_looked_at: pending stubs that have been due for long and were not judged since
-SELECT s.topic, s.message_id FROM message_stub s
+-- name: never_looked_at: pending stubs that have been due for long and were not judged since, and those that are due so late that no run
+-- will ever meet them; each by its end of the index
+(SELECT s.topic, s.message_id FROM message_stub s
 WHERE s.status = 'pending' AND s.next_check_at < %(since)s::timestamptz
     AND coalesce(s.judged_at, '-infinity') < %(since)s::timestamptz
 ORDER BY s.next_check_at
+LIMIT %(limit)s)
+UNION ALL
+(SELECT s.topic, s.message_id FROM message_stub s
+WHERE s.status = 'pending' AND s.next_check_at > %(beyond)s::timestamptz
+ORDER BY s.next_check_at DESC
+LIMIT %(limit)s)
 LIMIT %(limit)s;
 
 -- name: exhausted: a page of the exhausted stubs, by key
