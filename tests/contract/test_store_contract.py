@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import psycopg2
 import pytest
 
-from backstop.model.errors import ContractBroken, StoreFailed, StoreUnavailable
+from backstop.model.errors import ContractBroken, RunLost, StoreFailed, StoreUnavailable
 from backstop.model.records import EARLIEST, LATEST, Key, Outcome, Position
 from backstop.stores.postgresql import scan as postgresql_scan
 from backstop.stores.protocol import (
@@ -832,6 +832,21 @@ def test_a_settlement_that_races_a_recovery_leaves_one_account_of_each_attempt(
 
 
 # Promoting and deciding
+
+
+def test_a_promotion_that_is_stopped_before_its_commit_changes_nothing(
+    world: PostgresWorld, store: StubStore
+) -> None:
+    world.put_stub(send_count=1)
+    before, outcome = world.stub(), StubOutcome(KEY, "pending", "confirmed", 1, None)
+
+    def stop() -> None:
+        raise RunLost("taken over", unaffected="", next_step="")
+
+    with pytest.raises(RunLost):
+        store.promote([outcome], NOW, NOW, stop)
+    assert world.stub() == before
+    assert store.promote([outcome], NOW, NOW, lambda: None) == 1
 
 
 def test_a_promotion_sets_status_looks_and_when_it_was_first_seen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -211,6 +212,51 @@ def test_a_delivery_that_the_last_run_found_open_is_not_looked_at_again(world: W
         " VALUES ('orders', 'a', 'billing', 'shop_a', 'BACKLOGGED', 'ahead', false, 1)"
     )
     assert revisited(world).get("revisited", 0) == 0
+
+
+def broken(world: World, shard: str, message_id: str, row_key: str) -> None:
+    """A run met the stub broken, so long ago that the next is to meet it again."""
+    world.control(
+        """
+        WITH r AS (INSERT INTO run (duty, scope, token, dry_run, policy_version, code_version)
+            VALUES ('reconcile', '*', gen_random_uuid(), false, '', '') RETURNING run_id)
+        INSERT INTO quarantine (store, row_key, reason, topic, message_id, first_run_id, last_seen_at)
+        SELECT %s, %s, 'no_time', 'orders', %s, run_id, now() - %s FROM r""",
+        (
+            f"shard {shard}",
+            row_key,
+            message_id,
+            world.settings.policy_for(None).unknown_horizon + timedelta(hours=1),
+        ),
+    )
+
+
+def test_the_case_of_a_broken_stub_stays_a_persons_although_a_log_says_that_it_is_done(
+    world: World,
+) -> None:
+    """Neither the case nor its alert comes and goes; and it takes no other delivery's turn."""
+    for name in ("broken", "long"):
+        world.stub(name, sends=1)
+        world.log(name, "billing")
+        broken(world, "shop_a", name if name == "broken" else "x" * 2600, name)
+    asked(world, "unknown", "billing", "broken", "long")
+    assert revisited(world).get("revisited", 0) == 0
+    assert world.control("SELECT state FROM case_file") == [("open",)]
+    # Repaired: no run has met it broken for long.
+    world.control("UPDATE quarantine SET last_seen_at = now() - interval '90 days'")
+    assert revisited(world)["cases_closed"] == 1
+
+
+def test_a_delivery_on_two_shards_settles_no_case_although_a_log_says_that_it_is_done(
+    world: World,
+) -> None:
+    """One of the two promises may be lost."""
+    for shard in ("shop_a", "shop_b"):
+        world.stub("twice", sends=1, shard=shard)
+    asked(world, "unknown", "billing", "twice")
+    world.log("twice", "billing")
+    assert revisited(world)["cases_closed"] == 0
+    assert world.control("SELECT state FROM case_file") == [("open",)]
 
 
 def test_of_many_such_deliveries_each_run_looks_at_some(

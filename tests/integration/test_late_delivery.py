@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backstop.brokers.redis_streams import RedisStreams
-from backstop.evidence.evidence import DelayReading, GroupProgress, Readings
+from backstop.evidence.evidence import DelayReading, Readings
 from backstop.evidence.judge_by_key import Judge
 from backstop.evidence.read import read_groups
 from backstop.evidence.sources import Sources
@@ -141,8 +141,7 @@ def test_of_each_due_instant_the_first_look_that_found_nothing_left_counts(
     def at(seconds: int) -> datetime:
         return LONG_AGO + timedelta(seconds=seconds)
 
-    seen = Readings(at(0))
-    seen.groups["orders", "billing"] = GroupProgress("orders", "billing", "main")
+    seen = Readings(at(0), brokers={"orders": "main"})
     seen.delays["orders"] = [DelayReading(at(one), at(until)) for one, until in looks]
     found = [
         tuple(row[n] for n in ("due_after", "due_until", "seen_at")) for row in seen.delay_rows()

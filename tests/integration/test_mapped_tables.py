@@ -11,7 +11,7 @@ import pytest
 
 from backstop.config.mapped import LogMapping, StubMapping
 from backstop.config.settings import Settings
-from backstop.model.errors import StoreUnavailable
+from backstop.model.errors import RunLost, StoreUnavailable
 from backstop.model.records import EARLIEST, LATEST, Key
 from backstop.stores.mapped import forms, mongodb_connection
 from backstop.stores.mapped.logs import MappedLogs
@@ -186,6 +186,10 @@ def test_what_was_sent_before_the_first_look_is_not_lost_where_logs_are_deleted(
         }
 
 
+def taken_over() -> None:
+    raise RunLost("taken over", unaffected="", next_step="")
+
+
 @on_postgresql
 def test_the_audit_finds_what_was_forgotten_of_a_mapped_table(mapped: Open) -> None:
     with mapped("cap") as shop:
@@ -212,6 +216,8 @@ def test_the_audit_finds_what_was_forgotten_of_a_mapped_table(mapped: Open) -> N
             assert audit.never_looked_at(since, since - timedelta(days=9), 10) == [mine]
             with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
                 done = StubOutcome(mine, "pending", "confirmed", 1, None)
+                with pytest.raises(RunLost):
+                    stubs.promote([done], datetime.now(UTC), before_commit=taken_over)
                 assert stubs.promote([done], datetime.now(UTC)) == 1
             assert audit.overdue({"orders": since}, first, 10) == []
 

@@ -15,6 +15,7 @@ from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Counts, Key
 from backstop.reconcile.promote import promote
 from backstop.reconcile.revisit import revisit_cases
+from backstop.reconcile.run_once import run_once
 from backstop.runs.run import close_run, open_run
 from backstop.stores.postgresql.audit import PostgresStubAudit
 from backstop_lab.servers.postgres import Postgres
@@ -81,6 +82,35 @@ def test_what_no_group_owes_has_one_case_for_its_topic_and_an_alert(world: Syste
     assert world.rows("control", "SELECT count(*) FROM alert") == [(1,)]
     set_aside(world, third="open")
     assert cases(world) == [("no_taker", "orders", "*", "open", 1)], "the case of the same cause"
+
+
+def without_groups(world: System) -> list[Key]:
+    """A message of a topic that no group takes, and one of another topic that its group did."""
+    payments = {"broker": "embedded", "mode": "repair", "groups": ["billing"]}
+    configure(world, topics() | {"payments": payments})
+    world.broker.create_topic("payments", 1)
+    world.broker.create_group("billing", "payments", at="start")
+    keys = [world.sent("nobodys", age=OLD), world.sent("done", "payments", age=OLD)]
+    world.log(keys[1])
+    return keys
+
+
+def test_a_topic_without_groups_has_its_own_case_and_stops_no_other_topic(world: System) -> None:
+    reconcile(world, without_groups(world))
+    assert statuses(world) == {"nobodys": "no_taker", "done": "confirmed"}
+    assert cases(world) == [("no_taker", "orders", "*", "open", 1)]
+
+
+def test_a_run_of_spark_judges_a_topic_without_groups_and_the_others(
+    world: System, spark: Any
+) -> None:
+    """It records what it saw of both topics' queues."""
+    without_groups(world)
+    run_once(world.settings, world.connections, lambda: spark, lambda *_: None)
+    assert statuses(world) == {"nobodys": "no_taker", "done": "confirmed"}
+    assert cases(world) == [("no_taker", "orders", "*", "open", 1)]
+    recorded = world.rows("control", "SELECT DISTINCT broker, topic FROM queue_epoch ORDER BY 2")
+    assert recorded == [("embedded", "orders"), ("embedded", "payments")]
 
 
 def test_it_is_pending_again_when_a_group_that_owes_it_is_configured(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import pytest
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.model.errors import StoreUnavailable
+from backstop.model.errors import RunLost, RunRefused, StoreUnavailable
+from backstop.reconcile import promote as promotion
+from backstop.reconcile.fence import Fence
 from backstop.reconcile.promote import promote
 from backstop.runs.run import Run, close_run, open_run
+from backstop.stores.postgresql.logs import PostgresLogs
 from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
@@ -136,16 +140,124 @@ def test_a_lapsed_scan_of_a_half_promoted_run_confirms_nothing_whatever_the_stor
     servers: tuple[Postgres, Valkey],
 ) -> None:
     with scanned(servers) as (world, run, conn):
-        world.rows(
-            "control",
-            "INSERT INTO verdict_count VALUES (%s, 'orders', 'billing', 'CONFIRMED', 1, 0, 1)",
-            run.run_id,
-        )
+        half_promoted(world, run)
         close_run(conn, run, "failed", {}, error="no shard answered")
         conn.close()
         world.settings = store_renamed()
         next_run(world, world.connections)
         assert confirmed(world) == {("payments", "done", "confirmed")}
+
+
+def test_a_store_that_changes_while_shards_are_promoted_confirms_no_further_chunk(
+    servers: tuple[Postgres, Valkey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What rests on no scan of it is promoted all the same."""
+    with scanned(servers) as (world, run, conn):
+        stage_another(world, run)
+        changes_after(monkeypatch, 2)  # asked for all of the run, and for its first chunk
+        with pytest.raises(
+            StoreUnavailable, match=r"confirmations in shard shop_a .*billing_db may be lost"
+        ):
+            promote(world.settings, world.connections, conn, run)
+        close_run(conn, run, "failed", {})
+        one_chunk_was_confirmed(world)
+
+
+def test_a_store_that_changes_while_an_earlier_run_is_finished_confirms_no_further_chunk(
+    servers: tuple[Postgres, Valkey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scanned(servers) as (world, run, conn):
+        stage_another(world, run)
+        half_promoted(world, run)
+        close_run(conn, run, "failed", {}, error="no shard answered")
+        changes_after(monkeypatch, 2)
+        with pytest.raises(StoreUnavailable, match=r"confirmations in shard shop_a"):
+            next_run(world, world.connections)
+        one_chunk_was_confirmed(world)
+
+
+def half_promoted(world: System, run: Run) -> None:
+    """Its part in the control database is committed."""
+    world.rows(
+        "control",
+        "INSERT INTO verdict_count VALUES (%s, 'orders', 'billing', 'CONFIRMED', 1, 0, 1)",
+        run.run_id,
+    )
+
+
+def stage_another(world: System, run: Run) -> None:
+    world.rows(
+        "control",
+        "INSERT INTO staged_stub (run_id, stage, shard, topic, message_id, old_status, new_status, send_count, deliveries)"
+        " VALUES (%s, 0, 'shop_a', %s, %s, 'pending', 'confirmed', 1, 1)",
+        run.run_id,
+        *world.stub("done-later", "orders"),
+    )
+
+
+def changes_after(monkeypatch: pytest.MonkeyPatch, answers: int) -> None:
+    """Chunks of one stub; the consumers' database is another server from the question after so many on."""
+    asked = count()
+    monkeypatch.setattr(promotion, "_STUBS", 1)
+    monkeypatch.setattr(PostgresLogs, "continues", lambda *_: next(asked) < answers)
+
+
+def one_chunk_was_confirmed(world: System) -> None:
+    first = {("orders", "done", "confirmed"), ("payments", "done", "confirmed")}
+    assert confirmed(world) == first
+    next_run(world, world.connections)
+    assert confirmed(world) == first, "judged again, and not confirmed by what was seen then"
+    assert world.rows("control", "SELECT count(*) FROM staged_stub") == [(0,)]
+
+
+@pytest.mark.parametrize("when", ["between two chunks", "before a commit"])
+def test_a_run_that_was_taken_over_while_it_promotes_confirms_nothing_more(
+    servers: tuple[Postgres, Valkey], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Its process stood still for minutes; what it had read of the staging is still on its way to it."""
+    with scanned(servers) as (world, run, conn):
+        stage_another(world, run)
+        monkeypatch.setattr(promotion, "_STUBS", 1)
+        monkeypatch.setattr(PostgresLogs, "continues", lambda *_: True)
+        subject, name = {
+            "between two chunks": (PostgresStubs, "promote"),
+            "before a commit": (Fence, "hold"),
+        }[when]
+        call, chunks = getattr(subject, name), count()
+
+        def stands_still(*arguments: Any) -> Any:
+            if next(chunks) == 1:
+                with closing(world.control()) as other:
+                    open_run(other, "reconcile", "*", world.settings, dead_after=timedelta(0))
+                world.rows("control", "DELETE FROM staged_stub")
+            return call(*arguments)
+
+        monkeypatch.setattr(subject, name, stands_still)
+        with pytest.raises(RunLost):
+            promote(world.settings, world.connections, conn, run)
+        assert confirmed(world) == {("orders", "done", "confirmed")}
+
+
+def test_nobody_takes_a_run_over_between_its_question_and_the_commit_in_a_shard(
+    servers: tuple[Postgres, Valkey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scanned(servers) as (world, run, conn):
+        monkeypatch.setattr(PostgresLogs, "continues", lambda *_: True)
+        hold, refused = Fence.hold, list[str]()
+
+        def held(fence: Fence) -> None:
+            hold(fence)
+            with closing(world.control()) as other, pytest.raises(RunRefused) as error:
+                other.cursor().execute("SET lock_timeout = '100ms'")
+                other.commit()
+                open_run(other, "reconcile", "*", world.settings, dead_after=timedelta(0))
+            refused.append(error.value.what)
+
+        monkeypatch.setattr(Fence, "hold", held)
+        promote(world.settings, world.connections, conn, run)
+        assert len(refused) == 1 and "has not ended yet" in refused[0]
+        with closing(world.control()) as other:
+            open_run(other, "reconcile", "*", world.settings, dead_after=timedelta(0))
 
 
 TOPICS = {

@@ -6,12 +6,16 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
+import psycopg2
 import pyarrow as pa
 import pytest
+from psycopg2.extensions import make_dsn, parse_dsn
 
 from backstop.model.records import EARLIEST, LATEST
-from backstop.reconcile.quarantine import BROKEN_STAGED
+from backstop.reconcile.quarantine import BROKEN_STAGED, quarantine_logs
+from backstop.reconcile.row_key import row_key
 from backstop.reconcile.stage import connect_staging, copy_stubs, copy_verdicts, take_part
 from backstop.runs.run import open_run
 from backstop.verdicts.evaluate import table
@@ -54,6 +58,64 @@ def rows_of(ids: list[str]) -> pa.Table:
             for name in ids
         ],
     )
+
+
+def test_a_task_is_at_the_server_that_can_be_written_to_and_its_silence_is_noticed(
+    world: System, tmp_path: Path
+) -> None:
+    """A control database with two hosts: the first one is the standby since a failover."""
+    with Postgres(tmp_path / "standby") as standby:
+        first, second = (parse_dsn(url) for url in (standby.admin_dsn(), world.urls["control"]))
+        with closing(psycopg2.connect(standby.admin_dsn())) as admin, admin.cursor() as cursor:
+            admin.autocommit = True
+            cursor.execute(f"CREATE DATABASE {second['dbname']}")
+            cursor.execute(f"ALTER ROLE {second['user']} PASSWORD %s", (second["password"],))
+            cursor.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+            cursor.execute("SELECT pg_reload_conf()")
+        both = {name: f"{first[name]},{second[name]}" for name in ("host", "port")}
+        dsn = make_dsn(**second | both)
+        with closing(psycopg2.connect(dsn)) as anywhere, anywhere.cursor() as cursor:
+            cursor.execute("SHOW port")
+            assert cursor.fetchone() == (first["port"],)
+        with closing(connect_staging(dsn)) as own, own.cursor() as cursor:
+            cursor.execute("SHOW port")
+            assert cursor.fetchone() == (second["port"],)
+            cursor.execute("SHOW tcp_keepalives_idle")
+            assert cursor.fetchone() == ("30",)
+
+
+def test_two_runs_that_meet_the_same_broken_rows_lock_them_in_one_order(world: System) -> None:
+    """In the order that each met them, one of the two was ended as a deadlock, and its judgement was lost."""
+    keys = sorted(row_key("billing", "orders", name) for name in "ab")
+    rows = sorted(
+        (
+            {
+                "consumer_group": "billing",
+                "topic": "orders",
+                "message_id": name,
+                "log_broken": "no_time",
+            }
+            for name in "ab"
+        ),
+        key=lambda row: row_key("billing", "orders", row["message_id"]),
+        reverse=True,
+    )
+    control, other = world.control(), world.control()
+    run = open_run(control, "reconcile", "broken rows", world.settings)
+    quarantine_logs(rows, world.settings, control, run)
+    lock = "SELECT 1 FROM quarantine WHERE row_key = %s FOR UPDATE NOWAIT"
+    with closing(control), closing(other), other.cursor() as cursor:
+        cursor.execute(lock, (keys[0],))
+        second = threading.Thread(
+            target=quarantine_logs, args=(rows, world.settings, control, run), daemon=True
+        )
+        second.start()
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%INTO quarantine%%'"
+        while world.rows("control", waits) != [(1,)]:
+            assert second.is_alive(), "it did not wait for the first"
+        cursor.execute(lock, (keys[1],))
+        other.rollback()
+        second.join(30)
 
 
 def test_a_part_is_written_by_one_try_and_again_only_after_that_one_failed(world: System) -> None:

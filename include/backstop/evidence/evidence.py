@@ -107,6 +107,8 @@ class Readings:
 
     as_of: datetime
     to_judge: bool = True
+    brokers: dict[str, str] = field(default_factory=dict)
+    """By topic: the broker that was asked; a topic without groups has one, too."""
     queues: dict[str, dict[int, QueueReading]] = field(default_factory=dict)
     gone: dict[str, dict[int, QueueReading]] = field(default_factory=dict)
     """By topic: queues of earlier looks that the broker does not name any more, as a life that a person must accept."""
@@ -122,6 +124,9 @@ class Readings:
     dead: DeadLetters = field(default_factory=lambda: DeadLetters(()))
     unread: set[tuple[str, str, str]] = field(default_factory=set)
     """(topic, group, how `sources.unreachable` names it), where a broker answers, but not about this group"""
+    away: set[str] = field(default_factory=set)
+    """Stores and brokers ("store billing_db", "broker main") that did not answer at all: each further wait for their time-out
+    would tell nothing new."""
     others: list[Readings] = field(default_factory=list)
     """The same at each other configured broker that copies went to."""
     removed: set[tuple[str, str]] = field(default_factory=set)
@@ -151,9 +156,8 @@ class Readings:
         """Rows of frames.DELAY_LOOK. From a broker that was removed nothing comes any more: a person says so, or nothing that went
         there is judged by time."""
         rows: list[Row] = [row for other in self.others for row in other.delay_rows()]
-        brokers = {look.topic: look.broker for look in self.groups.values()}
         for topic, readings in self.delays.items():
-            rows += _delay_rows(topic, brokers[topic], readings)
+            rows += _delay_rows(topic, self.brokers[topic], readings)
         for topic, broker in self.removed:
             rows += _delay_rows(topic, broker, None)
         return rows

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Protocol, cast
+from functools import partial
+from typing import Any, cast
 
 from backstop.brokers.protocol import (
     Broker,
@@ -39,8 +40,8 @@ from backstop.evidence.require_possible import (
 )
 from backstop.evidence.require_servers import require_servers
 from backstop.evidence.settle import Progress, cut, present_epoch, settle
-from backstop.evidence.sources import Sources
-from backstop.model.errors import Unavailable
+from backstop.evidence.sources import HasClock, Sources, answers
+from backstop.model.errors import StoreFailed, Unavailable
 from backstop.model.records import LATEST
 from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
@@ -52,17 +53,13 @@ _NO_OFFSET = -1
 """The next offset of a queue that is gone: below every other, so that what comes after is another life."""
 
 
-class _HasClock(Protocol):
-    def clock(self) -> datetime: ...
-
-
 class Clocks:
     """Compares other servers' clocks with the control database's, from which `as_of` comes."""
 
     def __init__(self, cursor: Any) -> None:
         self._cursor = cursor
 
-    def within(self, other: _HasClock, allowed: timedelta) -> bool:
+    def within(self, other: HasClock, allowed: timedelta) -> bool:
         """Is the other clock certainly within `allowed`? The time of the question counts against it."""
         best: timedelta | None = None
         for _ in range(3):
@@ -115,7 +112,7 @@ def read_groups(
         else:
             readings.removed.add((topic, name))
     for there in elsewhere.values():
-        readings.others.append(Readings(as_of, to_judge))
+        readings.others.append(Readings(as_of, to_judge, away=readings.away))
         _read_topics(readings.others[-1], sources, cursor, there)
     return readings
 
@@ -126,15 +123,18 @@ def _read_topics(
     """The look at each topic at one broker; `brokers`: by topic. Where copies of open messages lie is asked once for all topics,
     because that reads everything that is open."""
     clocks = Clocks(cursor)
+    readings.brokers.update(brokers)
     queued: dict[str, _Queued] = {}
     for topic, name in brokers.items():
         settings = sources.settings.topics[topic]
         for group in settings.groups:
             readings.groups[topic, group] = GroupProgress(topic, group, name)
+        if f"broker {name}" in readings.away:
+            continue
         try:
             queued[topic] = _read_queues(readings, sources, cursor, topic, name)
         except Unavailable as error:
-            sources.missed(f"broker {name}", error)
+            _miss_broker(readings, sources, name, error)
     first = _first_lives(sources, brokers, queued, readings.drained)
     retries = (
         read_retries_together(
@@ -149,6 +149,8 @@ def _read_topics(
     )
     for topic, there in queued.items():
         name = brokers[topic]
+        if f"broker {name}" in readings.away:
+            continue
         try:
             _read_topic(
                 readings,
@@ -162,7 +164,7 @@ def _read_topics(
                 retries,
             )
         except Unavailable as error:
-            sources.missed(f"broker {name}", error)
+            _miss_broker(readings, sources, name, error)
     _compare_log_clocks(readings, sources, clocks)
 
 
@@ -237,6 +239,7 @@ def _read_topic(
                     broker, sources, cursor, readings.as_of, name, topic, group
                 )
         except Unavailable as error:
+            broker.clock()  # as in _read_queues
             unread[group] = error
     if readings.to_judge:
         _read_delays(readings, broker, cursor, topic, name)
@@ -253,16 +256,17 @@ def _read_topic(
         )
         try:
             look = _with_progress(
+                readings,
                 look,
                 broker,
                 sources,
                 cursor,
-                readings.as_of,
                 queues,
                 there.live[group],
                 seen.but_for_them,
             )
         except Unavailable as error:
+            broker.clock()  # as in _read_queues
             unread[group] = error
             continue
         readings.groups[topic, group] = replace(look, clock_good=broker_clock)
@@ -376,20 +380,21 @@ def _first_lives_of(
 
 
 def _with_progress(
+    readings: Readings,
     look: GroupProgress,
     broker: Broker,
     sources: Sources,
     cursor: Any,
-    as_of: datetime,
     queues: Mapping[int, QueueReading],
     positions: Mapping[int, GroupPosition],
     but_for_waiting: Sequence[GroupPosition] | None,
 ) -> GroupProgress:
+    as_of = readings.as_of
     where = {"group": look.group, "broker": look.broker, "topic": look.topic}
     policy = sources.settings.policy_for(look.topic, look.group)
     declared = ProgressMeans(sources.settings.groups[look.group].progress)
     if declared is ProgressMeans.LOGGED:
-        live = _logged(look, broker, sources, cursor, queues)
+        live = _logged(readings, look, broker, sources, cursor, queues)
     else:
         live = _in_present_life(positions.values(), queues)
     grace = settle_grace(broker, sources, look.topic, look.group)
@@ -435,6 +440,7 @@ def _in_present_life(
 
 
 def _logged(
+    readings: Readings,
     look: GroupProgress,
     broker: Broker,
     sources: Sources,
@@ -448,10 +454,12 @@ def _logged(
         for queue_id, queue in queues.items()
         if "~" not in queue.epoch
     }
+    if f"store {sources.settings.groups[look.group].store}" in readings.away:
+        return {}
     try:
         logged = sources.logs_of(look.group).highest_logged(look.group, look.topic, ends)
     except Unavailable as error:
-        sources.missed(f"store {sources.settings.groups[look.group].store}", error)
+        _miss_store(readings, sources, look.group, error)
         return {}
     cursor.execute(
         _SQL["stored_progress"], {"group": look.group, "broker": look.broker, "topic": look.topic}
@@ -467,21 +475,41 @@ def _logged(
 
 
 def _compare_log_clocks(readings: Readings, sources: Sources, clocks: Clocks) -> None:
-    good: dict[str, bool] = {}
+    good: dict[tuple[str, timedelta], bool] = {}
     for (topic, group), look in readings.groups.items():
         store = sources.settings.groups[group].store
-        try:
-            logs = sources.logs_of(group)
-            if store not in good:
-                good[store] = clocks.within(
-                    logs, sources.settings.policy_for(topic, group).max_clock_skew
-                )
-            readings.groups[topic, group] = replace(
-                look, clock_good=look.clock_good and good[store]
-            )
-        except Unavailable as error:
-            sources.missed(f"store {store}", error)
-            readings.groups[topic, group] = replace(look, clock_good=False)
+        allowed = sources.settings.policy_for(topic, group).max_clock_skew
+        if (store, allowed) not in good and f"store {store}" not in readings.away:
+            try:
+                good[store, allowed] = clocks.within(sources.logs_of(group), allowed)
+            except StoreFailed as error:
+                sources.missed(f"store {store}", error)
+            except Unavailable as error:
+                sources.missed(f"store {store}", error)
+                readings.away.add(f"store {store}")
+        is_good = look.clock_good and good.get((store, allowed), False)
+        readings.groups[topic, group] = replace(look, clock_good=is_good)
+
+
+def _miss_broker(readings: Readings, sources: Sources, name: str, error: Unavailable) -> None:
+    sources.missed(f"broker {name}", error)
+    _find_away(readings, sources, name)
+
+
+def _find_away(readings: Readings, sources: Sources, name: str) -> bool:
+    """Whether the broker, which failed one question, answers none; it is asked no more then."""
+    is_away = not answers(partial(sources.broker, name))
+    if is_away:
+        readings.away.add(f"broker {name}")
+    return is_away
+
+
+def _miss_store(readings: Readings, sources: Sources, group: str, error: Unavailable) -> None:
+    """Notes the error of the group's store, which is asked no more where it does not answer at all."""
+    subject = f"store {sources.settings.groups[group].store}"
+    sources.missed(subject, error)
+    if not answers(partial(sources.logs_of, group)):
+        readings.away.add(subject)
 
 
 def read_shard_clocks(
@@ -539,12 +567,13 @@ def _read_floors_and_dead_letters(
     for (topic, group), look in readings.groups.items():
         name, store = look.broker, sources.settings.groups[group].store
         try:
-            floor = sources.logs_of(group).floor(group, topic)
-            if topic not in proven:
-                proven[topic] = _ids_are_proven(sources, topic)
-            look = replace(look, log_floor=floor if proven[topic] else LATEST)
+            if f"store {store}" not in readings.away:
+                floor = sources.logs_of(group).floor(group, topic)
+                if topic not in proven:
+                    proven[topic] = _ids_are_proven(sources, topic)
+                look = replace(look, log_floor=floor if proven[topic] else LATEST)
         except Unavailable as error:
-            sources.missed(f"store {store}", error)
+            _miss_store(readings, sources, group, error)
         if (name, group) not in read:
             read[name, group] = _read_dead_letters(readings, sources, name, group, ids)
         readings.groups[topic, group] = replace(look, dead_letters_read=read[name, group])
@@ -592,6 +621,8 @@ def _read_stored_dead_letters(readings: Readings, cursor: Any, ids: Sequence[str
 def _read_dead_letters(
     readings: Readings, sources: Sources, broker: str, group: str, ids: Sequence[str] | None
 ) -> bool:
+    if f"broker {broker}" in readings.away:
+        return False
     seen, since = None, None
     blind = any(g == group and not sources.settings.ids_on_the_wire(t) for t, g in readings.groups)
     if ids is not None and not blind:
@@ -613,9 +644,7 @@ def _read_dead_letters(
             readings.dead.add(topics, letter.message_id, letter.group)
     except Unavailable as error:
         subject = f"dead letters of group {group} in broker {broker}"
-        try:
-            sources.broker(broker).clock()
-        except Unavailable:
+        if _find_away(readings, sources, broker):
             subject = f"broker {broker}"
         else:
             readings.unread.update(

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from math import inf
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, cast
@@ -139,6 +139,24 @@ class Sources:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class HasClock(Protocol):
+    """A store or a broker: each can say what time it is."""
+
+    def clock(self) -> datetime: ...
+
+
+def answers(source: Callable[[], HasClock]) -> bool:
+    """Whether a store or broker that failed one question answers at all: of one that does not, each further wait for its time-out
+    would tell nothing new. `source` opens it."""
+    try:
+        source().clock()
+    except StoreFailed:
+        return True  # not by silence
+    except Unavailable:
+        return False
+    return True
 
 
 class _Closeable(Protocol):

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from psycopg2.extras import execute_values
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.evidence.sources import Sources
+from backstop.evidence.sources import Sources, answers
 from backstop.model.errors import Unavailable
 from backstop.model.records import Counts, Key, LogRow, StubStatus
 from backstop.reconcile.row_key import row_key
 from backstop.runs.run import Run, hold
 from backstop.runs.scope import EVERYTHING
 from backstop.sql.named import load
+from backstop.stores.protocol import LogStore, StubStore
 
 _SQL = load("backstop.reconcile", "queries.sql")
 _BATCH = 2_000
@@ -37,7 +39,13 @@ def find_anomalies(settings: Settings, connections: Connections, control: Any, r
     if run.scope != EVERYTHING:
         return counts
     with Sources(settings, connections) as sources:
+        away: dict[str, Unavailable] = {}
         for group, owner in settings.groups.items():
+            needed = _needed(settings, sources, group)
+            silent = next((away[source] for source in needed if source in away), None)
+            if silent is not None:
+                sources.missed(f"anomalies of group {group}", silent)
+                continue
             subject = f"anomalies of {group} in {owner.store}"
             since = _reached(control, subject)
             # A row is visible only after its commit: rows younger than a lease may still come with an older time.
@@ -57,8 +65,17 @@ def find_anomalies(settings: Settings, connections: Connections, control: Any, r
                         counts.add(anomaly[0].lower())
             except Unavailable as error:
                 sources.missed(f"anomalies of group {group}", error)
+                away |= {name: error for name, source in needed.items() if not answers(source)}
         counts.add("anomalies_unread", len(sources.unreachable))
     return counts
+
+
+def _needed(
+    settings: Settings, sources: Sources, group: str
+) -> dict[str, Callable[[], StubStore | LogStore]]:
+    """The group's store and every shard, by subject: one that is away leaves all the anomalies of the group unread."""
+    shards = {f"shard {name}": partial(sources.shard, name) for name in settings.producers}
+    return {f"store {settings.groups[group].store}": partial(sources.logs_of, group), **shards}
 
 
 def _reached(control: Any, subject: str) -> datetime:

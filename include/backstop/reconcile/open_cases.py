@@ -1,8 +1,8 @@
-"""Opens the cases of what reconcile found: one for each kind, topic and group."""
+"""Opens the cases of what reconcile found: one for each kind, topic and group. There may be millions of deliveries in one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from backstop.cases.open import Member, open_case
@@ -34,8 +34,20 @@ def open_cases(
     evidence: Mapping[CaseKey, Mapping[str, object]],
 ) -> Counts:
     """Returns `cases`, and the deliveries of each kind; in the caller's transaction."""
+    totals = {case: len(members) for case, members in found.items()}
+    return open_in_parts(cursor, run_id, totals, found.items(), evidence)
+
+
+def open_in_parts(
+    cursor: Any,
+    run_id: int,
+    totals: Mapping[CaseKey, int],
+    parts: Iterable[tuple[CaseKey, Sequence[Member]]],
+    evidence: Mapping[CaseKey, Mapping[str, object]],
+) -> Counts:
+    """The same of deliveries that come in parts, of which one is in memory at a time; `totals`: how many each case gets in all."""
     counts = Counts()
-    for (kind, topic, group), members in found.items():
+    for (kind, topic, group), members in parts:
         open_case(
             cursor,
             kind=kind,
@@ -43,11 +55,12 @@ def open_cases(
             group=group,
             subject="",
             severity=_SEVERITY.get(kind, "warning"),
-            summary=_SUMMARIES[kind].format(n=len(members), topic=topic, group=group),
+            summary=_SUMMARIES[kind].format(n=totals[kind, topic, group], topic=topic, group=group),
             evidence=evidence.get((kind, topic, group), {}),
             members=members,
             run_id=run_id,
         )
-        counts.add("cases")
         counts.add(f"case_{kind}", len(members))
+    if totals:
+        counts.add("cases", len(totals))
     return counts

@@ -11,21 +11,20 @@ the others: it is noted, and raised at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import groupby, islice
+from itertools import chain
 from typing import Any
 
 from backstop.cases.close import close_satisfied
-from backstop.cases.open import Member
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.control.connection import connect
 from backstop.evidence.apply_apart import apply_apart
-from backstop.evidence.forgotten import known_verdict, restored_at
+from backstop.evidence.forgotten import restored_at
 from backstop.evidence.sources import Sources, reason
 from backstop.model.errors import (
     PromotionFailed,
@@ -34,25 +33,31 @@ from backstop.model.errors import (
     StoreUnavailable,
     Unavailable,
 )
-from backstop.model.records import Counts, Verdict
+from backstop.model.records import Counts
+from backstop.reconcile.decide_eligible import (
+    MASS_LOSS,
+    Delivery,
+    Found,
+    decide_all,
+    findings,
+    in_batches,
+    mass_loss,
+)
+from backstop.reconcile.fence import Fence
 from backstop.reconcile.find_gaps import find_gaps
 from backstop.reconcile.find_takers import ask_about_untaken
-from backstop.reconcile.lineage import not_continued
-from backstop.reconcile.open_cases import CaseKey, open_cases
+from backstop.reconcile.lineage import Confirmations, not_continued, read_scanned
+from backstop.reconcile.open_cases import open_in_parts
 from backstop.reconcile.set_aside import stubs_set_aside
 from backstop.requests.ask import (
     FOR_GOOD,
-    Ask,
     ask,
-    duplicates_of,
     ramped_topics,
-    route_for,
     take_turns,
-    waits_for_evidence,
 )
 from backstop.runs.run import Run, hold
 from backstop.sql.named import load
-from backstop.stores.protocol import LAST_NUMBER, StubOutcome, StubOutcomes, StubStore
+from backstop.stores.protocol import StubOutcome, StubOutcomes, StubStore
 from backstop.verdicts.blast_radius import Radius, too_wide
 
 _SQL = load("backstop.reconcile", "queries.sql")
@@ -63,13 +68,10 @@ _FORGET = [
 _CONTROL_CLOCK = load("backstop.evidence", "queries.sql")["control_clock"]
 _CLOCK_SAMPLES = 3
 """The quickest of them counts: the first may open a connection."""
-_BATCH = 5_000
 _STUBS = 20_000
 """As many as a shard changes in one commit."""
 _SHARDS_AT_ONCE = 8
-"""Each has a connection to the control database."""
-Delivery = tuple[str, str]
-"""topic, consumer_group"""
+"""Each has two connections to the control database."""
 
 
 def promote(settings: Settings, connections: Connections, control: Any, run: Run) -> Counts:
@@ -86,7 +88,7 @@ def promote(settings: Settings, connections: Connections, control: Any, run: Run
         counts.add(
             "stubs_moved",
             _promote_shards(
-                settings, connections, sources, control, failures, run.run_id, run.as_of
+                settings, connections, sources, control, failures, run, run.run_id, run.as_of
             ),
         )
         mine = len(failures.by_subject) + len(sources.unreachable)
@@ -160,8 +162,10 @@ def _finish_earlier(
     """Moves the stubs that an earlier run left; whatever goes wrong with it is noted."""
     moved = 0
     try:
-        _lapse_confirmations(settings, sources, control, run_id)
-        moved = _promote_shards(settings, connections, sources, control, failures, run_id, as_of)
+        _lapse_confirmations(settings, sources, control, run, run_id)
+        moved = _promote_shards(
+            settings, connections, sources, control, failures, run, run_id, as_of
+        )
         with control, control.cursor() as cursor:
             hold(cursor, run)
             cursor.execute(_SQL["finish_promotion"], {"run_id": run_id})
@@ -194,35 +198,36 @@ def _promote_control(settings: Settings, sources: Sources, control: Any, run: Ru
             {"topics": [topic for topic, _ in pairs], "groups": [group for _, group in pairs]},
         )
         held = _held_by_blast_radius(settings, cursor, run)
-        members: dict[CaseKey, list[Member]] = {}
-        asks: list[Ask] = []
         restored = restored_at(cursor)
-        cursor.execute(_SQL["eligible"], {"run_id": run.run_id})
-        for _, rows in groupby(cursor.fetchall(), key=lambda row: (row[1], row[2])):
-            ready, blocked = _decide_message(settings, sources, held, restored, list(rows))
-            asks.extend(ready)
-            for kind, member in blocked:
-                members.setdefault((kind, member[1], member[3]), []).append(member)
+        found = Found()
         if run.no_send:
-            # Their stubs keep next_check_at: still due, so the next run that may ask judges them again and asks.
-            counts.add("not_asked_for", len(asks))
-            asks = []
-        for batch in _batches(asks):
-            counts += ask(cursor, batch, run.run_id, ramped_topics(settings))
-        cursor.execute(_SQL["findings"], {"run_id": run.run_id})
-        for kind, topic, group, shard, message_id in cursor.fetchall():
-            members.setdefault((kind, topic, group), []).append((shard, topic, message_id, group))
+            counts.add("not_asked_for", 0)
+        with closing(decide_all(settings, sources, cursor, run, held, restored, found)) as asks:
+            for batch in in_batches(asks):
+                if run.no_send:
+                    # Their stubs keep next_check_at: still due, so the next run that may ask judges them again and asks.
+                    counts.add("not_asked_for", len(batch))
+                else:
+                    counts += ask(cursor, batch, run.run_id, ramped_topics(settings))
+        cursor.execute(_SQL["count_findings"], {"run_id": run.run_id})
+        found.totals.update(
+            {(kind, topic, group): n for kind, topic, group, n in cursor.fetchall()}
+        )
         cursor.execute(_SQL["refused_for_good"], {"run_id": run.run_id, "for_good": FOR_GOOD})
         for topic, group, shard, message_id in cursor.fetchall():
-            members.setdefault(("refused", topic, group), []).append(
-                (shard, topic, message_id, group)
-            )
+            found.add("refused", (shard, topic, message_id, group))
         counts += ask_about_untaken(settings, cursor, run)
-        evidence = {("mass_loss", *pair): why for pair, why in held.items()}
+        evidence = {(MASS_LOSS, *pair): why for pair, why in held.items()}
         broken, why_broken = stubs_set_aside(settings, cursor, run)
-        for case, found in broken.items():
-            members.setdefault(case, []).extend(found)
-        counts += open_cases(cursor, run.run_id, members, evidence | why_broken)
+        for (kind, _, _), members in broken.items():
+            for member in members:
+                found.add(kind, member)
+        with (
+            closing(mass_loss(cursor, run, held, restored)) as many,
+            closing(findings(cursor, run)) as others,
+        ):
+            parts = chain(many, found.members.items(), others)
+            counts += open_in_parts(cursor, run.run_id, found.totals, parts, evidence | why_broken)
         counts.add("cases_closed", close_satisfied(cursor, run.run_id))
         cursor.execute(_SQL["begin_promotion"], {"run_id": run.run_id})
     return counts
@@ -260,85 +265,17 @@ def _held_by_blast_radius(
     return held
 
 
-def _decide_message(
-    settings: Settings,
-    sources: Sources,
-    held: Mapping[Delivery, object],
-    restored: datetime | None,
-    rows: Sequence[tuple[Any, ...]],
-) -> tuple[list[Ask], list[tuple[str, Member]]]:
-    """One message's eligible deliveries -> at most one request, and the deliveries that a person must look at."""
-    shard, topic, message_id, send_count = rows[0][:4]
-    verdicts: dict[str, str] = {}
-    for row in rows:
-        known = {row[6]: (row[5], row[9]), **row[7]}
-        verdicts |= {
-            group: known_verdict(verdict, log_updated_at, restored)
-            for group, (verdict, log_updated_at) in known.items()
-        }
-    blocked: list[tuple[str, Member]] = []
-    wanted: dict[str, str] = {}
-    for row in rows:
-        group = row[6]
-        if verdicts[group] == Verdict.DEAD_LETTERED:  # forgotten: one that is known is not eligible
-            blocked.append(("stalled", (shard, topic, message_id, group)))
-        elif (topic, group) in held:
-            blocked.append(("mass_loss", (shard, topic, message_id, group)))
-        else:
-            wanted[group] = row[4]
-    # A topic that left the configuration since the run judged it is nobody's to repair; and no number follows the last one.
-    if (
-        topic not in settings.topics
-        or settings.topics[topic].mode != "repair"
-        or not wanted
-        or send_count >= LAST_NUMBER
-    ):
-        return [], blocked
-    try:
-        route = route_for(sources, topic, frozenset(wanted), verdicts)
-    except Unavailable as error:
-        # Its stubs stay due: the next run asks.
-        sources.missed(f"broker {settings.topics[topic].broker}", error)
-        return [], blocked
-    if route is None:
-        if waits_for_evidence(
-            wanted, duplicates_of(settings, topic), verdicts, never_sent=rows[0][8]
-        ):
-            return [], blocked
-        return [], blocked + [("no_route", (shard, topic, message_id, group)) for group in wanted]
-    everybody = set(wanted) == set(settings.groups_of(topic))
-    reasons = ", ".join(sorted(set(wanted.values())))
-    request = Ask(
-        shard=shard,
-        topic=topic,
-        message_id=message_id,
-        send_number=send_count + 1,
-        groups=None if everybody and route == "topic" else tuple(sorted(wanted)),
-        reason=reasons,
-        requested_by="reconcile",
-        route=route,
-    )
-    return [request], blocked
-
-
-def _batches(asks: list[Ask]) -> Iterator[list[Ask]]:
-    rest = iter(asks)
-    while batch := list(islice(rest, _BATCH)):
-        yield batch
-
-
 def _lapsed(
     settings: Settings, sources: Sources, control: Any, run_id: int
 ) -> list[tuple[str, list[str]]]:
     """The stores whose logs the run scanned and that are not as they were then, each with the topics that rest on the scan."""
     with control, control.cursor() as cursor:
-        cursor.execute(_SQL["scanned_stores"], {"run_id": run_id})
-        found = {
-            subject.removeprefix("store "): (lineage, sorted(topics))
-            for subject, lineage, topics in cursor.fetchall()
-        }
-    lineages = {store: lineage for store, (lineage, _) in found.items()}
-    return [(store, found[store][1]) for store in not_continued(settings, sources, lineages)]
+        scanned = read_scanned(cursor, run_id)
+    lineages = {store: one.lineage for store, one in scanned.items()}
+    return [
+        (store, sorted(scanned[store].topics))
+        for store in not_continued(settings, sources, lineages)
+    ]
 
 
 def _leave_unproven(
@@ -352,19 +289,26 @@ def _leave_unproven(
             cursor.execute(_SQL["leave_topics"], {"run_id": run.run_id, "topics": topics})
         failures.add(
             f"topics {', '.join(topics)}",
-            StoreUnavailable(
-                f"what the run saw done in store {store} may be lost: the server is another one now, went back, or does not answer;"
-                " nothing of these topics was promoted, and the next run judges them again",
-                unaffected="Their stubs stay due.",
-                next_step="Nothing is to be done.",
-            ),
+            _may_be_lost(store, "nothing of these topics was promoted"),
         )
 
 
-def _lapse_confirmations(settings: Settings, sources: Sources, control: Any, run_id: int) -> None:
+def _may_be_lost(store: str, left: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"what the run saw done in store {store} may be lost: the server is another one now, went back, or does not answer;"
+        f" {left}, and the next run judges them again",
+        unaffected="Their stubs stay due.",
+        next_step="Nothing is to be done.",
+    )
+
+
+def _lapse_confirmations(
+    settings: Settings, sources: Sources, control: Any, run: Run, run_id: int
+) -> None:
     """What an earlier run's scan saw done may have been lost since: those stubs stay due."""
     for _, topics in _lapsed(settings, sources, control, run_id):
         with control, control.cursor() as cursor:
+            hold(cursor, run)
             cursor.execute(_SQL["lapse_confirmations"], {"run_id": run_id, "topics": topics})
 
 
@@ -381,11 +325,16 @@ def _promote_shards(
     sources: Sources,
     control: Any,
     failures: Failures,
+    run: Run,
     run_id: int,
     as_of: Any,
 ) -> int:
-    """Moves the stubs of every reachable shard, the shards beside one another; what is left in staging is still to do."""
+    """Moves the stubs of every reachable shard, the shards beside one another; what is left in staging is still to do.
+
+    `run_id`: of the run that judged them, an earlier one perhaps; `run`: the one that is ours, and has to stay so.
+    """
     with control, control.cursor() as cursor:
+        scanned = read_scanned(cursor, run_id)
         cursor.execute(_SQL["staged_shards"], {"run_id": run_id})
         names = [name for (name,) in cursor.fetchall()]
         for name in names:
@@ -403,8 +352,24 @@ def _promote_shards(
 
     def move(name: str) -> int:
         try:
-            with closing(connect(settings, connections)) as own:
-                return _promote_shard(own, stores[name], name, failures, run_id, as_of)
+            with (
+                closing(connect(settings, connections)) as own,
+                closing(connect(settings, connections)) as fenced,
+                Sources(settings, connections) as logs,
+            ):
+                confirmations = Confirmations(settings, logs, scanned)
+                return _promote_shard(
+                    own,
+                    stores[name],
+                    name,
+                    failures,
+                    Fence(fenced, run),
+                    confirmations,
+                    run_id,
+                    as_of,
+                )
+        except RunError:
+            raise
         except Exception as error:  # noqa: BLE001 - one shard must not stop the others; it is raised at the end
             failures.add(f"shard {name}", error)
             return 0
@@ -414,9 +379,17 @@ def _promote_shards(
 
 
 def _promote_shard(
-    control: Any, store: StubStore, name: str, failures: Failures, run_id: int, as_of: Any
+    control: Any,
+    store: StubStore,
+    name: str,
+    failures: Failures,
+    fence: Fence,
+    confirmations: Confirmations,
+    run_id: int,
+    as_of: Any,
 ) -> int:
-    """A row that the shard refuses is noted and left as it is: its stub stays due, and the next run judges it."""
+    """A row that the shard refuses is noted and left as it is: its stub stays due, and the next run judges it. What rests on a
+    scan that lapsed stays staged, and the next run takes it back. Raises RunLost."""
     moved, own_as_of = 0, _by_the_clock_of(store, control, as_of)
     refused: list[tuple[StubOutcome, StoreFailed]] = []
     with (
@@ -429,14 +402,25 @@ def _promote_shard(
         def read() -> StubOutcomes:
             return StubOutcomes.of_rows(rows.fetchmany(_STUBS))
 
+        def change(some: Sequence[StubOutcome]) -> int:
+            try:
+                return store.promote(some, as_of, own_as_of, fence.hold)
+            finally:
+                fence.release()
+
         # While the shard changes one chunk, the next is read: the two are different servers' work.
         chunk = read()
         while chunk:
             following = reader.submit(read)
-            moved += sum(
-                apply_apart(chunk, lambda some: store.promote(some, as_of, own_as_of), refused)
-            )
+            moved += sum(apply_apart(confirmations.standing(chunk), change, refused))
             chunk = following.result()
+    if confirmations.lapsed:
+        for store_name in confirmations.lapsed:
+            failures.add(
+                f"confirmations in shard {name}",
+                _may_be_lost(store_name, "those that were left were not promoted"),
+            )
+        return moved
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["forget_shard"], {"run_id": run_id, "shard": name})
     if refused:

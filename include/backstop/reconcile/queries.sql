@@ -134,8 +134,8 @@ JOIN unnest(%(topics)s::text[], %(groups)s::text[], %(seconds)s::float8[]) AS wi
 WHERE m.eligible > 0
 ORDER BY 1, 2;
 
--- name: eligible: each eligible delivery and the standing of the message's other groups, message by message; when logs were touched, in
--- microseconds
+-- name: eligible: each eligible delivery (of some topics and groups, or of all) and the standing of the message's other groups, message by
+-- message; when logs were touched, in microseconds
 SELECT s.shard, s.topic, s.message_id, s.send_count, s.reason, s.verdict, s.consumer_group,
     (SELECT coalesce(jsonb_object_agg(
         o.consumer_group, jsonb_build_array(o.verdict, (o.evidence ->> 'log_updated_at')::bigint)), '{}') FROM staged_verdict o
@@ -146,6 +146,8 @@ SELECT s.shard, s.topic, s.message_id, s.send_count, s.reason, s.verdict, s.cons
     (s.evidence ->> 'log_updated_at')::bigint AS log_updated_at
 FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
 WHERE s.run_id = %(run_id)s AND s.eligible
+    AND (%(topics)s::text[] IS NULL
+        OR (s.topic, s.consumer_group) IN (SELECT * FROM unnest(%(topics)s::text[], %(groups)s::text[])))
     -- What a person gave up is asked for again by a person only.
     AND NOT EXISTS (
         SELECT 1 FROM resend_request g
@@ -195,7 +197,13 @@ DELETE FROM no_taker WHERE topic = %(topic)s AND run_id = %(noted_by)s
     AND NOT EXISTS (SELECT FROM staged_stub s JOIN run r USING (run_id, stage)
         WHERE s.topic = %(topic)s AND s.new_status = 'no_taker');
 
--- name: findings: the deliveries that need a person, by case
+-- name: count_findings: how many deliveries need a person, by case
+SELECT s.case_kind, s.topic, s.consumer_group, count(*)
+FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
+WHERE s.run_id = %(run_id)s AND s.case_kind IS NOT NULL
+GROUP BY 1, 2, 3;
+
+-- name: findings: they
 SELECT s.case_kind, s.topic, s.consumer_group, s.shard, s.message_id
 FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
 WHERE s.run_id = %(run_id)s AND s.case_kind IS NOT NULL
@@ -218,6 +226,9 @@ ORDER BY 1, 2;
 
 -- name: begin_promotion: the control database's part is done; the shards follow
 UPDATE run SET state = 'promoting' WHERE run_id = %(run_id)s;
+
+-- name: limit_silence: this session is ended, and what it locks is free, once its transaction was silent for so long
+SELECT set_config('idle_in_transaction_session_timeout', (extract(epoch FROM %(limit)s::interval) * 1000)::bigint::text, true);
 
 -- name: staged_stubs: what was decided of one shard's stubs, in the order of the shard's primary key
 -- A chunk of neighbours meets each page of that index once: sorting them here costs less than that saves there.
@@ -287,6 +298,15 @@ FROM (
         AND NOT EXISTS (
             SELECT FROM open_delivery o
             WHERE o.topic = m.topic AND o.message_id = m.message_id AND o.consumer_group = m.consumer_group)
+        -- A broken stub is judged by nobody, and so never open: its case is a person's until the stub is repaired and judged.
+        AND NOT EXISTS (
+            SELECT FROM quarantine q
+            WHERE q.store = 'shard ' || m.shard AND q.topic = m.topic AND q.message_id = m.message_id
+                AND q.consumer_group IS NULL AND q.last_seen_at >= %(broken_since)s)
+        AND NOT EXISTS (
+            SELECT FROM quarantine q
+            WHERE q.store = 'shard ' || m.shard AND q.row_key = m.message_id
+                AND q.consumer_group IS NULL AND q.last_seen_at >= %(broken_since)s)
     ORDER BY hashtextextended(m.message_id, %(run_id)s::bigint)
     LIMIT %(limit)s::integer) f
 ORDER BY 1, 2;

@@ -23,11 +23,10 @@ def record_looks(cursor: Any, run: Run, looks: Readings) -> None:
     for other in looks.others:
         record_looks(cursor, run, other)
     record_servers(cursor, looks.servers)
-    brokers = {look.topic: look.broker for look in looks.groups.values()}
     for topic in looks.queues:
         for queue_id, queue in looks.lives(topic).items():
             where = {
-                "broker": brokers[topic],
+                "broker": looks.brokers[topic],
                 "topic": topic,
                 "queue_id": queue_id,
                 "epoch": queue.epoch,
@@ -48,7 +47,7 @@ def record_looks(cursor: Any, run: Run, looks: Readings) -> None:
         cursor.execute(
             _SQL["record_delay_look"],
             {
-                "broker": brokers[topic],
+                "broker": looks.brokers[topic],
                 "topic": topic,
                 "recorded_at": delays.recorded_at,
                 "delivered_until": delays.delivered_until,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from datetime import timedelta
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -37,6 +38,8 @@ _BATCH = 1_000
 _OTHERS = 1_000
 """Deliveries of cases whose stubs runs judge, looked at again in one run."""
 _PAGE = 5_000
+_BROKEN_AFTER = timedelta(days=1)
+"""Runs meet a broken stub again after each unknown_horizon: one that none has met for so much longer was repaired."""
 
 
 def revisit_cases(settings: Settings, connections: Connections, control: Any, run: Run) -> Counts:
@@ -52,7 +55,14 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
         members = [Key(*row) for row in cursor.fetchall()]
         cursor.execute(
             _SQL["members_not_open"],
-            {"topics": topics_of(run.scope), "run_id": run.run_id, "limit": _OTHERS},
+            {
+                "topics": topics_of(run.scope),
+                "run_id": run.run_id,
+                "limit": _OTHERS,
+                "broken_since": run.as_of
+                - settings.policy_for(None).unknown_horizon
+                - _BROKEN_AFTER,
+            },
         )
         members += sorted({Key(*row) for row in cursor.fetchall()}.difference(members))
         cursor.execute(
@@ -76,12 +86,14 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
                 (*one.key, one.consumer_group)
                 for one in seen.judged
                 if one.verdict in (Verdict.CONFIRMED, Verdict.VOIDED)
+                and _is_on_one_shard(seen, one.key)
             ]
             # A case about a message as such names no group.
             done += [
                 (str(row["topic"]), str(row["message_id"]), "*")
                 for row in seen.outcomes
                 if row["new_status"] in ("confirmed", "voided")
+                and _is_on_one_shard(seen, Key(str(row["topic"]), str(row["message_id"])))
             ]
             with control, control.cursor() as cursor:
                 hold(cursor, run)
@@ -189,7 +201,12 @@ def _settle_withdrawals(cursor: Any, stubs: Sequence[Promise]) -> None:
 
 
 def _is_exhausted(seen: Judgement, key: Key) -> bool:
-    return seen.stubs[key].status == StubStatus.EXHAUSTED and len(seen.shards_of[key]) == 1
+    return seen.stubs[key].status == StubStatus.EXHAUSTED and _is_on_one_shard(seen, key)
+
+
+def _is_on_one_shard(seen: Judgement, key: Key) -> bool:
+    """Else what was judged is the promise of one shard, and tells nothing of the other's."""
+    return len(seen.shards_of[key]) == 1
 
 
 def _columns(keys: Sequence[Key]) -> dict[str, list[str]]:

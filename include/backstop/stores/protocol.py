@@ -441,12 +441,17 @@ class StubStore(StubSource, Protocol):
         ...
 
     def promote(
-        self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None
+        self,
+        outcomes: Sequence[StubOutcome],
+        as_of: datetime,
+        own_as_of: datetime | None = None,
+        before_commit: Callable[[], None] | None = None,
     ) -> int:
         """Sets status, next_check_at, judged_at and first_seen_at; returns how many rows still were as judged.
 
         A later judgement than `as_of` stays, unless this one confirms. `own_as_of`: `as_of` by this store's clock, or a little
-        earlier; what changed later is not called exhausted. None: the clocks are the same.
+        earlier; what changed later is not called exhausted. None: the clocks are the same. `before_commit`: what it raises leaves
+        the rows as they are.
         """
         ...
 

@@ -5,7 +5,7 @@ What looks remember stays in the control database; the overlay alone decides who
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
@@ -125,11 +125,15 @@ class OverlaidStubs(MappedStubs):
         return {}
 
     def promote(
-        self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None
+        self,
+        outcomes: Sequence[StubOutcome],
+        as_of: datetime,
+        own_as_of: datetime | None = None,
+        before_commit: Callable[[], None] | None = None,
     ) -> int:
         if outcomes:
-            self._overlay.stubs.promote(outcomes, as_of, own_as_of)
-        return super().promote(outcomes, as_of, own_as_of)
+            self._overlay.stubs.promote(outcomes, as_of, own_as_of, before_commit)
+        return super().promote(outcomes, as_of, own_as_of, before_commit)
 
     def reopen(self, topics: Sequence[str], since: datetime) -> int:
         self._overlay.stubs.reopen(topics, since)

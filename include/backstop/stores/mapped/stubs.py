@@ -384,7 +384,11 @@ class MappedStubs:
     # What is changed: only what is remembered
 
     def promote(
-        self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None
+        self,
+        outcomes: Sequence[StubOutcome],
+        as_of: datetime,
+        own_as_of: datetime | None = None,
+        before_commit: Callable[[], None] | None = None,
     ) -> int:
         given = map(array_literal, StubOutcomes.of(outcomes).columns)
         by_name = dict(zip(StubOutcomes.NAMES, given, strict=True))
@@ -392,6 +396,8 @@ class MappedStubs:
         def move(cursor: Cursor) -> int:
             values = {**by_name, "store": self._shard, "as_of": as_of}
             cursor.execute(_SQL["promote"], values)
+            if before_commit is not None:
+                before_commit()
             return cursor.rowcount
 
         return self._control.run(move) if outcomes else 0

@@ -7,7 +7,7 @@ A statement there does not say which rows it changed (MySQL has no RETURNING, an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from backstop.model.records import Key, Outcome
@@ -120,7 +120,12 @@ def settle(cursor: Any, settlements: Sequence[Settlement]) -> set[Key]:
     return changed
 
 
-def promote(cursor: Any, outcomes: StubOutcomes, values: Mapping[str, Any]) -> int:
+def promote(
+    cursor: Any,
+    outcomes: StubOutcomes,
+    values: Mapping[str, Any],
+    before_commit: Callable[[], None] | None,
+) -> int:
     """How many rows still were as judged. `values`: as_of and own_as_of."""
     rows = {
         one.key: {
@@ -136,6 +141,8 @@ def promote(cursor: Any, outcomes: StubOutcomes, values: Mapping[str, Any]) -> i
     for held in _hold(cursor, "hold_promoted", rows, values):
         cursor.execute(SQL["promote"], {**held, **values})
         moved += len(held["keys"])
+    if before_commit is not None:
+        before_commit()
     return moved
 
 

@@ -297,14 +297,23 @@ class MariaStubs:
         )
 
     def promote(
-        self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None
+        self,
+        outcomes: Sequence[StubOutcome],
+        as_of: datetime,
+        own_as_of: datetime | None = None,
+        before_commit: Callable[[], None] | None = None,
     ) -> int:
         values = {"as_of": naive(as_of), "own_as_of": naive(own_as_of or as_of)}
         moved = 0
         for start in range(0, len(outcomes), _PROMOTED):
             given = StubOutcomes.of(outcomes[start : start + _PROMOTED])
             moved += self._connection.change(
-                partial(change_stubs.promote, outcomes=given, values=values)
+                partial(
+                    change_stubs.promote,
+                    outcomes=given,
+                    values=values,
+                    before_commit=before_commit,
+                )
             )
         return moved
 

@@ -382,16 +382,26 @@ class PostgresStubs:
         return [Key(*row) for row in self._connection.rows(statement, values)]
 
     def promote(
-        self, outcomes: Sequence[StubOutcome], as_of: datetime, own_as_of: datetime | None = None
+        self,
+        outcomes: Sequence[StubOutcome],
+        as_of: datetime,
+        own_as_of: datetime | None = None,
+        before_commit: Callable[[], None] | None = None,
     ) -> int:
         moved = 0
         for start in range(0, len(outcomes), _PROMOTED):
             given = StubOutcomes.of(outcomes[start : start + _PROMOTED])
             values = {"as_of": as_of, "own_as_of": own_as_of or as_of}
-            moved += self._connection.run(partial(self._promote, given, values))
+            moved += self._connection.run(partial(self._promote, given, values, before_commit))
         return moved
 
-    def _promote(self, given: StubOutcomes, values: Mapping[str, Any], cursor: Cursor) -> int:
+    def _promote(
+        self,
+        given: StubOutcomes,
+        values: Mapping[str, Any],
+        before_commit: Callable[[], None] | None,
+        cursor: Cursor,
+    ) -> int:
         # Nearly always there is none, and to compare all keys with none costs as much as to send them once more.
         cursor.execute(self._sql["any_late"])
         if cursor.fetchone() is not None:
@@ -399,6 +409,8 @@ class PostgresStubs:
             self._recover_late(cursor, {"topics": topics, "message_ids": message_ids})
         cursor.execute(self._sql["by_key"])
         cursor.execute(self._sql["promote"], {**columns(list(_runs(given)), _RUN), **values})
+        if before_commit is not None:
+            before_commit()
         return cursor.rowcount
 
     def raise_numbers(self, handed: Sequence[Handed]) -> set[Key]:
