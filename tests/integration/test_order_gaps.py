@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from backstop.config.settings import Settings
+from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Key
+from backstop.reconcile import find_gaps
 from backstop.reconcile.promote import promote
 from backstop.runs.run import close_run, open_run
+from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, system
@@ -113,6 +116,32 @@ def test_a_topic_in_repair_is_asked_about_at_the_claim_and_not_twice(world: Syst
     promoted(world, world.settings, lost)
     assert gaps(world) == []
     assert world.rows("control", "SELECT message_id FROM resend_request") == [("lost",)]
+
+
+def test_a_shard_that_is_away_is_waited_for_once_and_not_for_each_page(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = line(world, "first", "second", "third")
+    line(world, "last", sequence=4)
+    asked: list[str] = []
+
+    def silent(what: str) -> Any:
+        def fail(*_: Any) -> Any:
+            asked.append(what)
+            raise StoreUnavailable("no answer", unaffected="", next_step="")
+
+        return fail
+
+    monkeypatch.setattr(find_gaps, "_PAGE", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(PostgresStubs, "neighbours", silent("neighbours"))
+        patched.setattr(PostgresStubs, "clock", silent("clock"))
+        with pytest.raises(StoreUnavailable, match="shop_a"):
+            promoted(world, observing(world), *lost)
+    assert asked == ["neighbours", "clock"]
+    world.rows("control", "DELETE FROM duty_lease")
+    promoted(world, observing(world), *lost)
+    assert len(gaps(world)) == 3, "the next run asks"
 
 
 def test_what_a_mass_loss_holds_is_not_asked_about_key_by_key(world: System) -> None:

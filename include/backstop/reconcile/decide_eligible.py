@@ -164,11 +164,16 @@ def _ask_for(
         or send_count >= LAST_NUMBER
     ):
         return None, []
+    broker = f"broker {settings.topics[topic].broker}"
+    if (
+        broker in sources.unreachable
+    ):  # to open it once more for each message would tell nothing new
+        return None, []
     try:
         route = route_for(sources, topic, frozenset(wanted), verdicts)
     except Unavailable as error:
         # Its stubs stay due: the next run asks.
-        sources.missed(f"broker {settings.topics[topic].broker}", error)
+        sources.missed(broker, error)
         return None, []
     if route is None:
         if waits_for_evidence(

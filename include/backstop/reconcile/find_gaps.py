@@ -8,15 +8,18 @@ A topic in mode repair is asked about when its request is claimed (resend/order.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from backstop.cases.open import open_case
 from backstop.config.settings import Settings
-from backstop.evidence.sources import Sources
+from backstop.evidence.sources import Sources, answers
 from backstop.model.errors import Unavailable
 from backstop.model.records import Counts, Key
 from backstop.runs.run import Run, hold
 from backstop.sql.named import load
+from backstop.stores.protocol import Neighbours
 
 _SQL = load("backstop.reconcile", "queries.sql")
 _PAGE = 5_000
@@ -34,7 +37,7 @@ def find_gaps(settings: Settings, sources: Sources, control: Any, run: Run) -> C
         for name, topic in settings.topics.items()
         if topic.mode == "observe" and settings.policy_for(name).ordering_gap == "case"
     ]
-    after = Key("", "")
+    after, away = Key("", ""), set[str]()
     while observed:
         with control, control.cursor() as cursor:
             cursor.execute(
@@ -54,16 +57,20 @@ def find_gaps(settings: Settings, sources: Sources, control: Any, run: Run) -> C
         for shard, topic, message_id in rows:
             by_shard[shard].append(Key(topic, message_id))
         for shard, keys in by_shard.items():
-            counts.add("case_order_gap", _ask_people(sources, control, run, shard, keys))
+            if shard in away:
+                continue
+            try:
+                around = sources.shard(shard).neighbours(keys)
+            except Unavailable as error:
+                sources.missed(f"shard {shard}", error)
+                if not answers(partial(sources.shard, shard)):
+                    away.add(shard)
+                continue
+            counts.add("case_order_gap", _ask_people(control, run, shard, around))
     return counts
 
 
-def _ask_people(sources: Sources, control: Any, run: Run, shard: str, keys: list[Key]) -> int:
-    try:
-        around = sources.shard(shard).neighbours(keys)
-    except Unavailable as error:
-        sources.missed(f"shard {shard}", error)
-        return 0
+def _ask_people(control: Any, run: Run, shard: str, around: Mapping[Key, Neighbours]) -> int:
     gaps: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for key, near in sorted(around.items()):
         if near.sent_after is not None:
