@@ -40,12 +40,12 @@ elif case["boundary"] == "between two commits of one shard":
     stubs._PROMOTED = maria_stubs._PROMOTED = 1  # one stub a commit
     promote_some, commits = stubs.PostgresStubs._promote, []
 
-    def second_commit_dies(store: Any, given: Any, values: Any, cursor: Any) -> Any:
+    def second_commit_dies(store: Any, given: Any, *rest: Any) -> Any:
         if store._connection.subject == "shard shop_b":
             commits.append(given)
             if len(commits) == 2:
                 die()
-        return promote_some(store, given, values, cursor)
+        return promote_some(store, given, *rest)
 
     stubs.PostgresStubs._promote = second_commit_dies
     change, changes = MysqlConnection.change, []
