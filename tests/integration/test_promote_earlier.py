@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from backstop.stores.postgresql.logs import PostgresLogs
 from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
+from committed import close_sessions, execute
 from system import System, build_template, settings_dict, system
 
 
@@ -174,6 +176,40 @@ def test_a_store_that_changes_while_an_earlier_run_is_finished_confirms_no_furth
         with pytest.raises(StoreUnavailable, match=r"confirmations in shard shop_a"):
             next_run(world, world.connections)
         one_chunk_was_confirmed(world)
+
+
+@pytest.mark.parametrize("what", ["a restart", "a dump restored in place", "a new database"])
+def test_a_scan_of_a_log_rests_on_what_was_scanned(tmp_path: Path, what: str) -> None:
+    """The server has the same name and history afterwards, and has come farther."""
+    with Postgres(tmp_path) as postgres:
+        build_template(postgres)
+        url = postgres.admin_dsn("template_billing_db")
+
+        def log() -> None:
+            execute(
+                url,
+                "INSERT INTO consumer_log (consumer_group, topic, message_id, state, consumed_at)"
+                " VALUES ('billing', 'orders', gen_random_uuid()::text, 'CONSUMED', now())",
+            )
+
+        with closing(PostgresLogs("billing_db", url)) as store:
+            before = store.lineage()
+            log()
+            assert store.continues(before) and store.continues(store.lineage())
+        match what:
+            case "a restart":
+                postgres.restart()
+            case "a dump restored in place":
+                execute(url, "TRUNCATE consumer_log")
+            case _:
+                close_sessions()
+                execute(postgres.admin_dsn(), "ALTER DATABASE template_billing_db RENAME TO old")
+                execute(postgres.admin_dsn(), "CREATE DATABASE template_billing_db TEMPLATE old")
+        log()
+        with closing(PostgresLogs("billing_db", url)) as store:
+            assert not store.continues(before)
+            assert store.continues(store.lineage())
+            assert not store.continues("1 00000001 0/0"), "as earlier versions wrote it"
 
 
 def half_promoted(world: System, run: Run) -> None:

@@ -54,17 +54,23 @@ SELECT EXISTS (
             WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:2])
         ) = ARRAY['consumer_group', 'message_id', 'topic']);
 
--- name: lineage: the server's own name, the fork of its history (a failover makes a new one), how far it has come, and the table's file (a
--- dump that is read back makes a new one)
-SELECT s.system_identifier || ' ' || left(pg_walfile_name(l.at), 8) || ' ' || l.at || ' ' || pg_relation_filepath('consumer_log')
-FROM pg_control_system() s, (SELECT pg_current_wal_lsn() AS at) l;
+-- name: lineage: the server's own name, the fork of its history (a failover makes a new one), how far it has come, and since when it runs
+-- with which database and which file of the table
+SELECT s.system_identifier || ' ' || left(pg_walfile_name(l.at), 8) || ' ' || l.at || ' '
+    || concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), d.oid, pg_relation_filenode('consumer_log'::regclass))
+FROM pg_control_system() s, pg_database d, (SELECT pg_current_wal_lsn() AS at) l
+WHERE d.datname = current_database();
 
--- name: continues: whether that history goes on here; a volume put back has the same name and fork, and has not come so far
+-- name: continues: whether that history goes on here
+-- A volume put back has the same name and fork, and has not come so far. A start may follow a crash that lost commits, and a dump that was read
+-- back in place has another file.
 SELECT s.system_identifier::text = split_part(%(lineage)s::text, ' ', 1)
     AND left(pg_walfile_name(pg_current_wal_lsn()), 8) = split_part(%(lineage)s::text, ' ', 2)
     AND pg_current_wal_lsn() >= split_part(%(lineage)s::text, ' ', 3)::pg_lsn
-    AND coalesce(pg_relation_filepath('consumer_log'), '') = split_part(%(lineage)s::text, ' ', 4)
-FROM pg_control_system() s;
+    AND concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), d.oid, pg_relation_filenode('consumer_log'::regclass))
+        = split_part(%(lineage)s::text, ' ', 4)
+FROM pg_control_system() s, pg_database d
+WHERE d.datname = current_database();
 
 -- name: since: for an estimate, one group's rows first received since an instant
 SELECT 1 FROM consumer_log l
