@@ -14,6 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backstop.checks.run import given_by
 from backstop.config import json_schema
 from backstop.config.durations import parse as parse_duration
 from backstop.config.durations import written
@@ -492,6 +493,11 @@ def test_start_offsets_without_active_from_are_refused_where_messages_are_resent
         for line in lines
     ), lines
     from_mapping(changed(starts, ("topics/orders/mode", "observe")))
+
+
+def test_what_must_be_fresh_may_be_as_old_as_the_skew_of_any_group_allows() -> None:
+    given = given_by(from_mapping(changed(("groups/billing/policy", {"max_clock_skew": "15s"}))))
+    assert given["clock_skew"] == timedelta(seconds=15)
 
 
 @pytest.mark.parametrize("place", [{-1: 0}, {2**31: 0}, {3: 2**63}, {3: -1}])

@@ -237,7 +237,12 @@ def given_by(settings: Settings) -> dict[str, Any]:
         "repair_topics": [
             name for name, topic in settings.topics.items() if topic.mode == "repair"
         ],
-        "clock_skew": max(settings.policy_for(topic).max_clock_skew for topic in settings.topics),
+        # A store is read where the skew of one of its groups allows its clock.
+        "clock_skew": max(
+            settings.policy_for(topic, group).max_clock_skew
+            for topic in settings.topics
+            for group in (None, *settings.groups_of(topic))
+        ),
         "own": None if settings.data_checks is None else Path(settings.data_checks.expectations),
     }
 
