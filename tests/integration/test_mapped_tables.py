@@ -213,7 +213,7 @@ def test_the_audit_finds_what_was_forgotten_of_a_mapped_table(mapped: Open) -> N
             assert audit.overdue({"orders": since}, mine, 10) == []
             shop.system.rows("control", "UPDATE mapped_stub SET judged_at = now()")
             assert audit.never_looked_at(since, until, 10) == []
-            assert audit.never_looked_at(since, since - timedelta(days=9), 10) == [mine]
+            assert mine in audit.never_looked_at(since, since - timedelta(days=9), 10)
             with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
                 done = StubOutcome(mine, "pending", "confirmed", 1, None)
                 with pytest.raises(RunLost):

@@ -387,7 +387,9 @@ def test_a_row_that_stays_broken_is_put_before_a_person(world: System, reconcile
     ]
     assert world.rows("control", "SELECT count(*) FROM alert WHERE case_id IS NOT NULL") == [(3,)]
     reconcile()
-    assert sorted(members(world)) == found, "that billing logged one of the two tells nothing"
+    # That billing has logged one of the two promises tells nothing. (A case names the reasons that the newest run met.)
+    still = sorted((*row[:4], *row[5:]) for row in members(world))
+    assert still == [(*row[:4], *row[5:]) for row in found]
     assert world.rows("control", "SELECT count(*) FROM alert WHERE case_id IS NOT NULL") == [(3,)]
 
     # What a person leaves stays left; what is repaired and done settles by itself.
@@ -397,8 +399,8 @@ def test_a_row_that_stays_broken_is_put_before_a_person(world: System, reconcile
         ]
         decide(control, world.settings, world.connections, case_id, "leave", "ann", "an old test")
     world.rows("shop_b", "DELETE FROM message_stub")
-    for group in ("billing", "shipping"):
-        world.consume(group)
+    world.pass_over("billing")
+    world.consume("shipping")
     broken_since_the_unknown_horizon(world)
     reconcile()
     assert status(world, Key("orders", "twice")) == "confirmed"

@@ -32,4 +32,4 @@ WHERE s.deliveries > 0 AND ((s.shard, s.topic, s.message_id) IN (
         FROM {batch} AS broken_of
         JOIN staged_stub AS b ON b.run_id = broken_of.run_id AND b.stage = broken_of.stage AND b.deliveries = 0
         JOIN quarantine AS q ON q.store = 'shard ' || b.shard AND q.topic = b.topic AND q.message_id = b.message_id
-            AND q.last_seen_at >= broken_of.started_at AND q.consumer_group IS NULL)) IS TRUE;
+            AND q.last_seen_at >= broken_of.started_at AND q.consumer_group IS NULL AND q.reason <> 'not_utf8')) IS TRUE;
