@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,67 +46,6 @@ def kills(kind: str, victim: str, *at: float, seconds: float = 1.0, how: str = "
 
 
 CASES = {
-    # Those with duties take minutes, and come first: else one worker is left with the last of them.
-    # A copy whose outcome nobody knows waits for a group that stands still; by the broker's clock its time is over. The producers
-    # are new, or they would not get a copy past a broker whose clock has just jumped.
-    "skew_clock": Case(
-        [
-            *kills("skew_clock", "broker", 4, seconds=50, how="25"),
-            *kills("kill_process", "producer-shop_a", 5),
-            *kills("kill_process", "producer-shop_b", 5),
-            *kills("freeze_process", "shipping-1", 6.5, seconds=45),
-            *kills("freeze_process", "shipping-2", 6.5, seconds=45),
-            *kills(
-                "cut_link",
-                "producers to broker",
-                7.5,
-                10,
-                12.5,
-                seconds=2.4,
-                how="after the request",
-            ),
-        ],
-        "no_clock_is_looked_at",
-        "resend needless after an unknown outcome",
-        duties=True,
-        seconds=56,
-    ),
-    "run_twice": Case(
-        [
-            *kills("stop_server", "broker", 8, 20, 32, seconds=2, how="fast"),
-            *kills("run_twice", "resend", 20, seconds=50, how="side by side"),
-        ],
-        "claims_exclude_nobody",
-        "send number published twice",
-        slow="slow_publish",
-        duties=True,
-        seconds=70,
-    ),
-    # The freeze itself is in the child, because it must hit between the numbers taken and the copies out.
-    "freeze of a resend": Case(
-        kills("stop_server", "broker", 8, 20, seconds=2, how="fast"),
-        "publish_after_the_claim",
-        "copy stored after its time",
-        slow="frozen_before_publish",
-        duties=True,
-        seconds=75,
-    ),
-    "freeze_server": Case(
-        kills("freeze_server", "broker", 6, 14, seconds=5),
-        "store_whenever_it_comes",
-        "copy stored after its time",
-        repaired=True,
-    ),
-    # Against what the producers themselves cannot mend, the protection is Backstop.
-    "stop_server": Case(
-        kills("stop_server", "broker", 6, seconds=3, how="fast"),
-        "",
-        "effect missing",
-        repaired=True,
-    ),
-    "lose_messages": Case(
-        kills("lose_messages", "broker", 6, 10), "", "effect missing", repaired=True
-    ),
     "kill_process": Case(
         kills("kill_process", "billing-1", 4, 7, 10, 13, 16)
         + kills("kill_process", "shipping-1", 5, 8, 11, 14, 17),
@@ -156,6 +95,12 @@ CASES = {
         "effect missing",
         slow="slow_handler",
     ),
+    "freeze_server": Case(
+        kills("freeze_server", "broker", 6, 14, seconds=5),
+        "store_whenever_it_comes",
+        "copy stored after its time",
+        repaired=True,
+    ),
     "cut_link": Case(
         kills("cut_link", "producers to broker", 5, 8, 11, seconds=2, how="after the request"),
         "send_again_by_itself",
@@ -167,27 +112,61 @@ CASES = {
         "effect missing",
         slow="slow_handler",
     ),
+    # Against what the producers themselves cannot mend, the protection is Backstop.
+    "stop_server": Case(
+        kills("stop_server", "broker", 6, seconds=3, how="fast"),
+        "",
+        "effect missing",
+        repaired=True,
+    ),
+    "lose_messages": Case(
+        kills("lose_messages", "broker", 6, 10), "", "effect missing", repaired=True
+    ),
+    # A copy whose outcome nobody knows waits for a group that stands still; by the broker's clock its time is over. The producers
+    # are new, or they would not get a copy past a broker whose clock has just jumped.
+    "skew_clock": Case(
+        [
+            *kills("skew_clock", "broker", 4, seconds=50, how="25"),
+            *kills("kill_process", "producer-shop_a", 5),
+            *kills("kill_process", "producer-shop_b", 5),
+            *kills("freeze_process", "shipping-1", 6.5, seconds=45),
+            *kills("freeze_process", "shipping-2", 6.5, seconds=45),
+            *kills(
+                "cut_link",
+                "producers to broker",
+                7.5,
+                10,
+                12.5,
+                seconds=2.4,
+                how="after the request",
+            ),
+        ],
+        "no_clock_is_looked_at",
+        "resend needless after an unknown outcome",
+        duties=True,
+        seconds=56,
+    ),
+    "run_twice": Case(
+        [
+            *kills("stop_server", "broker", 8, 20, 32, seconds=2, how="fast"),
+            *kills("run_twice", "resend", 20, seconds=50, how="side by side"),
+        ],
+        "claims_exclude_nobody",
+        "send number published twice",
+        slow="slow_publish",
+        duties=True,
+        seconds=70,
+    ),
+    # The freeze itself is in the child, because it must hit between the numbers taken and the copies out.
+    "freeze of a resend": Case(
+        kills("stop_server", "broker", 8, 20, seconds=2, how="fast"),
+        "publish_after_the_claim",
+        "copy stored after its time",
+        slow="frozen_before_publish",
+        duties=True,
+        seconds=75,
+    ),
 }
-LATER = {"freeze_server": 0.0, "stop_server": 16.0, "lose_messages": 24.0}
-"""Faults that slow nothing down, and by how many seconds they come later where one system meets them all: a run with duties takes
-minutes, and has to do no harm after any of them."""
-ALL_OF_THEM = Case(
-    [
-        replace(fault, at=fault.at + later)
-        for name, later in LATER.items()
-        for fault in CASES[name].faults
-    ],
-    "",
-    "",
-    repaired=True,
-    seconds=40.0,
-)
-HARMLESS = {
-    **{name: case for name, case in CASES.items() if case.duties},
-    " and ".join(LATER): ALL_OF_THEM,
-    **{name: case for name, case in CASES.items() if not case.duties and name not in LATER},
-}
-"""What the protections are tried with."""
 
 
 def run(case: Case, switch: str, folder: Path, *, duties: bool) -> dict[str, Any]:
@@ -210,7 +189,6 @@ def rules(report: dict[str, Any]) -> set[str]:
 
 def test_there_is_a_case_for_every_kind() -> None:
     assert set(KINDS) <= set(CASES)
-    assert all(case.repaired and not case.slow for case in map(CASES.__getitem__, LATER))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -226,9 +204,9 @@ def test_without_its_protection_the_checker_finds_it(name: str, tmp_path: Path) 
     pytest.fail(f"{case.rule!r} was not found in {TRIES} runs; the last: {found['problems']}")
 
 
-@pytest.mark.parametrize("name", HARMLESS)
+@pytest.mark.parametrize("name", CASES)
 def test_with_it_the_same_faults_do_no_harm(name: str, tmp_path: Path) -> None:
-    case = HARMLESS[name]
+    case = CASES[name]
     if name == "fill_disk" and not can_mount(tmp_path):
         pytest.skip("small disks need root")
     duties = case.duties or case.repaired
