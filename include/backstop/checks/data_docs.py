@@ -244,8 +244,8 @@ def _why(result: Any, refusals: Sequence[psycopg2.Error]) -> str:
         if (refusals[-1].pgcode or "").startswith("42"):
             return refusals[-1].diag.message_primary or ""
         return "a value is not of the type that it is compared with"
-    told = re.search(r'The column "[^"]*" in BatchData does not exist', str(result.exception_info))
-    return told.group().replace(" in BatchData", "") if told else ""
+    found = re.search(r'The column "[^"]*" in BatchData does not exist', str(result.exception_info))
+    return found.group().replace(" in BatchData", "") if found else ""
 
 
 def _breaches(result: Mapping[str, Any], ids: Sequence[str]) -> tuple[int, list[dict[str, Any]]]:

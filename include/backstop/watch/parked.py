@@ -118,7 +118,7 @@ def _nameable(found: Sequence[T]) -> list[T]:
 def _odd_names(store: str, number: int) -> StoreFailed:
     return StoreFailed(
         f"{number} rows of parked keys, stopped queues or waiting consumers in store {store} have longer names than any consumer writes.",
-        unaffected="Nothing was told of them; everything else was looked at.",
+        unaffected="No case was opened about them; everything else was read.",
         next_step="Find out whose login wrote them (parked_key, parking_full, downstream_away), and delete them.",
     )
 
