@@ -25,7 +25,7 @@ PYTEST = $(WITH_JAVA) $(PY) -m pytest
 JOBS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help mariadb mongodb browser activemq rocketmq iceberg message-tables setup bench demo chaos soak test test-unit test-brokers test-faults test-versions test-all collected \
+.PHONY: help mariadb mongodb browser activemq rocketmq iceberg message-tables setup bench demo chaos soak test test-unit test-brokers test-demos test-faults test-versions test-all collected \
   up down traffic status shell ui pictures materials scan lint types lint-and-types env pin-images
 
 help: ## this list
@@ -65,7 +65,7 @@ message-tables: setup rocketmq ## the jars of Spring Modulith and Eventuate Tram
 iceberg: setup ## the Spark runtime of Apache Iceberg, for the tests of lake tables (skipped when already there)
 	-@$(PY) -m backstop_lab.servers.fetch_iceberg
 
-test: setup mariadb mongodb browser activemq rocketmq iceberg message-tables ## lint, types, and the tests, JOBS=4 files at once; left out: long runs, and what only `make test-brokers` runs
+test: setup mariadb mongodb browser activemq rocketmq iceberg message-tables ## lint, types, and the tests, JOBS=4 files at once; left out: long runs, and what `make test-brokers` and `make test-demos` run
 	@$(MAKE) -j 2 --no-print-directory lint-and-types collected
 	@$(PYTEST) -n $(JOBS) -m "not soak and not other_broker" $(ARGS)
 
@@ -76,8 +76,11 @@ collected:
 test-unit: setup ## unit tests only (within 60 s)
 	@$(PYTEST) -n 2 tests/unit $(ARGS)
 
-test-brokers: setup activemq rocketmq mariadb ## what `make test` leaves out: RocketMQ beyond the broker contract, and the demo on ActiveMQ, RocketMQ and MariaDB
-	@$(PYTEST) -n 3 -m "other_broker" $$(grep -lr --include='test_*.py' 'mark\.other_broker' tests) $(ARGS)
+test-brokers: setup activemq rocketmq ## what `make test` leaves out of RocketMQ: all beyond the broker contract
+	@$(PYTEST) -n 3 -m "other_broker" $$(grep -lr --include='test_*.py' 'mark\.other_broker' tests/integration) $(ARGS)
+
+test-demos: setup activemq rocketmq mariadb ## the demo's story on ActiveMQ, on RocketMQ and with stores in MariaDB
+	@$(PYTEST) -n 3 tests/acceptance/test_other_brokers.py tests/acceptance/test_other_stores.py $(ARGS)
 
 test-faults: setup ## that each fault of `make chaos` matters: without its protection the system is found broken
 	@$(PYTEST) -n 3 tests/chaos/test_each_fault_matters.py $(ARGS)

@@ -733,6 +733,21 @@ expectations:
 """
 
 
+def test_the_connections_of_a_check_end_with_it(control: Control) -> None:
+    """A process that runs many duties would take all that the server has."""
+    control.stage()
+    for suite in ("stub_contract", "verdicts"):
+        control.audit(suite)
+    wait_for(
+        "the end of every connection but the test's own",
+        lambda: (
+            control.one("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+            == 1
+        ),
+        10,
+    )
+
+
 def test_a_check_is_one_query_and_no_staged_row_is_fetched(control: Control) -> None:
     """Millions of rows would come into the task's memory, and each check would take twice as long."""
     control.stage()

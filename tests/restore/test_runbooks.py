@@ -33,6 +33,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres
         for name in ("control", "shop_a", "billing_db"):
             postgres.create_database(f"template_{name}")
             migrate(postgres.admin_dsn(f"template_{name}"), small.ROLES[name])
+            small.keep_shape(postgres, f"template_{name}", small.ROLES[name])
         yield postgres, valkey
 
 
@@ -65,6 +66,7 @@ class Incident:
         self._admin(
             f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{name}'"
         )
+        self._admin(f"DROP DATABASE IF EXISTS {name}_backup")  # of a test before
         self._admin(f"CREATE DATABASE {name}_backup TEMPLATE {name}")
         return since
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,11 +25,10 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.model.records import Counts, Key, Message, Outcome
 from backstop_lab.servers.postgres import Postgres
-from system import settings_dict
+from system import fresh_databases, settings_dict
 
 TOPIC, GROUP = "orders", "billing"
 WAIT_SECONDS = 60.0
-TEMPLATES = {"control": "control", "shop_a": "shop_a", "billing_db": "billing_db"}
 
 
 def until(what: str, holds: Callable[[], Any], seconds: float = WAIT_SECONDS) -> Any:
@@ -161,15 +159,16 @@ class World:
 
 @contextmanager
 def world_of(postgres: Postgres, server: Server) -> Iterator[World]:
-    """A fresh system on a server that other tests use too: queues are emptied, databases are new."""
-    name = f"a{uuid.uuid4().hex[:10]}"
-    urls = {"broker": server.url()}
-    admin = psycopg2.connect(postgres.admin_dsn())
-    admin.autocommit = True
-    with admin.cursor() as cursor:
-        for role, template in TEMPLATES.items():
-            cursor.execute(f"CREATE DATABASE {name}_{role} TEMPLATE template_{template}")
-            urls[role] = postgres.admin_dsn(f"{name}_{role}")
+    """A fresh system on a server that other tests use too: queues and databases are empty."""
+    with (
+        fresh_databases(postgres, ("control", "shop_a", "billing_db")) as urls,
+        _world_of({"broker": server.url(), **urls}, server) as made,
+    ):
+        yield made
+
+
+@contextmanager
+def _world_of(urls: dict[str, str], server: Server) -> Iterator[World]:
     settings = Settings.model_validate(
         settings_dict(
             brokers={
@@ -206,10 +205,6 @@ def world_of(postgres: Postgres, server: Server) -> Iterator[World]:
         yield World(server, urls, settings, connections, broker)
     finally:
         broker.close()
-        with admin.cursor() as cursor:
-            for role in TEMPLATES:
-                cursor.execute(f"DROP DATABASE {name}_{role} WITH (FORCE)")
-        admin.close()
 
 
 class Listener:

@@ -30,10 +30,9 @@ from backstop.triage import run_once
 from backstop.triage.drain.drain import Bounds, drain_all
 from backstop_lab.servers.postgres import Postgres
 from rocketmq_server import RocketMQ as Server
-from system import settings_dict
+from system import fresh_databases, settings_dict
 
 WAIT_SECONDS = 120.0
-TEMPLATES = {"control": "control", "shop_a": "shop_a", "billing_db": "billing_db"}
 PULL = {
     "consumerGroup": "TOOLS_CONSUMER",
     "sysFlag": 4,
@@ -269,16 +268,22 @@ def world_of(
     other_duplicates: str = "guard",
     **options: Any,
 ) -> Iterator[World]:
-    """A fresh system on a server that other tests use too: databases, topic and groups are new. `names`: is in the names."""
+    """A fresh system on a server that other tests use too: databases are empty, topic and groups are new. `names`: is in the names."""
+    with (
+        fresh_databases(postgres, ("control", "shop_a", "billing_db")) as urls,
+        _world_of(
+            {"broker": server.url(), **urls}, server, names, other_duplicates, options
+        ) as made,
+    ):
+        yield made
+
+
+@contextmanager
+def _world_of(
+    urls: dict[str, str], server: Server, names: str, other_duplicates: str, options: Any
+) -> Iterator[World]:
     name = f"r{uuid.uuid4().hex[:10]}"
     topic, group, other = f"orders{names}{name}", f"billing{names}{name}", f"shipping{names}{name}"
-    urls = {"broker": server.url()}
-    admin = psycopg2.connect(postgres.admin_dsn())
-    admin.autocommit = True
-    with admin.cursor() as cursor:
-        for role, template in TEMPLATES.items():
-            cursor.execute(f"CREATE DATABASE {name}_{role} TEMPLATE template_{template}")
-            urls[role] = postgres.admin_dsn(f"{name}_{role}")
     settings = Settings.model_validate(
         settings_dict(
             brokers={
@@ -309,7 +314,3 @@ def world_of(
         yield World(server, settings, connections, broker, urls, topic, group, other)
     finally:
         broker.close()
-        with admin.cursor() as cursor:
-            for role in TEMPLATES:
-                cursor.execute(f"DROP DATABASE {name}_{role} WITH (FORCE)")
-        admin.close()

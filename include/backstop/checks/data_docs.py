@@ -92,7 +92,9 @@ def validate(
             },
         }
         engine = source.get_execution_engine().engine
-        opened.callback(engine.dispose)  # its connections end now, not when garbage is collected
+        # Their connections end now, not when garbage is collected: those that run the checks, and those that looked at the query.
+        opened.callback(engine.dispose)
+        opened.callback(source.get_engine().dispose)
         _give_columns_alone(engine, set(queries.values()))
         refusals = _give_up_turn_while_it_works(engine, context)
         made, not_run = _expectations(suite.checks)
