@@ -32,6 +32,8 @@ from lease_records import end_records
 from resend_world import OTHER, TOPIC, World, ids, servers, world  # noqa: F401
 from system import System, build_template, settings_dict, system
 
+pytestmark = pytest.mark.nightly
+
 LEASES = 20
 MANY = 21_000
 """Stubs of which nine of ten are done: so many that logs are scanned and meet the stubs by bucket, as after an outage."""

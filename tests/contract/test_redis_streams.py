@@ -714,6 +714,22 @@ class TestAServerThatIsFull:
         assert receive(subscription, 1, seconds=VISIBILITY.total_seconds() * 3) == []
         assert [letter.message_id for letter in broker.dead_letters("g")] == ["m-0"]
 
+    def test_an_entry_of_thousands_of_fields_ends_among_the_dead_letters_as_any_other(
+        self, own: RedisStreamsUnderTest, receive: Receive
+    ) -> None:
+        others = {f"field {n}".encode(): b"\x00%d" % n for n in range(4_500)}
+        own.raw.xadd(own.keys.stream("t", 0), {b"content": b"\x00\xff", **others}, id="1-0")
+        subscription = own.another(delivery_limit=1).subscribe("g", ["t"], "c")
+        [foreign] = receive(subscription, 1)
+        subscription.hand_back(foreign, after=SHORT, counts=True, error="ValueError")
+        [letter] = own.raw.xrange(own.keys.dead("t", "g"))
+        assert letter[1][b"content"] == b"\x00\xff" and letter[1][b"origin-offset"] == b"0"
+        packed = letter[1][b"packed-fields"]
+        assert all(name in packed and value in packed for name, value in others.items())
+        later = {"headers": json.dumps({ID_HEADER: "later"}), "content": b""}
+        own.raw.xadd(own.keys.stream("t", 0), later, id="2-0")
+        assert [one.message.message_id for one in receive(subscription, 1)] == ["later"]
+
     def test_where_one_cannot_be_buried_none_behind_it_is(
         self, own: RedisStreamsUnderTest, receive: Receive
     ) -> None:

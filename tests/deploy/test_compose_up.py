@@ -27,6 +27,8 @@ from stack import Stack
 
 from backstop_lab.servers.airflow_api import AirflowApi
 
+pytestmark = pytest.mark.nightly
+
 STUB = """
     INSERT INTO message_stub (topic, message_id, content, created_at, first_seen_at, next_check_at)
     SELECT 'orders', 'm-' || n, 'content', now() - interval '5 minutes', now() - interval '5 minutes',

@@ -943,6 +943,46 @@ def test_a_queue_that_does_not_answer_hides_no_letter_in_another_queue_of_its_br
         close(work, [])
 
 
+def test_a_group_whose_queues_cannot_be_listed_hides_no_letter_of_another_group(
+    world: World, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.set(Keys().group("shipping"), "no set")  # another program's
+    client.xadd(DEAD, entry(1))
+    url = world.connections.url("backstop_broker")
+    monkeypatch.setattr("backstop.triage.count_due.open_broker", lambda *_: RedisStreams(url))
+    with RedisStreams(url) as broker:
+        with pytest.raises(BrokerUnavailable):
+            broker.dead_letter_queues(["billing", "shipping"])
+        assert any_dead_letter(broker, ["billing", "shipping"])
+        with triage(world) as run:
+            found = count_due(world.settings, world.connections, world.conn, run)
+        assert found.queues == (DEAD,)
+        assert [one.split(": ")[0] for one in found.silent] == ["broker embedded, group shipping"]
+        with pytest.raises(BrokerUnavailable, match="broker embedded, group shipping: "):
+            drain(world)
+        assert stored(world) == [("m-1",)]
+        with pytest.raises(BrokerUnavailable):  # perhaps that group has one
+            any_dead_letter(broker, ["billing", "shipping"])
+
+
+def test_of_a_broker_that_is_away_the_groups_are_not_asked_one_by_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[str]] = []
+
+    class Away(RedisStreams):
+        def clock(self) -> datetime:
+            raise BrokerUnavailable("It does not answer.", unaffected="", next_step="")
+
+        def dead_letter_queues(self, groups: Sequence[str]) -> list[str]:
+            asked.append(groups)
+            return super().dead_letter_queues(groups)
+
+    with Away("redis://127.0.0.1:1") as broker, pytest.raises(BrokerUnavailable):
+        any_dead_letter(broker, ["billing", "shipping"])
+    assert asked == [["billing", "shipping"]]
+
+
 def test_a_queue_whose_name_is_too_long_to_be_kept_is_named_and_the_others_go_on(
     world: World, client: Any
 ) -> None:

@@ -692,6 +692,22 @@ def test_the_watch_buries_nobody_under_its_own_rows(watch: Watch) -> None:
     assert watch.world.rows("control", "SELECT count(*) FROM watch_topic") == [(2,)]
 
 
+def test_a_watch_that_opened_a_case_stays_and_stops_no_later_one(watch: Watch) -> None:
+    watch.minutes(2)
+    [(opened_by,)] = watch.world.rows(
+        "control",
+        """
+        INSERT INTO case_file (kind, topic, consumer_group, subject, severity, summary, evidence, opened_by_run)
+        SELECT 'queue_blocked', 'orders', 'billing', 'orders', 'warning', 'it stands', '{}', min(run_id) FROM run
+        RETURNING opened_by_run""",
+    )
+    watch.later(2 * DAY)
+    for _ in range(2):
+        watch.look()
+    left = [run for (run,) in watch.world.rows("control", "SELECT run_id FROM run ORDER BY run_id")]
+    assert left[0] == opened_by and len(left) == 3
+
+
 def test_the_newest_watch_that_succeeded_is_remembered_for_as_long_as_it_fails(
     watch: Watch,
 ) -> None:

@@ -912,6 +912,27 @@ def test_a_row_that_its_shard_refuses_holds_back_no_other_resend(
         assert found == {**states, "later": "sent"}
 
 
+def test_a_topic_that_its_broker_cannot_answer_for_stops_the_resends_of_no_other(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose(world, "lost")
+    world.sent("elsewhere", topic="payments")
+    world.rows("shop_a", "UPDATE message_stub SET attempted_at = attempted_at - interval '1 hour'")
+    ask_for(world, "lost")
+    conn = world.control()
+    with closing(conn), conn, conn.cursor() as cursor:
+        asked = Ask("shop_a", "payments", "elsewhere", 2, None, "passed_over", "reconcile")
+        ask(cursor, [asked], None)
+    odd = answering(RedisStreams.queues, lambda topic: topic == "payments", {"next_offset": -1})
+    monkeypatch.setattr(RedisStreams, "queues", odd)
+    with pytest.raises(Unavailable, match="payments"):
+        resend(world.settings, world.connections)
+    found = dict(world.rows("control", "SELECT message_id, state FROM resend_request"))
+    assert found == {"lost": "sent", "elsewhere": "open"}
+    found = dict(world.rows("shop_a", "SELECT message_id, send_count FROM message_stub"))
+    assert found == {"lost": 2, "elsewhere": 1}
+
+
 def test_an_exhausted_row_that_its_shard_refuses_keeps_no_other_from_being_confirmed(
     world: System,
 ) -> None:

@@ -39,6 +39,8 @@ from backstop_lab.servers.valkey import Valkey
 from lake_world import CONSUMER, INBOX, OUTBOX, OWN, PRODUCER, Lake, lake
 from system import build_template
 
+pytestmark = pytest.mark.nightly
+
 FORMATS = ("iceberg", "parquet")
 ONE_NOW = ("iceberg", pytest.param("parquet", marks=pytest.mark.soak))
 """What the formats share: Parquet's turn is in the long tests."""

@@ -28,6 +28,8 @@ from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from backstop_lab.supervise import supervisor
 
+pytestmark = pytest.mark.nightly
+
 REAL_INITDB = True
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from backstop.control.connection import connect
+from backstop.evidence.sources import Sources
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import SEND_HEADER, Key
 from backstop.reconcile.run_once import run_once
@@ -142,6 +143,28 @@ def test_a_lost_message_is_sent_again_once_and_then_confirmed(
             ("unknown", group, {"not_utf8": 2}, ["\\x610000", "\\xff01"])
             for group in ("billing", "shipping")
         ]
+
+
+def test_one_of_an_ordering_key_that_was_never_created_hides_no_other_of_it(
+    world: System, maria_server: MariaDB
+) -> None:
+    for message_id in ("first", "second"):
+        world.stub(message_id, ordering_key="k")
+    with (
+        moved(world, maria_server, POLICY) as (there, databases),
+        closing(databases["shop_a"].connect()) as connection,
+        connection.cursor() as cursor,
+        Sources(there.settings, there.connections) as sources,
+    ):
+        cursor.execute("SET SESSION sql_mode = ''")
+        cursor.execute(
+            "UPDATE message_stub SET created_at = '0000-00-00' WHERE message_id = 'second'"
+        )
+        connection.commit()
+        first, second = Key("orders", "first"), Key("orders", "second")
+        found = sources.shard("shop_a").neighbours([first, second])
+        assert (found[first].open_before, found[first].sent_after) == ("second", None)
+        assert (found[second].open_before, found[second].sent_after) == (None, "first")
 
 
 NO_GROUPS = ("5", '"billing"', '{"a": 1}', "[1, null]", '["\\ud800", "\\u0000"]', "[", "[" * 9_000)

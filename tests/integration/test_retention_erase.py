@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
+import psycopg2
 import pytest
 from psycopg2.extras import Json
 from tests.integration.test_isolation import reconcile
 
 from backstop.config.settings import Settings
 from backstop.decisions.decide import decide
+from backstop.leases.lease import Acquired
+from backstop.leases.parking import InOrder, park_again
+from backstop.leases.queue_owner import OwnedQueue
 from backstop.model.errors import ConfigurationError, DecisionRefused, Unavailable
-from backstop.model.records import ID_BYTES, Key
+from backstop.model.records import ID_BYTES, Key, Message
 from backstop.requests.ask import ERASED
 from backstop.resend.run_once import run_duty as resend
 from backstop.restore.consumer import restore_consumer
@@ -337,6 +342,37 @@ def test_a_content_that_a_parked_key_keeps_goes_and_what_is_left_of_the_key_wait
     assert world.rows("billing_db", key) == [("RELEASING", 0, 0, None)], (
         "its queue's owner unparks it"
     )
+
+
+def test_a_released_message_that_was_erased_and_fails_again_leaves_no_key_that_nobody_can_answer(
+    world: System,
+) -> None:
+    message(world, "m", letter=None)
+    token = str(uuid.uuid4())
+    world.rows(
+        "billing_db",
+        """
+        INSERT INTO parked_key (consumer_group, topic, ordering_key, queue_id, state, messages, bytes, last_error)
+        VALUES ('billing', 'orders', 'k', 0, 'RELEASING', 1, 32, '');
+        INSERT INTO parked_message (consumer_group, topic, message_id, ordering_key, content, queue_id)
+        VALUES ('billing', 'orders', 'm', 'k', '', 0);
+        INSERT INTO queue_owner (consumer_group, topic, queue_id, owner, fence, state, expires_at)
+        VALUES ('billing', 'orders', 0, 'c', 7, 'OWNED', now() + interval '1 hour')
+        """,
+    )
+    world.rows(
+        "billing_db",
+        "UPDATE consumer_log SET state = 'CONSUMING', owner_token = %s, fence = 3 WHERE consumer_group = 'billing'",
+        token,
+    )
+    ask(world, "m")
+    head = InOrder(
+        OwnedQueue("billing", "orders", 0, 7), "k", Message("orders", "m", b""), cast(Any, None)
+    )
+    lease = Acquired("billing", "orders", "m", token, 3)
+    with closing(psycopg2.connect(world.urls["billing_db"])) as connection, connection:
+        park_again(connection, head, lease, "ValueError")
+    assert world.rows("billing_db", "SELECT 1 FROM parked_key") == []
 
 
 def status(world: System) -> str:

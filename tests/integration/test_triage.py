@@ -421,6 +421,26 @@ def test_a_store_that_is_away_decides_nothing_for_its_group_and_holds_up_nobody_
     assert (letters(world)["a"]["decision"], letters(world)["b"]["state"]) == ("wait", "replaying")
 
 
+def test_a_message_withdrawn_on_one_shard_is_not_discarded_while_another_shard_may_have_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backstop.config.connections import Connections
+
+    world.stub("m", sends=1, status="voided")
+    world.stub("m", sends=1, shard="shop_b")
+    letter(world, "m")
+    there = world.connections
+    with monkeypatch.context() as away:
+        away.setenv("AIRFLOW_CONN_BACKSTOP_PRODUCER_B", "postgresql://nobody@127.0.0.1:1/gone")
+        world.connections = Connections()
+        with pytest.raises(Unavailable, match="shard shop_b"):
+            triage(world)
+    assert letters(world)["m"]["decision"] == "wait"
+    world.connections = there
+    look_now(world)
+    assert triage(world) == {"escalated": 1} and len(cases(world)) == 1
+
+
 def test_logs_of_one_group_that_fail_in_an_unforeseen_way_hold_up_no_other_group_of_their_store(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,8 @@ from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from system import System
 
+pytestmark = pytest.mark.nightly
+
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "runbooks"
 
 

@@ -171,6 +171,15 @@ class TestReading:
         assert _original(entry(properties={"ORIGIN_MESSAGE_ID": "odd"})) is None
         assert _original(entry()) is None
 
+    def test_a_group_that_this_broker_cannot_have_hides_no_letter_of_another(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        drain = Drain(cast(Any, None), cast(Any, None), seconds=1.0)
+        monkeypatch.setattr(DeadQueues, "find", lambda _, topic: [topic])
+        too_long = "a" * 121
+        assert drain.queues(["billing", too_long]) == ["%DLQ%billing"]
+        assert list(drain.letters(too_long, {})) == []
+
     def test_a_name_that_is_no_dead_letter_topic_is_refused(self) -> None:
         drain = Drain(cast(Any, None), cast(Any, None), seconds=1.0)
         for name in ("orders", "%RETRY%billing", "%DLQ%", ""):

@@ -269,13 +269,16 @@ def complete_released(connection: Connection, head: InOrder, lease: Acquired) ->
 
 
 def park_again(connection: Connection, head: InOrder, lease: Acquired, error: str) -> None:
-    """The released head failed: it is the parked head again. Raises QueueLost or LeaseLost."""
+    """The released head failed: it is the parked head again, unless it was erased meanwhile and nothing is left to park. Raises
+    QueueLost or LeaseLost."""
     text = error_text(error)
     _lock_keys(connection, lease.group, [(head.queue.topic, head.key)])
     queue_owner.compare(connection, head.queue)
     if not rows(connection, _SQL["park_log"], {**_fenced(lease), "error": text}):
         raise lost(lease, "parked")
-    rows(connection, _SQL["park_again"], {**_key(lease.group, head), "error": text})
+    key = _key(lease.group, head)
+    rows(connection, _SQL["park_again"], {**key, "error": text})
+    rows(connection, _SQL["unpark"], key)
 
 
 def set_back(connection: Connection, lease: Acquired, error: str | None, *, released: bool) -> bool:

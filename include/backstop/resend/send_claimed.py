@@ -17,6 +17,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from backstop.brokers.protocol import Broker
+from backstop.evidence.sources import answers
 from backstop.model.errors import BrokerUnavailable, ContentErased, StoreUnavailable
 from backstop.model.records import Counts, RequestState
 from backstop.requests.ask import ERASED
@@ -25,6 +26,7 @@ from backstop.resend.claim import Claimed, Worker, is_paused, take_numbers
 from backstop.resend.judge_again import judge_again
 from backstop.resend.order import ask_people, keep_order
 from backstop.resend.publish import not_published, publish
+from backstop.resend.ramp_policy import NOT_CLAIMED
 from backstop.resend.settle import (
     End,
     end_requests,
@@ -170,8 +172,13 @@ def send_claimed(worker: Worker, claimed: Claimed, looked: Looked, counts: Count
 
 def _away(worker: Worker, claimed: Claimed, looked: Looked) -> str | None:
     """Which of the claim's own shard and broker the look did not reach; null: both answered."""
-    broker = worker.broker_name(claimed.topic_shard.topic)
-    away = {f"shard {claimed.topic_shard.shard}", f"broker {broker}"} & looked.unreachable.keys()
+    name = worker.broker_name(claimed.topic_shard.topic)
+    away = {f"shard {claimed.topic_shard.shard}"} & looked.unreachable.keys()
+    # Where the broker answers, it was another topic that could not be read: what is unread of this one is unknown, and waits.
+    if f"broker {name}" in looked.unreachable and not answers(
+        partial(worker.judge.sources.broker, name)
+    ):
+        away |= {f"broker {name}"}
     return f"did not answer: {', '.join(sorted(away))}" if away else None
 
 
@@ -206,7 +213,7 @@ def _send(
         why = next(iter(refused.values())).what
         worker.miss(f"{len(refused)} stubs of shard {topic_shard.shard}", why)
         later = worker.instant() + worker.policy(topic_shard.topic).backoff_base
-        ends |= dict.fromkeys(refused, End(RequestState.OPEN, f"not claimed: {why}", later))
+        ends |= dict.fromkeys(refused, End(RequestState.OPEN, f"{NOT_CLAIMED}{why}", later))
     if not taken:
         return ends
     counts.add("handed_out", len(taken))

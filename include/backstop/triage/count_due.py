@@ -17,6 +17,7 @@ from backstop.sql.named import load
 from backstop.triage.causes.classify import rules_of
 from backstop.triage.drain.drain import groups_of
 from backstop.triage.drain.guard_reader import guard_reader
+from backstop.triage.drain.list_queues import list_queues
 
 _SQL = load("backstop.triage", "count_due.sql")
 COUNTED = 10_000
@@ -58,7 +59,9 @@ def count_due(
     for name in settings.brokers if groups else ():
         try:
             with guard_reader(open_broker, settings, connections, name) as broker:
-                for queue in guard_reader(broker.dead_letter_queues, groups):
+                listed = list_queues(broker, groups)
+                silent += [f"broker {name}, group {g}: {why}" for g, why in listed.missed.items()]
+                for queue in listed.queues:
                     try:
                         queues += [queue] if guard_reader(_has_dead_letters, broker, queue) else []
                     except Unavailable as error:
@@ -96,8 +99,9 @@ def any_stored(control: Any, version: str) -> bool:
 def any_dead_letter(broker: Broker, groups: Sequence[str]) -> bool:
     """Whether a dead-letter queue of these groups holds a letter; takes none. Raises Unavailable where none is known to hold one and
     not every one answered."""
-    missed: Unavailable | None = None
-    for queue in guard_reader(broker.dead_letter_queues, groups):
+    listed = list_queues(broker, groups)
+    missed: Unavailable | None = listed.error
+    for queue in listed.queues:
         try:
             if guard_reader(_has_dead_letters, broker, queue):
                 return True

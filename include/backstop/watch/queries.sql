@@ -96,7 +96,9 @@ DELETE FROM watch_group WHERE taken_at < %(before)s;
 DELETE FROM watch_queue WHERE taken_at < %(before)s;
 
 -- name: forget_runs: the watch's own runs that went well, a day later, but for the newest: one a minute would bury the others
+-- A case names the run that opened it.
 DELETE FROM run WHERE duty = 'watch' AND state = 'done' AND started_at < %(before)s
+    AND NOT EXISTS (SELECT FROM case_file c WHERE c.opened_by_run = run.run_id)
     AND run_id < (SELECT max(r.run_id) FROM run r WHERE r.duty = 'watch' AND r.scope = '*' AND r.state = 'done' AND NOT r.dry_run);
 
 -- name: resent: copies that resend runs published and ended since an instant; null while one is under way

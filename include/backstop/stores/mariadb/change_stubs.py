@@ -62,9 +62,10 @@ _GIVEN = {
     **dict.fromkeys(("hold_promoted", "promote"), _OUTCOME),
     **dict.fromkeys(("hold_below", "raise_numbers", "count_numbers"), _HANDED),
 }
+_TEXTS = load("backstop.stores.mariadb", "stubs.sql")
 SQL = {
-    name: with_stubs(text, **_GIVEN.get(name, {}))
-    for name, text in load("backstop.stores.mariadb", "stubs.sql").items()
+    name: with_stubs(text.replace("{created}", _TEXTS["created"]), **_GIVEN.get(name, {}))
+    for name, text in _TEXTS.items()
 }
 Rows = Mapping[Key, Mapping[str, Any]]
 

@@ -400,7 +400,7 @@ def _due(as_of: datetime, scope: Scope) -> tuple[str, dict[str, Any]]:
 
 def _neighbours(cursor: Any, row: Sequence[Any]) -> Neighbours:
     """Of a row of in_line: an index leads to the first open message of each status, and to the first later one of each."""
-    topic, message_id, ordering_key, place, created_at = row
+    topic, message_id, ordering_key, place, created_at, created = row
     values = {
         "topic": topic,
         "message_id": message_id,
@@ -409,7 +409,7 @@ def _neighbours(cursor: Any, row: Sequence[Any]) -> Neighbours:
         "created_at": created_at,
     }
     cursor.execute(SQL["first_open"], values)
-    before = [one for one in cursor.fetchall() if one < (place, created_at, message_id)]
+    before = [one for one in cursor.fetchall() if one < (place, created, message_id)]
     after: list[tuple[Any, ...]] = []
     for status in _STATUSES:
         cursor.execute(SQL["sent_after"], {**values, "status": status})

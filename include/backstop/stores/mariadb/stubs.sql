@@ -85,19 +85,22 @@ WHERE s.status = 'pending' AND s.topic IN %(topics)s AND s.send_count > 1
     AND (a.queue_epoch IS NOT NULL OR a.broker IS NOT NULL);
 
 -- name: in_line: which of some messages have an ordering key, and their place in it
-SELECT s.topic, s.message_id, s.ordering_key, s.place, s.created_at FROM {of_keys} WHERE s.ordering_key IS NOT NULL;
+SELECT s.topic, s.message_id, s.ordering_key, s.place, s.created_at, {created} FROM {of_keys} WHERE s.ordering_key IS NOT NULL;
+
+-- name: created: when it was created, in microseconds since 1970: also of a zero date, which is no instant for the driver
+COALESCE(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', s.created_at), -62135596800000000);
 
 -- name: first_open: the first open message of an ordering key, of each status
-(SELECT s.place, s.created_at, s.message_id FROM message_stub s
+(SELECT s.place, {created}, s.message_id FROM message_stub s
 WHERE s.topic = %(topic)s AND s.ordering_key = %(ordering_key)s AND s.status = 'pending'
 ORDER BY s.place, s.created_at, s.message_id LIMIT 1)
 UNION ALL
-(SELECT s.place, s.created_at, s.message_id FROM message_stub s
+(SELECT s.place, {created}, s.message_id FROM message_stub s
 WHERE s.topic = %(topic)s AND s.ordering_key = %(ordering_key)s AND s.status = 'exhausted'
 ORDER BY s.place, s.created_at, s.message_id LIMIT 1);
 
 -- name: sent_after: the first message of an ordering key behind a place that may have been sent, of one status
-SELECT s.place, s.created_at, s.message_id FROM message_stub s
+SELECT s.place, {created}, s.message_id FROM message_stub s
 WHERE s.topic = %(topic)s AND s.ordering_key = %(ordering_key)s AND s.status = %(status)s AND s.send_count > s.refusals
     AND (s.place > %(place)s OR s.place = %(place)s AND (s.created_at > %(created_at)s
         OR s.created_at = %(created_at)s AND s.message_id > %(message_id)s))

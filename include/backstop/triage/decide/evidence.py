@@ -162,8 +162,10 @@ def _facts(
     stub = stores.stubs.get(key) if key is not None else None
     discarded = seen.discarded.get(delivery) if delivery is not None else None
     shards = tuple(stores.shards.get(key, ())) if key is not None else ()
+    unread = _unread(settings, letter, stub, stores)
     if (
         discarded is None
+        and unread is None  # a shard that is away may have the message, too, and not withdrawn
         and key is not None
         and stub is not None
         and stub.status == StubStatus.VOIDED
@@ -173,7 +175,6 @@ def _facts(
             key, {"decided_by": "triage", "why": "its stub is voided", "case_id": None}
         )
     unaddressable = _unaddressable(settings, letter, stores.owed)
-    unread = _unread(settings, letter, stub, stores)
     if key is None or delivery is None:
         return Facts(
             as_of=evidence.as_of,

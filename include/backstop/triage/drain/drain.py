@@ -22,13 +22,14 @@ from backstop.brokers.protocol import LETTERS_IN_HAND, Broker, DeadLetterReader
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.evidence.require_servers import require_servers, topics_seen
-from backstop.model.errors import BrokerUnavailable, RunError, Unavailable
+from backstop.model.errors import BrokerUnavailable, ContractBroken, RunError, Unavailable
 from backstop.model.records import Counts
 from backstop.runs.run import Run, add_counts, hold
 from backstop.runs.scope import topics_of
 from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
 from backstop.triage.drain.guard_reader import guard_reader, kind_and_place
+from backstop.triage.drain.list_queues import list_queues
 from backstop.triage.drain.quota import Queue, Quota, read_quota, tell_quota
 from backstop.triage.drain.storable import QUEUE_BYTES
 from backstop.triage.drain.store_page import Page, Place, ReadPage, store_page
@@ -99,14 +100,17 @@ def drain_all(
                     opened: Broker = guard_reader(open_broker, settings, connections, name)
                     broker = stack.enter_context(opened)
                 _require_servers(settings, control, broker, name, topics)
+                listed = list_queues(broker, groups)
+                for group, why in listed.missed.items():
+                    drained.missed[f"broker {name}, group {group}"] = why
                 if run.dry_run:
-                    drained.counts.add("read", guard_reader(_count, broker, groups))
+                    there = [group for group in groups if group not in listed.missed]
+                    drained.counts.add("read", guard_reader(_count, broker, there))
                     continue
-                queues = guard_reader(broker.dead_letter_queues, groups)
             except Unavailable as error:
                 drained.missed[f"broker {name}"] = error.what
                 continue
-            for queue in queues:
+            for queue in listed.queues:
                 subject = f"broker {name}, {queue}"
                 if len(queue.encode(errors="replace")) > QUEUE_BYTES:
                     drained.missed[subject] = (
@@ -143,12 +147,18 @@ def _require_servers(
     for topic, its in settings.topics.items():
         if (its.broker == name or topic in seen) and (topics is None or topic in topics):
             servers = guard_reader(_servers, broker, topic)
+            if servers is None:
+                continue
             with control, control.cursor() as cursor:
                 require_servers(cursor, name, kind, topic, servers)
 
 
-def _servers(broker: Broker, topic: str) -> frozenset[str]:
-    return broker.servers(topic)
+def _servers(broker: Broker, topic: str) -> frozenset[str] | None:
+    """Null: nothing of this topic was ever there, for the broker cannot have its name."""
+    try:
+        return broker.servers(topic)
+    except ContractBroken:
+        return None
 
 
 def groups_of(settings: Settings, topics: Sequence[str] | None) -> list[str]:

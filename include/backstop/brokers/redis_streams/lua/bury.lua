@@ -1,11 +1,28 @@
 -- Shared: moves one entry to the group's dead letters and acknowledges it, in one step; and what "held" means.
 -- `bury` returns nothing, or the error with which the server did not store it (no memory): the entry is still pending then.
 -- Every script below it has KEYS 1 stream, 2 life, 3 held, 4 dead and ARGV 1 group.
+local contract = { time = true, epoch = true, headers = true, content = true, tag = true, key = true }
+
+-- The server gives a command no more than some 8,000 values of a table: of an entry with more fields those that another program added
+-- become one, packed with MessagePack.
+local function fitting(fields)
+  if #fields <= 4000 then return fields end
+  local kept, others = {}, {}
+  for i = 1, #fields, 2 do
+    local into = contract[fields[i]] and #kept < 100 and kept or others
+    local last = #into
+    into[last + 1], into[last + 2] = fields[i], fields[i + 1]
+  end
+  kept[#kept + 1] = 'packed-fields'
+  kept[#kept + 1] = cmsgpack.pack(others)
+  return kept
+end
+
 local function bury(id, deliveries, cause, problem, topic, queue)
   local entry = redis.call('XRANGE', KEYS[1], id, id)
   if entry[1] then
     local now = redis.call('TIME')
-    local fields = entry[1][2]
+    local fields = fitting(entry[1][2])
     local origin = {
       'origin-group', ARGV[1], 'origin-topic', topic, 'origin-queue', queue,
       'origin-offset', string.format('%.0f', tonumber(string.match(id, '^%d+')) - 1),

@@ -22,7 +22,7 @@ from backstop.brokers.rocketmq.message.stored import Stored
 from backstop.brokers.rocketmq.routes.find_origins import Dead, Origins
 from backstop.brokers.rocketmq.routes.route import Routes
 from backstop.brokers.rocketmq.wire.pool import Pool
-from backstop.model.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError, ContractBroken
 
 DRAIN_GROUP = "BACKSTOP_DRAIN"
 
@@ -47,12 +47,13 @@ class Drain:
 
     def queues(self, groups: Sequence[str]) -> list[str]:
         """The dead-letter topics of these groups in which there ever was a letter."""
-        names = dict.fromkeys(dead_letter_topic(group) for group in sorted(set(groups)))
-        return [name for name in names if self._queues.find(name)]
+        topics = filter(None, map(_topic_of, sorted(set(groups))))
+        return [topic for topic in dict.fromkeys(topics) if self._queues.find(topic)]
 
     def letters(self, group: str, since: Mapping[str, str]) -> Iterator[DeadLetterRef]:
         """What the drain has not stored yet, to the end that there is at the call. Below it all is in the control database."""
-        found = self._queues.find(dead_letter_topic(group))
+        topic = _topic_of(group)
+        found = [] if topic is None else self._queues.find(topic)
         return (
             ref_of(queue.broker, group, stored)
             for queue in found
@@ -70,6 +71,14 @@ class Drain:
                 next_step="Use a name that its list of dead-letter queues gives.",
             )
         return RocketMQLetters(self._queues, self._origins, queue, group)
+
+
+def _topic_of(group: str) -> str | None:
+    """Null: nothing of this group ever died here, for RocketMQ cannot have its name. It may be one of another broker."""
+    try:
+        return dead_letter_topic(group)
+    except ContractBroken:
+        return None
 
 
 @dataclass(slots=True)
