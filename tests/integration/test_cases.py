@@ -27,6 +27,7 @@ from backstop.model.errors import DecisionRefused, StoreUnavailable
 from backstop.runs.run import open_run
 from backstop.triage.decide import answer
 from backstop.watch.outbox import note_failure, note_success
+from backstop_lab.shop.wait_for import wait_for
 from control_world import SHARDS, World, servers, world, written_settings  # noqa: F401
 from letters import INSERT, values
 
@@ -361,6 +362,56 @@ def test_what_a_person_left_opens_no_new_case_and_can_still_be_decided(world: Wo
         decided(world, case_id, "discard")
     decided(world, newer, "leave")
     assert decided(world, case_id, "discard").counts["discarded"] == 1
+
+
+def test_what_a_person_is_leaving_at_the_moment_when_a_run_finds_it_again_opens_no_new_case(
+    world: World,
+) -> None:
+    world.stub("a")
+    case_id = found(world, "backlog", "a")
+    other = connect(world.settings, world.connections)
+    again: list[int] = []
+
+    def find_again() -> None:
+        with other, other.cursor() as cur:
+            again.append(
+                open_case(
+                    cur,
+                    kind="backlog",
+                    topic="orders",
+                    group="billing",
+                    subject="",
+                    severity="warning",
+                    summary="",
+                    evidence={},
+                    members=[("shop_a", "orders", "a", "billing")],
+                    run_id=None,
+                )
+            )
+
+    finds = threading.Thread(target=find_again)
+    with world.conn, world.conn.cursor() as cur:
+        cur.execute(
+            "UPDATE case_file SET state = 'decided', decision = 'leave', decided_by = 'ann', decided_at = now(), why = ''"
+        )
+        finds.start()
+        wait_for("the run that waits for the decision", lambda: waits_for_lock(world), 30)
+    finds.join()
+    other.close()
+    assert again == [case_id]
+    assert world.control("SELECT count(*) FROM case_file") == [(1,)]
+
+
+def waits_for_lock(world: World) -> bool:
+    watcher = connect(world.settings, world.connections)
+    try:
+        with watcher, watcher.cursor() as cur:
+            cur.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
+            return bool(cur.fetchone()[0])
+    finally:
+        watcher.close()
 
 
 def test_accepting_a_new_epoch_takes_only_what_the_person_was_told_of(world: World) -> None:

@@ -370,6 +370,20 @@ def urls_that_change(world: System) -> tuple[dict[str, str], Connections]:
     return urls, Connections(resolver=urls.get)
 
 
+def test_a_look_that_fails_is_no_sign_that_somebody_looks(world: System) -> None:
+    prober = probes.ControlProbe(world.settings, world.connections)
+    with closing(prober):
+        prober.look(silent={})
+        world.rows("control", "UPDATE watermark SET reached = reached - interval '1 hour'")
+        world.rows("control", "ALTER TABLE dead_letter RENAME TO gone")
+        with pytest.raises(psycopg2.Error):
+            prober.look(silent={})
+        conn = world.control()
+        with closing(conn), conn, conn.cursor() as cursor:
+            silent, ever = read_silence(cursor)
+        assert ever and silent > timedelta(minutes=59)
+
+
 def looks_until(looker: Looker, done: Callable[[Any], bool]) -> None:
     """Looks until one sees it; a place that failed is asked again after two seconds."""
     deadline = time.monotonic() + 120

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,8 +17,10 @@ from backstop.config.kept import require_safe
 from backstop.config.settings import Settings
 from backstop.model.errors import ConfigurationError, Unavailable
 from backstop.model.records import Key, Message
-from backstop.retention.run_once import run_duty
+from backstop.retention.run_once import RETENTION, RetentionInput, purge_all, run_duty
 from backstop.retention.window import time_left
+from backstop.runs.duty import Work
+from backstop.runs.run import open_run
 from backstop.stores.open import open_log_purge, open_log_store, open_stub_purge
 from backstop.stores.purge import FIRST_LOG, FIRST_STUB
 from backstop_lab.servers.ports import free_port
@@ -358,6 +362,21 @@ def test_outside_its_window_it_does_nothing(servers: Any) -> None:
     with system(*servers, retention={"window": shut}) as world:
         old_stub(world, "m")
         assert run_duty(world.settings, world.connections) == {"window_is_shut": 1}
+        assert stubs_left(world) == {"m"}
+
+
+def test_a_task_that_comes_to_its_turn_when_the_window_has_shut_purges_nothing(
+    servers: Any,
+) -> None:
+    now = datetime.now(UTC)
+    shut = f"{now - timedelta(hours=2):%H:%M}-{now - timedelta(hours=1):%H:%M}"
+    with system(*servers, retention={"window": shut}) as world, closing(world.control()) as conn:
+        old_stub(world, "m")
+        run = replace(
+            open_run(conn, "retention", "*", world.settings), as_of=now - timedelta(minutes=90)
+        )
+        work = Work(RETENTION, world.settings, world.connections, conn, run, RetentionInput())
+        assert purge_all(work) is None
         assert stubs_left(world) == {"m"}
 
 

@@ -39,6 +39,8 @@ def open_case(
     """
     where: dict[str, Any] = {"kind": kind, "topic": topic, "group": group, "subject": subject}
     fresh, left = list(members), None
+    # A decision of it that is being made is waited for, so that what follows sees it.
+    cur.execute(_SQL["hold"], where)
     if reopens:
         _reopen(cur, where, severity, summary)
     elif members:

@@ -1,5 +1,10 @@
 -- Named queries on the control database: cases, their members, and the intention of a decision.
 
+-- name: hold: the open case of a cause, locked
+SELECT 1 FROM case_file c
+WHERE c.kind = %(kind)s AND c.topic = %(topic)s AND c.consumer_group = %(group)s AND c.subject = %(subject)s AND c.state = 'open'
+FOR UPDATE;
+
 -- name: covered: members that a person has already dealt with, so that the same finding makes no second case
 -- Left on purpose, or on their way because a decision asked for a resend that has not ended.
 SELECT m.topic, m.message_id, m.consumer_group, m.case_id

@@ -124,8 +124,6 @@ class ControlProbe:
     def _read(self, control: object, silent: Mapping[str, float] | None) -> tuple[Asked, Apart]:
         settings = self._settings
         with control, control.cursor() as cursor:  # type: ignore[attr-defined]
-            if silent is not None:
-                note_looked(cursor, silent)
             cursor.execute(_SQL["clock"])
             (now,) = cursor.fetchone()
             cursor.execute(_SQL["runs"], {"duties": list(DUTIES), "dead_after": DEAD_AFTER})
@@ -145,6 +143,10 @@ class ControlProbe:
             due["deliver_alerts"] = SLOW  # a case that nobody decides is told again
         if any_to_ask(control, settings.people.questions, settings.teams_by_topic()):
             due["ask_people"] = MINUTE
+        if silent is not None:
+            # Last: a look that fails is none, and others stand in.
+            with control, control.cursor() as cursor:  # type: ignore[attr-defined]
+                note_looked(cursor, silent)
         return Asked(now, runs), due
 
 

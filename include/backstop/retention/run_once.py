@@ -29,6 +29,9 @@ from backstop.retention.trim_queues import trim_queues
 from backstop.retention.window import DAY, time_left
 from backstop.runs.duty import Duty, Step, Work, walk_duty
 from backstop.runs.run import DEAD_AFTER, Run
+from backstop.sql.named import load
+
+_SQL = load("backstop.retention", "queries.sql")
 
 
 def purge(
@@ -58,12 +61,6 @@ def purge(
     return Counts({name: number for name, number in counts.items() if number})
 
 
-def pace_of(settings: Settings, run: Run, *, now: bool = False) -> Pace | None:
-    """The pace of a run; null: the window is shut. `now`: a person asked for it, whatever the window says."""
-    left = DAY if now else time_left(settings.retention.window, run.as_of)
-    return None if left is None else Pace(settings.retention.busy_share, left)
-
-
 @dataclass(frozen=True, slots=True)
 class RetentionInput:
     """`now`: a person asked for it, whatever the window says. `longest`: it ends by itself, between two steps."""
@@ -85,7 +82,7 @@ def purge_all(work: Work[RetentionInput]) -> Counts | None:
     """All of it, at the pace of the window."""
     pace = _pace(work)
     if pace is None:
-        return None  # the window was shut meanwhile
+        return None  # the window has shut meanwhile
     if work.input.longest is not None:
         pace.end_after(work.input.longest)
     pace.stop = work.lost
@@ -93,7 +90,15 @@ def purge_all(work: Work[RetentionInput]) -> Counts | None:
 
 
 def _pace(work: Work[RetentionInput]) -> Pace | None:
-    return pace_of(work.settings, work.run, now=work.input.now or work.run.dry_run)
+    """Its pace until the window ends, as it is now: a task may come to its turn long after its run was opened, and again."""
+    window = work.settings.retention.window
+    if work.input.now or work.run.dry_run:
+        left: timedelta | None = DAY
+    else:
+        with work.control, work.control.cursor() as cursor:
+            cursor.execute(_SQL["clock"])
+            left = time_left(window, cursor.fetchone()[0])
+    return None if left is None else Pace(work.settings.retention.busy_share, left)
 
 
 RETENTION = Duty(
