@@ -19,6 +19,7 @@ from backstop.audit.invariants import INVARIANTS, LATE
 from backstop.audit.run_once import run_duty
 from backstop.checks.run import run_suites
 from backstop.checks.suites import checks_of
+from backstop.config.settings import Settings
 from backstop.model.errors import AuditFailed, ConfigurationError, Unavailable
 from backstop.sql.named import load
 from backstop_lab.servers.ports import free_port
@@ -411,6 +412,30 @@ def test_a_broken_invariant_is_found_alone_and_people_are_told(
     )
     assert [severity for severity, _ in alerts] == ["warning" if invariant in LATE else "critical"]
     assert invariant in alerts[0][1]
+
+
+def test_what_a_run_promoted_is_looked_at_although_it_could_not_read_everything(
+    world: System,
+) -> None:
+    database, statement = BREAKERS["exhausted_delivery_has_case"]
+    world.rows(database, statement)
+    world.rows("control", "UPDATE run SET state = 'incomplete'")
+    audit(world)
+    assert set(found(world)) == {"exhausted_delivery_has_case"}
+
+
+def test_where_all_logs_are_another_programs_nothing_is_missing_from_the_audit(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Settings, "own_consumers", lambda _: ())
+    monkeypatch.setattr(Settings, "keeps_own_log", lambda *_: False)
+    audit(world)
+    looked = "SELECT invariant, rows_read FROM audit_look WHERE place = 'consumers' ORDER BY 1"
+    assert world.rows("control", looked) == [
+        ("erased_stays_erased", 0),
+        ("floor_is_old", 0),
+        ("leases_end", 0),
+    ]
 
 
 def test_an_id_that_no_key_holds_is_a_breach_and_does_not_end_the_audit(world: System) -> None:

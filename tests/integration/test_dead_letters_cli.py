@@ -267,6 +267,22 @@ def test_an_export_in_json_lines_holds_every_byte(world: World, cli: Cli, tmp_pa
     assert [one.name for one in tmp_path.glob(".letters*")] == []
 
 
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_small_content_that_is_kept_aside_is_exported_whole(
+    world: World, cli: Cli, tmp_path: Path, form: str
+) -> None:
+    """`aside_bytes` may be far below the default."""
+    letter(world, "small", content=b"\xff" * 5_000, aside=True)
+    file = tmp_path / "letters"
+    assert cli("dead-letters", "export", "--output", str(file), "--format", form) == 0
+    if form == "parquet":
+        with pq.ParquetFile(file) as parquet:
+            [row] = parquet.read().to_pylist()
+        assert row["content"] == b"\xff" * 5_000
+    else:
+        assert base64.b64decode(json.loads(file.read_text())["content_base64"]) == b"\xff" * 5_000
+
+
 def test_an_export_in_parquet_holds_every_byte_in_bounded_groups(
     world: World, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from backstop.brokers.protocol import DeadLetter
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.config.load import from_mapping
 from backstop.control.connection import connect
-from backstop.model.errors import BrokerUnavailable, RunLost
+from backstop.model.errors import BrokerUnavailable, ConfigurationError, RunLost
 from backstop.model.records import Counts, Position
 from backstop.runs.duty import close, open_due
 from backstop.runs.run import Run, close_run, open_run
@@ -981,6 +981,28 @@ def test_of_a_broker_that_is_away_the_groups_are_not_asked_one_by_one(
     with Away("redis://127.0.0.1:1") as broker, pytest.raises(BrokerUnavailable):
         any_dead_letter(broker, ["billing", "shipping"])
     assert asked == [["billing", "shipping"]]
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigurationError("No.", unaffected="", next_step=""), KeyError("x")]
+)
+def test_a_broker_that_fails_in_whatever_way_is_missed_and_ends_no_run(
+    world: World, client: Any, error: Exception
+) -> None:
+    class Wrong(RedisStreams):
+        def clock(self) -> datetime:
+            raise error
+
+        def dead_letter_queues(self, groups: Sequence[str]) -> list[str]:
+            raise error
+
+    client.xadd(DEAD, entry(1))
+    with (
+        Wrong(world.connections.url("backstop_broker")) as broker,
+        triage(world) as run,
+        pytest.raises(BrokerUnavailable, match="broker embedded: "),
+    ):
+        drain_all(world.settings, world.connections, world.conn, run, brokers={"embedded": broker})
 
 
 def test_a_queue_whose_name_is_too_long_to_be_kept_is_named_and_the_others_go_on(

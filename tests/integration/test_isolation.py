@@ -21,6 +21,7 @@ import redis
 
 from backstop.brokers.protocol import DeadLetterRef
 from backstop.brokers.redis_streams import Keys, RedisStreams
+from backstop.config.settings import Settings
 from backstop.evidence.judge_by_key import Judge
 from backstop.evidence.read import read_groups
 from backstop.evidence.recover_attempts import recover_attempts
@@ -34,6 +35,7 @@ from backstop.reconcile.revisit import revisit_cases
 from backstop.reconcile.run_once import RECONCILE, ReconcileInput, run_once
 from backstop.reconcile.stage import connect_staging, copy_stubs, copy_verdicts
 from backstop.requests.ask import Ask, ask
+from backstop.resend import send_claimed
 from backstop.resend.run_once import run_duty as resend
 from backstop.runs.duty import Work, do_step
 from backstop.runs.run import EndState, Run, close_run, open_run
@@ -912,6 +914,21 @@ def test_a_row_that_its_shard_refuses_holds_back_no_other_resend(
         assert found == {**states, "later": "sent"}
 
 
+def test_a_group_whose_own_budget_is_larger_is_sent_to_beyond_that_of_its_topic(
+    world: System,
+) -> None:
+    written = world.settings.model_dump(exclude_unset=True)
+    written["policy"]["max_sends"] = 1
+    written["groups"]["billing"]["policy"] = {"max_sends": 2}
+    world.settings = Settings.model_validate(written)
+    lose(world, "lost")
+    ask_for(world, "lost")
+    resend(world.settings, world.connections)
+    assert world.rows("control", "SELECT state FROM resend_request") == [("sent",)]
+    attempt = "SELECT groups, outcome FROM send_attempt WHERE send_number = 2"
+    assert world.rows("shop_a", attempt) == [(["billing"], "sent")]
+
+
 def test_a_topic_that_its_broker_cannot_answer_for_stops_the_resends_of_no_other(
     world: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -925,10 +942,12 @@ def test_a_topic_that_its_broker_cannot_answer_for_stops_the_resends_of_no_other
         ask(cursor, [asked], None)
     odd = answering(RedisStreams.queues, lambda topic: topic == "payments", {"next_offset": -1})
     monkeypatch.setattr(RedisStreams, "queues", odd)
+    monkeypatch.setattr(send_claimed, "FRESH_SECONDS", 600.0)  # on whatever machine
     with pytest.raises(Unavailable, match="payments"):
         resend(world.settings, world.connections)
     found = dict(world.rows("control", "SELECT message_id, state FROM resend_request"))
-    assert found == {"lost": "sent", "elsewhere": "open"}
+    why = world.rows("control", "SELECT message_id, error FROM resend_request")
+    assert found == {"lost": "sent", "elsewhere": "open"}, why
     found = dict(world.rows("shop_a", "SELECT message_id, send_count FROM message_stub"))
     assert found == {"lost": 2, "elsewhere": 1}
 

@@ -164,6 +164,19 @@ def test_no_policy_is_lent_to_a_topic_that_is_not_configured() -> None:
         from_mapping(SMALLEST).policy_for("refunds", "billing")
 
 
+def test_rules_between_settings_hold_for_a_topic_whatever_its_groups_say() -> None:
+    """Retention and resends take the topic's own."""
+    of_groups = {"attempt_timeout": "4m", "backoff_base": "5m", "first_check": "5m"}
+    lines = refused(
+        changed(
+            ("topics/orders/policy", {"max_send_duration": "3m"}),
+            ("groups/billing/policy", of_groups),
+            ("groups/shipping/policy", of_groups),
+        )
+    )
+    assert any("attempt_timeout" in line for line in lines), lines
+
+
 def test_every_wrong_value_is_named_at_once_with_path_value_and_what_is_allowed() -> None:
     lines = refused(
         changed(

@@ -39,16 +39,20 @@ also what those before did not use; a cut is written down."""
 def audit_consumers(
     settings: Settings, connections: Connections, control: Any, day: Day
 ) -> list[Look]:
-    """One look for each invariant and place."""
-    return [
+    """One look for each invariant and place. Another program's logs have no leases, no floor and no errors: where there are no
+    others, these looks are over nothing."""
+    own = [group for group in settings.groups if settings.keeps_own_log(group)]
+    looks = [
         *_confirmed(settings, connections, control, day),
         *(_leases(settings, connections, store) for store in settings.own_consumers()),
-        *(_erased(settings, connections, control, group) for group in settings.groups),
-        *(
-            _floor(settings, connections, group, day)
-            for group in settings.groups
-            if settings.keeps_own_log(group)
-        ),
+        *(_erased(settings, connections, control, group) for group in own),
+        *(_floor(settings, connections, group, day) for group in own),
+    ]
+    done = {look.invariant for look in looks}
+    return looks + [
+        Look(invariant, "consumers")
+        for invariant in ("leases_end", "erased_stays_erased", "floor_is_old")
+        if invariant not in done
     ]
 
 

@@ -5,8 +5,8 @@
 -- name: exhausted_delivery_has_case: every delivery that a run of the day found EXHAUSTED is before a person, or was
 SELECT DISTINCT v.topic || '/' || v.message_id || '/' || v.consumer_group, v.topic, v.message_id, v.consumer_group
 FROM verdict v JOIN run r USING (run_id)
-WHERE r.finished_at >= %(day_from)s AND r.finished_at < %(day_to)s AND r.state = 'done' AND NOT r.dry_run
-    AND v.verdict = 'EXHAUSTED' AND NOT EXISTS (
+WHERE r.finished_at >= %(day_from)s AND r.finished_at < %(day_to)s AND NOT r.dry_run
+    AND r.state IN ('done', 'incomplete') AND v.verdict = 'EXHAUSTED' AND NOT EXISTS (
         SELECT 1 FROM case_member m
         WHERE m.topic = v.topic AND m.message_id = v.message_id AND m.consumer_group IN (v.consumer_group, '*'));
 

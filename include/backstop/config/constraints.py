@@ -41,7 +41,7 @@ def problems(settings: Settings) -> list[Problem]:
         known: list[str | None] = [
             group for group in topic_settings.groups if group in settings.groups
         ]
-        for group in known or [None]:
+        for group in [None, *known]:
             policy = settings.policy_for(topic, group)
             for name, says in broken_rules(policy):
                 found.append(_problem(settings, topic, group, name, policy, says))

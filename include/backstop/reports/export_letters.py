@@ -62,7 +62,7 @@ def read_letters(
                 row: Row = dict(
                     zip([column.name for column in letters.description], values, strict=True)
                 )
-                if row["content_bytes"] > _INLINE_BYTES:
+                if row.pop("aside") or row["content_bytes"] > _INLINE_BYTES:
                     contents.execute(_SQL["content"], {"dead_letter_id": row["dead_letter_id"]})
                     [row["content"]] = contents.fetchone()
                 row["headers"] = bytes(row["headers"])

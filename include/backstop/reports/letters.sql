@@ -48,10 +48,10 @@ LEFT JOIN case_file f ON f.case_id = l.case_id
 LEFT JOIN resend_request r ON r.topic = l.topic AND r.message_id = l.message_id AND r.send_number = l.send_number
 WHERE l.dead_letter_id = %(dead_letter_id)s;
 
--- name: export: letters in the order in which they came; a content above `inline` is read by itself
+-- name: export: letters in the order in which they came; a content that is kept aside or above `inline` is read by itself
 SELECT l.dead_letter_id, l.broker, l.queue, l.broker_id, l.consumer_group, l.topic, l.message_id, l.queue_id, l.queue_offset,
-    l.queue_epoch, l.tag, l.partition_key, l.headers, CASE WHEN l.content_bytes <= %(inline)s THEN l.content END AS content,
-    l.content_bytes, l.properties, l.cause_text, l.error, l.deliveries, l.died_at, l.drained_at, l.invalid, l.cause_id,
+    l.queue_epoch, l.tag, l.partition_key, l.headers,
+    CASE WHEN NOT l.aside AND l.content_bytes <= %(inline)s THEN l.content END AS content, l.aside, l.content_bytes, l.properties, l.cause_text, l.error, l.deliveries, l.died_at, l.drained_at, l.invalid, l.cause_id,
     l.category, l.state, l.decision, l.reason, l.decided_at, l.decided_by, l.send_number, l.proof, l.case_id, l.closed_at
 FROM dead_letter l
 WHERE (%(topic)s::text IS NULL OR l.topic = %(topic)s) AND (%(group)s::text IS NULL OR l.consumer_group = %(group)s)

@@ -236,6 +236,7 @@ def take_numbers(
     attempt_seconds, delay = policy.attempt_timeout.total_seconds(), worker.delays.get(topic, 0.0)
     broker = worker.broker_name(topic)
     wanted, claims = {}, []
+    policies: dict[tuple[str, ...] | None, list[Policy]] = {}
     waits = {
         number: policy.backoff(number).total_seconds()
         for number in {request.send_number for request in claimed.requests}
@@ -243,6 +244,12 @@ def take_numbers(
     for request in claimed.requests:
         if isinstance(decision := decisions[request.request_id], Send):
             wanted[request.key] = request
+            if decision.groups not in policies:
+                # Each group was judged by its own: whoever has sends left is sent to.
+                groups = decision.groups or worker.settings.groups_of(topic) or (None,)
+                policies[decision.groups] = [
+                    worker.settings.policy_for(topic, group) for group in groups
+                ]
             claims.append(
                 Claim(
                     key=request.key,
@@ -254,8 +261,8 @@ def take_numbers(
                     next_check_seconds=waits[request.send_number]
                     * jitter(request.send_number, request.key, policy)
                     + delay,
-                    max_sends=policy.max_sends,
-                    max_refusals=policy.max_refusals,
+                    max_sends=max(one.max_sends for one in policies[decision.groups]),
+                    max_refusals=max(one.max_refusals for one in policies[decision.groups]),
                     only_when_due=request.requested_by == RECONCILE,
                     broker=broker,
                 )

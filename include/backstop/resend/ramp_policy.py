@@ -19,8 +19,6 @@ from backstop.verdicts.frames import instant
 SET_ASIDE = "ordering: "
 """Begins the error of a request that waits for its ordering key: others of the key may be in a later step, and a gap is
 asked of a person in its own case, so the ramp neither waits for it nor counts it."""
-NOT_CLAIMED = "not claimed: "
-"""Begins the error of a request whose row its shard refuses to change: it says nothing about sending either."""
 
 Standing = Literal[
     "done", "waits", "failed", "dead_lettered", "parked", "exhausted", "refused", "lost_again"
@@ -111,9 +109,7 @@ def stand(
     The worst of its groups counts, and only what went wrong since the step was released: a failure, a parking or a dead letter
     from before says nothing about the copy.
     """
-    if request.state == RequestState.OPEN and (request.error or "").startswith(
-        (SET_ASIDE, NOT_CLAIMED)
-    ):
+    if request.state == RequestState.OPEN and (request.error or "").startswith(SET_ASIDE):
         return "done"
     if request.state in (RequestState.NOT_NEEDED, RequestState.SUPERSEDED):
         return "done"  # nothing of this request was sent, so it tells nothing about sending

@@ -18,7 +18,12 @@ from typing import NamedTuple
 
 from backstop.brokers.protocol import Broker
 from backstop.evidence.sources import answers
-from backstop.model.errors import BrokerUnavailable, ContentErased, StoreUnavailable
+from backstop.model.errors import (
+    BrokerUnavailable,
+    ContentErased,
+    StoreUnavailable,
+    Unavailable,
+)
 from backstop.model.records import Counts, RequestState
 from backstop.requests.ask import ERASED
 from backstop.requests.policy import Decision, NotNeeded, Send
@@ -26,7 +31,6 @@ from backstop.resend.claim import Claimed, Worker, is_paused, take_numbers
 from backstop.resend.judge_again import judge_again
 from backstop.resend.order import ask_people, keep_order
 from backstop.resend.publish import not_published, publish
-from backstop.resend.ramp_policy import NOT_CLAIMED
 from backstop.resend.settle import (
     End,
     end_requests,
@@ -54,6 +58,8 @@ class Looked(NamedTuple):
     """This process's monotonic clock before the look."""
     decisions: Mapping[int, Decision]
     unreachable: Mapping[str, str]
+    silent: set[str]
+    """Brokers that were found silent since."""
 
 
 def look_again(worker: Worker, claims: Sequence[Claimed]) -> Looked:
@@ -63,7 +69,7 @@ def look_again(worker: Worker, claims: Sequence[Claimed]) -> Looked:
         worker, [(claimed.topic_shard, claimed.requests) for claimed in claims]
     )
     worker.miss_all(judgement.unreachable)
-    return Looked(at, decisions, judgement.unreachable)
+    return Looked(at, decisions, judgement.unreachable, set())
 
 
 def send_claimed(worker: Worker, claimed: Claimed, looked: Looked, counts: Counts) -> bool:
@@ -174,12 +180,25 @@ def _away(worker: Worker, claimed: Claimed, looked: Looked) -> str | None:
     """Which of the claim's own shard and broker the look did not reach; null: both answered."""
     name = worker.broker_name(claimed.topic_shard.topic)
     away = {f"shard {claimed.topic_shard.shard}"} & looked.unreachable.keys()
-    # Where the broker answers, it was another topic that could not be read: what is unread of this one is unknown, and waits.
-    if f"broker {name}" in looked.unreachable and not answers(
-        partial(worker.judge.sources.broker, name)
-    ):
+    # Where the broker answers for this topic, it was another one that could not be read.
+    if f"broker {name}" in looked.unreachable and not _answers_for(worker, claimed, looked):
         away |= {f"broker {name}"}
     return f"did not answer: {', '.join(sorted(away))}" if away else None
+
+
+def _answers_for(worker: Worker, claimed: Claimed, looked: Looked) -> bool:
+    """Whether the broker answers, and for the claim's topic. One that is silent is waited for once in each look."""
+    topic, sources = claimed.topic_shard.topic, worker.judge.sources
+    name = worker.broker_name(topic)
+    if name in looked.silent:
+        return False
+    try:
+        sources.broker(name).queues(topic)
+    except Unavailable:
+        if not answers(partial(sources.broker, name)):
+            looked.silent.add(name)
+        return False
+    return True
 
 
 def _sends(decisions: Mapping[int, Decision]) -> dict[int, Send]:
@@ -213,7 +232,7 @@ def _send(
         why = next(iter(refused.values())).what
         worker.miss(f"{len(refused)} stubs of shard {topic_shard.shard}", why)
         later = worker.instant() + worker.policy(topic_shard.topic).backoff_base
-        ends |= dict.fromkeys(refused, End(RequestState.OPEN, f"{NOT_CLAIMED}{why}", later))
+        ends |= dict.fromkeys(refused, End(RequestState.OPEN, f"not claimed: {why}", later))
     if not taken:
         return ends
     counts.add("handed_out", len(taken))

@@ -165,7 +165,7 @@ def _facts(
     unread = _unread(settings, letter, stub, stores)
     if (
         discarded is None
-        and unread is None  # a shard that is away may have the message, too, and not withdrawn
+        and not stores.missed  # a shard that is away may have the message, too, and not withdrawn
         and key is not None
         and stub is not None
         and stub.status == StubStatus.VOIDED

@@ -22,7 +22,7 @@ from backstop.brokers.protocol import LETTERS_IN_HAND, Broker, DeadLetterReader
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.evidence.require_servers import require_servers, topics_seen
-from backstop.model.errors import BrokerUnavailable, ContractBroken, RunError, Unavailable
+from backstop.model.errors import BrokerUnavailable, RunError, Unavailable
 from backstop.model.records import Counts
 from backstop.runs.run import Run, add_counts, hold
 from backstop.runs.scope import topics_of
@@ -146,19 +146,9 @@ def _require_servers(
         seen = topics_seen(cursor, name, kind)
     for topic, its in settings.topics.items():
         if (its.broker == name or topic in seen) and (topics is None or topic in topics):
-            servers = guard_reader(_servers, broker, topic)
-            if servers is None:
-                continue
+            servers = guard_reader(broker.servers, topic)
             with control, control.cursor() as cursor:
                 require_servers(cursor, name, kind, topic, servers)
-
-
-def _servers(broker: Broker, topic: str) -> frozenset[str] | None:
-    """Null: nothing of this topic was ever there, for the broker cannot have its name."""
-    try:
-        return broker.servers(topic)
-    except ContractBroken:
-        return None
 
 
 def groups_of(settings: Settings, topics: Sequence[str] | None) -> list[str]:

@@ -2,40 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import NamedTuple
 
 from backstop.brokers.protocol import Broker
-from backstop.evidence.sources import answers
 from backstop.model.errors import Unavailable
 from backstop.triage.drain.guard_reader import guard_reader
 
+_AT_ONCE = 2.0
+"""Seconds within which a refusal comes; what took longer was waited for in vain."""
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    queues: list[str]
-    missed: dict[str, str] = field(default_factory=dict)
+
+class QueueListing(NamedTuple):
+    queues: Sequence[str]
+    missed: Mapping[str, str]
     """By group, why its queues cannot be listed."""
-    error: Unavailable | None = None
-    """The first of them."""
+    error: Unavailable | None
+    """What the first question raised; None where every group's queues are known."""
 
 
-def list_queues(broker: Broker, groups: Sequence[str]) -> Listed:
+def list_queues(broker: Broker, groups: Sequence[str]) -> QueueListing:
     """Asks for all groups at once, and for each alone where the broker answers but refuses one of them, as without the right to its
     queue. Raises Unavailable when the broker does not answer."""
+    began = monotonic()
     try:
-        return Listed(guard_reader(broker.dead_letter_queues, groups))
+        return QueueListing(guard_reader(broker.dead_letter_queues, groups), {}, None)
     except Unavailable as error:
         first = error
-    if not answers(lambda: broker):
-        raise first
+        _require_answer(broker, error, began)
     queues: dict[str, None] = {}
     missed: dict[str, str] = {}
     for group in groups:
+        began = monotonic()
         try:
             queues |= dict.fromkeys(guard_reader(broker.dead_letter_queues, [group]))
         except Unavailable as error:
             missed[group] = error.what
-            if not answers(lambda: broker):  # else each further group would wait for it, too
-                raise
-    return Listed(list(queues), missed, first)
+            _require_answer(broker, error, began)
+    return QueueListing(list(queues), missed, first if missed else None)
+
+
+def _require_answer(broker: Broker, error: Unavailable, began: float) -> None:
+    """Raises the error where it is the broker's: each further group would wait for it, too."""
+    if monotonic() - began > _AT_ONCE:
+        raise error
+    try:
+        guard_reader(broker.clock)
+    except Unavailable:
+        raise error from None

@@ -6,7 +6,7 @@ local contract = { time = true, epoch = true, headers = true, content = true, ta
 -- The server gives a command no more than some 8,000 values of a table: of an entry with more fields those that another program added
 -- become one, packed with MessagePack.
 local function fitting(fields)
-  if #fields <= 4000 then return fields end
+  if #fields <= 7800 then return fields end
   local kept, others = {}, {}
   for i = 1, #fields, 2 do
     local into = contract[fields[i]] and #kept < 100 and kept or others

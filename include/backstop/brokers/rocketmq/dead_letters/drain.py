@@ -74,7 +74,7 @@ class Drain:
 
 
 def _topic_of(group: str) -> str | None:
-    """Null: nothing of this group ever died here, for RocketMQ cannot have its name. It may be one of another broker."""
+    """None: nothing of this group ever died here, for RocketMQ cannot have its name. It may be one of another broker."""
     try:
         return dead_letter_topic(group)
     except ContractBroken:

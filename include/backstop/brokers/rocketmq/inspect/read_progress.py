@@ -81,12 +81,12 @@ class ProgressReader:
         )
 
     def servers(self, topic: str) -> frozenset[str]:
-        """As the protocol has it."""
-        deadline, doing = self._deadline(), f"looking for the brokers of {topic!r}"
+        """As the protocol has it; none of a topic whose name RocketMQ cannot have."""
         try:
-            return self._routes.servers(encode_topic(topic), deadline=deadline)
-        except ContractBroken as error:
-            raise unavailable(doing, error.what) from error
+            name = encode_topic(topic)
+        except ContractBroken:
+            return frozenset()
+        return self._routes.servers(name, deadline=self._deadline())
 
     def queues(self, topic: str) -> list[QueueState]:
         """By their numbers."""
