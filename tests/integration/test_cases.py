@@ -40,9 +40,11 @@ def found(
     group: str = "billing",
     shard: str = "shop_a",
     evidence: dict[str, object] | None = None,
+    conn: Any = None,
 ) -> int:
     """A run finds these deliveries, and commits."""
-    with world.conn, world.conn.cursor() as cur:
+    control = conn or world.conn
+    with control, control.cursor() as cur:
         return open_case(
             cur,
             kind=kind,
@@ -373,21 +375,7 @@ def test_what_a_person_is_leaving_at_the_moment_when_a_run_finds_it_again_opens_
     again: list[int] = []
 
     def find_again() -> None:
-        with other, other.cursor() as cur:
-            again.append(
-                open_case(
-                    cur,
-                    kind="backlog",
-                    topic="orders",
-                    group="billing",
-                    subject="",
-                    severity="warning",
-                    summary="",
-                    evidence={},
-                    members=[("shop_a", "orders", "a", "billing")],
-                    run_id=None,
-                )
-            )
+        again.append(found(world, "backlog", "a", conn=other))
 
     finds = threading.Thread(target=find_again)
     with world.conn, world.conn.cursor() as cur:

@@ -11,7 +11,7 @@ from backstop.model.errors import Unavailable
 from backstop.triage.drain.guard_reader import guard_reader
 
 _AT_ONCE = 2.0
-"""Seconds within which a refusal comes; what took longer was waited for in vain."""
+"""Seconds within which a refusal about one group comes; what took longer was waited for in vain."""
 
 
 class QueueListing(NamedTuple):
@@ -25,12 +25,11 @@ class QueueListing(NamedTuple):
 def list_queues(broker: Broker, groups: Sequence[str]) -> QueueListing:
     """Asks for all groups at once, and for each alone where the broker answers but refuses one of them, as without the right to its
     queue. Raises Unavailable when the broker does not answer."""
-    began = monotonic()
     try:
         return QueueListing(guard_reader(broker.dead_letter_queues, groups), {}, None)
     except Unavailable as error:
         first = error
-        _require_answer(broker, error, began)
+        _require_answer(broker, error)
     queues: dict[str, None] = {}
     missed: dict[str, str] = {}
     for group in groups:
@@ -38,15 +37,16 @@ def list_queues(broker: Broker, groups: Sequence[str]) -> QueueListing:
         try:
             queues |= dict.fromkeys(guard_reader(broker.dead_letter_queues, [group]))
         except Unavailable as error:
+            # Each further group would wait for it, too.
+            if monotonic() - began > _AT_ONCE:
+                raise
+            _require_answer(broker, error)
             missed[group] = error.what
-            _require_answer(broker, error, began)
     return QueueListing(list(queues), missed, first if missed else None)
 
 
-def _require_answer(broker: Broker, error: Unavailable, began: float) -> None:
-    """Raises the error where it is the broker's: each further group would wait for it, too."""
-    if monotonic() - began > _AT_ONCE:
-        raise error
+def _require_answer(broker: Broker, error: Unavailable) -> None:
+    """Raises the error where the broker does not answer at all."""
     try:
         guard_reader(broker.clock)
     except Unavailable:
