@@ -25,6 +25,7 @@ from datetime import timedelta
 
 from backstop.airflow.clean_airflow import clean_database, clean_logs
 from backstop.airflow.duty_dag import backstop_dag, switch
+from backstop.airflow.notify import note_well
 from backstop.airflow.schedule import every
 
 
@@ -32,6 +33,7 @@ from backstop.airflow.schedule import every
     __doc__,
     schedule=every("BACKSTOP_CLEAN_SCHEDULE", "none"),
     is_paused_upon_creation=False,
+    on_success_callback=note_well,
     dagrun_timeout=timedelta(hours=6),
     default_args={"retries": 1, "retry_delay": timedelta(minutes=1)},
     params={"dry_run": switch("Dry run", "Count what would go, delete nothing")},

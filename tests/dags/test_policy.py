@@ -46,6 +46,8 @@ print("FACTS" + json.dumps({
         "timeout": dag.dagrun_timeout and dag.dagrun_timeout.total_seconds(),
         "failure": getattr(dag.on_failure_callback, "__name__", None) or [
             one.__name__ for one in dag.on_failure_callback or []],
+        "success": [getattr(one, "__name__", "") for one in dag.on_success_callback or []]
+            if isinstance(dag.on_success_callback, list) else [getattr(dag.on_success_callback, "__name__", "")],
         "assets": [asset.name for asset in getattr(getattr(dag.timetable, "asset_condition", None), "objects", ())],
         "watched": [list(watcher.trigger.serialize()) for asset in getattr(getattr(dag.timetable, "asset_condition", None),
             "objects", ()) for watcher in asset.watchers],
@@ -282,6 +284,8 @@ def test_a_dag_says_how_to_run_it_whose_it_is_and_who_is_told(
     assert dag["owner"] == "backstop"
     assert "backstop" in dag["tags"]
     assert "tell_failure" in dag["failure"]
+    # Others have runs of their own, or say themselves that they went well.
+    assert ("note_well" in dag["success"]) == (name == "clean_airflow")
 
 
 @pytest.mark.parametrize("name", DAGS)

@@ -143,7 +143,10 @@ BREAKERS: dict[str, tuple[str, str]] = {
         INSERT INTO progress_history
             (consumer_group, broker, topic, queue_id, epoch, next_offset, passed_until, recorded_at, run_id)
         SELECT 'billing', 'embedded', 'orders', 0, 'e', 10 - n, now(), now() - interval '1 s' * (3 - n), run_id
-        FROM run, generate_series(1, 2) n""",
+        FROM run, generate_series(1, 2) n;
+        -- What another queue is known for says nothing of this one.
+        INSERT INTO anomaly (kind, topic, consumer_group, subject, first_run_id)
+        SELECT 'REGRESSION', 'orders', 'billing', 'billing/orders/1/e/7', run_id FROM run""",
     ),
     "counts_add_up": (
         "control",

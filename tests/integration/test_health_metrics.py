@@ -327,6 +327,19 @@ def test_a_duty_that_goes_on_failing_is_told_once_and_again_after_its_next_succe
     assert world.control("SELECT count(*) FROM alert WHERE delivered_at IS NULL") == [(0,)]
 
 
+def test_the_next_failure_of_a_dag_without_runs_is_told_as_a_new_one(
+    world: World, hook: Hook
+) -> None:
+    from backstop.airflow import notify
+
+    notify.tell_failure(failure("clean_airflow"))
+    notify.note_well(failure("clean_airflow"))
+    world.control("UPDATE alert SET created_at = created_at - interval '10 days' RETURNING 1")
+    notify.tell_failure(failure("clean_airflow", run="scheduled__2"))
+    told = world.control("SELECT severity, title FROM alert ORDER BY created_at")
+    assert told == [("warning", "The duty clean_airflow failed")] * 2
+
+
 def test_alerts_of_cases_are_told_too_and_the_gravest_first_however_old_they_are(
     world: World, hook: Hook
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,11 +22,12 @@ import redis
 from backstop.brokers.protocol import DeadLetterRef
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.config.settings import Settings
+from backstop.evidence.apply_apart import MOST
 from backstop.evidence.judge_by_key import Judge
 from backstop.evidence.read import read_groups
 from backstop.evidence.recover_attempts import recover_attempts
 from backstop.evidence.sources import Sources
-from backstop.model.errors import PromotionFailed, Unavailable
+from backstop.model.errors import PromotionFailed, StoreFailed, StoreUnavailable, Unavailable
 from backstop.model.records import ID_HEADER, Counts, Key
 from backstop.reconcile.count_due import count_due
 from backstop.reconcile.promote import promote
@@ -40,8 +41,10 @@ from backstop.resend.run_once import run_duty as resend
 from backstop.runs.duty import Work, do_step
 from backstop.runs.run import EndState, Run, close_run, open_run
 from backstop.sql.named import load
+from backstop.stores import locked_rows
 from backstop.stores.postgresql.logs import PostgresLogs
 from backstop.stores.postgresql.stubs import PostgresStubs
+from backstop.stores.protocol import StubOutcome
 from backstop.verdicts.evaluate import Engine
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
@@ -912,6 +915,70 @@ def test_a_row_that_its_shard_refuses_holds_back_no_other_resend(
         resend(world.settings, world.connections)
         found = dict(world.rows("control", "SELECT message_id, state FROM resend_request"))
         assert found == {**states, "later": "sent"}
+
+
+@contextmanager
+def holding(world: System, message_ids: Sequence[str]) -> Iterator[None]:
+    """Somebody's transaction holds these rows of shop_a, and goes on doing so."""
+    with closing(psycopg2.connect(world.urls["shop_a"])) as theirs, theirs.cursor() as cursor:
+        cursor.execute(
+            "SELECT 1 FROM message_stub WHERE message_id = ANY (%s) FOR UPDATE",
+            (list(message_ids),),
+        )
+        yield
+
+
+def test_rows_that_another_transaction_holds_hold_back_no_other_resend(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locked_rows, "LOCK_TIMEOUT", timedelta(seconds=0.2))
+    held = [f"held-{number:02}" for number in range(MOST + 5)]
+    for message_id in ("a-first", *held, "z-last"):
+        lose(world, message_id)
+    ask_for(world, "a-first", *held, "z-last")
+    with holding(world, held), pytest.raises(Unavailable, match="Another transaction holds 25"):
+        resend(world.settings, world.connections)
+    sent = "SELECT message_id FROM message_stub WHERE send_count = 2 ORDER BY 1"
+    assert world.rows("shop_a", sent) == [("a-first",), ("z-last",)]
+    states = "SELECT state, count(*)::int FROM resend_request GROUP BY 1 ORDER BY 1"
+    assert world.rows("control", states) == [("open", len(held)), ("sent", 2)]
+    # Their transaction is over, and their time has come again.
+    world.rows("control", "UPDATE resend_request SET not_before = now() WHERE state = 'open'")
+    resend(world.settings, world.connections)
+    assert world.rows("control", states) == [("sent", len(held) + 2)]
+    attempts = "SELECT max(send_number), count(*)::int FROM send_attempt WHERE send_number > 1"
+    assert world.rows("shop_a", attempts) == [(2, len(held) + 2)]
+
+
+def test_rows_that_another_transaction_holds_hold_back_no_other_promotion(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locked_rows, "LOCK_TIMEOUT", timedelta(seconds=0.2))
+    keys = [world.sent(message_id) for message_id in ("before", "held", "sent")]
+    for group in ("billing", "shipping"):
+        world.consume(group)
+    with holding(world, ["held"]), pytest.raises(Unavailable, match="holds 1 row of shard shop_a"):
+        reconcile(world, keys)
+    statuses = dict(world.rows("shop_a", "SELECT message_id, status FROM message_stub"))
+    assert statuses == {"before": "confirmed", "held": "pending", "sent": "confirmed"}
+    reconcile(world, keys[1:2])
+    statuses = dict(world.rows("shop_a", "SELECT message_id, status FROM message_stub"))
+    assert set(statuses.values()) == {"confirmed"}
+
+
+def test_a_table_that_is_locked_is_a_shard_that_does_not_answer(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locked_rows, "LOCK_TIMEOUT", timedelta(seconds=0.2))
+    key = world.sent("sent")
+    outcome = StubOutcome(key, "pending", "confirmed", 1, None)
+    with closing(psycopg2.connect(world.urls["shop_a"])) as theirs:
+        theirs.cursor().execute("LOCK TABLE message_stub")
+        shop = PostgresStubs("shop_a", world.urls["shop_a"], patience=timedelta(seconds=1))
+        with closing(shop), pytest.raises(StoreUnavailable) as caught:
+            shop.promote([outcome], datetime.now(UTC))
+    assert not isinstance(caught.value, StoreFailed), "no row is at fault"
+    assert world.rows("shop_a", "SELECT status FROM message_stub") == [("pending",)]
 
 
 def test_a_group_whose_own_budget_is_larger_is_sent_to_beyond_that_of_its_topic(

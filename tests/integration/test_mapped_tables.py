@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg2
 import pytest
 
 from backstop.config.mapped import LogMapping, StubMapping
@@ -14,6 +15,7 @@ from backstop.config.settings import Settings
 from backstop.model.errors import RunLost, StoreUnavailable
 from backstop.model.records import EARLIEST, LATEST, Key
 from backstop.stores.mapped import forms, mongodb_connection
+from backstop.stores.mapped.columns import CHECKS_JSON, _part, _text
 from backstop.stores.mapped.logs import MappedLogs
 from backstop.stores.mapped.stubs import MappedStubs
 from backstop.stores.open import open_mapped_logs, open_mapped_stubs, open_stub_audit
@@ -586,6 +588,68 @@ def test_a_log_row_without_a_readable_id_may_be_any_message(mapped: Open) -> Non
             done: ("CONFIRMED", "consumed"),
             lost: ("UNKNOWN", "log_purged"),
         }
+
+
+CUT = r'{"Headers": {"cap-msg-id": "%s"}, "Value": "a\u0000b \ud83d"}'
+"""As a program writes a text with a NUL, or one that was cut within an emoji. PostgreSQL's jsonb holds neither."""
+
+
+@pytest.mark.parametrize("mapped", ["postgresql", "mariadb"], indirect=True)
+def test_an_odd_character_in_a_payload_hides_no_id(mapped: Open) -> None:
+    with mapped("cap", consumer={"kept": None}) as shop:
+        done, odd, lost = (shop.send(shop.promise()) for _ in range(3))
+        shop.receive(done)
+        shop.receive(odd)
+        shop.act("received content", id=int(odd), content=CUT % odd)
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(done)
+        assert shop.judge(done, odd, lost) == {
+            done: ("CONFIRMED", "consumed"),
+            odd: ("CONFIRMED", "consumed"),
+            lost: ("LOST", "passed_over"),
+        }
+        # What stands in the id itself is another matter: whose row it is nobody knows.
+        shop.act("received content", id=int(odd), content=CUT % r"o\ud83d")
+        assert shop.judge(lost) == {lost: ("UNKNOWN", "log_purged")}
+
+
+DOCUMENTS = {
+    r'{"id": "plain", "v": "\u00e9"}': "plain",
+    r'{"id": "a", "v": "x\u0000y\u0000\u0000"}': "a",
+    r'{"id": "b", "v": "\\\\u0000 \\\\\u0000"}': "b",
+    r'{"id": "\\u0000", "v": 1}': r"\u0000",
+    r'{"id": "c", "v": "\ud83d"}': "c",
+    r'{"id": "d", "v": "\ude00 \uD83D\uD83D\uDE00\uDE00"}': "d",
+    r'{"id": "e\ud83d\ude00", "v": "\u0000"}': "e\U0001f600",
+    r'{"id": "f\ud83d\ude00", "v": 1}': "f\U0001f600",
+    r'{"id": "g\u0000", "v": 1}': None,
+    r'{"id": "h\ud83d", "v": 1}': None,
+    r'{"v": "\u0000"}': None,
+}
+NO_JSON = {"{": None, "": None, r'{"id": "\u00zz"}': None}
+
+
+@pytest.mark.parametrize("version", [130_000, 180_000])
+def test_an_id_is_read_out_of_any_json(postgres: Postgres, version: int) -> None:
+    expected = DOCUMENTS if version < CHECKS_JSON else {**DOCUMENTS, **NO_JSON}
+    with (
+        closing(psycopg2.connect(postgres.admin_dsn())) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("SELECT current_setting('server_version_num')::int")
+        if cursor.fetchone()[0] < version:
+            version = CHECKS_JSON
+        cursor.execute("CREATE TEMP TABLE d (doc text)")
+        cursor.executemany("INSERT INTO d VALUES (%s)", [(one,) for one in expected])
+        for plain in ("on", "off"):
+            cursor.execute(f"SET standard_conforming_strings = {plain}")
+            cursor.execute(f"SELECT t.doc, {_text('doc.id', version)} FROM d t")
+            assert dict(cursor.fetchall()) == expected
+            cursor.execute(f"SELECT t.doc, {_part('doc.v', version)} IS NOT NULL FROM d t")
+            sendable = {doc for doc, is_there in cursor.fetchall() if is_there}
+            assert {DOCUMENTS[one] for one in sendable} == {"plain", r"\u0000", "f\U0001f600"}
 
 
 def test_a_state_that_nobody_named_proves_nothing(mapped: Open) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pymysql
@@ -25,10 +26,12 @@ from backstop.client import (
 from backstop.client import publish as publishing
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
-from backstop.model.errors import ContractBroken, StoreUnavailable
+from backstop.evidence.apply_apart import apply_apart
+from backstop.model.errors import ContractBroken, StoreFailed, StoreUnavailable
 from backstop.model.records import Key, Message, Outcome, Position
 from backstop.schema.migrate import current, grant, head, migrate
 from backstop.sql.mysql import MysqlConnection
+from backstop.stores import locked_rows
 from backstop.stores.mariadb import change_stubs
 from backstop.stores.mariadb.check import _durability
 from backstop.stores.mariadb.stubs import MariaStubs
@@ -362,6 +365,58 @@ def test_a_row_that_a_trigger_refuses_costs_itself_and_not_its_shard(world: Mari
             assert stubs.claim(claims[1:]).keys() == {claims[1].key}
     finally:
         world.database.run("DROP TRIGGER refuses")  # other tests have the database, too
+
+
+@pytest.mark.parametrize("change", ["claim", "settle", "promote", "recover"])
+def test_rows_that_another_transaction_holds_cost_themselves_and_not_their_shard(
+    world: MariaStubWorld, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setattr(locked_rows, "LOCK_TIMEOUT", timedelta(seconds=1))
+    names, mine = ("m-1", "m-2", "m-3"), token()
+    attempt: dict[str, Any] = {}
+    if change in ("settle", "recover"):
+        over = NOW - timedelta(days=9999)
+        attempt = {"attempt_token": mine, "attempt_deadline": over, "attempted_at": NOW}
+    for name in names:
+        world.put_stub(message_id=name, send_count=1, **attempt)
+    keys = [Key(TOPIC, name) for name in names]
+
+    def apply(stubs: MariaStubs, some: Sequence[Key]) -> int:
+        match change:
+            case "claim":
+                return len(
+                    stubs.claim(
+                        [
+                            Claim(one, 2, mine, ["billing"], "it", 60, 90, 5, 20, True)
+                            for one in some
+                        ]
+                    )
+                )
+            case "settle":
+                ends = [Settlement(one, 1, mine, Outcome.SENT, Position(0, 1, "e")) for one in some]
+                return len(stubs.settle(ends))
+            case "promote":
+                outcomes = [StubOutcome(one, "pending", "confirmed", 1, None) for one in some]
+                return stubs.promote(outcomes, datetime.now(UTC))
+            case _:
+                return len(stubs.recover_of(some, 0.0))
+
+    refused: list[tuple[Key, StoreFailed]] = []
+    with (
+        closing(world.database.connect()) as theirs,
+        theirs.cursor() as cursor,
+        MariaStubs("shop_a", world.database.dsn) as stubs,
+    ):
+        cursor.execute("BEGIN")
+        cursor.execute(
+            "SELECT 1 FROM message_stub WHERE topic = %s AND message_id = 'm-2' FOR UPDATE",
+            (TOPIC,),
+        )
+        assert apply_apart(keys, partial(apply, stubs), refused) == [2]
+        assert [key for key, _ in refused] == [keys[1]]
+        assert "holds 1 row of shard shop_a: m-2 of orders" in refused[0][1].what
+        theirs.rollback()
+        assert apply(stubs, keys[1:2]) == 1
 
 
 @pytest.mark.parametrize(("format", "good"), [("ROW", True), ("MIXED", True), ("STATEMENT", False)])

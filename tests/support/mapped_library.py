@@ -16,6 +16,7 @@ CAP_ACTS = {
     "received state": 'UPDATE {received} SET "StatusName" = %(state)s, "Added" = "Added" - {two_hours} WHERE "Id" = %(id)s + 7000',
     "received group": 'UPDATE {received} SET "Group" = %(group)s WHERE "Id" = %(id)s + 7000',
     "received topic": 'UPDATE {received} SET "Name" = %(topic)s WHERE "Id" = %(id)s + 7000',
+    "received content": 'UPDATE {received} SET "Content" = %(content)s WHERE "Id" = %(id)s + 7000',
     "nameless": "INSERT INTO {received} VALUES (%(id)s, 'v1', 'orders', %(group)s, 'no json', 50, now(), NULL, 'Failed')",
     "all far ahead": """UPDATE {published} SET "Added" = '2999-12-31'""",
     "all two hours older": """UPDATE {published} SET "Added" = "Added" - {two_hours}""",

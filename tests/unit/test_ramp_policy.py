@@ -11,6 +11,7 @@ from backstop.config.policy import Policy
 from backstop.evidence.judge_by_key import Judged
 from backstop.model.records import Verdict
 from backstop.resend.ramp_policy import (
+    NOT_CLAIMED,
     SET_ASIDE,
     Close,
     Next,
@@ -137,8 +138,24 @@ def test_only_the_groups_that_were_addressed_count_and_what_waits_for_its_key_do
     assert stand(held, [judged("LOST", eligible=True)], RELEASED_AT) == "done"
 
 
-def look(done: int = 0, waits: int = 0, harm: int = 0) -> StepLook:
-    return StepLook(done, waits, {"failed": [f"m{i}" for i in range(harm)]} if harm else {})
+@pytest.mark.parametrize(
+    ("deliveries", "expected"),
+    [
+        ([judged("LOST", eligible=True)], "not_claimed"),
+        ([judged("CONFIRMED"), judged("LOST", eligible=True, group="shipping")], "not_claimed"),
+        ([parked(AFTER)], "parked"),
+    ],
+)
+def test_what_its_shard_does_not_hand_out_delays_no_step(
+    deliveries: list[Judged], expected: str
+) -> None:
+    refused = Released(1, "m", 1, None, "open", NOT_CLAIMED + "another transaction holds it")
+    assert stand(refused, deliveries, RELEASED_AT) == expected
+
+
+def look(done: int = 0, waits: int = 0, harm: int = 0, not_claimed: int = 0) -> StepLook:
+    harmed = {"failed": [f"m{i}" for i in range(harm)]} if harm else {}
+    return StepLook(done, waits, harmed, not_claimed)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +171,12 @@ def look(done: int = 0, waits: int = 0, harm: int = 0) -> StepLook:
         (look(done=1, waits=3, harm=1), True, True, Release(20)),
         (look(harm=1), False, True, Close()),
         (look(waits=1, harm=1), False, True, Wait(1)),
+        (look(done=19, not_claimed=1), True, False, Release(40)),
+        (look(done=19, not_claimed=1), False, False, Close()),
+        (look(done=18, waits=1, not_claimed=1), True, False, Wait(1)),
+        (look(not_claimed=20), True, False, Wait(20)),
+        (look(not_claimed=20), False, False, Wait(20)),
+        (look(done=18, harm=1, not_claimed=1), True, False, Stop("1 failed (m0)")),
     ],
 )
 def test_how_a_batch_goes_on_after_a_step_of_twenty(

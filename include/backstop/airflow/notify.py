@@ -50,6 +50,20 @@ def tell_failure(context: dict[str, Any]) -> None:
         log.error("backstop: no channel is known (%s)", type(error).__name__)
 
 
+def note_well(context: dict[str, Any]) -> None:
+    """Airflow calls it once for a run that went well, of a DAG without runs in Backstop: its next failure is told as a new one."""
+    from psycopg2 import Error as DatabaseError
+
+    from backstop.model.errors import BackstopError
+    from backstop.watch.outbox import note_success
+
+    try:
+        with _control() as (_, _, conn):
+            note_success(conn, notice_of(context)["duty"])
+    except (BackstopError, DatabaseError) as error:
+        log.warning("backstop: the control database does not answer (%s)", type(error).__name__)
+
+
 def tell_back(conn: Any) -> None:
     """Stores that the control database answers again, where somebody was told, or should have been, that it does not."""
     if away := _recall():

@@ -102,6 +102,7 @@ FROM (
 WHERE p.next_offset < p.before AND NOT EXISTS (
     SELECT 1 FROM anomaly a
     WHERE a.kind = 'REGRESSION' AND a.consumer_group = p.consumer_group AND a.topic = p.topic
+        AND starts_with(a.subject, concat_ws('/', p.consumer_group, p.topic, p.queue_id::text, p.epoch) || '/')
         AND a.last_seen_at >= %(day_from)s)
 GROUP BY p.consumer_group, p.topic, p.queue_id, p.epoch;
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from backstop.model.errors import StoreFailed
+from backstop.model.errors import RowsLocked, StoreFailed
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -20,15 +20,23 @@ def apply_apart(
     rows: Sequence[T], apply: Callable[[Sequence[T]], R], refused: list[tuple[T, StoreFailed]]
 ) -> list[R]:
     """What `apply` answers, which commits what it is given or nothing of it. Halves what is refused until the rows at fault stand
-    alone; these are added to `refused`, each with its error.
+    alone; these are added to `refused`, each with its error. So are rows that another transaction holds, of any number: a store
+    names them (RowsLocked).
 
     Raises StoreUnavailable when the store does not answer, and StoreFailed once it refused more than MOST rows: what had been
     applied is committed.
     """
     try:
         return [apply(rows)]
+    except RowsLocked as error:
+        held = [row for row in rows if _key(row) in error.keys]
+        if not held:
+            raise
+        refused += [(row, error) for row in held]
+        rest = [row for row in rows if _key(row) not in error.keys]
+        return apply_apart(rest, apply, refused) if rest else []
     except StoreFailed as error:
-        if len(refused) >= MOST:
+        if sum(not isinstance(other, RowsLocked) for _, other in refused) >= MOST:
             raise
         if len(rows) == 1:
             refused.append((rows[0], error))
@@ -38,3 +46,8 @@ def apply_apart(
         *apply_apart(rows[:middle], apply, refused),
         *apply_apart(rows[middle:], apply, refused),
     ]
+
+
+def _key(row: object) -> object:
+    """A row is a message's key, or has one."""
+    return getattr(row, "key", row)

@@ -5,7 +5,8 @@
     |-- Unavailable             a store or broker did not answer: nothing was decided from its silence
     |   |-- StoreUnavailable    a producer, consumer or control database
     |   |   `-- StoreFailed     it failed in a way that nobody foresaw
-    |   |       `-- ContentErased   one message's content was erased on request
+    |   |       |-- ContentErased   one message's content was erased on request
+    |   |       `-- RowsLocked      some rows are held by another transaction; the others can be changed
     |   |-- BrokerUnavailable   the broker, for reading
     |   |-- HeartbeatLost       whoever watches from outside did not take the heartbeat
     |   |-- MetricsUndelivered  the OpenTelemetry collector did not take the metrics
@@ -27,6 +28,8 @@ A message has three parts: what happened, what was not lost, and what to do next
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from backstop.model.storable_text import escaped
 
@@ -90,6 +93,27 @@ class ContentErased(StoreFailed):
             unaffected="No send number of it was handed out; other messages are sent.",
             next_step="Withdraw it by its case (void), or let its business send it under another id.",
         )
+
+
+class RowsLocked(StoreFailed):
+    """Another transaction holds some of the rows that were to be changed; nothing of the change was committed."""
+
+    keys: frozenset[tuple[str, str]] = frozenset()
+    """(topic, message id) of each of these rows."""
+
+    @classmethod
+    def of(cls, subject: str, keys: Collection[tuple[str, str]]) -> RowsLocked:
+        """The error about these rows; `subject`: "shard shop_a"."""
+        topic, message_id = min(keys)
+        number = "1 row" if len(keys) == 1 else f"{len(keys)} rows"
+        error = cls(
+            f"Another transaction holds {number} of {subject}: {message_id} of {topic}"
+            f"{'' if len(keys) == 1 else ' and others'}.",
+            unaffected="The other rows were changed; these are as they were, and stay due.",
+            next_step="End that transaction if it is stuck (pg_stat_activity, SHOW PROCESSLIST); the next run takes these rows.",
+        )
+        error.keys = frozenset(keys)
+        return error
 
 
 class BrokerUnavailable(Unavailable):

@@ -28,6 +28,7 @@ from backstop.evidence.forgotten import restored_at
 from backstop.evidence.sources import Sources, reason
 from backstop.model.errors import (
     PromotionFailed,
+    RowsLocked,
     RunError,
     StoreFailed,
     StoreUnavailable,
@@ -124,9 +125,8 @@ class Failures:
     def add(self, subject: str, error: Exception) -> None:
         """Notes the error; a second one of the same subject adds nothing."""
         self.by_subject.setdefault(subject, reason(error))
-        self.is_away = (
-            self.is_away and isinstance(error, Unavailable) and not isinstance(error, StoreFailed)
-        )
+        failed = isinstance(error, StoreFailed) and not isinstance(error, RowsLocked)
+        self.is_away = self.is_away and isinstance(error, Unavailable) and not failed
         self.first = self.first or error
 
     def add_unreachable(self, unreachable: Mapping[str, str]) -> None:

@@ -19,9 +19,19 @@ from backstop.verdicts.frames import instant
 SET_ASIDE = "ordering: "
 """Begins the error of a request that waits for its ordering key: others of the key may be in a later step, and a gap is
 asked of a person in its own case, so the ramp neither waits for it nor counts it."""
+NOT_CLAIMED = "not claimed: "
+"""Begins the error of a request whose row its shard refused to hand out: it proves nothing, and nothing has to wait for it."""
 
 Standing = Literal[
-    "done", "waits", "failed", "dead_lettered", "parked", "exhausted", "refused", "lost_again"
+    "done",
+    "waits",
+    "not_claimed",
+    "failed",
+    "dead_lettered",
+    "parked",
+    "exhausted",
+    "refused",
+    "lost_again",
 ]
 _HARM: Mapping[Verdict, Standing] = {
     Verdict.DEAD_LETTERED: "dead_lettered",
@@ -44,12 +54,13 @@ class Released:
 
 @dataclass(slots=True)
 class StepLook:
-    """What a step's requests say: how many are done or wait, and what went wrong with which."""
+    """What a step's requests say: how many are done, wait or could not be sent, and what went wrong with which."""
 
     done: int = 0
     waits: int = 0
     harm: dict[str, list[str]] = field(default_factory=dict)
     """what went wrong -> message ids"""
+    not_claimed: int = 0
 
     def add(self, message_id: str, standing: Standing) -> None:
         match standing:
@@ -57,6 +68,8 @@ class StepLook:
                 self.done += 1
             case "waits":
                 self.waits += 1
+            case "not_claimed":
+                self.not_claimed += 1
             case _:
                 self.harm.setdefault(standing, []).append(message_id)
 
@@ -123,6 +136,8 @@ def stand(
     for standing in standings:
         if standing != "aside" and standing not in ("done", "waits"):
             return standing
+    if request.state == RequestState.OPEN and (request.error or "").startswith(NOT_CLAIMED):
+        return "not_claimed"
     if "waits" in standings or request.state == RequestState.CLAIMED:
         return "waits"
     if request.state == RequestState.OPEN:
@@ -165,11 +180,13 @@ def next_step(look: StepLook, *, held: bool, size: int, pardoned: bool, policy: 
     `pardoned`: a person has seen this step's harm and said go on."""
     if look.harm and not pardoned:
         return Stop(look.says())
-    if look.waits and not pardoned:
-        return Wait(look.waits)
+    # What could not be sent delays nothing, but a step of which nothing could be sent proves nothing either.
+    waits = look.waits or (0 if look.done else look.not_claimed)
+    if waits and not pardoned:
+        return Wait(waits)
     if not held:
         # The last step's harm was pardoned, its waiting was not: it is still to be proven.
-        return Wait(look.waits) if look.waits else Close()
+        return Wait(waits) if waits else Close()
     return Release(step_size(size, policy, again=pardoned))
 
 

@@ -31,6 +31,7 @@ from backstop.resend.claim import Claimed, Worker, is_paused, take_numbers
 from backstop.resend.judge_again import judge_again
 from backstop.resend.order import ask_people, keep_order
 from backstop.resend.publish import not_published, publish
+from backstop.resend.ramp_policy import NOT_CLAIMED
 from backstop.resend.settle import (
     End,
     end_requests,
@@ -232,7 +233,7 @@ def _send(
         why = next(iter(refused.values())).what
         worker.miss(f"{len(refused)} stubs of shard {topic_shard.shard}", why)
         later = worker.instant() + worker.policy(topic_shard.topic).backoff_base
-        ends |= dict.fromkeys(refused, End(RequestState.OPEN, f"not claimed: {why}", later))
+        ends |= dict.fromkeys(refused, End(RequestState.OPEN, f"{NOT_CLAIMED}{why}", later))
     if not taken:
         return ends
     counts.add("handed_out", len(taken))

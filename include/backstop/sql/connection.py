@@ -64,6 +64,7 @@ _SETTINGS = f"""
         set_config('row_security', 'off', false)
 """
 """With row_security off the server refuses a query from which a policy would hide rows: absence must not be evidence."""
+_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', %s, true)"
 _TURNED_DOWN = (
     errors.InsufficientPrivilege,
     errors.UndefinedTable,
@@ -115,8 +116,15 @@ class PostgresConnection:
             raise self._unavailable(NOT_A_URL)
         return parameters
 
-    def run(self, work: Callable[[Cursor], T], *, commit: bool = True) -> T:
-        """What `work` returns, committed; or with its transaction left open, until `close`.
+    def run(
+        self,
+        work: Callable[[Cursor], T],
+        *,
+        commit: bool = True,
+        lock_timeout: timedelta | None = None,
+    ) -> T:
+        """What `work` returns, committed; or with its transaction left open, until `close`. With a `lock_timeout` it waits no longer
+        than that for a lock, and the driver's LockNotAvailable says so.
 
         `work` may be called again: after a deadlock, and when a connection that was idle turns out to be
         gone before anything was committed. A connection lost during the commit is never repeated here:
@@ -129,6 +137,9 @@ class PostgresConnection:
             try:
                 with self._alarmed() as connection:
                     with connection.cursor() as cursor:
+                        if lock_timeout is not None:
+                            milliseconds = round(lock_timeout.total_seconds() * 1000)
+                            cursor.execute(_LOCK_TIMEOUT, (str(milliseconds),))
                         result = work(cursor)
                     if not commit:
                         return result
@@ -148,6 +159,11 @@ class PostgresConnection:
                 # The driver files it under OperationalError; the server is there, and refuses this statement each time.
                 self._roll_back()
                 raise self._unavailable(f"it refused: {_first_line(error)}", refused=True) from None
+            except errors.LockNotAvailable as error:
+                self._roll_back()
+                if lock_timeout is not None:
+                    raise
+                raise self._unavailable(_first_line(error)) from None
             except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
                 gone = self._connection is None or self._connection.closed != 0
                 self.close()

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from backstop.model.errors import StoreUnavailable
 from backstop.model.mask_secrets import mask_secrets
 from backstop.sql.connection import AFTER_REFUSAL, CONNECT_TIMEOUT, GRACE, STATEMENT_TIMEOUT
-from backstop.sql.run import is_deadlock
+from backstop.sql.run import is_deadlock, is_lock_refused
 
 T = TypeVar("T")
 
@@ -34,6 +34,7 @@ _SESSION = (
 )
 _READ = ("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",)
 _CHANGE = ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION")
+_LOCK_TIMEOUT = "SET SESSION innodb_lock_wait_timeout = {}"
 _TRIES = 4
 _OPTIONAL = {
     "max_statement_time": "SET SESSION max_statement_time = %(seconds)s",  # MariaDB's
@@ -117,10 +118,10 @@ class MysqlConnection:
             self.close()  # rows that are still on their way would be the next statement's answer
             raise
 
-    def change(self, work: Callable[[Any], T]) -> T:
+    def change(self, work: Callable[[Any], T], *, lock_timeout: timedelta | None = None) -> T:
         """What `work` returns, committed; it may be called again, after a deadlock. Each of its statements sees what is committed
         when it begins, and locks the rows that it finds and no gap between them. Raises StoreUnavailable; the driver's error
-        where the server refuses a row.
+        where the server refuses a row, or a lock within the `lock_timeout` (whole seconds; null: the server's own).
 
         A connection that is lost during the commit is never tried again: the rows say what became of it.
         """
@@ -129,6 +130,7 @@ class MysqlConnection:
             try:
                 connection = self._begin(pymysql, _CHANGE)
                 with connection.cursor() as cursor:
+                    cursor.execute(_LOCK_TIMEOUT.format(_whole_seconds(lock_timeout)))
                     result = work(cursor)
                     self._require_primary(cursor)
                 connection.commit()
@@ -145,6 +147,9 @@ class MysqlConnection:
                 if error.args[:1] and error.args[0] in _REFUSED_ROWS:
                     self._connection.rollback()
                     raise  # a row is at fault, and the server is not away
+                if lock_timeout is not None and is_lock_refused(error):
+                    self._connection.rollback()
+                    raise
                 raise self._unavailable(error) from None
             except pymysql.err.ProgrammingError as error:
                 if error.args[:1] and error.args[0] in _REFUSED | _REFUSED_LOGINS:
@@ -301,6 +306,10 @@ def server_of(cursor: Any) -> str:
     ((started,),) = cursor.fetchall()
     names = ("hostname", "port", "server_id", "server_uuid", "server_uid")
     return " ".join([*(known.get(name, "-") for name in names), str(started)])
+
+
+def _whole_seconds(lock_timeout: timedelta | None) -> str:
+    return "DEFAULT" if lock_timeout is None else str(max(1, round(lock_timeout.total_seconds())))
 
 
 def _is_mariadb(cursor: Any) -> bool:

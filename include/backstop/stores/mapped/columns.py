@@ -14,6 +14,12 @@ from backstop.stores.mapped.states import log_kind, stub_state
 
 CHECKS_JSON = 160_000
 """The server version that can say whether a text is JSON before it is read as such."""
+_UNHELD = (
+    r"(?<!\\)((?:\\\\)*)\\u0000",
+    r"(?<!\\)((?:\\\\)*)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})",
+    r"(?<!\\)(?<!\\u[dD][89abAB][0-9a-fA-F]{2})((?:\\\\)*)\\u[dD][c-fC-F][0-9a-fA-F]{2}",
+)
+"""Escapes in a JSON text, behind an even number of backslashes: a NUL, and either half of a surrogate pair without the other."""
 _MICROS = (
     "CASE WHEN {at} IS NOT NULL THEN (extract(epoch FROM greatest(timestamptz '0001-01-01 00:00:00+00',"
     " least({at}, timestamptz '9000-01-01 00:00:00+00'))) * 1000000)::bigint END"
@@ -151,9 +157,13 @@ def _part(column: str, version: int) -> str:
         return f"t.{_quoted(name)}"
     document = f"t.{_quoted(name)}::text"
     read = f"{document}::json #> ARRAY[{', '.join(map(_literal, path))}]"
-    if version < CHECKS_JSON:
-        return read
-    return f"CASE WHEN pg_input_is_valid({document}, 'json') THEN {read} END"
+    # The server checks the form of `json` alone, and then fails at a character that it cannot hold.
+    readable = (
+        f"{_mended(document)} = {document}"
+        if version < CHECKS_JSON
+        else f"pg_input_is_valid({document}, 'jsonb')"
+    )
+    return f"CASE WHEN {readable} THEN {read} END"
 
 
 def _captured_rows(mapping: StubMapping) -> str:
@@ -252,12 +262,26 @@ def _text(column: str, version: int) -> str:
     name, *path = column.split(".")
     if not path:
         return f"t.{_quoted(name)}::text"
-    document = f"t.{_quoted(name)}::text"
-    read = f"{document}::jsonb #>> ARRAY[{', '.join(map(_literal, path))}]"
+    document, at = f"t.{_quoted(name)}::text", f"#>> ARRAY[{', '.join(map(_literal, path))}]"
+    mended = _mended(document)
+    # An id that was itself mended may be any: it has no text.
+    read_mended = rf"substring({mended}::jsonb {at} FROM E'^[^\\x1a]*$')"
     if version < CHECKS_JSON:
-        return f"({read})"
+        return f"CASE WHEN strpos({document}, E'\\\\u') = 0 THEN {document}::jsonb {at} ELSE {read_mended} END"
     # A row whose text is no JSON costs itself, not the statement.
-    return f"CASE WHEN pg_input_is_valid({document}, 'jsonb') THEN {read} END"
+    return (
+        f"CASE WHEN pg_input_is_valid({document}, 'jsonb') THEN {document}::jsonb {at}"
+        f" WHEN pg_input_is_valid({mended}, 'jsonb') THEN {read_mended} END"
+    )
+
+
+def _mended(document: str) -> str:
+    """The JSON with U+001A in place of each character that PostgreSQL cannot hold, though anybody else reads the rest: a NUL, or half
+    of a surrogate pair, as programs write a text that was cut."""
+    for pattern in _UNHELD:
+        written = pattern.replace("\\", "\\\\")
+        document = rf"regexp_replace({document}, E'{written}', E'\\1\\\\u001a', 'g')"
+    return document
 
 
 def _instant(mapping: StubMapping | LogMapping, column: str) -> str:

@@ -23,6 +23,11 @@ _LARGE = frozenset({"tinytext", "text", "mediumtext", "longtext", "json", "geome
 _BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
 _TEXTS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
 _TIMES = frozenset({"timestamp", "datetime", "date"})
+_HALVES = (
+    r"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})",
+    r"(?<!\\)(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}",
+)
+_MENDED = "X'EFBFBD'"
 _INTEGERS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
 """Their bits."""
 _CODECS = {
@@ -173,10 +178,12 @@ class Writer:
         its, value = self._types[name.lower()], f"t.{quoted(name)}"
         text = f"CONVERT({value} USING utf8mb4)"
         if path:
-            read = f"JSON_EXTRACT({text}, {_json_path(path)})"
-            field = f"CASE WHEN JSON_TYPE({read}) = 'NULL' THEN NULL ELSE JSON_UNQUOTE({read}) END"
-            # A row whose text is no JSON costs itself, not the statement.
-            return f"CASE WHEN JSON_VALID({text}) THEN {field} END"
+            mended = _mended(text)
+            # A row whose text is no JSON costs itself, not the statement; an id that was itself mended may be any.
+            return (
+                f"CASE WHEN JSON_VALID({text}) THEN {_field(text, path)} WHEN JSON_VALID({mended})"
+                f" AND INSTR(CAST({_field(mended, path)} AS BINARY), {_MENDED}) = 0 THEN {_field(mended, path)} END"
+            )
         if its.kind == "bit" or "zerofill" in its.written:  # without the zeros before it
             return f"CAST({value} + 0 AS CHAR)"
         if its.kind in _BYTES:
@@ -335,6 +342,20 @@ def as_text(value: bytes | None) -> str | None:
 def _bytes(texts: Sequence[str]) -> list[bytes | None]:
     """For IN, which takes no empty list: NULL is equal to nothing."""
     return [text.encode() for text in texts] or [None]
+
+
+def _field(document: str, path: Sequence[str]) -> str:
+    read = f"JSON_EXTRACT({document}, {_json_path(path)})"
+    return f"CASE WHEN JSON_TYPE({read}) = 'NULL' THEN NULL ELSE JSON_UNQUOTE({read}) END"
+
+
+def _mended(document: str) -> str:
+    """The JSON with U+FFFD in place of each half of a surrogate pair without the other, as programs write a text that was cut: the
+    server takes such a text for no JSON, though anybody else reads the rest. One right behind a backslash is left."""
+    for pattern in _HALVES:
+        text = f"CONVERT(X'{pattern.encode().hex()}' USING utf8mb4)"
+        document = f"REGEXP_REPLACE({document}, {text}, CONVERT({_MENDED} USING utf8mb4))"
+    return document
 
 
 def _json_path(path: Sequence[str]) -> str:

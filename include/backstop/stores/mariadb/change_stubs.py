@@ -86,6 +86,17 @@ def recover(
     return found
 
 
+def held(cursor: Any, keys: Iterable[Key]) -> set[Key]:
+    """Those of these messages whose row another transaction holds; the others are locked until this one ends."""
+    found: set[Key] = set()
+    for values, by_id in by_topic(list(keys)):
+        given = {**values, "ids": listed(by_id)}
+        there = _held(cursor, SQL["present"], given)
+        free = _held(cursor, f"{SQL['hold_any']} {SQL['skip_locked']}", given)
+        found |= {by_id[one] for one in {*there} - {*free}}
+    return found
+
+
 def claim(cursor: Any, claims: Sequence[Claim]) -> list[Sequence[Any]]:
     """Rows of content_columns of the messages whose number was handed out; each key once."""
     rows = {one.key: _claimed(one) for one in claims}

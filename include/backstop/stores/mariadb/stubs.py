@@ -14,6 +14,7 @@ from backstop.model.errors import ContentErased, StoreFailed
 from backstop.model.records import Attempt, Key, Message, Stub
 from backstop.sql.connection import BULK_TIMEOUT, STATEMENT_TIMEOUT, storable
 from backstop.sql.mysql import MysqlConnection, server_of
+from backstop.stores.locked_rows import change_rows
 from backstop.stores.mariadb import change_stubs
 from backstop.stores.mariadb.change_stubs import SQL, change_one, rows_of_keys
 from backstop.stores.mariadb.check import PRODUCER, check
@@ -255,13 +256,26 @@ class MariaStubs:
 
     # What is changed
 
+    def _change(self, keys: Sequence[Key], work: Callable[[Any], T]) -> T:
+        """What `work` returns, committed. Raises RowsLocked, with those of these rows that another transaction holds."""
+
+        def held() -> set[Key]:
+            return self._connection.change(lambda cursor: change_stubs.held(cursor, keys))
+
+        return change_rows(
+            self._subject,
+            lambda patience: self._connection.change(work, lock_timeout=patience),
+            held,
+        )
+
     def claim(self, claims: Sequence[Claim]) -> dict[Key, Message]:
         refuse_two_numbers(claims)
         if not claims:
             return {}
         # A row that cannot be sent undoes its number.
-        taken = self._connection.change(
-            lambda cursor: [*map(message_of, change_stubs.claim(cursor, claims))]
+        taken = self._change(
+            [one.key for one in claims],
+            lambda cursor: [*map(message_of, change_stubs.claim(cursor, claims))],
         )
         return {message.key: message for message in taken}
 
@@ -272,7 +286,10 @@ class MariaStubs:
     def settle(self, settlements: Sequence[Settlement]) -> set[Key]:
         if not settlements:
             return set()
-        return self._connection.change(lambda cursor: change_stubs.settle(cursor, settlements))
+        return self._change(
+            [one.key for one in settlements],
+            lambda cursor: change_stubs.settle(cursor, settlements),
+        )
 
     def recover(self, limit: int, max_send_seconds: float | None = None) -> list[Key]:
         late = [key_of(row) for row in self._connection.rows(SQL["late"], {"limit": limit})]
@@ -292,8 +309,8 @@ class MariaStubs:
         return [key_of(row) for row in self._connection.rows(SQL["late_behind"], values)]
 
     def recover_of(self, keys: Sequence[Key], max_send_seconds: float) -> list[Key]:
-        return self._connection.change(
-            lambda cursor: change_stubs.recover(cursor, keys, max_send_seconds)
+        return self._change(
+            keys, lambda cursor: change_stubs.recover(cursor, keys, max_send_seconds)
         )
 
     def promote(
@@ -307,13 +324,14 @@ class MariaStubs:
         moved = 0
         for start in range(0, len(outcomes), _PROMOTED):
             given = StubOutcomes.of(outcomes[start : start + _PROMOTED])
-            moved += self._connection.change(
+            moved += self._change(
+                [one.key for one in given],
                 partial(
                     change_stubs.promote,
                     outcomes=given,
                     values=values,
                     before_commit=before_commit,
-                )
+                ),
             )
         return moved
 

@@ -177,6 +177,12 @@ SELECT s.message_id FROM {of_keys} WHERE s.attempt_token IS NOT NULL AND s.attem
 -- name: skip_locked: ... but for those in somebody's hands
 SKIP LOCKED;
 
+-- name: present: of some messages those that have a row
+SELECT s.message_id FROM {of_keys};
+
+-- name: hold_any: the same, locked
+SELECT s.message_id FROM {of_keys} FOR UPDATE;
+
 -- name: date_late: ... when each may have begun to send at the latest; the rule adds max_send_duration to it
 UPDATE {of_keys} SET
     s.attempted_at = GREATEST(s.attempted_at, s.attempt_deadline - INTERVAL %(max_send)s MICROSECOND), s.updated_at = UTC_TIMESTAMP(6);

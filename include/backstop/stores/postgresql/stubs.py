@@ -20,6 +20,7 @@ from backstop.model.records import Attempt, Key, Message, Outcome, Stub
 from backstop.sql.array_literal import array_literal
 from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, columns
 from backstop.sql.named import load
+from backstop.stores.locked_rows import change_rows
 from backstop.stores.postgresql.check import check
 from backstop.stores.postgresql.privileges import PRODUCER
 from backstop.stores.postgresql.scan import scan
@@ -73,7 +74,8 @@ class PostgresStubs:
         """`patience`: so long may a statement take. `schema`: where the tables are; null: wherever the login finds them."""
         self._shard = shard
         self._sql = _SQL if schema is None else _within(schema)
-        self._connection = PostgresConnection(f"shard {shard}", url, statement_timeout=patience)
+        self._subject = f"shard {shard}"
+        self._connection = PostgresConnection(self._subject, url, statement_timeout=patience)
 
     def __repr__(self) -> str:
         return f"PostgresStubs({self._shard})"
@@ -281,7 +283,9 @@ class PostgresStubs:
         refuse_two_numbers(claims)
         if not claims:
             return {}
-        return self._connection.run(lambda cursor: self.claim_within(cursor, claims))
+        return self._change(
+            [claim.key for claim in claims], lambda cursor: self.claim_within(cursor, claims)
+        )
 
     def unsendable(self, keys: Iterable[Key]) -> dict[Key, StoreFailed]:
         erased = [Key(*row) for row in self._by_key("erased", keys)]
@@ -360,10 +364,8 @@ class PostgresStubs:
                 token, str(outcome), broker, at.epoch, stored_error, max_send_seconds
             )
             rows.append((*key, number, at.queue_id, at.offset, broker_message_id, place))
-        return self._changed(
-            self._sql["by_key"] + "; " + self._sql["settle"],
-            {**columns(rows, names), "terms": terms.text()},
-        )
+        values = {**columns(rows, names), "terms": terms.text()}
+        return self._change([one.key for one in settlements], partial(self._settle, values))
 
     def recover(self, limit: int, max_send_seconds: float | None = None) -> list[Key]:
         values = {"limit": limit, "max_send_seconds": max_send_seconds}
@@ -378,8 +380,12 @@ class PostgresStubs:
 
     def recover_of(self, keys: Sequence[Key], max_send_seconds: float) -> list[Key]:
         values = {**columns(keys, ("topics", "message_ids")), "max_send_seconds": max_send_seconds}
-        statement = f"{self._sql['late_of_keys']} {self._sql['recover']}"
-        return [Key(*row) for row in self._connection.rows(statement, values)]
+
+        def work(cursor: Cursor) -> list[Key]:
+            cursor.execute(f"{self._sql['late_of_keys']} {self._sql['recover']}", values)
+            return [Key(*row) for row in cursor.fetchall()]
+
+        return self._change(keys, work)
 
     def promote(
         self,
@@ -392,7 +398,10 @@ class PostgresStubs:
         for start in range(0, len(outcomes), _PROMOTED):
             given = StubOutcomes.of(outcomes[start : start + _PROMOTED])
             values = {"as_of": as_of, "own_as_of": own_as_of or as_of}
-            moved += self._connection.run(partial(self._promote, given, values, before_commit))
+            moved += self._change(
+                [Key(*key) for key in zip(*given.columns[:2], strict=True)],
+                partial(self._promote, given, values, before_commit),
+            )
         return moved
 
     def _promote(
@@ -489,6 +498,22 @@ class PostgresStubs:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _change(self, keys: Sequence[Key], work: Callable[[Cursor], T]) -> T:
+        """What `work` returns, committed. Raises RowsLocked, with those of these rows that another transaction holds."""
+
+        def held() -> set[Key]:
+            values = columns(keys, ("topics", "message_ids"))
+            statement = self._sql["by_key"] + "; " + self._sql["held"]
+            return {Key(*row) for row in self._connection.rows(statement, values)}
+
+        return change_rows(
+            self._subject, lambda patience: self._connection.run(work, lock_timeout=patience), held
+        )
+
+    def _settle(self, values: Mapping[str, Any], cursor: Cursor) -> set[Key]:
+        cursor.execute(self._sql["by_key"] + "; " + self._sql["settle"], values)
+        return {Key(*row) for row in cursor.fetchall()}
 
     def _keys(self, keys: Iterable[Key]) -> dict[str, str]:
         return columns(self._connection.storable_keys(keys), ("topics", "message_ids"))

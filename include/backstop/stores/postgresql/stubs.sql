@@ -335,6 +335,19 @@ WHERE s.topic = a.topic AND s.message_id = a.message_id
     AND (NOT a.only_when_due OR s.next_check_at <= i.now)
 RETURNING s.topic, s.message_id, s.content, s.headers::text, s.tag, s.ordering_key, s.content_version;
 
+-- name: held: of some messages those whose row another transaction holds; the others are locked until this one ends
+WITH wanted AS MATERIALIZED (
+    SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
+    ORDER BY topic, message_id
+), free AS MATERIALIZED (
+    SELECT s.topic, s.message_id FROM wanted k
+    JOIN message_stub s ON s.topic = k.topic AND s.message_id = k.message_id
+    FOR NO KEY UPDATE OF s SKIP LOCKED
+)
+SELECT s.topic, s.message_id FROM wanted k
+JOIN message_stub s ON s.topic = k.topic AND s.message_id = k.message_id
+EXCEPT SELECT topic, message_id FROM free;
+
 -- name: erased: by key, those whose content was erased on request
 SELECT s.topic, s.message_id
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
@@ -414,7 +427,7 @@ WITH late AS MATERIALIZED (
     WHERE s.attempt_token IS NOT NULL AND s.attempt_deadline <= statement_timestamp()
         AND (s.topic, s.message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[]))
     ORDER BY s.topic, s.message_id
-    FOR UPDATE OF s
+    FOR NO KEY UPDATE OF s
 );
 
 -- name: late_behind: the messages of attempts past their deadline, in key order, behind one of them

@@ -1,0 +1,43 @@
+"""Changes rows without waiting long for a lock, and finds out which of them another transaction holds.
+
+Somebody's forgotten transaction, or a host that is gone, may hold a row for hours: it costs that row, and no other of its shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from datetime import timedelta
+from typing import TypeVar
+
+from backstop.model.errors import RowsLocked, StoreUnavailable
+from backstop.model.records import Key
+from backstop.sql.run import is_lock_refused
+
+T = TypeVar("T")
+
+LOCK_TIMEOUT = timedelta(seconds=5)
+"""A batch of a producer or of a duty holds its rows for milliseconds."""
+_TRIES = 3
+
+
+def change_rows(
+    subject: str, change: Callable[[timedelta], T], held: Callable[[], Collection[Key]]
+) -> T:
+    """What `change` returns, which takes the longest wait for a lock and commits everything or nothing. `held` reads which of its
+    rows another transaction holds now.
+
+    Raises RowsLocked with these, and StoreUnavailable when the locks are no rows', or different ones each time.
+    """
+    for _ in range(_TRIES):
+        try:
+            return change(LOCK_TIMEOUT)
+        except Exception as error:
+            if not is_lock_refused(error):
+                raise
+        if keys := held():
+            raise RowsLocked.of(subject, keys)
+    raise StoreUnavailable(
+        f"{subject[:1].upper()}{subject[1:]} gave no lock within {LOCK_TIMEOUT.total_seconds():g} s, {_TRIES} times.",
+        unaffected="Nothing of this batch was changed.",
+        next_step="Look for long transactions there (pg_stat_activity, SHOW PROCESSLIST); the next run tries again.",
+    )
