@@ -357,7 +357,7 @@ class Overlay:
         if row.kind not in CONTENT_KINDS:
             why = f"its column is {row.kind}, of which the value is not the content"
         elif row.content is None:
-            why = "it is empty, not in the JSON where mapping.content says, or beside a NUL or half a character, which PostgreSQL cannot read"
+            why = "it is empty, not in the JSON where mapping.content says, or beside a NUL or half a character"
         elif headers is None:
             why = "its headers are no JSON object of text that can be sent"
         if why or row.content is None or headers is None:
