@@ -1,5 +1,5 @@
-"""What every test shares: one Spark session (a JVM takes its classpath at its start, so there can be only one kind),
-one RocketMQ for all tests that do not kill it, one PostgreSQL data directory to copy, and the suite's order and budgets."""
+"""What every test shares: one Spark session (a JVM takes its classpath at its start, so there can be only one kind), one PostgreSQL
+and one Valkey for all files that leave them as they are, one RocketMQ for a file, and the suite's order and budgets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -71,17 +72,56 @@ def quick_postgres(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
     """Quick servers (quick_postgres.py), but for files that test how the server itself is made (`REAL_INITDB = True`)."""
-    from backstop_lab.servers import postgres
-
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if hasattr(request.config, "workerinput") else base
-    with pytest.MonkeyPatch.context() as patch:
-        if not getattr(request.module, "REAL_INITDB", False):
-            made = copied_data(shared / "pg", postgres.Postgres._make_data)
-            patch.setattr(postgres.Postgres, "_make_data", made)
-            patch.setattr(postgres.Postgres, "__exit__", end_at_once)
+    is_real = getattr(request.module, "REAL_INITDB", False)
+    with nullcontext() if is_real else quickly_made(request.config, tmp_path_factory):
         yield
     close_sessions()
+
+
+@contextmanager
+def quickly_made(config: pytest.Config, folders: pytest.TempPathFactory) -> Iterator[None]:
+    """Servers of PostgreSQL that start meanwhile are copies, and end at once."""
+    from backstop_lab.servers.postgres import Postgres
+
+    base = folders.getbasetemp()
+    shared = base.parent if hasattr(config, "workerinput") else base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Postgres, "_make_data", copied_data(shared / "pg", Postgres._make_data))
+        patch.setattr(Postgres, "__exit__", end_at_once)
+        yield
+
+
+@pytest.fixture(scope="session")
+def postgres(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """One server with the templates of `system` for all files of a worker, but for those that stop, configure or fill theirs: they
+    have a fixture of this name."""
+    from backstop_lab.servers.postgres import Postgres
+    from system import build_template
+
+    server = Postgres(tmp_path_factory.mktemp("postgres"))
+    with quickly_made(request.config, tmp_path_factory):
+        server.start()
+    try:
+        build_template(server)
+        yield server
+    finally:
+        end_at_once(server)
+
+
+@pytest.fixture(scope="session")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One server likewise; each `system` empties it."""
+    from backstop_lab.servers.valkey import Valkey
+
+    with Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def servers(postgres: Any, valkey: Any) -> tuple[Any, Any]:
+    return postgres, valkey
 
 
 @pytest.fixture(scope="session")

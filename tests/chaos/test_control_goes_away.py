@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg2
@@ -13,17 +12,7 @@ from backstop.reconcile.run_once import run_once as reconcile
 from backstop.resend import run_once
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from system import System, build_template, system
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with (
-        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
-    ):
-        build_template(postgres)
-        yield postgres, valkey
+from system import System, system
 
 
 def throw_out(world: System, admin: str) -> None:

@@ -24,18 +24,11 @@ from backstop.triage.drain.drain import Bounds, drain_all
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from forked import run_forked
-from system import System, build_template, settings_dict, system
+from system import System, settings_dict, system
 
 CHILD = Path(__file__).with_name("drain_killed_child.py")
 LETTERS, PAGE = 100, 20
 DEAD = Keys().dead("orders", "billing")
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
-        build_template(server)
-        yield server
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -22,20 +22,10 @@ from forked import run_forked
 from maria_stubs import KIND, moved
 from maria_world import MariaDatabase, maria_server
 from mariadb import MariaDB
-from system import System, build_template, settings_dict, system
+from system import System, settings_dict, system
 
 __all__ = ["maria_server"]
 CHILD = Path(__file__).with_name("promote_killed_child.py")
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with (
-        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
-    ):
-        build_template(postgres)
-        yield postgres, valkey
 
 
 def no_audit(run: Run, suites: Sequence[str]) -> None:

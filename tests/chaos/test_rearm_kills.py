@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from forked import run_forked
 from rearm_world import make_repaired, repair_settings
-from system import build_template, settings_dict, system
+from system import settings_dict, system
 
 # Around the request's claim, within and around the number with the row, and around what ends both once the relay has sent.
 CLAIMING = [
@@ -37,16 +36,6 @@ CLAIMING = [
     "claim after",
 ]
 SETTLING = ["settle before", "settle after", "end before", "end after"]
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with (
-        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
-    ):
-        build_template(postgres)
-        yield postgres, valkey
 
 
 @pytest.mark.parametrize("boundary", CLAIMING + SETTLING)

@@ -20,10 +20,9 @@ from backstop.model.errors import AuditFailed, ConfigurationError, Unavailable
 from backstop_lab.servers.ports import free_port
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from retention_world import emptied, servers
+from retention_world import emptied
 from system import ROLES, System, settings_dict, system
 
-__all__ = ["servers"]
 TODAY, YESTERDAY = 0, 1
 
 

@@ -16,14 +16,6 @@ from backstop.reconcile.run_once import run_once
 from backstop.runs.run import Run
 from backstop_lab.chaos.tcp_proxy import Proxy
 from backstop_lab.servers.postgres import Postgres
-from system import build_template
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
-        build_template(server)
-        yield server
 
 
 @pytest.fixture(scope="module")

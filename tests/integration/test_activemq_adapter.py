@@ -32,19 +32,12 @@ from backstop.model.errors import BrokerUnavailable, ConfigurationError, Contrac
 from backstop.model.records import ID_HEADER, Counts, Message, Outcome
 from backstop_lab.servers.ports import LOOPBACK
 from backstop_lab.servers.postgres import Postgres
-from system import build_template, settings_dict
+from system import settings_dict
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("activemq")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as running:
-        build_template(running)
         yield running
 
 

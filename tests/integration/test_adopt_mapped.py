@@ -25,20 +25,7 @@ from backstop_lab.servers.valkey import Valkey
 from mapped_world import LIBRARIES, SERVERS, make_mapped, settings_of
 from mariadb import MariaDB
 from rearm_world import REARMED, Repaired, repair_settings, run_as_dba
-from system import build_template, settings_dict, system
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
-        build_template(server)
-        yield server
-
-
-@pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as server:
-        yield server
+from system import settings_dict, system
 
 
 @pytest.fixture(scope="module")

@@ -25,10 +25,9 @@ from backstop.sql.named import load
 from backstop_lab.servers.ports import free_port
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from retention_world import emptied, servers
+from retention_world import emptied
 from system import System, system
 
-__all__ = ["servers"]
 BEFORE, AFTER = timedelta(seconds=20), timedelta(seconds=70)
 """Around midnight: a test takes less than the first, and what it writes is a minute old."""
 A_RUN = """

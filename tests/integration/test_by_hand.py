@@ -22,7 +22,7 @@ from backstop.runs.scope import name_of, scope_of
 from backstop.stores.protocol import Scope
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from system import System, build_template, system
+from system import System, system
 
 NOW = datetime.now(UTC)
 
@@ -39,19 +39,6 @@ def early() -> Scope:
 def late() -> Scope:
     """Since."""
     return Scope(["orders"], datetime.now(UTC) - timedelta(minutes=8), datetime.now(UTC))
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
-        build_template(server)
-        yield server
-
-
-@pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as server:
-        yield server
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from backstop.runs.run import close_run, open_run
 from backstop.watch.add_up import add_up
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from system import System, build_template, system
+from system import System, system
 
 COUNTED = {
     "dead_letter": """SELECT coalesce(topic, '*'), coalesce(consumer_group, '*'), state, category, cause_id, NULL::date, count(*)
@@ -26,16 +26,6 @@ COUNTED = {
 }
 TALLIED = """SELECT topic, consumer_group, state, category, cause_id, day, sum(number)::bigint FROM tally WHERE subject = %s
     GROUP BY 1, 2, 3, 4, 5, 6 HAVING sum(number) <> 0"""
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with (
-        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
-    ):
-        build_template(postgres)
-        yield postgres, valkey
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ from backstop.watch.due_trigger import SILENT_AFTER, judge_silence, judge_unseen
 from backstop.watch.run_once import run_once
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from system import System, build_template, system
+from system import System, system
 
 SECONDS = timedelta(seconds=1)
 A_REQUEST = """
@@ -61,16 +61,6 @@ A_LETTER = """
     SELECT batch_id, 'embedded', 'q', '1', 'orders', 'm', '{{}}', 'c', 1, '{state}',
         CASE WHEN '{state}' = 'discarded' THEN now() END, '{{"log": 1}}', 'triage' FROM b
 """
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with (
-        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
-    ):
-        build_template(postgres)
-        yield postgres, valkey
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ from backstop.watch.run_once import Watched
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from letters import INSERT, values
-from system import System, build_template, settings_dict, system
+from system import System, settings_dict, system
 
 GROUPS = {
     "billing": {
@@ -88,16 +88,6 @@ class Addresses(Connections):
                 f"There is no connection {ref}.", unaffected="", next_step="Name another."
             )
         return self.urls[ref]
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with (
-        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
-    ):
-        build_template(postgres)
-        yield postgres, valkey
 
 
 @pytest.fixture

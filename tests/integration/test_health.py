@@ -29,7 +29,7 @@ from backstop.watch.sample_groups import forget
 from backstop.watch.samples import QueueSample
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from system import System, build_template, settings_dict, system
+from system import System, settings_dict, system
 
 DAY = 86400.0
 TIMES = {
@@ -44,16 +44,6 @@ TIMES = {
     "billing_db": {"consumer_log": ("first_received_at",)},
     "shipping_db": {"consumer_log": ("first_received_at",)},
 }
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with (
-        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
-    ):
-        build_template(postgres)
-        yield postgres, valkey
 
 
 class Watch:

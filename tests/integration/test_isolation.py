@@ -49,7 +49,7 @@ from backstop.verdicts.evaluate import Engine
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from broken_checks import broken_checks
-from system import System, build_template, system
+from system import System, system
 
 INSTANTS = (
     "infinity",
@@ -98,19 +98,6 @@ STATUSES = ("pending", "confirmed", "exhausted", "voided", "no_taker")
 
 class Odd(Exception):
     """What nobody foresaw."""
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
-        build_template(server)
-        yield server
-
-
-@pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as server:
-        yield server
 
 
 @pytest.fixture

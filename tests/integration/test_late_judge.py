@@ -21,19 +21,9 @@ from backstop.schema.revisions import revisions, version_table
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from backstop_lab.shop.wait_for import wait_for
-from system import System, build_template, system
+from system import System, system
 
 JUDGED = ("stub_contract", "log_contract", "verdicts")
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with (
-        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
-    ):
-        build_template(postgres)
-        yield postgres, valkey
 
 
 @pytest.fixture

@@ -17,20 +17,7 @@ from live_tables import LIVE, REARMED_LIVE, JavaShop, eventuate, live_library, m
 from mapped_world import SERVERS, Mapped, make_mapped, settings_of
 from mariadb import MariaDB
 from rearm_world import repair_settings
-from system import build_template, settings_dict, system
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
-        build_template(server)
-        yield server
-
-
-@pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as server:
-        yield server
+from system import settings_dict, system
 
 
 @pytest.fixture(scope="module")

@@ -23,22 +23,9 @@ from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from mapped_world import ON_MARIADB, Mapped, connect_mariadb, make_mapped, settings_of
 from mariadb import PASSWORD, MariaDB
-from system import build_template, system
+from system import system
 
 Open = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
-        build_template(server)
-        yield server
-
-
-@pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -32,25 +32,12 @@ from backstop_lab.servers.mongodb import MongoServer
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from mapped_world import ON_MONGODB, Mapped, connect_mongodb, make_mapped, settings_of
-from system import System, build_template, system
+from system import System, system
 
 Open = Callable[..., Any]
 LOWER = "0f8fad5b-d9cb-469f-a165-70867728950e"
 OBJECT_ID = "65f1a2b3c4d5e6f708192a3b"
 CONNECT_TIMEOUT = "backstop.stores.mapped.mongodb_connection.CONNECT_TIMEOUT"
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
-        build_template(server)
-        yield server
-
-
-@pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

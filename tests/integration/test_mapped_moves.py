@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
 import redis
 
 from backstop.brokers.open import open_broker
@@ -22,26 +21,13 @@ from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from mapped_world import LIBRARIES, Mapped, make_mapped, settings_of
 from rearm_world import make_repaired, repair_settings
-from system import System, build_template, settings_dict, system
+from system import System, settings_dict, system
 
 AHEAD, LOST, ASKED = (
     ("BACKLOGGED", "ahead_of_group"),
     ("LOST", "passed_over"),
     ("UNKNOWN", "new_epoch"),
 )
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
-        build_template(server)
-        yield server
-
-
-@pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as server:
-        yield server
 
 
 @contextmanager

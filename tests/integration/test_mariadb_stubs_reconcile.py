@@ -26,20 +26,10 @@ from maria_stubs import moved
 from maria_world import MariaDatabase, maria_server
 from mariadb import MariaDB
 from scan_world import fill, in_parts, staged
-from system import System, build_template, system
+from system import System, system
 
 __all__ = ["in_parts", "maria_server"]
 POLICY = {"unknown_horizon": "9m"}
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with (
-        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
-    ):
-        build_template(postgres)
-        yield postgres, valkey
 
 
 @pytest.fixture

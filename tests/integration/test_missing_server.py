@@ -22,22 +22,9 @@ from backstop.triage.drain.drain import drain_all
 from backstop.watch.sample_groups import History, take_sample
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from system import System, build_template, system
+from system import System, system
 
 LOST, UNSENT = ("LOST", "passed_over"), ("UNSENT", "not_stored")
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
-        build_template(server)
-        yield server
-
-
-@pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as server:
-        yield server
 
 
 @pytest.fixture

@@ -16,20 +16,10 @@ from backstop_lab.servers.valkey import Valkey
 from maria_stubs import KIND, moved
 from maria_world import maria_server
 from mariadb import MariaDB
-from system import System, build_template, settings_dict, system
+from system import System, settings_dict, system
 
 __all__ = ["maria_server"]
 BOTH = {"shop_a": {"connection": "shop_a"}, "shop_b": {"connection": "shop_b"}}
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with (
-        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
-    ):
-        build_template(postgres)
-        yield postgres, valkey
 
 
 @pytest.fixture

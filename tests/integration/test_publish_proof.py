@@ -31,7 +31,7 @@ from backstop.runs.run import Run, close_run, open_run
 from backstop.sql.named import load
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from system import System, build_template, system
+from system import System, system
 
 SAVE = load("backstop.reconcile", "queries.sql")["save_proof"]
 OWN = """
@@ -42,16 +42,6 @@ expectations:
     type: expect_column_values_to_be_in_set
     kwargs: {column: answer, value_set: [lost]}
 """
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Valkey]]:
-    with (
-        Postgres(tmp_path_factory.mktemp("postgres")) as postgres,
-        Valkey(tmp_path_factory.mktemp("valkey"), appendfsync="everysec") as valkey,
-    ):
-        build_template(postgres)
-        yield postgres, valkey
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -112,29 +113,38 @@ def test_a_large_batch_begins_with_a_canary_and_grows_only_by_what_was_confirmed
     assert set(ramped.copies().values()) == {1} and ramped.requests() == {"sent": 20}
 
 
+@contextmanager
+def refusing(world: World, last: str) -> Iterator[None]:
+    """The shard refuses every change of the messages up to this one."""
+    world.sql(
+        "producer_a",
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;"
+        f" CREATE TRIGGER refuse BEFORE UPDATE ON message_stub FOR EACH ROW WHEN (NEW.message_id <= '{last}')"
+        " EXECUTE FUNCTION refuse()",
+    )
+    try:
+        yield
+    finally:
+        world.sql("producer_a", "DROP TRIGGER refuse ON message_stub; DROP FUNCTION refuse")
+
+
 def test_a_row_that_its_shard_refuses_delays_no_step_and_proves_none(ramped: World) -> None:
     wanted = asked(ramped, 20)
-    refuses = (
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;"
-        " CREATE TRIGGER refuse BEFORE UPDATE ON message_stub FOR EACH ROW WHEN (NEW.message_id <= '{last}')"
-        " EXECUTE FUNCTION refuse()"
-    )
-    ramped.sql("producer_a", refuses.format(last=wanted[3]))
-    for _ in range(2):
+    with refusing(ramped, wanted[3]):
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="not this one"):
+                ramped.resend()
+            ramped.sql("control", "UPDATE resend_request SET not_before = now() WHERE NOT held")
+        assert out(ramped) == [], "nothing of the first step went out, and nothing else either"
+        assert batch(ramped)["released"] == CANARY
+
+    with refusing(ramped, wanted[0]):
         with pytest.raises(Unavailable, match="not this one"):
             ramped.resend()
-        ramped.sql("control", "UPDATE resend_request SET not_before = now() WHERE NOT held")
-    assert out(ramped) == [], "nothing of the first step went out, and nothing else either"
-    assert batch(ramped)["released"] == CANARY
-
-    ramped.sql("producer_a", "DROP TRIGGER refuse ON message_stub; DROP FUNCTION refuse")
-    ramped.sql("producer_a", refuses.format(last=wanted[0]))
-    with pytest.raises(Unavailable, match="not this one"):
+        assert out(ramped) == wanted[1:4]
+        confirm(ramped, *wanted[1:4])
         ramped.resend()
-    assert out(ramped) == wanted[1:4]
-    confirm(ramped, *wanted[1:4])
-    ramped.resend()
-    assert out(ramped) == wanted[1:12]
+        assert out(ramped) == wanted[1:12]
 
 
 def test_one_topics_batch_does_not_hold_up_another_topic(ramped: World) -> None:

@@ -26,10 +26,8 @@ from backstop.stores.purge import FIRST_LOG, FIRST_STUB
 from backstop_lab.servers.ports import free_port
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from retention_world import emptied, servers
+from retention_world import emptied
 from system import System, settings_dict, system
-
-__all__ = ["servers"]
 
 OLD = timedelta(days=2)
 """Longer than the policy of these tests keeps anything (a day)."""

@@ -14,10 +14,8 @@ import pytest
 from backstop.retention.run_once import run_duty
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from retention_world import emptied, servers
+from retention_world import emptied
 from system import System, system
-
-__all__ = ["servers"]
 
 
 @pytest.fixture(scope="module")

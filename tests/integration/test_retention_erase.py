@@ -28,10 +28,8 @@ from backstop.retention.erase import NOT_REACHED, Erased, erase
 from backstop_lab.servers.ports import free_port
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from retention_world import emptied, servers
+from retention_world import emptied
 from system import System, settings_dict, system
-
-__all__ = ["servers"]
 
 SECRET = b"name and address of a customer"
 

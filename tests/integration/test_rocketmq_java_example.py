@@ -30,7 +30,7 @@ from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.share_classes import shared_classes
 from rocketmq_java import JavaPeer
 from rocketmq_server import RocketMQ
-from system import build_template, settings_dict
+from system import settings_dict
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "java"
 LEASE_SECONDS, MAX_SEND_SECONDS, ATTEMPT_SECONDS, FIRST_CHECK_SECONDS = 13, 10, 15, 12
@@ -159,13 +159,6 @@ class Shop:
             "UPDATE message_stub SET next_check_at = now() - interval '1 s' WHERE status = 'pending'",
         )
         return run_once(self.settings, self.connections, lambda: spark, no_audit)
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
-        build_template(server)
-        yield server
 
 
 @pytest.fixture

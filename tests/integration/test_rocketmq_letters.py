@@ -28,7 +28,6 @@ from backstop_lab.servers.postgres import Postgres
 from rocketmq_java import JavaPeer
 from rocketmq_letters_world import World, put, until, world_of
 from rocketmq_server import RocketMQ as Server
-from system import build_template
 
 pytestmark = pytest.mark.other_broker
 
@@ -49,13 +48,6 @@ KIB = 1024
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("rocketmq"), settings=SETTINGS) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    with Postgres(tmp_path_factory.mktemp("postgres")) as running:
-        build_template(running)
         yield running
 
 

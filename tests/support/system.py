@@ -91,11 +91,11 @@ def keep_shape(postgres: Postgres, database: str, kind: str) -> None:
         connection.cursor() as cursor,
     ):
         cursor.execute(SHAPE)
-        SHAPES[kind] = cursor.fetchall()
+        SHAPES.setdefault(postgres, {})[kind] = cursor.fetchall()
 
 
-SHAPES: dict[str, Any] = {}
-"""By kind of database (control, producer, consumer): its SHAPE before any test."""
+SHAPES: WeakKeyDictionary[Postgres, dict[str, Any]] = WeakKeyDictionary()
+"""By server and kind of database (control, producer, consumer): its SHAPE before any test."""
 FILLED = """
 SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind = 'r' AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema' AND pg_relation_size(c.oid) > 0
@@ -328,7 +328,9 @@ def is_empty_again(postgres: Postgres, database: str, kind: str) -> bool:
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()",
         )
-        if rows(url, SHAPE) != SHAPES.get(kind):  # other templates than ours are not known
+        if rows(url, SHAPE) != SHAPES.get(postgres, {}).get(
+            kind
+        ):  # other templates than ours are not known
             return False
         empty(url)
     except psycopg2.Error:
