@@ -1285,3 +1285,33 @@ def test_no_input_of_any_form_makes_the_api_fail(by: As) -> None:
 
         answers()
     assert tried > 200 and asked_of == {path for _, path in routes() if path != "/openapi.json"}
+
+
+def test_a_plan_that_somebody_rejected_is_not_shown_as_waiting(by: As) -> None:
+    olga, mark = by(*EVERYTHING, answer=True), "UPDATE incident SET shown = shown {} RETURNING 1"
+    by.rows(mark.format("""|| '{"answered": true}'"""))
+    try:
+        assert olga.get("/replays/4").json()["form"] is None
+    finally:
+        by.rows(mark.format("- 'answered'"))
+    assert olga.get("/replays/4").json()["form"] is not None
+
+
+def test_a_case_that_closed_offers_no_answer_to_what_was_proposed_of_it(by: As) -> None:
+    olga = by(*EVERYTHING, answer=True)
+    closed = "UPDATE case_file SET state = '{}', closed_at = {} WHERE case_id = 2 RETURNING 1"
+    with proposed(by, 2, "raise", '{"more": 100}'):
+        assert len(olga.get("/cases/2").json()["actions"]) == 2
+        by.rows(closed.format("closed", "now()"))
+        try:
+            case = olga.get("/cases/2").json()
+            assert (case["proposal"], case["actions"]) == (None, [])
+        finally:
+            by.rows(closed.format("open", "NULL"))
+
+
+def test_a_topic_that_there_is_not_names_no_other_teams_topics(by: As) -> None:
+    visitor = by("decide_case", *OF_A, run=True, answer=True)
+    for path, more in (("/pauses", {"why": "w"}), ("/pauses/end", {})):
+        answer = visitor.post(path, headers=ORIGIN, json={"topic": "nowhere", **more})
+        assert answer.status_code in (404, 422) and "payments" not in answer.text, path

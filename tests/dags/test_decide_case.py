@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -726,3 +727,35 @@ def test_the_answer_of_one_case_is_none_to_another(control: Control) -> None:
         "the run's form was changed in Airflow"
     )
     assert control.rows("SELECT DISTINCT state FROM case_file") == [("open",)]
+
+
+def test_what_asks_people_starts_questions_and_nothing_else() -> None:
+    for dag in ("resend", "replay_incident", "decide_cases"):
+        operator = ask_people.StartRunOperator(
+            task_id="start", trigger_dag_id=dag, dag_run_id="r", conf={"topic": "orders"}
+        )
+        with pytest.raises(AirflowFailException, match="starts no run of"):
+            operator.execute({})
+
+
+def test_a_question_that_was_answered_is_offered_to_nobody_until_it_is_asked_again(
+    control: Control,
+) -> None:
+    from backstop.reports.console import Sight, read_one
+
+    case_id = control.case()
+    control.choose()
+    run = ask(control, case_id)
+    with closing(psycopg2.connect(control.url)) as connection:
+
+        def answered() -> bool:
+            row = read_one(connection, "case", Sight(), case_id=case_id)
+            connection.rollback()
+            assert row is not None and row["dag_run"] == run
+            return bool(row["answered"])
+
+        assert not answered()
+        people.receive_answer({"run_id": run}, OLGA)
+        assert answered()
+        people.form_of(case_id, run)  # the task `ask` was cleared
+        assert not answered()

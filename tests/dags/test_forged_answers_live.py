@@ -120,3 +120,26 @@ def test_a_list_of_ids_is_sent_for_who_may_decide_and_in_their_name_alone(people
     assert people.wait("resend", run) == "failed"
     assert "was taken before" in people.api.task_log("resend", run, "open_run", 2)
     assert people.rows(requests) == []
+
+
+def test_nobody_starts_a_run_in_the_name_of_who_had_people_asked(people: Live) -> None:
+    """Airflow lets the run that a task starts inherit the name of who triggered the task's run."""
+    uwe, olga = people.platform.airflow.api_of("uwe"), people.platform.airflow.api_of("olga")
+    long_ago(people, "o-inherited")
+    people.case("critical", "o-asked", subject="asked")
+    run = olga.trigger("ask_people", {})
+    assert people.wait("ask_people", run) == "success"
+    conf = {"topic": "orders", "ids": "o-inherited", "why": "uwe wants it"}
+    start = {"trigger_dag_id": "resend", "dag_run_id": "as_olga", "conf": conf, "reset": False}
+    assert forge(uwe, "ask_people", run, "look", [start]) == 200
+    cleared = {
+        "dry_run": False,
+        "dag_run_id": run,
+        "task_ids": ["start"],
+        "only_failed": False,
+        "reset_dag_runs": True,
+    }
+    assert status(uwe, "POST", "/dags/ask_people/clearTaskInstances", cleared) == 200
+    assert people.wait("ask_people", run) == "failed"
+    asked = "SELECT requested_by FROM resend_request WHERE message_id = 'o-inherited'"
+    assert people.rows(asked) == []

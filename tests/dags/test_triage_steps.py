@@ -234,8 +234,25 @@ def asks(run: str, mode: str = "full", who: str | None = "olga") -> dict[str, An
     return {"run_id": run, "params": FORM | {"mode": mode}, "dag_run": triggered(who)}
 
 
-def triggered(who: str | None, ago: timedelta = timedelta(0)) -> Any:
-    return SimpleNamespace(triggering_user_name=who, run_after=datetime.now(UTC) - ago)
+def triggered(who: str | None, ago: timedelta = timedelta(0), kind: str = "manual") -> Any:
+    at = datetime.now(UTC) - ago
+    return SimpleNamespace(triggering_user_name=who, run_after=at, run_type=kind)
+
+
+def test_a_run_that_another_dag_started_is_nobodys_word(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow gives it the name of who triggered the other one; what that one starts may be anybody's XCom."""
+    monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", "olga:op,uwe:user")
+    dead(world, "m-1", "poison")
+    inherited = triggered("olga", kind="operator_triggered")
+    with pytest.raises(AirflowFailException, match="needs a name"):
+        incident.plan.function(params=FORM, dag_run=inherited, run_id="r-1")
+    incident.store_plan(FORM | {"mode": "canary"}, "olga", "r-2")
+    world.control("UPDATE incident SET too_wide = false RETURNING 1")
+    with pytest.raises(AirflowFailException, match="nobody has answered"):
+        incident.request_planned("r-2", "canary", inherited)
+    assert requests(world) == []
 
 
 def answered(run: str, option: str, who: str | None = "olga") -> None:
@@ -276,6 +293,8 @@ def test_a_plan_is_shown_and_only_a_yes_of_somebody_who_may_asks_for_it(
         with pytest.raises(AirflowSkipException, match=told):
             incident.request_planned("r-1", "full", triggered("olga"))
     assert requests(world) == []
+    offered = world.control("SELECT shown ->> 'answered' FROM incident WHERE planned_in = 'r-1'")
+    assert offered == [("true",)], "the console offers no form for it"
     # A yes to one plan is none to another, to another mode, or to what was shown before.
     answered("r-1", yes)
     with pytest.raises(AirflowFailException, match=r"which is no approval of plan \d+ \(canary\)"):

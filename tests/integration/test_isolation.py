@@ -19,7 +19,7 @@ import psycopg2
 import pytest
 import redis
 
-from backstop.brokers.protocol import DeadLetterRef
+from backstop.brokers.protocol import DeadLetterRef, Receipt
 from backstop.brokers.redis_streams import Keys, RedisStreams
 from backstop.config.settings import Settings
 from backstop.evidence.apply_apart import MOST
@@ -27,8 +27,14 @@ from backstop.evidence.judge_by_key import Judge
 from backstop.evidence.read import read_groups
 from backstop.evidence.recover_attempts import recover_attempts
 from backstop.evidence.sources import Sources
-from backstop.model.errors import PromotionFailed, StoreFailed, StoreUnavailable, Unavailable
-from backstop.model.records import ID_HEADER, Counts, Key
+from backstop.model.errors import (
+    PromotionFailed,
+    RowsLocked,
+    StoreFailed,
+    StoreUnavailable,
+    Unavailable,
+)
+from backstop.model.records import ID_HEADER, Counts, Key, Outcome, Position
 from backstop.reconcile.count_due import count_due
 from backstop.reconcile.promote import promote
 from backstop.reconcile.record import record_looks
@@ -37,14 +43,16 @@ from backstop.reconcile.run_once import RECONCILE, ReconcileInput, run_once
 from backstop.reconcile.stage import connect_staging, copy_stubs, copy_verdicts
 from backstop.requests.ask import Ask, ask
 from backstop.resend import send_claimed
+from backstop.resend.claim import Request
 from backstop.resend.run_once import run_duty as resend
+from backstop.resend.settle import settle_attempts
 from backstop.runs.duty import Work, do_step
 from backstop.runs.run import EndState, Run, close_run, open_run
 from backstop.sql.named import load
 from backstop.stores import locked_rows
 from backstop.stores.postgresql.logs import PostgresLogs
 from backstop.stores.postgresql.stubs import PostgresStubs
-from backstop.stores.protocol import StubOutcome
+from backstop.stores.protocol import Settlement, StubOutcome
 from backstop.verdicts.evaluate import Engine
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
@@ -887,7 +895,7 @@ def test_a_row_that_its_shard_refuses_holds_back_no_other_resend(
     world.rows("shop_a", REFUSES.format(when=when))
     ask_for(world, *sends)
     refused = states["odd"] == "open"
-    with pytest.raises(Unavailable, match="not this one") if refused else nullcontext():
+    with pytest.raises(Unavailable, match="not this one"):
         resend(world.settings, world.connections)
     found = dict(world.rows("shop_a", "SELECT message_id, send_count FROM message_stub"))
     assert found == sends
@@ -944,13 +952,62 @@ def test_rows_that_another_transaction_holds_hold_back_no_other_promotion(
     keys = [world.sent(message_id) for message_id in ("before", "held", "sent")]
     for group in ("billing", "shipping"):
         world.consume(group)
-    with holding(world, ["held"]), pytest.raises(Unavailable, match="holds 1 row of shard shop_a"):
-        reconcile(world, keys)
+    with holding(world, ["held"]):
+        with pytest.raises(StoreUnavailable, match="holds 1 row of shard shop_a"):
+            reconcile(world, keys)
+        with PostgresStubs("shop_a", world.urls["shop_a"]) as shop:
+            given_up = StubOutcome(keys[1], "pending", "exhausted", 1, None)
+            with pytest.raises(RowsLocked) as caught:
+                shop.promote([given_up], datetime.now(UTC))
+        assert caught.value.unaffected == "These rows are as they were."
     statuses = dict(world.rows("shop_a", "SELECT message_id, status FROM message_stub"))
     assert statuses == {"before": "confirmed", "held": "pending", "sent": "confirmed"}
     reconcile(world, keys[1:2])
     statuses = dict(world.rows("shop_a", "SELECT message_id, status FROM message_stub"))
     assert set(statuses.values()) == {"confirmed"}
+
+
+def test_a_row_at_fault_says_so_beside_one_that_somebody_holds(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locked_rows, "LOCK_TIMEOUT", timedelta(seconds=0.2))
+    for message_id in ("held", "odd"):
+        lose(world, message_id)
+    ask_for(world, "held", "odd")
+    world.rows("shop_a", REFUSES.format(when=""))
+    with holding(world, ["held"]), pytest.raises(Unavailable):
+        resend(world.settings, world.connections)
+    said = dict(world.rows("control", "SELECT message_id, error FROM resend_request"))
+    assert "not this one" in said["odd"] and "Another transaction" in said["held"]
+
+
+def test_the_outcome_of_a_copy_whose_row_was_held_for_a_moment_is_kept() -> None:
+    class Held:
+        """A store of which one row is held, the first time or always."""
+
+        def __init__(self, times: int) -> None:
+            self.times = times
+
+        def settle(self, some: Sequence[Settlement]) -> set[Key]:
+            keys = {one.key for one in some}
+            if self.times and Key("orders", "b") in keys:
+                self.times -= 1
+                raise RowsLocked.of("shard shop_a", [Key("orders", "b")])
+            return keys
+
+    requests = {
+        number: Request(number, Key("orders", name), 2, None, "passed_over", "reconcile")
+        for number, name in enumerate("ab")
+    }
+    receipts = {n: Receipt(Outcome.SENT, Position(0, n, "e")) for n in requests}
+    for times, second in ((1, Outcome.SENT), (9, Outcome.UNKNOWN)):
+        refused: list[tuple[Settlement, StoreFailed]] = []
+        store: Any = Held(times)
+        found = settle_attempts(
+            store, "t", "embedded", timedelta(seconds=1), requests, receipts, refused
+        )
+        assert found == {0: Outcome.SENT, 1: second}
+        assert [one.key.message_id for one, _ in refused] == ["b"] * (second is Outcome.UNKNOWN)
 
 
 def test_a_table_that_is_locked_is_a_shard_that_does_not_answer(

@@ -613,6 +613,8 @@ DOCUMENTS = {
     r'{"id": "f\ud83d\ude00", "v": 1}': "f\U0001f600",
     r'{"id": "g\u0000", "v": 1}': None,
     r'{"id": "h\ud83d", "v": 1}': None,
+    r'{"id": "i", "v": "\\ud83d\ude00"}': "i",
+    r'{"id": "j", "v": "\\\ud83d\ude00 \\\\ud83d\ude00"}': "j",
     r'{"v": "\u0000"}': None,
 }
 NO_JSON = {"{": None, "": None, r'{"id": "\u00zz"}': None}

@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from typing import Any
 
 import psycopg2
 import pytest
 
 from backstop.config.mapped import StubMapping
+from backstop.evidence.recover_attempts import recover_attempts
 from backstop.evidence.sources import Sources
 from backstop.model.records import Counts, Key
 from backstop.restore.producer import restore_producer
+from backstop.stores import locked_rows
 from backstop.stores.mapped.capture import capture_sql
 from backstop.stores.mapped.overlaid import OverlaidStubs
 from backstop.stores.mapped.overlay import overlay_sql
@@ -89,6 +92,39 @@ def test_a_lost_message_is_set_back_once_and_its_own_relay_sends_it(
         shop.look()
         assert shop.judge(lost)[lost] == ("CONFIRMED", "consumed")
         assert shop.relay() == [], "it was set back once"
+
+
+def test_a_held_row_of_the_overlay_keeps_no_other_number_from_ending_and_is_named(
+    repaired: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locked_rows, "LOCK_TIMEOUT", timedelta(seconds=0.2))
+    with repaired() as shop:
+        done = shop.receive(shop.send(shop.promise()))
+        shop.look()
+        held, free = sorted(shop.send(shop.promise()) for _ in range(2))
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(done)
+        shop.judge(held, free)
+        shop.ask(held, free)
+        assert shop.resend()["rearmed"] == 2
+        assert sorted(shop.relay()) == [held, free]
+        with (
+            closing(psycopg2.connect(shop.owner)) as theirs,
+            theirs.cursor() as cursor,
+            Sources(shop.system.settings, shop.system.connections) as sources,
+        ):
+            cursor.execute(
+                "SELECT 1 FROM backstop_overlay.message_stub WHERE message_id = %s FOR UPDATE",
+                (held,),
+            )
+            missed = recover_attempts(sources).missed()
+            assert "Another transaction holds 1 row" in missed["1 attempts of shard shop"]
+            assert shop.handed_out() == {held: (2, True), free: (2, False)}
+            theirs.rollback()
+            assert recover_attempts(sources).missed() == {}
+        assert shop.handed_out() == {held: (2, False), free: (2, False)}
 
 
 def test_a_copy_that_is_lost_again_is_set_back_again_within_the_budget(repaired: Open) -> None:

@@ -385,7 +385,7 @@ class Databases:
                     receipts[r.request_id] = Receipt(Outcome(outcome))
             max_send = self.worker.policy(TOPIC).max_send_duration
             for request_id, counted in settle_attempts(
-                self.store, claimed.token, "embedded", max_send, requests, receipts
+                self.store, claimed.token, "embedded", max_send, requests, receipts, []
             ).items():
                 outcomes[request_id // 10] = counted
         return {

@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk import BaseOperator, task
 
 from backstop.airflow.control_room import control_room, log_errors
-from backstop.airflow.decide_case import dag_for
+from backstop.airflow.decide_case import DAG, dag_for
 
 log = logging.getLogger(__name__)
 
@@ -140,9 +140,11 @@ class StartRunOperator(BaseOperator):
         )
 
     def execute(self, context: Any) -> None:
-        """Airflow starts it when this task ends."""
-        from airflow.sdk.exceptions import DagRunTriggerException
+        """Airflow starts it when this task ends. Only what asks about a case: what `look` handed on may be anybody's by now."""
+        from airflow.sdk.exceptions import AirflowFailException, DagRunTriggerException
 
+        if self.trigger_dag_id.partition("__")[0] != DAG:
+            raise AirflowFailException(f"ask_people starts no run of {self.trigger_dag_id}.")
         raise DagRunTriggerException(
             trigger_dag_id=self.trigger_dag_id,
             dag_run_id=self.dag_run_id,

@@ -78,6 +78,14 @@ def may_trigger(settings: Any, login: str | None, action: str, topic: str) -> bo
     return any((one.name or (one.id if _is_simple() else None)) == login for one in named)
 
 
+def login_of(dag_run: Any) -> str | None:
+    """The login name of who triggered this very run; null: nobody did. A run that a task starts inherits the name of who triggered
+    that task's run (Airflow 3.3.2), whoever wrote what is started: it is nobody's word."""
+    kind = getattr(dag_run, "run_type", None)
+    login: str | None = dag_run.triggering_user_name
+    return login if str(getattr(kind, "value", kind)) == "manual" else None
+
+
 def is_young(dag_run: Any) -> bool:
     """Whether a run was triggered within a day. What Backstop remembers of a run is purged with time: clearing an old one must
     not act in the name of who once triggered it."""

@@ -106,7 +106,7 @@ def _tell_away(title: str, notice: dict[str, str]) -> None:
         away["told"] = now.isoformat() if _tell_unstored(title, notice) else away["told"]
     else:
         away["unsaid"] += 1
-        if notice["duty"] in EACH_RUN:
+        if notice["duty"].partition("__")[0] in EACH_RUN:  # of each team, too
             away["of_people"] = [*away["of_people"], f"{notice['duty']} {notice['run']}"][-_KEPT:]
     try:
         Variable.set(AWAY, away, serialize_json=True)

@@ -15,7 +15,7 @@ from airflow.sdk import TriggerRule, task
 
 from backstop.airflow.ask_person import Answer
 from backstop.airflow.control_room import Room, control_room, log_errors
-from backstop.airflow.deciders import deciders, is_young, may_decide, may_trigger
+from backstop.airflow.deciders import deciders, is_young, login_of, may_decide, may_trigger
 from backstop.airflow.links import PREFIX, base_url
 from backstop.airflow.wake import WORK, wake_duties
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 @task(execution_timeout=timedelta(hours=1))
 def plan(params: dict[str, Any], **context: Any) -> dict[str, Any]:
     """In the name of who triggered the run."""
-    return store_plan(params, context["dag_run"].triggering_user_name or "", context["run_id"])
+    return store_plan(params, login_of(context["dag_run"]) or "", context["run_id"])
 
 
 @log_errors
@@ -138,7 +138,7 @@ def _needs_no_yes(room: Room, found: Plan, made: int, mode: str, dag_run: Any) -
     triggered it."""
     if mode != "canary" or made != 1 or found.too_wide or not is_young(dag_run):
         return False
-    return may_trigger(room.settings, dag_run.triggering_user_name, "replay", found.topic)
+    return may_trigger(room.settings, login_of(dag_run), "replay", found.topic)
 
 
 def _require_maker(room: Room, found: Plan, made: int, mode: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import task
 
 from backstop.airflow import steps
-from backstop.airflow.deciders import is_young, may_trigger
+from backstop.airflow.deciders import is_young, login_of, may_trigger
 
 if TYPE_CHECKING:
     from backstop.config.settings import Settings
@@ -29,7 +29,7 @@ def open_run(params: dict[str, Any], **context: Any) -> dict[str, Any]:
         given = listed(
             params["topic"],
             params["ids"],
-            run.triggering_user_name,
+            login_of(run),
             params["why"] or "",
             context["run_id"],
             young=is_young(run),

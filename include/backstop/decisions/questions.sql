@@ -92,7 +92,7 @@ UPDATE case_question SET shown_at = clock_timestamp(), shown = %(shown)s::jsonb,
 WHERE dag_run_id = %(dag_run_id)s AND ended_at IS NULL;
 
 -- name: given: the answer to the form that was written last
-UPDATE case_question SET given = %(given)s::jsonb
+UPDATE case_question SET given = %(given)s::jsonb, shown = shown || '{"answered": true}'
 WHERE dag_run_id = %(dag_run_id)s AND ended_at IS NULL AND shown_at IS NOT NULL
     AND coalesce(shown ->> 'asked_by', %(asked_by)s) = %(asked_by)s;
 

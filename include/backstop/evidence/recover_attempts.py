@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from backstop.evidence.apply_apart import apply_apart
 from backstop.evidence.sources import Sources
-from backstop.model.errors import StoreFailed, Unavailable
+from backstop.model.errors import RowsLocked, StoreFailed, Unavailable
 from backstop.model.records import Key
 from backstop.stores.protocol import StubStore
 
@@ -59,7 +59,11 @@ def _recover(store: StubStore, seconds: float, refused: list[tuple[Key, StoreFai
     try:
         while found := store.recover(_BATCH, seconds):
             attempts += len(found)
-    except StoreFailed:
+    except StoreFailed as error:
+        if isinstance(
+            error, RowsLocked
+        ):  # perhaps of numbers that a relay ends, which `late` does not name
+            refused += [(Key(*key), error) for key in sorted(error.keys)]
         # A row is at fault, or all of them: by key it shows.
         after = Key("", "")
         while keys := store.late(after, _BATCH):

@@ -103,7 +103,7 @@ FROM incident_delivery i WHERE i.run_id = %(run_id)s;
 UPDATE incident SET shown = %(shown)s::jsonb, given = NULL WHERE run_id = %(run_id)s;
 
 -- name: given: their answer
-UPDATE incident SET given = %(given)s::jsonb WHERE run_id = %(run_id)s AND shown IS NOT NULL;
+UPDATE incident SET given = %(given)s::jsonb, shown = shown || '{"answered": true}' WHERE run_id = %(run_id)s AND shown IS NOT NULL;
 
 -- name: read_given: the answer to what was shown
 SELECT given FROM incident WHERE run_id = %(run_id)s AND shown IS NOT NULL;

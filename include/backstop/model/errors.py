@@ -109,8 +109,9 @@ class RowsLocked(StoreFailed):
         error = cls(
             f"Another transaction holds {number} of {subject}: {message_id} of {topic}"
             f"{'' if len(keys) == 1 else ' and others'}.",
-            unaffected="The other rows were changed; these are as they were, and stay due.",
-            next_step="End that transaction if it is stuck (pg_stat_activity, SHOW PROCESSLIST); the next run takes these rows.",
+            unaffected="These rows are as they were.",
+            next_step="End that transaction if it is stuck (pg_stat_activity, SHOW PROCESSLIST). A duty's next run takes these rows; "
+            "run a command again.",
         )
         error.keys = frozenset(keys)
         return error

@@ -89,12 +89,13 @@ SELECT c.case_id AS "case", c.kind, c.topic, c.consumer_group AS "group", c.seve
     (SELECT count(*) FROM (SELECT 1 FROM case_member m WHERE m.case_id = c.case_id AND m.settled_at IS NULL LIMIT 10001) m)
         AS open_members,
     (SELECT count(*) FROM (SELECT 1 FROM dead_letter d WHERE d.case_id = c.case_id LIMIT 10001) d) AS dead_letters,
-    q.dag_run_id AS dag_run, q.shown_at AS asked_at,
+    q.dag_run_id AS dag_run, q.shown_at AS asked_at, coalesce((q.shown ->> 'answered')::boolean, false) AS answered,
     p.proposal_id AS proposal, p.action AS proposed, p.who AS proposed_by, p.why AS proposed_why, p.proposed_at,
     p.options, p.content_bytes AS proposed_content_bytes, p.content_sha256 AS proposed_content_sha256
 FROM case_file c
 LEFT JOIN case_question q ON q.case_id = c.case_id AND q.ended_at IS NULL
 LEFT JOIN proposal p ON p.case_id = c.case_id AND p.ended_at IS NULL AND p.proposed_at >= c.opened_at
+    AND (c.state = 'open' OR c.state = 'decided' AND c.decision = 'leave')
 WHERE c.case_id = %(case_id)s
     AND (%(of_teams)s::text[] IS NULL OR CASE WHEN c.topic = ANY (%(of_teams)s) THEN c.topic = ANY (%(readable)s) ELSE %(others)s END);
 
@@ -243,7 +244,8 @@ ORDER BY i.run_id DESC LIMIT %(limit)s;
 
 -- name: replay: one plan, by its number or the newest of a run in Airflow, and the answer that approves it
 SELECT i.run_id AS plan, i.wanted ->> 'topic' AS topic, i.planned_by, i.planned_at, i.why, i.wanted, i.whole, i.too_wide, i.approved_by,
-    i.approved_at, i.planned_in AS dag_run, i.left_out, i.shown ->> 'yes' AS yes
+    i.approved_at, i.planned_in AS dag_run, i.left_out,
+    CASE WHEN i.shown ->> 'answered' IS NULL THEN i.shown ->> 'yes' END AS yes
 FROM incident i
 WHERE CASE WHEN %(run)s::bigint IS NULL THEN i.planned_in = %(dag_run)s ELSE i.run_id = %(run)s END
     AND (%(of_teams)s::text[] IS NULL OR CASE WHEN i.wanted ->> 'topic' = ANY (%(of_teams)s) THEN i.wanted ->> 'topic' = ANY (%(readable)s) ELSE %(others)s END)

@@ -24,7 +24,7 @@ INSERT INTO resend_batch (topic) VALUES (%(topic)s) ON CONFLICT (topic) WHERE st
 RETURNING batch_id;
 
 -- name: release: the oldest held requests of the topic may be claimed; null batch: without one
-UPDATE resend_request r SET held = false, batch_id = %(batch_id)s, step = %(step)s
+UPDATE resend_request r SET held = false, batch_id = %(batch_id)s, step = %(step)s, error = NULL
 FROM (
     SELECT h.request_id FROM resend_request h
     WHERE h.topic = %(topic)s AND h.state = 'open' AND h.held

@@ -20,7 +20,7 @@ SET_ASIDE = "ordering: "
 """Begins the error of a request that waits for its ordering key: others of the key may be in a later step, and a gap is
 asked of a person in its own case, so the ramp neither waits for it nor counts it."""
 NOT_CLAIMED = "not claimed: "
-"""Begins the error of a request whose row its shard refused to hand out: it proves nothing, and nothing has to wait for it."""
+"""Begins the error of a request whose row its shard refused to hand out: it proves nothing, and a few of them delay nothing."""
 
 Standing = Literal[
     "done",
@@ -180,8 +180,9 @@ def next_step(look: StepLook, *, held: bool, size: int, pardoned: bool, policy: 
     `pardoned`: a person has seen this step's harm and said go on."""
     if look.harm and not pardoned:
         return Stop(look.says())
-    # What could not be sent delays nothing, but a step of which nothing could be sent proves nothing either.
-    waits = look.waits or (0 if look.done else look.not_claimed)
+    # A few that could not be sent delay nothing. Of a step of which most could not too little is proven: they go out later, and no
+    # look judges them then.
+    waits = look.waits or (look.not_claimed if look.not_claimed > look.done else 0)
     if waits and not pardoned:
         return Wait(waits)
     if not held:

@@ -21,6 +21,7 @@ from backstop.evidence.sources import answers
 from backstop.model.errors import (
     BrokerUnavailable,
     ContentErased,
+    StoreFailed,
     StoreUnavailable,
     Unavailable,
 )
@@ -39,6 +40,7 @@ from backstop.resend.settle import (
     ends_of_sends,
     settle_attempts,
 )
+from backstop.stores.protocol import Settlement
 
 _POSTPONED = "postponed"
 FRESH_SECONDS = 10.0
@@ -233,7 +235,10 @@ def _send(
         why = next(iter(refused.values())).what
         worker.miss(f"{len(refused)} stubs of shard {topic_shard.shard}", why)
         later = worker.instant() + worker.policy(topic_shard.topic).backoff_base
-        ends |= dict.fromkeys(refused, End(RequestState.OPEN, f"{NOT_CLAIMED}{why}", later))
+        ends |= {
+            number: End(RequestState.OPEN, f"{NOT_CLAIMED}{error.what}", later)
+            for number, error in refused.items()
+        }
     if not taken:
         return ends
     counts.add("handed_out", len(taken))
@@ -250,6 +255,7 @@ def _send(
         counts.add("published", len(receipts))
     late = not_published("the worker's claim had run out of time")
     receipts |= dict.fromkeys(taken.keys() - receipts.keys(), late)
+    unsettled: list[tuple[Settlement, StoreFailed]] = []
     outcomes = settle_attempts(
         store,
         claimed.token,
@@ -257,7 +263,10 @@ def _send(
         worker.policy(topic_shard.topic).max_send_duration,
         {number: request for number, (request, _) in taken.items()},
         receipts,
+        unsettled,
     )
+    if unsettled:
+        worker.miss(f"{len(unsettled)} attempts of shard {topic_shard.shard}", unsettled[0][1].what)
     return ends | ends_of_sends(outcomes, receipts, sends)
 
 

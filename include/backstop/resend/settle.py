@@ -14,7 +14,7 @@ from typing import Any
 
 from backstop.brokers.protocol import Receipt
 from backstop.evidence.apply_apart import apply_apart
-from backstop.model.errors import StoreFailed
+from backstop.model.errors import RowsLocked, StoreFailed, StoreUnavailable
 from backstop.model.records import Key, Outcome, RequestState
 from backstop.model.storable_text import escaped
 from backstop.requests.ask import FOR_GOOD
@@ -47,12 +47,14 @@ def settle_attempts(
     max_send: timedelta,
     requests: Mapping[int, Request],
     receipts: Mapping[int, Receipt],
+    refused: list[tuple[Settlement, StoreFailed]],
 ) -> dict[int, Outcome]:
     """Stores each attempt's outcome, one commit of the shard; the outcomes by request id, as they count from
     now on.
 
     An attempt that was taken from us meanwhile (its deadline passed) counts as unknown: so it was recorded.
-    Raises StoreUnavailable: then recovery records them as unknown; so it does with one whose row the shard refuses to change.
+    Raises StoreUnavailable: then recovery records them as unknown; so it does with one whose row the shard refuses to change, which
+    is added to `refused`. One that somebody holds is tried once more after the others: what the broker said is known here alone.
     """
     settlements = [
         Settlement(
@@ -68,8 +70,14 @@ def settle_attempts(
         )
         for request_id, request in requests.items()
     ]
-    refused: list[tuple[Settlement, StoreFailed]] = []
-    ours = set[Key]().union(*apply_apart(settlements, store.settle, refused))
+    first: list[tuple[Settlement, StoreFailed]] = []
+    ours = set[Key]().union(*apply_apart(settlements, store.settle, first))
+    refused += [(one, error) for one, error in first if not isinstance(error, RowsLocked)]
+    if held := [(one, error) for one, error in first if isinstance(error, RowsLocked)]:
+        try:
+            ours = ours.union(*apply_apart([one for one, _ in held], store.settle, refused))
+        except StoreUnavailable:
+            refused += held
     return {
         request_id: receipts[request_id].outcome if request.key in ours else Outcome.UNKNOWN
         for request_id, request in requests.items()
@@ -95,7 +103,7 @@ def end_of_send(outcome: Outcome, receipt: Receipt, send: Send) -> End:
     """How a request ends whose number was taken."""
     error = _error(receipt)
     if outcome is not receipt.outcome:
-        error = f"settled too late: its attempt counts as unknown (the broker answered {receipt.outcome})"
+        error = f"not settled in time: its attempt counts as unknown (the broker answered {receipt.outcome})"
     return End(RequestState(outcome.value), error, send=send)
 
 

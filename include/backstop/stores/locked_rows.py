@@ -5,7 +5,7 @@ Somebody's forgotten transaction, or a host that is gone, may hold a row for hou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -14,9 +14,10 @@ from backstop.model.records import Key
 from backstop.sql.run import is_lock_refused
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 LOCK_TIMEOUT = timedelta(seconds=5)
-"""A batch of a producer or of a duty holds its rows for milliseconds."""
+"""A batch holds its rows for milliseconds; a promotion for as long as 20,000 rows and the control database take."""
 _TRIES = 3
 
 
@@ -41,3 +42,15 @@ def change_rows(
         unaffected="Nothing of this batch was changed.",
         next_step="Look for long transactions there (pg_stat_activity, SHOW PROCESSLIST); the next run tries again.",
     )
+
+
+def change_free(
+    rows: Sequence[T], key: Callable[[T], Key], change: Callable[[Sequence[T]], R]
+) -> R:
+    """What `change` returns for all of the rows. Where another transaction holds some, the others are changed, and RowsLocked is raised."""
+    try:
+        return change(rows)
+    except RowsLocked as error:
+        if rest := [row for row in rows if key(row) not in error.keys]:
+            change(rest)
+        raise

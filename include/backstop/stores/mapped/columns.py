@@ -17,7 +17,7 @@ CHECKS_JSON = 160_000
 _UNHELD = (
     r"(?<!\\)((?:\\\\)*)\\u0000",
     r"(?<!\\)((?:\\\\)*)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})",
-    r"(?<!\\)(?<!\\u[dD][89abAB][0-9a-fA-F]{2})((?:\\\\)*)\\u[dD][c-fC-F][0-9a-fA-F]{2}",
+    r"(?<!\\)(?<!(?:^|[^\\])(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2})((?:\\\\)*)\\u[dD][c-fC-F][0-9a-fA-F]{2}",
 )
 """Escapes in a JSON text, behind an even number of backslashes: a NUL, and either half of a surrogate pair without the other."""
 _MICROS = (

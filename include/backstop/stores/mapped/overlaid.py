@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
 from typing import Any, BinaryIO
 
 from backstop.brokers.protocol import Finding
 from backstop.config.mapped import StubMapping
-from backstop.model.errors import StoreFailed
+from backstop.model.errors import RowsLocked, StoreFailed
 from backstop.model.records import Attempt, Key, Message
 from backstop.sql.connection import STATEMENT_TIMEOUT
+from backstop.stores.locked_rows import change_free
 from backstop.stores.mapped.overlay import Overlay, hashed, parameters
 from backstop.stores.mapped.stubs import _SQL, ZONES, MappedStubs
 from backstop.stores.mapped.table import Look, StubRow
@@ -159,7 +161,11 @@ class OverlaidStubs(MappedStubs):
         return self._overlay.stubs.settle(settlements)
 
     def recover(self, limit: int, max_send_seconds: float | None = None) -> list[Key]:
-        settled = self._overlay.settle_rearmed(self._states)
+        try:
+            settled = self._overlay.settle_rearmed(self._states)
+        except RowsLocked:
+            self._catch_up()  # what else is past its deadline is recovered by key
+            raise
         settled += self._overlay.stubs.recover(limit, max_send_seconds)
         self._catch_up()
         return settled
@@ -233,7 +239,8 @@ class OverlaidStubs(MappedStubs):
             )
         ]
         if moved:
-            self._overlay.stubs.promote([one for one, _ in moved], max(now for _, now in moved))
+            promote = partial(self._overlay.stubs.promote, as_of=max(now for _, now in moved))
+            change_free([one for one, _ in moved], lambda one: one.key, promote)
 
     def _states(self, keys: Sequence[Key]) -> dict[Key, str]:
         rows, _ = self._theirs.rows_of_keys(self._mapping, keys)

@@ -25,6 +25,7 @@ from backstop.model.records import ID_HEADER, Key, Message, Outcome
 from backstop.schema.revisions import head, revisions
 from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, columns
 from backstop.sql.named import load
+from backstop.stores.locked_rows import change_free, change_rows
 from backstop.stores.mapped.columns import (
     CONTENT_KINDS,
     base_type,
@@ -182,7 +183,11 @@ class Overlay:
                 return taken
             return {key: messages[key] for key in taken}
 
-        return self._connection.run(work)
+        return change_rows(
+            f"shard {self._shard}",
+            lambda longest: self._connection.run(work, lock_timeout=longest),
+            lambda: self.stubs.held([claim.key for claim in claims]),
+        )
 
     def unsendable(self, keys: Sequence[Key]) -> dict[Key, StoreFailed]:
         """See protocol.StubStore."""
@@ -212,7 +217,7 @@ class Overlay:
 
     def settle_rearmed(self, states: Callable[[Sequence[Key]], Mapping[Key, str]]) -> list[Key]:
         """Ends the numbers whose row does not wait for its relay any more; from now on looks date their copy. `states`: of the
-        rows of some messages, as they are now; none: it is gone."""
+        rows of some messages, as they are now; none: it is gone. Raises RowsLocked, after the others, for those that somebody holds."""
         waiting = [
             (Key(topic, message_id), number, token)
             for topic, message_id, number, token in self._connection.rows(
@@ -235,7 +240,7 @@ class Overlay:
             for key, number, token in waiting
             if found.get(key, "sent") == "sent"
         ]
-        return sorted(self.stubs.settle(ends))
+        return sorted(change_free(ends, lambda one: one.key, self.stubs.settle))
 
     def check(self) -> list[Finding]:
         """Whether it is there, and everything that this login lacks for its level."""

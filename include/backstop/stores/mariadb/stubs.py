@@ -264,7 +264,7 @@ class MariaStubs:
 
         return change_rows(
             self._subject,
-            lambda patience: self._connection.change(work, lock_timeout=patience),
+            lambda longest: self._connection.change(work, lock_timeout=longest),
             held,
         )
 

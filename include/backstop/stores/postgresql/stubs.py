@@ -501,15 +501,17 @@ class PostgresStubs:
 
     def _change(self, keys: Sequence[Key], work: Callable[[Cursor], T]) -> T:
         """What `work` returns, committed. Raises RowsLocked, with those of these rows that another transaction holds."""
-
-        def held() -> set[Key]:
-            values = columns(keys, ("topics", "message_ids"))
-            statement = self._sql["by_key"] + "; " + self._sql["held"]
-            return {Key(*row) for row in self._connection.rows(statement, values)}
-
         return change_rows(
-            self._subject, lambda patience: self._connection.run(work, lock_timeout=patience), held
+            self._subject,
+            lambda longest: self._connection.run(work, lock_timeout=longest),
+            lambda: self.held(keys),
         )
+
+    def held(self, keys: Sequence[Key]) -> set[Key]:
+        """Those of these messages whose row another transaction holds now."""
+        values = columns(keys, ("topics", "message_ids"))
+        statement = self._sql["by_key"] + "; " + self._sql["held"]
+        return {Key(*row) for row in self._connection.rows(statement, values)}
 
     def _settle(self, values: Mapping[str, Any], cursor: Cursor) -> set[Key]:
         cursor.execute(self._sql["by_key"] + "; " + self._sql["settle"], values)

@@ -203,7 +203,8 @@ def _require_case(visited: Visit, case_id: int) -> dict[str, Any]:
 def show_case(visited: Visiting, case_id: Annotated[int, Id]) -> Case:
     """One case: its evidence, what each answer does, whether you may give it, and where Airflow takes it."""
     row = _require_case(visited, case_id)
-    dag_run, proposed = row.pop("dag_run"), row["proposal"] is not None
+    dag_run, answered = row.pop("dag_run"), row.pop("answered")
+    proposed = row["proposal"] is not None
     said = row.pop("options") or {}
     now = actions_now(row["kind"], row["state"], row["decision"])
     names = ("approve", "reject") if proposed else now
@@ -216,7 +217,7 @@ def show_case(visited: Visiting, case_id: Annotated[int, Id]) -> Case:
         ]
     ]
     form = None
-    if dag_run is not None and row["asked_at"] is not None:
+    if dag_run is not None and row["asked_at"] is not None and not answered:
         dag = dag_for(visited.settings, row["topic"])
         form = m.Form(
             href=f"/api/v2/dags/{part(dag)}/dagRuns/{part(dag_run)}/taskInstances/ask/-1/hitlDetails",

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 
+from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict, Field
 
 from backstop.airflow.console import models as m
@@ -13,7 +14,7 @@ from backstop.airflow.console.parameters import (
     Visiting,
     page_of,
 )
-from backstop.airflow.console.visit import require, writing
+from backstop.airflow.console.visit import NOT_FOUND, require, writing
 from backstop.reports.console import read_rows
 
 # No postponed annotations: FastAPI and Pydantic read them.
@@ -117,6 +118,8 @@ def end_pause(visited: Visiting, said: EndOfPause) -> m.Changed:
 
     if said.topic != "*":
         visited.require_sees(said.topic)
+        if said.topic not in visited.topics:  # the refusal would name every team's topics
+            raise HTTPException(404, NOT_FOUND)
     require(visited.why_not_resume(said.topic))
     with writing() as room:
         return m.Changed(
