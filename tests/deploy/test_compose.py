@@ -137,6 +137,13 @@ def test_the_login_is_the_one_that_the_image_installs() -> None:
     )
 
 
+def test_the_scheduler_mounts_all_that_the_other_airflow_services_mount() -> None:
+    """It has a list of its own, which replaces the anchor's, and data checks run there."""
+    scheduler = set(SERVICES["airflow-scheduler"]["volumes"])
+    for name in ("airflow-api-server", "airflow-dag-processor", "airflow-triggerer"):
+        assert set(SERVICES[name]["volumes"]) <= scheduler, name
+
+
 def test_nothing_starts_before_what_it_needs_is_healthy() -> None:
     for name, service in SERVICES.items():
         for needed, how in service.get("depends_on", {}).items():

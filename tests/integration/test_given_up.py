@@ -309,3 +309,54 @@ def test_the_case_of_a_message_as_such_closes_when_a_person_discarded_every_deli
     revisited(world)
     assert world.stub_now("a")["status"] == "confirmed"
     assert world.control("SELECT state FROM case_file") == [("closed",)]
+
+
+@pytest.mark.parametrize("answer", [None, "leave"])
+def test_what_a_mass_loss_holds_stays_a_persons_however_much_is_confirmed_later(
+    careful: World, answer: str | None
+) -> None:
+    names = [f"lost-{n}" for n in range(FLOOR)]
+    lost(careful, *names, given_up=False)
+    promoted(careful, *names)
+    assert members(careful) == [("mass_loss", name) for name in names]
+    if answer is not None:
+        ((case_id,),) = careful.control("SELECT case_id FROM case_file")
+        decide(
+            careful.conn,
+            careful.settings,
+            careful.connections,
+            case_id,
+            answer,
+            "ann",
+            "because",
+            {},
+        )
+    careful.control(
+        "INSERT INTO verdict_count SELECT max(run_id), 'orders', 'billing', 'CONFIRMED', 1000, 0, 1000 FROM run"
+    )
+    promoted(careful, *names)  # 5 of 1,005
+    assert careful.control("SELECT count(*) FROM resend_request") == [(0,)]
+    promoted(careful, *names[:2])  # a run that met fewer than the floor
+    assert careful.control("SELECT count(*) FROM resend_request") == [(0,)]
+
+
+def test_what_a_person_withdrew_while_a_run_was_judging_is_not_asked_about_again(
+    world: World,
+) -> None:
+    world.stub("a", sends=1)
+    asked(world, "overdue", "billing", "a")
+    run = open_run(world.conn, "reconcile", "*", world.settings)
+    world.control(
+        """
+        INSERT INTO staged_verdict (run_id, stage, shard, topic, message_id, consumer_group, verdict, reason, eligible,
+            send_count, case_kind, evidence)
+        SELECT run_id, stage, 'shop_a', 'orders', 'a', 'billing', 'BACKLOGGED', 'ahead_of_group', false, 1, 'overdue', '{}'
+        FROM run WHERE run_id = %s""",
+        (run.run_id,),
+    )
+    ((case_id,),) = world.control("SELECT case_id FROM case_file")
+    decide(world.conn, world.settings, world.connections, case_id, "void", "ann", "refunded", {})
+    counts = promote(world.settings, world.connections, world.conn, run)
+    close_run(world.conn, run, "done", counts)
+    assert world.control("SELECT state FROM case_file ORDER BY case_id") == [("closed",)]
+    assert world.control("SELECT count(*) FROM open_delivery") == [(0,)]

@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg2
 import pytest
@@ -910,6 +911,24 @@ def test_a_row_that_its_shard_refuses_holds_back_no_other_resend(
         resend(world.settings, world.connections)
         found = dict(world.rows("control", "SELECT message_id, state FROM resend_request"))
         assert found == {**states, "later": "sent"}
+
+
+def test_a_promotion_that_missed_a_row_keeps_no_anomaly_from_being_found(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missed = PromotionFailed("1 stubs of shard shop_a: not this one", unaffected="", next_step="")
+    monkeypatch.setattr("backstop.reconcile.run_once.promote", Mock(side_effect=missed))
+    world.log(Key("orders", "nobody-promised"), first_received_at="2026-01-01")
+    with closing(world.control()) as conn:
+        run = open_run(conn, "reconcile", "*", world.settings)
+        work = Work(
+            RECONCILE, world.settings, world.connections, conn, run, ReconcileInput(lambda: None)
+        )
+        with pytest.raises(PromotionFailed):
+            do_step(work, "promote")
+        close_run(conn, run, "failed", Counts())
+    found = world.rows("control", "SELECT kind, message_id FROM anomaly")
+    assert found == [("ORPHAN", "nobody-promised")]
 
 
 @contextmanager

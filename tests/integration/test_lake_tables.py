@@ -848,3 +848,19 @@ def test_check_says_what_a_lake_table_can_prove_and_until_when(opened: Open, dia
             shop.write("inbox", [(1, "orders")], "id int, topic string")
             (columns,) = [one for one in logs.check() if "columns" in one.subject]
             assert not columns.good and "it has no column grp, only id, topic" in columns.says
+
+
+def test_a_log_that_is_faster_than_the_lake_is_no_orphan(opened: Open) -> None:
+    own = {
+        "shipping": {"store": "shipping_db", "progress": "acknowledged"},
+        "billing": {"store": "billing_db", "progress": "acknowledged"},
+    }
+    orders = {"broker": "embedded", "groups": ["billing", "shipping"], "mode": "observe"}
+    also = {"shipping_db": {"connection": "shipping_db"}}
+    with opened("parquet", also=also, groups=own, topics={"orders": orders}) as shop:
+        learned(shop)
+        late = shop.sent()  # not committed to the lake yet
+        shop.system.log(Key("orders", late), "shipping", first_received_at="2026-01-01")
+        shop.run()
+        orphans = "SELECT message_id FROM anomaly WHERE kind = 'ORPHAN'"
+        assert shop.system.rows("control", orphans) == []

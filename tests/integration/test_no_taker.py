@@ -18,6 +18,7 @@ from backstop.reconcile.revisit import revisit_cases
 from backstop.reconcile.run_once import run_once
 from backstop.runs.run import close_run, open_run
 from backstop.stores.postgresql.audit import PostgresStubAudit
+from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from system import System, build_template, settings_dict, system
@@ -235,3 +236,20 @@ def test_what_a_run_set_aside_and_a_shard_has_not_heard_of_is_still_to_be_looked
     revisit(world)
     assert [case[3] for case in cases(world)] == ["closed"]
     assert world.rows("control", "SELECT * FROM no_taker") == []
+
+
+def test_a_shard_that_a_judgement_misses_is_looked_at_by_the_next_run(
+    world: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*_: Any) -> Any:
+        raise StoreUnavailable("too many clients", unaffected="", next_step="")
+
+    set_aside(world, mine="open")
+    configure(world, topics(billing={"tags": ["open"]}))
+    with monkeypatch.context() as patched:
+        patched.setattr(PostgresStubs, "stub_table", silent)
+        with pytest.raises(StoreUnavailable, match="untaken stubs of shard shop_a"):
+            revisit(world)
+    assert statuses(world) == {"mine": "no_taker"}
+    revisit(world)
+    assert statuses(world) == {"mine": "pending"}

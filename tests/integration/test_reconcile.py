@@ -671,3 +671,28 @@ def test_a_resend_that_the_broker_refused_for_good_makes_a_case_while_it_is_stil
     )
     reconcile()
     assert world.rows("control", count) == [(4,)], "it was refused again after the answer"
+
+
+def test_a_withdrawn_message_that_is_consumed_after_all_is_found_though_its_log_is_older(
+    world: System, reconcile: Any
+) -> None:
+    key = world.sent("refunded")
+    world.log(key, state="FAILED", first_received_at="2026-01-01")
+    reconcile()  # the search has passed the log
+    world.rows("shop_a", "UPDATE message_stub SET status = 'voided'")
+    world.rows(
+        "control", "INSERT INTO case_file (kind, topic, summary) VALUES ('stalled', 'orders', 's')"
+    )
+    world.rows(
+        "control",
+        "INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why, applied_at)"
+        " SELECT 'shop_a', 'orders', 'refunded', case_id, 'ann', 'w', now() - interval '1 minute' FROM case_file LIMIT 1",
+    )
+    world.rows(
+        "billing_db",
+        "UPDATE consumer_log SET state = 'CONSUMED', consumed_at = now(), updated_at = now()",
+    )
+    world.sent("something due")
+    reconcile()
+    found = world.rows("control", "SELECT kind, message_id FROM anomaly")
+    assert found == [("VOIDED_BUT_CONSUMED", "refunded")]

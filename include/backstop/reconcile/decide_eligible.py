@@ -142,7 +142,7 @@ def _sort_out(
             blocked.append(("stalled", (shard, topic, message_id, group)))
         elif (topic, group) in held:
             blocked.append((MASS_LOSS, (shard, topic, message_id, group)))
-        else:
+        elif not row[10]:
             wanted[group] = row[4]
     return verdicts, wanted, blocked
 

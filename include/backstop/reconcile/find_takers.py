@@ -134,6 +134,11 @@ def _take_up(
             untaken = _untaken(settings, connections, shard, topic, since, until)
             while keys := list(islice(untaken, _BATCH)):
                 seen = judge.judgement(keys)
+                if why := seen.unreachable.get(f"shard {shard}"):
+                    missed[f"untaken stubs of shard {shard}"] = (
+                        why  # its silence owes nothing and proves nothing
+                    )
+                    break
                 owed = _owed(seen, shard)
                 promote = partial(judge.sources.shard(shard).promote, as_of=seen.as_of)
                 taken += sum(apply_apart(owed, promote, refused)) if owed else 0

@@ -56,7 +56,7 @@ from backstop.requests.ask import (
     ramped_topics,
     take_turns,
 )
-from backstop.runs.run import Run, hold
+from backstop.runs.run import Run, add_counts, hold
 from backstop.sql.named import load
 from backstop.stores.protocol import StubOutcome, StubOutcomes, StubStore
 from backstop.verdicts.blast_radius import Radius, too_wide
@@ -109,6 +109,8 @@ def promote(settings: Settings, connections: Connections, control: Any, run: Run
             before = run.as_of - settings.policy_for(topic, group).progress_history
             for statement in _FORGET:
                 cursor.execute(statement, {"topic": topic, "group": group, "before": before})
+    if failures.by_subject:
+        add_counts(control, run, counts)  # the error takes the place of what is returned
     failures.raise_if_any(run.run_id)
     return counts
 
@@ -295,7 +297,7 @@ def _leave_unproven(
 
 def _may_be_lost(store: str, left: str) -> StoreUnavailable:
     return StoreUnavailable(
-        f"what the run saw done in store {store} may be lost: the server is another one now, went back, or does not answer;"
+        f"what the run saw done in store {store} may be lost: the server is another one now, was restarted or put back, or does not answer;"
         f" {left}, and the next run judges them again",
         unaffected="Their stubs stay due.",
         next_step="Nothing is to be done.",

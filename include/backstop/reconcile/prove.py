@@ -170,7 +170,10 @@ def prove(
         changed = not_continued(settings, sources, gathered.scans.lineages)
     missed = {
         **gathered.missed,
-        **{f"store {store}": "it is another server since its logs were read" for store in changed},
+        **dict.fromkeys(
+            (f"store {store}" for store in changed),
+            "since its logs were read it is another server, was restarted or put back, or does not answer",
+        ),
     }
     if window.start < run.as_of - (kept := stubs_kept(settings, window.topic)):
         missed["stubs of it"] = f"closed ones are kept {written(kept)}, and some may be purged"

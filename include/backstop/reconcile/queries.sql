@@ -71,6 +71,10 @@ INSERT INTO open_delivery AS o (topic, message_id, consumer_group, shard, verdic
 SELECT s.topic, s.message_id, s.consumer_group, s.shard, s.verdict, s.reason, s.eligible, s.case_kind, s.run_id, s.next_look_at
 FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
 WHERE s.run_id = %(run_id)s AND s.verdict NOT IN ('CONFIRMED', 'WAITING', 'VOIDED')
+    -- What a person withdrew since it was judged is looked at by no later run.
+    AND NOT EXISTS (
+        SELECT FROM withdrawal w
+        WHERE w.shard = s.shard AND w.topic = s.topic AND w.message_id = s.message_id AND w.applied_at IS NOT NULL)
 ON CONFLICT (topic, message_id, consumer_group) DO UPDATE SET
     shard = excluded.shard, verdict = excluded.verdict, reason = excluded.reason, eligible = excluded.eligible,
     case_kind = excluded.case_kind, run_id = excluded.run_id, judged_at = excluded.judged_at, next_look_at = excluded.next_look_at,
@@ -143,7 +147,13 @@ SELECT s.shard, s.topic, s.message_id, s.send_count, s.reason, s.verdict, s.cons
          AND o.message_id = s.message_id AND o.consumer_group <> s.consumer_group) AS others,
     -- No copy can be in the broker: no number was handed out, or the broker refused each.
     coalesce(s.send_count <= (s.evidence ->> 'refusals')::integer, false) AS never_sent,
-    (s.evidence ->> 'log_updated_at')::bigint AS log_updated_at
+    (s.evidence ->> 'log_updated_at')::bigint AS log_updated_at,
+    -- A person is asked about it as one of a mass loss, or left it: no run sends it, however small the part is that it meets.
+    EXISTS (
+        SELECT FROM case_member m JOIN case_file c USING (case_id)
+        WHERE m.topic = s.topic AND m.message_id = s.message_id AND m.consumer_group = s.consumer_group
+            AND c.kind = 'mass_loss' AND m.settled_at IS NULL AND c.closed_at IS NULL
+            AND (c.state = 'open' OR c.decision = 'leave')) AS is_a_persons
 FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
 WHERE s.run_id = %(run_id)s AND s.eligible
     AND (%(topics)s::text[] IS NULL
@@ -201,12 +211,21 @@ DELETE FROM no_taker WHERE topic = %(topic)s AND run_id = %(noted_by)s
 SELECT s.case_kind, s.topic, s.consumer_group, count(*)
 FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
 WHERE s.run_id = %(run_id)s AND s.case_kind IS NOT NULL
+    AND NOT EXISTS (
+        SELECT FROM case_member m JOIN case_file c USING (case_id)
+        WHERE m.topic = s.topic AND m.message_id = s.message_id AND m.consumer_group = s.consumer_group
+            AND c.kind = s.case_kind AND greatest(c.decided_at, m.settled_at) > run.as_of)
 GROUP BY 1, 2, 3;
 
 -- name: findings: they
+-- What was decided of them since the run began, or seen to be done, it could not know: the next run finds what is left.
 SELECT s.case_kind, s.topic, s.consumer_group, s.shard, s.message_id
 FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
 WHERE s.run_id = %(run_id)s AND s.case_kind IS NOT NULL
+    AND NOT EXISTS (
+        SELECT FROM case_member m JOIN case_file c USING (case_id)
+        WHERE m.topic = s.topic AND m.message_id = s.message_id AND m.consumer_group = s.consumer_group
+            AND c.kind = s.case_kind AND greatest(c.decided_at, m.settled_at) > run.as_of)
 ORDER BY 1, 2, 3;
 
 -- name: refused_for_good: open deliveries whose resend was refused in a way that asking again cannot help, by the broker or because
@@ -297,7 +316,9 @@ FROM (
         AND (%(topics)s::text[] IS NULL OR m.topic = ANY (%(topics)s::text[]))
         AND NOT EXISTS (
             SELECT FROM open_delivery o
-            WHERE o.topic = m.topic AND o.message_id = m.message_id AND o.consumer_group = m.consumer_group)
+            WHERE o.topic = m.topic AND o.message_id = m.message_id AND o.consumer_group = m.consumer_group
+                -- A day after its next look was due no run judges it any more: one beside the last had said so too late.
+                AND greatest(o.judged_at, o.next_look_at) > clock_timestamp() - interval '1 day')
         -- A broken stub is judged by nobody, and so never open: its case is a person's until the stub is repaired and judged.
         AND NOT EXISTS (
             SELECT FROM quarantine q
@@ -354,6 +375,11 @@ SELECT reached FROM watermark WHERE subject = %(subject)s;
 -- name: reach: it has got farther
 INSERT INTO watermark (subject, reached) VALUES (%(subject)s, %(reached)s)
 ON CONFLICT (subject) DO UPDATE SET reached = greatest(watermark.reached, excluded.reached);
+
+-- name: withdrawn: messages that a person withdrew since an instant, and when, in pages by key
+SELECT w.topic, w.message_id, max(w.applied_at) FROM withdrawal w
+WHERE w.applied_at >= %(since)s AND (w.topic, w.message_id) > (%(topic)s, %(id)s)
+GROUP BY 1, 2 ORDER BY 1, 2 LIMIT %(limit)s;
 
 -- name: anomalies: counted once for each subject
 INSERT INTO anomaly (kind, subject, topic, message_id, consumer_group, detail, times, first_run_id) VALUES %s

@@ -205,8 +205,10 @@ def _is_exhausted(seen: Judgement, key: Key) -> bool:
 
 
 def _is_on_one_shard(seen: Judgement, key: Key) -> bool:
-    """Else what was judged is the promise of one shard, and tells nothing of the other's."""
-    return len(seen.shards_of[key]) == 1
+    """Else what was judged is the promise of one shard, and tells nothing of the other's, which one that is silent may have."""
+    return len(seen.shards_of[key]) == 1 and not any(
+        subject.startswith("shard ") for subject in seen.unreachable
+    )
 
 
 def _columns(keys: Sequence[Key]) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.evidence.recover_attempts import recover_attempts
 from backstop.evidence.sources import Sources
-from backstop.model.errors import Unavailable
+from backstop.model.errors import BackstopError, PromotionFailed, Unavailable
 from backstop.model.records import Counts
 from backstop.reconcile.anomalies import find_anomalies
 from backstop.reconcile.count_due import count_due
@@ -68,8 +68,14 @@ def judge(work: Work[ReconcileInput]) -> Counts:
 
 def promote_judged(work: Work[ReconcileInput]) -> None:
     """Applies what was judged and checked: control database first, then each shard."""
-    work.record(promote(*work.parts))
+    failed: BackstopError | None = None
+    try:
+        work.record(promote(*work.parts))
+    except (Unavailable, PromotionFailed) as error:
+        failed = error  # raised after all else was done, and this is something else
     work.record(find_anomalies(*work.parts))
+    if failed is not None:
+        raise failed
 
 
 def unread(work: Work[ReconcileInput]) -> Unavailable | None:

@@ -24,7 +24,7 @@ WHERE v.verdict = 'EXHAUSTED' AND NOT EXISTS (
     FROM case_member AS m
     JOIN case_file AS c USING (case_id)
     WHERE m.topic = v.topic AND m.message_id = v.message_id AND m.consumer_group IN (v.consumer_group, '*')
-      AND c.state IN ('open', 'decided'))
+      AND (c.state IN ('open', 'decided') OR greatest(c.decided_at, c.closed_at) > run.as_of))
   AND NOT EXISTS (
     SELECT 1 FROM delivery_decision AS d
     WHERE d.topic = v.topic AND d.message_id = v.message_id AND d.consumer_group = v.consumer_group);
