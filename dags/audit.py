@@ -21,7 +21,8 @@ What each task does, and what to do when it is red:
 - **close_run** closes the run, whatever happened. Red: the run failed, or a database was down: the
   message names it.
 
-**Is it safe to run twice?** Yes. The day is checked again, and each breach sends one alert a day.
+**Is it safe to run twice?** Yes. The day is checked again; each invariant and place with a breach
+sends one alert a day.
 
 **By hand**: *Trigger* with `day` (2026-11-21). Or `backstop run audit --day 2026-11-21`.
 

@@ -596,3 +596,25 @@ def test_groups_do_not_share_leases(world: GuardWorld) -> None:
     assert isinstance(elsewhere.worker().begin([arrival(ID)])[0], Acquired)
     elsewhere.close()
     assert GROUP != "shipping"
+
+
+def test_a_lease_that_was_lost_while_the_commit_of_its_grant_waited_is_not_granted(
+    world: GuardWorld, other: Worker, batch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a standby, for example: then its statement knows nothing of it."""
+    if world.kind == "redis":
+        pytest.skip("one script waits for nothing")
+    late = Worker(world, world.worker(lease=timedelta(seconds=1)), batch)
+    assert isinstance(late.store, InDatabase)
+    asked = late.store.store.retried
+
+    def waits(work: Any, **how: Any) -> Any:
+        found = asked(work, **how)
+        world.expire(ID)
+        acquired(other.begin(arrival(ID)))
+        time.sleep(0.2)
+        return found
+
+    with monkeypatch.context() as waiting:
+        waiting.setattr(late.store.store, "retried", waits)
+        assert isinstance(late.begin(arrival(ID)), Busy)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backstop.leases import guard
+from backstop.leases import guard, row_lock
 from backstop.leases.lease import Acquired, Arrival, Busy, Conflict, Done, Parked, Superseded
 from backstop.model.errors import ContractBroken, LeaseLost
 from backstop.model.records import Position
@@ -429,3 +429,18 @@ def meanwhile(world: World, ask: Callable[[Any], Any]) -> Any:
     thread.join()
     (answer,) = answers
     return answer
+
+
+def test_a_newer_version_that_failed_without_a_lease_is_known_to_the_log(world: World) -> None:
+    first, edited = Arrival(TOPIC, ID, A), Arrival(TOPIC, ID, B, 2)
+    world.end(row_lock.record_failure, GROUP, first, "poison")
+    world.end(row_lock.record_failure, GROUP, edited, "deadlock")
+    row = world.row()
+    assert (bytes(row["payload_hash"]), row["content_version"], row["conflicts"]) == (B, 2, 0)
+    assert not row_lock.record_done(world.connection, GROUP, first)
+    assert row_lock.why_not(world.connection, GROUP, first) == Superseded()
+    world.connection.rollback()
+    world.end(row_lock.record_failure, GROUP, Arrival(TOPIC, ID, A, 2), "another content of it")
+    assert bytes(world.row()["payload_hash"]) == B
+    assert row_lock.record_done(world.connection, GROUP, edited)
+    world.connection.commit()

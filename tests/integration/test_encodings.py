@@ -12,8 +12,14 @@ from typing import Any
 import psycopg2
 import pytest
 
+from backstop.brokers.protocol import Received
+from backstop.client.finished import FinishedOffsets
+from backstop.client.process import Ended
+from backstop.client.process_once import ProcessOnce
+from backstop.client.ways import Work
 from backstop.config.mapped import StubMapping
-from backstop.model.records import Key
+from backstop.leases import queue_owner
+from backstop.model.records import Key, Message, Position
 from backstop.schema.revisions import whole
 from backstop.stores.mapped.postgresql import PostgresTable
 from backstop.stores.postgresql.leases import PostgresLeases
@@ -250,3 +256,49 @@ def test_check_says_that_a_database_is_not_utf_8(
         for findings in (stubs.check(), logs.check()):
             (finding,) = [one for one in findings if one.subject.endswith("encoding")]
             assert not finding.good and encoding in finding.says and "UTF8" in finding.do
+
+
+@pytest.mark.parametrize(
+    ("encoding", "session"),
+    [("LATIN1", None), ("SQL_ASCII", None), ("LATIN1", "UTF8"), ("EUC_JP", "UTF8")],
+)
+def test_a_handlers_error_in_other_characters_is_its_messages_failure(
+    urls: dict[tuple[str, str], str], encoding: str, session: str | None
+) -> None:
+    """It would end the consumer, and come again first: for ever."""
+    options = {} if session is None else {"client_encoding": session}
+    once = ProcessOnce(lambda: psycopg2.connect(urls[encoding, "consumer"], **options), "erring")
+
+    def refuse(connection: Any, message: Message, work: Work) -> None:
+        raise ValueError("\u6771\u4eac \u20ac \x00")
+
+    name = f"erring {session}"
+    assert once.around(refuse)(Message("orders", name, b"")) is Ended.FAILED
+    once.close()
+    with (
+        closing(psycopg2.connect(urls[encoding, "consumer"])) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("SELECT last_error FROM consumer_log WHERE message_id = %s", (name,))
+        assert cursor.fetchone() == (r"ValueError: \u6771\u4eac \u20ac \ufffd",)
+
+
+def test_a_list_of_what_is_finished_is_kept_by_a_database_that_holds_any_bytes(
+    urls: dict[tuple[str, str], str],
+) -> None:
+    finished = FinishedOffsets()
+    some = [
+        Received(Message("orders", name, b""), Position(0, offset, "e"), name, 1)
+        for offset, name in enumerate(("open", TOKYO.message_id), 1)
+    ]
+    for one in some:
+        finished.fetched(one)
+    finished.add(some[1])
+    url = urls["SQL_ASCII", "consumer"]
+    with closing(psycopg2.connect(url, client_encoding="UTF8")) as connection:
+        queue_owner.declare(connection, "finishing", "orders", [0])
+        (queue,) = queue_owner.take(connection, "finishing", "orders", "w1", [0], 1)
+        assert queue_owner.release(connection, "w1", queue, finished.saved(("orders", 0)))
+        kept = FinishedOffsets()
+        kept.adopt(("orders", 0), queue_owner.finished(connection, queue))
+        assert (kept.knows(some[0]), kept.knows(some[1])) == (False, True)

@@ -636,7 +636,7 @@ def test_an_id_is_read_out_of_any_json(postgres: Postgres, version: int) -> None
             cursor.execute(f"SET standard_conforming_strings = {plain}")
             cursor.execute(f"SELECT t.doc, {_text('doc.id', version)} FROM d t")
             assert dict(cursor.fetchall()) == expected
-            cursor.execute(f"SELECT t.doc, {_part('doc.v', version)} IS NOT NULL FROM d t")
+            cursor.execute(f"SELECT t.doc, {_part('doc.v', version, 'NULL')} IS NOT NULL FROM d t")
             sendable = {doc for doc, is_there in cursor.fetchall() if is_there}
             assert {DOCUMENTS[one] for one in sendable} == {"plain", r"\u0000", "f\U0001f600"}
 

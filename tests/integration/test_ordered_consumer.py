@@ -1214,6 +1214,57 @@ def test_a_leased_handler_during_which_the_server_ends_an_idle_connection_is_don
     assert (called, world.parked()) == (ids("a", 2), {})
 
 
+def test_a_consumer_that_is_stopped_does_not_begin_what_waits_for_a_thread(
+    world: OrderedWorld,
+) -> None:
+    entered, stop = threading.Event(), threading.Event()
+
+    def slow(connection: Any, message: Message, work: Work) -> None:
+        write_effect(connection, message, "w1")
+        entered.set()
+        assert work.stopping.wait(60)
+
+    world.publish("a-000", "b-000")
+    with world.worker(handler=slow, workers=1) as worker:
+        running = threading.Thread(target=worker.run, args=(stop,))
+        running.start()
+        assert entered.wait(60)
+        deadline = time.monotonic() + 60
+        while len(worker._in_pool) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        stop.set()
+        running.join(60)
+        assert not running.is_alive()
+    assert len(world.effects()) == 1
+    assert sorted(world.states().values()) == ["CONSUMED", "EXPIRED"]
+    assert set(world.owners().values()) == {None}
+
+
+def test_a_leased_head_that_lost_its_lease_while_it_waited_for_a_thread_is_not_begun(
+    world: OrderedWorld,
+) -> None:
+    called: list[str] = []
+    entered, go_on = threading.Event(), threading.Event()
+
+    def handle(message: Message, work: Work) -> None:
+        called.append(message.message_id)
+        entered.set()
+        assert go_on.wait(60)
+
+    world.publish("a-000", "b-000")
+    with world.worker(handler=leased(handle), workers=1) as late:
+        world.step(late, until=lambda: entered.is_set() and len(late._in_pool) == 2)
+        held = dict(late._leases._held)
+        (waits,) = [lease for lease in held if lease.message_id not in called]
+        world.expire_leases()
+        assert isinstance(world.begin(waits.message_id), Acquired)  # by another worker
+        held[waits].lost.set()  # as when no renewal was answered for as long as it lasts
+        go_on.set()
+        world.step(late, until=lambda: not late._in_pool)
+    assert waits.message_id not in called
+
+
 def test_a_consumer_that_is_stopped_finishes_what_is_in_handlers_and_releases_its_queues(
     world: OrderedWorld,
 ) -> None:

@@ -68,6 +68,7 @@ UNSENDABLE = {
     "it is no JSON": "{",
     "the part is not there": '{"Headers": {}}',
     "the headers are a list": '{"Headers": [1], "Value": 1}',
+    "there is a NUL beside its parts": '{"Headers": {"a": "b"}, "Value": 1, "More": "\\u0000"}',
     "a header is half a character": '{"Headers": {"a": "\\ud800"}, "Value": 1}',
     "a header is nested too deep": '{"Headers": {"a": '
     + "[" * 2_000

@@ -100,7 +100,8 @@ class FinishedOffsets:
         lives = self._lives.get(queue) or [life for life in self._ids if life[:2] == queue]
         found = {life[2]: self._above_watermark(life) for life in lives}
         found = {epoch: ids for epoch, ids in found.items() if ids}
-        return json.dumps(found) if found else None
+        # Not escaped: of an escape jsonb asks for a conversion, which a database in SQL_ASCII has not.
+        return json.dumps(found, ensure_ascii=False) if found else None
 
     def adopt(self, queue: Queue, saved: str | None) -> None:
         """What the owner before has saved."""

@@ -4,6 +4,8 @@ Each method commits (or is one script), so that what it says is durable when it 
 nobody answered, and then nothing is assumed.
 """
 
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -18,6 +20,11 @@ from backstop.leases.redis_guard import RedisGuard
 from backstop.model.errors import ConfigurationError, StoreUnavailable
 from backstop.model.records import Counts
 from backstop.sql.run import Connection
+
+log = logging.getLogger(__name__)
+
+_LATE = 0.1
+"""A lease whose answer took a larger share of it is asked for once more before its work begins: it counts from the question."""
 
 
 class LeaseStore(Protocol):
@@ -81,6 +88,7 @@ class InDatabase:
         asked = [arrival for arrival, known in zip(arrivals, early, strict=True) if known is None]
         if not asked:
             return [known for known in early if known is not None]
+        asked_at = time.monotonic()
         found = self._store.retried(
             lambda connection: guard.grant_many(
                 connection,
@@ -92,6 +100,8 @@ class InDatabase:
             is_one_statement=True,
         )
         found |= self._refused([arrival for arrival in asked if arrival.key not in found])
+        if time.monotonic() - asked_at > _LATE * self._seconds:
+            found = self._still_ours(found)
         # A row that was purged in between has no answer: the message comes again, nothing is assumed.
         unknown = Busy(self._retry_after)
         answers = [found.get(arrival.key, unknown) for arrival in asked]
@@ -101,6 +111,25 @@ class InDatabase:
             self._front.held(list(granted.items()))
         rest = iter(answers)
         return [next(rest) if known is None else known for known in early]
+
+    def _still_ours(self, found: dict[tuple[str, str], Begun]) -> dict[tuple[str, str], Begun]:
+        """Without those that another worker took while the commit of their grant, or what came after it, waited."""
+        leases = [one for one in found.values() if isinstance(one, Acquired)]
+        if not leases:
+            return found
+        held: set[Acquired] = set()
+        try:
+            with self._store.one_statement() as connection:
+                held = guard.renew_many(
+                    connection, self._group, leases, lease_seconds=self._seconds
+                )
+        except StoreUnavailable as error:
+            log.warning(
+                "Leases that waited could not be renewed, and nothing of them is begun. %s", error
+            )
+        return {
+            key: one for key, one in found.items() if not isinstance(one, Acquired) or one in held
+        }
 
     def _refused(self, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], Begun]:
         """Why these got no lease. What was granted beside them is committed: without an answer here they are busy, and come again."""

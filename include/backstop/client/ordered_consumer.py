@@ -421,6 +421,10 @@ class OrderedConsumer:
         way, database = self._way, self._keeper.database
 
         def task(store: KeptConnection) -> None:
+            # It waited for this thread: what happened meanwhile is known here, and its handler would not hear of it before it has begun.
+            if lost.is_set() or self.stopping.is_set() or not self._queues.is_live(lane.queue):
+                self._results.put(Result(lane, head, lease, Tried.NOT_TRIED))
+                return
             result = try_head(store, way, lane, head, lease, work, database)
             if result.tried is Tried.PROCESSED:
                 self._leases.release(lease)  # what is done is not renewed, and so not found lost

@@ -19,10 +19,10 @@ def run_until_signal(
 ) -> Counts:
     """Run in the main thread; what was done, by name.
 
-    After the signal the message in the handler is finished; once `stop_within` is over its transaction is
-    rolled back and its lease given back. A handler inside one long database call ends only with that
-    call: choose `stop_within` and statement_timeout below the platform's own limit. A second SIGTERM
-    changes nothing.
+    After the signal what is in handlers is finished. Once `stop_within` is over, a Consumer's transaction is rolled back and its
+    lease given back; an OrderedConsumer's handlers end with the process: their messages wait until their leases end, their queues
+    until `drain_within` is over. A handler inside one long database call ends only with that call: choose `stop_within` and
+    statement_timeout below the platform's own limit. A second SIGTERM changes nothing.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -99,6 +99,13 @@ class HeadSettler:
             self.give_back(result, None)
             self.again(lane, 0.0, "fenced_off")
             return "fenced_off"
+        if result.tried is Tried.NOT_TRIED:
+            try:
+                self.give_back(result, None)  # nothing, if another has it
+            except StoreUnavailable:
+                lane.excused += 1
+            self.again(lane, 0.0)
+            return "handed_back"
         if result.tried is Tried.UNAVAILABLE:
             self._keeper.forget_finished()
             if not result.was_cut_off:

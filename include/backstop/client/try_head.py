@@ -26,6 +26,8 @@ class Tried(Enum):
     FENCED = "fenced"
     """Another member owns the queue: the effects were rolled back."""
     UNAVAILABLE = "unavailable"
+    NOT_TRIED = "not_tried"
+    """It waited for a thread until its consumer was to stop, or its lease or its queue was perhaps another's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,7 @@ def fail(connection: Connection, lease: Acquired, error: str) -> None:
 
     The text is cut to ERROR_CHARACTERS. Raises LeaseLost when the row is not ours any more.
     """
-    if not log_table(connection).fail(connection, lease, error_text(error)):
+    if not log_table(connection).fail(connection, lease, error_text(error, connection)):
         raise lost(lease, "failed")
 
 

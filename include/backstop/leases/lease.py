@@ -103,9 +103,22 @@ def refuse_repeated(arrivals: Sequence[Arrival]) -> None:
         )
 
 
-def error_text(error: str) -> str:
-    """As it is stored: cut to ERROR_CHARACTERS, without what a database cannot hold."""
-    return error.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()[:ERROR_CHARACTERS]
+def error_text(error: str, connection: object = None) -> str:
+    """As it is stored: cut to ERROR_CHARACTERS, without what a database cannot hold. `connection`: to the one that shall hold it; in
+    another encoding than UTF-8 what is not ASCII is escaped."""
+    text = error.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+    if not text.isascii() and _has_another_encoding(connection):
+        text = text.encode("ascii", "backslashreplace").decode()
+    return text[:ERROR_CHARACTERS]
+
+
+def _has_another_encoding(connection: object) -> bool:
+    """Whether the server or the session is not in UTF-8, as far as the driver tells (psycopg2 and psycopg 3 do)."""
+    inner = getattr(connection, "dbapi_connection", None) or connection  # SQLAlchemy's pool
+    ask = getattr(getattr(inner, "info", None), "parameter_status", None)
+    return callable(ask) and any(
+        ask(name) not in (None, "UTF8") for name in ("server_encoding", "client_encoding")
+    )
 
 
 def lost(lease: Acquired, verb: str) -> LeaseLost:

@@ -233,6 +233,8 @@ def _record(
         return row is not None
     if not _may_take_over(row, arrival, whatever_content=taking == "take_failure"):
         return False
+    if taking == "take_failure" and arrival.content_version == row["content_version"]:
+        values["payload_hash"] = row["payload_hash"]  # only a newer version replaces what failed
     run(connection, _SQL[taking], values)
     return True
 

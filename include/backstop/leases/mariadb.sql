@@ -50,6 +50,7 @@ WHERE consumer_group = %(group)s AND topic = %(topic)s AND message_id = %(messag
 -- name: take_failure: the same of work that failed
 {latest} UPDATE consumer_log FORCE INDEX (PRIMARY) SET
     state = 'FAILED', lease_expires_at = UTC_TIMESTAMP(6), attempts = attempts + 1, updated_at = UTC_TIMESTAMP(6),
+    payload_hash = %(payload_hash)s, content_version = %(content_version)s,
     owner_host = CONVERT(%(host)s USING utf8mb4), last_error = CONVERT(%(error)s USING utf8mb4)
 WHERE consumer_group = %(group)s AND topic = %(topic)s AND message_id = %(message_id)s;
 

@@ -155,7 +155,7 @@ def park(
 
     Raises ParkingFull, QueueLost or LeaseLost; the caller's transaction must roll back then.
     """
-    group, text = lease.group, error_text(error)
+    group, text = lease.group, error_text(error, connection)
     parked = _lock_keys(connection, group, [(head.queue.topic, head.key)])
     queue_owner.compare(connection, head.queue)
     size = _size(head.message)
@@ -271,7 +271,7 @@ def complete_released(connection: Connection, head: InOrder, lease: Acquired) ->
 def park_again(connection: Connection, head: InOrder, lease: Acquired, error: str) -> None:
     """The released head failed: it is the parked head again, unless it was erased meanwhile and nothing is left to park. Raises
     QueueLost or LeaseLost."""
-    text = error_text(error)
+    text = error_text(error, connection)
     _lock_keys(connection, lease.group, [(head.queue.topic, head.key)])
     queue_owner.compare(connection, head.queue)
     if not rows(connection, _SQL["park_log"], {**_fenced(lease), "error": text}):
@@ -287,7 +287,7 @@ def set_back(connection: Connection, lease: Acquired, error: str | None, *, rele
     values = {
         **_fenced(lease),
         "state": state,
-        "error": None if error is None else error_text(error),
+        "error": None if error is None else error_text(error, connection),
     }
     return bool(rows(connection, _SQL["set_back"], values))
 
@@ -318,7 +318,7 @@ def say_away(connection: Connection, group: str, topic: str, member: str, error:
     rows(
         connection,
         _SQL["say_away"],
-        {"group": group, "topic": topic, "member": member, "error": error_text(error)},
+        {"group": group, "topic": topic, "member": member, "error": error_text(error, connection)},
     )
 
 

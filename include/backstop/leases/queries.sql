@@ -163,6 +163,8 @@ ON CONFLICT (consumer_group, topic, message_id) DO UPDATE SET
     lease_expires_at = excluded.lease_expires_at,
     attempts = l.attempts + 1,
     updated_at = excluded.updated_at,
+    payload_hash = CASE WHEN excluded.content_version > l.content_version THEN excluded.payload_hash ELSE l.payload_hash END,
+    content_version = excluded.content_version,
     owner_host = excluded.owner_host,
     last_error = excluded.last_error
 WHERE excluded.content_version >= l.content_version

@@ -25,7 +25,8 @@ def record_failure(
 ) -> bool:
     """The handler's transaction was rolled back: keep the error; false: ask `why_not`."""
     host = owner_host or socket.gethostname()
-    return log_table(connection).record_failure(connection, group, arrival, error_text(error), host)
+    text = error_text(error, connection)
+    return log_table(connection).record_failure(connection, group, arrival, text, host)
 
 
 def why_not(connection: Connection, group: str, arrival: Arrival) -> Begun:

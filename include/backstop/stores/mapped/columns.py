@@ -80,9 +80,12 @@ def rows_to_send(mapping: StubMapping, table: str, version: int, *, content: boo
 
     It writes bytea as the session does, which must be as hexadecimal digits.
     """
+    # Headers in a text that cannot be read are not none: what is no object is refused.
     held, headers = (
-        f"({_part(name, version)})::text" if content and name is not None else "NULL::text"
-        for name in (mapping.content, mapping.headers)
+        f"({_part(name, version, otherwise)})::text"
+        if content and name is not None
+        else "NULL::text"
+        for name, otherwise in ((mapping.content, "NULL"), (mapping.headers, "'0'::json"))
     )
     kind = "NULL::text"
     if content and mapping.content is not None:
@@ -150,8 +153,9 @@ def rearm_values(mapping: StubMapping) -> dict[str, Any]:
     return {f"rearm_{place}": value for place, value in enumerate(mapping.rearm.values())}
 
 
-def _part(column: str, version: int) -> str:
-    """The column, or a part of its JSON as it is written there: keys keep their order, and numbers their digits."""
+def _part(column: str, version: int, otherwise: str) -> str:
+    """The column, or a part of its JSON as it is written there: keys keep their order, and numbers their digits. `otherwise`: of a
+    text that cannot be read."""
     name, *path = column.split(".")
     if not path:
         return f"t.{_quoted(name)}"
@@ -163,7 +167,9 @@ def _part(column: str, version: int) -> str:
         if version < CHECKS_JSON
         else f"pg_input_is_valid({document}, 'jsonb')"
     )
-    return f"CASE WHEN {readable} THEN {read} END"
+    return (
+        f"CASE WHEN {document} IS NULL THEN NULL WHEN {readable} THEN {read} ELSE {otherwise} END"
+    )
 
 
 def _captured_rows(mapping: StubMapping) -> str:

@@ -134,8 +134,9 @@ def _encoding(connection: PostgresConnection) -> Finding:
     return Finding(
         f"{connection.subject}: encoding",
         False,
-        f"{encoding}: an id with a character that it cannot hold has no row there, and a row that is not UTF-8 is never judged",
-        "Move these tables to a database made with ENCODING 'UTF8', or use ASCII ids alone.",
+        f"{encoding}: an id with a character that it cannot hold has no row there and ends the consumer that receives it, and a row"
+        " that is not UTF-8 is never judged",
+        "Move these tables to a database made with ENCODING 'UTF8', or use ASCII alone in ids, ordering keys and tags.",
     )
 
 
