@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from random import Random
@@ -25,6 +25,7 @@ from backstop.model.records import Counts, Position
 from backstop.runs.duty import close, open_due
 from backstop.runs.run import Run, close_run, open_run
 from backstop.triage.count_due import any_dead_letter, count_due
+from backstop.triage.drain import store_page
 from backstop.triage.drain.drain import Bounds, drain_all
 from backstop.triage.drain.quota import (
     SUBJECT_OF_NO_GROUP,
@@ -1055,3 +1056,33 @@ class TestSuite:
             world.control(change)
             url = world.postgres.admin_dsn("control")
             assert broken_checks("dead_letters_drained", url, run.run_id, tmp_path) == broken
+
+
+def test_a_queue_that_somebody_holds_for_too_long_stops_no_other(world: World, client: Any) -> None:
+    shipping = Keys().dead("orders", "shipping")
+    client.xadd(DEAD, entry(1))
+    client.xadd(shipping, entry(2, origin_group="shipping"))
+    with world.conn, world.conn.cursor() as cursor:
+        cursor.execute("SET lock_timeout = '200ms'")
+    with closing(connect(world.settings, world.connections)) as theirs:
+        lock = "SELECT pg_advisory_xact_lock(hashtextextended(%s || chr(10) || %s, 6))"
+        theirs.cursor().execute(lock, ("embedded", DEAD))
+        with pytest.raises(BrokerUnavailable, match="another drain has held it"):
+            drain(world)
+    assert stored(world) == [("m-2",)]
+
+
+def test_a_drain_that_stands_still_loses_its_lock(
+    world: World, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, copy = [], store_page._copy
+
+    def seen(cursor: Any, *rest: Any) -> int:
+        cursor.execute("SHOW idle_in_transaction_session_timeout")
+        limits.extend(cursor.fetchone())
+        return copy(cursor, *rest)
+
+    monkeypatch.setattr(store_page, "_copy", seen)
+    fill(client, 1)
+    drain(world)
+    assert limits == ["1min"]

@@ -541,3 +541,16 @@ def test_one_trigger_looks_for_all_and_each_fires_for_its_own_duty(
     asyncio.run(all_of_them())
     # One start of each that has something to do, however often it is looked.
     assert sorted(event["due"] for event in fired) == ["reconcile", "watch"]
+
+
+def test_a_broker_that_refuses_one_group_is_no_place_that_is_away(world: System) -> None:
+    with closing(redis.Redis.from_url(world.urls["broker"])) as client:
+        client.set(Keys().group("shipping"), "no set")  # another program's
+        (probe,) = [
+            one
+            for one in probes.probes_of(world.settings, world.connections)
+            if one.name == "broker embedded"
+        ]
+        assert probe.look(datetime.now(UTC)) == {}
+        client.xadd(Keys().dead("orders", "billing"), {"headers": "{}"})
+        assert probe.look(datetime.now(UTC)) == {"triage": timedelta(minutes=1)}

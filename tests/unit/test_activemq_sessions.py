@@ -11,14 +11,16 @@ from typing import Any, cast
 
 import pytest
 
+from backstop.brokers.activemq import drain as draining
 from backstop.brokers.activemq.frames import Frame
 from backstop.brokers.activemq.names import Names
 from backstop.brokers.activemq.publish import Publisher, _uncommitted
+from backstop.brokers.activemq.read_progress import ProgressReader
 from backstop.brokers.activemq.receive import ActiveMQSubscription
 from backstop.brokers.activemq.session import Address, NotSent, Pool, Refused, Session
 from backstop.brokers.activemq.unavailable import unavailable
 from backstop.model.errors import BrokerUnavailable, ConfigurationError
-from backstop.model.records import Message, Outcome
+from backstop.model.records import ID_HEADER, Message, Outcome
 
 
 @pytest.mark.parametrize(
@@ -294,3 +296,69 @@ def test_a_silent_jolokia_costs_one_send_timeout_however_many_topics_there_are()
 )
 def test_a_broker_that_lets_nobody_in_is_not_called_silent(why: str, said: str) -> None:
     assert unavailable("connecting", why).what.startswith(said)
+
+
+def test_a_message_under_another_programs_id_is_not_asked_for_and_stops_nobody() -> None:
+    class Beans:
+        def queue_bean(self, name: str) -> str:
+            return name
+
+        def run(self, *_: Any) -> Any:  # as the broker: a NumberFormatException
+            raise unavailable("asking its management beans", "Jolokia: 500")
+
+    reader = ProgressReader(
+        cast(Any, None), cast(Any, Beans()), Names(), seconds=1, broker_redelivers=False
+    )
+    for odd in ("order 7", "ID:x-1", "ID:a:b:1", ""):
+        assert not reader.whole("DLQ.q", Frame("MESSAGE", {"message-id": odd}, b"", True))
+    for own in ("ID:h-38173-1700000000000-3:1:-1:1:7", "ID:h-1-2-3:1:1:1:12"):
+        with pytest.raises(BrokerUnavailable):
+            reader.whole("DLQ.q", Frame("MESSAGE", {"message-id": own}, b"", True))
+
+
+def test_a_broker_that_is_stopping_has_no_beans_and_is_not_taken_for_an_empty_one() -> None:
+    class Stopping(Pool):
+        def new(self) -> Session:
+            raise NotSent("cannot connect: refused")
+
+    beans = SimpleNamespace(queues=dict, bean=lambda *parts: ",".join(parts), read=lambda *_: None)
+    pool = Stopping(Address.parse("stomp://u:p@127.0.0.1:1"), connect_timeout=0.1)
+    reader = ProgressReader(pool, cast(Any, beans), Names(), seconds=1, broker_redelivers=False)
+    with pytest.raises(BrokerUnavailable):
+        reader.dead_letters("billing")
+    publisher = Publisher(pool, Names(), reader.there, send_timeout=1, max_bytes=1000)
+    [receipt] = publisher.publish([Message("orders", "m", b"")], None)
+    assert (receipt.outcome, receipt.refused_for_good) == (Outcome.REFUSED, False)
+
+
+def test_letters_that_must_stay_hide_none_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draining, "PREFETCH", 4)
+    monkeypatch.setattr(draining, "LETTERS_IN_HAND", 2)
+    ids = {n: f"ID:h-1-2-3:1:1:1:{n}" for n in range(5)}
+    there = [Frame("MESSAGE", {"message-id": ids[n], "ack": str(n)}, b"", True) for n in range(4)]
+    there.append(Frame("MESSAGE", {"message-id": ids[4], "ack": "4", ID_HEADER: "m"}, b"x"))
+
+    class Session:
+        room = given = 0
+
+        def number(self) -> str:
+            return "1"
+
+        def ask(self, frames: bytes, *_: Any) -> None:
+            self.room += 4 * frames.count(b"SUBSCRIBE")
+
+        def read(self, _: float) -> Frame | None:
+            if self.given == min(self.room, len(there)):
+                return None
+            self.given += 1
+            return there[self.given - 1]
+
+        def close(self) -> None: ...
+
+    reader = SimpleNamespace(depth=lambda _: (5, 5, 5), whole=lambda _, frame: bool(frame.body))
+    letters = draining.ActiveMQLetters(
+        cast(Any, SimpleNamespace(new=Session)), cast(Any, reader), Names(), "DLQ.q", seconds=0.2
+    )
+    assert [one.message_id for one in letters.read(10)] == ["m"]
+    with pytest.raises(BrokerUnavailable, match="4 dead letters are messages whose content"):
+        letters.read(10)

@@ -54,3 +54,9 @@ def test_the_rule_of_letters_that_are_met_again(
         )
         is met
     )
+
+
+def test_what_another_run_stored_beside_this_reading_may_be_the_same_letter() -> None:
+    letter = DeadLetter("q", "id", "g", "t", "m", b"", b"{}")
+    theirs = Stored("id", "t", "g", "m", None, 8, None, same_run=False)
+    assert redrain_match(letter, theirs, BEGAN, 7) is Met.KNOWN

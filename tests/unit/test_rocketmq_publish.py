@@ -469,3 +469,8 @@ def test_every_queue_can_be_written_and_read(
     queues: dict[str, tuple[int, int]], away: list[str], good: bool
 ) -> None:
     assert check_permissions("t", queues, away).good is good
+
+
+def test_a_master_that_gives_up_sooner_than_the_others_is_told() -> None:
+    assert check_retries("g", DELAY_LEVELS, 16, group(at_most=17_140), 16).good
+    assert not check_retries("g", DELAY_LEVELS, 16, group(at_most=17_140), 2).good

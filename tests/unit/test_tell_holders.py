@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
-from backstop.brokers.protocol import Holder
+from backstop.brokers.protocol import Finding, Holder
+from backstop.brokers.rocketmq import RocketMQ
+from backstop.model.errors import BrokerUnavailable
+from backstop.reports.check_system import _one
 from backstop.reports.tell_holders import tell_holders
 
 AT = datetime(2030, 1, 1, 12, 30, 5, tzinfo=UTC)
@@ -55,3 +59,29 @@ def test_many_consumers_are_counted_and_not_all_named() -> None:
     holders = [holder for number in range(12) for holder in has(f"consumer-{number:02}", number)]
     says = tell_holders("orders", "billing", range(12), holders).says
     assert "consumer-09 has 9; and 2 more consumers" in says and "consumer-10" not in says
+
+
+def test_a_topic_that_is_missing_hides_no_other_finding() -> None:
+    class Broker:
+        capabilities = RocketMQ("rocketmq://127.0.0.1:1").capabilities
+
+        def clock(self) -> datetime:
+            return datetime.now(UTC)
+
+        def durability(self, topics: list[str]) -> list[Finding]:
+            return [Finding("broker-a: flush", False, "flushDiskType ASYNC_FLUSH")]
+
+        def queues(self, topic: str) -> list[Any]:
+            if topic == "missing":
+                raise BrokerUnavailable("There is no such topic.", unaffected="-", next_step="-")
+            return []
+
+        def holders(self, topic: str, group: str) -> list[Any]:
+            return []
+
+    found = _one("broker rmq", Broker, None, None, {"missing": ["billing"], "orders": ["billing"]})
+    assert [one.subject for one in found][2:] == [
+        "broker rmq: broker-a: flush",
+        "broker rmq: topic missing: consumers",
+        "broker rmq: topic orders, group billing: queues held",
+    ]

@@ -19,6 +19,7 @@ from backstop.control.connection import connect
 from backstop.decisions.questions import any_to_ask
 from backstop.due.starts import DutySeen
 from backstop.leases.redis_exchange import RedisExchange
+from backstop.model.errors import Unavailable
 from backstop.model.records import LATEST
 from backstop.reconcile.count_due import any_to_revisit
 from backstop.resend.count_due import any_due
@@ -205,7 +206,17 @@ def probes_of(settings: Settings, connections: Connections) -> Iterator[Probe]:
     def broker(name: str, groups: list[str]) -> Open:
         def opened(stack: ExitStack, connections: Connections) -> Callable[[datetime], Apart]:
             its = stack.enter_context(guard_reader(open_broker, settings, connections, name))
-            return lambda _: {"triage": MINUTE} if any_dead_letter(its, groups) else {}
+
+            def ask(_: datetime) -> Apart:
+                try:
+                    return {"triage": MINUTE} if any_dead_letter(its, groups) else {}
+                except Unavailable:
+                    guard_reader(
+                        its.clock
+                    )  # raises when it is away; what it does not give of a group or queue each run names
+                    return {}
+
+            return ask
 
         return opened
 

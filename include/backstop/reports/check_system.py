@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import fields
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.control.connection import connect, limit_statements
 from backstop.evidence.sources import Sources
-from backstop.model.errors import BackstopError, ConfigurationError
+from backstop.model.errors import BackstopError, ConfigurationError, Unavailable
 from backstop.reports.tell_holders import tell_holders
 from backstop.sql.connection import STATEMENT_TIMEOUT
 
@@ -213,7 +214,7 @@ def _one(
         found = (
             source.check()
             if topics is None
-            else [*source.durability(list(topics)), *_holders(source, topics)]
+            else chain(source.durability(list(topics)), _holders(source, topics))
         )
         for finding in found:
             about = finding.subject.removeprefix(f"{subject}: ")
@@ -227,9 +228,14 @@ def _holders(broker: Broker, topics: dict[str, list[str]]) -> Iterator[Finding]:
     if not broker.capabilities.tells_holders:
         return
     for topic, groups in topics.items():
-        queues = [queue.queue_id for queue in broker.queues(topic)]
-        for group in groups:
-            yield tell_holders(topic, group, queues, broker.holders(topic, group))
+        try:
+            queues = [queue.queue_id for queue in broker.queues(topic)]
+            told = [
+                tell_holders(topic, group, queues, broker.holders(topic, group)) for group in groups
+            ]
+        except Unavailable as error:
+            told = [Finding(f"topic {topic}: consumers", False, error.what, error.next_step)]
+        yield from told
 
 
 def _capabilities(flags: Capabilities) -> str:

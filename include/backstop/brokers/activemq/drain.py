@@ -17,7 +17,7 @@ from backstop.brokers.activemq.unavailable import unavailable
 from backstop.brokers.protocol import LETTER_PAGE_BYTES, LETTERS_IN_HAND, DeadLetter
 
 PREFETCH = 2 * LETTERS_IN_HAND
-"""Letters in this reader's hands at most, not yet acknowledged."""
+"""Letters in this reader's hands at most, not yet acknowledged; as many again where those that stay there have filled it."""
 QUIET_SECONDS = 0.05
 """When nothing more came for so long, the broker is asked how much there is: the answer decides, not the silence."""
 
@@ -43,6 +43,8 @@ class ActiveMQLetters:
         self._lost: dict[int, DeadLetter] = {}
         """Handed out over a connection that ended before they were acknowledged: the broker has them still, perhaps."""
         self._left = 0
+        self._room = 0
+        """How many letters the broker gives before it wants some acknowledged."""
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +85,9 @@ class ActiveMQLetters:
                 depth = self._reader.depth(self._queue)
                 if depth is None or depth[0] <= len(self._acks) + self._left:
                     break  # all others were read and are not acknowledged
+                if session is not None and self._left + LETTERS_IN_HAND > self._room:
+                    self._subscribe(session)  # what can be read lies behind them
+                    continue
                 if time.monotonic() > deadline:
                     raise unavailable(
                         self._doing,
@@ -134,19 +139,23 @@ class ActiveMQLetters:
                 self._session = self._pool.new()
             except NotSent as error:
                 raise unavailable(self._doing, str(error)) from error
-            number = self._session.number()
-            frame = encode(
-                "SUBSCRIBE",
-                {
-                    "destination": f"/queue/{self._queue}",
-                    "id": "1",
-                    "ack": "client-individual",
-                    "activemq.prefetchSize": str(PREFETCH),
-                    "receipt": number,
-                },
-            )
-            self._session.ask(frame, number, time.monotonic() + self._seconds)
+            self._subscribe(self._session)
         return self._session
+
+    def _subscribe(self, session: Session) -> None:
+        number = session.number()
+        frame = encode(
+            "SUBSCRIBE",
+            {
+                "destination": f"/queue/{self._queue}",
+                "id": number,
+                "ack": "client-individual",
+                "activemq.prefetchSize": str(PREFETCH),
+                "receipt": number,
+            },
+        )
+        session.ask(frame, number, time.monotonic() + self._seconds)
+        self._room += PREFETCH
 
     def _page(self, limit: int) -> list[DeadLetter]:
         page: list[DeadLetter] = []
@@ -167,6 +176,6 @@ class ActiveMQLetters:
         session, self._session = self._session, None
         self._arrived.clear()
         self._lost |= {key: letter for key, (letter, _) in self._acks.items()}
-        self._acks, self._left = {}, 0
+        self._acks, self._left, self._room = {}, 0, 0
         if session is not None:
             session.close()

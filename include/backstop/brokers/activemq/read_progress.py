@@ -5,6 +5,7 @@ A group has no offsets here, only a queue: its progress is a time, that of the o
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ LISTED = 400
 ATTEMPTS = 5
 TRANSFORMED = "transformation"
 """The header of a message that the broker may have turned into a text."""
+_BROKERS_ID = re.compile(r"(?s).+(?::-?[0-9]{1,18}){3}")
+"""The broker's id of a message: its connection, session, producer and that one's number of it. Asked for another text, it fails."""
 _HIDES = "timestamp"
 _AGES = [timedelta(seconds=n) for n in (1, 10, 60, 600, 3600, 6 * 3600, 86_400, 7 * 86_400)]
 _START = datetime(1970, 1, 1, tzinfo=UTC)
@@ -112,7 +115,10 @@ class ProgressReader:
         )
         if self.jolokia.read(bean, ("Name",)) is not None:
             return True
-        return self._names.has_group and bool(self.group_queues(topic))
+        if self._names.has_group and self.group_queues(topic):
+            return True
+        self._require_alive(f"looking for the topic {topic!r}")
+        return False
 
     def group_queues(self, topic: str) -> list[str]:
         """The queues of the topic's groups."""
@@ -220,10 +226,11 @@ class ProgressReader:
         """
         if self.shows_content(frame):
             return True
+        broker_id = frame.headers.get("message-id", "")
+        if not _BROKERS_ID.fullmatch(broker_id):
+            return False  # a property of this name stands in place of it: the broker cannot be asked for this one
         shown = self.jolokia.run(
-            self.jolokia.queue_bean(queue),
-            "getMessage(java.lang.String)",
-            frame.headers.get("message-id", ""),
+            self.jolokia.queue_bean(queue), "getMessage(java.lang.String)", broker_id
         )
         return isinstance(shown, dict) and "Text" in shown
 
@@ -280,6 +287,7 @@ class ProgressReader:
         if not groups:
             return []
         there = self.jolokia.queues()
+        self._require_alive("looking for dead-letter queues")
         wanted = [name for name in self._names.shared_dead_letter_queues() if name in there]
         for name in sorted(there):
             source = self._names.source_of_dead_letters(name)
@@ -310,6 +318,14 @@ class ProgressReader:
             f"a browser got {len(frames)} of {before} dead letters, {after} are left: raise maxBrowsePageSize for this "
             "queue, or let triage drain it",
         )
+
+    def _require_alive(self, doing: str) -> None:
+        """To be asked after the beans: a broker that stops ends its connectors first, then one bean after the other, and Jolokia
+        last. What is not there counts only while it takes a connection."""
+        try:
+            self._pool.new().close()
+        except NotSent as error:
+            raise unavailable(doing, str(error)) from error
 
     def depth(self, queue: str) -> tuple[int, int, int] | None:
         """(messages, of these in consumers' hands, messages that ever came); null: there is no such queue."""

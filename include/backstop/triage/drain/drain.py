@@ -121,6 +121,8 @@ def drain_all(
                     _drain_queue(
                         control, run, broker, name, queue, settings, bounds, quota, drained
                     )
+                except pg.LockNotAvailable:
+                    drained.missed[subject] = "another drain has held it for too long"
                 except _ENDS_THE_DRAIN:
                     raise
                 except Unavailable as error:

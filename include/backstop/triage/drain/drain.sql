@@ -5,11 +5,11 @@
 SELECT clock_timestamp(),
     EXISTS (SELECT FROM drain_batch WHERE broker = %(broker)s AND queue = %(queue)s AND acknowledged_at IS NULL);
 
--- name: lock_queue: until this transaction ends nobody else stores letters of this queue
-SELECT pg_advisory_xact_lock(hashtextextended(%(broker)s || chr(10) || %(queue)s, 6));
+-- name: lock_queue: until this transaction ends nobody else stores letters of this queue; a process that stands still in it loses it
+SELECT set_config('idle_in_transaction_session_timeout', '60000', true), pg_advisory_xact_lock(hashtextextended(%(broker)s || chr(10) || %(queue)s, 6));
 
 -- name: stored: letters that are stored already under these ids of the broker, and whether their page was acknowledged
-SELECT l.broker_id, l.topic, l.consumer_group, l.message_id, l.died_at, l.batch_id, b.acknowledged_at
+SELECT l.broker_id, l.topic, l.consumer_group, l.message_id, l.died_at, l.batch_id, b.acknowledged_at, b.run_id = %(run_id)s
 FROM dead_letter l JOIN drain_batch b USING (batch_id)
 WHERE l.broker = %(broker)s AND l.queue = %(queue)s AND l.broker_id = ANY (%(ids)s::text[]);
 

@@ -25,6 +25,8 @@ class Stored:
     died_at: datetime | None
     batch_id: int
     acknowledged_at: datetime | None
+    same_run: bool = True
+    """Its page was stored by the run that reads now; else by another one, which may be at work beside us."""
 
 
 class Met(Enum):
@@ -42,7 +44,7 @@ def redrain_match(
     `first_batch`: the first page that this reader's letters were stored in."""
     if letter.died_at is not None and stored.died_at is not None:
         return Met.KNOWN if letter.died_at == stored.died_at else Met.NEW
-    if first_batch is not None and stored.batch_id >= first_batch:
+    if stored.same_run and first_batch is not None and stored.batch_id >= first_batch:
         return Met.NEW  # a reader hands out each entry once: these are two
     if stored.acknowledged_at is None:
         return Met.KNOWN

@@ -93,7 +93,7 @@ def store_page(
         with control, control.cursor() as cursor:
             hold(cursor, run)
             cursor.execute(_SQL["lock_queue"], {"broker": place.broker, "queue": place.queue})
-            stored = _find(cursor, place, read.storable) if look else {}
+            stored = _find(cursor, run, place, read.storable) if look else {}
             new, taken = _decide(place, read, stored, first_batch)
             cursor.execute(
                 _SQL["insert_batch"],
@@ -171,7 +171,9 @@ def _names(letter: DeadLetter | Stored) -> tuple[str | None, str | None, str | N
     return letter.topic, letter.group, letter.message_id
 
 
-def _find(cursor: Any, place: Place, letters: Iterable[DeadLetter]) -> dict[str, list[Stored]]:
+def _find(
+    cursor: Any, run: Run, place: Place, letters: Iterable[DeadLetter]
+) -> dict[str, list[Stored]]:
     """By the broker's own id, the letters that are stored under it, the first death first."""
     found: dict[str, list[Stored]] = {}
     wanted = {
@@ -180,7 +182,12 @@ def _find(cursor: Any, place: Place, letters: Iterable[DeadLetter]) -> dict[str,
     while wanted:
         cursor.execute(
             _SQL["stored"],
-            {"broker": place.broker, "queue": place.queue, "ids": array_literal(list(wanted))},
+            {
+                "run_id": run.run_id,
+                "broker": place.broker,
+                "queue": place.queue,
+                "ids": array_literal(list(wanted)),
+            },
         )
         rows = [Stored(*row) for row in cursor.fetchall()]
         bases = [wanted[row.broker_id] for row in rows]

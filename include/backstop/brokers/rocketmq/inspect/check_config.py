@@ -218,9 +218,15 @@ def check_permissions(
     return Finding(subject, True, says)
 
 
-def check_retries(group: str, levels: str, retry_max: int | None, wanted: WantedGroup) -> Finding:
+def check_retries(
+    group: str,
+    levels: str,
+    retry_max: int | None,
+    wanted: WantedGroup,
+    retry_min: int | None = None,
+) -> Finding:
     """Does a message come again for as long as the policy reckons with? `retry_max`: the group's own, for consumers that name
-    none."""
+    none; `retry_min`: at the master where it is lowest."""
     subject = f"group {group}: retries"
     known = parse_levels(levels)
     deliveries = max(
@@ -242,11 +248,12 @@ def check_retries(group: str, levels: str, retry_max: int | None, wanted: Wanted
             f"{says}; a lease and a sweep take {wanted.retries_more_than}",
             "Let the broker deliver for longer than a lease and a sweep, or it makes dead letters of what is only busy.",
         )
-    if retry_max is not None and 1 + retry_max < wanted.delivery_limit:
+    fewest = retry_max if retry_min is None else retry_min
+    if fewest is not None and 1 + fewest < wanted.delivery_limit:
         return Finding(
             subject,
             False,
-            f"{says}; retryMaxTimes {retry_max} ends sooner than delivery_limit {wanted.delivery_limit}",
+            f"{says}; retryMaxTimes {fewest} ends sooner than delivery_limit {wanted.delivery_limit}",
             "Set retryMaxTimes of the group to delivery_limit - 1.",
         )
     return Finding(subject, True, says)

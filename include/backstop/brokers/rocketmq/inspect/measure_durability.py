@@ -81,7 +81,7 @@ class ConfigReader:
         for topic in topics:
             findings.append(self._topic(topic, deadline))
         groups: dict[str, list[str]] = {}
-        for topic in topics:
+        for topic in filter(_can_be, topics):
             for group in self._wanted[topic].groups if topic in self._wanted else ():
                 groups.setdefault(group, []).append(topic)
         addresses = sorted(there.values())
@@ -138,10 +138,11 @@ class ConfigReader:
             do = "Make it on every master (mqadmin updateSubGroup), then check again."
             return [Finding(subject, False, f"it is not there at {', '.join(missing)}", do)]
         findings = [check_group(group, found)]
-        retries = max((int(one.get("retryMaxTimes", 16)) for one in found.values()), default=None)
+        retries = sorted(int(one.get("retryMaxTimes", 16)) for one in found.values())
+        most, fewest = (retries[-1], retries[0]) if retries else (None, None)
         policies = [self._wanted[topic].groups[group] for topic in topics]
         tightest = min(policies, key=lambda one: one.retries_at_most)
-        findings.append(check_retries(group, self._levels, retries, tightest))
+        findings.append(check_retries(group, self._levels, most, tightest, fewest))
         consumers = self._consumers(group, name, topics, sorted(configs), deadline)
         findings.append(check_progress(group, consumers, any(one.acknowledged for one in policies)))
         for topic, one in zip(topics, policies, strict=True):
@@ -192,6 +193,15 @@ class ConfigReader:
         return Consumers(
             len(clients), subscriptions, pops, sum(info is None for info in infos.values())
         )
+
+
+def _can_be(topic: str) -> bool:
+    """Whether RocketMQ can have the name; else the topic's own finding says so."""
+    try:
+        encode_topic(topic)
+    except ContractBroken:
+        return False
+    return True
 
 
 def _lines(answer: Answer) -> dict[str, str]:
