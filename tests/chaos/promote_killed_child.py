@@ -50,12 +50,12 @@ elif case["boundary"] == "between two commits of one shard":
     stubs.PostgresStubs._promote = second_commit_dies
     change, changes = MysqlConnection.change, []
 
-    def second_change_dies(connection: Any, work: Any) -> Any:
+    def second_change_dies(connection: Any, work: Any, **how: Any) -> Any:
         if connection.subject == "shard shop_b" and getattr(work, "func", None) is promote:
             changes.append(work)
             if len(changes) == 2:
                 die()
-        return change(connection, work)
+        return change(connection, work, **how)
 
     MysqlConnection.change = second_change_dies
 elif case["boundary"] == "after the last shard":

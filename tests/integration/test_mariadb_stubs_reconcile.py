@@ -48,7 +48,8 @@ def test_every_verdict_is_what_it_is_with_stubs_in_postgresql(
         (in_mariadb, broken_there), counts_there = staged(there, spark)
     assert in_mariadb == in_postgresql and broken_there == broken
     assert len(in_mariadb[0]) > 20 and len(in_mariadb[1]) > 20, "a world that shows little"
-    assert counts_there == counts
+    # How many logs a scan may find is asked of statistics, which the server may have taken meanwhile.
+    assert {**counts_there, "scan_estimate": 0} == {**counts, "scan_estimate": 0}
 
 
 def test_a_lost_message_is_sent_again_once_and_then_confirmed(
