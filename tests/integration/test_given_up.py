@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from backstop.cases.open import open_case
 from backstop.config.load import from_mapping
 from backstop.decisions.decide import decide
-from backstop.model.records import Counts
+from backstop.model.errors import StoreUnavailable
+from backstop.model.records import Counts, Key
 from backstop.reconcile.promote import promote
 from backstop.reconcile.revisit import revisit_cases
 from backstop.runs.run import Run, close_run, open_run
+from backstop.stores.postgresql.stubs import PostgresStubs
 from control_world import World, servers, world, written_settings  # noqa: F401
 
 FLOOR = 5
@@ -360,3 +363,23 @@ def test_what_a_person_withdrew_while_a_run_was_judging_is_not_asked_about_again
     close_run(world.conn, run, "done", counts)
     assert world.control("SELECT state FROM case_file ORDER BY case_id") == [("closed",)]
     assert world.control("SELECT count(*) FROM open_delivery") == [(0,)]
+
+
+def test_a_shard_that_is_away_keeps_nothing_of_the_others_from_being_confirmed_or_asked_about(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = PostgresStubs.stub_table
+
+    def answer(self: PostgresStubs, keys: Sequence[Key]) -> Any:
+        if self.shard == "shop_b":
+            raise StoreUnavailable("no answer", unaffected="", next_step="")
+        return really(self, keys)
+
+    for name in ("done", "lost"):
+        world.stub(name, sends=4, status="exhausted")
+    for group in ("billing", "shipping"):
+        world.log("done", group)
+    monkeypatch.setattr(PostgresStubs, "stub_table", answer)
+    counts = revisited(world)
+    assert counts.get("late_confirmed") == 1
+    assert counts.get("case_exhausted") == 2

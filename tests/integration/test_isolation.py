@@ -913,6 +913,25 @@ def test_a_row_that_its_shard_refuses_holds_back_no_other_resend(
         assert found == {**states, "later": "sent"}
 
 
+def test_what_a_mass_loss_asks_a_person_about_is_not_sent_by_a_request_from_before_it(
+    world: System,
+) -> None:
+    for message_id in ("asked", "other"):
+        lose(world, message_id)
+    ask_for(world, "asked", "other")
+    world.rows(
+        "control",
+        "WITH c AS (INSERT INTO case_file (kind, topic, consumer_group, summary) VALUES ('mass_loss', 'orders', 'billing', 's')"
+        " RETURNING case_id) INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)"
+        " SELECT case_id, 'shop_a', 'orders', 'asked', 'billing' FROM c",
+    )
+    resend(world.settings, world.connections)
+    states = dict(world.rows("control", "SELECT message_id, state FROM resend_request"))
+    assert states == {"asked": "not_needed", "other": "sent"}
+    sends = dict(world.rows("shop_a", "SELECT message_id, send_count FROM message_stub"))
+    assert sends == {"asked": 1, "other": 2}
+
+
 def test_a_promotion_that_missed_a_row_keeps_no_anomaly_from_being_found(
     world: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:

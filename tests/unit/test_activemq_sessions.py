@@ -340,6 +340,7 @@ def test_letters_that_must_stay_hide_none_behind_them(monkeypatch: pytest.Monkey
 
     class Session:
         room = given = 0
+        was_quiet = False
 
         def number(self) -> str:
             return "1"
@@ -350,12 +351,21 @@ def test_letters_that_must_stay_hide_none_behind_them(monkeypatch: pytest.Monkey
         def read(self, _: float) -> Frame | None:
             if self.given == min(self.room, len(there)):
                 return None
+            if (
+                self.given == 4 and not self.was_quiet
+            ):  # what lies behind comes a moment after it was asked for
+                self.was_quiet = True
+                return None
             self.given += 1
             return there[self.given - 1]
 
         def close(self) -> None: ...
 
-    reader = SimpleNamespace(depth=lambda _: (5, 5, 5), whole=lambda _, frame: bool(frame.body))
+    def whole(_: str, frame: Frame) -> bool:
+        time.sleep(0 if frame.body else 0.06)  # four of them take longer than the reader has
+        return bool(frame.body)
+
+    reader = SimpleNamespace(depth=lambda _: (5, 5, 5), whole=whole)
     letters = draining.ActiveMQLetters(
         cast(Any, SimpleNamespace(new=Session)), cast(Any, reader), Names(), "DLQ.q", seconds=0.2
     )

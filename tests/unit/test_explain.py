@@ -153,5 +153,23 @@ def test_what_happens_next_is_said_with_when_and_what_holds_it(
     assert says in next_step(judged, mode=mode, paused=paused, requests=requests)
 
 
+@pytest.mark.parametrize(
+    ("state", "decision", "held"),
+    [("open", None, True), ("decided", "leave", True), ("decided", "resend", False)],
+)
+def test_what_a_mass_loss_keeps_for_a_person_is_promised_to_nobody(
+    state: str, decision: str | None, held: bool
+) -> None:
+    case = {
+        "kind": "mass_loss",
+        "consumer_group": "billing",
+        "state": state,
+        "decision": decision,
+        "settled_at": None,
+    }
+    says = next_step(JUDGED, mode="repair", paused=None, requests=[], cases=[case])
+    assert ("a person decides" in says) == held and ("the next reconcile asks" in says) != held
+
+
 def test_an_id_cannot_steer_the_terminal() -> None:
     assert printable("a\x1b[31m\r\nb\u202e日") == "a\\x1b[31m\\r\\nb\\u202e日"

@@ -4,7 +4,7 @@ a topic without a group is looked at like any other."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -239,9 +239,27 @@ def test_anomalies_wait_once_for_a_shard_that_is_away(monkeypatch: pytest.Monkey
     assert shard.asked == {"stubs": 1, "clock": 1}
 
 
-def anomalies_of(monkeypatch: pytest.MonkeyPatch, sources: Sources) -> Counts:
+def anomalies_of(
+    monkeypatch: pytest.MonkeyPatch, sources: Sources, pages: Sequence[Any] = ()
+) -> Counts:
+    """`pages`: of withdrawn messages."""
     monkeypatch.setattr(anomalies, "Sources", lambda *_: nullcontext(sources))
     control = MagicMock()
-    control.cursor.return_value.__enter__.return_value.fetchone.return_value = None
+    cursor = control.cursor.return_value.__enter__.return_value
+    cursor.fetchone.return_value = None
+    cursor.fetchall.side_effect = [*pages, []]
     run = Run(1, "token", NOW, "reconcile", "*")
     return anomalies.find_anomalies(sources.settings, MagicMock(), control, run)
+
+
+def test_withdrawn_messages_wait_once_for_a_store_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Silent(StoreUnavailable)
+    sources = Sources(settings(), logs=lambda _: store)
+    monkeypatch.setattr(anomalies, "_next_batch", lambda *_: ([], NOW))
+    monkeypatch.setattr(anomalies, "_look", lambda *_: [])
+    monkeypatch.setattr(anomalies, "hold", lambda *_: None)
+    pages = [[("topic-0", f"m-{page}", NOW, "shop")] for page in range(3)]
+    assert anomalies_of(monkeypatch, sources, pages) == {"anomalies_unread": 2}
+    assert store.asked == {"logs": 1, "clock": 1}

@@ -66,32 +66,42 @@ def find_anomalies(settings: Settings, connections: Connections, control: Any, r
             except Unavailable as error:
                 sources.missed(f"anomalies of group {group}", error)
                 away |= {name: error for name, source in needed.items() if not answers(source)}
-        counts += _find_withdrawn(settings, sources, control, run)
+        counts += _find_withdrawn(settings, sources, control, run, away)
         counts.add("anomalies_unread", len(sources.unreachable))
     return counts
 
 
-def _find_withdrawn(settings: Settings, sources: Sources, control: Any, run: Run) -> Counts:
-    """Withdrawn messages that were consumed later, by key: most had a log by then, which the search in time order has passed."""
-    counts, after = Counts(), Key("", "")
+def _find_withdrawn(
+    settings: Settings, sources: Sources, control: Any, run: Run, away: dict[str, Unavailable]
+) -> Counts:
+    """Withdrawn messages that were consumed later, by key: most had a log by then, which the search in time order has passed.
+    `away`: what does not answer, by subject; it is waited for once."""
+    counts, after = Counts(), ("", "", "")
     policies = [settings.policy_for(topic) for topic in settings.topics]
     since = run.as_of - max(one.broker_retention + one.redelivery_horizon for one in policies)
     while True:
         with control, control.cursor() as cursor:
-            where = {"since": since, "topic": after.topic, "id": after.message_id, "limit": _BATCH}
-            cursor.execute(_SQL["withdrawn"], where)
-            withdrawn = {Key(*row[:2]): row[2] for row in cursor.fetchall()}
-        if not withdrawn:
+            where = dict(zip(("shard", "topic", "id"), after, strict=True))
+            cursor.execute(_SQL["withdrawn"], {**where, "since": since, "limit": _BATCH})
+            rows = cursor.fetchall()
+        if not rows:
             return counts
-        after = list(withdrawn)[-1]
+        withdrawn = {Key(*row[:2]): row[2] for row in rows}
+        after = (rows[-1][3], *rows[-1][:2])
         for group in settings.groups:
             mine = [key for key in withdrawn if group in settings.groups_of(key.topic)]
             if not mine or settings.is_lake_log(group):
+                continue
+            store = f"store {settings.groups[group].store}"
+            if store in away:
+                sources.missed(f"anomalies of group {group}", away[store])
                 continue
             try:
                 logs = sources.logs_of(group).logs(group, mine)
             except Unavailable as error:
                 sources.missed(f"anomalies of group {group}", error)
+                if not answers(partial(sources.logs_of, group)):
+                    away[store] = error
                 continue
             found: list[Anomaly] = [
                 _consumed_though_withdrawn(key, group, run)
@@ -103,8 +113,10 @@ def _find_withdrawn(settings: Settings, sources: Sources, control: Any, run: Run
             if found:
                 with control, control.cursor() as cursor:
                     hold(cursor, run)
-                    execute_values(cursor, _SQL["anomalies"], found)
-                counts.add("voided_but_consumed", len(found))
+                    statement = f"{_SQL['anomalies'].rstrip().rstrip(';')} RETURNING xmax = 0"
+                    written = execute_values(cursor, statement, found, fetch=True)
+                if fresh := sum(is_new for (is_new,) in written):
+                    counts.add("voided_but_consumed", fresh)
 
 
 def _consumed_though_withdrawn(key: Key, group: str, run: Run) -> Anomaly:

@@ -318,7 +318,7 @@ FROM (
             SELECT FROM open_delivery o
             WHERE o.topic = m.topic AND o.message_id = m.message_id AND o.consumer_group = m.consumer_group
                 -- A day after its next look was due no run judges it any more: one beside the last had said so too late.
-                AND greatest(o.judged_at, o.next_look_at) > clock_timestamp() - interval '1 day')
+                AND greatest(o.judged_at, o.next_look_at) > statement_timestamp() - interval '1 day')
         -- A broken stub is judged by nobody, and so never open: its case is a person's until the stub is repaired and judged.
         AND NOT EXISTS (
             SELECT FROM quarantine q
@@ -345,6 +345,10 @@ WHERE NOT EXISTS (
     SELECT 1 FROM case_member m JOIN case_file c USING (case_id)
     WHERE m.topic = k.topic AND m.message_id = k.message_id AND m.settled_at IS NULL AND c.closed_at IS NULL
         AND (c.state = 'open' OR c.decision = 'leave'));
+
+-- name: met_twice: of these messages, those that a run met on more than one shard
+SELECT q.topic, q.message_id FROM quarantine q
+WHERE q.reason = 'on_two_shards' AND (q.topic, q.message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]));
 
 -- name: asked_about: the deliveries of these messages that an open case is about, or one that a person left
 SELECT m.topic, m.message_id, m.consumer_group
@@ -376,10 +380,10 @@ SELECT reached FROM watermark WHERE subject = %(subject)s;
 INSERT INTO watermark (subject, reached) VALUES (%(subject)s, %(reached)s)
 ON CONFLICT (subject) DO UPDATE SET reached = greatest(watermark.reached, excluded.reached);
 
--- name: withdrawn: messages that a person withdrew since an instant, and when, in pages by key
-SELECT w.topic, w.message_id, max(w.applied_at) FROM withdrawal w
-WHERE w.applied_at >= %(since)s AND (w.topic, w.message_id) > (%(topic)s, %(id)s)
-GROUP BY 1, 2 ORDER BY 1, 2 LIMIT %(limit)s;
+-- name: withdrawn: messages that a person withdrew since an instant, and when that was begun, in pages by the table's own key
+SELECT w.topic, w.message_id, w.begun_at, w.shard FROM withdrawal w
+WHERE w.applied_at >= %(since)s AND (w.shard, w.topic, w.message_id) > (%(shard)s, %(topic)s, %(id)s)
+ORDER BY w.shard, w.topic, w.message_id LIMIT %(limit)s;
 
 -- name: anomalies: counted once for each subject
 INSERT INTO anomaly (kind, subject, topic, message_id, consumer_group, detail, times, first_run_id) VALUES %s

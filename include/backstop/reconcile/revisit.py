@@ -81,6 +81,8 @@ def revisit_cases(settings: Settings, connections: Connections, control: Any, ru
         while batch := list(islice(keys, _BATCH)):
             seen = judge.judgement(batch)
             counts.add("revisited", len(seen.stubs))
+            if any(subject.startswith("shard ") for subject in seen.unreachable):
+                _doubt(control, seen)
             counts += _confirm(judge.sources, seen, missed)
             done = [
                 (*one.key, one.consumer_group)
@@ -204,11 +206,17 @@ def _is_exhausted(seen: Judgement, key: Key) -> bool:
     return seen.stubs[key].status == StubStatus.EXHAUSTED and _is_on_one_shard(seen, key)
 
 
+def _doubt(control: Any, seen: Judgement) -> None:
+    """A message that a run met on two shards may have its other promise in the one that is silent."""
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["met_twice"], _columns(list(seen.stubs)))
+        for key in map(Key._make, cursor.fetchall()):
+            seen.shards_of[key].append("a silent one")
+
+
 def _is_on_one_shard(seen: Judgement, key: Key) -> bool:
-    """Else what was judged is the promise of one shard, and tells nothing of the other's, which one that is silent may have."""
-    return len(seen.shards_of[key]) == 1 and not any(
-        subject.startswith("shard ") for subject in seen.unreachable
-    )
+    """Else what was judged is the promise of one shard, and tells nothing of the other's."""
+    return len(seen.shards_of[key]) == 1
 
 
 def _columns(keys: Sequence[Key]) -> dict[str, list[str]]:

@@ -90,6 +90,7 @@ def tell(
                         mode=mode,
                         paused=paused.get(topic, paused.get("*")),
                         requests=story.requests,
+                        cases=story.cases,
                     ),
                     logs.get((judged.consumer_group, key)),
                 )

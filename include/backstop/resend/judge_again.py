@@ -14,6 +14,7 @@ from backstop.evidence.judge_by_key import Judgement
 from backstop.model.errors import Unavailable
 from backstop.requests.ask import ERASED, duplicates_of, erased_among, sends_to_one_group
 from backstop.requests.policy import (
+    RECONCILE,
     Decision,
     NotNeeded,
     Postpone,
@@ -28,6 +29,8 @@ from backstop.sql.named import load
 from backstop.verdicts.frames import instant, micros
 
 _SQL = load("backstop.resend", "situations.sql")
+_A_PERSONS = load("backstop.resend", "queries.sql")["a_persons"]
+A_PERSONS = "a person is asked about it as one of a mass loss"
 _REQUEST = pa.schema(
     [
         ("place", pa.int32()),
@@ -60,7 +63,24 @@ def judge_again(
             situation["request_ids"], by_place[situation["place"]].decide(situation)
         )
     requests = [request for _, some in topic_shards for request in some]
+    decisions |= _a_persons(worker, requests, decisions)
     return decisions | _erased(worker, requests, decisions), judgement
+
+
+def _a_persons(
+    worker: Worker, requests: Sequence[Request], decisions: Mapping[int, Decision]
+) -> dict[int, Decision]:
+    """Of reconcile's requests to send, those that its blast radius holds by now: they close, and a person's answer opens them."""
+    sends = [
+        one.request_id
+        for one in requests
+        if one.requested_by == RECONCILE and isinstance(decisions[one.request_id], Send)
+    ]
+    if not sends:
+        return {}
+    with worker.control, worker.control.cursor() as cursor:
+        cursor.execute(_A_PERSONS, {"ids": sends})
+        return {number: NotNeeded(A_PERSONS) for (number,) in cursor.fetchall()}
 
 
 def _erased(

@@ -114,6 +114,13 @@ SELECT
 SELECT r.message_id FROM resend_request r
 WHERE r.topic = %(topic)s AND r.message_id = ANY (%(ids)s::text[]) AND r.state IN ('open', 'claimed');
 
+-- name: a_persons: of these requests, those of a delivery that a person is asked about as one of a mass loss, or left
+SELECT r.request_id FROM resend_request r
+WHERE r.request_id = ANY (%(ids)s::bigint[]) AND EXISTS (
+    SELECT FROM case_member m JOIN case_file c USING (case_id)
+    WHERE m.topic = r.topic AND m.message_id = r.message_id AND (r.groups IS NULL OR m.consumer_group = ANY (r.groups))
+        AND c.kind = 'mass_loss' AND m.settled_at IS NULL AND c.closed_at IS NULL AND (c.state = 'open' OR c.decision = 'leave'));
+
 -- name: waiting: how much each group of a topic has before it, and how fast it goes
 -- The rate is measured from the oldest progress within the window to the newest.
 SELECT p.consumer_group,
