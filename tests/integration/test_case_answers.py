@@ -585,3 +585,26 @@ def test_leaving_some_letters_leaves_the_case_open_for_the_others(world: World) 
     assert case_state(world, case_id) == "open"
     answered(world, case_id, "leave", who="bob")
     assert case_state(world, case_id) == "decided"
+
+
+def test_a_replay_that_dies_again_is_not_left_by_another_letter_of_its_delivery(
+    world: World,
+) -> None:
+    dead(world, "m", "poison")
+    case_id = asked(world)
+    letter(world, "m", "unknown", fingerprint="1:other")
+    other = asked(world)
+    assert other != case_id
+    answered(world, case_id, "leave")
+    look_now(world)
+    triage(world)
+    answered(world, case_id, "replay")
+    assert resend(world)["published"] == 1
+    letter(world, "m", "poison")
+    world.run(
+        "consumer_billing", "UPDATE consumer_log SET updated_at = now() - interval '1 minute'"
+    )
+    look_now(world)
+    triage(world)
+    assert letters(world)["m"]["decision"] == "escalate"
+    assert case_state(world, case_id) == "open"

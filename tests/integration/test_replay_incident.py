@@ -198,6 +198,8 @@ def test_dead_letters_of_a_cause_are_replayed_and_leave_their_case(world: World)
     assert (plan.total, counts["replaying"], letters(world)["n"]["state"]) == (1, 1, "open")
     assert letters(world)["m"]["state"] == "replaying"
     assert sorted(row[4] for row in cases(world)) == ["closed", "open"]
+    ((body,),) = world.control("SELECT body FROM alert WHERE dedup_key LIKE 'case/%%/closed%%'")
+    assert "is being replayed" in body, "nothing of it is done yet"
     assert resend(world)["published"] == 1
     assert triage(world)["replayed"] == 1
 

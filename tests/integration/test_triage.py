@@ -12,7 +12,12 @@ from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.decisions.decide import decide
 from backstop.model.errors import Unavailable
+from backstop.model.records import Counts
 from backstop.requests.ask import Ask, ask
+from backstop.runs.run import close_run, open_run
+from backstop.stores.postgresql.logs import PostgresLogs
+from backstop.triage.causes.classify import classify_dead_letters
+from backstop.triage.causes.promote_causes import promote_causes
 from control_world import World, servers, world, written_settings  # noqa: F401
 from maria_world import MariaDatabase, maria_consumer, maria_server  # noqa: F401
 from triage_world import (
@@ -571,3 +576,74 @@ def test_a_decision_that_the_database_refuses_holds_back_no_other(world: World) 
         world.control("DROP TRIGGER refuse ON dead_letter; DROP FUNCTION refuse()")
     look_now(world)
     assert triage(world)["replaying"] == 1
+
+
+def test_a_shard_that_is_away_holds_up_no_dead_letter_of_another(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead(world, "safe")
+    dead(world, "bad", "poison")
+    letter(world, "nowhere")
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_PRODUCER_B", "postgresql://nobody@127.0.0.1:1/gone")
+    world.connections = Connections()
+    with pytest.raises(Unavailable, match="shard shop_b"):
+        triage(world)
+    found = letters(world)
+    assert (found["safe"]["state"], found["bad"]["decision"]) == ("replaying", "escalate")
+    assert found["nowhere"]["decision"] == "wait", "the other shard may have promised it"
+
+
+def test_logs_of_one_group_that_fail_leave_no_other_group_of_their_store_unclassified(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letter(world, "p", None, "audit", "payments")
+    dead(world, "m", None)
+    whole = PostgresLogs.logs
+
+    def broken(self: Any, group: str, keys: Any) -> Any:
+        if group == "audit":
+            raise RuntimeError("a row that nobody foresaw")
+        return whole(self, group, keys)
+
+    monkeypatch.setattr(PostgresLogs, "logs", broken)
+    run = open_run(world.conn, "triage", "*", world.settings)
+    classify_dead_letters(world.conn, world.settings, world.connections, run)
+    promote_causes(world.conn, run)
+    close_run(world.conn, run, "done", Counts())
+    found = letters(world)
+    assert found["p"]["category"] is None
+    assert found["m"]["category"] is not None
+
+
+def test_a_letter_takes_no_group_along_that_a_mass_loss_holds(world: World) -> None:
+    dead(world, "m")
+    with world.conn, world.conn.cursor() as cur:
+        ask(cur, [Ask("shop_a", "orders", "m", 2, ("shipping",), "lost", "reconcile")], None)
+    triage(world)
+    assert requests(world) == [("m", 2, ["billing", "shipping"], "triage", "open")]
+    world.control(
+        "WITH c AS (INSERT INTO case_file (kind, topic, consumer_group, summary) VALUES ('mass_loss', 'orders', 'shipping', 's')"
+        " RETURNING case_id) INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)"
+        " SELECT case_id, 'shop_a', 'orders', 'm', 'shipping' FROM c"
+    )
+    assert resend(world)["published"] == 1
+    assert published(world) == [("m", '["billing"]')]
+    assert requests(world)[0][2] == ["billing"]
+
+
+def test_a_letter_that_a_dead_workers_copy_was_not_for_is_open_again(world: World) -> None:
+    dead(world, "m")
+    triage(world)
+    ((number,),) = world.control(
+        "UPDATE resend_request SET groups = '{billing,shipping}', state = 'claimed', claim_token = gen_random_uuid(),"
+        " claim_deadline = now() - interval '1 second' RETURNING request_id"
+    )
+    world.run("producer_a", "UPDATE message_stub SET send_count = 2")
+    world.run(
+        "producer_a",
+        "INSERT INTO send_attempt (topic, message_id, send_number, groups, requested_by, started_at, outcome)"
+        " VALUES ('orders', 'm', 2, '{shipping}', %s, now(), 'unknown')",
+        (f"request {number}",),
+    )
+    resend(world)
+    assert triage(world)["open_again"] == 1

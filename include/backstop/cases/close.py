@@ -39,6 +39,10 @@ def close_settled(cur: Any) -> int:
     closed = cur.fetchall()
     for case_id, kind, topic, group, decision, reopened in closed:
         how = f"after the decision to {decision}" if decision else "by itself"
+        body = f"Every delivery to {group} in it was done, withdrawn or discarded, {how}."
+        if kind == "dead_letters" and not decision:
+            # Letters leave a case for a replay, too, and for the case of another cause.
+            body = f"No dead letter of {group} in it is undecided: each is discarded, is being replayed, or is in another case."
         cur.execute(
             _SQL["alert"],
             {
@@ -46,7 +50,7 @@ def close_settled(cur: Any) -> int:
                 "dedup_key": closing_key(case_id, reopened),
                 "severity": "info",
                 "title": f"Case {case_id} closed: {kind} in {topic}",
-                "body": f"Every delivery to {group} in it was done, withdrawn or discarded, {how}.",
+                "body": body,
             },
         )
     _leave_rest(cur)

@@ -15,6 +15,7 @@ from backstop.model.errors import Unavailable
 from backstop.requests.ask import ERASED, duplicates_of, erased_among, sends_to_one_group
 from backstop.requests.policy import (
     RECONCILE,
+    TRIAGE,
     Decision,
     NotNeeded,
     Postpone,
@@ -29,7 +30,7 @@ from backstop.sql.named import load
 from backstop.verdicts.frames import instant, micros
 
 _SQL = load("backstop.resend", "situations.sql")
-_A_PERSONS = load("backstop.resend", "queries.sql")["a_persons"]
+_QUERIES = load("backstop.resend", "queries.sql")
 A_PERSONS = "a person is asked about it as one of a mass loss"
 _REQUEST = pa.schema(
     [
@@ -56,6 +57,7 @@ def judge_again(
     judgement = worker.judge.judgement(
         [request.key for _, requests in topic_shards for request in requests]
     )
+    topic_shards, emptied = _without_held(worker, topic_shards)
     decisions: dict[int, Decision] = {}
     by_place = [_Decider(worker, topic_shard, judgement) for topic_shard, _ in topic_shards]
     for situation in _situations(worker, topic_shards, judgement):
@@ -63,8 +65,41 @@ def judge_again(
             situation["request_ids"], by_place[situation["place"]].decide(situation)
         )
     requests = [request for _, some in topic_shards for request in some]
+    decisions |= dict.fromkeys(emptied, NotNeeded(A_PERSONS))
     decisions |= _a_persons(worker, requests, decisions)
     return decisions | _erased(worker, requests, decisions), judgement
+
+
+def _without_held(
+    worker: Worker, topic_shards: Sequence[tuple[TopicShard, Sequence[Request]]]
+) -> tuple[Sequence[tuple[TopicShard, Sequence[Request]]], list[int]]:
+    """Triage's requests without the groups of reconcile's that its blast radius holds by now: only a person sends to these. And the
+    numbers of those that no group is left of, which stay as they are."""
+    ids = [one.request_id for _, some in topic_shards for one in some if one.requested_by == TRIAGE]
+    if not ids:
+        return topic_shards, []
+    with worker.control, worker.control.cursor() as cursor:
+        cursor.execute(_QUERIES["held_groups"], {"ids": ids})
+        held: dict[int, list[str]] = dict(cursor.fetchall())
+    if not held:
+        return topic_shards, []
+    emptied: list[int] = []
+
+    def narrowed(one: Request, every: Sequence[str]) -> Request:
+        without = held.get(one.request_id)
+        if without is None:
+            return one
+        wanted = every if one.groups is None else one.groups
+        if groups := tuple(group for group in wanted if group not in without):
+            return one._replace(groups=groups)
+        emptied.append(one.request_id)
+        return one
+
+    rest = [
+        (where, [narrowed(one, worker.settings.groups_of(where.topic)) for one in some])
+        for where, some in topic_shards
+    ]
+    return rest, emptied
 
 
 def _a_persons(
@@ -79,7 +114,7 @@ def _a_persons(
     if not sends:
         return {}
     with worker.control, worker.control.cursor() as cursor:
-        cursor.execute(_A_PERSONS, {"ids": sends})
+        cursor.execute(_QUERIES["a_persons"], {"ids": sends})
         return {number: NotNeeded(A_PERSONS) for (number,) in cursor.fetchall()}
 
 

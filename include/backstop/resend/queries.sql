@@ -121,6 +121,19 @@ WHERE r.request_id = ANY (%(ids)s::bigint[]) AND EXISTS (
     WHERE m.topic = r.topic AND m.message_id = r.message_id AND (r.groups IS NULL OR m.consumer_group = ANY (r.groups))
         AND c.kind = 'mass_loss' AND m.settled_at IS NULL AND c.closed_at IS NULL AND (c.state = 'open' OR c.decision = 'leave'));
 
+-- name: held_groups: of requests of triage, the groups that reconcile asked for in them, and that a person is asked about as a_persons
+SELECT r.request_id, array_agg(DISTINCT m.consumer_group) FROM resend_request r
+JOIN case_member m ON m.topic = r.topic AND m.message_id = r.message_id
+    AND (r.groups IS NULL OR m.consumer_group = ANY (r.groups))
+JOIN case_file c USING (case_id)
+WHERE r.request_id = ANY (%(ids)s::bigint[])
+    AND c.kind = 'mass_loss' AND m.settled_at IS NULL AND c.closed_at IS NULL AND (c.state = 'open' OR c.decision = 'leave')
+    AND NOT EXISTS (
+        SELECT FROM dead_letter d
+        WHERE d.state = 'replaying' AND d.topic = r.topic AND d.message_id = r.message_id AND d.send_number = r.send_number
+            AND d.consumer_group = m.consumer_group)
+GROUP BY r.request_id;
+
 -- name: waiting: how much each group of a topic has before it, and how fast it goes
 -- The rate is measured from the oldest progress within the window to the newest.
 SELECT p.consumer_group,
@@ -180,12 +193,15 @@ SET state = CASE WHEN x.state = 'open' AND r.given_up_by IS NOT NULL AND coalesc
         THEN 'not_needed' ELSE x.state END,
     error = CASE WHEN x.state = 'open' AND r.given_up_by IS NOT NULL AND coalesce(r.groups <@ r.given_up_groups, true)
         THEN r.error ELSE x.error END,
-    groups = CASE WHEN x.state = 'open' AND r.groups && r.given_up_groups AND NOT r.groups <@ r.given_up_groups
+    -- As `end`: those that were really addressed.
+    groups = CASE WHEN x.addressed THEN x.groups
+        WHEN x.state = 'open' AND r.groups && r.given_up_groups AND NOT r.groups <@ r.given_up_groups
         THEN ARRAY(SELECT g FROM unnest(r.groups) AS g WHERE g <> ALL (r.given_up_groups) ORDER BY g) ELSE r.groups END,
     claim_token = NULL, claim_deadline = NULL, updated_at = clock_timestamp(),
     reopened_at = CASE WHEN x.state = 'open' THEN clock_timestamp() ELSE r.reopened_at END,
     closed_by_run = CASE WHEN x.state = 'open' THEN NULL ELSE %(run_id)s END
-FROM jsonb_to_recordset(%(ends)s::jsonb) AS x(request_id bigint, state text, error text, claim_token uuid)
+FROM jsonb_to_recordset(%(ends)s::jsonb) AS x(request_id bigint, state text, error text, claim_token uuid, addressed boolean,
+    groups text[])
 WHERE r.request_id = x.request_id AND r.state = 'claimed' AND r.claim_token = x.claim_token
     AND (x.state <> 'open' OR r.claim_deadline <= clock_timestamp());
 

@@ -93,12 +93,15 @@ def _ends(
         end = end_of(one, stubs.get(one.key), attempts.get(one.key, []))
         if end is not None:
             state, why = end
+            own = next((a for a in attempts.get(one.key, []) if is_own(one, a)), None)
             ends.append(
                 {
                     "request_id": one.request_id,
                     "claim_token": one.claim_token,
                     "state": str(state),
                     "error": why,
+                    "addressed": own is not None,
+                    "groups": None if own is None or own.groups is None else list(own.groups),
                 }
             )
         elif one.expired and worker.settings.rearms(shard):
@@ -111,6 +114,14 @@ def _ends(
                 }
             )
     return ends
+
+
+def is_own(one: LeftBehind, attempt: Attempt) -> bool:
+    """Whether the attempt is the send of this request."""
+    return (attempt.send_number, attempt.requested_by) == (
+        one.send_number,
+        f"request {one.request_id}",
+    )
 
 
 def end_of(

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
-from backstop.model.errors import Unavailable
+from backstop.model.errors import StoreFailed, Unavailable
 from backstop.model.records import Category, Counts, Key, LogRow, LogState
 from backstop.runs.run import Run, add_counts, begin_stage, finish_stage, hold
 from backstop.runs.scope import topics_of
@@ -174,10 +174,15 @@ class Logs:
 
     def _read(self, group: str, keys: Sequence[Key]) -> Mapping[Key, LogRow] | None:
         store = self._settings.groups[group].store
-        if store in self.away:
+        if store in self.away or f"group {group}" in self.away:
             return None
         try:
             return self._sources.logs_of(group).logs(group, keys)
+        except (
+            StoreFailed
+        ) as error:  # of this group alone: the other groups of the store are still asked
+            self.away[f"group {group}"] = error.what
+            return None
         except Unavailable as error:
             self.away[store] = error.what
             return None

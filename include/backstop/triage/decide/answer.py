@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from backstop.cases.close import close_settled, settle
+from backstop.cases.close import Delivery, close_settled, settle
 from backstop.cases.intend import (
     Decided,
     Intent,
@@ -343,6 +343,7 @@ def _finish(
     """The last transaction: requests or decisions, the letters, and the answer itself."""
     case_id, who = intent["case_id"], intent["who"]
     rows: list[dict[str, Any]] = []
+    taken_up: list[Delivery] = []
     settled = [one.delivery for one, _, _ in plan.done if one.delivery is not None]
     with conn, conn.cursor() as cur:
         require_mine(cur, intent)
@@ -398,6 +399,8 @@ def _finish(
                         "answered": True,
                     }
                 )
+                if letter.delivery is not None:
+                    taken_up.append(letter.delivery)
                 counts.add("replaying")
         rows += [
             _discarded(letter, proof, by, case_id)
@@ -405,6 +408,10 @@ def _finish(
             if letter.dead_letter_id in held
         ]
         _write(cur, rows)
+        if taken_up:
+            topics, ids, groups = (list(column) for column in zip(*taken_up, strict=True))
+            values = {"case_id": case_id, "topics": topics, "ids": ids, "groups": groups}
+            cur.execute(_SQL["take_up"], values)
         if settled:
             settle(cur, settled)
         leave_cases(cur, [letter for letter, _ in fits])

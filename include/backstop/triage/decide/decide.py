@@ -194,7 +194,8 @@ def _decide_sendable(facts: Facts, policy: Policy, soon: datetime) -> Decision:
     if facts.barred is not None:
         return Escalate(facts.barred)
     if facts.stub.attempt_token is not None:
-        ends = min(facts.stub.attempt_deadline or soon, facts.as_of + policy.replay_horizon)
+        # Another program's relay has no deadline of ours, and may be done in a second.
+        ends = min(facts.stub.attempt_deadline or soon, facts.as_of + _aged(policy))
         return Wait(max(ends, soon), "a send of it is under way")
     if facts.asked is not None:
         return Wait(soon, facts.asked)

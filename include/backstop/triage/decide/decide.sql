@@ -52,6 +52,10 @@ WHERE d.state = 'open' AND (d.topic, d.message_id, d.consumer_group)
     IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[], %(groups)s::text[]))
 ORDER BY d.dead_letter_id;
 
+-- name: met_twice: of these messages, those that a run met on more than one shard
+SELECT q.topic, q.message_id FROM quarantine q
+WHERE q.reason = 'on_two_shards' AND (q.topic, q.message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]));
+
 -- name: discards: deliveries among these messages that a person gave up
 SELECT topic, message_id, consumer_group, decided_by, why, case_id
 FROM delivery_decision
@@ -126,6 +130,11 @@ SET state = x.state, decision = x.decision, reason = x.reason,
 FROM jsonb_to_recordset(%(rows)s::jsonb) AS x(dead_letter_id bigint, state text, decision text, reason text, decided_by text,
     look_at timestamptz, case_id bigint, shard text, send_number integer, proof jsonb, answered boolean, left_in_case bigint)
 WHERE d.dead_letter_id = x.dead_letter_id AND d.state = 'open';
+
+-- name: take_up: other letters of deliveries that are replayed are no longer left with those of this case
+UPDATE dead_letter d SET left_in_case = NULL
+WHERE d.state = 'open' AND d.left_in_case = %(case_id)s AND (d.topic, d.message_id, d.consumer_group)
+    IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[], %(groups)s::text[]));
 
 -- name: postpone: letters that the transaction holds, of which the same was decided as before: only the next look is later
 -- Not when the case of an escalated one is no longer open: then it is to be opened again.

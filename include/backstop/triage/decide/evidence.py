@@ -4,7 +4,7 @@ then what producers' and consumers' databases know (`evidence.read_by_key` has t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -113,6 +113,10 @@ def gather_evidence(
         control,
         [(letter.key, letter.group) for letter in letters if letter.key is not None],
     )
+    twice: set[Key] = set()
+    if stores.missed:  # no index leads from a message to what is quarantined
+        with control, control.cursor() as cur:
+            twice = {Key(*row) for row in _fetch(cur, "met_twice", values)}
     seen = _Seen(
         stores,
         discarded,
@@ -123,6 +127,7 @@ def gather_evidence(
         barred={(t, i, g): why for t, i, g, _, why in open_letters if why is not None},
         given_up=given_up,
         restored=restored,
+        twice=twice,
     )
     dead = {(t, i, g) for t, i, g, *_ in open_letters}
     evidence = Evidence(as_of, befores=dict(stores.earlier))
@@ -147,6 +152,8 @@ class _Seen:
     barred: Mapping[Delivery, str]
     given_up: set[Delivery]
     restored: datetime | None
+    twice: Collection[Key]
+    """Messages that a run met on two shards: the other promise may be in one that does not answer."""
 
     def forgotten(self, delivery: Delivery) -> bool:
         """Whether a letter of the delivery may be forgotten, as far as its log tells."""
@@ -162,7 +169,7 @@ def _facts(
     stub = stores.stubs.get(key) if key is not None else None
     discarded = seen.discarded.get(delivery) if delivery is not None else None
     shards = tuple(stores.shards.get(key, ())) if key is not None else ()
-    unread = _unread(settings, letter, stub, stores)
+    unread = _unread(settings, letter, stub, seen)
     if (
         discarded is None
         and not stores.missed  # a shard that is away may have the message, too, and not withdrawn
@@ -254,15 +261,18 @@ def _unaddressable(
 
 
 def _unread(
-    settings: Settings, letter: OpenDeadLetter, stub: Stub | None, stores: StoreAnswers
+    settings: Settings, letter: OpenDeadLetter, stub: Stub | None, seen: _Seen
 ) -> str | None:
-    """What stands in the way of deciding this letter. A stub that no shard has is certain only when every shard answered."""
+    """What stands in the way of deciding this letter. A stub that no shard has is certain only when every shard answered; so is one
+    that is closed, or that a run met twice: it may be open in the shard that is silent."""
     if letter.key is None or letter.key.topic not in settings.topics:
         return None
-    missed, doubted = stores.missed, stores.doubted
+    missed, doubted = seen.stores.missed, seen.stores.doubted
     away = [why for name, why in missed.items() if stub is None or name == stub.shard]
-    # A second shard may have the message too: only all of them together say that it is on one.
-    away = away or list(missed.values())
+    if stub is not None and (
+        stub.status not in (StubStatus.PENDING, StubStatus.EXHAUSTED) or letter.key in seen.twice
+    ):
+        away = away or list(missed.values())
     if stub is not None and stub.shard in doubted:
         away.append(doubted[stub.shard])
     if letter.group in settings.groups:
