@@ -16,11 +16,13 @@ import pytest
 from backstop.audit import audit_consumers as subject
 from backstop.audit.day import day_of
 from backstop.audit.invariants import INVARIANTS, LATE
+from backstop.audit.record import Breach, Look, record
 from backstop.audit.run_once import run_duty
 from backstop.checks.run import run_suites
 from backstop.checks.suites import checks_of
 from backstop.config.settings import Settings
 from backstop.model.errors import AuditFailed, ConfigurationError, Unavailable
+from backstop.runs.run import open_run
 from backstop.sql.named import load
 from backstop_lab.servers.ports import free_port
 from backstop_lab.servers.postgres import Postgres
@@ -620,3 +622,18 @@ def test_a_stub_that_is_judged_again_and_again_and_not_sent_is_looked_at(world: 
     world.rows("shop_b", "UPDATE message_stub SET judged_at = now()")
     audit(world)
     assert found(world) == {}
+
+
+def test_an_alert_that_waits_is_no_breach_where_a_person_wants_none(world: System) -> None:
+    world.rows(*BREAKERS["alert_was_told"])
+    written = world.settings.model_dump(exclude_unset=True)
+    none = Settings.model_validate({**written, "alerts": {"none_wanted": True}})
+    assert run_duty(none, world.connections, day=today())["breaches"] == 0
+
+
+def test_a_place_whose_name_looks_like_an_end_is_told(world: System) -> None:
+    with closing(world.control()) as conn:
+        run = open_run(conn, "audit", "*", world.settings)
+        look = Look("floor_is_old", "group crm/over", breaches=[Breach("crm/over")])
+        record(conn, run, day_of(world.settings, run.as_of, today()), [look])
+    assert world.rows("control", "SELECT closing FROM alert") == [(False,)]

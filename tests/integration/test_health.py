@@ -29,6 +29,7 @@ from backstop.watch.sample_groups import forget
 from backstop.watch.samples import QueueSample
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
+from lake_world import CONSUMER
 from system import System, settings_dict, system
 
 DAY = 86400.0
@@ -752,3 +753,48 @@ def wait_until(condition: Callable[[], bool]) -> None:
             return
         ended.wait(0.05)
     pytest.fail("it never happened")
+
+
+LAKE = {
+    "kind": "mapped",
+    "connection": "lake",
+    "mapping": {**CONSUMER, "dialect": "parquet", "tables": ["theirs/inbox"]},
+}
+
+
+def with_inbox(inbox: dict[str, Any]) -> dict[str, Any]:
+    """Settings in which billing's log is another program's."""
+    given = settings_dict()
+    given["groups"]["billing"] = {"store": "billing_db", "progress": "acknowledged"}
+    topics = {
+        "orders": {"broker": "embedded", "groups": ["billing", "shipping"], "mode": "observe"}
+    }
+    consumers = {**given["consumers"], "billing_db": inbox}
+    return {"groups": given["groups"], "topics": topics, "consumers": consumers}
+
+
+def test_a_log_in_a_lake_needs_no_spark_to_be_watched(servers: tuple[Postgres, Valkey]) -> None:
+    with system(*servers, policy=POLICY, **with_inbox(LAKE)) as world:
+        world.urls["lake"] = "file:///nowhere"  # nor a lake that can be read
+        watch = Watch(world)
+        watch.look()
+        watch.minutes(6, number=30, logs=("shipping",))
+        assert watch.findings() == []
+        assert world.rows("control", "SELECT DISTINCT state FROM run WHERE duty = 'watch'") == [
+            ("done",)
+        ]
+
+
+def test_an_inbox_that_says_no_time_of_receipt_has_not_stopped_logging(
+    servers: tuple[Postgres, Valkey],
+) -> None:
+    mapping = {"tables": ["inbox"], "message_id": "message_id", "topic": "topic"}
+    inbox = {"kind": "mapped", "connection": "billing_db", "mapping": mapping}
+    with system(*servers, policy=POLICY, **with_inbox(inbox)) as world:
+        world.rows(
+            "billing_db", "CREATE TABLE inbox (message_id text NOT NULL, topic text NOT NULL)"
+        )
+        watch = Watch(world)
+        watch.look()
+        watch.minutes(6, number=30, logs=("shipping",))
+        assert watch.findings() == []

@@ -206,3 +206,12 @@ def test_a_number_that_the_broker_refused_stays_refused_and_counts(quiet: World)
         for name in ("refused", "sent")
     }
     assert found == {"refused": (1, "refused"), "sent": (0, "unknown")}
+
+
+def test_a_number_that_was_handed_out_by_a_clock_that_is_behind_is_raised(quiet: World) -> None:
+    since = datetime.now(UTC) - HOUR
+    quiet.stub("m", sends=1)
+    request(quiet, "m", "sent", updated="-1 hour")
+    skew = quiet.settings.policy_for("orders").max_clock_skew
+    quiet.control("UPDATE resend_request SET updated_at = %s", (since - skew / 2,))
+    assert producer(quiet, since)["raised"] == 1

@@ -396,3 +396,24 @@ def test_a_window_is_open_between_its_hours_also_over_midnight(
 ) -> None:
     hour, minute = map(int, at.split(":"))
     assert time_left(window, datetime(2026, 11, 21, hour, minute, tzinfo=UTC)) == left
+
+
+def test_a_row_that_its_database_refuses_to_delete_holds_up_no_other(world: System) -> None:
+    for name in ("a", "odd", "z"):
+        old_stub(world, name)
+        old_log(world, name)
+    places = (("shop_a", "message_stub"), ("billing_db", "consumer_log"))
+    for database, its in places:
+        world.rows(
+            database,
+            f"""
+            CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+            CREATE TRIGGER refuse BEFORE DELETE ON {its} FOR EACH ROW WHEN (OLD.message_id = 'odd') EXECUTE FUNCTION refuse()""",
+        )
+    try:
+        with pytest.raises(Unavailable, match="not this one"):
+            retain(world)
+        assert stubs_left(world) == logs_left(world) == {"odd"}
+    finally:
+        for database, _ in places:
+            world.rows(database, "DROP FUNCTION refuse() CASCADE")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -375,3 +376,21 @@ def test_the_alert_of_a_finding_stays_while_it_holds_so_that_its_end_is_told(
     world.rows("control", "UPDATE watch_finding SET over_at = now() - interval '2 d'")
     retain(world)
     assert ids(world, "SELECT title FROM alert") == set()
+
+
+def test_a_report_that_cannot_be_removed_stops_nothing(
+    world: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [str(old_run(world)), str(old_run(world))]
+    for name in names:
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (time.time() - 3 * 86400,) * 2)
+
+    def rmtree(folder: Path, remove: Any = shutil.rmtree) -> None:
+        if folder.name == names[0]:
+            raise PermissionError(13, "Permission denied")
+        remove(folder)
+
+    monkeypatch.setattr("backstop.retention.purge_reports.shutil.rmtree", rmtree)
+    counts = retain(world, reports=tmp_path)
+    assert (counts["reports"], counts["reports_left"]) == (1, 1)

@@ -447,6 +447,9 @@ def test_a_host_that_leaks_again_and_again_becomes_a_case_that_ends_when_it_stop
     end_leases(world)
     sweep(world)
     assert world.sql("control", "SELECT DISTINCT state FROM case_file") == [("closed",)]
+    # The sweep that closes it has just taken one back.
+    untrue = "SELECT count(*) FROM alert WHERE body LIKE '%%no lease was lost%%'"
+    assert world.sql("control", untrue) == [(0,)]
 
 
 def test_messages_that_fail_again_and_again_are_a_case_before_the_broker_gives_up(
@@ -660,7 +663,8 @@ def test_idle_runs_of_yesterday_are_dropped(world: World) -> None:
         "UPDATE run SET finished_at = finished_at - interval '2 days' WHERE counts = '{\"due\": 0}'",
     )
     sweep(world)
-    assert world.sql("control", "SELECT count(*) FROM run WHERE duty = 'sweep'") == [(2,)]
+    # The first one, the newest of the idle ones until this one was done, and this one.
+    assert world.sql("control", "SELECT count(*) FROM run WHERE duty = 'sweep'") == [(3,)]
 
 
 # The job on Spark: a scan, a group by, an effect
@@ -816,3 +820,19 @@ def test_on_spark_a_redis_that_is_away_costs_its_own_places_alone(world: World, 
     world.urls["backstop_leases"] = good
     assert "front of billing" in str(caught.value) and "secret" not in str(caught.value)
     assert states(world) == {"stuck": "EXPIRED"}
+
+
+def test_the_newest_idle_sweep_is_remembered_for_as_long_as_sweeps_fail(world: World) -> None:
+    sweep(world)  # the first one takes a sample
+    sweep(world)
+    world.sql(
+        "control",
+        "UPDATE run SET finished_at = finished_at - interval '2 days', started_at = started_at - interval '2 days'",
+    )
+    ((newest,),) = world.sql("control", "SELECT max(run_id) FROM run")
+    good = world.urls[f"backstop_{DB}"]
+    world.urls[f"backstop_{DB}"] = f"postgresql://nobody@127.0.0.1:{free_port()}/none"
+    with pytest.raises(Unavailable):
+        sweep(world)
+    world.urls[f"backstop_{DB}"] = good
+    assert (newest,) in world.sql("control", "SELECT run_id FROM run WHERE state = 'done'")

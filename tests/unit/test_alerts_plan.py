@@ -117,3 +117,12 @@ def test_one_line_has_no_character_that_steers_whoever_shows_it() -> None:
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         AlertsSettings.model_validate(wrong)
+
+
+def test_a_digest_of_ends_does_not_end_the_story_of_what_earlier_digests_told() -> None:
+    over = [
+        DueAlert(n, f"case/{n}/closed", f"case/{n}", True, "info", "over", "b") for n in range(3)
+    ]
+    burst, ends = write(AlertMessage(tuple(some(30, "critical")))), write(AlertMessage(tuple(over)))
+    assert not burst["closing"]
+    assert not ends["closing"] or ends["thread"] != burst["thread"]

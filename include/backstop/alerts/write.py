@@ -11,7 +11,8 @@ from backstop.config.alerts import SEVERITIES
 
 _TITLE, _BODY, _NAMED, _KINDS = 200, 2_000, 20, 20
 _STORM = "digest"
-"""The story that all digests are part of."""
+"""The story that all digests with news are part of: a person ends it. Ends alone are another: an on-call service would take them for the
+end of all that earlier digests told."""
 
 
 def write(message: AlertMessage) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def _digest(alerts: tuple[DueAlert, ...]) -> dict[str, Any]:
         "body": "\n".join(lines),
         "severity": worst,
         "closing": not news,
-        "thread": _STORM,
+        "thread": _STORM if news else f"{_STORM}/over",
         "fields": {
             "duty": "watch",
             "severity": worst,

@@ -21,6 +21,7 @@ def audit_control(settings: Settings, control: Any, day: Day) -> list[Look]:
         "patient_since": day.patient_since,
         "as_of": day.as_of,
         "duties": sorted(settings.watch.allowed_age),
+        "alerts_wanted": bool(settings.channels()) or not settings.alerts.none_wanted,
     }
     looks = []
     for invariant, query in _SQL.items():

@@ -17,10 +17,10 @@ WHERE (c.state = 'open' OR c.opened_at >= %(day_from)s AND c.opened_at < %(day_t
     AND NOT EXISTS (SELECT 1 FROM alert a WHERE a.case_id = c.case_id AND a.ended IS DISTINCT FROM 'given_up');
 
 -- name: alert_was_told: no alert that somebody wants waits for long
--- One that was given up before anybody was told is not told.
+-- One that was given up before anybody was told is not told. Where `alerts_wanted` is false, a person has said that none are.
 SELECT a.alert_id::text, NULL::text, NULL::text, NULL::text
 FROM alert a
-WHERE a.delivered_at IS NULL AND a.severity <> 'info' AND (
+WHERE %(alerts_wanted)s AND a.delivered_at IS NULL AND a.severity <> 'info' AND (
     a.ended IS NULL AND a.created_at < %(patient_since)s
     OR a.ended = 'given_up' AND a.ended_at >= %(day_from)s AND a.ended_at < %(day_to)s);
 

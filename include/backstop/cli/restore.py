@@ -28,8 +28,10 @@ def producer(
 ) -> None:
     """Raise send counts above every number that was handed out since, so that none is used twice; edit and withdraw again what was."""
     from backstop.restore.producer import UNFINISHED, restore_producer
+    from backstop.spark.session import start_for_lakes
 
     settings, known = context.load_settings(), context.connections()
+    start_for_lakes(settings)  # withdrawals that were cut short are judged
     with context.control(settings, known) as conn:
         counts = restore_producer(settings, known, conn, shard, read_instant("--since", since))
     if as_json:

@@ -546,6 +546,11 @@ class Settings(_Frozen):
         """Whether the group's log is a lake table: Spark reads it whole, of a snapshot, and nobody else can ask it."""
         return self.groups[group].store in self.lake_stores()
 
+    def dates_receipts(self, group: str) -> bool:
+        """Whether the group's log says when each message was received, to who runs no Spark."""
+        mapping = self.consumers[self.groups[group].store].mapping
+        return mapping is None or (not mapping.is_lake and mapping.received_at is not None)
+
     def lake_stores(self) -> set[str]:
         """The consumers whose logs are lake tables."""
         stores = self.consumers.items()

@@ -403,7 +403,7 @@ def _with_progress(
     # What waits in a retry queue is passed in the topic's own. Where it is known by id, it holds back nothing but itself; else
     # it holds back what is settled until that queue is empty.
     unlisted = look.retry_pending or 0 if look.waiting is None else 0
-    log_ends = log_until(sources, as_of, look.group)
+    log_ends = log_until(sources, as_of, look.group, to_judge=readings.to_judge)
     if log_ends is not None:
         look = replace(look, log_until=log_ends)
         # What waited then and does not wait now may have been done since: the queue must have been empty by then.

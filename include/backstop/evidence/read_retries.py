@@ -106,12 +106,16 @@ def settle_grace(broker: Broker, sources: Sources, topic: str, group: str) -> ti
     return timedelta(0) if exact else policy.redelivery_horizon
 
 
-def log_until(sources: Sources, as_of: datetime, group: str) -> datetime | None:
+def log_until(
+    sources: Sources, as_of: datetime, group: str, *, to_judge: bool = True
+) -> datetime | None:
     """Up to when the group's log can deny, where it is a lake table: nothing that was passed later counts. None: it is asked after
-    the progress was read, and has all of it."""
+    the progress was read, and has all of it. Who does not judge may run no Spark, and takes nothing of a lake's group for settled."""
     settings = sources.settings
     if not settings.is_lake_log(group):
         return None
+    if not to_judge:
+        return _NEVER
     try:
         return cast(LakeLogs, sources.logs_of(group)).complete_until(as_of)
     except Unavailable as error:

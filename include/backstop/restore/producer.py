@@ -55,6 +55,8 @@ def restore_producer(
         )
     place = f"producer {shard}"
     since = begin(control, place, since)
+    # The control database's clock may differ from the one that `since` was read from.
+    since -= max(settings.policy_for(topic).max_clock_skew for topic in settings.topics)
     counts = Counts()
     with Judge(settings, connections, control) as judge:
         store = judge.sources.shard(shard)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.kept import logs_kept
 from backstop.config.settings import Settings
+from backstop.evidence.apply_apart import apply_apart
 from backstop.evidence.sources import Sources, open_guarded
-from backstop.model.errors import Unavailable
+from backstop.model.errors import StoreFailed, Unavailable
 from backstop.model.records import Counts, Key, StubStatus
 from backstop.retention.held import held
 from backstop.retention.pace import Pace
@@ -92,7 +94,11 @@ def _one_page(
     over = [log for log in old if log.key not in busy]
     counts.add("logs_still_needed", len(old) - len(over))
     if over:
-        counts.add("logs", len(over) if dry_run else logs.purge_logs(group, over))
+        refused: list[tuple[OldLog, StoreFailed]] = []
+        purge = partial(logs.purge_logs, group)
+        counts.add("logs", len(over) if dry_run else sum(apply_apart(over, purge, refused)))
+        for log, error in refused[:1]:
+            missed[f"logs of {group}, such as {log.key.message_id} of {log.key.topic}"] = error.what
     return counts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from backstop.model.records import Counts
 from backstop.sql.named import load
 
 _SQL = load("backstop.retention", "queries.sql")
+log = logging.getLogger(__name__)
 
 
 def purge_reports(control: Any, folder: Path, before: datetime, *, dry_run: bool = False) -> Counts:
@@ -30,7 +32,14 @@ def purge_reports(control: Any, folder: Path, before: datetime, *, dry_run: bool
         cursor.execute(_SQL["checked_runs"], {"run_ids": list(old)})
         kept = {row[0] for row in cursor.fetchall()}
     for run_id in sorted(set(old) - kept):
-        if not dry_run:
-            shutil.rmtree(old[run_id])
+        try:
+            if not dry_run:
+                shutil.rmtree(old[run_id])
+        except OSError as error:
+            # Nothing depends on it, and it holds up no other report.
+            why = error.strerror or type(error).__name__
+            log.error("backstop: the report %s stays: %s", old[run_id], why)
+            counts.add("reports_left")
+            continue
         counts.add("reports")
     return counts

@@ -36,6 +36,10 @@ def trim_queues(
                 break
             if "retention" not in settings.brokers[its.broker].options:
                 continue
+            if any(settings.is_lake_log(group) for group in its.groups):
+                # Up to when such a log can deny only a process with Spark can say.
+                counts.add("topics_not_trimmed")
+                continue
             try:
                 broker = sources.broker(its.broker)
                 with pace.step():

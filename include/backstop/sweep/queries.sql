@@ -66,8 +66,9 @@ WITH announced AS (
 UPDATE case_file AS c SET evidence = c.evidence || jsonb_build_object('announced_until', %(newest)s::timestamptz)
 FROM announced AS a WHERE c.case_id = a.case_id;
 
--- name: drop_idle: runs that found nothing to do, of more than a day ago
-DELETE FROM run WHERE duty = 'sweep' AND state = 'done' AND counts = '{"due": 0}' AND finished_at < clock_timestamp() - interval '1 day';
+-- name: drop_idle: runs that found nothing to do, of more than a day ago, but for the newest that succeeded, by which the duty is judged
+DELETE FROM run WHERE duty = 'sweep' AND state = 'done' AND counts = '{"due": 0}' AND finished_at < clock_timestamp() - interval '1 day'
+    AND run_id < (SELECT max(r.run_id) FROM run r WHERE r.duty = 'sweep' AND r.scope = '*' AND r.state = 'done' AND NOT r.dry_run);
 
 -- name: drop_old: counts that no window needs any more; runs keep their own
 DELETE FROM sweep_count WHERE swept_at < clock_timestamp() - interval '30 days';

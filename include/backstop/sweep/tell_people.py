@@ -68,7 +68,12 @@ def tell_of_leaks(settings: Settings, control: Any, run: Run) -> Counts:
         found = {("lease_leak", topic, group, subject) for group, topic, subject, *_ in leaks}
         counts.add(
             "leaks_over",
-            close_by_cause(cursor, "lease_leak", found, "no lease was lost there lately"),
+            close_by_cause(
+                cursor,
+                "lease_leak",
+                found,
+                "within leak_window fewer than leak_sweeps sweeps took leases back there",
+            ),
         )
     return Counts({name: number for name, number in counts.items() if number})
 

@@ -59,4 +59,6 @@ def _why(settings: Settings, rule: str, topic: str, group: str, as_of: datetime)
         return f"The group {group} has ended (active_until)"
     if rule == "logging_stopped" and settings.groups[group].progress == "logged":
         return f"The progress of {group} is derived from its logs now: without them it stands still"
+    if rule == "logging_stopped" and not settings.dates_receipts(group):
+        return f"The inbox of {group} does not say when messages were received, so nobody can count them"
     return None

@@ -196,6 +196,8 @@ def _recorded(sources: Sources, since: datetime, until: datetime) -> dict[str, R
 def _logged(
     sources: Sources, group: str, since: datetime, until: datetime
 ) -> dict[str, int] | None:
+    if not sources.settings.dates_receipts(group):
+        return None  # nobody can count them: that is not none
     try:
         return sources.logs_of(group).count_received(group, since, until)
     except Unavailable as error:
