@@ -147,6 +147,20 @@ def test_a_row_that_its_shard_refuses_delays_no_step_and_proves_none(ramped: Wor
         assert out(ramped) == wanted[1:12]
 
 
+def test_what_a_mass_loss_holds_is_in_no_step_and_proves_none(ramped: World) -> None:
+    wanted = asked(ramped, 40)
+    ramped.sql(
+        "control",
+        "WITH c AS (INSERT INTO case_file (kind, topic, consumer_group, summary) VALUES ('mass_loss', %(topic)s, 'billing', 's')"
+        " RETURNING case_id) INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)"
+        " SELECT case_id, 'shop_a', %(topic)s, u.id, 'billing' FROM c, unnest(%(ids)s::text[]) AS u (id)",
+        {"topic": TOPIC, "ids": wanted[:28]},
+    )
+    for _ in range(4):
+        ramped.resend()
+    assert out(ramped) == wanted[28:32], "a canary, of which nothing is confirmed"
+
+
 def test_one_topics_batch_does_not_hold_up_another_topic(ramped: World) -> None:
     asked(ramped, 10)
     others = asked(ramped, 3, OTHER, "o")

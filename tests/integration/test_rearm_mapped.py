@@ -127,6 +127,24 @@ def test_a_held_row_of_the_overlay_keeps_no_other_number_from_ending_and_is_name
         assert shop.handed_out() == {held: (2, False), free: (2, False)}
 
 
+def test_a_request_that_their_relay_carried_out_stays_for_the_groups_that_it_was_made_for(
+    repaired: Open,
+) -> None:
+    with repaired() as shop:
+        lost = shop.a_lost_one()
+        shop.ask(lost)
+        shop.system.rows("control", "UPDATE resend_request SET groups = '{billing}'")
+        assert shop.resend()["rearmed"] == 1
+        assert shop.relay() == [lost]
+        earlier = "UPDATE resend_request SET updated_at = updated_at - interval '1 minute'"
+        shop.system.rows(
+            "control", earlier
+        )  # as if the worker had been gone for longer than a send may take
+        shop.resend()
+        found = shop.system.rows("control", "SELECT state, groups FROM resend_request")
+        assert found == [("sent", ["billing"])]
+
+
 def test_a_copy_that_is_lost_again_is_set_back_again_within_the_budget(repaired: Open) -> None:
     with repaired(policy={"max_sends": 2}) as shop:
         lost = shop.a_lost_one()

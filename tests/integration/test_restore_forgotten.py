@@ -14,7 +14,12 @@ import redis
 from backstop.cli.app import run_app
 from backstop.config.load import from_mapping
 from backstop.decisions.decide import decide
-from backstop.model.errors import DecisionRefused, StoreUnavailable, Unavailable
+from backstop.model.errors import (
+    ConfigurationError,
+    DecisionRefused,
+    StoreUnavailable,
+    Unavailable,
+)
 from backstop.model.records import Counts
 from backstop.restore.consumer import restore_consumer
 from backstop.restore.control import restore_control
@@ -409,3 +414,18 @@ def test_a_version_that_was_carried_out_is_not_replaced_by_an_edit_of_a_database
     kept = "SELECT content, carried_out FROM message_version WHERE content_version = 2"
     ((content, carried_out),) = world.control(kept)
     assert (bytes(content), carried_out) == (b"better", True)
+
+
+def test_a_restore_raises_numbers_where_spark_cannot_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_java(_: Any) -> None:
+        raise ConfigurationError("Spark could not start.", unaffected="-", next_step="-")
+
+    monkeypatch.setattr("backstop.spark.session.start_for_lakes", no_java)
+    world.stub("m", sends=1)
+    ask(world, "m", "sent")
+    pause(world)
+    since = (datetime.now(UTC) - HOUR).isoformat()
+    assert run_app(["restore", "producer", "shop_a", "--since", since]) == 0
+    assert sends(world, "m") == 2

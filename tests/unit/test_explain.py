@@ -155,7 +155,12 @@ def test_what_happens_next_is_said_with_when_and_what_holds_it(
 
 @pytest.mark.parametrize(
     ("state", "decision", "held"),
-    [("open", None, True), ("decided", "leave", True), ("decided", "resend", False)],
+    [
+        ("open", None, True),
+        ("open", "resend", True),
+        ("decided", "leave", True),
+        ("decided", "resend", False),
+    ],
 )
 def test_what_a_mass_loss_keeps_for_a_person_is_promised_to_nobody(
     state: str, decision: str | None, held: bool

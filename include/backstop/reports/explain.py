@@ -121,7 +121,7 @@ def _keeps(case: Mapping[str, Any], group: str) -> bool:
     return (
         (case["kind"], case["consumer_group"]) == ("mass_loss", group)
         and case["settled_at"] is None
-        and (case["state"], case["decision"]) in (("open", None), ("decided", "leave"))
+        and (case["state"] == "open" or (case["state"], case["decision"]) == ("decided", "leave"))
     )
 
 

@@ -26,12 +26,12 @@ from backstop.requests.policy import (
     may_repeat,
 )
 from backstop.resend.claim import Request, TopicShard, Worker
+from backstop.resend.ramp_policy import A_PERSONS
 from backstop.sql.named import load
 from backstop.verdicts.frames import instant, micros
 
 _SQL = load("backstop.resend", "situations.sql")
 _QUERIES = load("backstop.resend", "queries.sql")
-A_PERSONS = "a person is asked about it as one of a mass loss"
 _REQUEST = pa.schema(
     [
         ("place", pa.int32()),

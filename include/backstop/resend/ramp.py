@@ -17,6 +17,7 @@ from backstop.model.records import Counts, Key
 from backstop.resend.claim import Worker
 from backstop.resend.earlier_dead_letters import EarlierDeadLetters
 from backstop.resend.ramp_policy import (
+    A_PERSONS,
     Close,
     Next,
     Release,
@@ -56,6 +57,10 @@ def advance_batches(worker: Worker) -> Counts:
         cursor.execute(_SQL["topics"], {"topics": topics})
         busy = [topic for (topic,) in cursor.fetchall()]
     for topic in busy:
+        with worker.control, worker.control.cursor() as cursor:
+            hold(cursor, worker.run)
+            values = {"topic": topic, "why": A_PERSONS, "run_id": worker.run.run_id}
+            cursor.execute(_SQL["close_a_persons"], values)
         with worker.control, worker.control.cursor() as cursor:
             cursor.execute(_SQL["live"], {"topic": topic})
             batch = cursor.fetchone()

@@ -11,6 +11,19 @@ WHERE NOT EXISTS (SELECT 1 FROM stopped_topic p WHERE p.topic IN (t.topic, '*'))
         OR EXISTS (SELECT 1 FROM resend_batch b WHERE b.topic = t.topic AND b.state = 'ramping'))
 ORDER BY t.topic;
 
+-- name: close_a_persons: what waits of reconcile's requests for a step, and is a person's as one of a mass loss: a step of such would
+-- send nothing and prove nothing
+UPDATE resend_request r SET state = 'not_needed', error = %(why)s, updated_at = clock_timestamp(), closed_by_run = %(run_id)s
+FROM (
+    SELECT h.request_id FROM resend_request h
+    WHERE h.topic = %(topic)s AND h.state = 'open' AND h.held AND h.requested_by = 'reconcile' AND EXISTS (
+        SELECT FROM case_member m JOIN case_file c USING (case_id)
+        WHERE m.topic = h.topic AND m.message_id = h.message_id AND (h.groups IS NULL OR m.consumer_group = ANY (h.groups))
+            AND c.kind = 'mass_loss' AND m.settled_at IS NULL AND c.closed_at IS NULL AND (c.state = 'open' OR c.decision = 'leave'))
+    ORDER BY h.request_id
+    FOR UPDATE OF h SKIP LOCKED) AS n
+WHERE r.request_id = n.request_id;
+
 -- name: live: the topic's live batch
 SELECT batch_id, state, step, step_size, released, released_at, pardoned
 FROM resend_batch WHERE topic = %(topic)s AND state IN ('ramping', 'stopped');

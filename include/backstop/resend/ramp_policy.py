@@ -19,6 +19,8 @@ from backstop.verdicts.frames import instant
 SET_ASIDE = "ordering: "
 """Begins the error of a request that waits for its ordering key: others of the key may be in a later step, and a gap is
 asked of a person in its own case, so the ramp neither waits for it nor counts it."""
+A_PERSONS = "a person is asked about it as one of a mass loss"
+"""The error of a request of reconcile that its blast radius holds by now: nothing of it was sent, so it proves nothing."""
 NOT_CLAIMED = "not claimed: "
 """Begins the error of a request whose row its shard refused to hand out: it proves nothing, and a few of them delay nothing."""
 
@@ -124,6 +126,8 @@ def stand(
     """
     if request.state == RequestState.OPEN and (request.error or "").startswith(SET_ASIDE):
         return "done"
+    if request.state == RequestState.NOT_NEEDED and request.error == A_PERSONS:
+        return "not_claimed"
     if request.state in (RequestState.NOT_NEEDED, RequestState.SUPERSEDED):
         return "done"  # nothing of this request was sent, so it tells nothing about sending
     if request.state == RequestState.REFUSED:

@@ -100,7 +100,8 @@ def _ends(
                     "claim_token": one.claim_token,
                     "state": str(state),
                     "error": why,
-                    "addressed": own is not None,
+                    # Their relay's copy names no group: such a request stays for those that it was made for.
+                    "addressed": own is not None and not worker.settings.rearms(shard),
                     "groups": None if own is None or own.groups is None else list(own.groups),
                 }
             )
