@@ -182,7 +182,8 @@ def test_a_rolling_restart_of_five_does_nothing_twice_and_asks_the_log_for_no_du
     world.assert_in_order_and_once()
     total = {name: sum(one.get(name, 0) for one in counts) for one in counts for name in one}
     assert total["processed"] == world.published
-    assert total.keys() <= {"processed", "queues_taken"}, "something was tried twice"
+    # What waited for a thread when its consumer was stopped is handed over untried.
+    assert total.keys() <= {"processed", "queues_taken", "not_tried"}, "something was tried twice"
     assert (
         world.database.one("SELECT sum(duplicates_stopped) AS stopped FROM consumer_log")["stopped"]
         == 0
@@ -272,7 +273,8 @@ def test_three_rolling_restarts_at_most_of_the_peak_do_nothing_twice(
     world.assert_in_order_and_once()
     total = {name: sum(one.get(name, 0) for one in counts) for one in counts for name in one}
     assert total["processed"] == world.published
-    assert total.keys() <= {"processed", "queues_taken"}, "something was tried twice"
+    # What waited for a thread when its consumer was stopped is handed over untried.
+    assert total.keys() <= {"processed", "queues_taken", "not_tried"}, "something was tried twice"
     assert world.was_full or world.sent_rate > 0.65 * peak, "it was not at most of the peak"
     stopped = consumer.one("SELECT sum(duplicates_stopped) AS stopped FROM consumer_log")["stopped"]
     assert stopped == 0, "a duplicate reached the guard"

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from backstop.brokers.redis_streams import receive_owned
+from backstop.client import OrderedConsumer
 from backstop.leases import parking, queue_owner
 from client_world import Database, open_broker, postgres, valkey  # noqa: F401
 from committed import close_sessions
@@ -54,8 +55,14 @@ def without_adoption(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(receive_owned, "_NONE_ADOPTED", b"")
 
 
+def entered_before_it_was_lost(patch: pytest.MonkeyPatch) -> None:
+    """What is asked right before a handler sees what happened until then, and nothing that happens in it: as if all happened in it."""
+    patch.setattr(OrderedConsumer, "_may_begin", lambda *_: True)
+
+
 def without_comparison(patch: pytest.MonkeyPatch) -> None:
     """No look at the fence in the handler's transaction."""
+    entered_before_it_was_lost(patch)
     patch.setattr(queue_owner, "compare", lambda connection, queue: None)
     compared, sql = "AND q.fence = %(fence)s::bigint", parking._SQL["complete"]
     assert compared in sql
@@ -71,6 +78,7 @@ def without_lock(patch: pytest.MonkeyPatch) -> None:
 
 def without_fence_at_begin(patch: pytest.MonkeyPatch) -> None:
     """A late worker may begin."""
+    entered_before_it_was_lost(patch)
     patch.setattr(queue_owner, "held", lambda connection, queues, *_: set(queues))
 
 

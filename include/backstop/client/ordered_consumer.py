@@ -421,8 +421,7 @@ class OrderedConsumer:
         way, database = self._way, self._keeper.database
 
         def task(store: KeptConnection) -> None:
-            # It waited for this thread: what happened meanwhile is known here, and its handler would not hear of it before it has begun.
-            if lost.is_set() or self.stopping.is_set() or not self._queues.is_live(lane.queue):
+            if not self._may_begin(lane, lost):
                 self._results.put(Result(lane, head, lease, Tried.NOT_TRIED))
                 return
             result = try_head(store, way, lane, head, lease, work, database)
@@ -431,6 +430,11 @@ class OrderedConsumer:
             self._results.put(result)
 
         self._pool.submit(task)
+
+    def _may_begin(self, lane: Lane, lost: threading.Event) -> bool:
+        """Asked in the pool's thread, for which the head has waited: its handler would not hear of what happened meanwhile before it has
+        begun."""
+        return not (lost.is_set() or self.stopping.is_set() or not self._queues.is_live(lane.queue))
 
     def _wait_for_result(self, seconds: float) -> None:
         self._results.wait(1, seconds)

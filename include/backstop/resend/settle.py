@@ -103,7 +103,10 @@ def end_of_send(outcome: Outcome, receipt: Receipt, send: Send) -> End:
     """How a request ends whose number was taken."""
     error = _error(receipt)
     if outcome is not receipt.outcome:
-        error = f"not settled in time: its attempt counts as unknown (the broker answered {receipt.outcome})"
+        error = (
+            "settled too late, or its row could not be changed: its attempt counts as unknown"
+            f" (the broker answered {receipt.outcome})"
+        )
     return End(RequestState(outcome.value), error, send=send)
 
 
