@@ -8,15 +8,17 @@ import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import psycopg2
 import pytest
+import yaml
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
-from backstop.airflow import access, pages
+from backstop.airflow import access, control_room, pages
 from backstop.airflow.links import DataDocsLink, RunLink
 from backstop.schema.migrate import grant, migrate
 from backstop_lab.servers.postgres import Postgres
@@ -300,10 +302,11 @@ def test_a_button_of_a_task_without_a_run_leads_nowhere(opened: object) -> None:
 def test_a_page_that_takes_long_is_given_up_and_holds_no_thread_of_airflows_server(
     reader: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert pages._LONGEST == "5s"
+    assert control_room.READING.total_seconds() == 5
     for slow in ("SELECT pg_sleep(60)", "UPDATE run SET state = 'done'"):
         monkeypatch.setattr(pages, "_SQL", {**pages._SQL, "newest_runs": slow})
-        monkeypatch.setattr(pages, "_LONGEST", "1s" if slow.startswith("SELECT") else "60s")
+        seconds = 1 if slow.startswith("SELECT") else 60
+        monkeypatch.setattr(control_room, "READING", timedelta(seconds=seconds))
         if slow.startswith("SELECT"):
             answer = reader.get("/runs")
             assert answer.status_code == 503 and "too busy" in answer.text
@@ -311,6 +314,20 @@ def test_a_page_that_takes_long_is_given_up_and_holds_no_thread_of_airflows_serv
             with pytest.raises(psycopg2.errors.ReadOnlySqlTransaction):
                 reader.get("/runs")
     monkeypatch.undo()
+
+
+def test_pages_read_by_the_consoles_login_where_there_is_one(
+    reader: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that has no other login shows every page."""
+    settings = yaml.safe_load((ROOT / "backstop.yaml").read_text())
+    settings |= {"console": {"reader": "backstop_console"}}
+    (tmp_path / "backstop.yaml").write_text(json.dumps(settings))
+    monkeypatch.setenv("BACKSTOP_CONFIG", str(tmp_path / "backstop.yaml"))
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONSOLE", os.environ["PAGES_URL"])
+    monkeypatch.delenv("AIRFLOW_CONN_BACKSTOP_CONTROL")
+    for path in ("/runs", "/runs/1", "/runs/1/checks/verdicts", "/cases", "/cases/1"):
+        assert reader.get(path).status_code == 200, path
 
 
 def test_a_control_database_that_is_away_or_goes_away_is_said_on_a_page(

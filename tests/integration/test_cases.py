@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 import psycopg2
 import pytest
@@ -15,11 +15,12 @@ from backstop.cases.close import close_satisfied, close_settled, settle
 from backstop.cases.intend import begun, require_mine
 from backstop.cases.open import open_case
 from backstop.cli.app import run_app
+from backstop.cli.cases import decide_one
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
 from backstop.control.connection import connect
 from backstop.decisions import decide as subject
-from backstop.decisions.actions import ACTIONS, actions_for
+from backstop.decisions.actions import ACTIONS, MOST, actions_for
 from backstop.decisions.decide import Decided, Preview, decide, preview
 from backstop.decisions.list_cases import list_cases, show
 from backstop.evidence.sources import Sources
@@ -825,6 +826,11 @@ def test_a_number_that_no_form_allows_is_refused_when_it_is_applied(
     with pytest.raises(DecisionRefused, match="is a number from 1 to"):
         decided(world, case_id, "raise", **options)
     assert world.stub_now("a")["max_sends"] is None and state_of(world, case_id) == "open"
+
+
+def test_the_command_line_allows_the_numbers_that_a_form_allows() -> None:
+    options = get_type_hints(decide_one, include_extras=True)
+    assert {name: options[name].__metadata__[0].max for name in MOST} == MOST
 
 
 @pytest.mark.parametrize(

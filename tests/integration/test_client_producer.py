@@ -79,14 +79,17 @@ def attempts(database: Database) -> list[dict[str, Any]]:
 class Answering:
     """A broker that answers as told, and remembers what reached it; `before` happens inside the publish."""
 
-    def __init__(self, outcome: Outcome, before: Any = None) -> None:
+    def __init__(
+        self, outcome: Outcome, before: Any = None, *, error: str = "as told \x00"
+    ) -> None:
         self.outcome, self.before, self.published = outcome, before, list[Message]()
+        self.error = error
 
     def publish(self, messages: Sequence[Message], *, group: str | None = None) -> list[Receipt]:
         self.published += messages
         if self.before:
             self.before()
-        return [Receipt(self.outcome, error="as told \x00") for _ in messages]
+        return [Receipt(self.outcome, error=self.error) for _ in messages]
 
 
 def test_the_stub_and_the_business_change_are_both_there_or_neither(producer: Database) -> None:
@@ -260,6 +263,18 @@ def test_a_refusal_is_counted_and_leaves_the_next_look(
     )
     assert row["next_check_at"] == due
     assert (attempt["outcome"], bool(attempt["error"])) == ("refused", True)
+
+
+def test_an_error_that_no_database_holds_leaves_the_outcome_known(producer: Database) -> None:
+    refusing = Answering(
+        Outcome.REFUSED, error="half \ud800 of a character, and \x00" + "!" * 2_000
+    )
+    sent = send(committed(producer), refusing, producer.connect)  # type: ignore[arg-type]
+    row, (attempt,) = stub(producer), attempts(producer)
+    assert (sent.state, sent.settled) == (SendState.REFUSED, True)
+    assert (row["refusals"], row["attempt_token"], attempt["outcome"]) == (1, None, "refused")
+    assert attempt["error"].startswith("half ? of a character, and \ufffd!")
+    assert len(attempt["error"]) == 2_000
 
 
 def test_a_broker_that_is_not_there_refuses_certainly(producer: Database) -> None:

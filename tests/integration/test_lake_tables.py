@@ -844,6 +844,15 @@ def test_check_says_what_a_lake_table_can_prove_and_until_when(opened: Open, dia
             assert "never" in found["store billing_db: repair"].says
             assert "with a delay of 2m" in found["store billing_db: snapshot"].says
             assert "rows stay 30d" in found["store billing_db: proves"].says
+            assert "none yet" in found["shard shop: looks"].says
+
+            shop.system.rows(
+                "control",
+                "INSERT INTO mapped_look (store, mapping, mapped_at, server, began_at, ended_at, window_from, rows_read, left_out, run_id)"
+                " SELECT 'shop', '', now(), '', now(), now(), now(), 3, 2, 1",
+            )
+            (looks,) = [one for one in stubs.check() if one.subject == "shard shop: looks"]
+            assert not looks.good and "3 rows" in looks.says and "2 left out" in looks.says
 
             shop.write("inbox", [(1, "orders")], "id int, topic string")
             (columns,) = [one for one in logs.check() if "columns" in one.subject]

@@ -85,10 +85,12 @@ class AskPersonOperator(BaseOperator):
 def answer_of(event: Mapping[str, Any]) -> Answer:
     """What Airflow's record of a question says was answered, by whom. Airflow makes the event of that record, for this task
     alone: no other task may ask for the record, and no user can write either."""
+    from backstop.model.storable_text import fits
+
     user, inputs = event["responded_by_user"] or {}, event["params_input"] or {}
-    # PostgreSQL keeps neither in a text: such a field is named, and the answer is not applied without it.
+    # What no database holds: such a field is named, and the answer is not applied without it.
     bad = sorted(
-        name for name, value in inputs.items() if isinstance(value, str) and not _can_be_kept(value)
+        name for name, value in inputs.items() if isinstance(value, str) and not fits(value)
     )
     return {
         "option": "".join(event["chosen_options"][:1]),
@@ -100,10 +102,6 @@ def answer_of(event: Mapping[str, Any]) -> Answer:
         "user_id": user.get("id"),
         "user_name": user.get("name"),
     } | ({"unreadable": bad} if bad else {})
-
-
-def _can_be_kept(text: str) -> bool:
-    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def forget_content(ti_id: Any, event: Mapping[str, Any]) -> None:

@@ -105,7 +105,7 @@ def form_of(case_id: int, dag_run_id: str, asked_by: str = "", dag_id: str = DAG
 
 def fields_of(kind: str, actions: tuple[str, ...]) -> dict[str, Any]:
     """The form's fields; all begin empty, so that nothing is decided by leaving one as it is."""
-    from backstop.decisions.actions import WITHOUT_MEMBERS
+    from backstop.decisions.actions import MOST, WITHOUT_MEMBERS
 
     # Not nullable: Airflow's form refuses to be sent without it.
     why = "The reason; it is kept with the case. Without it nothing is applied."
@@ -127,10 +127,14 @@ def fields_of(kind: str, actions: tuple[str, ...]) -> dict[str, Any]:
             "Broker", "For drained: the broker that the topic left, by its name in the settings"
         )
     if "raise" in actions:
-        fields["more"] = _number("More sends", "For raise: how many more; empty: one", most=100)
+        fields["more"] = _number(
+            "More sends", "For raise: how many more; empty: one", most=MOST["more"]
+        )
     if "replay_sample" in actions:
         fields["sample"] = _number(
-            "Sample", "For replay_sample: how many; empty: as the policy's canary", most=10_000
+            "Sample",
+            "For replay_sample: how many; empty: as the policy's canary",
+            most=MOST["sample"],
         )
     if edit := next((action for action in ("edit", "edit_head") if action in actions), None):
         kept = (

@@ -18,7 +18,7 @@ from fastapi.responses import FileResponse, HTMLResponse, Response
 
 from backstop.airflow.access import Visitor, reader, visitor_of
 from backstop.airflow.answer_errors import answer_errors
-from backstop.airflow.control_room import Room, control_room, docs_folder
+from backstop.airflow.control_room import Room, docs_folder, reading_room
 from backstop.airflow.decide_case import DAG, dag_for
 from backstop.runs.run import DEAD_AFTER
 from backstop.sql.named import load
@@ -66,15 +66,10 @@ OF_CASE = (
 )
 
 
-_LONGEST = "5s"
-"""So long may a statement of a page take: pages are drawn in the threads of Airflow's own server."""
-
-
 @contextmanager
 def _reading() -> Iterator[tuple[Room, Any]]:
-    """The settings and a cursor that only reads, for a short time."""
-    with control_room() as room, room.control, room.control.cursor() as cursor:
-        cursor.execute("SET TRANSACTION READ ONLY; SET LOCAL statement_timeout TO %s", [_LONGEST])
+    """The settings and a cursor that only reads, for a short time: by the login of console.reader where there is one."""
+    with reading_room() as room, room.control, room.control.cursor() as cursor:
         yield room, cursor
 
 

@@ -12,8 +12,9 @@ from datetime import timedelta
 from typing import Any
 
 from backstop.config.file import settings_file
-from backstop.config.schedule import DEFAULTS, ON_DEMAND, read_schedule, read_section
+from backstop.config.schedule import DEFAULTS, ON_DEMAND, WINDOW, read_schedule, read_section
 
+_WINDOW = r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)"
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -60,11 +61,11 @@ def daily(variable: str, default: str) -> Any:
 def in_window(variable: str) -> Any:
     """The timetable that $variable asks for, else each day five minutes after `retention.window` in backstop.yaml opens, or in its
     middle where that is sooner; null for "none"."""
-    window = str(read_section(settings_file(), "retention").get("window", ""))
-    ends = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)", window)
-    opens, shuts = (
-        (int(ends[1]) * 60 + int(ends[2]), int(ends[3]) * 60 + int(ends[4])) if ends else (60, 300)
-    )
+    window = str(read_section(settings_file(), "retention").get("window", WINDOW))
+    # Of another form, which the settings refuse, it is the default here.
+    ends = re.fullmatch(_WINDOW, window) or re.fullmatch(_WINDOW, WINDOW)
+    assert ends is not None
+    opens, shuts = int(ends[1]) * 60 + int(ends[2]), int(ends[3]) * 60 + int(ends[4])
     at = opens + min(5, ((shuts - opens) % 1440 or 1440) // 2)
     return every(variable, f"{at % 60} {at // 60 % 24} * * *")
 

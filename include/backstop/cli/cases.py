@@ -164,7 +164,8 @@ def decide_one(
         ),
     ] = None,
     sample: Annotated[
-        int | None, typer.Option("--sample", min=1, help="For replay_sample: how many deliveries.")
+        int | None,
+        typer.Option("--sample", min=1, max=10_000, help="For replay_sample: how many deliveries."),
     ] = None,
     content_file: Annotated[
         str | None,
@@ -239,6 +240,7 @@ def _preview(
 ) -> None:
     from backstop.decisions.decide import preview
     from backstop.evidence.sources import Sources
+    from backstop.triage.decide.answer import COUNTED
 
     with (
         context.control(settings, known) as conn,
@@ -253,7 +255,7 @@ def _preview(
     else:
         out.line(
             f"Case {case_id}: {action} fits {found.fits} of {found.read} read"
-            f" ({'more than 10,000' if found.open > 10_000 else found.open} open);"
+            f" ({f'more than {COUNTED:,}' if found.open > COUNTED else found.open} open);"
             f" {found.done} are done already. Nothing was changed."
         )
         for sentence in found.left_out:

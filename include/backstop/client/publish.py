@@ -17,6 +17,7 @@ from backstop.brokers.protocol import Broker, Receipt
 from backstop.client.keep_connection import Connect, KeptConnection
 from backstop.client.stub_table import stub_table
 from backstop.client.stub_writer import Recorded
+from backstop.leases.lease import error_text
 from backstop.model.errors import ContractBroken
 from backstop.model.records import SEND_HEADER, Key
 
@@ -114,7 +115,7 @@ def settle(
         "queue_offsets": [r.position.offset if r.position else None for r in receipts],
         "queue_epochs": [r.position.epoch if r.position else None for r in receipts],
         "broker_message_ids": [receipt.broker_message_id for receipt in receipts],
-        "errors": [_storable(receipt.error) for receipt in receipts],
+        "errors": [None if r.error is None else error_text(r.error) for r in receipts],
         "max_send_seconds": [one.policy.max_send_duration.total_seconds() for one in recorded],
         "broker": broker_name,
     }
@@ -197,10 +198,6 @@ def _keys(batch: Sequence[Recorded]) -> dict[str, Any]:
         "message_ids": [one.message.message_id for one in batch],
         "tokens": [one.token for one in batch],
     }
-
-
-def _storable(error: str | None) -> str | None:
-    return None if error is None else error.replace("\x00", "\ufffd")[:2000]
 
 
 def _not_ours_to_send(one: Recorded, why: str, next_step: str) -> ContractBroken:

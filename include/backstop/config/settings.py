@@ -29,7 +29,7 @@ from backstop.config.mapped import LogMapping, StubMapping
 from backstop.config.people import PeopleSettings, Team
 from backstop.config.policy import Policy
 from backstop.config.redelivery import redelivers_for
-from backstop.config.schedule import DEFAULTS, ON_DEMAND
+from backstop.config.schedule import DEFAULTS, ON_DEMAND, WINDOW
 from backstop.model.errors import ConfigurationError
 from backstop.model.mongodb import READ_ALONE
 
@@ -377,7 +377,7 @@ class RetentionSettings(_Frozen):
     """When and how fast what is over is purged; how long it is kept is in the policy."""
 
     window: str = Field(
-        default="01:00-05:00",
+        default=WINDOW,
         pattern=r"^([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d$",
         description="the hours of a day (UTC) in which it works; both ends equal: the whole day",
     )

@@ -90,7 +90,7 @@ WITHOUT_MEMBERS = (
     "downstream_away",
 )
 """Kinds of cases that list no deliveries."""
-_MOST = {"more": 100, "sample": 10_000}
+MOST = {"more": 100, "sample": 10_000}
 """What a form allows is held again when an answer is applied: whoever calls the API directly is not held to the form."""
 _DONE = (Verdict.CONFIRMED, Verdict.VOIDED)
 
@@ -122,7 +122,7 @@ def why_not_with(kind: str, action: str, options: Mapping[str, Any]) -> str | No
 
     An option that would be passed over may be what narrows the decision: whoever gave it wants less than would be done.
     """
-    for name, most in _MOST.items():
+    for name, most in MOST.items():
         number = options.get(name)
         if number is not None and (
             not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most

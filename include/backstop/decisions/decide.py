@@ -139,8 +139,9 @@ _WHOLE = ("leave", "accept", "drained", "go_on", "give_up")
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What an answer would do at this moment: of `read` of the case's `open` deliveries (or dead letters, of which 10,001 are counted
-    at most) it fits `fits`, and `done` are done already; `left_out` says why others would be left out, the first few of them."""
+    """What an answer would do at this moment: of `read` of the case's `open` deliveries (or dead letters, of which at most one more
+    than answer.COUNTED are counted) it fits `fits`, and `done` are done already; `left_out` says why others would be left out, the
+    first few of them."""
 
     read: int
     open: int

@@ -11,7 +11,7 @@ from datetime import datetime
 from backstop.brokers.protocol import GroupPosition, QueueState
 from backstop.model.errors import BrokerUnavailable
 from backstop.model.records import EARLIEST, LATEST
-from backstop.sql.connection import storable
+from backstop.model.storable_text import fits
 
 _OFFSETS = range(2**63)
 _QUEUES = range(2**31)
@@ -46,7 +46,7 @@ def _require(
     if (
         queue_id in _QUEUES
         and all(offset in _OFFSETS for offset in offsets)
-        and storable(epoch)
+        and fits(epoch)
         and instant.tzinfo is not None
         and EARLIEST <= instant <= LATEST
     ):

@@ -11,6 +11,7 @@ from typing import Any
 from backstop.model.errors import ConfigurationError
 from backstop.model.read_json import read_json
 from backstop.model.records import Verdict
+from backstop.model.storable_text import fits
 from backstop.reports.filters import read_filter
 from backstop.sql.named import load
 
@@ -192,20 +193,20 @@ def _read_place(after: str | None, key: Mapping[str, type]) -> dict[str, Any]:
         if len(after) > LONGEST_PLACE:
             raise ValueError
         values = read_json(base64.b64decode(after.encode("ascii"), altchars=b"-_", validate=True))
-        fits = (
+        is_place = (
             isinstance(values, list)
             and len(values) == len(key)
             and all(
                 type(value) is kind
                 and (
-                    is_storable(value)
+                    fits(value)
                     if isinstance(value, str)
                     else isinstance(value, int) and abs(value) <= _LARGEST
                 )
                 for value, kind in zip(values, key.values(), strict=True)
             )
         )
-        if not fits:
+        if not is_place:
             raise ValueError
     except ValueError:
         raise ConfigurationError(
@@ -214,11 +215,6 @@ def _read_place(after: str | None, key: Mapping[str, type]) -> dict[str, Any]:
             next_step="Take it from `next` of the page before.",
         ) from None
     return {f"after_{number}": value for number, value in enumerate(values, 1)}
-
-
-def is_storable(text: str) -> bool:
-    """Whether a text can stand in PostgreSQL at all."""
-    return "\x00" not in text and not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def _rows(conn: Any, query: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:

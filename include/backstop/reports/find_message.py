@@ -15,7 +15,8 @@ from typing import Any
 
 from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
-from backstop.reports.console import Sight, is_storable, read_rows
+from backstop.model.storable_text import fits
+from backstop.reports.console import Sight, read_rows
 
 MOST = 50
 """Messages that one shard names for one key."""
@@ -43,7 +44,7 @@ def find_messages(
     """`topics`: those that are searched, which the asker may see. Each statement on a shard takes 5 s at most, in a mapped table as
     long as `sources` lets it."""
     found, producers = FoundMessages(), sources.settings.producers
-    if is_storable(text):
+    if fits(text):
         for row in read_rows(control, "messages", sight, text=text, topics=list(topics)):
             found.places[row["topic"], row["message_id"]].append(row["found_in"])
     found.searched.append("control database")

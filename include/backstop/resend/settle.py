@@ -142,15 +142,15 @@ def end_requests(worker: Worker, claimed: Claimed, ends: Mapping[int, End]) -> i
         return int(cursor.rowcount)
 
 
-def storable(text: str | None) -> str | None:
+def _bounded(text: str | None) -> str | None:
     """Error text that PostgreSQL takes, of bounded length."""
     return None if text is None else escaped(text)[:_LONGEST_ERROR]
 
 
 def _error(receipt: Receipt) -> str | None:
     if receipt.refused_for_good:
-        return storable(FOR_GOOD + (receipt.error or "no reason given"))
-    return storable(receipt.error)
+        return _bounded(FOR_GOOD + (receipt.error or "no reason given"))
+    return _bounded(receipt.error)
 
 
 def _row(place: int, end: End) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _row(place: int, end: End) -> dict[str, Any]:
     return {
         "place": place,
         "state": str(end.state),
-        "error": storable(end.error),
+        "error": _bounded(end.error),
         "not_before": end.not_before.isoformat() if end.not_before else None,
         "addressed": end.send is not None,
         "groups": list(end.send.groups) if end.send and end.send.groups is not None else None,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from backstop.config.durations import written
 from backstop.model.errors import ConfigurationError, DecisionRefused
 from backstop.model.records import WAITS_FOR_RELAY
+from backstop.runs.run import DEAD_AFTER
 from backstop.sql.named import load
 
 _SQL = load("backstop.restore", "queries.sql")
@@ -78,7 +80,7 @@ def require_quiet(control: Any) -> None:
         everything_paused = bool(cursor.fetchone()[0])
         cursor.execute(_SQL["claimed"], {"waits": WAITS_FOR_RELAY})
         claimed = int(cursor.fetchone()[0])
-        cursor.execute(_SQL["alive"])
+        cursor.execute(_SQL["alive"], {"dead_after": DEAD_AFTER})
         alive = [name for (name,) in cursor.fetchall()]
     if not everything_paused:
         raise _not_paused()
@@ -92,7 +94,8 @@ def require_quiet(control: Any) -> None:
         raise DecisionRefused(
             f"Runs are alive: {', '.join(alive)}.",
             unaffected="Nothing was changed.",
-            next_step="Pause the DAGs, wait until the runs have ended (a dead one counts as ended after 2 minutes), do it again.",
+            next_step="Pause the DAGs, wait until the runs have ended (a dead one counts as ended after "
+            f"{written(DEAD_AFTER)}), do it again.",
         )
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["forget_staged"])

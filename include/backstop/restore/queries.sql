@@ -5,7 +5,7 @@ SELECT EXISTS (SELECT 1 FROM pause WHERE topic = '*');
 
 -- name: alive: runs that may still promote or send
 SELECT l.duty || ' ' || l.run_id FROM duty_lease l
-WHERE l.duty IN ('reconcile', 'resend', 'sweep') AND l.heartbeat_at > clock_timestamp() - interval '2 minutes'
+WHERE l.duty IN ('reconcile', 'resend', 'sweep') AND l.heartbeat_at > clock_timestamp() - %(dead_after)s
 ORDER BY 1;
 
 -- name: forget_staged: what runs decided from the database as it was, and have not promoted yet; it is judged again

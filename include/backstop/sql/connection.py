@@ -28,6 +28,7 @@ from backstop.model.errors import StoreUnavailable
 from backstop.model.mask_secrets import mask_secrets
 from backstop.model.mongodb import READ_ALONE
 from backstop.model.records import EARLIEST, LATEST, Key
+from backstop.model.storable_text import fits
 from backstop.sql.array_literal import array_literal
 from backstop.sql.own_session import WHAT_TO_DO, WHY, cut_line, shares_sessions
 
@@ -530,19 +531,12 @@ def read_url(url: str) -> dict[str, str] | None:
     )
 
 
-def storable(text: str) -> bool:
-    """Whether PostgreSQL can hold this text at all; a key that it cannot hold has no row."""
-    return "\x00" not in text and (
-        text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
-    )
-
-
 def storable_keys(keys: Iterable[Key]) -> list[Key]:
-    """Each key once, without those that PostgreSQL cannot hold: they have no row."""
+    """Each key once, without those that no database can hold: they have no row."""
     once = list(dict.fromkeys(keys))
-    if storable("".join(chain.from_iterable(once))):
+    if fits("".join(chain.from_iterable(once))):
         return once
-    return [key for key in once if storable(key.topic) and storable(key.message_id)]
+    return [key for key in once if fits(key.topic) and fits(key.message_id)]
 
 
 def columns(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> dict[str, str]:

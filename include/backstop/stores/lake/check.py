@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from backstop.brokers.protocol import Finding
 from backstop.config.durations import written
 from backstop.config.mapped import LogMapping, StubMapping
+from backstop.stores.mapped.check import check_last_look
 from backstop.stores.mapped.columns import columns_of
 
 if TYPE_CHECKING:
@@ -34,12 +35,7 @@ def check_lake_stubs(
             "delivery, or an undecided dead letter has no id, nothing of its topic is called lost"
         )
         findings.append(Finding(f"{lake.subject}: ids on the wire", True, says))
-    says = (
-        "none yet: the next reconcile run looks"
-        if last is None
-        else f"{last.rows} rows at {last.ended_at:%Y-%m-%d %H:%M:%S} UTC"
-    )
-    findings.append(Finding(f"{lake.subject}: looks", True, says))
+    findings.append(check_last_look(lake.subject, last))
     return findings
 
 

@@ -64,23 +64,24 @@ def check_stubs(table: Table, mapping: StubMapping, last: LastLook | None) -> li
     if mapping.kept is not None:
         says = f"sent rows stay {written(mapping.kept)}: a look must come sooner, or a message is never met"
         findings.append(Finding(f"{at}: rows kept", True, says))
+    findings.append(check_last_look(at, last))
+    return findings
+
+
+def check_last_look(at: str, last: LastLook | None) -> Finding:
+    """Of the newest look at a mapped table of any kind: bad where messages were left out of it."""
     if last is None:
         says = (
             "none yet: the next reconcile run looks; what it finds sent was sent no later than that"
         )
-        findings.append(Finding(f"{at}: looks", True, says))
-    else:
-        says = f"{last.rows} rows at {last.ended_at:%Y-%m-%d %H:%M:%S} UTC"
-        long = f", {last.left_out} left out: their topic or id is longer than the contract allows"
-        findings.append(
-            Finding(
-                f"{at}: looks",
-                last.left_out == 0,
-                says + (long if last.left_out else ""),
-                "These messages cannot be followed; shorten their ids." if last.left_out else "",
-            )
-        )
-    return findings
+        return Finding(f"{at}: looks", True, says)
+    says = f"{last.rows} rows at {last.ended_at:%Y-%m-%d %H:%M:%S} UTC"
+    if not last.left_out:
+        return Finding(f"{at}: looks", True, says)
+    says += f", {last.left_out} left out: their topic or id is longer than the contract allows"
+    return Finding(
+        f"{at}: looks", False, says, "These messages cannot be followed; shorten their ids."
+    )
 
 
 def check_logs(table: Table, mapping: LogMapping) -> list[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backstop.model.records import Key
-from backstop.sql.connection import storable
+from backstop.model.storable_text import fits
 from backstop.sql.mariadb_keys import listed, with_keys, with_stubs
 from backstop.sql.mysql import MysqlConnection
 from backstop.sql.named import load
@@ -83,7 +83,7 @@ class MariaLogPurge:
         return self._connection.change(work)
 
     def erase(self, key: Key, groups: Sequence[str]) -> int:
-        if not (storable(key.topic) and storable(key.message_id)):
+        if not (fits(key.topic) and fits(key.message_id)):
             return 0  # a key that the database cannot hold has no row
 
         def work(cursor: Any) -> int:
@@ -163,13 +163,13 @@ class MariaStubPurge:
         return self._connection.change(work)
 
     def standing(self, key: Key) -> tuple[str, bool] | None:
-        if not (storable(key.topic) and storable(key.message_id)):
+        if not (fits(key.topic) and fits(key.message_id)):
             return None  # a key that the database cannot hold has no row
         found = self._connection.rows(_SQL["standing"], _encoded(key))
         return (str(found[0][0]), bool(found[0][1])) if found else None
 
     def erase(self, key: Key) -> ErasedStub | None:
-        if not (storable(key.topic) and storable(key.message_id)):
+        if not (fits(key.topic) and fits(key.message_id)):
             return None
         values = _encoded(key)
 

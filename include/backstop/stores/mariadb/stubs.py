@@ -12,7 +12,8 @@ from typing import Any, Self, TypeVar
 from backstop.brokers.protocol import Finding
 from backstop.model.errors import ContentErased, StoreFailed
 from backstop.model.records import Attempt, Key, Message, Stub
-from backstop.sql.connection import BULK_TIMEOUT, STATEMENT_TIMEOUT, storable
+from backstop.model.storable_text import fits
+from backstop.sql.connection import BULK_TIMEOUT, STATEMENT_TIMEOUT
 from backstop.sql.mysql import MysqlConnection, server_of
 from backstop.stores.locked_rows import change_rows
 from backstop.stores.mariadb import change_stubs
@@ -227,7 +228,7 @@ class MariaStubs:
     def _search(
         self, query: str, topics: Sequence[str], text: str, **values: Any
     ) -> list[tuple[Key, str]]:
-        if not topics or not storable(text):
+        if not topics or not fits(text):
             return []  # no row has such a text
         given = {"topics": _encoded(topics), "text": text.encode(), **values}
         return [(key_of(row), row[2]) for row in self._connection.rows(SQL[query], given)]
@@ -237,7 +238,7 @@ class MariaStubs:
         return {message.key: message for message in map(message_of, found)}
 
     def contents_beside(self, key: Key, limit: int, most_bytes: int) -> list[bytes]:
-        if not (storable(key.topic) and storable(key.message_id)):
+        if not (fits(key.topic) and fits(key.message_id)):
             return []
         values = {
             "topic": key.topic.encode(),
@@ -440,4 +441,4 @@ def _neighbours(cursor: Any, row: Sequence[Any]) -> Neighbours:
 
 
 def _encoded(texts: Iterable[str]) -> tuple[bytes, ...]:
-    return tuple(text.encode() for text in texts if storable(text))
+    return tuple(text.encode() for text in texts if fits(text))

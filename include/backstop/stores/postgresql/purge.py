@@ -8,13 +8,8 @@ from typing import Any
 from psycopg2.extensions import cursor as Cursor
 
 from backstop.model.records import Key
-from backstop.sql.connection import (
-    PostgresConnection,
-    columns,
-    only_readable,
-    readable,
-    storable,
-)
+from backstop.model.storable_text import fits
+from backstop.sql.connection import PostgresConnection, columns, only_readable, readable
 from backstop.sql.named import load
 from backstop.stores.purge import ErasedStub, LogPlace, OldLog, OldStub
 
@@ -82,7 +77,7 @@ class PostgresLogPurge:
         return self._connection.run(work)
 
     def erase(self, key: Key, groups: Sequence[str]) -> int:
-        if not (storable(key.topic) and storable(key.message_id)):
+        if not (fits(key.topic) and fits(key.message_id)):
             return 0  # a key that the database cannot hold has no row
         return int(
             self._connection.rows(_SQL["erase_log"], {**key._asdict(), "groups": list(groups)})[0][
@@ -134,7 +129,7 @@ class PostgresStubPurge:
         return self._connection.run(work)
 
     def standing(self, key: Key) -> tuple[str, bool] | None:
-        if not (storable(key.topic) and storable(key.message_id)):
+        if not (fits(key.topic) and fits(key.message_id)):
             return None  # a key that the database cannot hold has no row
         found: list[tuple[Any, ...]] = self._connection.rows(_SQL["standing"], key._asdict())
         return (str(found[0][0]), bool(found[0][1])) if found else None
