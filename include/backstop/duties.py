@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from backstop.runs.duty import Duty
+if TYPE_CHECKING:
+    from backstop.runs.duty import Duty
 
 _WHERE = {
     "reconcile": "backstop.reconcile.run_once:RECONCILE",
     "resend": "backstop.resend.run_once:RESEND",
     "sweep": "backstop.sweep.run_once:SWEEP",
     "triage": "backstop.triage.run_once:TRIAGE",
+    "watch": "backstop.watch.run_once:WATCH",
+    "prove": "backstop.reconcile.run_proof:PROVE",
     "retention": "backstop.retention.run_once:RETENTION",
     "audit": "backstop.audit.run_once:AUDIT",
-    "prove": "backstop.reconcile.run_proof:PROVE",
-    "watch": "backstop.watch.run_once:WATCH",
     "deliver_alerts": "backstop.alerts.run_once:DELIVER_ALERTS",
     "incident": "backstop.incidents.replay:INCIDENT",
 }
 
 
 def names() -> list[str]:
+    """In the order in which people are shown them."""
     return list(_WHERE)
 
 

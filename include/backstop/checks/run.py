@@ -234,9 +234,7 @@ def _as_one(errors: Sequence[Exception]) -> Exception:
 def given_by(settings: Settings) -> dict[str, Any]:
     """What `run_suite` takes from the settings."""
     return {
-        "repair_topics": [
-            name for name, topic in settings.topics.items() if topic.mode == "repair"
-        ],
+        "repair_topics": settings.repaired(),
         # A store is read where the skew of one of its groups allows its clock.
         "clock_skew": max(
             settings.policy_for(topic, group).max_clock_skew

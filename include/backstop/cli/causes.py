@@ -29,7 +29,7 @@ def causes(
     as_json: out.Json = False,
 ) -> None:
     """List causes, those with the most open dead letters first."""
-    from backstop.reports.read import read
+    from backstop.control.read_rows import read
     from backstop.sql.named import load
 
     require_known("--category", [category] if category else [], Category)

@@ -8,20 +8,10 @@ import typer
 
 from backstop.cli import context, out
 from backstop.cli.usage_errors import LARGEST, require_known
-from backstop.reports.read import read
+from backstop.control.read_rows import read
+from backstop.duties import names
 
-DUTIES = (
-    "reconcile",
-    "resend",
-    "sweep",
-    "triage",
-    "incident",
-    "prove",
-    "watch",
-    "deliver_alerts",
-    "retention",
-    "audit",
-)
+DUTIES = names()
 app = typer.Typer(help="What the duties did: list, show.", no_args_is_help=True)
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import timedelta
 
-from backstop.config.constraints import broken_rules, longest_way_back
-from backstop.config.durations import written
+from backstop.config.constraints import broken_rules
 from backstop.config.policy import Policy
 from backstop.config.settings import Settings
 from backstop.model.errors import ConfigurationError
@@ -28,10 +27,6 @@ def require_safe(settings: Settings) -> None:
                 for name, allowed in broken_rules(policy)
                 if name in _RULES
             ]
-            if policy.log_retention <= longest_way_back(policy):
-                broken.append(
-                    f"log_retention must be more than the longest way back ({written(longest_way_back(policy))})"
-                )
             if broken:
                 raise ConfigurationError(
                     f"The policy of {topic}{f' for {group}' if group else ''} would forget too soon: {'; '.join(broken)}.",

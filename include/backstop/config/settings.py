@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -521,6 +522,18 @@ class Settings(_Frozen):
     def groups_of(self, topic: str) -> tuple[str, ...]:
         """The groups that take a topic, in the order written; none for a topic that is not configured."""
         return tuple(self.topics[topic].groups) if topic in self.topics else ()
+
+    def repaired(self, scope: Collection[str] | None = None) -> list[str]:
+        """The topics in mode repair, of this scope; null: of all."""
+        return [
+            name
+            for name, topic in self.topics.items()
+            if topic.mode == "repair" and (scope is None or name in scope)
+        ]
+
+    def is_repaired(self, topic: str) -> bool:
+        """Whether the topic is configured, and in mode repair: in mode observe nothing is ever sent."""
+        return topic in self.topics and self.topics[topic].mode == "repair"
 
     def own_producers(self) -> tuple[str, ...]:
         """The producer databases with Backstop's own tables; the others are other programs'."""

@@ -65,7 +65,7 @@ from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Counts, Key, RequestState
 from backstop.requests.ask import Ask, ask, ramped_topics, route_for
 from backstop.sql.named import load
-from backstop.triage.decide.answer import answer, preview_answer
+from backstop.triage.decide.answer import allow_sends, answer, first_of, preview_answer
 from backstop.triage.decide.apply import granted_requests, is_granted
 
 _SQL = load("backstop.decisions", "queries.sql")
@@ -246,10 +246,7 @@ def _answer_proposal(
             "An approval must name the proposal that was shown.",
             f"Read it, then approve it: --proposal {waits.proposal_id}",
         )
-    if not who.strip() or not why.strip():
-        raise refused(
-            "A decision needs a name and a reason.", "Say who decides (--by) and why (--why)."
-        )
+    _require_name_and_reason(who, why)
     require_may(conn, settings, who, waits.action, case.topic)
     if action == APPROVE and waits.login == waits.who:
         # They proposed it with a login of their own, where only the program asks whether they may.
@@ -341,6 +338,10 @@ def _check(case: Case, action: str, who: str, why: str, options: Mapping[str, An
             unfit,
             f"It takes {', '.join(taken) or 'none'}: leave the rest out, or choose another answer.",
         )
+    _require_name_and_reason(who, why)
+
+
+def _require_name_and_reason(who: str, why: str) -> None:
     if not who.strip() or not why.strip():
         raise refused(
             "A decision needs a name and a reason.", "Say who decides (--by) and why (--why)."
@@ -487,7 +488,7 @@ def _plan(
         _plan_batch(plan, settings, action, batch, seen)
     if not plan.fits and not plan.done:
         raise refused(
-            f"The decision to {action} does not fit case {case.case_id} as it is now: {_first(plan.left_out)}",
+            f"The decision to {action} does not fit case {case.case_id} as it is now: {first_of(plan.left_out)}",
             f"Look again (backstop cases show {case.case_id}) and decide by the present state.",
         )
     return plan, len(chosen) < len(members)
@@ -498,7 +499,7 @@ def _require_mode(settings: Settings, case: Case, action: str) -> None:
     if action != "resend":
         return
     _require_topic(settings, case)
-    if settings.topics[case.topic].mode != "repair":
+    if not settings.is_repaired(case.topic):
         raise refused(
             f"Topic {case.topic} is in mode observe, in which nothing is ever sent.",
             "Set its mode to repair in backstop.yaml, or decide otherwise.",
@@ -561,8 +562,10 @@ def _apply_in_producers(conn: Any, judge: Judge, plan: _Plan, intent: Intent, mo
             key
             for key, stub in stubs.items()
             # The budget does not count refusals, so neither does what is allowed beyond it; and nothing of it is taken away.
-            if _raise(
-                judge, stub, max(budgets[key], stub.send_count - stub.refusals + max(more, 1))
+            if allow_sends(
+                judge.sources.shard(stub.shard),
+                key,
+                max(budgets[key], stub.send_count - stub.refusals + max(more, 1)),
             )
         }
         name, says = "raised", "it was just confirmed or withdrawn, or its content was erased"
@@ -572,18 +575,6 @@ def _apply_in_producers(conn: Any, judge: Judge, plan: _Plan, intent: Intent, mo
     plan.left_out += [f"{key.message_id}: {says}" for key in stubs if key not in applied]
     plan.fits = [(judged, stub) for judged, stub in plan.fits if stub.key in applied]
     return counts
-
-
-def _raise(judge: Judge, promise: Promise, sends: int) -> bool:
-    """Whether it may be sent that often now, refusals not counted, by this decision or already."""
-    return judge.sources.shard(promise.shard).raise_max_sends(promise.key, sends) or _allows(
-        judge, promise, sends
-    )
-
-
-def _allows(judge: Judge, promise: Promise, sends: int) -> bool:
-    now = judge.sources.shard(promise.shard).stubs([promise.key]).get(promise.key)
-    return now is not None and (now.max_sends or 0) >= sends
 
 
 def _finish(
@@ -647,10 +638,3 @@ def _ask(sources: Sources, case_id: int, judged: Judged, verdicts: Mapping[str, 
         # Without another way the copy goes to the topic: that is what the person decided.
         route=route_for(sources, judged.topic, wanted, verdicts) or "topic",
     )
-
-
-def _first(sentences: Sequence[str]) -> str:
-    if not sentences:
-        return "none of its deliveries is open any more."
-    rest = f" (and {len(sentences) - 3} more)" if len(sentences) > 3 else ""
-    return "; ".join(sentences[:3]) + rest + "."

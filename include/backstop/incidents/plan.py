@@ -216,7 +216,7 @@ def _check(settings: Settings, wanted: Wanted) -> None:
         raise _refused(
             f"{wanted.group!r} does not take {wanted.topic}.", "Name a group of the topic, or none."
         )
-    if settings.topics[wanted.topic].mode != "repair":
+    if not settings.is_repaired(wanted.topic):
         raise _refused(
             f"Topic {wanted.topic} is in mode observe, in which nothing is ever sent.",
             "Set its mode to repair in backstop.yaml.",

@@ -65,8 +65,7 @@ def execute(
     if mode == "dry_run":
         return counts
     settings = settings_for(control, settings)
-    topic = settings.topics.get(found.topic)
-    if topic is None or topic.mode != "repair":
+    if not settings.is_repaired(found.topic):
         raise _refused(
             f"Topic {found.topic} is not in mode repair any more.",
             "Set its mode to repair in backstop.yaml.",

@@ -33,12 +33,11 @@ def find(
     from backstop.alerts.check import check_channels
     from backstop.sweep.check_redis import check_leases
 
-    repair = [name for name, topic in settings.topics.items() if topic.mode == "repair"]
     yield Finding(
         "configuration",
         True,
         f"version {settings.version}, {len(settings.topics)} topics, {len(settings.groups)} groups; "
-        f"mode repair: {', '.join(repair) or 'none'}",
+        f"mode repair: {', '.join(settings.repaired()) or 'none'}",
     )
     yield from _transport(settings, known)
     yield from _content_schemas(settings)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from backstop.control.read_rows import read
 from backstop.model.errors import ConfigurationError
 from backstop.model.read_json import read_json
 from backstop.model.records import Verdict
@@ -150,16 +151,15 @@ def read_page(
     wanted = read_filter(text, listing.filters, listing.choices)
     keys = _read_place(after, listing.key)
     limit = max(1, min(limit, MOST))
-    found = _rows(
-        conn, listing.query, {**sight.values(), **wanted, **keys, **values, "limit": limit + 1}
-    )
+    given = {**sight.values(), **wanted, **keys, **values, "limit": limit + 1}
+    found = read(conn, _SQL[listing.query], given)
     rows = found[:limit]
     return Page(rows, _place(rows[-1], listing.key) if len(found) > limit else None)
 
 
 def read_rows(conn: Any, name: str, sight: Sight, **values: Any) -> list[dict[str, Any]]:
     """All rows of a query that has few."""
-    return _rows(conn, name, {**sight.values(), **values})
+    return read(conn, _SQL[name], {**sight.values(), **values})
 
 
 def read_one(conn: Any, name: str, sight: Sight, **values: Any) -> dict[str, Any] | None:
@@ -215,10 +215,3 @@ def _read_place(after: str | None, key: Mapping[str, type]) -> dict[str, Any]:
             next_step="Take it from `next` of the page before.",
         ) from None
     return {f"after_{number}": value for number, value in enumerate(values, 1)}
-
-
-def _rows(conn: Any, query: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    with conn, conn.cursor() as cursor:
-        cursor.execute(_SQL[query], values)
-        names = [column.name for column in cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

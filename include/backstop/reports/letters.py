@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from backstop.control.read_rows import read
 from backstop.model.errors import ConfigurationError
 from backstop.model.records import DeadLetterState
 from backstop.sql.array_literal import array_literal
@@ -48,22 +49,22 @@ class LetterFilter:
 
 def count_by_cause(conn: Any, wanted: LetterFilter, limit: int = 20) -> list[dict[str, Any]]:
     """What these letters died of, the most frequent first; those that are not classified yet under no cause."""
-    return _rows(conn, "by_cause", {**wanted.values(), "limit": limit})
+    return read(conn, _SQL["by_cause"], {**wanted.values(), "limit": limit})
 
 
 def list_letters(conn: Any, wanted: LetterFilter, limit: int = 100) -> list[dict[str, Any]]:
     """Letters without headers and contents, the newest first."""
-    return _rows(conn, "list", {**wanted.values(), "limit": limit})
+    return read(conn, _SQL["list"], {**wanted.values(), "limit": limit})
 
 
 def letters_of_message(conn: Any, topic: str, message_id: str) -> list[dict[str, Any]]:
     """The letters of one message, the first death first."""
-    return _rows(conn, "of_message", {"topic": topic, "message_id": message_id})
+    return read(conn, _SQL["of_message"], {"topic": topic, "message_id": message_id})
 
 
 def show_letter(conn: Any, dead_letter_id: int) -> dict[str, Any]:
     """Everything that is known of a letter; headers and content as bytes, the content null when it was purged."""
-    found = _rows(conn, "one", {"dead_letter_id": dead_letter_id})
+    found = read(conn, _SQL["one"], {"dead_letter_id": dead_letter_id})
     if not found:
         raise ConfigurationError(
             f"There is no dead letter {dead_letter_id}.",
@@ -77,10 +78,3 @@ def show_letter(conn: Any, dead_letter_id: int) -> dict[str, Any]:
         "headers": bytes(letter["headers"]),
         "content": None if content is None else bytes(content),
     }
-
-
-def _rows(conn: Any, query: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
-    with conn, conn.cursor() as cursor:
-        cursor.execute(_SQL[query], values)
-        names = [column.name for column in cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from backstop.control.read_rows import read
 from backstop.evidence.judge_by_key import Judge, Judged
 from backstop.model.errors import Unavailable
 from backstop.model.records import Attempt, Key, LogRow, Stub
 from backstop.reports.explain import evidence, next_step
 from backstop.reports.letters import letters_of_message
-from backstop.reports.read import read
 from backstop.restore.pause import paused as paused_now
 from backstop.sql.named import load
 

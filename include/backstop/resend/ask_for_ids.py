@@ -94,7 +94,7 @@ def ask_for_ids(
             unaffected="Nothing was asked for.",
             next_step="Add it to their backstop.yaml.",
         )
-    if settings.topics[topic].mode != "repair":
+    if not settings.is_repaired(topic):
         raise ConfigurationError(
             f"Topic {topic} is in mode observe, in which nothing is ever sent.",
             unaffected="Nothing was asked for.",

@@ -128,12 +128,7 @@ def is_paused(worker: Worker, topic: str) -> bool:
 def find_due(worker: Worker, cut: datetime, *, with_held: bool = False) -> dict[TopicShard, int]:
     """How many requests are due of each topic in each shard, oldest first; only topics in mode repair, of the run's scope,
     not paused; those that a ramp holds only when asked for."""
-    scope = topics_of(worker.run.scope)
-    topics = [
-        name
-        for name, topic in worker.settings.topics.items()
-        if topic.mode == "repair" and (scope is None or name in scope)
-    ]
+    topics = worker.settings.repaired(topics_of(worker.run.scope))
     with worker.control, worker.control.cursor() as cursor:
         cursor.execute(
             _SQL["due_topic_shards"],

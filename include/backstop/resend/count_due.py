@@ -15,20 +15,12 @@ def count_due(control: Any, settings: Settings, wanted: Collection[str] | None =
     """Requests that may go out now, and claims that nobody finished, in the wanted topics (null: all); paused topics and those
     in mode observe wait."""
     with control, control.cursor() as cursor:
-        cursor.execute(_SQL["due"], {"topics": _repaired(settings, wanted)})
+        cursor.execute(_SQL["due"], {"topics": settings.repaired(wanted)})
         return int(cursor.fetchone()[0])
 
 
 def any_due(control: Any, settings: Settings) -> bool:
     """Whether such a request or claim exists, or a batch is under way, which every run looks at."""
     with control, control.cursor() as cursor:
-        cursor.execute(_SQL["any_due"], {"topics": _repaired(settings, None)})
+        cursor.execute(_SQL["any_due"], {"topics": settings.repaired()})
         return bool(cursor.fetchone()[0])
-
-
-def _repaired(settings: Settings, wanted: Collection[str] | None) -> list[str]:
-    return [
-        name
-        for name, topic in settings.topics.items()
-        if topic.mode == "repair" and (wanted is None or name in wanted)
-    ]

@@ -46,12 +46,7 @@ def advance_batches(worker: Worker) -> Counts:
     stay as they are. Raises RunLost.
     """
     counts = Counts()
-    scope = topics_of(worker.run.scope)
-    topics = [
-        name
-        for name, topic in worker.settings.topics.items()
-        if topic.mode == "repair" and (scope is None or name in scope)
-    ]
+    topics = worker.settings.repaired(topics_of(worker.run.scope))
     with worker.control, worker.control.cursor() as cursor:
         hold(cursor, worker.run)
         cursor.execute(_SQL["topics"], {"topics": topics})

@@ -7,6 +7,7 @@ from typing import Any
 
 from backstop.config.settings import Settings
 from backstop.control.decision_log import append
+from backstop.control.read_rows import read
 from backstop.control.speaker import require_may, settings_for, speaker, topics_to_decide
 from backstop.model.errors import ConfigurationError
 from backstop.restore.paused import require_finished
@@ -56,12 +57,7 @@ def resume(conn: Any, settings: Settings, topic: str, who: str) -> bool:
 
 def paused(conn: Any) -> list[dict[str, Any]]:
     """What is paused now: topic, since when, by whom, why."""
-    with conn, conn.cursor() as cursor:
-        cursor.execute(_SQL["paused"])
-        return [
-            dict(zip((column.name for column in cursor.description), row, strict=True))
-            for row in cursor.fetchall()
-        ]
+    return read(conn, _SQL["paused"], {})
 
 
 def _require_known(known: Iterable[str], topic: str) -> None:

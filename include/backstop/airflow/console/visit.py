@@ -19,6 +19,7 @@ from backstop.airflow.control_room import Room, control_room, reading_room
 from backstop.airflow.decide_case import DAG, dag_for
 from backstop.airflow.deciders import may_decide, may_trigger
 from backstop.airflow.links import base_url
+from backstop.duties import names
 from backstop.model.id_list import fits_a_line
 from backstop.reports.console import Sight
 from backstop.reports.filters import NONE
@@ -127,9 +128,7 @@ class Visit:
     def resend(self, topic: str, message_ids: list[str]) -> Action:
         """How the visitor asks for sends of these messages: a run of the DAG in their name."""
         why_not = self.why_not_run(RESEND, "resend", topic)
-        if why_not is None and (
-            topic not in self.settings.topics or self.settings.topics[topic].mode != "repair"
-        ):
+        if why_not is None and not self.settings.is_repaired(topic):
             why_not = f"{topic} is in mode observe, in which nothing is ever sent."
         if why_not is None and not all(map(fits_a_line, message_ids)):
             why_not = "An id with a line break cannot be given in a list; answer its case instead."
@@ -192,9 +191,7 @@ class Visit:
         why_not = (
             None if self.may_run(REPLAY) else f"Airflow does not let you start runs of {REPLAY}."
         )
-        if why_not is None and (
-            topic not in self.settings.topics or self.settings.topics[topic].mode != "repair"
-        ):
+        if why_not is None and not self.settings.is_repaired(topic):
             why_not = f"{topic} is in mode observe, in which nothing is ever sent."
         conf = {
             "topic": topic,
@@ -271,18 +268,7 @@ class Visit:
         )
 
 
-DUTIES = (
-    "reconcile",
-    "resend",
-    "sweep",
-    "triage",
-    "watch",
-    "prove",
-    "retention",
-    "audit",
-    "deliver_alerts",
-    "incident",
-)
+DUTIES = names()
 DAG_OF = {"incident": REPLAY}
 """The DAG of a duty that has another name."""
 

@@ -32,9 +32,18 @@ from backstop.config.settings import Settings
 from backstop.evidence.sources import Sources
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Counts, Key
-from backstop.requests.ask import Ask, ask, ramped_topics
+from backstop.requests.ask import ask, ramped_topics
 from backstop.sql.named import load
-from backstop.triage.decide.apply import granted_requests, is_granted, leave_cases, lock, policy_of
+from backstop.stores.protocol import StubStore
+from backstop.triage.decide.apply import (
+    ask_of,
+    granted_requests,
+    is_granted,
+    leave_cases,
+    lock,
+    policy_of,
+    why_discarded,
+)
 from backstop.triage.decide.decide import (
     LEFT,
     Facts,
@@ -104,7 +113,7 @@ def answer(
         plan.left_out += late
         if not plan.fits and not plan.done:
             raise refused(
-                f"The answer to {intent['action']} does not fit case {case.case_id} as it is now: {_first(plan.left_out)}",
+                f"The answer to {intent['action']} does not fit case {case.case_id} as it is now: {first_of(plan.left_out)}",
                 f"Look again (backstop cases show {case.case_id}) and decide by the present state.",
             )
         counts = Counts()
@@ -196,7 +205,7 @@ def _choose(
     if (
         action in _REPLAYS
         and case.topic in settings.topics
-        and settings.topics[case.topic].mode != "repair"
+        and not settings.is_repaired(case.topic)
     ):
         raise refused(
             f"Topic {case.topic} is in mode observe, in which nothing is ever sent.",
@@ -288,7 +297,7 @@ def _allow_more(
             continue
         budget = budget_of(stub, policy_of(settings, letter))
         sends = max(budget, stub.send_count - stub.refusals + 1)
-        if _allows(sources, stub.shard, stub.key, sends):
+        if allow_sends(sources.shard(stub.shard), stub.key, sends):
             raised.add(stub.key)
         else:
             gone.add(stub.key)
@@ -299,11 +308,11 @@ def _allow_more(
     return Counts(raised=len(raised)) if raised else Counts()
 
 
-def _allows(sources: Sources, shard: str, key: Key, sends: int) -> bool:
-    """Whether it may be sent that often now, refusals not counted, by this answer or already."""
-    if sources.shard(shard).raise_max_sends(key, sends):
+def allow_sends(store: StubStore, key: Key, sends: int) -> bool:
+    """Allows a message that many sends, refusals not counted; returns whether it may be sent that often now, by this or already."""
+    if store.raise_max_sends(key, sends):
         return True
-    now = sources.shard(shard).stubs([key]).get(key)
+    now = store.stubs([key]).get(key)
     return now is not None and (now.max_sends or 0) >= sends
 
 
@@ -377,7 +386,7 @@ def _finish(
             rows += [_discarded(letter, proof, who, case_id) for letter, _ in fits]
             counts.add("discarded", len(fits))
         elif fits:
-            asks = [_ask(letter, facts, case_id) for letter, facts in fits]
+            asks = [ask_of(letter, facts, f"case {case_id}") for letter, facts in fits]
             counts += ask(cur, asks, None, ramped_topics(settings))
             granted = granted_requests(cur, asks)
             for letter, facts in fits:
@@ -434,7 +443,7 @@ def _discarded(
         "state": "discarded",
         "decision": "discard",
         "decided_by": by,
-        "reason": "consumed" if "log" in proof else "a person decided so",
+        "reason": why_discarded(proof),
         "case_id": case_id,
         "proof": dict(proof),
         "answered": True,
@@ -445,22 +454,9 @@ def _write(cur: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     cur.execute(_SQL["apply"], {"rows": json.dumps(rows, default=str)})
 
 
-def _ask(letter: OpenDeadLetter, facts: Facts, case_id: int) -> Ask:
-    assert facts.stub is not None and letter.delivery is not None
-    topic, message_id, group = letter.delivery
-    return Ask(
-        shard=facts.stub.shard,
-        topic=topic,
-        message_id=message_id,
-        send_number=facts.stub.send_count + 1,
-        groups=(group,),
-        # Without another way the copy goes to the topic: that is what the person decided.
-        reason=f"dead letter: {letter.category}",
-        requested_by=f"case {case_id}",
-        route="group" if facts.route == "group" else "topic",
-    )
-
-
-def _first(sentences: Sequence[str]) -> str:
+def first_of(sentences: Sequence[str]) -> str:
+    """The first few of the sentences that say why an answer fits nothing."""
+    if not sentences:
+        return "none of its deliveries is open any more."
     rest = f" (and {len(sentences) - 3} more)" if len(sentences) > 3 else ""
     return "; ".join(sentences[:3]) + rest + "."

@@ -32,6 +32,7 @@ from backstop.triage.decide.decide import (
     Decision,
     Discard,
     Escalate,
+    Facts,
     Replay,
     Wait,
     decide,
@@ -212,7 +213,11 @@ def _apply(
     held = lock(cur, [one.letter for one in decided])
     counts = Counts(moved_on=len(decided) - len(held)) if len(held) < len(decided) else Counts()
     mine = [one for one in decided if one.letter.dead_letter_id in held]
-    asks = [_ask(look, one.letter) for one in mine if isinstance(one.decision, Replay)]
+    asks = [
+        ask_of(one.letter, look.facts[one.letter.dead_letter_id], TRIAGE)
+        for one in mine
+        if isinstance(one.decision, Replay)
+    ]
     counts += ask(cur, asks, run.run_id, ramped_topics(settings))
     granted = granted_requests(cur, asks)
     cases = _open_cases(cur, run, look, mine)
@@ -232,7 +237,7 @@ def _apply(
                 row |= {
                     "state": "discarded",
                     "decision": "discard",
-                    "reason": _why_discarded(proof),
+                    "reason": why_discarded(proof),
                     "decided_by": by,
                     "proof": dict(proof),
                 }
@@ -313,10 +318,11 @@ def lock_seen(cur: Any, seen: Sequence[Mapping[str, Any]]) -> set[int]:
     return {row[0] for row in cur.fetchall()}
 
 
-def _ask(look: Evidence, letter: OpenDeadLetter) -> Ask:
-    facts, delivery = look.facts[letter.dead_letter_id], letter.delivery
-    assert facts.stub is not None and delivery is not None
-    topic, message_id, group = delivery
+def ask_of(letter: OpenDeadLetter, facts: Facts, requested_by: str) -> Ask:
+    """The next send of a dead letter's message, for its group. Without a route of the group's own it goes to the topic: triage has
+    made sure that it may, or a person decided it."""
+    assert facts.stub is not None and letter.delivery is not None
+    topic, message_id, group = letter.delivery
     return Ask(
         shard=facts.stub.shard,
         topic=topic,
@@ -324,7 +330,7 @@ def _ask(look: Evidence, letter: OpenDeadLetter) -> Ask:
         send_number=facts.stub.send_count + 1,
         groups=(group,),
         reason=f"dead letter: {letter.category}",
-        requested_by=TRIAGE,
+        requested_by=requested_by,
         route="group" if facts.route == "group" else "topic",
     )
 
@@ -422,5 +428,6 @@ def leave_cases(cur: Any, letters: Sequence[OpenDeadLetter]) -> None:
         )
 
 
-def _why_discarded(proof: Mapping[str, Any]) -> str:
+def why_discarded(proof: Mapping[str, Any]) -> str:
+    """The reason that is kept with a discarded dead letter."""
     return "consumed" if "log" in proof else "a person decided so"
