@@ -8,9 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 from backstop.brokers.activemq.frames import Frame
 from backstop.brokers.activemq.names import Names, bare
+from backstop.brokers.foreign_text import headers_as_json, json_object, json_text, not_sent
 from backstop.brokers.protocol import DeadLetter, DeadLetterRef
-from backstop.model.errors import ContractBroken
-from backstop.model.read_json import read_json
 from backstop.model.records import ID_HEADER, Message, id_in
 
 TAG, KEY, MORE, ERROR, DELIVERIES = (
@@ -71,11 +70,11 @@ def headers_of(message: Message) -> dict[str, str]:
     A header whose name or value another client could not read goes into one header, as JSON.
     """
     if not message.message_id:
-        raise _broken("The message has no id.", "Give it the business key of its stub.")
+        raise not_sent("The message has no id.", "Give it the business key of its stub.")
     headers, more = {ID_HEADER: message.message_id}, {}
     for name, value in {**message.headers, ID_HEADER: message.message_id}.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise _broken("A header is not text.", "Write header values as text.")
+            raise not_sent("A header is not text.", "Write header values as text.")
         (name + value).encode()  # lone surrogates are no text
         if "\x00" in value or not _PLAIN.fullmatch(name) or _brokers(name) or name in _OURS:
             more[name] = value
@@ -100,7 +99,7 @@ def own_headers(frame: Frame) -> dict[str, str]:
         for name, value in frame.headers.items()
         if not _brokers(name) and name not in _OURS
     }
-    return {**headers, **_json_object(frame.headers.get(MORE))}
+    return {**headers, **json_object(frame.headers.get(MORE))}
 
 
 def brokers_headers(frame: Frame) -> dict[str, str]:
@@ -127,7 +126,7 @@ def content_of(frame: Frame) -> bytes:
 def message_of(frame: Frame, topic: str) -> Message:
     """The message of a topic; one without a readable id has an empty one, which the consumer's contract check refuses."""
     headers = own_headers(frame)
-    tag, key = (_text(frame.headers.get(name)) for name in (TAG, KEY))
+    tag, key = (json_text(frame.headers.get(name)) for name in (TAG, KEY))
     return Message(topic, headers.get(ID_HEADER, ""), content_of(frame), headers, tag, key)
 
 
@@ -167,13 +166,13 @@ def letter_of(frame: Frame, names: Names, queue: str) -> DeadLetter:
         topic=topic,
         message_id=message_id,
         content=content_of(frame),
-        headers=_as_json(headers),
+        headers=headers_as_json(headers),
         properties=brokers_headers(frame),
         cause=cause,
-        error=_text(frame.headers.get(ERROR)) or "",
+        error=json_text(frame.headers.get(ERROR)) or "",
         deliveries=_number(counted, 9),
-        tag=_text(frame.headers.get(TAG)),
-        partition_key=_text(frame.headers.get(KEY)),
+        tag=json_text(frame.headers.get(TAG)),
+        partition_key=json_text(frame.headers.get(KEY)),
         invalid=None
         if message_id and topic
         else "it carries no message id"
@@ -182,37 +181,6 @@ def letter_of(frame: Frame, names: Names, queue: str) -> DeadLetter:
     )
 
 
-def _as_json(headers: dict[str, str]) -> bytes:
-    """Text to text; half a surrogate, which a program may have written into our header of headers, stays as its escape."""
-    try:
-        return json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:
-        return json.dumps(headers, separators=(",", ":")).encode()
-
-
 def _number(text: str, digits: int) -> int | None:
     """The number of at most so many digits; null for anything else that a foreign client may have written."""
     return int(text) if text.isdecimal() and len(text) <= digits else None
-
-
-def _json_object(text: str | None) -> dict[str, str]:
-    try:
-        found = read_json(text or "{}")
-    except ValueError:
-        return {}
-    return {n: v for n, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
-
-
-def _text(written: str | None) -> str | None:
-    """Text written as JSON; what is not (another program's) is taken as it is."""
-    if written is None:
-        return None
-    try:
-        found = read_json(written)
-    except ValueError:
-        return written
-    return found if isinstance(found, str) else written
-
-
-def _broken(what: str, next_step: str) -> ContractBroken:
-    return ContractBroken(what, unaffected="It was not sent.", next_step=next_step)

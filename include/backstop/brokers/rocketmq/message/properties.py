@@ -11,9 +11,8 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 
+from backstop.brokers.foreign_text import json_object, json_text, not_sent
 from backstop.brokers.rocketmq.message.stored import Stored
-from backstop.model.errors import ContractBroken
-from backstop.model.read_json import read_json
 from backstop.model.records import ID_HEADER, Message
 
 TAG, KEY, MORE = "backstop-tag", "backstop-key", "backstop-headers"
@@ -94,13 +93,13 @@ def is_brokers(name: str) -> bool:
 def properties_of(message: Message, *, unique_key: str | None = None) -> dict[str, str]:
     """The message's properties, with a UNIQ_KEY of its own. Raises ContractBroken, UnicodeEncodeError."""
     if not message.message_id:
-        raise _broken("The message has no id.", "Give it the business key of its stub.")
+        raise not_sent("The message has no id.", "Give it the business key of its stub.")
     properties, more = {UNIQUE: unique_key or next_unique_key(), WAIT: "true"}, {}
     if not _BLANK.search(message.message_id):
         properties[KEYS] = message.message_id  # blanks part several keys
     for name, value in {**message.headers, ID_HEADER: message.message_id}.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise _broken("A header is not text.", "Write header values as text.")
+            raise not_sent("A header is not text.", "Write header values as text.")
         (name + value).encode()  # lone surrogates are no text
         if (
             not name
@@ -127,7 +126,7 @@ def write_properties(properties: Mapping[str, str]) -> str:
     written = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
     size = len(written.encode())
     if size > MAX_PROPERTIES:
-        raise _broken(
+        raise not_sent(
             f"The message's id, headers, tag and key are {size} bytes long, and RocketMQ keeps {MAX_PROPERTIES}.",
             "Put what is long into the content.",
         )
@@ -141,7 +140,7 @@ def own_headers(properties: Mapping[str, str]) -> dict[str, str]:
         for name, value in properties.items()
         if not is_brokers(name) and name not in _OURS
     }
-    return {**headers, **_json_object(properties.get(MORE))}
+    return {**headers, **json_object(properties.get(MORE))}
 
 
 def brokers_properties(properties: Mapping[str, str]) -> dict[str, str]:
@@ -150,12 +149,12 @@ def brokers_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def tag_of(properties: Mapping[str, str]) -> str | None:
-    exact = _text(properties.get(TAG))
+    exact = json_text(properties.get(TAG))
     return exact if exact is not None else properties.get(TAGS)
 
 
 def partition_key_of(properties: Mapping[str, str]) -> str | None:
-    exact = _text(properties.get(KEY))
+    exact = json_text(properties.get(KEY))
     return exact if exact is not None else properties.get(SHARDING)
 
 
@@ -215,26 +214,3 @@ next_unique_key = _UniqueKeys().next
 def _named(theirs: str, ours: str, text: str, fits: bool) -> dict[str, str]:
     text.encode()
     return {theirs: text} if fits else {ours: json.dumps(text)}
-
-
-def _json_object(text: str | None) -> dict[str, str]:
-    try:
-        found = read_json(text or "{}")
-    except ValueError:
-        return {}
-    return {n: v for n, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
-
-
-def _text(written: str | None) -> str | None:
-    """Text written as JSON; what is not (another program's) is taken as it is."""
-    if written is None:
-        return None
-    try:
-        found = read_json(written)
-    except ValueError:
-        return written
-    return found if isinstance(found, str) else written
-
-
-def _broken(what: str, next_step: str) -> ContractBroken:
-    return ContractBroken(what, unaffected="It was not sent.", next_step=next_step)

@@ -5,11 +5,11 @@ Which topic it died in, the entry says (`RETRY_TOPIC`, in two ways). Where it wa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
+from backstop.brokers.foreign_text import headers_as_json
 from backstop.brokers.protocol import DeadLetter, DeadLetterRef
 from backstop.brokers.rocketmq.message.names import RETRY, decode, encode_topic, topic_of_retry
 from backstop.brokers.rocketmq.message.properties import (
@@ -24,10 +24,6 @@ from backstop.model.errors import ContractBroken
 from backstop.model.records import ID_HEADER, Position, id_in
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
-_JSON, _ESCAPED = (
-    json.JSONEncoder(ensure_ascii=False, separators=(",", ":")),
-    json.JSONEncoder(separators=(",", ":")),
-)
 
 
 def topic_of(stored: Stored, group: str) -> str | None:
@@ -104,7 +100,7 @@ def read_dead_letter(
         topic=topic,
         message_id=message_id,
         content=stored.body if content is None else content,
-        headers=_as_json(headers),
+        headers=headers_as_json(headers),
         properties=_brokers(stored),
         # All that it tells of why: a consumer gave it up at once (1), or it came again to the limit.
         cause=f"reconsumed {stored.reconsume_times} times" if stored.reconsume_times else "",
@@ -132,11 +128,3 @@ def _brokers(stored: Stored) -> dict[str, str]:
         "offsetMsgId": stored.store_id,
         "bornTimestamp": stored.born_at.isoformat(),
     }
-
-
-def _as_json(headers: dict[str, str]) -> bytes:
-    """Text to text; half a surrogate, which a program may have written into our header of headers, stays as its escape."""
-    try:
-        return _JSON.encode(headers).encode()
-    except UnicodeEncodeError:
-        return _ESCAPED.encode(headers).encode()
