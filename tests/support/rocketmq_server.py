@@ -188,10 +188,6 @@ class RocketMQ:
     def kill_broker(self) -> None:
         self._broker.kill()
 
-    def stop_broker(self) -> None:
-        """In order, as an operator does: it writes down everything. Takes 10 to 20 s."""
-        self._broker.stop(seconds=60.0)
-
     def kill_namesrv(self) -> None:
         self._names.kill()
 

@@ -107,10 +107,6 @@ class Lanes:
         """How many messages are here, heads in work included, and keys that are being released not."""
         return sum(len(lane.waiting) for lane in self._lanes.values() if not lane.releases)
 
-    def next_at(self) -> float | None:
-        """When the first resting lane may be tried."""
-        return self._resting[0][0] if self._resting else None
-
     def has(self, lane: Lane) -> bool:
         """Whether its queue is still ours to start from."""
         return self._lanes.get((lane.queue, lane.key, lane.releases)) is lane

@@ -177,19 +177,6 @@ class Judgement:
         return found
 
     @cached_property
-    def never_sent(self) -> set[tuple[str, str]]:
-        """The messages of which no copy can be in a broker: no number was handed out, or the broker refused each."""
-        columns = (
-            self.stub_table.column(name).to_pylist()
-            for name in ("topic", "message_id", "send_count", "refusals")
-        )
-        return {
-            (topic, message_id)
-            for topic, message_id, sends, refusals in zip(*columns, strict=True)
-            if sends <= refusals
-        }
-
-    @cached_property
     def stubs(self) -> dict[Key, Promise]:
         """Each message's promise; of a message on several shards the first one's, which was judged."""
         found: dict[Key, Promise] = {}

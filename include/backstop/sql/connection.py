@@ -90,7 +90,6 @@ class PostgresConnection:
         subject: str,
         url: str,
         *,
-        connect_timeout: timedelta = CONNECT_TIMEOUT,
         statement_timeout: timedelta = STATEMENT_TIMEOUT,
         grace: float = GRACE,
         read_only: bool = False,
@@ -98,7 +97,6 @@ class PostgresConnection:
         self.subject = subject
         self._read_only = read_only
         self._url = url
-        self._connect_seconds = max(1, round(connect_timeout.total_seconds()))
         self._statement_seconds = statement_timeout.total_seconds()
         self._grace = grace
         self._connection: Connection | None = None
@@ -334,7 +332,7 @@ class PostgresConnection:
         parameters["target_session_attrs"] = "primary"
         # Ids are any Unicode, whatever the database is encoded in; the server converts.
         parameters["client_encoding"] = "UTF8"
-        parameters["connect_timeout"] = str(self._connect_seconds)
+        parameters["connect_timeout"] = str(round(CONNECT_TIMEOUT.total_seconds()))
 
         def connect() -> Connection:
             made: Connection = psycopg2.connect(**parameters)  # type: ignore[call-overload]

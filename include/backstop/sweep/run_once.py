@@ -88,7 +88,6 @@ def in_this_process(
     connections: Connections,
     run: Run,
     tell: Callable[[SweepDecision], None] | None = None,
-    limit: int = LIMIT,
 ) -> Spread:
     """Does the parts one after the other."""
 
@@ -101,7 +100,7 @@ def in_this_process(
                     part,
                     groups_of_scope(run.scope),
                     walks.get(part.place, ""),
-                    limit=limit,
+                    limit=LIMIT,
                     dry_run=run.dry_run,
                     tell=tell,
                 )

@@ -38,13 +38,13 @@ class _NoRedirects(HTTPRedirectHandler):
         return None
 
 
-def beat(url: str, body: str, timeout: timedelta, tries: int = TRIES) -> str | None:
+def beat(url: str, body: str, timeout: timedelta) -> str | None:
     """POSTs `body` as text; null when it was taken (2xx), else what came of the last try, without the URL.
 
-    Takes at most tries x timeout, also when the other side answers one byte at a time.
+    Takes at most TRIES x timeout, also when the other side answers one byte at a time.
     """
     trouble: str | None = "it was not tried"
-    for _ in range(tries):
+    for _ in range(TRIES):
         trouble = _within(url, body, timeout)
         if trouble is None:
             return None

@@ -47,11 +47,6 @@ WHERE d.state = 'open' AND d.case_id = %(case_id)s
             WHERE m.case_id = d.case_id AND m.topic = d.topic AND m.message_id = d.message_id
                 AND m.consumer_group = coalesce(d.consumer_group, '*') AND m.added_at <= %(at)s::timestamptz));
 
--- name: of_deliveries: every open letter of these deliveries, whatever their case
-WHERE d.state = 'open' AND (d.topic, d.message_id, d.consumer_group)
-    IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[], %(groups)s::text[]))
-ORDER BY d.dead_letter_id;
-
 -- name: met_twice: of these messages, those that a run met on more than one shard
 SELECT q.topic, q.message_id FROM quarantine q
 WHERE q.reason = 'on_two_shards' AND (q.topic, q.message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]));
