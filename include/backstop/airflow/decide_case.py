@@ -1,6 +1,6 @@
 """What the tasks of the DAGs `decide_case` do: put a case before people, and apply what they answer.
 
-What is asked, and how an answer becomes a decision, is in backstop.cases; here is only what Airflow must be told.
+What is asked, and how an answer becomes a decision, is in backstop.decisions; here is only what Airflow must be told.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ _SQL = load("backstop.audit", "control.sql")
 
 
 def audit_control(settings: Settings, control: Any, day: Day) -> list[Look]:
-    """One look for each query of control.sql. The audit and retention themselves run once a day: they are not among the
-    duties of which a run on the day is asked."""
+    """One look for each query of control.sql. A run on the day is asked of the duties of watch.allowed_age."""
     values = {
         "day_from": day.start,
         "day_to": day.end,

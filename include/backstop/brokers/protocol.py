@@ -26,7 +26,8 @@ class ProgressMeans(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What this broker can do; every difference between brokers that a caller may act on."""
+    """What this broker can do; every difference between brokers that a caller may act on, or that the contract suite tests by.
+    `backstop check` prints them."""
 
     has_offsets: bool
     knows_queue_of_send: bool

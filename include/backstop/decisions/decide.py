@@ -99,7 +99,7 @@ def decide(
 
     options: `more` (raise: sends beyond those handed out, 1), `message_ids` (only these), `once` (names the answer: the same
     name is applied once), `shown` (`at`, `letter`, `last_number`: what the person saw; what came later is decided only where it is
-    named); for dead letters see dead_letters.answer. Raises DecisionRefused when the action does not fit the case as it is now, or an
+    named); for dead letters see triage.decide.answer. Raises DecisionRefused when the action does not fit the case as it is now, or an
     option does not belong to the action (actions.options_for); StoreUnavailable when the state could not be read again.
     """
     options, settings = options or {}, settings_for(conn, settings)

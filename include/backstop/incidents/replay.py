@@ -1,6 +1,6 @@
 """Replays an incident by hand: a stored plan is asked for, the canary's share first or all of it.
 
-    plan (plan_incident.py) | shown, and approved above the blast radius | requests and letters, a bounded batch a transaction
+    plan (plan.py) | shown, and approved above the blast radius | requests and letters, a bounded batch a transaction
 
 What was approved is what is asked for: numbers and groups are the plan's, so that a delivery which moved on since is only left
 out. Every request is judged again when it is claimed; ramp, rate, order and pause hold as for everybody.

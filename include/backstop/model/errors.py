@@ -35,7 +35,7 @@ from backstop.model.storable_text import escaped
 
 
 class BackstopError(Exception):
-    """The root: `what` happened, what `kept` safe, and the `next_step` for the reader.
+    """The root: `what` happened, what is `unaffected`, and the `next_step` for the reader.
 
     `exit_code` is what the command line and the Spark jobs end with. The three are text that a database can hold, whatever a
     broker or a store said: they are written into runs.

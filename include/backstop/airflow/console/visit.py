@@ -275,7 +275,7 @@ DAG_OF = {"incident": REPLAY}
 
 @contextmanager
 def visit(visitor: Visitor) -> Iterator[Visit]:
-    """The reading connection is closed at the end."""
+    """The reading connection is given back at the end, for the next visit."""
     with reading_room() as room:
         yield Visit(visitor, room)
 
