@@ -192,6 +192,7 @@ def decide_one(
     from backstop.control.speaker import speaker
     from backstop.decisions.decide import decide
     from backstop.spark.session import start_for_lakes
+    from backstop.triage.decide.answer import REASONS_SHOWN
 
     settings, known = context.load_settings(), context.connections()
     start_for_lakes(settings)
@@ -227,10 +228,10 @@ def decide_one(
         out.line(f"Case {case_id} was decided so before; nothing was changed.")
         return
     out.line(f"Case {case_id}: {action}: {decided.counts}.")
-    for sentence in decided.left_out[:20]:
+    for sentence in decided.left_out[:REASONS_SHOWN]:
         out.line(f"  left out: {sentence}")
-    if len(decided.left_out) > 20:
-        out.line(f"  and {len(decided.left_out) - 20} more")
+    if len(decided.left_out) > REASONS_SHOWN:
+        out.line(f"  and {len(decided.left_out) - REASONS_SHOWN} more")
     if decided.left_out:
         out.line("The case stays open for what was left out.")
 

@@ -65,7 +65,14 @@ from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Counts, Key, RequestState
 from backstop.requests.ask import Ask, ask, ramped_topics, route_for
 from backstop.sql.named import load
-from backstop.triage.decide.answer import allow_sends, answer, first_of, preview_answer
+from backstop.triage.decide.answer import (
+    IDS_SHOWN,
+    REASONS_SHOWN,
+    allow_sends,
+    answer,
+    first_of,
+    preview_answer,
+)
 from backstop.triage.decide.apply import granted_requests, is_granted
 
 _SQL = load("backstop.decisions", "queries.sql")
@@ -176,7 +183,7 @@ def preview(conn: Any, sources: Sources, case_id: int, action: str) -> Preview |
                 raise _unread(seen)
             _plan_batch(plan, settings, action, batch, seen)
     fits, done = len(plan.fits), len(plan.done)
-    return Preview(len(batch), case.open_members, fits, done, tuple(plan.left_out[:20]))
+    return Preview(len(batch), case.open_members, fits, done, tuple(plan.left_out[:REASONS_SHOWN]))
 
 
 def _unread(seen: Judgement) -> StoreUnavailable:
@@ -454,7 +461,7 @@ def _require_members(
 ) -> None:
     if unknown := sorted(set(wanted or ()) - {m[2] for m in members}):
         raise refused(
-            f"Not among the open deliveries of case {case.case_id}: {', '.join(unknown[:5])}.",
+            f"Not among the open deliveries of case {case.case_id}: {', '.join(unknown[:IDS_SHOWN])}.",
             f"See its members: backstop cases show {case.case_id}",
         )
 

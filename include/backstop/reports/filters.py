@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from pydantic_core import PydanticCustomError
+
 from backstop.config.durations import parse
 from backstop.model.errors import ConfigurationError
 
@@ -76,7 +78,7 @@ def _value(
 def _since(text: str, allowed: Sequence[str]) -> timedelta:
     try:
         ago = parse(text)
-    except Exception:  # noqa: BLE001 - whatever the parser calls it, the text is no duration
+    except PydanticCustomError:
         ago = None
     if ago is None or not timedelta(0) < ago <= timedelta(days=3650):
         raise _refused(f"since:{text}: write how long ago, as 30m, 2h or 7d.", allowed)

@@ -22,6 +22,8 @@ from backstop.stores.open import open_leases
 _SQL = load("backstop.sweep", "queries.sql")
 FAILING_SHOWN = 1000
 """The newest of a group and topic: thousands of failing messages have one cause."""
+SHOWN = 20
+"""Messages that one case lists; its summary says how many there are."""
 
 
 def tell_of_leaks(settings: Settings, control: Any, run: Run) -> Counts:
@@ -125,7 +127,7 @@ def tell_of_failing(
                 evidence={
                     "messages": [
                         {"id": f.message_id, "attempts": f.attempts, "error": error_kind(f.error)}
-                        for f in found[:20]
+                        for f in found[:SHOWN]
                     ],
                     "seen_at": datetime.now().astimezone(),
                 },

@@ -67,6 +67,10 @@ _SQL = load("backstop.triage.decide", "decide.sql")
 _BATCH = 1_000
 COUNTED = 10_000
 """Open dead letters of a case that a preview counts; one more says that there are more."""
+REASONS_SHOWN = 20
+"""Of why deliveries are left out, so many sentences are shown: more say the same."""
+IDS_SHOWN = 5
+"""Of ids that a person named and the case does not have."""
 _REPLAYS = ("replay", "replay_sample", "edit")
 
 
@@ -146,7 +150,13 @@ def preview_answer(
         (number,) = cur.fetchone()
     intent = {"case_id": case_id, "action": action}
     plan = _plan(conn, sources.settings, sources, intent, letters)
-    return len(letters), number, len(plan.fits), len(plan.done), tuple(plan.left_out[:20])
+    return (
+        len(letters),
+        number,
+        len(plan.fits),
+        len(plan.done),
+        tuple(plan.left_out[:REASONS_SHOWN]),
+    )
 
 
 def _choose(
@@ -186,7 +196,7 @@ def _choose(
         }
         if missing:
             raise refused(
-                f"Not among the undecided dead letters of case {case.case_id}: {', '.join(sorted(missing)[:5])}.",
+                f"Not among the undecided dead letters of case {case.case_id}: {', '.join(sorted(missing)[:IDS_SHOWN])}.",
                 f"See them: backstop dead-letters list --case {case.case_id}",
             )
     else:
