@@ -365,9 +365,7 @@ def test_what_a_person_withdrew_while_a_run_was_judging_is_not_asked_about_again
     assert world.control("SELECT count(*) FROM open_delivery") == [(0,)]
 
 
-def test_a_shard_that_is_away_keeps_nothing_of_the_others_from_being_confirmed_or_asked_about(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _silence_shop_b(monkeypatch: pytest.MonkeyPatch) -> None:
     really = PostgresStubs.stub_table
 
     def answer(self: PostgresStubs, keys: Sequence[Key]) -> Any:
@@ -375,11 +373,35 @@ def test_a_shard_that_is_away_keeps_nothing_of_the_others_from_being_confirmed_o
             raise StoreUnavailable("no answer", unaffected="", next_step="")
         return really(self, keys)
 
+    monkeypatch.setattr(PostgresStubs, "stub_table", answer)
+
+
+def test_a_shard_that_is_away_keeps_nothing_of_the_others_from_being_confirmed_or_asked_about(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("done", "lost"):
         world.stub(name, sends=4, status="exhausted")
     for group in ("billing", "shipping"):
         world.log("done", group)
-    monkeypatch.setattr(PostgresStubs, "stub_table", answer)
+    _silence_shop_b(monkeypatch)
     counts = revisited(world)
     assert counts.get("late_confirmed") == 1
     assert counts.get("case_exhausted") == 2
+
+
+def test_what_a_run_met_on_two_shards_is_not_confirmed_while_one_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other promise may be there, and lost."""
+    twice = 'tw"i\\ce'
+    for name in ("once", twice):
+        world.stub(name, sends=4, status="exhausted")
+        for group in ("billing", "shipping"):
+            world.log(name, group)
+    for shard in ("shop_a", "shop_b"):
+        broken(world, shard, twice, twice)
+    world.control("UPDATE quarantine SET reason = 'on_two_shards'")
+    _silence_shop_b(monkeypatch)
+    assert revisited(world).get("late_confirmed") == 1
+    assert world.stub_now("once")["status"] == "confirmed"
+    assert world.stub_now(twice)["status"] == "exhausted"

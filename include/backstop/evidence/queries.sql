@@ -49,6 +49,10 @@ SELECT topic, message_id, consumer_group
 FROM delivery_decision
 WHERE decision = 'discard' AND (topic, message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]));
 
+-- name: met_on_two_shards: of these messages, those that a run met on more than one shard
+SELECT q.topic, q.message_id FROM quarantine q
+WHERE q.reason = 'on_two_shards' AND (q.topic, q.message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]));
+
 -- name: every_decision: the deliveries that a person discarded, of these topics
 SELECT topic, message_id, consumer_group
 FROM delivery_decision

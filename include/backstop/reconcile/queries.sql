@@ -346,10 +346,6 @@ WHERE NOT EXISTS (
     WHERE m.topic = k.topic AND m.message_id = k.message_id AND m.settled_at IS NULL AND c.closed_at IS NULL
         AND (c.state = 'open' OR c.decision = 'leave'));
 
--- name: met_twice: of these messages, those that a run met on more than one shard
-SELECT q.topic, q.message_id FROM quarantine q
-WHERE q.reason = 'on_two_shards' AND (q.topic, q.message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]));
-
 -- name: asked_about: the deliveries of these messages that an open case is about, or one that a person left
 SELECT m.topic, m.message_id, m.consumer_group
 FROM case_member m JOIN case_file c USING (case_id)

@@ -21,6 +21,7 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.evidence.apply_apart import apply_apart
 from backstop.evidence.judge_by_key import Judge, Judgement, Promise
+from backstop.evidence.on_two_shards import met_on_two_shards
 from backstop.evidence.sources import Sources, guarded
 from backstop.model.errors import StoreFailed, StoreUnavailable, Unavailable
 from backstop.model.records import Counts, Key, StubStatus, Verdict
@@ -209,8 +210,7 @@ def _is_exhausted(seen: Judgement, key: Key) -> bool:
 def _doubt(control: Any, seen: Judgement) -> None:
     """A message that a run met on two shards may have its other promise in the one that is silent."""
     with control, control.cursor() as cursor:
-        cursor.execute(_SQL["met_twice"], _columns(list(seen.stubs)))
-        for key in map(Key._make, cursor.fetchall()):
+        for key in met_on_two_shards(cursor, list(seen.stubs)):
             seen.shards_of[key].append("a silent one")
 
 

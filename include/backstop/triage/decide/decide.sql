@@ -47,10 +47,6 @@ WHERE d.state = 'open' AND d.case_id = %(case_id)s
             WHERE m.case_id = d.case_id AND m.topic = d.topic AND m.message_id = d.message_id
                 AND m.consumer_group = coalesce(d.consumer_group, '*') AND m.added_at <= %(at)s::timestamptz));
 
--- name: met_twice: of these messages, those that a run met on more than one shard
-SELECT q.topic, q.message_id FROM quarantine q
-WHERE q.reason = 'on_two_shards' AND (q.topic, q.message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[]));
-
 -- name: discards: deliveries among these messages that a person gave up
 SELECT topic, message_id, consumer_group, decided_by, why, case_id
 FROM delivery_decision

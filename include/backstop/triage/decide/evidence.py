@@ -11,6 +11,7 @@ from typing import Any
 
 from backstop.config.settings import Settings
 from backstop.evidence.forgotten import is_forgotten, restored_at
+from backstop.evidence.on_two_shards import met_on_two_shards
 from backstop.evidence.read_by_key import Delivery, StoreAnswers, read_messages
 from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
@@ -114,9 +115,9 @@ def gather_evidence(
         [(letter.key, letter.group) for letter in letters if letter.key is not None],
     )
     twice: set[Key] = set()
-    if stores.missed:  # no index leads from a message to what is quarantined
+    if stores.missed:
         with control, control.cursor() as cur:
-            twice = {Key(*row) for row in _fetch(cur, "met_twice", values)}
+            twice = met_on_two_shards(cur, keys)
     seen = _Seen(
         stores,
         discarded,
