@@ -179,6 +179,26 @@ def test_where_shows_requests_cases_decisions_and_pauses(world: World, cli: Cli)
     assert "shipping: discard by eve" in cli.out
 
 
+def test_where_promises_no_send_of_what_a_mass_loss_keeps_for_a_person(
+    world: World, cli: Cli
+) -> None:
+    consume(world, "lost", log=False)
+
+    def steps() -> dict[str, str]:
+        (story,) = cli.json("where", "orders", "lost")
+        return {one["consumer_group"]: one["next_step"] for one in story["deliveries"]}
+
+    reconciled = "the next reconcile asks for send 2"
+    case_id = open_one(world, "mass_loss", "lost")  # of billing
+    assert "a person decides it with a mass loss" in steps()["billing"]
+    assert steps()["shipping"] == reconciled
+    decided = ("cases", "decide", str(case_id), "leave", "--why", "later", "--by", "ann")
+    assert cli(*decided) == 0
+    assert "a person decides it with a mass loss" in steps()["billing"]
+    world.run("control", "UPDATE case_member SET settled_at = now()")
+    assert steps() == {"billing": reconciled, "shipping": reconciled}
+
+
 def test_where_says_what_a_request_waits_for_while_its_ramp_holds_it(
     world: World, cli: Cli
 ) -> None:

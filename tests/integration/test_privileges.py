@@ -346,6 +346,23 @@ def test_a_duty_writes_every_control_table_and_a_reader_none(
     )
 
 
+def test_each_role_reads_the_views_of_the_control_database_and_changes_none(
+    server: Postgres, logins: dict[str, str]
+) -> None:
+    views = run(
+        server.admin_dsn("control"),
+        "SELECT viewname FROM pg_views WHERE schemaname = 'public' ORDER BY viewname",
+    )
+    assert views == [("mass_loss_delivery",), ("stopped_topic",)]
+    for role in ("duty", "person", "reader"):
+        url = as_(server, logins, f"backstop_{role}", "control")
+        for (view,) in views:
+            assert not refused(url, f"SELECT FROM {view}"), (role, view)
+            for privilege in ("INSERT", "UPDATE", "DELETE"):
+                may = run(url, "SELECT has_table_privilege(%s, %s)", (view, privilege))
+                assert may == [(False,)], (role, view, privilege)
+
+
 def test_nobody_puts_an_operator_before_those_that_hold_people_to_their_names(
     server: Postgres, logins: dict[str, str]
 ) -> None:

@@ -153,27 +153,11 @@ def test_what_happens_next_is_said_with_when_and_what_holds_it(
     assert says in next_step(judged, mode=mode, paused=paused, requests=requests)
 
 
-@pytest.mark.parametrize(
-    ("state", "decision", "held"),
-    [
-        ("open", None, True),
-        ("open", "resend", True),
-        ("decided", "leave", True),
-        ("decided", "resend", False),
-    ],
-)
-def test_what_a_mass_loss_keeps_for_a_person_is_promised_to_nobody(
-    state: str, decision: str | None, held: bool
-) -> None:
-    case = {
-        "kind": "mass_loss",
-        "consumer_group": "billing",
-        "state": state,
-        "decision": decision,
-        "settled_at": None,
-    }
-    says = next_step(JUDGED, mode="repair", paused=None, requests=[], cases=[case])
-    assert ("a person decides" in says) == held and ("the next reconcile asks" in says) != held
+@pytest.mark.parametrize("in_mass_loss", [True, False])
+def test_what_a_mass_loss_keeps_for_a_person_is_promised_to_nobody(in_mass_loss: bool) -> None:
+    says = next_step(JUDGED, mode="repair", paused=None, requests=[], in_mass_loss=in_mass_loss)
+    assert ("a person decides" in says) == in_mass_loss
+    assert ("the next reconcile asks" in says) != in_mass_loss
 
 
 def test_an_id_cannot_steer_the_terminal() -> None:

@@ -148,12 +148,10 @@ SELECT s.shard, s.topic, s.message_id, s.send_count, s.reason, s.verdict, s.cons
     -- No copy can be in the broker: no number was handed out, or the broker refused each.
     coalesce(s.send_count <= (s.evidence ->> 'refusals')::integer, false) AS never_sent,
     (s.evidence ->> 'log_updated_at')::bigint AS log_updated_at,
-    -- A person is asked about it as one of a mass loss, or left it: no run sends it, however small the part is that it meets.
+    -- No run sends it, however small the part is that it meets.
     EXISTS (
-        SELECT FROM case_member m JOIN case_file c USING (case_id)
-        WHERE m.topic = s.topic AND m.message_id = s.message_id AND m.consumer_group = s.consumer_group
-            AND c.kind = 'mass_loss' AND m.settled_at IS NULL AND c.closed_at IS NULL
-            AND (c.state = 'open' OR c.decision = 'leave')) AS is_a_persons
+        SELECT FROM mass_loss_delivery l
+        WHERE l.topic = s.topic AND l.message_id = s.message_id AND l.consumer_group = s.consumer_group) AS is_a_persons
 FROM staged_verdict s JOIN run ON run.run_id = s.run_id AND run.stage = s.stage
 WHERE s.run_id = %(run_id)s AND s.eligible
     AND (%(topics)s::text[] IS NULL
@@ -166,6 +164,7 @@ WHERE s.run_id = %(run_id)s AND s.eligible
 ORDER BY s.topic, s.message_id, s.consumer_group;
 
 -- name: eligible_observed: messages of observed topics that a run promoted as eligible, but for a mass loss, in pages by key
+-- Wider than mass_loss_delivery: what a person answered of one since the run judged is not asked about again, either.
 SELECT DISTINCT v.shard, v.topic, v.message_id
 FROM verdict v
 WHERE v.run_id = %(run_id)s AND v.eligible AND v.topic = ANY (%(topics)s::text[])

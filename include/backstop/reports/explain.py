@@ -75,9 +75,9 @@ def next_step(
     mode: str,
     paused: str | None,
     requests: Sequence[Mapping[str, Any]],
-    cases: Sequence[Mapping[str, Any]] = (),
+    in_mass_loss: bool = False,
 ) -> str:
-    """What happens next to this delivery, and when."""
+    """What happens next to this delivery, and when. `in_mass_loss`: a person is asked about it as one of a mass loss, or left it."""
     if judged.verdict in (Verdict.CONFIRMED, Verdict.VOIDED):
         return "nothing: it is done"
     for request in requests:
@@ -104,7 +104,7 @@ def next_step(
         return "a person decides (backstop cases list)"
     if judged.eligible and mode != "repair":
         return f"nothing is sent: the topic is in mode {mode}"
-    if judged.eligible and any(_keeps(case, judged.consumer_group) for case in cases):
+    if judged.eligible and in_mass_loss:
         return "nothing by itself: a person decides it with a mass loss (backstop cases list --kind mass_loss --all)"
     if judged.eligible:
         return f"the next reconcile asks for send {judged.send_count + 1}" + (
@@ -114,15 +114,6 @@ def next_step(
     if judged.next_look_at is None:
         return "nothing by itself" + asks
     return f"looked at again from {_moment(judged.next_look_at)} on{asks}"
-
-
-def _keeps(case: Mapping[str, Any], group: str) -> bool:
-    """Whether this case keeps the group's delivery from being asked for by any run: a mass loss that is open, or that was left."""
-    return (
-        (case["kind"], case["consumer_group"]) == ("mass_loss", group)
-        and case["settled_at"] is None
-        and (case["state"] == "open" or (case["state"], case["decision"]) == ("decided", "leave"))
-    )
 
 
 def _at(micros: Any) -> str:

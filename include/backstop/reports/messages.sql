@@ -16,6 +16,10 @@ SELECT c.case_id, c.kind, c.consumer_group, c.state, c.decision, c.decided_by, c
 FROM case_member m JOIN case_file c USING (case_id)
 WHERE m.topic = %(topic)s AND m.message_id = %(message_id)s ORDER BY c.case_id;
 
+-- name: mass_losses: deliveries among these messages that a person is asked about as one of a mass loss, or left
+SELECT message_id, consumer_group FROM mass_loss_delivery
+WHERE topic = %(topic)s AND message_id = ANY (%(message_ids)s::text[]);
+
 -- name: quarantine_of_message: broken rows of it
 SELECT store, reason, consumer_group, detail, first_seen_at, last_seen_at
 FROM quarantine WHERE topic = %(topic)s AND message_id = %(message_id)s ORDER BY store, reason;

@@ -65,6 +65,11 @@ def tell(
     searched = _find_stubs(judge, keys, stories, unreachable)
     paused = {row["topic"]: f"{row['why']}, by {row['paused_by']}" for row in paused_now(control)}
     logs = _find_logs(judge, keys, topic, searched, unreachable)
+    values = {"topic": topic, "message_ids": [key.message_id for key in keys]}
+    mass_losses = {
+        (row["message_id"], row["consumer_group"])
+        for row in read(control, _SQL["mass_losses"], values)
+    }
     by_key: dict[Key, list[Judged]] = {}
     for judged in seen.judged:
         by_key.setdefault(judged.key, []).append(judged)
@@ -90,7 +95,7 @@ def tell(
                         mode=mode,
                         paused=paused.get(topic, paused.get("*")),
                         requests=story.requests,
-                        cases=story.cases,
+                        in_mass_loss=(key.message_id, judged.consumer_group) in mass_losses,
                     ),
                     logs.get((judged.consumer_group, key)),
                 )

@@ -117,21 +117,18 @@ WHERE r.topic = %(topic)s AND r.message_id = ANY (%(ids)s::text[]) AND r.state I
 -- name: a_persons: of these requests, those of a delivery that a person is asked about as one of a mass loss, or left
 SELECT r.request_id FROM resend_request r
 WHERE r.request_id = ANY (%(ids)s::bigint[]) AND EXISTS (
-    SELECT FROM case_member m JOIN case_file c USING (case_id)
-    WHERE m.topic = r.topic AND m.message_id = r.message_id AND (r.groups IS NULL OR m.consumer_group = ANY (r.groups))
-        AND c.kind = 'mass_loss' AND m.settled_at IS NULL AND c.closed_at IS NULL AND (c.state = 'open' OR c.decision = 'leave'));
+    SELECT FROM mass_loss_delivery l
+    WHERE l.topic = r.topic AND l.message_id = r.message_id AND (r.groups IS NULL OR l.consumer_group = ANY (r.groups)));
 
 -- name: held_groups: of requests of triage, the groups that reconcile asked for in them, and that a person is asked about as a_persons
-SELECT r.request_id, array_agg(DISTINCT m.consumer_group) FROM resend_request r
-JOIN case_member m ON m.topic = r.topic AND m.message_id = r.message_id
-    AND (r.groups IS NULL OR m.consumer_group = ANY (r.groups))
-JOIN case_file c USING (case_id)
+SELECT r.request_id, array_agg(DISTINCT l.consumer_group) FROM resend_request r
+JOIN mass_loss_delivery l ON l.topic = r.topic AND l.message_id = r.message_id
+    AND (r.groups IS NULL OR l.consumer_group = ANY (r.groups))
 WHERE r.request_id = ANY (%(ids)s::bigint[])
-    AND c.kind = 'mass_loss' AND m.settled_at IS NULL AND c.closed_at IS NULL AND (c.state = 'open' OR c.decision = 'leave')
     AND NOT EXISTS (
         SELECT FROM dead_letter d
         WHERE d.state = 'replaying' AND d.topic = r.topic AND d.message_id = r.message_id AND d.send_number = r.send_number
-            AND d.consumer_group = m.consumer_group)
+            AND d.consumer_group = l.consumer_group)
 GROUP BY r.request_id;
 
 -- name: waiting: how much each group of a topic has before it, and how fast it goes

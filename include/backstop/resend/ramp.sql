@@ -17,9 +17,8 @@ UPDATE resend_request r SET state = 'not_needed', error = %(why)s, updated_at = 
 FROM (
     SELECT h.request_id FROM resend_request h
     WHERE h.topic = %(topic)s AND h.state = 'open' AND h.held AND h.requested_by = 'reconcile' AND EXISTS (
-        SELECT FROM case_member m JOIN case_file c USING (case_id)
-        WHERE m.topic = h.topic AND m.message_id = h.message_id AND (h.groups IS NULL OR m.consumer_group = ANY (h.groups))
-            AND c.kind = 'mass_loss' AND m.settled_at IS NULL AND c.closed_at IS NULL AND (c.state = 'open' OR c.decision = 'leave'))
+        SELECT FROM mass_loss_delivery l
+        WHERE l.topic = h.topic AND l.message_id = h.message_id AND (h.groups IS NULL OR l.consumer_group = ANY (h.groups)))
     ORDER BY h.request_id
     FOR UPDATE OF h SKIP LOCKED) AS n
 WHERE r.request_id = n.request_id;

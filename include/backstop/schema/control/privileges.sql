@@ -49,7 +49,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     drained_broker, broker_server, open_delivery, tally, delivery_hour, cause_hour, total,
     mapped_look, mapped_stub, mapped_attempt, mapped_log_proof, topic_broker
     TO backstop_duty;
-GRANT SELECT ON decision_log, decision_checkpoint, backstop_control_version, stopped_topic TO backstop_duty;
+GRANT SELECT ON decision_log, decision_checkpoint, backstop_control_version, stopped_topic, mass_loss_delivery TO backstop_duty;
 -- What an audit saw stays as it saw it.
 GRANT SELECT, INSERT ON decision_seen TO backstop_duty;
 GRANT EXECUTE ON FUNCTION append_decision(text, text, text, text, jsonb) TO backstop_duty;
@@ -73,7 +73,7 @@ GRANT SELECT ON
     incident, incident_delivery, case_question, erasure, audit_look, audit_finding, owed_since,
     proposal, people_policy, drained_broker, broker_server, decision_log, decision_checkpoint, decision_seen,
     open_delivery, tally, delivery_hour, cause_hour, total, mapped_look, mapped_stub, mapped_attempt, mapped_log_proof, topic_broker, backstop_control_version,
-    stopped_topic
+    stopped_topic, mass_loss_delivery
     TO backstop_person;
 GRANT INSERT, UPDATE ON duty_lease TO backstop_person;
 -- Which message was withdrawn or edited is not theirs to change.
@@ -167,4 +167,4 @@ BEGIN
     END LOOP;
 END
 $$;
-GRANT SELECT ON stopped_topic TO backstop_reader;
+GRANT SELECT ON stopped_topic, mass_loss_delivery TO backstop_reader;
