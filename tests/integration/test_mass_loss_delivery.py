@@ -37,7 +37,7 @@ def conn(servers: tuple[Postgres, Valkey]) -> Iterator[Any]:
     name = "before_mass_loss_delivery"
     servers[0].create_database(name)
     url = servers[0].admin_dsn(name)
-    earlier = {number: sql for number, sql in revisions("control").items() if number < "0057"}
+    earlier = {number: sql for number, sql in revisions("control").items() if number < "0056"}
     with closing(psycopg2.connect(url)) as old, old, old.cursor() as cursor:
         for statements in earlier.values():
             cursor.execute(statements)
@@ -64,7 +64,7 @@ def conn(servers: tuple[Postgres, Valkey]) -> Iterator[Any]:
                     "settled": settled,
                 },
             )
-    assert migrate(url, "control")[0] == "0057"
+    assert migrate(url, "control")[0] == "0056"
     with closing(psycopg2.connect(url)) as connection:
         yield connection
 
