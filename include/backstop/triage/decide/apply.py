@@ -2,15 +2,18 @@
 
     letters | gather_evidence | decide (pure) | letters as they were seen? requests, cases, letters together | commit
 
-A crash loses a look. Two runs at once: a letter that the other one decided meanwhile is left alone, because it is changed
-only where it is still as it was seen.
+The evidence of the next batch is read while this one is applied. A crash loses a look. Two runs at once: a letter that the other
+one decided meanwhile is left alone, because it is changed only where it is still as it was seen.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import psycopg2
@@ -19,6 +22,7 @@ from backstop.cases.close import close_settled, settle
 from backstop.cases.open import open_case
 from backstop.config.connections import Connections
 from backstop.config.settings import Policy, Settings
+from backstop.control.connection import connect
 from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
 from backstop.model.records import Counts, Key
@@ -92,26 +96,23 @@ def decide_and_apply(
     A dry run only tells. Raises RunLost; Unavailable, after all else was done, when something did not answer, or the database
     refused what was decided of a dead letter: what needed it waits.
     """
-    counts, after, touched = Counts(), 0, set[int]()
+    counts, touched = Counts(), set[int]()
     undecidable: dict[str, str] = {}
     with control, control.cursor() as cur:
         hold(cur, run)
         cur.execute(_SQL["clock"])
         cut = cur.fetchone()[0]
-    with Sources(settings, connections) as sources:
-        while True:
-            with control, control.cursor() as cur:
-                values = {
-                    "after": after,
-                    "cut": cut,
-                    "topics": topics_of(run.scope),
-                    "limit": _BATCH,
-                }
-                letters = read_dead_letters(cur, "due", values)
-            if not letters:
-                break
+    with (
+        Sources(settings, connections) as sources,
+        closing(connect(settings, connections)) as reading,
+        ThreadPoolExecutor(1, "evidence") as reader,
+    ):
+        ahead = reader.submit(_read_batch, reading, settings, sources, run, cut, 0)
+        while (read := ahead.result()) is not None:
+            letters, look = read
             after = letters[-1].dead_letter_id
-            look = gather_evidence(control, settings, sources, letters)
+            ahead = reader.submit(_read_batch, reading, settings, sources, run, cut, after)
+            # Only now: an earlier message of a key may have been given to a person with the batch before.
             decided = decide_all(settings, control, look, letters)
             if run.dry_run:
                 for one in decided:
@@ -138,6 +139,16 @@ def decide_and_apply(
             next_step="Bring back what is named; the next run decides them.",
         )
     return counts
+
+
+def _read_batch(
+    reading: Any, settings: Settings, sources: Sources, run: Run, cut: datetime, after: int
+) -> tuple[list[OpenDeadLetter], Evidence] | None:
+    """The next dead letters that are due, after this one, with their evidence; null: there are no more."""
+    with reading, reading.cursor() as cur:
+        values = {"after": after, "cut": cut, "topics": topics_of(run.scope), "limit": _BATCH}
+        letters = read_dead_letters(cur, "due", values)
+    return (letters, gather_evidence(reading, settings, sources, letters)) if letters else None
 
 
 def decide_all(
