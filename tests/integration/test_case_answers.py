@@ -104,6 +104,8 @@ def test_a_letter_without_an_id_can_be_discarded_and_never_replayed(world: World
     case_id = asked(world)
     with pytest.raises(DecisionRefused, match="carry no id"):
         answered(world, case_id, "replay")
+    with pytest.raises(DecisionRefused, match="names its topic, message and group"):
+        answered(world, case_id, "replay_sample", sample=1)
     assert case_state(world, case_id) == "open"
     answered(world, case_id, "discard")
     assert (states(world)[number], case_state(world, case_id)) == ("discarded", "closed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
 from backstop.model.errors import ContractBroken
 from backstop.model.read_json import read_json
@@ -12,7 +11,7 @@ _AS_IT_IS = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _ESCAPED = json.JSONEncoder(separators=(",", ":"))
 
 
-def headers_as_json(headers: Mapping[str, str]) -> bytes:
+def headers_as_json(headers: dict[str, str]) -> bytes:
     """Text to text; half a surrogate, which a program may have written into our header of headers, stays as its escape."""
     try:
         return _AS_IT_IS.encode(headers).encode()

@@ -524,7 +524,7 @@ class Settings(_Frozen):
         return tuple(self.topics[topic].groups) if topic in self.topics else ()
 
     def repaired(self, scope: Collection[str] | None = None) -> list[str]:
-        """The topics in mode repair, of this scope; null: of all."""
+        """The topics in mode repair, of this scope; None: of all."""
         return [
             name
             for name, topic in self.topics.items()

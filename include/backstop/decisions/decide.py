@@ -77,6 +77,7 @@ from backstop.triage.decide.apply import granted_requests, is_granted
 
 _SQL = load("backstop.decisions", "queries.sql")
 _BATCH = 1_000
+_NONE_OPEN = "none of its deliveries is open any more"
 
 
 @dataclass(slots=True)
@@ -495,7 +496,7 @@ def _plan(
         _plan_batch(plan, settings, action, batch, seen)
     if not plan.fits and not plan.done:
         raise refused(
-            f"The decision to {action} does not fit case {case.case_id} as it is now: {first_of(plan.left_out)}",
+            f"The decision to {action} does not fit case {case.case_id} as it is now: {first_of(plan.left_out or [_NONE_OPEN])}",
             f"Look again (backstop cases show {case.case_id}) and decide by the present state.",
         )
     return plan, len(chosen) < len(members)

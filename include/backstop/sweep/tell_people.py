@@ -23,7 +23,7 @@ _SQL = load("backstop.sweep", "queries.sql")
 FAILING_SHOWN = 1000
 """The newest of a group and topic: thousands of failing messages have one cause."""
 SHOWN = 20
-"""Messages that one case lists; its summary says how many there are."""
+"""Messages that one case lists; its summary counts all that were read."""
 
 
 def tell_of_leaks(settings: Settings, control: Any, run: Run) -> Counts:

@@ -68,10 +68,12 @@ _BATCH = 1_000
 COUNTED = 10_000
 """Open dead letters of a case that a preview counts; one more says that there are more."""
 REASONS_SHOWN = 20
-"""Of why deliveries are left out, so many sentences are shown: more say the same."""
+"""So many of the sentences that say why deliveries are left out are shown; a case may have thousands."""
 IDS_SHOWN = 5
-"""Of ids that a person named and the case does not have."""
+"""So many of the ids that a person named, and the case does not have, are shown."""
 _REPLAYS = ("replay", "replay_sample", "edit")
+_NO_DELIVERY = "none of these dead letters names its topic, message and group"
+"""Why a sample of them is empty."""
 
 
 class Case(Protocol):
@@ -116,8 +118,9 @@ def answer(
         plan = _plan(conn, settings, sources, intent, letters)
         plan.left_out += late
         if not plan.fits and not plan.done:
+            reasons = first_of(plan.left_out or [_NO_DELIVERY])
             raise refused(
-                f"The answer to {intent['action']} does not fit case {case.case_id} as it is now: {first_of(plan.left_out)}",
+                f"The answer to {intent['action']} does not fit case {case.case_id} as it is now: {reasons}",
                 f"Look again (backstop cases show {case.case_id}) and decide by the present state.",
             )
         counts = Counts()
@@ -466,7 +469,5 @@ def _write(cur: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def first_of(sentences: Sequence[str]) -> str:
     """The first few of the sentences that say why an answer fits nothing."""
-    if not sentences:
-        return "none of its deliveries is open any more."
     rest = f" (and {len(sentences) - 3} more)" if len(sentences) > 3 else ""
     return "; ".join(sentences[:3]) + rest + "."
