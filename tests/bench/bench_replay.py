@@ -13,10 +13,10 @@ from typing import Any
 import psycopg2
 
 from backstop.control.connection import connect
-from backstop.resend.run_once import drain_requests, now, open_worker, prepare
 from backstop.runs.run import close_run, open_run
 from backstop.triage.decide.apply import decide_and_apply
 from backstop.triage.decide.settle_replays import settle_replays
+from bench.bench_resend import WORKERS, send_all
 from bench.measure import RUNS, Row, median, said
 from bench.world import World, world
 
@@ -26,7 +26,7 @@ GROUP = "billing"
 
 
 def bench(full: bool) -> list[Row]:
-    """20,000 letters (FULL: 200,000) of one cause, one process, every run on a fresh copy of the same data."""
+    """20,000 letters (FULL: 200,000) of one cause, every run on a fresh copy of the same data."""
     number = 200_000 if full else 20_000
     rates: list[float] = []
     phases: dict[str, list[float]] = {}
@@ -48,7 +48,7 @@ def bench(full: bool) -> list[Row]:
             rows=number,
             runs=rates,
             phases={name: median(seconds) for name, seconds in phases.items()},
-            note="decide and apply, then the resend duty with one worker, then the letters ended; peer: the redrive limit",
+            note=f"decide and apply, then the resend duty with {WORKERS} workers, then the letters ended; peer: the redrive limit",
         ),
     ]
 
@@ -69,17 +69,12 @@ def _replay(here: World, number: int) -> dict[str, float]:
         spent[name] = time.perf_counter() - begun
         close_run(control, run, "done", {})
 
-    def resend(run: Any) -> None:
-        with open_worker(settings, connections, run) as worker:
-            prepare(worker)
-            drain_requests(worker, now(worker))
-
     timed(
         "decide and apply",
         "triage",
         lambda run: decide_and_apply(settings, connections, control, run),
     )
-    timed("resend", "resend", resend)
+    timed("resend", "resend", lambda run: send_all(settings, connections, run))
     timed("end", "triage", lambda run: settle_replays(settings, control, run))
     control.close()
     states = dict(here.sql("control", "SELECT state, count(*) FROM dead_letter GROUP BY 1"))

@@ -71,6 +71,18 @@ def _resend(here: World, number: int) -> float:
     here.sql("control", "VACUUM ANALYZE resend_request")
     run = open_run(control, "resend", "*", settings)
     begun = time.perf_counter()
+    send_all(settings, connections, run)
+    spent = time.perf_counter() - begun
+    close_run(control, run, "done", {})
+    control.close()
+    states = dict(here.sql("control", "SELECT state, count(*) FROM resend_request GROUP BY 1"))
+    if states != {"sent": number}:
+        raise AssertionError(f"not all were sent: {states}")
+    return spent
+
+
+def send_all(settings: Any, connections: Any, run: Any) -> None:
+    """What a run of the duty does, with its workers side by side."""
     with open_worker(settings, connections, run) as worker:
         prepare(worker)
         cut = now(worker)
@@ -84,13 +96,6 @@ def _resend(here: World, number: int) -> float:
         process.start()
     for process in processes:
         process.join()
-    spent = time.perf_counter() - begun
-    close_run(control, run, "done", {})
-    control.close()
-    states = dict(here.sql("control", "SELECT state, count(*) FROM resend_request GROUP BY 1"))
-    if states != {"sent": number}:
-        raise AssertionError(f"not all were sent: {states}")
-    return spent
 
 
 def _work(settings: Any, connections: Any, run: Any, cut: Any, first: int) -> None:
