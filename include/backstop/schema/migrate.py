@@ -30,7 +30,7 @@ __all__ = ["as_sql", "current", "grant", "grants_sql", "head", "migrate"]
 _LIMITS = "SET LOCAL lock_timeout = '60s'"
 OTHERS = frozenset({"producer", "consumer"})
 """Roles whose tables other programs write to, in their business transactions."""
-_ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('{lock}', 0))"
+_ALONE = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('{lock}', 0))"
 """Two migrations of one database wait for each other: the second finds nothing left to do."""
 _VERSION_TABLE = "CREATE TABLE IF NOT EXISTS {table} (version_num varchar(32) NOT NULL CONSTRAINT {table}_pkc PRIMARY KEY)"
 _OWNS = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass(%s)"
