@@ -201,11 +201,18 @@ def test_the_owners_login_touches_no_other_programs_database(
             monkeypatch.setenv(name, f"postgresql://owner:pw@db/{name.lower()}")
     touched: list[tuple[str, str]] = []
     monkeypatch.setattr(initialise.subprocess, "run", lambda *_, **__: None)
-    monkeypatch.setattr(initialise, "prepare", lambda *_: None)
+    prepared: list[object] = []
+    newer: list[str] = []
+    monkeypatch.setattr(initialise, "prepare", lambda *_: prepared.append(_))
     monkeypatch.setattr(initialise, "grant", lambda url, role: touched.append((role, url)))
+    monkeypatch.setattr(initialise, "is_newer", lambda url, role: role in newer)
     assert initialise.main() == 0
     assert [role for role, _ in touched] == ["control", *["producer"] * 2, *["consumer"] * 2]
-    assert not any("theirs" in url for _, url in touched)
+    assert not any("theirs" in url for _, url in touched) and len(prepared) == 1
+    # After a roll back the others must start, with what the later version made.
+    newer.append("producer")
+    assert initialise.main() == 0
+    assert (len(touched), len(prepared)) == (5, 1)
 
 
 def test_no_command_line_carries_a_secret() -> None:

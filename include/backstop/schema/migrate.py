@@ -20,12 +20,12 @@ from backstop.schema import mariadb
 from backstop.schema.build_indexes import build_indexes, without_indexes_there
 from backstop.schema.cannot_grant import cannot_grant
 from backstop.schema.change_tables import change_tables, without_changes_there
-from backstop.schema.revisions import head, revisions, version_table
+from backstop.schema.revisions import IN_MARIADB, head, revisions, version_table
 from backstop.sql.connection import NOT_A_URL, read_url
 from backstop.sql.named import read_sql
 from backstop.sql.own_session import WHAT_TO_DO, WHY, shares_sessions
 
-__all__ = ["as_sql", "current", "grant", "grants_sql", "head", "migrate"]
+__all__ = ["as_sql", "current", "grant", "grants_sql", "head", "is_newer", "migrate"]
 
 _LIMITS = "SET LOCAL lock_timeout = '60s'"
 OTHERS = frozenset({"producer", "consumer"})
@@ -113,6 +113,14 @@ def current(url: str, role: str) -> str | None:
         return mariadb.current(url, role)
     with _connected(url, role) as connection, connection, connection.cursor() as cursor:
         return _revision(cursor, role)
+
+
+def is_newer(url: str, role: str) -> bool:
+    """Whether a later version of Backstop made the database's schema: this one works with it, and must not migrate it. Raises
+    StoreUnavailable."""
+    revision = current(url, role)
+    newest = head(IN_MARIADB[role] if mariadb.is_mariadb(url) else role)
+    return revision is not None and revision > newest
 
 
 def grant(url: str, role: str) -> None:
