@@ -107,11 +107,11 @@ def migrate(
         if not as_json:
             out.line(f"{role}: {said}")
     else:
-        settings = context.load_settings()
+        chosen = [found for found in databases(context.load_settings()) if found[0] in roles]
+        for *_, ref in chosen:
+            known.url(ref)  # an unknown connection is refused before any database is changed
         with out.progress("granting" if grants else "migrating") as say:
-            for name, store, ref in databases(settings):
-                if name not in roles:
-                    continue
+            for name, store, ref in chosen:
                 say(store)
                 said = one(store, name, ref)
                 if not as_json:
