@@ -82,7 +82,9 @@ def make_admin(password_file: Path, environment: Mapping[str, str]) -> None:
 def read_password(file: Path) -> str:
     password = file.read_text(encoding="utf-8").strip()
     if not password:
-        raise SystemExit(f"{file} holds no password: write one into it. No user was made.")
+        raise SystemExit(
+            f"{file} holds no password: set AIRFLOW_ADMIN_PASSWORD (`make env` does). No user was made."
+        )
     return password
 
 

@@ -452,6 +452,20 @@ def test_an_old_env_keeps_its_secrets_and_gets_those_that_are_new(tmp_path: Path
     assert file.read_text().splitlines()[:-1] == kept and file.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("left", ["REDIS_PASSWORD=", 'REDIS_PASSWORD=""'])
+def test_a_secret_that_was_left_empty_is_generated(tmp_path: Path, left: str) -> None:
+    """Compose refuses an empty one, and says to run `make env`."""
+    file = written_env(tmp_path)
+    kept = read_env(file)
+    kept.pop("REDIS_PASSWORD")
+    file.write_text(re.sub(r"(?m)^REDIS_PASSWORD=.*$", left, file.read_text()))
+    made = read_env(written_env(tmp_path))
+    assert filled(as_written(), made) and file.stat().st_mode & 0o777 == 0o600
+    assert len(made.pop("REDIS_PASSWORD")) >= 44 and made == kept
+    whole = file.read_text()
+    assert written_env(tmp_path).read_text() == whole, "it is there now"
+
+
 def test_images_are_pinned_by_the_digests_that_the_registry_names_or_not_at_all(
     tmp_path: Path,
 ) -> None:
