@@ -1,7 +1,8 @@
 """Brings the databases to the versions of this image, gives each role its privileges, makes topics, groups and Airflow's first
 user; then ends.
 
-The only process that holds the owner's login. Safe to run again: it runs at each `docker compose up`, before all others.
+The only process that holds the owner's login. Safe to run again: it runs at each `docker compose up`, before all others. It changes no
+database of Backstop's when a later version of Backstop made the schema of one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from backstop.cli.migrate import databases
 from backstop.config.connections import Connections
 from backstop.config.load import load
 from backstop.model.errors import BackstopError
-from backstop.schema.migrate import grant
+from backstop.schema.migrate import grant, is_newer
 from backstop.schema.prepare import prepare
 
 
@@ -31,6 +32,10 @@ def main() -> int:
         ours = databases(settings)
         used = [ref for *_, ref in ours] + [its.connection for its in settings.brokers.values()]
         urls = {ref: connections.url(ref) for ref in used}
+        newer = [name for role, name, ref in ours if is_newer(urls[ref], role)]
+        if newer:  # after a roll back; the later version made topics and privileges, too
+            print(f"a later version made the schema of {', '.join(newer)}: nothing was changed")
+            return 0
         prepare(settings, urls)
         for role, _, ref in ours:
             grant(urls[ref], role)
@@ -77,7 +82,9 @@ def make_admin(password_file: Path, environment: Mapping[str, str]) -> None:
 def read_password(file: Path) -> str:
     password = file.read_text(encoding="utf-8").strip()
     if not password:
-        raise SystemExit(f"{file} holds no password: write one into it. No user was made.")
+        raise SystemExit(
+            f"{file} holds no password: set AIRFLOW_ADMIN_PASSWORD (`make env` does). No user was made."
+        )
     return password
 
 

@@ -33,11 +33,12 @@ def main(path: Path) -> int:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         old = path.read_text(encoding="utf-8")
-        missing = [
-            name
-            for name in lines
-            if not any(line.startswith(f"{name}=") for line in old.splitlines())
-        ]
+        # An empty one counts as missing: Compose refuses it. Of several lines of one name it takes the last.
+        values = {
+            name: value.strip(" \t\"'")
+            for name, _, value in (line.partition("=") for line in old.splitlines())
+        }
+        missing = [name for name in lines if not values.get(name)]
         print(f"{path} is there already: it was kept, because the databases know its passwords.")
         if missing:
             with path.open("a", encoding="utf-8") as file:
@@ -46,7 +47,7 @@ def main(path: Path) -> int:
                     + "".join(f"{lines[name]}\n" for name in missing)
                 )
             print(
-                f"Added what this version asks for besides: {', '.join(missing)}; see docs/how-to/upgrade.md."
+                f"Added what was missing or empty: {', '.join(missing)}; see docs/how-to/upgrade.md."
             )
         return 0
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -427,9 +427,12 @@ def fingerprint() -> dict[str, str]:
 def already_done() -> bool:
     """Whether a finished set-up for this lock, at this place, is there with its interpreter, Java and
     driver."""
+    try:
+        marked = json.loads(MARKER.read_text())
+    except (OSError, ValueError):
+        return False  # there is none, or its writing was cut off
     return (
-        MARKER.exists()
-        and json.loads(MARKER.read_text()) == fingerprint()
+        marked == fingerprint()
         and (VENV / "bin" / "python").exists()
         and JDBC_JAR.exists()
         and JAVA_HOME_FILE.exists()
@@ -448,6 +451,12 @@ def main() -> int:
             set_up()
     except SetupError as refused:
         print(f"\nSet-up stopped: {refused}", file=sys.stderr)
+        return 1
+    except OSError as error:  # such as a full disk
+        print(
+            f"\nSet-up stopped: {error}. Nothing half-made is used: fix this, then run it again.",
+            file=sys.stderr,
+        )
         return 1
     except KeyboardInterrupt:
         print("\nSet-up stopped. Nothing half-made is used: run it again.", file=sys.stderr)

@@ -201,11 +201,18 @@ def test_the_owners_login_touches_no_other_programs_database(
             monkeypatch.setenv(name, f"postgresql://owner:pw@db/{name.lower()}")
     touched: list[tuple[str, str]] = []
     monkeypatch.setattr(initialise.subprocess, "run", lambda *_, **__: None)
-    monkeypatch.setattr(initialise, "prepare", lambda *_: None)
+    prepared: list[object] = []
+    newer: list[str] = []
+    monkeypatch.setattr(initialise, "prepare", lambda *_: prepared.append(_))
     monkeypatch.setattr(initialise, "grant", lambda url, role: touched.append((role, url)))
+    monkeypatch.setattr(initialise, "is_newer", lambda url, role: role in newer)
     assert initialise.main() == 0
     assert [role for role, _ in touched] == ["control", *["producer"] * 2, *["consumer"] * 2]
-    assert not any("theirs" in url for _, url in touched)
+    assert not any("theirs" in url for _, url in touched) and len(prepared) == 1
+    # After a roll back the others must start, with what the later version made.
+    newer.append("producer")
+    assert initialise.main() == 0
+    assert (len(touched), len(prepared)) == (5, 1)
 
 
 def test_no_command_line_carries_a_secret() -> None:
@@ -443,6 +450,20 @@ def test_an_old_env_keeps_its_secrets_and_gets_those_that_are_new(tmp_path: Path
     )
     kept = [line for line in whole.splitlines() if "READER" not in line]
     assert file.read_text().splitlines()[:-1] == kept and file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("left", ["REDIS_PASSWORD=", 'REDIS_PASSWORD=""'])
+def test_a_secret_that_was_left_empty_is_generated(tmp_path: Path, left: str) -> None:
+    """Compose refuses an empty one, and says to run `make env`."""
+    file = written_env(tmp_path)
+    kept = read_env(file)
+    kept.pop("REDIS_PASSWORD")
+    file.write_text(re.sub(r"(?m)^REDIS_PASSWORD=.*$", left, file.read_text()))
+    made = read_env(written_env(tmp_path))
+    assert filled(as_written(), made) and file.stat().st_mode & 0o777 == 0o600
+    assert len(made.pop("REDIS_PASSWORD")) >= 44 and made == kept
+    whole = file.read_text()
+    assert written_env(tmp_path).read_text() == whole, "it is there now"
 
 
 def test_images_are_pinned_by_the_digests_that_the_registry_names_or_not_at_all(

@@ -928,7 +928,10 @@ def test_a_preview_says_what_a_decision_would_do_and_changes_nothing(world: Worl
     assert previewed(world, case_id, "leave") is None
     with pytest.raises(DecisionRefused, match="cannot be decided by 'replay'"):
         previewed(world, case_id, "replay")
-    assert run_app(["cases", "decide", str(case_id), "resend", "--why", "w", "--dry-run"]) == 0
+    dry_run = ["cases", "decide", str(case_id), "resend", "--why", "w", "--dry-run"]
+    assert run_app(dry_run) == 0
+    for chosen in (["--message", "unsent"], ["--letter", "1"], ["--sample", "1"]):
+        assert run_app([*dry_run, *chosen]) == 2, "it would answer for the whole case"
     after = world.control("SELECT * FROM case_file"), world.control("SELECT * FROM decision_log")
     assert after == before and world.control("SELECT * FROM resend_request") == []
     counts = decided(world, case_id, "resend").counts

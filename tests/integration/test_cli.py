@@ -22,6 +22,7 @@ from backstop.brokers.protocol import Capabilities
 from backstop.cases.open import open_case
 from backstop.cli import extras
 from backstop.cli.app import COMMANDS, make_app, run_app
+from backstop.model.errors import BrokerUnavailable
 from backstop.model.records import ID_HEADER, Counts, Message
 from backstop.runs.run import close_run, open_run
 from backstop.schema.migrate import grants_sql
@@ -257,6 +258,23 @@ def test_topics_and_groups_are_created_as_the_settings_have_them(world: World, c
             and len(broker.queues("payments")) == 3
         )
         assert cli("topics", "create", "none") == 2 and "Name one of: orders" in cli.err
+
+
+def test_topics_are_made_only_when_each_broker_of_theirs_is_known(world: World, cli: Cli) -> None:
+    written = json.loads(world.config.read_text())
+    written["brokers"]["second"] = {
+        **written["brokers"]["embedded"],
+        "connection": "backstop_second",
+    }
+    written["topics"]["payments"]["broker"] = "second"
+    world.config.write_text(json.dumps(written))
+    with open_broker(world.settings, world.connections, "embedded") as broker:
+        broker.delete_topic("orders")
+        assert cli("topics", "create") == 2 and "Nothing was started" in cli.err
+        with pytest.raises(BrokerUnavailable):
+            broker.queues("orders")
+        assert cli("topics", "create", "orders") == 0, cli.err
+        assert len(broker.queues("orders")) == 4
 
 
 def test_where_reads_ids_from_a_file_and_keeps_odd_ones_whole(
@@ -652,6 +670,23 @@ def test_migrate_brings_every_database_up_and_is_safe_to_run_again(
     with connection, connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM case_file")
     connection.close()
+
+
+def test_an_unknown_connection_is_refused_before_any_database_is_changed(
+    world: World, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.postgres.create_database("untouched")
+    url = world.postgres.admin_dsn("untouched")
+    monkeypatch.setenv("AIRFLOW_CONN_BACKSTOP_CONTROL", url)
+    monkeypatch.delenv("AIRFLOW_CONN_BACKSTOP_CONSUMER_SHIPPING")
+    assert cli("migrate") == 2 and "Nothing was started, read or changed" in cli.err
+    connection = psycopg2.connect(url)
+    with connection, connection.cursor() as cursor:
+        cursor.execute("SELECT to_regclass('backstop_control_version')")
+        assert cursor.fetchone() == (None,)
+    connection.close()
+    # What does not use the connection does not miss it.
+    assert cli("migrate", "--role", "control") == 0
 
 
 def test_migrate_prints_the_sql_for_a_dba_without_any_database(

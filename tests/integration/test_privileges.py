@@ -404,9 +404,79 @@ def test_nobody_puts_an_operator_before_those_that_hold_people_to_their_names(
         )
 
 
-_CLOSES = re.search(r"DO \$\$\nBEGIN\n    IF has_schema.*?\$\$;", grants_sql("control"), re.DOTALL)[
-    0
-]  # type: ignore[index]
+@pytest.mark.parametrize(
+    ("database", "role", "kind"),
+    [
+        ("producer", "backstop_app", PostgresStubs),
+        ("consumer", "backstop_consumer", PostgresLogs),
+    ],
+)
+def test_a_check_names_who_could_run_code_as_the_duties(
+    server: Postgres,
+    logins: dict[str, str],
+    database: str,
+    role: str,
+    kind: type[PostgresStubs] | type[PostgresLogs],
+) -> None:
+    """PostgreSQL before 15 lets everybody make objects in the schema `public`, where an exact type comes before the server's
+    polymorphic one."""
+    admin, duty = server.admin_dsn(database), as_(server, logins, "backstop_duty", database)
+
+    def found() -> dict[str, Finding]:
+        with kind("one", duty) as store:
+            return {one.subject.partition(": ")[2]: one for one in store.check()}
+
+    assert found()["schema is closed"].good
+    run(admin, "GRANT CREATE ON SCHEMA public TO PUBLIC")
+    try:
+        run(
+            as_(server, logins, role, database),
+            "CREATE FUNCTION unnest(text[]) RETURNS SETOF text LANGUAGE sql AS"
+            " $$ SELECT current_user::text || '.' $$",
+        )
+        calls = "SELECT * FROM unnest('{a}'::text[])"
+        assert run(duty, calls) == [("login_of_backstop_duty.",)]
+        findings = found()
+        closed = findings.pop("schema is closed")
+        assert not closed.good and f"login_of_{role}" in closed.says
+        assert "REVOKE CREATE ON SCHEMA" in closed.do
+        assert all(one.good for one in findings.values()), "our own calls name the server's"
+    finally:
+        run(
+            admin,
+            "DROP FUNCTION IF EXISTS public.unnest(text[]); REVOKE CREATE ON SCHEMA public FROM PUBLIC",
+        )
+    assert found()["schema is closed"].good
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_migration_calls_the_servers_own_functions(server: Postgres, role: str) -> None:
+    """Whoever may make objects in the schema would otherwise run code as the tables' owner."""
+    admin = server.admin_dsn(role)
+    fails = "LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not the server''s'; END $$;"
+    run(
+        admin,
+        f"CREATE FUNCTION public.hashtextextended(text, integer) RETURNS bigint {fails}"
+        f" CREATE FUNCTION public.format(text, text) RETURNS text {fails}"
+        f" CREATE FUNCTION public.format(text, name) RETURNS text {fails}"
+        f" CREATE FUNCTION public.format(text, name, text) RETURNS text {fails}",
+    )
+    try:
+        with pytest.raises(psycopg2.Error, match="not the server's"):
+            run(admin, "SELECT hashtextextended('x', 0)")
+        assert migrate(admin, role) == []
+        grant(admin, role)
+    finally:
+        run(
+            admin,
+            "DROP FUNCTION public.hashtextextended(text, integer), public.format(text, text),"
+            " public.format(text, name), public.format(text, name, text)",
+        )
+
+
+_CLOSES = re.search(
+    r"DO \$\$\nBEGIN\n    IF pg_catalog\.has_schema.*?\$\$;", grants_sql("control"), re.DOTALL
+)[0]  # type: ignore[index]
 
 
 def test_a_login_without_a_role_can_look_at_nothing_and_is_told_what_is_missing(

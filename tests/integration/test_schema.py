@@ -19,7 +19,7 @@ import pytest
 from backstop import schema
 from backstop.model.errors import ConfigurationError, StoreUnavailable
 from backstop.model.records import LogState, Outcome, RequestState, StubStatus
-from backstop.schema.migrate import as_sql, current, grant, grants_sql, head, migrate
+from backstop.schema.migrate import as_sql, current, grant, grants_sql, head, is_newer, migrate
 from backstop.schema.revisions import ROLES, revisions
 from backstop_lab.servers.postgres import Postgres
 
@@ -71,6 +71,19 @@ def test_a_migration_run_twice_changes_nothing_the_second_time(url: str, role: s
     before = rows(url, STRUCTURE)
     assert migrate(url, role) == []
     assert (current(url, role), rows(url, STRUCTURE)) == (head(role), before)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_schema_of_a_later_version_is_recognized_and_never_migrated(url: str, role: str) -> None:
+    assert not is_newer(url, role)
+    migrate(url, role)
+    assert not is_newer(url, role)
+    rows(url, f"UPDATE backstop_{role}_version SET version_num = '9999'")
+    before = rows(url, STRUCTURE)
+    assert is_newer(url, role)
+    with pytest.raises(StoreUnavailable, match="does not know"):
+        migrate(url, role)
+    assert (current(url, role), rows(url, STRUCTURE)) == ("9999", before)
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -147,6 +147,18 @@ def test_airflows_json_form_becomes_a_url(
         ),
         ("mongo://me:x@h:1/db?tls=true", "mongodb://me:x@h:1/db?tls=true"),
         ("redis://:x@h:1/2", "redis://:x@h:1/2"),
+        ("redis://:x@h:1/?db=2", "redis://:x@h:1/2"),
+        ("redis://h/?__extra__=%7B%22db%22%3A%202%2C%20%22ssl%22%3A%20true%7D", "rediss://h/2"),
+        ("postgresql://u@/control?host=db.example", "postgresql://u@/control?host=db.example"),
+        (
+            "postgresql://u:x@/db?host=/cloudsql/p:r:i",
+            "postgresql://u:x@/db?host=%2Fcloudsql%2Fp%3Ar%3Ai",
+        ),
+        (
+            "postgresql://h/db?user=me&password=x&port=1",
+            "postgresql://h/db?user=me&password=x&port=1",
+        ),
+        ("postgresql:///control", "postgresql:///control"),
         ("https://hooks.example/x?y=z", "https://hooks.example/x?y=z"),
     ],
 )
@@ -164,6 +176,7 @@ def test_airflows_uri_form_becomes_a_url_with_what_the_driver_understands(
         "{not json",
         '{"conn_type": "mystery", "password": "hunter2"}',
         "postgresql://hunter2@[::1:x/",
+        "redis://:hunter2@h/?db=one",
     ],
 )
 def test_a_connection_that_is_none_is_refused_without_showing_it(
@@ -238,6 +251,9 @@ def test_a_password_of_an_address_within_an_address_is_hidden_too(
 def test_a_password_in_a_query_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", "https://hook.example/x?password=hun%40ter2")
     assert Connections().carrying(["shop"]).hide("hun@ter2") == "***"
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", "postgresql://h/db?user=me&password=hun%40ter2")
+    hidden = Connections().carrying(["shop"]).hide("hun@ter2, password=hun%40ter2")
+    assert hidden == "***, password=***"
 
 
 def test_a_secrets_file_is_ours_alone_from_its_first_moment(tmp_path: Path) -> None:

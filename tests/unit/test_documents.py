@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from backstop.model.records import (
     DeadLetterState,
@@ -47,6 +48,14 @@ def test_every_link_of_the_documents_leads_somewhere(page: Path) -> None:
         assert place.exists(), target
         if anchor:
             assert anchor in anchors(place), target
+
+
+def test_a_roll_back_names_every_service_but_initialise() -> None:
+    """A service that the page leaves out would not run after a roll back."""
+    page = (DOCS / "how-to" / "upgrade.md").read_text(encoding="utf-8")
+    named = re.search(r"docker compose up --no-deps -d ([a-z -]+)$", page, re.MULTILINE)
+    services = yaml.safe_load((ROOT / "docker-compose.yaml").read_text(encoding="utf-8"))
+    assert named and set(named[1].split()) == set(services["services"]) - {"initialise"}
 
 
 def test_the_index_leads_to_every_page() -> None:

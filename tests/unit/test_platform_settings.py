@@ -83,3 +83,23 @@ def test_the_archive_of_sparks_classes_is_used_only_where_set_up_could_make_it(
         platform.shared_classes()[0] == f"-XX:SharedArchiveFile={tmp_path / '.local' / 'spark.jsa'}"
     )
     assert [file.name for file in (tmp_path / ".local").iterdir()] == ["spark.jsa"]
+
+
+def test_a_set_up_whose_mark_was_cut_off_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setup = importlib.import_module("backstop_lab.setup")
+    marker = tmp_path / "backstop-setup.json"
+    monkeypatch.setattr(setup, "MARKER", marker)
+    assert not setup.already_done()
+    marker.write_text("")
+    assert not setup.already_done()
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(setup, "KEPT", tmp_path / ".local")
+    monkeypatch.setattr(setup, "use_supported_python", lambda: None)
+    monkeypatch.setattr(setup, "set_up", full)
+    assert setup.main() == 1
+    assert "No space left on device. Nothing half-made is used" in capsys.readouterr().err

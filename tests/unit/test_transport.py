@@ -14,6 +14,7 @@ from backstop.config.transport import open_to_others
 from backstop.control.connection import connect
 from backstop.model.errors import ConfigurationError, StoreUnavailable
 from backstop.sql import mysql
+from backstop.sql.connection import read_url
 
 PROJECT = Path(__file__).resolve().parents[2]
 OPEN = [
@@ -37,6 +38,7 @@ OPEN = [
     "postgresql://u:p@[2001:db8::1]:5432/x",
     "postgresql://u@127.0.0.1/x?host=db.example",
     "postgresql://u@localhost/x?hostaddr=192.0.2.1",
+    "postgresql:///x?service=elsewhere",
 ]
 CLOSED = [
     "postgresql://u:p@db.example/control?sslmode=verify-full&sslrootcert=/ca",
@@ -61,6 +63,13 @@ def test_open(url: str) -> None:
 @pytest.mark.parametrize("url", CLOSED)
 def test_closed(url: str) -> None:
     assert open_to_others(url) is None
+
+
+@pytest.mark.parametrize("url", [one for one in OPEN + CLOSED if one.startswith("postgresql")])
+def test_a_connection_goes_where_its_url_says(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is judged above is what the driver connects to."""
+    monkeypatch.setenv("ONE", url)
+    assert read_url(Connections().url("env:ONE")) == read_url(url)
 
 
 def test_nothing_is_started_over_an_open_connection_where_the_settings_want_none() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backstop.cli import context, out
-from backstop.cli.usage_errors import LARGEST, explain_nothing, require_known
+from backstop.cli.usage_errors import LARGEST, explain_nothing, require_known, usage_error
 
 if TYPE_CHECKING:
     from backstop.config.connections import Connections
@@ -194,6 +194,11 @@ def decide_one(
     from backstop.spark.session import start_for_lakes
     from backstop.triage.decide.answer import REASONS_SHOWN
 
+    if dry_run and (message or letter or sample is not None):
+        raise usage_error(
+            "--dry-run is about a whole case: it takes no --message, --letter or --sample.",
+            "Leave them out, or read one message: backstop where TOPIC ID",
+        )
     settings, known = context.load_settings(), context.connections()
     start_for_lakes(settings)
     if dry_run:

@@ -107,11 +107,11 @@ def migrate(
         if not as_json:
             out.line(f"{role}: {said}")
     else:
-        settings = context.load_settings()
+        chosen = [found for found in databases(context.load_settings()) if found[0] in roles]
+        for *_, ref in chosen:
+            known.url(ref)  # an unknown connection is refused before any database is changed
         with out.progress("granting" if grants else "migrating") as say:
-            for name, store, ref in databases(settings):
-                if name not in roles:
-                    continue
+            for name, store, ref in chosen:
                 say(store)
                 said = one(store, name, ref)
                 if not as_json:
@@ -122,7 +122,7 @@ def migrate(
 
 def _print_for_dba(what: Literal["captured", "overlaid"], as_json: bool) -> None:
     """The SQL for each such table of another program, by its shard."""
-    from urllib.parse import unquote, urlsplit
+    from urllib.parse import parse_qsl, unquote, urlsplit
 
     from backstop.model.errors import ConfigurationError
     from backstop.stores.mapped.capture import capture_sql
@@ -133,7 +133,10 @@ def _print_for_dba(what: Literal["captured", "overlaid"], as_json: bool) -> None
     for name, store in settings.producers.items():
         if store.mapping is None:
             continue
-        login = unquote(urlsplit(known.url(store.connection)).username or "backstop_look")
+        parts = urlsplit(known.url(store.connection))
+        login = dict(parse_qsl(parts.query)).get("user") or unquote(
+            parts.username or "backstop_look"
+        )
         if what == "captured" and store.kind == "captured":
             texts[name] = capture_sql(store.mapping, login)
         elif what == "overlaid" and store.level != "observe":

@@ -66,13 +66,19 @@ def create(
     settings = context.load_settings()
     require_known("topic", topic or (), settings.topics)
     chosen = topic or list(settings.topics)
-    for name in settings.brokers:
-        wanted = {
+    wanted = {
+        name: {
             one: its.groups
             for one, its in settings.topics.items()
             if its.broker == name and one in chosen
         }
+        for name in settings.brokers
+    }
+    of_broker = {name: topics for name, topics in wanted.items() if topics}
+    for name in of_broker:
+        known.url(settings.brokers[name].connection)  # an unknown one is refused before any change
+    for name, topics in of_broker.items():
         with open_broker(settings, known, name) as opened:
-            create_topics(opened, wanted, queues)
-        for one, groups in wanted.items():
+            create_topics(opened, topics, queues)
+        for one, groups in topics.items():
             out.line(f"{one} ({name}): created, or there already; groups: {', '.join(groups)}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from backstop.model.errors import ConfigurationError
 from backstop.model.mask_secrets import mask_secrets
@@ -34,6 +34,15 @@ _SCHEMES = {
 # What libpq, redis, PyMySQL and PyMongo understand of a connection's extra; the rest is meant for Airflow's own hooks.
 _PARAMETERS = {
     "postgresql": (
+        "host",
+        "hostaddr",
+        "port",
+        "dbname",
+        "user",
+        "password",
+        "passfile",
+        "service",
+        "requirepeer",
         "sslmode",
         "sslrootcert",
         "sslcert",
@@ -233,15 +242,18 @@ def _as_url(ref: str, value: str) -> str:
         extra = dict(parse_qsl(parts.query))
         # Airflow writes an extra that is more than flat text as JSON in one parameter.
         extra.update(read_json(extra.pop("__extra__", "{}")))
-    except ValueError:
+        scheme, path = _SCHEMES.get(parts.scheme), parts.path.lstrip("/")
+        if scheme in ("redis", "rediss") and "db" in extra:
+            path = str(int(extra["db"]))  # as redis-py; Airflow writes it there
+    except (ValueError, TypeError):
         raise _unknown(
             ref, "it is not a URL", "Write it as postgresql://... or redis://..."
         ) from None
     if not parts.scheme:
         raise _unknown(ref, "it is not a URL", "Write it as postgresql://... or redis://...")
-    if parts.scheme not in _SCHEMES:
+    if scheme is None:
         return text
-    return _url(_SCHEMES[parts.scheme], parts.netloc, parts.path.lstrip("/"), extra)
+    return _url(scheme, parts.netloc, path, extra)
 
 
 def _from_json(connection: Mapping[str, Any]) -> str:
@@ -277,7 +289,8 @@ def _url(scheme: str, address: str, path: str, extra: Mapping[str, Any]) -> str:
         if name in known
     }
     query = urlencode(named, quote_via=quote)
-    return urlunsplit((scheme, address, f"/{path}", query, ""))
+    # Not urlunsplit: without an address it leaves the two slashes out.
+    return f"{scheme}://{address}/{path}" + (f"?{query}" if query else "")
 
 
 def _passwords(url: str) -> Iterator[str]:
@@ -291,7 +304,7 @@ def _passwords(url: str) -> Iterator[str]:
         yield from (password, unquote(password))
     for name, value in parse_qsl(parts.query):
         if name == "password" and value:
-            yield value
+            yield from (value, quote(value, safe=""))
         elif "://" in value:
             for inner in _passwords(value):
                 yield from (inner, quote(inner, safe=""))

@@ -16,7 +16,8 @@ def open_to_others(url: str) -> str | None:
     except ValueError:
         return "it is not a URL"
     said = dict(parse_qsl(parts.query))
-    if all(_is_here(host) for host in _hosts(parts.netloc, said)):
+    # A service file, which is not read here, may name another address than the URL.
+    if "service" not in said and all(_is_here(host) for host in _hosts(parts.netloc, said)):
         return None
     match parts.scheme:
         case "postgresql":

@@ -24,6 +24,7 @@ _INDEX = re.compile(
     r"^CREATE INDEX IF NOT EXISTS (?P<name>[a-z_]+) ON (?P<table>[a-z_]+)\s(?P<rest>[^;]+);",
     re.MULTILINE,
 )
+_KEY = "pg_catalog.hashtextextended(%s, 1)"
 _LOOK_AGAIN = 0.2
 """Seconds between two looks at whether another migration is at work: to wait inside a statement would hold a snapshot, for
 which the other one's index waits."""
@@ -76,7 +77,7 @@ def build_indexes(
     with connection.cursor() as cursor:
         cursor.execute("SET lock_timeout = %s", (f"{lock_seconds * 1000:.0f}ms",))
         given_up = time.monotonic() + turn_seconds
-        while not _one(cursor, "SELECT pg_try_advisory_lock(hashtextextended(%s, 1))", lock):
+        while not _one(cursor, f"SELECT pg_catalog.pg_try_advisory_lock({_KEY})", lock):
             if time.monotonic() >= given_up:
                 raise StoreUnavailable(
                     f"Another migration has been building indexes here for {turn_seconds:g} s.",
@@ -108,7 +109,7 @@ def build_indexes(
                     ) from None
                 built.append(index.name)
         finally:
-            cursor.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 1))", (lock,))
+            cursor.execute(f"SELECT pg_catalog.pg_advisory_unlock({_KEY})", (lock,))
     return built
 
 

@@ -20,17 +20,17 @@ from backstop.schema import mariadb
 from backstop.schema.build_indexes import build_indexes, without_indexes_there
 from backstop.schema.cannot_grant import cannot_grant
 from backstop.schema.change_tables import change_tables, without_changes_there
-from backstop.schema.revisions import head, revisions, version_table
+from backstop.schema.revisions import IN_MARIADB, head, revisions, version_table
 from backstop.sql.connection import NOT_A_URL, read_url
 from backstop.sql.named import read_sql
 from backstop.sql.own_session import WHAT_TO_DO, WHY, shares_sessions
 
-__all__ = ["as_sql", "current", "grant", "grants_sql", "head", "migrate"]
+__all__ = ["as_sql", "current", "grant", "grants_sql", "head", "is_newer", "migrate"]
 
 _LIMITS = "SET LOCAL lock_timeout = '60s'"
 OTHERS = frozenset({"producer", "consumer"})
 """Roles whose tables other programs write to, in their business transactions."""
-_ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('{lock}', 0))"
+_ALONE = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('{lock}', 0))"
 """Two migrations of one database wait for each other: the second finds nothing left to do."""
 _VERSION_TABLE = "CREATE TABLE IF NOT EXISTS {table} (version_num varchar(32) NOT NULL CONSTRAINT {table}_pkc PRIMARY KEY)"
 _OWNS = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass(%s)"
@@ -113,6 +113,14 @@ def current(url: str, role: str) -> str | None:
         return mariadb.current(url, role)
     with _connected(url, role) as connection, connection, connection.cursor() as cursor:
         return _revision(cursor, role)
+
+
+def is_newer(url: str, role: str) -> bool:
+    """Whether a later version of Backstop made the database's schema: this one works with it, and must not migrate it. Raises
+    StoreUnavailable."""
+    revision = current(url, role)
+    newest = head(IN_MARIADB[role] if mariadb.is_mariadb(url) else role)
+    return revision is not None and revision > newest
 
 
 def grant(url: str, role: str) -> None:

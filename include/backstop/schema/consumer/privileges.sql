@@ -7,14 +7,14 @@ BEGIN
     FOREACH wanted IN ARRAY ARRAY['backstop_consumer', 'backstop_duty', 'backstop_person'] LOOP
         BEGIN
             IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted) THEN
-                EXECUTE format('CREATE ROLE %I NOLOGIN', wanted);
+                EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN', wanted);
             END IF;
         EXCEPTION WHEN duplicate_object OR unique_violation THEN
             -- Roles belong to the server: another database's run made it a moment ago.
             RAISE NOTICE 'role % is there already', wanted;
         END;
-        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), wanted);
-        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', current_schema(), wanted);
+        EXECUTE pg_catalog.format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), wanted);
+        EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %I TO %I', current_schema(), wanted);
     END LOOP;
 END
 $$;

@@ -7,14 +7,14 @@ BEGIN
     FOREACH wanted IN ARRAY ARRAY['backstop_duty', 'backstop_person', 'backstop_reader'] LOOP
         BEGIN
             IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted) THEN
-                EXECUTE format('CREATE ROLE %I NOLOGIN', wanted);
+                EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN', wanted);
             END IF;
         EXCEPTION WHEN duplicate_object OR unique_violation THEN
             -- Roles belong to the server: another database's run made it a moment ago.
             RAISE NOTICE 'role % is there already', wanted;
         END;
-        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), wanted);
-        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', current_schema(), wanted);
+        EXECUTE pg_catalog.format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), wanted);
+        EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %I TO %I', current_schema(), wanted);
     END LOOP;
 END
 $$;
@@ -23,10 +23,10 @@ $$;
 -- function of a narrower type before the server's own. PostgreSQL before 15 lets everybody make them.
 DO $$
 BEGIN
-    IF has_schema_privilege('public', current_schema(), 'CREATE') THEN
-        EXECUTE format('REVOKE CREATE ON SCHEMA %I FROM PUBLIC', current_schema());
+    IF pg_catalog.has_schema_privilege('public', current_schema(), 'CREATE') THEN
+        EXECUTE pg_catalog.format('REVOKE CREATE ON SCHEMA %I FROM PUBLIC', current_schema());
     END IF;
-    IF has_schema_privilege('public', current_schema(), 'CREATE') THEN
+    IF pg_catalog.has_schema_privilege('public', current_schema(), 'CREATE') THEN
         RAISE WARNING 'everybody may make objects in the schema %: its owner runs REVOKE CREATE ON SCHEMA % FROM PUBLIC',
             current_schema(), current_schema();
     END IF;
@@ -56,7 +56,7 @@ GRANT EXECUTE ON FUNCTION append_decision(text, text, text, text, jsonb) TO back
 -- Staging goes through a temporary table; PUBLIC may make one only where nobody took that away.
 DO $$
 BEGIN
-    EXECUTE format('GRANT TEMPORARY ON DATABASE %I TO backstop_duty', current_database());
+    EXECUTE pg_catalog.format('GRANT TEMPORARY ON DATABASE %I TO backstop_duty', current_database());
 END
 $$;
 
@@ -160,9 +160,9 @@ BEGIN
         WHERE t.relkind = 'r' AND has_table_privilege('backstop_duty', t.oid, 'SELECT')
         GROUP BY t.relname
     LOOP
-        EXECUTE format('REVOKE SELECT ON %I FROM backstop_reader', readable.relname);
+        EXECUTE pg_catalog.format('REVOKE SELECT ON %I FROM backstop_reader', readable.relname);
         IF readable.columns IS NOT NULL THEN
-            EXECUTE format('GRANT SELECT (%s) ON %I TO backstop_reader', readable.columns, readable.relname);
+            EXECUTE pg_catalog.format('GRANT SELECT (%s) ON %I TO backstop_reader', readable.columns, readable.relname);
         END IF;
     END LOOP;
 END

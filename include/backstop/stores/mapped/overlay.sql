@@ -64,13 +64,13 @@ WHERE NOT coalesce(CASE WHEN w.field IS NULL THEN has_table_privilege(c.oid, w.p
     THEN has_column_privilege(c.oid, w.field, w.privilege) END, false);
 
 -- name: kinds: the type of each column that may be read, never a domain; no row: it is not there, or not to be read
-SELECT n.name, c.name, {base_type} FROM unnest(%(tables)s::text[]) AS n (name)
-CROSS JOIN unnest(%(columns)s::text[]) AS c (name)
+SELECT n.name, c.name, {base_type} FROM pg_catalog.unnest(%(tables)s::text[]) AS n (name)
+CROSS JOIN pg_catalog.unnest(%(columns)s::text[]) AS c (name)
 JOIN pg_attribute a ON a.attrelid = {table} AND a.attname = c.name AND a.attnum > 0 AND NOT a.attisdropped
     AND has_column_privilege(a.attrelid, a.attnum, 'SELECT');
 
 -- name: may_rearm: of these columns of a table, those that this login may not change, or that are not there
-SELECT c.name FROM unnest(%(columns)s::text[]) AS c (name)
+SELECT c.name FROM pg_catalog.unnest(%(columns)s::text[]) AS c (name)
 WHERE NOT EXISTS (
     SELECT 1 FROM pg_attribute a WHERE a.attrelid = {table} AND a.attname = c.name AND a.attnum > 0
         AND NOT a.attisdropped AND has_column_privilege(a.attrelid, a.attnum, 'UPDATE'));

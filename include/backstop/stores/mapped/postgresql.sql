@@ -10,7 +10,7 @@ SELECT pg_current_wal_insert_lsn()::text, (SELECT confirmed_flush_lsn::text FROM
 SELECT clock_timestamp() - %(lookback)s::interval,
     pg_postmaster_start_time() || ' ' || (
         SELECT string_agg(c.oid || '/' || coalesce(pg_relation_filenode(c.oid), 0), ' ' ORDER BY c.oid)
-        FROM pg_class c WHERE c.oid = ANY (SELECT to_regclass(n)::oid FROM unnest(%(tables)s::text[]) AS n));
+        FROM pg_class c WHERE c.oid = ANY (SELECT to_regclass(n)::oid FROM pg_catalog.unnest(%(tables)s::text[]) AS n));
 
 -- name: rows_of_window: the rows of the window; one without a time is always in it
 SELECT topic, message_id, created_at, state, row_version FROM ({rows}) w
@@ -70,20 +70,20 @@ GROUP BY l.theirs;
 
 -- name: columns: the type of each column that is read, and whether it may be empty; no row: it is not there
 SELECT n.name, c.name, format_type(a.atttypid, NULL), a.attnotnull
-FROM unnest(%(tables)s::text[]) AS n (name)
-CROSS JOIN unnest(%(columns)s::text[]) AS c (name)
+FROM pg_catalog.unnest(%(tables)s::text[]) AS n (name)
+CROSS JOIN pg_catalog.unnest(%(columns)s::text[]) AS c (name)
 JOIN pg_attribute a ON a.attrelid = {table} AND a.attname = c.name AND a.attnum > 0 AND NOT a.attisdropped;
 
 -- name: writes: what this login may change in the tables
-SELECT n.name, p.privilege FROM unnest(%(tables)s::text[]) AS n (name)
-CROSS JOIN unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS p (privilege)
+SELECT n.name, p.privilege FROM pg_catalog.unnest(%(tables)s::text[]) AS n (name)
+CROSS JOIN pg_catalog.unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS p (privilege)
 WHERE has_table_privilege(n.name, p.privilege);
 
 -- name: unique: whether an index lets a key have one row only, in the first table
 SELECT EXISTS (
     SELECT 1 FROM pg_index i
     WHERE i.indrelid = to_regclass(%(table)s) AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
-        AND (SELECT array_agg(a.attname::text) FROM pg_attribute a
+        AND (SELECT pg_catalog.array_agg(a.attname::text) FROM pg_attribute a
             WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])) <@ %(columns)s::text[]);
 
 -- name: newest: the newest time in the table, and how far it lies ahead of the server's clock

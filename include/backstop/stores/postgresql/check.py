@@ -20,12 +20,14 @@ _VERSION = sql.SQL("SELECT version_num FROM {}")
 
 def check(connection: PostgresConnection, needs: Needs) -> list[Finding]:
     """One finding for the schema's version, one for our privileges, one for row-level security, one for the privileges of the
-    services' role, one for the encoding, one for the server's log, one for each durability setting."""
+    services' role, one for who may make objects beside the tables, one for the encoding, one for the server's log, one for each
+    durability setting."""
     return [
         _version(connection, needs.schema),
         _privileges(connection, needs.duty),
         _row_security(connection, needs.duty),
         _privileges_of_services(connection, needs),
+        _is_closed(connection, needs.schema),
         _encoding(connection),
         finding(connection.subject, connection.rows(QUERY, {"role": needs.service_role})),
         *_durability(connection),
@@ -104,6 +106,24 @@ def _privileges_of_services(connection: PostgresConnection, needs: Needs) -> Fin
         return Finding(subject, True, "all that the client needs")
     again = f"Run `backstop migrate --grants --role {needs.schema}` again."
     return Finding(subject, False, f"missing: {', '.join(missing)}", again)
+
+
+def _is_closed(connection: PostgresConnection, role: str) -> Finding:
+    """A function or operator for narrower types comes before the server's own, and runs with the rights of its caller. Most of
+    our calls of polymorphic functions name pg_catalog; operators do not."""
+    rows = connection.rows(_SQL["may_create"], {"table": version_table(role)})
+    logins = [name for (name,) in rows]
+    subject = f"{connection.subject}: schema is closed"
+    if not logins:
+        return Finding(subject, True, "nobody but its owner makes objects beside the tables")
+    named = f"{', '.join(logins[:5])}{' and others' if len(logins) > 5 else ''}"
+    return Finding(
+        subject,
+        False,
+        f"{named} may make functions and operators beside the tables, which then run with the duties' rights",
+        "Its owner runs: REVOKE CREATE ON SCHEMA ... FROM PUBLIC, and from whom else it was granted; or give Backstop's tables a"
+        " schema of their own.",
+    )
 
 
 def _granted(

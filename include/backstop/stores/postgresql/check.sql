@@ -19,13 +19,23 @@ SELECT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'backstop_person' AND pg
 
 -- name: row_security: of these tables, those from which row-level security hides rows for this login
 SELECT n.table_name
-FROM (SELECT DISTINCT t.table_name FROM unnest(%(tables)s::text[]) AS t (table_name)) n
+FROM (SELECT DISTINCT t.table_name FROM pg_catalog.unnest(%(tables)s::text[]) AS t (table_name)) n
 WHERE row_security_active(to_regclass(n.table_name)::oid)
 ORDER BY n.table_name;
 
+-- name: may_create: logins that may make objects beside the tables, which our statements could take for the server's own; not those of the
+-- tables' owner and of the schema's
+SELECT DISTINCT r.rolname
+FROM pg_roles r
+JOIN pg_namespace n ON n.nspname = ANY (current_schemas(false))
+WHERE r.rolcanlogin AND NOT r.rolsuper AND has_schema_privilege(r.oid, n.oid, 'CREATE')
+    AND NOT pg_has_role(r.oid, n.nspowner, 'member')
+    AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = to_regclass(%(table)s)::oid AND pg_has_role(r.oid, c.relowner, 'member'))
+ORDER BY r.rolname;
+
 -- name: identity: of the functions by which a bulk scan recognizes the server, those that this login may not call
 SELECT f.signature
-FROM unnest(ARRAY['pg_control_system()', 'pg_current_wal_lsn()', 'pg_walfile_name(pg_lsn)']) WITH ORDINALITY AS f (signature, place)
+FROM pg_catalog.unnest(ARRAY['pg_control_system()', 'pg_current_wal_lsn()', 'pg_walfile_name(pg_lsn)']) WITH ORDINALITY AS f (signature, place)
 WHERE NOT has_function_privilege('pg_catalog.' || f.signature, 'EXECUTE')
 ORDER BY f.place;
 
@@ -39,7 +49,7 @@ SELECT current_setting('server_encoding');
 -- name: statement_log: of this login and the logins of a role, what decides which statements, with their values, the server logs
 SELECT l.rolname, g.name, coalesce(
     (SELECT substr(c.line, length(g.name) + 2)
-     FROM pg_db_role_setting s CROSS JOIN LATERAL unnest(s.setconfig) AS c (line)
+     FROM pg_db_role_setting s CROSS JOIN LATERAL pg_catalog.unnest(s.setconfig) AS c (line)
      WHERE starts_with(c.line, g.name || '=') AND s.setrole IN (0, l.oid)
          AND s.setdatabase IN (0, (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
      ORDER BY s.setrole = 0, s.setdatabase = 0 LIMIT 1),

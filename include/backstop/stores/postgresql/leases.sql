@@ -84,7 +84,7 @@ FROM taken GROUP BY 1, 2, 3 ORDER BY 1, 2, 3;
 
 -- name: standing: what the logs say of the messages asked for: a state, is it alive and for how many seconds still, and the numbers
 -- (from 1) of the messages of which that is so; without a log a message has no number
-SELECT f.state, f.is_alive, f.seconds_left, array_agg(f.number)
+SELECT f.state, f.is_alive, f.seconds_left, pg_catalog.array_agg(f.number)
 FROM (
     SELECT k.number, l.state, l.is_alive,
         CASE WHEN l.is_alive AND isfinite(l.lease_expires_at)

@@ -50,7 +50,7 @@ SELECT EXISTS (
     SELECT 1 FROM pg_index i
     WHERE i.indrelid = 'consumer_log'::regclass AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
         AND i.indexprs IS NULL AND i.indnkeyatts = 3 AND (
-            SELECT array_agg(a.attname::text ORDER BY a.attname) FROM pg_attribute a
+            SELECT pg_catalog.array_agg(a.attname::text ORDER BY a.attname) FROM pg_attribute a
             WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:2])
         ) = ARRAY['consumer_group', 'message_id', 'topic']);
 

@@ -39,7 +39,7 @@ CROSS JOIN LATERAL (
 
 -- name: raise_floor: from now on a missing log that is no newer may have been purged; never lowered
 INSERT INTO consumer_log_floor (consumer_group, log_floor)
-SELECT %(group)s::text, max(m.moved::timestamptz) FROM unnest(%(moved)s::text[]) AS m (moved)
+SELECT %(group)s::text, max(m.moved::timestamptz) FROM pg_catalog.unnest(%(moved)s::text[]) AS m (moved)
 ON CONFLICT (consumer_group) DO UPDATE SET log_floor = greatest(consumer_log_floor.log_floor, excluded.log_floor);
 
 -- name: delete_logs: the rows that this transaction holds

@@ -89,9 +89,9 @@ SELECT 1 FROM message_stub s
 WHERE s.topic = %(topic)s::text AND s.created_at >= %(created_from)s::timestamptz AND s.created_at < %(created_to)s::timestamptz;
 
 -- name: window_bounds: that it is not known how many stubs it holds, and the instants (as text) that cut it into ranges of equal length
-SELECT NULL::bigint, array_agg((%(created_from)s::timestamptz + (%(created_to)s::timestamptz - %(created_from)s::timestamptz) * f)::text
+SELECT NULL::bigint, pg_catalog.array_agg((%(created_from)s::timestamptz + (%(created_to)s::timestamptz - %(created_from)s::timestamptz) * f)::text
         ORDER BY f)
-FROM unnest(%(fractions)s::float8[]) AS f;
+FROM pg_catalog.unnest(%(fractions)s::float8[]) AS f;
 
 -- name: of_keys: ... of the stubs asked for
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
@@ -116,7 +116,7 @@ SELECT a.topic, a.message_id, a.send_number, g.consumer_group, a.outcome,
 , s.next_check_at AS cut_at
 FROM message_stub s
 JOIN send_attempt a ON a.topic = s.topic AND a.message_id = s.message_id
-LEFT JOIN LATERAL unnest(a.groups) AS g (consumer_group) ON true
+LEFT JOIN LATERAL pg_catalog.unnest(a.groups) AS g (consumer_group) ON true
 WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz
     AND (s.send_count > 1 OR s.first_groups IS NOT NULL)
     AND (%(topics)s::text[] IS NULL OR s.topic = ANY (%(topics)s::text[]))
@@ -127,7 +127,7 @@ WHERE s.status = 'pending' AND s.next_check_at <= %(as_of)s::timestamptz
 , s.created_at AS cut_at
 FROM message_stub s
 JOIN send_attempt a ON a.topic = s.topic AND a.message_id = s.message_id
-LEFT JOIN LATERAL unnest(a.groups) AS g (consumer_group) ON true
+LEFT JOIN LATERAL pg_catalog.unnest(a.groups) AS g (consumer_group) ON true
 WHERE s.topic = %(topic)s::text AND s.created_at >= %(created_from)s::timestamptz
     AND s.created_at < %(created_to)s::timestamptz AND (s.send_count > 1 OR s.first_groups IS NOT NULL);
 
@@ -138,7 +138,7 @@ CROSS JOIN LATERAL (
     WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) s
 CROSS JOIN LATERAL (
     SELECT * FROM send_attempt m WHERE m.topic = k.topic AND m.message_id = k.message_id OFFSET 0) a
-LEFT JOIN LATERAL unnest(a.groups) AS g (consumer_group) ON true
+LEFT JOIN LATERAL pg_catalog.unnest(a.groups) AS g (consumer_group) ON true
 WHERE s.send_count > 1 OR s.first_groups IS NOT NULL;
 
 -- name: range: the predicate of one part of a scan; -infinity and infinity are open ends
@@ -200,7 +200,7 @@ WHERE s.status = 'pending' AND s.topic = ANY (%(topics)s::text[]) AND s.send_cou
 SELECT s.topic, s.message_id, s.ordering_key, b.message_id, a.message_id
 FROM (
     SELECT t.topic
-    FROM (SELECT DISTINCT u.topic FROM unnest(%(topics)s::text[]) AS u (topic)) t
+    FROM (SELECT DISTINCT u.topic FROM pg_catalog.unnest(%(topics)s::text[]) AS u (topic)) t
     CROSS JOIN LATERAL (
         SELECT 1 FROM message_stub m WHERE m.topic = t.topic AND m.ordering_key IS NOT NULL
         ORDER BY m.topic, m.ordering_key, coalesce(m.sequence, 9223372036854775807), m.created_at, m.message_id LIMIT 1) o
@@ -234,7 +234,7 @@ LIMIT %(limit)s;
 
 -- name: named: messages of these topics that a text names by their id, their own key or their ordering key, the newest first; by index
 SELECT t.topic, f.message_id, f.named_by
-FROM unnest(%(topics)s::text[]) AS t (topic)
+FROM pg_catalog.unnest(%(topics)s::text[]) AS t (topic)
 CROSS JOIN LATERAL (
     (SELECT m.message_id, 'id' AS named_by, m.created_at FROM message_stub m
     WHERE m.topic = t.topic AND m.message_id = %(text)s::text)
