@@ -37,12 +37,12 @@ def restore_consumer(
             next_step=f"Name one of: {', '.join(settings.consumers)}.",
         )
     place = f"consumer {store}"
-    since = begin(control, place, since)
+    begun = begin(control, place, since)
     groups = [name for name, group in settings.groups.items() if group.store == store]
     topics = sorted({topic for group in groups for topic in settings.topics_of(group)})
     counts = Counts()
     # The shards' clocks may differ from the one that `since` was read from.
-    since -= max(settings.policy_for(topic).max_clock_skew for topic in settings.topics)
+    since = begun - max(settings.policy_for(topic).max_clock_skew for topic in settings.topics)
     with Sources(settings, connections) as sources:
         for shard in settings.producers:
             try:
@@ -60,5 +60,5 @@ def restore_consumer(
             next_step="Bring it back, and run this again: it is safe to run twice.",
         )
     if not counts.get("not_held"):
-        end(control, place)
+        end(control, place, begun)
     return counts

@@ -54,9 +54,9 @@ def restore_producer(
             next_step=f"Name one of: {', '.join(settings.producers)}.",
         )
     place = f"producer {shard}"
-    since = begin(control, place, since)
+    begun = begin(control, place, since)
     # The control database's clock may differ from the one that `since` was read from.
-    since -= max(settings.policy_for(topic).max_clock_skew for topic in settings.topics)
+    since = begun - max(settings.policy_for(topic).max_clock_skew for topic in settings.topics)
     counts = Counts()
     with Judge(settings, connections, control) as judge:
         store = judge.sources.shard(shard)
@@ -68,7 +68,7 @@ def restore_producer(
         _edit_again(control, store, shard, since, counts)
         _withdraw_again(control, judge, shard, counts)
     if not any(counts.get(name) for name in UNFINISHED):
-        end(control, place)
+        end(control, place, begun)
     return counts
 
 

@@ -19,8 +19,8 @@ ON CONFLICT (subject) DO UPDATE SET
     reached = greatest(least(watermark.reached, excluded.reached), timestamptz '1970-01-01Z')
 RETURNING reached;
 
--- name: end: it is done
-DELETE FROM watermark WHERE subject = 'restore ' || %(place)s;
+-- name: end: it is done from this instant, and not from an earlier one that somebody named meanwhile
+DELETE FROM watermark WHERE subject = 'restore ' || %(place)s AND reached >= %(begun)s;
 
 -- name: unfinished: restores that were begun and did not end
 SELECT substr(subject, 9), reached FROM watermark WHERE starts_with(subject, 'restore ') ORDER BY 1;
