@@ -21,6 +21,8 @@ from backstop.model.errors import (
     Unavailable,
 )
 from backstop.model.records import Counts
+from backstop.requests.ask import Ask
+from backstop.requests.ask import ask as ask_for_sends
 from backstop.restore.consumer import restore_consumer
 from backstop.restore.control import restore_control
 from backstop.restore.pause import resume
@@ -177,6 +179,23 @@ def test_a_request_that_was_opened_again_before_the_backup_keeps_its_number(worl
     world.control("UPDATE resend_request SET reopened_at = now() - interval '2 hours'")
     assert "numbers" not in restored(world)
     assert requests(world)[0][-1] == "open" and sends(world, "m") == 1
+
+
+@pytest.mark.parametrize("state", ["sent", "refused", "unknown"])
+def test_a_message_that_is_recorded_again_after_a_restore_gets_the_numbers_of_its_lost_life(
+    world: World, state: str
+) -> None:
+    """Its stub was recorded after the backup: nothing is left whose number could be raised."""
+    ask(world, "m", state)
+    world.stub("kept", sends=1)
+    ask(world, "kept", state)
+    restored(world)
+    assert [row[-1] for row in requests(world)] == [state, "not_needed"]
+    assert sends(world, "kept") == 2
+    world.stub("m", sends=1)
+    again = Ask("shop_a", "orders", "m", 2, None, "lost", "reconcile")
+    with world.conn, world.conn.cursor() as cursor:
+        assert ask_for_sends(cursor, [again], None) == {"reopened": 1}
 
 
 def control_restored(world: World) -> None:

@@ -108,6 +108,8 @@ def _raise_numbers(
         with control, control.cursor() as cursor:
             closed = [row[0] for row in rows if Key(*row[1:3]) not in behind]
             cursor.execute(_SQL["close_reopened"], {"ids": closed})
+            gone = [row[0] for row in rows if Key(*row[1:3]) not in stubs]
+            cursor.execute(_SQL["free_numbers"], {"ids": gone})
 
 
 def _is_behind(stub: Stub | None, number: int) -> bool:
