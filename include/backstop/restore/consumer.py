@@ -55,9 +55,10 @@ def restore_consumer(
         missed = dict(sources.unreachable)
     if missed:
         raise Unavailable(
-            f"Not every shard answered: {'; '.join(f'{name}: {why}' for name, why in sorted(missed.items()))}",
+            f"Not every shard was done: {'; '.join(f'{name}: {why}' for name, why in sorted(missed.items()))}",
             unaffected=f"{counts.get('reopened', 0)} stubs of the others are due again; nothing was sent.",
-            next_step="Bring it back, and run this again: it is safe to run twice.",
+            next_step="Bring it back, or find out which row it refuses to change and why (a trigger, a policy), and run this again:"
+            " it is safe to run twice.",
         )
     if not counts.get("not_held"):
         end(control, place, begun)
