@@ -424,6 +424,22 @@ def test_a_signed_proof_shows_every_change(system: System, prove: Any, tmp_path:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
+def test_a_proof_is_not_written_over_another_one(
+    system: System, prove: Any, tmp_path: Path
+) -> None:
+    """As in Airflow after the control database was restored: the id of a run comes again, and with it the folder."""
+    consumed_by_all(system, confirmed(system, "done"))
+    pass_all(system)
+    folder = tmp_path / "run-7"
+    prove(folder=folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    consumed_by_all(system, confirmed(system, "another"))
+    pass_all(system)
+    with pytest.raises(ConfigurationError, match="already holds a proof"):
+        prove(folder=folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
 def test_proofs_run_beside_a_reconcile_and_beside_one_another(system: System, prove: Any) -> None:
     from backstop.runs.run import open_run
 
