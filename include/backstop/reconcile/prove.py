@@ -28,6 +28,7 @@ from backstop.evidence.sources import Sources
 from backstop.model.errors import ConfigurationError
 from backstop.model.records import Counts
 from backstop.reconcile.answer_proof import Answer, Counted, Window, answer
+from backstop.reconcile.count_due import control_now
 from backstop.reconcile.export_proof import COLUMNS, FORMATS, write_export
 from backstop.reconcile.gather import Phases, gather
 from backstop.reconcile.judge_batches import Rule, judge_batches
@@ -183,7 +184,8 @@ def prove(
             "since its logs were read it is another server, was restarted or put back, or does not answer",
         ),
     }
-    if window.start < run.as_of - (kept := stubs_kept(settings, window.topic)):
+    # By now, and not as the run began: retention works beside it.
+    if window.start < control_now(control) - (kept := stubs_kept(settings, window.topic)):
         missed["stubs of it"] = f"closed ones are kept {written(kept)}, and some may be purged"
     total = sum(stubs.values())
     said, sentence = answer(window, total, owed, counts, broken, missed)
