@@ -279,6 +279,19 @@ def test_of_a_window_whose_closed_stubs_may_be_purged_only_a_loss_is_told(
     assert prove(start=datetime.now(UTC) - kept - HOUR).answer is Answer.LOST
 
 
+def test_what_retention_may_purge_while_a_proof_is_made_is_not_called_read(
+    system: System, prove: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Airflow a proof waits for a worker and for Spark's executors after its run was opened."""
+    kept = system.settings.policy_for("orders").stub_retention
+    consumed_by_all(system, confirmed(system, "done"))
+    pass_all(system)
+    later = datetime.now(UTC) + 2 * HOUR
+    monkeypatch.setattr("backstop.reconcile.prove.control_now", lambda _: later)
+    proof = prove(start=datetime.now(UTC) - kept + HOUR)
+    assert proof.answer is Answer.INCOMPLETE and "some may be purged" in proof.sentence
+
+
 @pytest.mark.parametrize("away", ["billing_db", "shop_b"])
 def test_what_cannot_be_read_makes_the_proof_incomplete(
     system: System, prove: Any, away: str, monkeypatch: pytest.MonkeyPatch
@@ -422,6 +435,22 @@ def test_a_signed_proof_shows_every_change(system: System, prove: Any, tmp_path:
     with pytest.raises(ConfigurationError, match="others than its owner"):
         prove(folder=tmp_path / "again", settings=settings)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_proof_is_not_written_over_another_one(
+    system: System, prove: Any, tmp_path: Path
+) -> None:
+    """As in Airflow after the control database was restored: the id of a run comes again, and with it the folder."""
+    consumed_by_all(system, confirmed(system, "done"))
+    pass_all(system)
+    folder = tmp_path / "run-7"
+    prove(folder=folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    consumed_by_all(system, confirmed(system, "another"))
+    pass_all(system)
+    with pytest.raises(ConfigurationError, match="already holds a proof"):
+        prove(folder=folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_proofs_run_beside_a_reconcile_and_beside_one_another(system: System, prove: Any) -> None:

@@ -15,6 +15,7 @@ from backstop.model.errors import ConfigurationError, DecisionRefused
 from backstop.model.records import Counts
 from backstop.reconcile.promote import promote
 from backstop.restore.consumer import restore_consumer
+from backstop.restore.paused import begin, end
 from backstop.restore.producer import restore_producer
 from backstop.runs.run import Run, close_run, open_run
 from control_world import SHARDS, World, servers, world  # noqa: F401
@@ -116,6 +117,17 @@ def test_a_restore_from_the_earliest_instant_there_is_looks_at_everything_and_en
     restore(quiet, since)
     assert unfinished(quiet) == []
     assert statuses(quiet) == {"m": "pending" if restore is consumer else "confirmed"}
+
+
+def test_a_restore_that_ends_leaves_one_from_an_earlier_instant_unfinished(quiet: World) -> None:
+    """Two people, and the second found that the backup is older than the first had thought."""
+    now = datetime.now(UTC)
+    first = begin(quiet.conn, "producer shop_a", now - HOUR)
+    second = begin(quiet.conn, "producer shop_a", now - 2 * HOUR)
+    end(quiet.conn, "producer shop_a", first)
+    assert unfinished(quiet) == [("restore producer shop_a",)]
+    end(quiet.conn, "producer shop_a", second)
+    assert unfinished(quiet) == []
 
 
 def half_promoted(world: World, message_id: str) -> None:

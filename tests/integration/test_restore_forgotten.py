@@ -5,6 +5,7 @@ A database "goes back" by giving its rows what they had. Published copies are co
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,10 +18,13 @@ from backstop.decisions.decide import decide
 from backstop.model.errors import (
     ConfigurationError,
     DecisionRefused,
+    StoreFailed,
     StoreUnavailable,
     Unavailable,
 )
 from backstop.model.records import Counts
+from backstop.requests.ask import Ask
+from backstop.requests.ask import ask as ask_for_sends
 from backstop.restore.consumer import restore_consumer
 from backstop.restore.control import restore_control
 from backstop.restore.pause import resume
@@ -177,6 +181,70 @@ def test_a_request_that_was_opened_again_before_the_backup_keeps_its_number(worl
     world.control("UPDATE resend_request SET reopened_at = now() - interval '2 hours'")
     assert "numbers" not in restored(world)
     assert requests(world)[0][-1] == "open" and sends(world, "m") == 1
+
+
+@pytest.fixture
+def odd(world: World) -> Iterator[None]:
+    """Another program's trigger: the shard answers, and refuses every change of the row `odd`."""
+    world.run(
+        SHARDS["shop_a"],
+        """
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+        CREATE TRIGGER refuse BEFORE UPDATE ON message_stub FOR EACH ROW WHEN (NEW.message_id = 'odd')
+            EXECUTE FUNCTION refuse()
+        """,
+    )
+    yield
+    world.run(SHARDS["shop_a"], "DROP FUNCTION IF EXISTS refuse CASCADE")
+
+
+def test_a_row_that_its_database_refuses_to_change_keeps_no_other_from_being_restored(
+    world: World, odd: None
+) -> None:
+    for name in ("a", "odd", "withdrawn", "z"):
+        world.stub(name, sends=1)
+        ask(world, name, "sent")
+    world.control(
+        """
+        INSERT INTO message_version (shard, topic, message_id, content_version, content, written_by, why)
+        SELECT 'shop_a', 'orders', m, 2, 'better'::bytea, 'ann', 'w' FROM unnest(ARRAY['odd', 'z']) m;
+        INSERT INTO case_file (kind, topic, summary, state, closed_at) VALUES ('exhausted', 'orders', '', 'closed', now());
+        INSERT INTO withdrawal (shard, topic, message_id, case_id, decided_by, why, applied_at)
+        SELECT 'shop_a', 'orders', m, case_id, 'ann', 'w', now() FROM case_file, unnest(ARRAY['odd', 'withdrawn']) m
+        """
+    )
+    found = "SELECT message_id, send_count, content_version, status FROM message_stub ORDER BY 1"
+    with pytest.raises(StoreFailed, match=r"1 row, such as odd of orders: .*not this one"):
+        restored(world)
+    others = [("a", 2, 1, "pending"), ("withdrawn", 2, 1, "voided"), ("z", 2, 2, "pending")]
+    assert world.run(SHARDS["shop_a"], found) == [
+        others[0],
+        ("odd", 1, 1, "pending"),
+        *others[1:],
+    ]
+    assert unfinished(world) == 1
+    world.run(SHARDS["shop_a"], "DROP TRIGGER refuse ON message_stub")
+    counts = restored(world)
+    assert (counts["raised"], counts["edited"], counts["voided"]) == (1, 1, 1)
+    assert world.run(SHARDS["shop_a"], found)[1] == ("odd", 2, 2, "voided")
+    assert unfinished(world) == 0
+
+
+@pytest.mark.parametrize("state", ["sent", "refused", "unknown"])
+def test_a_message_that_is_recorded_again_after_a_restore_gets_the_numbers_of_its_lost_life(
+    world: World, state: str
+) -> None:
+    """Its stub was recorded after the backup: nothing is left whose number could be raised."""
+    ask(world, "m", state)
+    world.stub("kept", sends=1)
+    ask(world, "kept", state)
+    restored(world)
+    assert [row[-1] for row in requests(world)] == [state, "not_needed"]
+    assert sends(world, "kept") == 2
+    world.stub("m", sends=1)
+    again = Ask("shop_a", "orders", "m", 2, None, "lost", "reconcile")
+    with world.conn, world.conn.cursor() as cursor:
+        assert ask_for_sends(cursor, [again], None) == {"reopened": 1}
 
 
 def control_restored(world: World) -> None:

@@ -306,6 +306,21 @@ def test_what_was_sent_and_decided_is_remembered_while_a_restore_may_bring_its_s
     assert versions == {"pending": "secret", "closed lately": "", "gone lately": "secret"}
 
 
+def test_an_edit_keeps_its_content_for_its_own_time_though_an_older_one_of_the_message_is_old(
+    world: System,
+) -> None:
+    world.stub("m", status="confirmed", shard="shop_b", updated_at=datetime.now(UTC))
+    history(world, "m")
+    world.rows(
+        "control",
+        "INSERT INTO message_version (shard, topic, message_id, content_version, content, written_by, why)"
+        " VALUES ('shop_a', 'orders', 'm', 2, 'newest', 'anna', 'x')",
+    )
+    retain(world)
+    query = "SELECT content_version, convert_from(content, 'UTF8') FROM message_version"
+    assert dict(world.rows("control", query)) == {1: "", 2: "newest"}
+
+
 def test_reports_go_with_the_checks_they_belong_to(world: System, tmp_path: Path) -> None:
     gone, kept = old_run(world), old_run(world, age="1 hour")
     checked(world, kept)

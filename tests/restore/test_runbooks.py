@@ -380,6 +380,19 @@ def test_nothing_is_restored_while_resends_may_go_out(
     assert "Resends are not paused" in capsys.readouterr().err
 
 
+def test_the_page_of_a_consumer_empties_its_leases_alone_and_says_what_is_not_resent() -> None:
+    """The leases' Redis may be another database of the broker's server (docker-compose.yaml)."""
+    text = (PAGES / "restore-consumer.md").read_text(encoding="utf-8")
+    assert "FLUSHDB" in text and "Never `FLUSHALL`" in text and "redis_guards" in text
+    assert "flush it" not in text.lower()
+    assert "too_old" in text and "declared_safe" in text and "duplicates: no" in text
+
+
+def test_the_page_of_the_control_database_says_which_alarms_are_of_forgotten_decisions() -> None:
+    text = (PAGES / "restore-control.md").read_text(encoding="utf-8")
+    assert "withdrawals_are_decisions" in text and "discard_without_decision" in text
+
+
 def test_every_runbook_says_what_cannot_be_known_and_is_followed_here() -> None:
     followed = set(
         re.findall(r'follow\("([a-z-]+\.md)"', Path(__file__).read_text(encoding="utf-8"))

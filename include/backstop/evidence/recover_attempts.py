@@ -46,7 +46,7 @@ def recover_attempts(sources: Sources) -> Recovered:
     for name in settings.producers:
         rows: list[tuple[Key, StoreFailed]] = []
         try:
-            attempts += _recover(sources.shard(name), shortest.total_seconds(), rows)
+            attempts += recover_apart(sources.shard(name), shortest.total_seconds(), rows)
         except Unavailable as error:
             failed[name] = error
         if rows:
@@ -54,7 +54,8 @@ def recover_attempts(sources: Sources) -> Recovered:
     return Recovered(attempts, failed, refused)
 
 
-def _recover(store: StubStore, seconds: float, refused: list[tuple[Key, StoreFailed]]) -> int:
+def recover_apart(store: StubStore, seconds: float, refused: list[tuple[Key, StoreFailed]]) -> int:
+    """How many attempts of one shard were recovered; rows that it refuses to change are added to `refused`."""
     attempts = 0
     try:
         while found := store.recover(_BATCH, seconds):

@@ -115,7 +115,10 @@ class RequestState(State):
     SENT = "sent", "its number was published and acknowledged"
     REFUSED = "refused", "its number was handed out and the broker refused it"
     UNKNOWN = "unknown", "its number was handed out; the outcome is not known"
-    NOT_NEEDED = "not_needed", "judged again at the claim: nothing to send; the number is free"
+    NOT_NEEDED = (
+        "not_needed",
+        "judged again at the claim: nothing to send, or its stub is gone; the number is free",
+    )
     SUPERSEDED = (
         "superseded",
         "the stub moved on before the claim; the number was not taken by this request",

@@ -28,13 +28,14 @@ from backstop.evidence.sources import Sources
 from backstop.model.errors import ConfigurationError
 from backstop.model.records import Counts
 from backstop.reconcile.answer_proof import Answer, Counted, Window, answer
+from backstop.reconcile.count_due import control_now
 from backstop.reconcile.export_proof import COLUMNS, FORMATS, write_export
 from backstop.reconcile.gather import Phases, gather
 from backstop.reconcile.judge_batches import Rule, judge_batches
 from backstop.reconcile.lineage import not_continued
 from backstop.reconcile.packets import describe
 from backstop.reconcile.read import read_window
-from backstop.reconcile.sign_proof import write_manifest
+from backstop.reconcile.sign_proof import MANIFEST, write_manifest
 from backstop.runs.run import Run, hold
 from backstop.runs.scope import scope_of
 from backstop.spark.cores import cores_of
@@ -113,6 +114,14 @@ def prove(
     manifest, and no signature, before it is published.
     """
     key = None if folder is None else signing_key(settings)  # before all is read for nothing
+    if folder is not None and (folder / MANIFEST).exists():
+        # Run ids begin again in a new control database, or one that was restored.
+        raise ConfigurationError(
+            f"{folder} already holds a proof.",
+            unaffected="Nothing was read, and that proof is as it was.",
+            next_step="Prove again: the next run has a folder of its own. In a new control database, set $BACKSTOP_PROOFS to a"
+            " new folder.",
+        )
     scope = scope_of(run.scope)
     assert scope.topics and scope.created_from and scope.created_to  # as `scope_now` names it
     window = Window(scope.topics[0], scope.created_from, scope.created_to)
@@ -175,7 +184,8 @@ def prove(
             "since its logs were read it is another server, was restarted or put back, or does not answer",
         ),
     }
-    if window.start < run.as_of - (kept := stubs_kept(settings, window.topic)):
+    # By now, and not as the run began: retention works beside it.
+    if window.start < control_now(control) - (kept := stubs_kept(settings, window.topic)):
         missed["stubs of it"] = f"closed ones are kept {written(kept)}, and some may be purged"
     total = sum(stubs.values())
     said, sentence = answer(window, total, owed, counts, broken, missed)

@@ -37,12 +37,12 @@ def restore_consumer(
             next_step=f"Name one of: {', '.join(settings.consumers)}.",
         )
     place = f"consumer {store}"
-    since = begin(control, place, since)
+    begun = begin(control, place, since)
     groups = [name for name, group in settings.groups.items() if group.store == store]
     topics = sorted({topic for group in groups for topic in settings.topics_of(group)})
     counts = Counts()
     # The shards' clocks may differ from the one that `since` was read from.
-    since -= max(settings.policy_for(topic).max_clock_skew for topic in settings.topics)
+    since = begun - max(settings.policy_for(topic).max_clock_skew for topic in settings.topics)
     with Sources(settings, connections) as sources:
         for shard in settings.producers:
             try:
@@ -55,10 +55,11 @@ def restore_consumer(
         missed = dict(sources.unreachable)
     if missed:
         raise Unavailable(
-            f"Not every shard answered: {'; '.join(f'{name}: {why}' for name, why in sorted(missed.items()))}",
+            f"Not every shard was done: {'; '.join(f'{name}: {why}' for name, why in sorted(missed.items()))}",
             unaffected=f"{counts.get('reopened', 0)} stubs of the others are due again; nothing was sent.",
-            next_step="Bring it back, and run this again: it is safe to run twice.",
+            next_step="Bring it back, or find out which row it refuses to change and why (a trigger, a policy), and run this again:"
+            " it is safe to run twice.",
         )
     if not counts.get("not_held"):
-        end(control, place)
+        end(control, place, begun)
     return counts

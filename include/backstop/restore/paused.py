@@ -38,10 +38,11 @@ def begin(control: Any, place: str, since: datetime) -> datetime:
     return begun
 
 
-def end(control: Any, place: str) -> None:
-    """It is done; commits."""
+def end(control: Any, place: str, begun: datetime) -> None:
+    """The restore from the instant that `begin` answered is done; commits. One that somebody has begun from an earlier instant
+    since then stays unfinished."""
     with control, control.cursor() as cursor:
-        cursor.execute(_SQL["end"], {"place": place})
+        cursor.execute(_SQL["end"], {"place": place, "begun": begun})
 
 
 def require_finished(cursor: Any) -> None:

@@ -10,13 +10,17 @@ every group is past the time at which they can have been stored. Safe to run twi
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.evidence.apply_apart import apply_apart
 from backstop.evidence.judge_by_key import Judge
-from backstop.model.errors import ConfigurationError, StoreUnavailable
+from backstop.evidence.recover_attempts import recover_apart
+from backstop.model.errors import ConfigurationError, StoreFailed, StoreUnavailable
 from backstop.model.records import (
     VERSION_HEADER,
     Counts,
@@ -54,26 +58,45 @@ def restore_producer(
             next_step=f"Name one of: {', '.join(settings.producers)}.",
         )
     place = f"producer {shard}"
-    since = begin(control, place, since)
+    begun = begin(control, place, since)
     # The control database's clock may differ from the one that `since` was read from.
-    since -= max(settings.policy_for(topic).max_clock_skew for topic in settings.topics)
+    since = begun - max(settings.policy_for(topic).max_clock_skew for topic in settings.topics)
     counts = Counts()
     with Judge(settings, connections, control) as judge:
         store = judge.sources.shard(shard)
         shortest = min(settings.policy_for(topic).max_send_duration for topic in settings.topics)
+        refused: list[tuple[Key, StoreFailed]] = []
         # First sends that were under way in the backup ended long ago: nobody will settle them any more.
-        while recovered := store.recover(_PAGE, shortest.total_seconds()):
-            counts.add("recovered", len(recovered))
-        _raise_numbers(control, store, shard, since, counts)
-        _edit_again(control, store, shard, since, counts)
-        _withdraw_again(control, judge, shard, counts)
+        if recovered := recover_apart(store, shortest.total_seconds(), refused):
+            counts.add("recovered", recovered)
+        _raise_numbers(control, store, shard, since, counts, refused)
+        _edit_again(control, store, shard, since, counts, refused)
+        _withdraw_again(control, judge, shard, counts, refused)
+    if refused:
+        raise _refuses(shard, dict(refused))
     if not any(counts.get(name) for name in UNFINISHED):
-        end(control, place)
+        end(control, place, begun)
     return counts
 
 
+def _refuses(shard: str, rows: Mapping[Key, StoreFailed]) -> StoreFailed:
+    key, error = next(iter(rows.items()))
+    number = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
+    return StoreFailed(
+        f"Shard {shard} refuses to change {number}, such as {key.message_id} of {key.topic}: {error.what}",
+        unaffected="What is known of the other messages was put back; nothing was sent.",
+        next_step="Find out what refuses it (a trigger, a policy, another transaction), and run this again: it is safe to run"
+        " twice.",
+    )
+
+
 def _raise_numbers(
-    control: Any, store: StubStore, shard: str, since: datetime, counts: Counts
+    control: Any,
+    store: StubStore,
+    shard: str,
+    since: datetime,
+    counts: Counts,
+    refused: list[tuple[Key, StoreFailed]],
 ) -> None:
     after = 0
     while True:
@@ -100,7 +123,14 @@ def _raise_numbers(
             key=lambda one: (one.key, one.send_number),
         )
         counts.add("numbers", len(handed))
-        counts.add("raised", len(store.raise_numbers(handed)))
+        # All numbers of a message at once, and none above one that was refused: it could never be recorded any more.
+        barred = {key for key, _ in refused}
+        of: dict[Key, list[Handed]] = {}
+        for one in handed:
+            if one.key not in barred:
+                of.setdefault(one.key, []).append(one)
+        raised = apply_apart(list(of), partial(_raise, store, of), refused)
+        counts.add("raised", sum(map(len, raised)))
         stubs = store.stubs({one.key for one in handed})
         behind = {one.key for one in handed if _is_behind(stubs.get(one.key), one.send_number)}
         if behind:
@@ -108,6 +138,12 @@ def _raise_numbers(
         with control, control.cursor() as cursor:
             closed = [row[0] for row in rows if Key(*row[1:3]) not in behind]
             cursor.execute(_SQL["close_reopened"], {"ids": closed})
+            gone = [row[0] for row in rows if Key(*row[1:3]) not in stubs]
+            cursor.execute(_SQL["free_numbers"], {"ids": gone})
+
+
+def _raise(store: StubStore, of: Mapping[Key, Sequence[Handed]], keys: Sequence[Key]) -> set[Key]:
+    return store.raise_numbers([one for key in keys for one in of[key]])
 
 
 def _is_behind(stub: Stub | None, number: int) -> bool:
@@ -116,38 +152,56 @@ def _is_behind(stub: Stub | None, number: int) -> bool:
 
 
 def _edit_again(
-    control: Any, store: StubStore, shard: str, since: datetime, counts: Counts
+    control: Any,
+    store: StubStore,
+    shard: str,
+    since: datetime,
+    counts: Counts,
+    refused: list[tuple[Key, StoreFailed]],
 ) -> None:
     """Gives messages the contents back that a person replaced since the backup. What was only begun is carried out, as the person
     wanted; what is kept no longer is not sent before somebody decides."""
     with control, control.cursor() as cursor:
         cursor.execute(_SQL["edited"], {"shard": shard, "since": since})
         edits = cursor.fetchall()
+    # One at a time: contents are large, and people edit few.
     for topic, message_id, newest, gone in edits:
-        key = Key(topic, message_id)
-        # One at a time: contents are large, and people edit few.
-        now = store.contents([key]).get(key)
-        version = newest if now is None else int(now.headers.get(VERSION_HEADER, "1"))
-        if version >= newest:
-            continue
-        if gone:
-            stub = store.stubs([key]).get(key)
-            if stub is not None and stub.status in _OPEN:
-                counts.add("content_gone" if hold(control, store, stub) else "not_edited")
-            continue
-        with control, control.cursor() as cursor:
-            cursor.execute(_SQL["content"], {**key._asdict(), "version": newest})
-            content = bytes(cursor.fetchone()[0])
-        # The versions between are used up, too; whoever is cut short here begins again where it stands.
-        while version < newest and store.replace_content(key, version, content):
-            version += 1
-        if version == newest:
-            counts.add("edited")
-        elif (stub := store.stubs([key]).get(key)) is not None and stub.status in _OPEN:
-            counts.add("not_edited")
+        edit = partial(_edit, control, store, newest, gone, counts)
+        apply_apart([Key(topic, message_id)], edit, refused)
 
 
-def _withdraw_again(control: Any, judge: Judge, shard: str, counts: Counts) -> None:
+def _edit(
+    control: Any, store: StubStore, newest: int, gone: bool, counts: Counts, keys: Sequence[Key]
+) -> None:
+    (key,) = keys
+    now = store.contents([key]).get(key)
+    version = newest if now is None else int(now.headers.get(VERSION_HEADER, "1"))
+    if version >= newest:
+        return
+    if gone:
+        stub = store.stubs([key]).get(key)
+        if stub is not None and stub.status in _OPEN:
+            counts.add("content_gone" if hold(control, store, stub) else "not_edited")
+        return
+    with control, control.cursor() as cursor:
+        cursor.execute(_SQL["content"], {**key._asdict(), "version": newest})
+        content = bytes(cursor.fetchone()[0])
+    # The versions between are used up, too; whoever is cut short here begins again where it stands.
+    while version < newest and store.replace_content(key, version, content):
+        version += 1
+    if version == newest:
+        counts.add("edited")
+    elif (stub := store.stubs([key]).get(key)) is not None and stub.status in _OPEN:
+        counts.add("not_edited")
+
+
+def _withdraw_again(
+    control: Any,
+    judge: Judge,
+    shard: str,
+    counts: Counts,
+    refused: list[tuple[Key, StoreFailed]],
+) -> None:
     """Voids what was voided before. Whether a begun withdrawal was applied is not known any more: it is applied, as the person
     wanted, unless every group has done its work meanwhile or one is at it."""
     store, last = judge.sources.shard(shard), Key("", "")
@@ -163,7 +217,8 @@ def _withdraw_again(control: Any, judge: Judge, shard: str, counts: Counts) -> N
         kept = _kept(judge, begun) if begun else set()
         for key in withdrawn:
             if key not in kept:
-                counts.add("voided", int(store.void(key)))
+                voided = apply_apart([key], lambda keys: store.void(keys[0]), refused)
+                counts.add("voided", sum(voided))
         left = store.stubs([key for key in withdrawn if key not in kept])
         counts.add(
             "not_voided",

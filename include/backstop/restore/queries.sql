@@ -19,8 +19,8 @@ ON CONFLICT (subject) DO UPDATE SET
     reached = greatest(least(watermark.reached, excluded.reached), timestamptz '1970-01-01Z')
 RETURNING reached;
 
--- name: end: it is done
-DELETE FROM watermark WHERE subject = 'restore ' || %(place)s;
+-- name: end: it is done from this instant, and not from an earlier one that somebody named meanwhile
+DELETE FROM watermark WHERE subject = 'restore ' || %(place)s AND reached >= %(begun)s;
 
 -- name: unfinished: restores that were begun and did not end
 SELECT substr(subject, 9), reached FROM watermark WHERE starts_with(subject, 'restore ') ORDER BY 1;
@@ -53,6 +53,11 @@ LIMIT %(limit)s;
 UPDATE resend_request SET state = 'unknown', updated_at = clock_timestamp(),
     error = 'its number may have been handed out before the database was restored'
 WHERE request_id = ANY (%(ids)s::bigint[]) AND state = 'open';
+
+-- name: free_numbers: of these requests, whose stubs are not there any more, those that were published: whoever records such a message
+-- again, under its id, begins with number 1, and its next numbers may be asked for
+UPDATE resend_request SET state = 'not_needed', updated_at = clock_timestamp(), error = 'its stub is not there any more'
+WHERE request_id = ANY (%(ids)s::bigint[]) AND state IN ('sent', 'refused', 'unknown');
 
 -- name: edited: of each message of one shard whose content a person replaced since an instant the newest version, and whether it is gone
 -- The plan is written moments before it is carried out. Of one whose end nobody wrote down it is not known whether it was.

@@ -190,7 +190,8 @@ JOIN unnest(%(kept_topics)s::text[], %(instants)s::timestamptz[]) AS k (topic, b
 WHERE v.emptied_at IS NULL AND v.written_at < k.before AND (v.topic, v.message_id) > (%(after_topic)s, %(after_id)s)
 ORDER BY v.topic, v.message_id LIMIT %(limit)s;
 
--- name: empty_versions: of messages that are over
+-- name: empty_versions: of messages that are over, each when its own time has come: a restore may ask for a newer one
 UPDATE message_version v SET content = '', emptied_at = clock_timestamp()
 FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS k (topic, message_id)
-WHERE v.topic = k.topic AND v.message_id = k.message_id AND v.emptied_at IS NULL;
+JOIN unnest(%(kept_topics)s::text[], %(instants)s::timestamptz[]) AS b (topic, before) ON b.topic = k.topic
+WHERE v.topic = k.topic AND v.message_id = k.message_id AND v.emptied_at IS NULL AND v.written_at < b.before;
