@@ -520,6 +520,41 @@ def test_rows_that_break_the_mapping_cost_only_themselves(mapped: Open) -> None:
 
 
 @on_postgresql
+def test_a_second_row_of_a_message_that_was_done_is_set_aside(mapped: Open) -> None:
+    """Unless it is gone by the next look: a row on its way to an archive may be met in both tables."""
+    with mapped("practice", consumer={"kept": None}) as shop:
+        shop.run("ALTER TABLE message_stub DROP CONSTRAINT message_stub_pkey")
+        twice = shop.receive(shop.send(shop.promise()))
+        key = Key("orders", twice)
+        remembered = "SELECT state, status, next_check_at <= now() FROM mapped_stub"
+        shop.look()
+        shop.prove(twice)
+        again = 'INSERT INTO message_stub SELECT * FROM message_stub WHERE "messageId" = %(id)s'
+        one_less = "DELETE FROM message_stub WHERE ctid IN (SELECT ctid FROM message_stub LIMIT 1)"
+        for _ in range(2):
+            shop.run(again, id=twice)
+            shop.a_minute_later()
+            shop.look()
+            assert shop.system.rows("control", remembered) == [("not_unique", "confirmed", True)]
+            shop.run(one_less)
+            shop.look()
+            assert shop.system.rows("control", remembered) == [("sent", "confirmed", True)]
+
+        shop.run(again, id=twice)
+        for _ in range(3):
+            shop.a_minute_later()
+            shop.look()
+        assert shop.system.rows("control", remembered) == [("not_unique", "pending", True)]
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
+            assert stubs.stubs([key])[key].status == "not_unique", "which no run judges"
+        shop.run(one_less)
+        shop.look()
+        assert shop.judge(twice) == {twice: ("CONFIRMED", "consumed")}
+        shop.prove(twice)
+        assert shop.system.rows("control", remembered)[0][:2] == ("sent", "confirmed")
+
+
+@on_postgresql
 @pytest.mark.parametrize("time", ["1e30", "'NaN'", "'Infinity'"])
 def test_a_number_that_is_no_time_costs_only_its_own_date(mapped: Open, time: str) -> None:
     with mapped("eventuate", consumer={"kept": None}) as shop:
