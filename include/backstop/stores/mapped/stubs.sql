@@ -115,11 +115,15 @@ UPDATE mapped_stub m SET
     next_check_at = o.next_check_at,
     -- What changed since it was given up is judged again.
     status = CASE WHEN m.status IN ('confirmed', 'voided') OR (m.status = 'pending' AND o.status = 'exhausted')
-        THEN m.status ELSE o.status END
+        THEN m.status ELSE o.status END,
+    -- What the overlay alone has closed so far was closed there: a restore of a log asks when.
+    updated_at = CASE WHEN m.status IN ('confirmed', 'voided', o.status) OR (m.status = 'pending' AND o.status = 'exhausted')
+        THEN m.updated_at ELSE greatest(m.updated_at, o.updated_at) END
 FROM unnest(%(numbered_topics)s::text[], %(numbered_ids)s::text[], %(statuses)s::text[], %(send_counts)s::integer[],
         %(refusals)s::integer[], %(max_sends)s::integer[], %(next_checks)s::timestamptz[], %(attempted_ats)s::timestamptz[],
-        %(attempt_deadlines)s::timestamptz[], %(number_versions)s::text[])
-    AS o (topic, message_id, status, send_count, refusals, max_sends, next_check_at, attempted_at, attempt_deadline, number_version)
+        %(attempt_deadlines)s::timestamptz[], %(number_versions)s::text[], %(updates)s::timestamptz[])
+    AS o (topic, message_id, status, send_count, refusals, max_sends, next_check_at, attempted_at, attempt_deadline, number_version,
+        updated_at)
 WHERE m.store = %(store)s::text AND m.topic = o.topic AND m.message_id = o.message_id;
 
 -- name: remember_attempts: ... and how numbers ended, each once
