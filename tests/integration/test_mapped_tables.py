@@ -17,6 +17,7 @@ from backstop.model.records import EARLIEST, LATEST, Key
 from backstop.stores.mapped import forms, mongodb_connection
 from backstop.stores.mapped.columns import CHECKS_JSON, _part, _text
 from backstop.stores.mapped.logs import MappedLogs
+from backstop.stores.mapped.postgresql import PostgresTable
 from backstop.stores.mapped.stubs import MappedStubs
 from backstop.stores.open import open_mapped_logs, open_mapped_stubs, open_stub_audit
 from backstop.stores.protocol import Claim, Scope, StubOutcome
@@ -610,6 +611,68 @@ def test_a_log_row_without_a_readable_id_may_be_any_message(mapped: Open) -> Non
             done: ("CONFIRMED", "consumed"),
             lost: ("UNKNOWN", "log_purged"),
         }
+
+
+@on_postgresql
+def test_a_table_that_a_subscription_fills_denies_nothing(mapped: Open) -> None:
+    """It takes writes, and so looks like the primary."""
+    with mapped("practice", consumer={"kept": None}) as shop:
+        done, late = shop.receive(shop.send(shop.promise())), shop.send(shop.promise())
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(done)
+        assert shop.judge(late) == {late: ("LOST", "passed_over")}
+        subscribe(shop, "inbox")
+        assert shop.judge(done, late) == {
+            done: ("CONFIRMED", "consumed"),
+            late: ("UNKNOWN", "log_purged"),
+        }
+        with open_mapped_logs(shop.system.settings, shop.system.connections, "billing_db") as logs:
+            (bad,) = [one for one in logs.check() if not one.good]
+        assert bad.subject == "store billing_db: primary" and "subscription" in bad.says
+
+
+def subscribe(shop: Mapped, table: str) -> None:
+    """As where replication fills the table: a subscription that does not run, to this very database."""
+    shop.run(f"CREATE PUBLICATION those FOR TABLE {table}")
+    shop.run(
+        "CREATE SUBSCRIPTION these CONNECTION %(url)s PUBLICATION those"
+        " WITH (slot_name = NONE, create_slot = false, enabled = false, copy_data = false)",
+        url=shop.owner,
+    )
+
+
+MAY_LAG = {
+    "CREATE TABLE {t} (LIKE inbox)": False,
+    "CREATE VIEW {t} AS SELECT * FROM inbox": False,
+    "CREATE TABLE {t} (LIKE inbox) PARTITION BY LIST (state);"
+    " CREATE TABLE part PARTITION OF {t} DEFAULT": False,
+    "CREATE TABLE {t} (LIKE inbox);"
+    " CREATE RULE also AS ON INSERT TO {t} DO ALSO INSERT INTO filled VALUES (NEW.*)": False,
+    "CREATE FOREIGN TABLE {t} (message_id text) SERVER elsewhere": True,
+    "CREATE MATERIALIZED VIEW {t} AS SELECT * FROM inbox": True,
+    "CREATE VIEW {t} AS SELECT * FROM filled": True,
+    "CREATE VIEW v AS SELECT * FROM filled;"
+    " CREATE VIEW {t} AS SELECT * FROM inbox NATURAL JOIN v": True,
+    "CREATE TABLE {t} (LIKE inbox) PARTITION BY LIST (state);"
+    " ALTER TABLE {t} ATTACH PARTITION filled DEFAULT": True,
+}
+"""What an inbox may be, beside a table `filled` that a subscription fills -> whether it may lag."""
+
+
+@on_postgresql
+def test_what_may_lag_is_known_also_through_views_and_partitions(mapped: Open) -> None:
+    with mapped("practice") as shop, closing(PostgresTable("billing_db", shop.owner)) as table:
+        shop.run(
+            "CREATE FOREIGN DATA WRAPPER some; CREATE SERVER elsewhere FOREIGN DATA WRAPPER some;"
+            " CREATE TABLE filled (LIKE inbox)"
+        )
+        subscribe(shop, "filled")
+        for place, (made, lags) in enumerate(MAY_LAG.items()):
+            shop.run(made.replace("{t}", f"t{place}"))
+            mapping = LogMapping(tables=[f"t{place}"], message_id="message_id")
+            assert table.may_lag(mapping) is lags, made
 
 
 CUT = r'{"Headers": {"cap-msg-id": "%s"}, "Value": "a\u0000b \ud83d"}'

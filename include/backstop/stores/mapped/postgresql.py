@@ -226,9 +226,9 @@ class PostgresTable:
         found = self._connection.rows(_SQL["writes"], {"tables": list(self.tables(mapping))})
         return [(table, privilege) for table, privilege in found]
 
-    def is_standby(self) -> bool:
-        ((standby,),) = self._connection.rows(_SQL["standby"])
-        return bool(standby)
+    def may_lag(self, mapping: StubMapping | LogMapping) -> bool:
+        ((lags,),) = self._connection.rows(_SQL["may_lag"], {"tables": tables_of(mapping)})
+        return bool(lags)
 
     def is_unique(self, mapping: StubMapping | LogMapping, columns: Sequence[str]) -> bool:
         values = {"table": self.tables(mapping)[0], "columns": list(columns)}

@@ -89,8 +89,22 @@ SELECT EXISTS (
 -- name: newest: the newest time in the table, and how far it lies ahead of the server's clock
 SELECT max(w.created), max(w.created) - clock_timestamp() FROM ({rows}) w;
 
--- name: standby: whether this is one
-SELECT pg_is_in_recovery();
+-- name: may_lag: whether this is a standby, or reads a table that a subscription, another server or a REFRESH fills, also through a view
+WITH RECURSIVE read_from (oid) AS (
+    SELECT to_regclass(n.name)::oid FROM unnest(%(tables)s::text[]) AS n (name)
+    UNION
+    SELECT f.oid FROM read_from r CROSS JOIN LATERAL (
+        SELECT t.relid::oid FROM pg_partition_tree(r.oid::regclass) t
+        UNION ALL
+        SELECT d.refobjid FROM pg_rewrite w
+        JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = w.oid AND d.refclassid = 'pg_class'::regclass
+        WHERE w.ev_class = r.oid AND w.ev_type = '1') f (oid)
+)
+SELECT pg_is_in_recovery() OR EXISTS (
+    SELECT 1 FROM read_from r JOIN pg_class c ON c.oid = r.oid
+    WHERE c.relkind IN ('f', 'm') OR EXISTS (
+        SELECT 1 FROM pg_subscription_rel s
+        WHERE s.srrelid = r.oid OR s.srrelid IN (SELECT a.relid::oid FROM pg_partition_ancestors(r.oid::regclass) a)));
 
 -- name: trigger: whether the trigger of a captured table is there, and when it fires (O: always but in replication)
 SELECT g.tgenabled::text, p.proname::text FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid JOIN pg_class c ON c.oid = g.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
