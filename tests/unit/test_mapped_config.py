@@ -295,7 +295,25 @@ REPAIR = (("topics/orders/mode", "repair"), ("consumers/billing_db/mapping/kept"
         ),
         (
             [("producers/shop/mapping/rearm", {"Name": "x"})],
-            "what names a message is never changed",
+            "other columns than Name: what names a message, or is sent with it, is never changed",
+        ),
+        (
+            [
+                (
+                    "producers/shop/mapping",
+                    {
+                        "preset": "modulith",
+                        "message_id": "serialized_event.orderId",
+                        "topics": ["orders"],
+                        "rearm": {"completion_date": None, "serialized_event": "{}"},
+                    },
+                )
+            ],
+            "other columns than serialized_event: what names a message",
+        ),
+        (
+            [("producers/shop/mapping/rearm", {"StatusName": "Scheduled", "Content": "{}"})],
+            "other columns than Content: what names a message",
         ),
         (
             [
