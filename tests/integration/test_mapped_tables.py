@@ -590,6 +590,25 @@ def test_a_local_time_at_the_end_of_all_times_costs_only_its_own_date(
             assert set(shop.judge(good, odd)) == {good, odd}
 
 
+@on_postgresql
+def test_an_instant_at_the_end_of_all_times_hides_nothing_that_check_says(mapped: Open) -> None:
+    dated = {
+        "infinity": "9000-01-01",
+        "250000-01-01 00:00+00": "9000-01-01",
+        "-infinity": "no rows",
+        "4713-01-01 BC": "no rows",
+    }
+    with mapped("modulith") as shop:
+        shop.send(shop.promise())
+        for time, says in dated.items():
+            shop.run("UPDATE event_publication SET publication_date = %(time)s", time=time)
+            with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
+                found = {one.subject: one for one in stubs.check()}
+            times = found["shard shop: times"]
+            assert says in times.says and times.good is (says == "no rows")
+            assert "shard shop: privileges" in found and "shard shop: looks" in found
+
+
 def of_zone(shop: Mapped, zone: str) -> None:
     """The producer's times are of another zone from now on."""
     content = shop.system.settings.model_dump(mode="json", exclude_unset=True)

@@ -86,8 +86,10 @@ SELECT EXISTS (
         AND (SELECT array_agg(a.attname::text) FROM pg_attribute a
             WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])) <@ %(columns)s::text[]);
 
--- name: newest: the newest time in the table, and how far it lies ahead of the server's clock
-SELECT max(w.created), max(w.created) - clock_timestamp() FROM ({rows}) w;
+-- name: newest: the newest time in the table, no later than the year 9000, and how far it lies ahead of the server's clock
+SELECT n.at, n.at - clock_timestamp() FROM (
+    SELECT max(least(w.created, timestamptz '9000-01-01 00:00:00+00')) AS at FROM ({rows}) w
+    WHERE w.created >= timestamptz '0001-01-01 00:00:00+00') n;
 
 -- name: may_lag: whether this is a standby, or reads a table that a subscription, another server or a REFRESH fills, also through a view
 WITH RECURSIVE read_from (oid) AS (
