@@ -59,7 +59,7 @@ WHERE a.attrelid = to_regclass(%(table)s) AND a.attname = %(column)s AND NOT a.a
 
 -- name: nameless: whether a row of the group, or of none, has no id that can be read: it may be of any message
 SELECT EXISTS (SELECT 1 FROM ({rows}) l
-    WHERE (l.message_id IS NULL OR (%(by_topic)s AND l.theirs IS NULL))
+    WHERE (l.message_id IS NULL OR (%(by_topic)s AND l.theirs IS NULL) OR NOT ({are_readable}))
         AND (NOT %(by_group)s OR l.its_group COLLATE "C" = %(group)s::text OR l.its_group IS NULL));
 
 -- name: count_received: by their topic, one group's rows first received in [start, end)
